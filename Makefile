@@ -1,0 +1,22 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test lint clean
+
+$(BIN)/tfgradcomp-launch: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable ".[cpu,examples,test]"
+	touch $@
+
+quickstart: $(BIN)/tfgradcomp-launch  ## Train on two real workers on this machine.
+	$(BIN)/tfgradcomp-launch --workers 2 examples/fashion_mnist.py --method terngrad
+
+test: $(BIN)/tfgradcomp-launch  ## What CI runs.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -m "not slow"
+
+clean:
+	rm -rf $(VENV) build *.egg-info

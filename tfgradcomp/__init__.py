@@ -1,0 +1,1 @@
+"""Compressed gradients for multi-worker Keras training."""
