@@ -1,1 +1,51 @@
+"""The worker's half of each method; pure functions over flat float32 vectors."""
 
+from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
+from tfgradcomp.compressors.clip import Clip
+from tfgradcomp.compressors.error_feedback import ErrorFeedback
+from tfgradcomp.compressors.identity import Identity
+from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
+from tfgradcomp.compressors.sign import ScaledSign, Sign
+from tfgradcomp.compressors.sparse import TopK
+from tfgradcomp.compressors.ternary import Ternary
+
+_BY_NAME = {
+    "identity": Identity,
+    "scaled_sign": ScaledSign,
+    "ternary": Ternary,
+    "top_k": TopK,
+}
+
+
+def get(identifier: str | Compressor) -> Compressor:
+    """Returns a compressor by its name, with its defaults, or the one given.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    if isinstance(identifier, Compressor):
+        return identifier
+    if identifier in _BY_NAME:
+        return _BY_NAME[identifier]()
+    raise ValueError(
+        f"compressor must be a Compressor or one of {sorted(_BY_NAME)}. "
+        f"Received: compressor={identifier!r}"
+    )
+
+
+__all__ = [
+    "Clip",
+    "Compressor",
+    "Context",
+    "ErrorFeedback",
+    "Field",
+    "Identity",
+    "Layout",
+    "Momentum",
+    "NesterovMomentum",
+    "ScaledSign",
+    "Sign",
+    "Ternary",
+    "TopK",
+    "get",
+]

@@ -1,1 +1,1 @@
-
+"""Starting workers, and moving their state."""

@@ -1,1 +1,1 @@
-
+"""What training says about itself."""

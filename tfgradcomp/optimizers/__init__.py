@@ -1,1 +1,23 @@
+"""The public wrappers: a paper a file."""
 
+import keras
+
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.dist_ef import DistEFBlockSGD, DistEFBlockSGDM, DistEFSGD
+from tfgradcomp.optimizers.half_precision import HalfPrecision
+from tfgradcomp.optimizers.signsgd import SignSGD, Signum
+from tfgradcomp.optimizers.terngrad import TernGrad
+
+__all__ = [
+    "CompressedOptimizer",
+    "DistEFBlockSGD",
+    "DistEFBlockSGDM",
+    "DistEFSGD",
+    "HalfPrecision",
+    "SignSGD",
+    "Signum",
+    "TernGrad",
+]
+
+for _name in __all__:
+    keras.saving.register_keras_serializable("tfgradcomp")(globals()[_name])

@@ -1,1 +1,1 @@
-
+"""Words on the wire."""

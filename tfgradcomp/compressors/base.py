@@ -1,0 +1,284 @@
+"""What a compressor is: fields, layouts, the context of a step, the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+State = Any
+"""A nest (tuple, dict) of float32 tensors; `()` where there is none."""
+
+
+class Field(NamedTuple):
+    """One thing that travels.
+
+    Attributes:
+        count: Number of elements.
+        base: Integer codes in `[0, base)`; None for numbers of type `dtype`.
+        dtype: The type on the wire where `base` is None.
+    """
+
+    count: int
+    base: int | None = None
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a flat vector is cut into blocks.
+
+    Block `b` is the range `[row_splits[b], row_splits[b + 1])`. No block is empty and
+    nothing is padded, so padding can enter no scale, no level and no residual.
+
+    Attributes:
+        row_splits: `num_blocks + 1` increasing offsets, the first 0.
+    """
+
+    row_splits: tuple[int, ...]
+
+    @classmethod
+    def from_sizes(cls, sizes: list[int], block_size: int | str | None = None):
+        """Cuts the concatenation of tensors into blocks.
+
+        Args:
+            sizes: Elements of each tensor.
+            block_size: None: a block is a tensor. An integer: blocks of that many
+                elements of the flat vector, the last may be short. `"model"`: one
+                block.
+        """
+        total = sum(sizes)
+        if block_size is None:
+            splits = np.cumsum([0, *sizes])
+        else:
+            step = max(total, 1) if block_size == "model" else block_size
+            splits = [*range(0, total, step), total]
+        return cls(tuple(int(s) for s in splits))
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat vector."""
+        return self.row_splits[-1]
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.row_splits) - 1
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int, int]]:
+        """Runs of blocks of equal width: (first block, blocks, width)."""
+        groups = []
+        for block, width in enumerate(np.diff(self.row_splits).tolist()):
+            if groups and groups[-1][2] == width:
+                first, rows, _ = groups[-1]
+                groups[-1] = (first, rows + 1, width)
+            else:
+                groups.append((block, 1, width))
+        return groups
+
+    def map_blocks(self, function: Callable, *vectors: tf.Tensor):
+        """Applies `function` to all blocks, a matrix `[rows, width]` at a time.
+
+        Args:
+            function: Takes a matrix `[rows, width]` for each vector of `size`
+                elements and `[rows, 1]` for each of `num_blocks`; reduces along the
+                last axis with `keepdims=True`; returns a matrix or a nest of them.
+            *vectors: Flat tensors of `size` or `num_blocks` elements.
+
+        Returns:
+            What `function` returns, flat again: `size` or `num_blocks` elements.
+        """
+        results = []
+        for first, rows, width in self._groups:
+            start = self.row_splits[first]
+            matrices = []
+            for vector in vectors:
+                if vector.shape[0] == self.size:
+                    part = vector[start : start + rows * width]
+                    matrices.append(tf.reshape(part, [rows, width]))
+                else:
+                    part = vector[first : first + rows]
+                    matrices.append(tf.reshape(part, [rows, 1]))
+            results.append(function(*matrices))
+        return tf.nest.map_structure(
+            lambda *parts: tf.concat([tf.reshape(p, [-1]) for p in parts], 0), *results
+        )
+
+
+class Context(NamedTuple):
+    """What a method may know about the step, besides its input.
+
+    Attributes:
+        step: int64 scalar, the number of updates applied so far.
+        seed: int64 scalar.
+        rank: int32 scalar, this worker's index.
+        num_workers: Python integer N.
+        learning_rate: float32 scalar, the step size of this step.
+        previous_learning_rate: float32 scalar, the last non-zero step size before it.
+        max: Element-wise maximum of a float32 vector over all workers.
+    """
+
+    step: tf.Tensor
+    seed: tf.Tensor
+    rank: tf.Tensor
+    num_workers: int
+    learning_rate: tf.Tensor
+    previous_learning_rate: tf.Tensor
+    max: Callable[[tf.Tensor], tf.Tensor]
+
+    @property
+    def learning_rate_ratio(self) -> tf.Tensor:
+        """Previous step size over this one; 0 where this one is 0."""
+        return tf.math.divide_no_nan(self.previous_learning_rate, self.learning_rate)
+
+    def at_server(self) -> Context:
+        """The same step as the server sees it: the same wherever the server is."""
+        return self._replace(rank=tf.constant(-1), max=tf.identity)
+
+    def if_moving(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+        """`new`, or `old` in a step whose learning rate is 0.
+
+        Residuals are counted in units of the last non-zero learning rate: a step
+        that moves no weight must neither add to what is owed nor forget it.
+        """
+        return tf.where(self.learning_rate > 0, new, old)
+
+    def random_bits(self, count: int, stream: int = 0, shared: bool = False):
+        """Random 32-bit words, a pure function of what is named below.
+
+        Philox-4x32-10 with key `seed`. Word j is lane j mod 4 of the block whose
+        counter has the low 64 bits j // 4 and the high 64 bits
+        `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
+        words are `shared` by all workers.
+
+        Args:
+            count: Number of words.
+            stream: 0 to 15, distinct for distinct uses within one step.
+            shared: Whether all workers draw the same words.
+
+        Returns:
+            uint32 tensor of `count` elements.
+
+        References:
+            Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011.
+        """
+        worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
+        high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[count],
+            key=tf.cast(self.seed, tf.uint64)[tf.newaxis],
+            counter=tf.stack([tf.constant(0, tf.uint64), tf.cast(high, tf.uint64)]),
+            alg=1,
+            dtype=tf.uint32,
+        )
+
+    def uniform(self, count: int, stream: int = 0, shared: bool = False):
+        """Uniform float32 numbers in [0, 1): the top 24 of the `random_bits`."""
+        bits = tf.bitwise.right_shift(
+            self.random_bits(count, stream, shared), tf.constant(8, tf.uint32)
+        )
+        return tf.cast(bits, tf.float32) * 2.0**-24
+
+
+@dataclass(frozen=True)
+class Component:
+    """A frozen dataclass that Keras can save: compressors, servers, local terms.
+
+    Subclasses are registered with Keras under the name of their package.
+    """
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        package = cls.__module__.partition(".")[0]
+        keras.saving.register_keras_serializable(package)(cls)
+
+    def get_config(self) -> dict:
+        """Returns the arguments, serialized by Keras."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: keras.saving.serialize_keras_object(v) for k, v in values.items()}
+
+    @classmethod
+    def from_config(cls, config: dict):
+        """Returns the component that `get_config` describes."""
+        return cls(
+            **{k: keras.saving.deserialize_keras_object(v) for k, v in config.items()}
+        )
+
+
+@dataclass(frozen=True)
+class Compressor(Component):
+    """The worker's half of a method: pure functions over flat float32 vectors.
+
+    A compressor is a frozen dataclass: equal arguments, equal behaviour. It creates
+    no variable; what it must remember goes through its `State`. Compressors compose
+    by wrapping: `ErrorFeedback(ScaledSign())`.
+
+    Attributes:
+        is_scaled: Whether decoded values have the scale of what was compressed; signs
+            alone have not.
+    """
+
+    is_scaled: ClassVar[bool] = True
+
+    def fields(self, layout: Layout) -> dict[str, Field]:
+        """Declares what a payload is made of: the only statement of its size."""
+        raise NotImplementedError
+
+    def agreed(self, layout: Layout) -> dict[str, Field]:
+        """Declares what workers agree on, by `context.max`, before they compress."""
+        return {}
+
+    def init(self, layout: Layout) -> State:
+        """Returns the state before the first step."""
+        return ()
+
+    def compress(self, x: tf.Tensor, state: State, layout: Layout, context: Context):
+        """Returns the payload (a tensor for each field) of `x`, and the new state."""
+        raise NotImplementedError
+
+    def decompress(self, payload: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+        """Returns the float32 vector of `layout.size` that a payload stands for."""
+        raise NotImplementedError
+
+    def uncompressed(self) -> Compressor:
+        """Returns the same method with nothing lost, for what is not compressed."""
+        from tfgradcomp.compressors.identity import Identity
+
+        return Identity()
+
+
+@dataclass(frozen=True)
+class Wrapper(Compressor):
+    """A compressor that changes the input of another one.
+
+    Attributes:
+        compressor: The wrapped compressor.
+    """
+
+    compressor: Compressor
+
+    def fields(self, layout):
+        """See `Compressor.fields`."""
+        return self.compressor.fields(layout)
+
+    def agreed(self, layout):
+        """See `Compressor.agreed`."""
+        return self.compressor.agreed(layout)
+
+    def init(self, layout):
+        """See `Compressor.init`."""
+        return self.compressor.init(layout)
+
+    def decompress(self, payload, layout):
+        """See `Compressor.decompress`."""
+        return self.compressor.decompress(payload, layout)
+
+    def uncompressed(self):
+        """See `Compressor.uncompressed`."""
+        return self.compressor.uncompressed()

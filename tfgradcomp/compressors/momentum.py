@@ -1,0 +1,110 @@
+"""Momentum on the worker, before compression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from tfgradcomp.compressors.base import Wrapper
+
+
+@dataclass(frozen=True)
+class Momentum(Wrapper):
+    r"""Compresses the moving average \( m \leftarrow \beta m + (1 - \beta) g \).
+
+    For the first `warmup_steps` steps g itself is compressed while m accumulates.
+
+    Attributes:
+        momentum: \( \beta \) in [0, 1).
+        warmup_steps: Number of steps.
+
+    References:
+        Bernstein et al., signSGD, 2018, Algorithm 2 and Appendix E.
+    """
+
+    momentum: float = 0.9
+    warmup_steps: int = 0
+
+    def __post_init__(self):
+        check_momentum(self.momentum)
+        if self.warmup_steps < 0:
+            raise ValueError(
+                "warmup_steps must be 0, a positive integer or 'auto'. "
+                f"Received: warmup_steps={self.warmup_steps}"
+            )
+
+    def init(self, layout):
+        """See `Compressor.init`."""
+        return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
+
+    def compress(self, x, state, layout, context):
+        """See `Compressor.compress`."""
+        m = self.momentum * state["momentum"] + (1 - self.momentum) * x
+        sent = (
+            tf.where(context.step < self.warmup_steps, x, m) if self.warmup_steps else m
+        )
+        payload, inner = self.compressor.compress(sent, state["inner"], layout, context)
+        return payload, {"momentum": m, "inner": inner}
+
+    def uncompressed(self):
+        """See `Compressor.uncompressed`."""
+        return replace(self, compressor=self.compressor.uncompressed())
+
+
+@dataclass(frozen=True)
+class NesterovMomentum(Wrapper):
+    r"""Compresses \( \mu m + g \) after \( m \leftarrow \mu m + g \).
+
+    The momentum is undamped and holds no learning rate.
+
+    Attributes:
+        momentum: \( \mu \) in [0, 1).
+
+    References:
+        Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
+        Error-Feedback, 2019, Algorithm 4.
+    """
+
+    momentum: float = 0.9
+
+    def __post_init__(self):
+        check_momentum(self.momentum)
+
+    def init(self, layout):
+        """See `Compressor.init`."""
+        return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
+
+    def compress(self, x, state, layout, context):
+        """See `Compressor.compress`."""
+        m = self.momentum * state["momentum"] + x
+        payload, inner = self.compressor.compress(
+            self.momentum * m + x, state["inner"], layout, context
+        )
+        return payload, {"momentum": m, "inner": inner}
+
+    def uncompressed(self):
+        """See `Compressor.uncompressed`."""
+        return replace(self, compressor=self.compressor.uncompressed())
+
+
+def check_momentum(momentum: float) -> None:
+    """Raises ValueError unless `momentum` is in [0, 1)."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1). Received: momentum={momentum}")
+
+
+def warmup_steps_for(momentum: float) -> int:
+    r"""Returns \( C(\beta) \), the warm-up that the analysis of Signum asks for.
+
+    The least C with \( \frac{C}{2} \beta^C \le \frac{1}{1-\beta^2} \frac{1}{C+1} \):
+    54 for \( \beta = 0.9 \).
+
+    References:
+        Bernstein et al., signSGD, 2018, Appendix E.
+    """
+    check_momentum(momentum)
+    steps = 1
+    while steps / 2 * momentum**steps > 1 / (1 - momentum**2) / (steps + 1):
+        steps += 1
+    return steps

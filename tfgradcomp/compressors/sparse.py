@@ -1,0 +1,46 @@
+"""Sparsification: the largest elements with their positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfgradcomp.compressors.base import Compressor, Field
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """Sends the elements of largest magnitude, with their indices.
+
+    Attributes:
+        ratio: Part of the elements that is sent, in (0, 1]; at least one is.
+    """
+
+    ratio: float = 0.01
+
+    def __post_init__(self):
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio must be in (0, 1]. Received: ratio={self.ratio}")
+
+    def fields(self, layout):
+        """See `Compressor.fields`."""
+        count = max(1, math.ceil(self.ratio * layout.size))
+        # A code of base 1 would say nothing, yet must still be a code.
+        return {
+            "values": Field(count),
+            "indices": Field(count, base=max(2, layout.size)),
+        }
+
+    def compress(self, x, state, layout, context):
+        """See `Compressor.compress`."""
+        count = self.fields(layout)["values"].count
+        indices = tf.math.top_k(tf.abs(x), count, sorted=False).indices
+        return {"values": tf.gather(x, indices), "indices": indices}, state
+
+    def decompress(self, payload, layout):
+        """See `Compressor.decompress`."""
+        return tf.scatter_nd(
+            payload["indices"][:, tf.newaxis], payload["values"], [layout.size]
+        )

@@ -1,0 +1,48 @@
+"""Weight decay that is never compressed: each worker adds it to the server's reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfgradcomp.compressors.base import Component, Layout, State
+
+
+@dataclass(frozen=True)
+class WeightDecay(Component):
+    r"""The term \( \lambda x \), or \( \mu m' + \lambda x \) after
+    \( m' \leftarrow \mu m' + \lambda x \).
+
+    The weights are the same on all workers, and so is this.
+
+    Attributes:
+        rate: \( \lambda \), not negative.
+        momentum: \( \mu \) in [0, 1).
+
+    References:
+        Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
+        Error-Feedback, 2019, Appendix A.
+    """
+
+    rate: float
+    momentum: float = 0.0
+
+    def __post_init__(self):
+        if not self.rate >= 0:
+            raise ValueError(
+                "weight_decay must be None or not negative. "
+                f"Received: weight_decay={self.rate}"
+            )
+
+    def init(self, layout: Layout) -> State:
+        """Returns the state before the first step."""
+        return {"decay_momentum": tf.zeros([layout.size])} if self.momentum else ()
+
+    def term(self, weights: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        """Returns what is added to the update, and the new state."""
+        decay = self.rate * weights
+        if not self.momentum:
+            return decay, state
+        m = self.momentum * state["decay_momentum"] + decay
+        return self.momentum * m + decay, {"decay_momentum": m}

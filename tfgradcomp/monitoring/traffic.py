@@ -1,0 +1,41 @@
+"""What a step moves, derived from the fields that methods declare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one worker moves in one step.
+
+    Attributes:
+        num_workers: N.
+        elements_compressed: Gradient elements that the method compresses.
+        elements_plain: Gradient elements that travel as float32.
+        bits_per_element_up: Bits a compressed element takes in a payload, scales and
+            levels included.
+        bits_per_element_reply: Bits a compressed element takes in a reply, as the
+            server's fields declare it. A transport that runs the server on every
+            worker sends no reply.
+        words_sent: 32-bit words that a worker sends, whatever for.
+        words_received: 32-bit words that a worker receives.
+    """
+
+    num_workers: int
+    elements_compressed: int
+    elements_plain: int
+    bits_per_element_up: float
+    bits_per_element_reply: float
+    words_sent: float
+    words_received: float
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that a worker sends."""
+        return 4 * self.words_sent
+
+    @property
+    def bytes_received(self) -> float:
+        """Bytes that a worker receives."""
+        return 4 * self.words_received

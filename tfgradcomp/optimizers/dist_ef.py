@@ -1,0 +1,179 @@
+"""dist-EF-SGD, dist-EF-blockSGD and dist-EF-blockSGDM: two-way error feedback."""
+
+from __future__ import annotations
+
+from tfgradcomp import compressors
+from tfgradcomp.compressors import (
+    Compressor,
+    ErrorFeedback,
+    NesterovMomentum,
+    ScaledSign,
+)
+from tfgradcomp.compressors.weight_decay import WeightDecay
+from tfgradcomp.optimizers.compressed_optimizer import (
+    CompressedOptimizer,
+    refuse_inner_momentum,
+)
+from tfgradcomp.servers import Recompress
+
+
+class DistEFSGD(CompressedOptimizer):
+    r"""Error feedback on the workers and on the server, with any compressor C.
+
+    ```
+    worker i:  p = g + (η_{t−1}/η_t)·e        push Δ = C(p)          e ← p − Δ
+    server:    p̃ = mean_i Δ_i + (η_{t−1}/η_t)·ẽ   reply Δ̃ = C(p̃)      ẽ ← p̃ − Δ̃
+    worker:    x ← x − η_t·Δ̃
+    ```
+
+    \( \eta \) is the inner optimizer's learning rate, schedules included. In a step
+    with \( \eta_t = 0 \) residuals stay as they are. The learning rate is that of
+    uncompressed training.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.
+        compressor: C: `"scaled_sign"` (one bit, one scale for all of the model),
+            `"top_k"`, `"ternary"`, `"identity"`, or a stateless `Compressor`.
+        weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
+            x) \), never compressed; or None.
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, name.
+
+    Raises:
+        ValueError: If an argument is out of range or unknown.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.DistEFSGD(keras.optimizers.SGD(0.05)), "mse")
+        ```
+
+    References:
+        Zheng, Huang, Kwok, Communication-Efficient Distributed Blockwise Momentum SGD
+        with Error-Feedback, 2019, Algorithm 2, Appendix A.
+    """
+
+    _own_arguments = ("compressor", "weight_decay")
+
+    def __init__(
+        self,
+        inner_optimizer,
+        compressor: str | Compressor = "scaled_sign",
+        weight_decay: float | None = None,
+        **kwargs,
+    ):
+        c = compressors.get(compressor)
+        super().__init__(
+            inner_optimizer,
+            ErrorFeedback(c),
+            Recompress(c),
+            block_size="model",
+            weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
+            **kwargs,
+        )
+        self.compressor = compressor
+        self.weight_decay = weight_decay
+
+
+class DistEFBlockSGD(CompressedOptimizer):
+    r"""dist-EF-SGD with a scale a block: one bit an element, up and down.
+
+    \( C(v) = \frac{\|v_b\|_1}{d_b}\,\mathrm{sign}(v_b) \) on each block b of
+    \( d_b \) elements; else as `DistEFSGD`.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.
+        block_size: Elements a block. None: a block is a parameter tensor.
+        weight_decay: As `DistEFSGD`.
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, name.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(0.05)), "mse")
+        ```
+
+    References:
+        Zheng, Huang, Kwok, Communication-Efficient Distributed Blockwise Momentum SGD
+        with Error-Feedback, 2019, Algorithm 3.
+    """
+
+    _own_arguments = ("block_size", "weight_decay")
+
+    def __init__(
+        self,
+        inner_optimizer,
+        block_size: int | None = None,
+        weight_decay: float | None = None,
+        **kwargs,
+    ):
+        super().__init__(
+            inner_optimizer,
+            ErrorFeedback(ScaledSign()),
+            Recompress(ScaledSign()),
+            block_size=block_size,
+            weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
+            **kwargs,
+        )
+        self.weight_decay = weight_decay
+
+
+class DistEFBlockSGDM(CompressedOptimizer):
+    r"""dist-EF-blockSGD with Nesterov momentum on each worker.
+
+    \( m \leftarrow \mu m + g \), \( p = \mu m + g + \frac{\eta_{t-1}}{\eta_t} e \); the
+    rest as `DistEFBlockSGD`. The momentum is undamped, so the learning rate is that of
+    SGD with Nesterov momentum. With weight decay, \( m' \leftarrow \mu m' + \lambda x
+    \) and \( x \leftarrow x - \eta(\tilde\Delta + \mu m' + \lambda x) \).
+
+    Args:
+        inner_optimizer: A Keras optimizer without momentum, its name or its config.
+        momentum: \( \mu \) in [0, 1).
+        block_size: Elements a block. None: a block is a parameter tensor.
+        weight_decay: \( \lambda \), or None.
+        allow_inner_momentum: Whether the inner optimizer may have momentum of its own
+            on top.
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, name.
+
+    Raises:
+        ValueError: If an argument is out of range, or the inner optimizer has
+            momentum.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.01)), "mse")
+        ```
+
+    References:
+        Zheng, Huang, Kwok, Communication-Efficient Distributed Blockwise Momentum SGD
+        with Error-Feedback, 2019, Algorithm 4, Appendix A.
+    """
+
+    _own_arguments = ("momentum", "block_size", "weight_decay", "allow_inner_momentum")
+
+    def __init__(
+        self,
+        inner_optimizer,
+        momentum: float = 0.9,
+        block_size: int | None = None,
+        weight_decay: float | None = None,
+        allow_inner_momentum: bool = False,
+        **kwargs,
+    ):
+        decay = None if weight_decay is None else WeightDecay(weight_decay, momentum)
+        super().__init__(
+            inner_optimizer,
+            NesterovMomentum(ErrorFeedback(ScaledSign()), momentum),
+            Recompress(ScaledSign()),
+            block_size=block_size,
+            weight_decay=decay,
+            **kwargs,
+        )
+        if not allow_inner_momentum:
+            refuse_inner_momentum(self)
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.allow_inner_momentum = allow_inner_momentum

@@ -1,0 +1,37 @@
+"""The baseline that everybody has: half floats and an ordinary all-reduce."""
+
+from __future__ import annotations
+
+from tfgradcomp.compressors import Identity
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer, check_choice
+from tfgradcomp.servers import Mean
+
+DTYPES = ("bfloat16", "float16")
+
+
+class HalfPrecision(CompressedOptimizer):
+    """Sixteen bits an element: gradients are cast and added up in half precision.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        dtype: `"bfloat16"` (the range of float32) or `"float16"` (more digits;
+            magnitudes above 65504 overflow).
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, name.
+
+    Raises:
+        ValueError: If `dtype` is neither.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.HalfPrecision("adam"), "mse")
+        ```
+    """
+
+    _own_arguments = ("dtype",)
+
+    def __init__(self, inner_optimizer, dtype: str = "bfloat16", **kwargs):
+        check_choice("dtype", dtype, DTYPES)
+        compressor = Identity(dtype)
+        super().__init__(inner_optimizer, compressor, Mean(compressor), **kwargs)
+        self.dtype = dtype

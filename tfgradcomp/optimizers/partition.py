@@ -1,0 +1,85 @@
+"""Which variables are compressed, and which travel as they are."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import keras
+
+from tfgradcomp.seam import models
+
+
+def compressed_positions(variables, exclude, min_size: int) -> list[int]:
+    """Returns the indices of the variables whose gradients are compressed.
+
+    Args:
+        variables: The model's trainable variables, in order.
+        exclude: As `CompressedOptimizer` takes it.
+        min_size: Variables with fewer elements travel as they are.
+
+    Raises:
+        ValueError: If a rule is of no known kind, or needs a model that cannot be
+            found.
+    """
+    rules = exclude if isinstance(exclude, (list, tuple)) else [exclude]
+    excluded = set()
+    for rule in rules:
+        if rule is not None:
+            excluded |= _matches(rule, variables)
+    return [
+        index
+        for index, variable in enumerate(variables)
+        if index not in excluded and variable.shape.num_elements() >= max(min_size, 1)
+    ]
+
+
+def _matches(rule, variables) -> set[int]:
+    if rule == "last":
+        return _last(variables)
+    if isinstance(rule, str) and rule.startswith("layer:"):
+        return _owned_by(rule.removeprefix("layer:"), variables)
+    if isinstance(rule, str):
+        return {
+            index
+            for index, variable in enumerate(variables)
+            if fnmatch.fnmatchcase(variable.path, f"*{rule}*")
+        }
+    if isinstance(rule, type) and issubclass(rule, keras.layers.Layer):
+        return _owned_by(rule.__name__, variables)
+    if callable(rule):
+        return {index for index, variable in enumerate(variables) if rule(variable)}
+    raise ValueError(
+        "exclude takes None, 'last', a pattern of variable paths, 'layer:ClassName', a "
+        "layer class, a function of a variable, or a list of these. "
+        f"Received: exclude={rule!r}"
+    )
+
+
+def _last(variables) -> set[int]:
+    model = models.find_model(variables)
+    layer = models.last_layer(model) if model is not None else None
+    if layer is not None:
+        return _indices(layer.trainable_variables, variables)
+    # Without a model, the layer is what the path says before the variable's name.
+    parents = [variable.path.rpartition("/")[0] for variable in variables]
+    return {index for index, parent in enumerate(parents) if parent == parents[-1]}
+
+
+def _owned_by(class_name: str, variables) -> set[int]:
+    model = models.find_model(variables)
+    if model is None:
+        raise ValueError(
+            "exclude by layer class needs a Keras model that owns the variables, and "
+            "none was found; exclude by path instead. "
+            f"Received: exclude='layer:{class_name}'"
+        )
+    indices = set()
+    for layer in models.layers_of(model):
+        if class_name in (cls.__name__ for cls in type(layer).__mro__):
+            indices |= _indices(layer.trainable_variables, variables)
+    return indices
+
+
+def _indices(some, variables) -> set[int]:
+    wanted = {id(variable) for variable in some}
+    return {index for index, v in enumerate(variables) if id(v) in wanted}

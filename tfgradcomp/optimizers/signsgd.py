@@ -1,0 +1,126 @@
+"""signSGD and Signum, with majority vote."""
+
+from __future__ import annotations
+
+from tfgradcomp.compressors import Momentum, Sign
+from tfgradcomp.compressors.momentum import warmup_steps_for
+from tfgradcomp.optimizers.compressed_optimizer import (
+    CompressedOptimizer,
+    check_choice,
+    refuse_inner_momentum,
+)
+from tfgradcomp.servers import CodeSum, MajorityVote
+
+AGGREGATES = ("vote", "sum")
+
+
+class SignSGD(CompressedOptimizer):
+    r"""One bit an element, up and down.
+
+    Worker: \( \mathrm{sign}(g) \). Server: \( \mathrm{sign}(\sum_i
+    \mathrm{sign}(g^{(i)})) \). The inner optimizer gets \( \pm 1 \) for each element,
+    whatever N is: with SGD, \( x \leftarrow x - \eta \cdot vote \), so take a much
+    smaller learning rate than SGD's. Weight decay belongs to the inner optimizer
+    (`weight_decay=`), never into the sign.
+
+    What is not compressed moves by the sign of the mean gradient.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        aggregate: `"vote"`, or `"sum"`: the mean of the signs.
+        tie: Where an even number of workers is split: `"zero"` (the element stays) or
+            `"random"`, a shared pseudo-random sign.
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, name.
+
+    Raises:
+        ValueError: If an argument is none of the choices.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.SignSGD(keras.optimizers.SGD(1e-4)), "mse")
+        ```
+
+    References:
+        Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation
+        for Non-Convex Problems, 2018, Algorithms 1 and 3.
+    """
+
+    _own_arguments = ("aggregate", "tie")
+
+    def __init__(
+        self, inner_optimizer, aggregate: str = "vote", tie: str = "zero", **kwargs
+    ):
+        server = _server(aggregate, tie)
+        super().__init__(inner_optimizer, Sign(), server, **kwargs)
+        self.aggregate = aggregate
+        self.tie = tie
+
+
+class Signum(CompressedOptimizer):
+    r"""signSGD on each worker's momentum: one bit an element, up and down.
+
+    Worker: \( m \leftarrow \beta m + (1 - \beta) g \), sends \( \mathrm{sign}(m) \).
+    Server and update are those of `SignSGD`.
+
+    Args:
+        inner_optimizer: A Keras optimizer without momentum, its name or its config.
+        momentum: \( \beta \) in [0, 1).
+        warmup_steps: Steps at the start that send \( \mathrm{sign}(g) \) while m
+            accumulates: a number, or `"auto"` for the paper's \( C(\beta) \) (54 for
+            0.9).
+        aggregate: As `SignSGD`.
+        tie: As `SignSGD`.
+        allow_inner_momentum: Whether the inner optimizer may have momentum of its own
+            on top.
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, name.
+
+    Raises:
+        ValueError: If an argument is out of range, or the inner optimizer has
+            momentum.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.Signum(keras.optimizers.SGD(1e-4)), "mse")
+        ```
+
+    References:
+        Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation
+        for Non-Convex Problems, 2018, Algorithms 2 and 3, Appendix E.
+    """
+
+    _own_arguments = (
+        "momentum",
+        "warmup_steps",
+        "aggregate",
+        "tie",
+        "allow_inner_momentum",
+    )
+
+    def __init__(
+        self,
+        inner_optimizer,
+        momentum: float = 0.9,
+        warmup_steps: int | str = 0,
+        aggregate: str = "vote",
+        tie: str = "zero",
+        allow_inner_momentum: bool = False,
+        **kwargs,
+    ):
+        steps = warmup_steps_for(momentum) if warmup_steps == "auto" else warmup_steps
+        compressor = Momentum(Sign(), momentum, steps)
+        super().__init__(inner_optimizer, compressor, _server(aggregate, tie), **kwargs)
+        if not allow_inner_momentum:
+            refuse_inner_momentum(self)
+        self.momentum = momentum
+        self.warmup_steps = warmup_steps
+        self.aggregate = aggregate
+        self.tie = tie
+        self.allow_inner_momentum = allow_inner_momentum
+
+
+def _server(aggregate, tie):
+    check_choice("aggregate", aggregate, AGGREGATES)
+    vote = MajorityVote(tie)
+    return vote if aggregate == "vote" else CodeSum(Sign())

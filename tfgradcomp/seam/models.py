@@ -1,0 +1,33 @@
+"""From variables back to the layers that own them."""
+
+from __future__ import annotations
+
+import gc
+
+import keras
+
+
+def find_model(variables) -> keras.Model | None:
+    """Returns the model whose trainable variables are exactly these, if there is one.
+
+    Keras hands an optimizer its variables and nothing else.
+    """
+    wanted = [id(variable) for variable in variables]
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), keras.Model) and candidate.built:
+            if [id(v) for v in candidate.trainable_variables] == wanted:
+                return candidate
+    return None
+
+
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns all layers of a model, those within layers included."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def last_layer(model: keras.Model) -> keras.layers.Layer | None:
+    """Returns the last layer with trainable variables; of a nested model, its last."""
+    for layer in reversed(model.layers):
+        if layer.trainable_variables:
+            return last_layer(layer) if isinstance(layer, keras.Model) else layer
+    return None

@@ -1,0 +1,49 @@
+"""Codes are added as integers; the reply has the levels that a sum can take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp.servers.base import Server
+from tfgradcomp.servers.mean import Mean, SignOfMean
+
+
+@dataclass(frozen=True)
+class CodeSum(Server):
+    r"""Replies the integer sum of the workers' codes.
+
+    N codes of base b add up to one of \( N(b - 1) + 1 \) levels: \( 2N + 1 \) for
+    ternary codes. The scale, if there is one, must be the same on all workers.
+
+    Attributes:
+        compressor: The workers' compressor: `Ternary(share_scaler=True)` or `Sign()`.
+
+    References:
+        Wen et al., TernGrad, 2017, Section 3.3.
+    """
+
+    compressor: Compressor
+
+    def reply_fields(self, layout, num_workers):
+        """See `Server.reply_fields`."""
+        fields = dict(self.compressor.fields(layout))
+        codes = fields["codes"]
+        levels = num_workers * (codes.base - 1) + 1
+        return {**fields, "codes": Field(codes.count, base=levels)}
+
+    def combine(self, payloads, state, layout, context):
+        """See `Server.combine`."""
+        reply = {name: stacked[0] for name, stacked in payloads.items()}
+        reply["codes"] = tf.reduce_sum(payloads["codes"], axis=0)
+        return reply, state
+
+    def decompress(self, reply, layout, num_workers):
+        """See `Server.decompress`."""
+        return self.compressor.mean_of_codes(reply["codes"], num_workers, reply, layout)
+
+    def uncompressed(self):
+        """See `Server.uncompressed`."""
+        return Mean() if self.compressor.is_scaled else SignOfMean()

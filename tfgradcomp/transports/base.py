@@ -1,0 +1,61 @@
+"""What a transport is: it moves words, and knows no method by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
+from tfgradcomp.servers.base import Server
+from tfgradcomp.transports.collectives import Collectives
+
+
+class Words(NamedTuple):
+    """32-bit words that a worker sends and receives in a step, on average."""
+
+    sent: float
+    received: float
+
+
+class Transport:
+    """Carries payloads to where the server is, and replies back.
+
+    Attributes:
+        collectives: What moves vectors between the workers.
+    """
+
+    def __init__(self, collectives: Collectives):
+        self.collectives = collectives
+
+    def exchange(
+        self,
+        payload: dict[str, tf.Tensor],
+        compressor: Compressor,
+        server: Server,
+        server_state: State,
+        layout: Layout,
+        context: Context,
+        status: tf.Tensor,
+        site: str,
+    ):
+        """Carries one payload a worker to the server, and the reply to all workers.
+
+        Args:
+            payload: A tensor for each of the compressor's fields.
+            compressor: Says what the fields are.
+            server: The rule that combines the payloads.
+            server_state: The server's state, as far as it is held here.
+            layout: The blocks of the flat vector.
+            context: The step.
+            status: int32 scalar in [0, 2**24), a word that all workers shall see.
+            site: Name of the call site, the same on all workers.
+
+        Returns:
+            The reply, the new server state, and all workers' statuses (int32 `[N]`).
+        """
+        raise NotImplementedError
+
+    def words(self, fields: dict[str, Field], num_workers: int) -> Words:
+        """Returns what an exchange of these fields moves, the status included."""
+        raise NotImplementedError

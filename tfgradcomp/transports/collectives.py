@@ -1,0 +1,225 @@
+"""The three collectives that transports are made of, over a strategy's replicas.
+
+`tf.distribute.MultiWorkerMirroredStrategy` has collectives of its own, but they take
+a fresh key whenever they are called and so fail inside `tf.cond` and `tf.while_loop`
+(`steps_per_execution`, mixed precision). Here the raw ops are used, with a group of
+our own and one fixed instance key a call site, which works anywhere in a graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import tensorflow as tf
+
+# Far above the keys that TensorFlow counts up from 1 and 100.
+_GROUP_KEY = 0x54470000
+_KEYS_PER_INSTANCE = 64
+_instances = itertools.count()
+
+
+class Collectives:
+    """Gathers and reduces vectors over workers.
+
+    Each method takes the name of its call site: one name, one shape and type.
+
+    Attributes:
+        num_workers: Python integer N.
+        rank: int32 scalar tensor, this worker's index; asked for within a step.
+        place: This process' index, and the number of processes: Python integers.
+    """
+
+    num_workers: int
+    place: tuple[int, int] = (0, 1)
+
+    @property
+    def rank(self) -> tf.Tensor:
+        """This worker's index in [0, N)."""
+        raise NotImplementedError
+
+    def gather(self, vector: tf.Tensor, site: str) -> tf.Tensor:
+        """Returns all workers' vectors, shape `[N, size]`, in the order of ranks."""
+        raise NotImplementedError
+
+    def sum(self, vector: tf.Tensor, site: str) -> tf.Tensor:
+        """Returns the element-wise sum over workers."""
+        raise NotImplementedError
+
+    def max(self, vector: tf.Tensor, site: str) -> tf.Tensor:
+        """Returns the element-wise maximum over workers."""
+        raise NotImplementedError
+
+
+class SingleWorker(Collectives):
+    """One worker: nothing to move."""
+
+    num_workers = 1
+
+    @property
+    def rank(self):
+        """See `Collectives.rank`."""
+        return tf.constant(0)
+
+    def gather(self, vector, site):
+        """See `Collectives.gather`."""
+        return vector[tf.newaxis]
+
+    def sum(self, vector, site):
+        """See `Collectives.sum`."""
+        return vector
+
+    def max(self, vector, site):
+        """See `Collectives.max`."""
+        return vector
+
+
+class LocalReplicas(Collectives):
+    """The replicas of a strategy within one process, by the strategy's own means."""
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self.num_workers = strategy.num_replicas_in_sync
+
+    @property
+    def rank(self):
+        """See `Collectives.rank`."""
+        return _replica_rank()
+
+    def gather(self, vector, site):
+        """See `Collectives.gather`."""
+        context = tf.distribute.get_replica_context()
+        return context.all_gather(vector[tf.newaxis], axis=0)
+
+    def sum(self, vector, site):
+        """See `Collectives.sum`."""
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+
+    def max(self, vector, site):
+        """See `Collectives.max`."""
+        return tf.reduce_max(self.gather(vector, site), axis=0)
+
+
+class CrossWorker(Collectives):
+    """The replicas of a `MultiWorkerMirroredStrategy`, one or more a process.
+
+    Objects are numbered as they are created, so all workers must create the same
+    ones in the same order, as they must with the strategy's variables.
+    """
+
+    _group_key = _GROUP_KEY
+
+    def __init__(self, num_workers: int, place: tuple[int, int]):
+        self.num_workers = num_workers
+        self.place = place
+        self._first_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
+        self._sites = {}
+
+    @property
+    def rank(self):
+        """See `Collectives.rank`."""
+        return _replica_rank()
+
+    def gather(self, vector, site):
+        """See `Collectives.gather`."""
+        flat = tf.raw_ops.CollectiveGatherV2(
+            input=vector, **self._arguments(f"gather/{site}")
+        )
+        return tf.reshape(flat, [self.num_workers, vector.shape[0]])
+
+    def sum(self, vector, site):
+        """See `Collectives.sum`."""
+        return self._reduce(vector, "Add", site)
+
+    def max(self, vector, site):
+        """See `Collectives.max`."""
+        return self._reduce(vector, "Max", site)
+
+    def _reduce(self, vector, merge_op, site):
+        return tf.raw_ops.CollectiveReduceV2(
+            input=vector,
+            merge_op=merge_op,
+            final_op="Id",
+            **self._arguments(f"{merge_op}/{site}"),
+        )
+
+    def _arguments(self, site):
+        index = self._sites.setdefault(site, len(self._sites))
+        return {
+            "group_size": self.num_workers,
+            "group_key": self._group_key,
+            "instance_key": self._first_key + index,
+            "ordering_token": [_ordering_token()],
+        }
+
+
+class CrossHost(CrossWorker):
+    """The processes of a `MultiWorkerMirroredStrategy`, by their CPUs.
+
+    For what a process says once, whatever replicas it has: logs, agreements.
+    """
+
+    _group_key = _GROUP_KEY + 1
+
+    def __init__(self, place: tuple[int, int]):
+        super().__init__(place[1], place)
+
+    @property
+    def rank(self):
+        """See `Collectives.rank`."""
+        return tf.constant(self.place[0])
+
+    def gather(self, vector, site):
+        """See `Collectives.gather`."""
+        with tf.device("CPU:0"):
+            return super().gather(vector, site)
+
+    def _reduce(self, vector, merge_op, site):
+        with tf.device("CPU:0"):
+            return super()._reduce(vector, merge_op, site)
+
+
+_tokens = {}
+
+
+def _ordering_token() -> tf.Tensor:
+    """A resource of the current device that its collectives are ordered by.
+
+    Without one, automatic control dependencies put the collectives of several local
+    replicas into one sequence, where each waits for the next for ever. The kernels
+    never read the resource, so a handle will do.
+    """
+    with tf.init_scope():
+        # An operation says where this replica runs; nothing public else does.
+        device = tf.constant(0).device
+        if device not in _tokens:
+            with tf.device(device):
+                _tokens[device] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32,
+                    shape=[],
+                    shared_name=f"tfgradcomp_ordering_token_{len(_tokens)}",
+                )
+        return _tokens[device]
+
+
+def _replica_rank():
+    context = tf.distribute.get_replica_context()
+    return tf.cast(tf.convert_to_tensor(context.replica_id_in_sync_group), tf.int32)
+
+
+def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
+    """Returns the collectives over a strategy's replicas."""
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return SingleWorker()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return CrossWorker(count, place_of(strategy))
+    return LocalReplicas(strategy)
+
+
+def place_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int, int]:
+    """Returns this process' index among the chief and the workers, and their number."""
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict()
+    chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
+    before = chiefs if resolver.task_type == "worker" else 0
+    return before + resolver.task_id, chiefs + workers
