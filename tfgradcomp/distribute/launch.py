@@ -21,8 +21,8 @@ from collections import deque
 TAIL_LINES = 20
 CHUNK = 1 << 16
 
-# What a progress bar redraws with (\r, runs of \b) ends a line like \n does.
-_LINE = re.compile(rb"([^\r\n\x08]*)(\x08*\r?\n|\x08+\r?|\r)")
+# A progress bar goes back with \r or \b to draw itself anew: each ends a line too.
+_LINE_END = re.compile(rb"([\r\n\x08])")
 
 # A worker must not outlive a launcher that was killed hard, and only the kernel can
 # see to that. `preexec_fn` would set it between fork and exec, where Python code can
@@ -233,21 +233,19 @@ class LineCutter:
 
     def __init__(self):
         self._rest = b""
-        self._after_return = False
+        self._redrawn = False  # A line was shown, its newline may follow.
 
     def feed(self, data):
         """Return the lines that `data` completes, without their ends."""
-        if self._after_return and data.startswith(b"\n"):
-            data = data[1:]  # The second half of a \r\n that came in two pieces.
-        self._after_return = data.endswith(b"\r")
-        lines, end = [], 0
-        data = self._rest + data
-        for match in _LINE.finditer(data):
-            text, ending = match.groups()
-            if text.strip() or ending.endswith(b"\n"):
+        lines = []
+        *pieces, self._rest = _LINE_END.split(self._rest + data)
+        for text, end in zip(pieces[::2], pieces[1::2], strict=True):
+            # Blank are the steps of a redraw, and the newline that ends one.
+            if text.strip() or (end == b"\n" and not self._redrawn):
                 lines.append(text)
-            end = match.end()
-        self._rest = data[end:]
+                self._redrawn = end != b"\n"
+            elif end == b"\n":
+                self._redrawn = False
         return lines
 
     def close(self):
