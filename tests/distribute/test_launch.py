@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tfgradcomp.distribute import launch as module
 from tfgradcomp.distribute.launch import LineCutter, reserve_ports, worker_env
 
 LAUNCH = [sys.executable, "-m", "tfgradcomp.launch"]
@@ -233,6 +234,21 @@ def test_the_first_to_fail_is_the_culprit(script, tmp_path):
     """)
     done = run("--workers", "3", "--grace", "50", path)
     assert done.returncode == 5 and "worker 2" in done.stderr
+
+
+def test_a_death_before_the_first_look_is_a_failure(monkeypatch, capfd):
+    watch = module._Group._watch
+
+    def look_late(group):
+        for worker in group.workers:
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        watch(group)
+
+    monkeypatch.setattr(module._Group, "_watch", look_late)
+    with module._signal_socket() as signals:
+        group = module._Group(5, signals)
+        assert group.run(["-c", "raise SystemExit(3)"], {0: clean_env()}) == 3
+    assert "worker 0" in capfd.readouterr().err
 
 
 def test_workers_may_end_at_different_times(script):

@@ -340,21 +340,25 @@ class _Group:
             self.selector.register(pipe, selectors.EVENT_READ, data)
 
     def _watch(self):
-        while running := [worker for worker in self.workers if not worker.ended()]:
-            wait = self.deadline and max(0, self.deadline - time.monotonic())
-            # Wakes as soon as a worker dies, for SIGCHLD is among the signals.
-            for key, _ in self.selector.select(wait):
-                self._read(key) if key.data else self._take_signals()
-            failed = [worker for worker in running if worker.ended() and worker.code]
+        while True:
+            failed = [
+                worker for worker in self.workers if worker.ended() and worker.code
+            ]
             if failed and not self.stopping:
                 # The first seen dead; of several at once the one that a signal ended,
                 # as a broken collective makes its peers raise rather than crash.
                 self.culprit = min(failed, key=lambda w: w.process.returncode > 0)
                 _say(f"{self.culprit}; ending the others")
                 self._stop(signal.SIGTERM)
+            if all(worker.process.returncode is not None for worker in self.workers):
+                return
             if self.deadline and time.monotonic() >= self.deadline:
                 self.deadline = None
                 self._send(signal.SIGKILL)
+            wait = self.deadline and max(0, self.deadline - time.monotonic())
+            # Wakes as soon as a worker dies, for SIGCHLD is among the signals.
+            for key, _ in self.selector.select(wait):
+                self._read(key) if key.data else self._take_signals()
 
     def _take_signals(self):
         for signum in self.signals.recv(CHUNK):
