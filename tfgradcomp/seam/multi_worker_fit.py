@@ -55,9 +55,9 @@ def is_multi_worker(strategy) -> bool:
 
 
 @functools.cache
-def across_hosts(strategy) -> collectives.CrossHost:
+def across_hosts(strategy) -> collectives.Hosts:
     """Returns the collectives between the processes of a multi-worker strategy."""
-    return collectives.CrossHost(collectives.place_of(strategy))
+    return collectives.Hosts(collectives.place_of(strategy))
 
 
 def _replace(owner, name, replacement):

@@ -1,6 +1,6 @@
 """The three collectives that transports are made of, over a strategy's replicas.
 
-`tf.distribute.MultiWorkerMirroredStrategy` has collectives of its own, but they take
+Strategies have collectives of their own (`ReplicaContext.all_reduce`), but they take
 a fresh key whenever they are called and so fail inside `tf.cond` and `tf.while_loop`
 (`steps_per_execution`, mixed precision). Here the raw ops are used, with a group of
 our own and one fixed instance key a call site, which works anywhere in a graph.
@@ -73,42 +73,16 @@ class SingleWorker(Collectives):
         return vector
 
 
-class LocalReplicas(Collectives):
-    """The replicas of a strategy within one process, by the strategy's own means."""
+class Replicas(Collectives):
+    """The replicas of a strategy, of one process or of many.
 
-    def __init__(self, strategy: tf.distribute.Strategy):
-        self.num_workers = strategy.num_replicas_in_sync
-
-    @property
-    def rank(self):
-        """See `Collectives.rank`."""
-        return _replica_rank()
-
-    def gather(self, vector, site):
-        """See `Collectives.gather`."""
-        context = tf.distribute.get_replica_context()
-        return context.all_gather(vector[tf.newaxis], axis=0)
-
-    def sum(self, vector, site):
-        """See `Collectives.sum`."""
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
-
-    def max(self, vector, site):
-        """See `Collectives.max`."""
-        return tf.reduce_max(self.gather(vector, site), axis=0)
-
-
-class CrossWorker(Collectives):
-    """The replicas of a `MultiWorkerMirroredStrategy`, one or more a process.
-
-    Objects are numbered as they are created, so all workers must create the same
+    Objects are numbered as they are created, so all processes must create the same
     ones in the same order, as they must with the strategy's variables.
     """
 
     _group_key = _GROUP_KEY
 
-    def __init__(self, num_workers: int, place: tuple[int, int]):
+    def __init__(self, num_workers: int, place: tuple[int, int] = (0, 1)):
         self.num_workers = num_workers
         self.place = place
         self._first_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
@@ -117,10 +91,14 @@ class CrossWorker(Collectives):
     @property
     def rank(self):
         """See `Collectives.rank`."""
-        return _replica_rank()
+        context = tf.distribute.get_replica_context()
+        return tf.cast(tf.convert_to_tensor(context.replica_id_in_sync_group), tf.int32)
 
     def gather(self, vector, site):
         """See `Collectives.gather`."""
+        if self._meets_eagerly():
+            context = tf.distribute.get_replica_context()
+            return context.all_gather(vector[tf.newaxis], axis=0)
         flat = tf.raw_ops.CollectiveGatherV2(
             input=vector, **self._arguments(f"gather/{site}")
         )
@@ -134,7 +112,16 @@ class CrossWorker(Collectives):
         """See `Collectives.max`."""
         return self._reduce(vector, "Max", site)
 
+    def _meets_eagerly(self):
+        # Local replicas run in turns where nothing is traced: one that waits inside
+        # an op for the next waits for ever, so they meet by the strategy's means.
+        return tf.executing_eagerly()
+
     def _reduce(self, vector, merge_op, site):
+        if self._meets_eagerly():
+            vectors = self.gather(vector, site)
+            reduce = tf.reduce_max if merge_op == "Max" else tf.reduce_sum
+            return reduce(vectors, axis=0)
         return tf.raw_ops.CollectiveReduceV2(
             input=vector,
             merge_op=merge_op,
@@ -152,7 +139,7 @@ class CrossWorker(Collectives):
         }
 
 
-class CrossHost(CrossWorker):
+class Hosts(Replicas):
     """The processes of a `MultiWorkerMirroredStrategy`, by their CPUs.
 
     For what a process says once, whatever replicas it has: logs, agreements.
@@ -167,6 +154,9 @@ class CrossHost(CrossWorker):
     def rank(self):
         """See `Collectives.rank`."""
         return tf.constant(self.place[0])
+
+    def _meets_eagerly(self):
+        return False
 
     def gather(self, vector, site):
         """See `Collectives.gather`."""
@@ -201,19 +191,14 @@ def _ordering_token() -> tf.Tensor:
         return _tokens[device]
 
 
-def _replica_rank():
-    context = tf.distribute.get_replica_context()
-    return tf.cast(tf.convert_to_tensor(context.replica_id_in_sync_group), tf.int32)
-
-
 def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
     """Returns the collectives over a strategy's replicas."""
     count = strategy.num_replicas_in_sync
     if count == 1:
         return SingleWorker()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return CrossWorker(count, place_of(strategy))
-    return LocalReplicas(strategy)
+        return Replicas(count, place_of(strategy))
+    return Replicas(count)
 
 
 def place_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int, int]:
