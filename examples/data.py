@@ -9,6 +9,9 @@ Three sources are tried in this order:
    training works, their accuracy says nothing about Fashion-MNIST.
 """
 
+import quiet  # noqa: F401, it must be the first to import TensorFlow
+
+# isort: split
 import contextlib
 import fcntl
 import gzip

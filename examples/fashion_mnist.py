@@ -1,26 +1,20 @@
 """Train a LeNet-style network on Fashion-MNIST with compressed gradients.
 
-Two workers on this machine (the launcher sets TF_CONFIG for each of them):
+Two workers on this machine, the uncompressed baseline, and one worker alone:
 
     tfgradcomp-launch --workers 2 examples/fashion_mnist.py --method terngrad
-
-One worker, and the uncompressed baseline on two:
-
-    python examples/fashion_mnist.py
     tfgradcomp-launch --workers 2 examples/fashion_mnist.py --method none
+    python examples/fashion_mnist.py
 
-On several machines, start it on each with TF_CONFIG set as TensorFlow's multi-worker
-guide describes. The last lines show a checksum of every worker's weights: they match.
+The launcher sets TF_CONFIG for each worker; on several machines set it yourself. The
+last lines show a checksum of every worker's weights: they match.
 """
 
-import quiet  # noqa: F401, must come before TensorFlow
-
-# isort: split
 import argparse
 import hashlib
 import sys
 
-import data
+import data  # before keras and TensorFlow: it keeps their start quiet
 import keras
 import tensorflow as tf
 
@@ -30,14 +24,14 @@ import tfgradcomp
 # Steps of signs all have the same length, so their rate is that of Adam, not of SGD;
 # wrappers that hold a momentum of their own want an inner SGD without.
 METHODS = {
-    "none": (0.05, 0.9, None),
+    "none": (0.03, 0.9, None),
     "terngrad": (0.02, 0.9, "TernGrad"),
-    "signsgd": (3e-4, 0.0, "SignSGD"),
-    "signum": (3e-4, 0.0, "Signum"),
-    "dist_ef_sgd": (0.1, 0.0, "DistEFSGD"),
-    "dist_ef_block_sgd": (0.1, 0.0, "DistEFBlockSGD"),
+    "signsgd": (1e-3, 0.0, "SignSGD"),
+    "signum": (5e-4, 0.0, "Signum"),
+    "dist_ef_sgd": (0.3, 0.0, "DistEFSGD"),
+    "dist_ef_block_sgd": (0.3, 0.0, "DistEFBlockSGD"),
     "dist_ef_block_sgdm": (0.02, 0.0, "DistEFBlockSGDM"),
-    "half_precision": (0.05, 0.9, "HalfPrecision"),
+    "half_precision": (0.03, 0.9, "HalfPrecision"),
 }
 
 
@@ -49,9 +43,12 @@ def parse_arguments():
     parser.add_argument("--batch-size", type=int, default=64, help="per worker")
     parser.add_argument("--learning-rate", type=float, help="default: by method")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps-per-epoch", type=int, help="default: all the data")
+    parser.add_argument("--steps-per-epoch", type=int, default=-1, help="-1: all")
     parser.add_argument("--steps-per-execution", type=int, default=1)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.learning_rate is None:
+        arguments.learning_rate = METHODS[arguments.method][0]
+    return arguments
 
 
 def make_model():
@@ -60,6 +57,8 @@ def make_model():
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
+            # Mean 0 and deviation 1: SGD gains half a point in these few epochs.
+            layers.Rescaling(1 / 0.353, offset=-0.286 / 0.353),
             layers.Conv2D(16, 5, activation="relu"),
             layers.MaxPooling2D(),
             layers.Conv2D(32, 5, activation="relu"),
@@ -75,83 +74,76 @@ def make_optimizer(method, learning_rate):
     """Return SGD, wrapped so that it exchanges compressed gradients."""
     _, momentum, wrapper = METHODS[method]
     sgd = keras.optimizers.SGD(learning_rate, momentum=momentum)
-    if wrapper is None:
-        # Stock Keras cannot fit on several workers; the wrappers mend that themselves.
-        tfgradcomp.enable_multi_worker_fit()
-        return sgd
-    return getattr(tfgradcomp, wrapper)(sgd)
+    if wrapper is not None:
+        return getattr(tfgradcomp, wrapper)(sgd)
+    # Stock Keras cannot fit on several workers; the wrappers mend that themselves.
+    tfgradcomp.enable_multi_worker_fit()
+    return sgd
+
+
+def accuracy_on(dataset, model):
+    """Return the share of the whole dataset that this worker's weights get right."""
+    # model.evaluate averages the workers' parts as if they were equal in size.
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    for images, labels in dataset:
+        metric.update_state(labels, model(images, training=False))
+    return float(metric.result())
 
 
 def report_traffic(optimizer, parameters, workers):
     """Print what a worker moves in a step, next to a float32 ring all-reduce."""
-    if workers == 1:
-        print("bytes per step and worker: none, one worker exchanges nothing")
-        return
     # A ring passes every element on 2(N - 1) times, 1/N of the vector at a time.
     ring = 2 * (workers - 1) / workers * 4 * parameters
-    traffic = getattr(optimizer, "traffic", None)
-    sent, received = (
-        (traffic.bytes_sent, traffic.bytes_received) if traffic else (ring, ring)
-    )
+    sent = received = ring
+    if hasattr(optimizer, "traffic"):
+        sent, received = optimizer.traffic.bytes_sent, optimizer.traffic.bytes_received
     print(f"bytes per step and worker: {sent:.0f} sent, {received:.0f} received")
-    print(
-        f"compression ratio: {2 * ring / (sent + received):.2f} "
-        "(bytes sent and received by a float32 ring all-reduce / by this method)"
-    )
+    if workers > 1:
+        print(
+            f"compression ratio: {2 * ring / (sent + received):.2f} "
+            "(bytes sent and received by a float32 ring all-reduce / by this method)"
+        )
 
 
 def main():
     """Train, evaluate, report."""
     arguments = parse_arguments()
-    learning_rate = arguments.learning_rate
-    if learning_rate is None:
-        learning_rate = METHODS[arguments.method][0]
-    # First of all: it starts this worker's server and waits for the others.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
     rank = strategy.cluster_resolver.task_id or 0
     # The same seed everywhere: all workers must draw the same order of the data.
     keras.utils.set_random_seed(arguments.seed)
-
     source = data.load()
     if rank == 0 and source.notice:
         print(source.notice)
-    global_batch_size = arguments.batch_size * workers
-    train = data.batches(source.train, global_batch_size, arguments.seed)
-    test = data.batches(source.test, global_batch_size)
-    if arguments.steps_per_epoch:
-        train = train.take(arguments.steps_per_epoch)
-
+    train = data.batches(source.train, arguments.batch_size * workers, arguments.seed)
+    test = data.batches(source.test, 1000)
+    train = train.take(arguments.steps_per_epoch)
     with strategy.scope():
         model = make_model()
-        optimizer = make_optimizer(arguments.method, learning_rate)
+        optimizer = make_optimizer(arguments.method, arguments.learning_rate)
         model.compile(
-            optimizer=optimizer,
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            optimizer,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             steps_per_execution=arguments.steps_per_execution,
         )
     if rank == 0:
         print(
             f"{arguments.method}: {workers} x {arguments.batch_size} examples a step, "
-            f"learning rate {learning_rate:g}, "
-            f"seed {arguments.seed}, {model.count_params()} parameters"
+            f"learning rate {arguments.learning_rate:g}, seed {arguments.seed}, "
+            f"{model.count_params()} parameters"
         )
     # A bar that redraws itself is unreadable in a file or behind a launcher.
     verbose = (1 if sys.stdout.isatty() else 2) if rank == 0 else 0
     # shuffle=False: the dataset shuffles, and Keras warns that it does not.
     model.fit(train, epochs=arguments.epochs, verbose=verbose, shuffle=False)
-    # All workers take part: each evaluates its share.
-    accuracy = model.evaluate(test, verbose=0, return_dict=True)["accuracy"]
-
     if rank == 0:
-        print(f"test accuracy: {accuracy:.4f}")
+        print(f"test accuracy: {accuracy_on(test, model):.4f}")
         report_traffic(optimizer, model.count_params(), workers)
-    digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights()))
-    print(
-        f"worker {rank} of {workers}: weights sha256 {digest.hexdigest()[:16]}, "
-        f"data {source.source}"
-    )
+    weights = b"".join(weight.tobytes() for weight in model.get_weights())
+    digest = hashlib.sha256(weights).hexdigest()[:16]
+    print(f"worker {rank} of {workers}: weights sha256 {digest}, data {source.source}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Import TensorFlow without its notes on oneDNN; ``import quiet`` comes first.
+"""Import TensorFlow without its notes on oneDNN; `data` imports this first.
 
 TensorFlow writes them to standard error before it reads TF_CPP_MIN_LOG_LEVEL, so they
 cannot be switched off. Whatever else is written during the import still appears.

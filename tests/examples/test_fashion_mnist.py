@@ -40,7 +40,7 @@ def test_one_worker_trains_and_reports():
     if lines[0].startswith("notice: "):
         del lines[0]
     assert lines[0] == (
-        "none: 1 x 64 examples a step, learning rate 0.02, seed 0, 80202 parameters"
+        "none: 1 x 64 examples a step, learning rate 0.03, seed 0, 80202 parameters"
     )
     assert [line for line in lines if line.startswith("Epoch")] == [
         "Epoch 1/2",
@@ -48,7 +48,7 @@ def test_one_worker_trains_and_reports():
     ]
     accuracy, traffic, weights = lines[-3:]
     assert 0.0 < float(re.fullmatch(r"test accuracy: (\d\.\d{4})", accuracy)[1]) < 1.0
-    assert traffic.startswith("bytes per step and worker: none, one worker")
+    assert traffic == "bytes per step and worker: 0 sent, 0 received"
     pattern = r"worker 0 of 1: weights sha256 [0-9a-f]{16}, data \S+"
     assert re.fullmatch(pattern, weights)
     # Same seed, same bits.
