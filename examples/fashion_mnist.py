@@ -21,8 +21,7 @@ import tensorflow as tf
 import tfgradcomp
 
 # The learning rate, the momentum of the inner SGD, and the wrapper around it.
-# Steps of signs all have the same length, so their rate is that of Adam, not of SGD;
-# wrappers that hold a momentum of their own want an inner SGD without.
+# Steps of signs have one length: Adam's rates; own momentum wants an inner SGD without.
 METHODS = {
     "none": (0.03, 0.9, None),
     "terngrad": (0.02, 0.9, "TernGrad"),
@@ -52,7 +51,7 @@ def parse_arguments():
 
 
 def make_model():
-    """Return LeNet-5's plan with ReLU, max pooling and narrower layers."""
+    """Return LeNet-5's plan with ReLU and max pooling."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -111,7 +110,6 @@ def main():
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
     rank = strategy.cluster_resolver.task_id or 0
-    # The same seed everywhere: all workers must draw the same order of the data.
     keras.utils.set_random_seed(arguments.seed)
     source = data.load()
     if rank == 0 and source.notice:
@@ -134,9 +132,8 @@ def main():
             f"learning rate {arguments.learning_rate:g}, seed {arguments.seed}, "
             f"{model.count_params()} parameters"
         )
-    # A bar that redraws itself is unreadable in a file or behind a launcher.
+    # A bar that redraws itself is unreadable in a file; shuffle=True would warn.
     verbose = (1 if sys.stdout.isatty() else 2) if rank == 0 else 0
-    # shuffle=False: the dataset shuffles, and Keras warns that it does not.
     model.fit(train, epochs=arguments.epochs, verbose=verbose, shuffle=False)
     if rank == 0:
         print(f"test accuracy: {accuracy_on(test, model):.4f}")
@@ -144,6 +141,9 @@ def main():
     weights = b"".join(weight.tobytes() for weight in model.get_weights())
     digest = hashlib.sha256(weights).hexdigest()[:16]
     print(f"worker {rank} of {workers}: weights sha256 {digest}, data {source.source}")
+    # Leave together: a worker that ends early looks to the others like a crash.
+    ones = tf.function(lambda: strategy.run(tf.ones, ([],)))
+    tf.function(lambda: strategy.reduce("SUM", ones(), axis=None))()
 
 
 if __name__ == "__main__":
