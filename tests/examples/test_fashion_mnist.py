@@ -1,0 +1,120 @@
+"""The example, run as a user runs it, for a few steps on one worker."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow_datasets", reason="needs tfgradcomp[examples]")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+import compare_methods  # noqa: E402
+
+
+def run_example(*arguments):
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    path = (str(ROOT), environment.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    return subprocess.run(
+        [sys.executable, "examples/fashion_mnist.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_one_worker_trains_and_reports():
+    few = ("--method", "none", "--epochs", "2", "--steps-per-epoch", "3")
+    first, second = run_example(*few), run_example(*few)
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    # The first preparation of the data is announced, nothing else.
+    noise = [line for line in first.stderr.splitlines() if "data: prep" not in line]
+    assert noise == []
+    assert second.stderr == ""
+    if lines[0].startswith("notice: "):
+        del lines[0]
+    assert lines[0] == (
+        "none: 1 x 64 examples a step, learning rate 0.03, seed 0, 80202 parameters"
+    )
+    assert [line for line in lines if line.startswith("Epoch")] == [
+        "Epoch 1/2",
+        "Epoch 2/2",
+    ]
+    accuracy, traffic, weights = lines[-3:]
+    assert 0.0 < float(re.fullmatch(r"test accuracy: (\d\.\d{4})", accuracy)[1]) < 1.0
+    assert traffic == "bytes per step and worker: 0 sent, 0 received"
+    pattern = r"worker 0 of 1: weights sha256 [0-9a-f]{16}, data \S+"
+    assert re.fullmatch(pattern, weights)
+    # Same seed, same bits.
+    assert second.stdout.splitlines()[-3:] == lines[-3:]
+
+
+def test_another_seed_gives_other_weights():
+    few = ("--epochs", "1", "--steps-per-epoch", "2", "--steps-per-execution", "2")
+    runs = [run_example(*few, "--seed", seed) for seed in ("0", "1")]
+    last = [run.stdout.splitlines()[-1] for run in runs]
+    assert last[0] != last[1]
+
+
+def test_unknown_method_is_refused():
+    run = run_example("--method", "zip")
+    assert run.returncode == 2
+    assert "invalid choice: 'zip'" in run.stderr
+
+
+OUTPUT = """[0] none: 2 x 64 examples a step, learning rate 3e-04, seed 0, 9 parameters
+[0] test accuracy: 0.8812
+[0] bytes per step and worker: 320 sent, 321 received
+[0] compression ratio: 1.50 (...)
+[0] worker 0 of 2: weights sha256 00ff, data digits
+[1] worker 1 of 2: weights sha256 00ff, data digits
+"""
+
+
+def test_comparison_reads_what_a_run_prints():
+    assert compare_methods.parse(OUTPUT, workers=2) == {
+        "learning_rate": "3e-04",
+        "accuracy": "0.8812",
+        "sent": "320",
+        "received": "321",
+        "ratio": "1.50",
+        "data": "digits",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1 of 2: weights sha256 00ff", "1 of 2: weights sha256 00fe", "equal weights"),
+        ("[1] worker 1 of 2: weights", "", "equal weights"),
+        ("test accuracy", "accuracy", "printed no accuracy"),
+    ],
+)
+def test_comparison_refuses_what_it_cannot_vouch_for(old, new, message):
+    with pytest.raises(ValueError, match=message):
+        compare_methods.parse(OUTPUT.replace(old, new), workers=2)
+
+
+def test_table_goes_between_the_markers_only():
+    text = compare_methods.README.read_text()
+    changed = compare_methods.replace_table(text, "a table")
+    before, _, after = text.partition(compare_methods.BEGIN)
+    assert changed.startswith(before)
+    assert changed.endswith(after.partition(compare_methods.END)[2])
+    again = compare_methods.replace_table(changed, "another")
+    assert "a table" not in again
+    assert f"{compare_methods.BEGIN}\nanother\n{compare_methods.END}" in again
+    with pytest.raises(ValueError, match="should hold"):
+        compare_methods.replace_table("no markers", "a table")
+
+
+def test_comparison_covers_the_methods_of_the_example():
+    helped = run_example("--help").stdout
+    offered = re.search(r"--method \{(.+?)\}", helped, re.DOTALL)[1]
+    assert set(re.split(r"[,\s]+", offered)) == set(compare_methods.METHODS)
