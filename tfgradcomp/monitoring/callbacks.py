@@ -1,1 +1,93 @@
-"""Keras callbacks."""
+"""Keras callbacks for training on several workers."""
+
+from __future__ import annotations
+
+import shutil
+
+import keras
+import tensorflow as tf
+
+from tfgradcomp.distribute import backups
+from tfgradcomp.seam.multi_worker_fit import across_hosts, is_multi_worker
+from tfgradcomp.seam.trainer import prepare_to_resume
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Resumes `fit` after an interruption, each worker from a folder of its own.
+
+    At the end of each epoch every worker writes its weights and its optimizer's state,
+    residuals included, to `directory/worker-<rank>/epoch-<n>`. A folder appears when
+    it is complete, and the last two are kept: workers do not die at the same moment.
+    At the next start all workers agree on the newest epoch that every one of them
+    has, and go on from there: with the same number of workers, and data that is the
+    same in every epoch, to the same bits as without the interruption.
+
+    Args:
+        directory: Folder on a disk of each machine, or on one that all share.
+        delete_checkpoint: Whether the folders go when training has ended well.
+
+    Raises:
+        ValueError: At the start of training, if the model is not built, or the
+            folders are of another number of workers.
+
+    Example:
+        ```python
+        backup = tfgradcomp.callbacks.BackupAndRestore("/data/backup")
+        model.fit(dataset, epochs=90, callbacks=[backup])
+        ```
+    """
+
+    def __init__(self, directory: str, delete_checkpoint: bool = True):
+        super().__init__()
+        if not directory:
+            raise ValueError(f"directory must be a path. Received: {directory!r}")
+        self.directory = directory
+        self.delete_checkpoint = delete_checkpoint
+
+    def on_train_begin(self, logs=None):
+        """Restores the newest epoch that all workers have, if there is one."""
+        hosts = self._hosts()
+        rank, num_workers = hosts.place if hosts else (0, 1)
+        self._folder = backups.worker_folder(self.directory, rank)
+        mine = backups.epochs_in(self._folder)[-backups.KEPT :]
+        if hosts:
+            padded = mine + [0] * (backups.KEPT - len(mine))
+            seen = hosts.gather(tf.constant(padded, tf.int64), "backup").numpy()
+            common = set.intersection(*(set(row.tolist()) for row in seen)) - {0}
+        else:
+            common = set(mine)
+        if not common:
+            return
+        epoch = max(common)
+        saved = backups.read_num_workers(self._folder, epoch)
+        if saved != num_workers:
+            raise ValueError(
+                f"The backup in {self.directory} is of {saved} workers, this training "
+                f"has {num_workers}. Convert it with: python -m tfgradcomp.reshard "
+                f"{self.directory} --workers {num_workers} --out NEW"
+            )
+        prepare_to_resume(self.model, epoch)
+        self.model.load_weights(backups.weights_file(self._folder, epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Writes the state of this worker."""
+        hosts = self._hosts()
+        backups.write(
+            self._folder,
+            epoch + 1,
+            hosts.num_workers if hosts else 1,
+            self.model.save_weights,
+        )
+
+    def on_train_end(self, logs=None):
+        """Removes this worker's folder, when all workers are here."""
+        if not self.delete_checkpoint:
+            return
+        hosts = self._hosts()
+        if hosts:
+            hosts.gather(tf.constant([1]), "backup/end")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hosts(self):
+        strategy = self.model.distribute_strategy
+        return across_hosts(strategy) if is_multi_worker(strategy) else None

@@ -1,13 +1,17 @@
 """`model.fit` under MultiWorkerMirroredStrategy on Keras 3.
 
-Three faults are mended, all in Keras' TensorFlow backend:
+Four faults are mended, all in Keras' TensorFlow backend:
 
-- the symbolic build before the first step averages a nest of per-replica values over
-  the workers, which fails; the first local batch does as well;
+- the symbolic build before the first step averages a batch over the workers, which
+  fails; shapes and types are enough. They are read off the dataset's specification:
+  an iterator opened for one batch goes on filling a `Dataset.cache()` in the
+  background, and races with the next one, which then ends early;
 - the logs of a step are reduced over an axis that scalars have not, by collectives
   that fail inside `steps_per_execution`; they are averaged as one vector instead;
 - `LossScaleOptimizer` decides by each worker's own gradients whether to step, so that
-  one overflow makes the others wait for ever; here the workers vote.
+  one overflow makes the others wait for ever; here the workers vote;
+- a worker whose share of the last batches is empty evaluates nothing, and oneDNN's
+  convolutions fail on nothing; here such a worker sits out.
 
 Under any other strategy, and without one, the original code runs.
 """
@@ -42,6 +46,7 @@ def enable_multi_worker_fit() -> None:
         ```
     """
     _replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
+    _replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
     _replace(keras_trainer, "reduce_per_replica", _reduce_per_replica)
     _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
 
@@ -77,12 +82,37 @@ def _symbolic_build(original, trainer, iterator=None, data_batch=None):
     strategy = trainer.distribute_strategy
     if iterator is None or not is_multi_worker(strategy):
         return original(trainer, iterator=iterator, data_batch=data_batch)
-    for _, _, batches in iterator:
-        data_batch = keras.tree.map_structure(
-            lambda value: strategy.experimental_local_results(value)[0], next(batches)
+    specs = [
+        spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+        for spec in tf.nest.flatten(iterator._distributed_dataset.element_spec)
+    ]
+    if any(spec.shape.rank is None for spec in specs):
+        for _, _, batches in iterator:
+            batch = next(batches)
+            specs = [
+                strategy.experimental_local_results(v)[0]
+                for v in tf.nest.flatten(batch)
+            ]
+            break
+    structure = iterator._distributed_dataset.element_spec
+    return original(trainer, data_batch=tf.nest.pack_sequence_as(structure, specs))
+
+
+def _make_function(original, trainer, step_function):
+    is_stock_test = (
+        getattr(step_function, "__func__", None)
+        is keras_trainer.TensorFlowTrainer.test_step
+    )
+    if not is_stock_test or not is_multi_worker(trainer.distribute_strategy):
+        return original(trainer, step_function)
+
+    def test_step_unless_empty(data):
+        rows = tf.shape(tf.nest.flatten(data)[0])[0]
+        return tf.cond(
+            rows > 0, lambda: step_function(data), trainer.get_metrics_result
         )
-        break
-    return original(trainer, data_batch=data_batch)
+
+    return original(trainer, test_step_unless_empty)
 
 
 def _reduce_per_replica(original, values, strategy, reduction):

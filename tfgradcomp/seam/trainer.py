@@ -1,0 +1,23 @@
+"""What a callback needs of a Keras model and has no public name."""
+
+from __future__ import annotations
+
+import keras
+
+
+def prepare_to_resume(model: keras.Model, epoch: int) -> None:
+    """Creates the optimizer's variables and makes `fit` start at `epoch`.
+
+    Raises:
+        ValueError: If the model has no weights yet.
+    """
+    if not model.built:
+        raise ValueError(
+            "A model must be built before its weights can be restored. Give it an "
+            "Input layer, or call it on a batch before `fit`. "
+            f"Received: model={model.name}, not built"
+        )
+    if not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    model._initial_epoch = epoch
