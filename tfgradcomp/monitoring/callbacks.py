@@ -27,8 +27,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: Whether the folders go when training has ended well.
 
     Raises:
-        ValueError: At the start of training, if the model is not built, or the
-            folders are of another number of workers.
+        ValueError: At the start of training, if the model is not built, the folders
+            are of another number of workers, or a worker's are missing.
 
     Example:
         ```python
@@ -50,22 +50,34 @@ class BackupAndRestore(keras.callbacks.Callback):
         rank, num_workers = hosts.place if hosts else (0, 1)
         self._folder = backups.worker_folder(self.directory, rank)
         mine = backups.epochs_in(self._folder)[-backups.KEPT :]
+        saved = backups.read_num_workers(self._folder, mine[-1]) if mine else 0
+        row = [saved, *mine, *[0] * (backups.KEPT - len(mine))]
+        rows = [row]
         if hosts:
-            padded = mine + [0] * (backups.KEPT - len(mine))
-            seen = hosts.gather(tf.constant(padded, tf.int64), "backup").numpy()
-            common = set.intersection(*(set(row.tolist()) for row in seen)) - {0}
-        else:
-            common = set(mine)
+            rows = hosts.gather(tf.constant(row, tf.int64), "backup").numpy().tolist()
+        others = {row[0] for row in rows} - {0, num_workers}
+        if others:
+            raise ValueError(
+                f"The backup in {self.directory} is of {others.pop()} workers, this "
+                f"training has {num_workers}. Convert it with: "
+                f"python -m tfgradcomp.reshard {self.directory} "
+                f"--workers {num_workers} --out NEW"
+            )
+        newest = max(max(row[1:]) for row in rows)
+        common = set.intersection(*(set(row[1:]) for row in rows)) - {0}
         if not common:
+            # Workers are at most one epoch apart, so this was the first one's end.
+            if newest > 1:
+                found = {
+                    worker: sorted({*row[1:]} - {0}) for worker, row in enumerate(rows)
+                }
+                raise ValueError(
+                    "No epoch is whole on every worker. Bring back the missing "
+                    f"folders, or remove {self.directory} to start at the beginning. "
+                    f"Received: epochs by worker={found}"
+                )
             return
         epoch = max(common)
-        saved = backups.read_num_workers(self._folder, epoch)
-        if saved != num_workers:
-            raise ValueError(
-                f"The backup in {self.directory} is of {saved} workers, this training "
-                f"has {num_workers}. Convert it with: python -m tfgradcomp.reshard "
-                f"{self.directory} --workers {num_workers} --out NEW"
-            )
         prepare_to_resume(self.model, epoch)
         self.model.load_weights(backups.weights_file(self._folder, epoch))
 

@@ -1,0 +1,49 @@
+"""Runs a script on real workers, through the launcher; brings back their answers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_workers(script: Path, workers: int, folder: Path, *arguments, timeout=240):
+    """Runs `script folder *arguments` on N workers; returns a dict from each.
+
+    A worker answers with `report(folder, rank, ...)`. A run that hangs is killed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tfgradcomp.launch", "--workers", str(workers)),
+            *(str(script), str(folder), *arguments),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        # The launcher ends its workers.
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+        raise AssertionError(f"hung for {timeout} s:\n{output}") from None
+    finally:
+        process.kill()
+    if process.returncode:
+        raise AssertionError(f"exit code {process.returncode}:\n{output}")
+    answers = [
+        json.loads((folder / f"answer-{rank}.json").read_text())
+        for rank in range(workers)
+    ]
+    return answers, output
+
+
+def report(folder: str, rank: int, answer: dict) -> None:
+    """Writes a worker's answer where `run_workers` reads it."""
+    (Path(folder) / f"answer-{rank}.json").write_text(json.dumps(answer))

@@ -1,0 +1,369 @@
+"""One worker: trains small models in many ways and reports what came out."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgradcomp
+from tests.cluster import report
+
+FOLDER, NAMES = sys.argv[1], sys.argv[2:]
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
+RANK = STRATEGY.cluster_resolver.task_id
+SGD = keras.optimizers.SGD
+random = np.random.default_rng(7)
+X = random.normal(size=(60, 64)).astype("float32")
+Y = random.normal(size=(60, 3)).astype("float32")
+
+
+def digest(model):
+    """A hash of the weights."""
+    data = b"".join(w.tobytes() for w in model.get_weights())
+    return hashlib.sha256(data).hexdigest()
+
+
+def residuals(model):
+    """A hash of each worker's own state."""
+    return {
+        v.name: hashlib.sha256(v.local_values().tobytes()).hexdigest()
+        for v in model.optimizer._own_state()
+    }
+
+
+def make(optimizer, policy="float32", **kwargs):
+    """A compiled two-layer model with a large and a small kernel."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    keras.mixed_precision.set_global_policy(policy)
+    with STRATEGY.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(40, activation="relu", name="first"),
+                keras.layers.Dense(3, name="second"),
+            ]
+        )
+        model.compile(optimizer(), "mse", metrics=["mae"], **kwargs)
+    return model
+
+
+def fit(model, x=X, epochs=2, **kwargs):
+    """Trains on global batches of 12; returns the history."""
+    kwargs = {"batch_size": 12, "verbose": 0, "shuffle": False, **kwargs}
+    return model.fit(x, Y[: len(x)], epochs=epochs, **kwargs).history
+
+
+def trained(optimizer, epochs=2, x=X, fit_arguments=None, **kwargs):
+    """What a training run leaves behind."""
+    model = make(optimizer, **kwargs)
+    history = fit(model, x, epochs, **(fit_arguments or {}))
+    return {
+        "digest": digest(model),
+        "weights": [w.tolist() for w in model.get_weights()],
+        "history": history,
+        "iterations": int(tf.convert_to_tensor(model.optimizer.iterations)),
+        "skipped": getattr(model.optimizer, "skipped_steps", None),
+    }
+
+
+def poisoned(row):
+    """The inputs with one NaN; batches of 12 alternate: 6 rows to each worker."""
+    x = X.copy()
+    x[row, 5] = np.nan
+    return x
+
+
+METHODS = {
+    "terngrad": lambda **kw: tfgradcomp.TernGrad(SGD(0.01, momentum=0.9), **kw),
+    "terngrad_own_scale": lambda **kw: tfgradcomp.TernGrad(
+        SGD(0.01), share_scaler=False, **kw
+    ),
+    "signsgd": lambda **kw: tfgradcomp.SignSGD(SGD(1e-3), **kw),
+    "signum": lambda **kw: tfgradcomp.Signum(SGD(1e-3), **kw),
+    "dist_ef_sgd": lambda **kw: tfgradcomp.DistEFSGD(SGD(0.01), **kw),
+    "dist_ef_block_sgd": lambda **kw: tfgradcomp.DistEFBlockSGD(SGD(0.01), **kw),
+    "dist_ef_block_sgdm": lambda **kw: tfgradcomp.DistEFBlockSGDM(
+        SGD(0.01), weight_decay=1e-3, **kw
+    ),
+    "half_precision": lambda **kw: tfgradcomp.HalfPrecision(SGD(0.01), **kw),
+}
+
+
+def case_methods():
+    """Every method, with validation."""
+    return {
+        name: trained(make_one, fit_arguments={"validation_data": (X, Y)})
+        for name, make_one in METHODS.items()
+    }
+
+
+def case_steps_per_execution():
+    """One step a call and four."""
+    return {
+        str(steps): trained(METHODS["terngrad"], steps_per_execution=steps)
+        for steps in (1, 4)
+    }
+
+
+def case_stock():
+    """Plain Keras by the public function, and the identity compressor."""
+    tfgradcomp.enable_multi_worker_fit()
+    return {
+        "plain": trained(lambda: SGD(0.05)),
+        "identity": trained(
+            lambda: tfgradcomp.DistEFSGD(SGD(0.05), compressor="identity")
+        ),
+    }
+
+
+def case_predict():
+    """predict and evaluate on sizes that do not divide, after a fit."""
+    model = make(METHODS["terngrad"])
+    fit(model)
+    answer = {}
+    for size in (60, 49, 13):
+        first, second = model.get_weights()[:2], model.get_weights()[2:]
+        want = np.maximum(X[:size] @ first[0] + first[1], 0) @ second[0] + second[1]
+        got = model.predict(X[:size], batch_size=12, verbose=0)
+        loss, mae = model.evaluate(X[:size], Y[:size], batch_size=12, verbose=0)
+        answer[str(size)] = {
+            "predict": float(np.abs(got - want).max())
+            if got.shape == want.shape
+            else 9,
+            "mae": [mae, float(np.abs(want - Y[:size]).mean())],
+            "loss": [loss, float(np.square(want - Y[:size]).mean())],
+        }
+    return answer
+
+
+def case_empty_share():
+    """A convolution evaluates 13 rows in batches of 12: one worker's share is empty."""
+    keras.utils.set_random_seed(3)
+    images = random.normal(size=(13, 8, 8, 1)).astype("float32")
+    with STRATEGY.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Conv2D(16, 3, activation="relu"),
+                keras.layers.MaxPooling2D(),
+                keras.layers.Conv2D(16, 3, activation="relu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(METHODS["terngrad"](), "mse", metrics=["mae"])
+    _, mae = model.evaluate(images, Y[:13], batch_size=12, verbose=0)
+    return {"mae": mae, "want": float(np.abs(np.array(model(images)) - Y[:13]).mean())}
+
+
+def case_dict_inputs():
+    """Named inputs from a dataset."""
+    keras.utils.set_random_seed(3)
+    with STRATEGY.scope():
+        a, b = keras.Input((32,), name="a"), keras.Input((32,), name="b")
+        hidden = keras.layers.Dense(40)(keras.layers.concatenate([a, b]))
+        model = keras.Model({"a": a, "b": b}, keras.layers.Dense(3)(hidden))
+        model.compile(METHODS["dist_ef_block_sgdm"](), "mse")
+    data = tf.data.Dataset.from_tensor_slices(({"a": X[:, :32], "b": X[:, 32:]}, Y))
+    model.fit(data.batch(12), epochs=2, verbose=0)
+    return {"digest": digest(model)}
+
+
+def case_keras_rules():
+    """Rules of the inner optimizer, under a strategy."""
+    rules = {
+        "accumulation": {"gradient_accumulation_steps": 2},
+        "clipnorm": {"clipnorm": 0.1},
+        "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+    }
+    return {
+        name: trained(
+            lambda rule=rule: tfgradcomp.HalfPrecision(SGD(0.05, **rule)),
+            steps_per_execution=2,
+        )
+        for name, rule in rules.items()
+    }
+
+
+def case_overflow():
+    """Mixed precision: one worker alone overflows in its second batch."""
+    x = X.copy()
+    x[22] = 6e4
+    model = make(METHODS["dist_ef_block_sgdm"], policy="mixed_float16")
+    fit(model, x, epochs=1)
+    wrapper = model.optimizer.inner_optimizer
+    return {
+        "digest": digest(model),
+        "scale": float(model.optimizer.dynamic_scale.numpy()),
+        "iterations": int(tf.convert_to_tensor(wrapper.iterations)),
+        "finite": bool(all(np.isfinite(w).all() for w in model.get_weights())),
+    }
+
+
+def case_nonfinite():
+    """A NaN on worker 1 alone: raise, and skip."""
+    answer = {}
+    model = make(METHODS["dist_ef_block_sgdm"])
+    fit(model, epochs=1)
+    before = digest(model), residuals(model)
+    try:
+        fit(model, poisoned(8)[:12], epochs=1)
+        answer["error"] = None
+    except tf.errors.InvalidArgumentError as error:
+        answer["error"] = str(error)
+    answer["unchanged"] = before == (digest(model), residuals(model))
+    answer["skip"] = trained(
+        lambda: METHODS["terngrad"](nonfinite="skip"), x=poisoned(8), epochs=1
+    )
+    answer["window"] = trained(
+        lambda: tfgradcomp.TernGrad(
+            SGD(0.01, gradient_accumulation_steps=2), nonfinite="skip"
+        ),
+        x=poisoned(8)[:48],
+        epochs=1,
+    )
+    return answer
+
+
+def case_traffic():
+    """What the collectives are given, against what is declared."""
+    seen = []
+    kind = tfgradcomp.transports.collectives.Replicas
+    gather, reduce = kind.gather, kind._reduce
+
+    def record(self, *arguments):
+        seen.append(
+            (arguments[-1], int(arguments[0].shape[0]), arguments[0].dtype.name)
+        )
+
+    def gather_recorded(self, vector, site):
+        record(self, vector, site)
+        return gather(self, vector, site)
+
+    def reduce_recorded(self, vector, merge_op, site):
+        record(self, vector, merge_op, site)
+        return reduce(self, vector, merge_op, site)
+
+    kind.gather, kind._reduce = gather_recorded, reduce_recorded
+    answer = {}
+    try:
+        for name, make_one in METHODS.items():
+            seen.clear()
+            model = make(make_one)
+            fit(model, epochs=1)
+            traffic = model.optimizer.traffic
+            answer[name] = {
+                "seen": sorted({s for s in seen if "log" not in s[0]}),
+                "sent": traffic.words_sent,
+                "received": traffic.words_received,
+                "up": traffic.bits_per_element_up,
+            }
+    finally:
+        kind.gather, kind._reduce = gather, reduce
+    return answer
+
+
+def case_state():
+    """Saved and restored in every way, the run goes on to the same bits."""
+    folder = Path(FOLDER)
+    answer = {"notice": None}
+    model = make(METHODS["dist_ef_block_sgdm"])
+    fit(model)
+    answer["at_save"] = digest(model), residuals(model)
+    if RANK == 0:
+        model.save(folder / "of_worker_0.keras")
+    model.save(folder / f"own-{RANK}.keras")
+    model.save_weights(folder / f"own-{RANK}.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    checkpoint.write(str(folder / f"checkpoint-{RANK}"))
+    fit(model)
+    answer["uninterrupted"] = digest(model)
+
+    with STRATEGY.scope():
+        loaded = keras.saving.load_model(folder / f"own-{RANK}.keras")
+    fit(loaded)
+    answer["keras"] = digest(loaded)
+
+    weights = make(METHODS["dist_ef_block_sgdm"])
+    with STRATEGY.scope():
+        weights.optimizer.build(weights.trainable_variables)
+    weights.load_weights(folder / f"own-{RANK}.weights.h5")
+    fit(weights)
+    answer["weights"] = digest(weights)
+
+    restored = make(METHODS["dist_ef_block_sgdm"])
+    with STRATEGY.scope():
+        restored.optimizer.build(restored.trainable_variables)
+    checkpoint = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer)
+    checkpoint.read(
+        str(folder / f"checkpoint-{RANK}")
+    ).assert_existing_objects_matched()
+    fit(restored)
+    answer["checkpoint"] = digest(restored)
+
+    with STRATEGY.scope():
+        same = keras.saving.load_model(folder / "of_worker_0.keras")
+    answer["of_worker_0"] = digest(same), residuals(same)
+    return answer
+
+
+def case_checkpoint_callback():
+    """Keras' own callbacks, a file a worker."""
+    path = str(Path(FOLDER) / f"best-{RANK}.keras")
+    model = make(METHODS["terngrad"])
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    with STRATEGY.scope():
+        loaded = keras.saving.load_model(path)
+    return {"equal": digest(model) == digest(loaded)}
+
+
+def case_no_iterator_to_build():
+    """The symbolic build reads no data: each pass begins exactly one iterator."""
+    passes = []
+
+    def generate():
+        passes.append(1)
+        yield from zip(X, Y, strict=True)
+
+    spec = (tf.TensorSpec((64,)), tf.TensorSpec((3,)))
+    data = tf.data.Dataset.from_generator(generate, output_signature=spec).batch(12)
+    model = make(METHODS["terngrad"])
+    model.fit(data, epochs=2, verbose=0)
+    return {"passes": len(passes)}
+
+
+def case_different_models():
+    """Worker 1 names a layer differently: all raise, none hangs."""
+    keras.backend.clear_session()
+    with STRATEGY.scope():
+        name = "second" if RANK == 0 else "other"
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(40),
+                keras.layers.Dense(3, name=name),
+            ]
+        )
+        model.compile(METHODS["terngrad"](), "mse")
+    try:
+        fit(model, epochs=1)
+        return {"error": None}
+    except ValueError as error:
+        return {"error": str(error)}
+
+
+def case_different_arguments():
+    """Worker 1 has another seed."""
+    model = make(lambda: METHODS["terngrad"](seed=RANK))
+    try:
+        fit(model, epochs=1)
+        return {"error": None}
+    except ValueError as error:
+        return {"error": str(error)}
+
+
+report(FOLDER, RANK, {name: globals()[f"case_{name}"]() for name in NAMES})

@@ -1,0 +1,226 @@
+"""`model.fit` on real processes under MultiWorkerMirroredStrategy."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster import run_workers
+
+WORKER = Path(__file__).with_name("fit_worker.py")
+CASES = (
+    "methods",
+    "steps_per_execution",
+    "stock",
+    "predict",
+    "empty_share",
+    "dict_inputs",
+    "keras_rules",
+    "overflow",
+    "nonfinite",
+    "traffic",
+    "state",
+    "checkpoint_callback",
+    "no_iterator_to_build",
+    "different_models",
+    "different_arguments",
+)
+METHODS = (
+    "terngrad",
+    "terngrad_own_scale",
+    "signsgd",
+    "signum",
+    "dist_ef_sgd",
+    "dist_ef_block_sgd",
+    "dist_ef_block_sgdm",
+    "half_precision",
+)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two workers answer to all cases, and what they print."""
+    return run_workers(WORKER, 2, tmp_path_factory.mktemp("two"), *CASES, timeout=290)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """What three workers answer to some cases."""
+    folder = tmp_path_factory.mktemp("three")
+    cases = ("methods", "nonfinite", "overflow")
+    answers, _ = run_workers(WORKER, 3, folder, *cases, timeout=290)
+    return answers
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", ["two", "three"])
+def test_weights_and_logs_are_the_same_on_all_workers(request, workers, method):
+    answers = request.getfixturevalue(workers)
+    answers = answers[0] if workers == "two" else answers
+    first, *others = (answer["methods"][method] for answer in answers)
+    for other in others:
+        assert other["digest"] == first["digest"]
+        assert other["history"] == first["history"]
+    assert first["iterations"] == 10
+    assert first["history"]["loss"][1] < first["history"]["loss"][0]
+    assert set(first["history"]) == {"loss", "mae", "val_loss", "val_mae"}
+
+
+def test_several_steps_per_execution_change_nothing(two):
+    for answer in two[0]:
+        runs = answer["steps_per_execution"]
+        assert runs["1"]["digest"] == runs["4"]["digest"]
+
+
+def test_identity_compressor_is_plain_keras(two):
+    runs = two[0][0]["stock"]
+    for got, want in zip(
+        runs["identity"]["weights"], runs["plain"]["weights"], strict=True
+    ):
+        # Up to the order of summation.
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+    assert runs["plain"]["digest"] == two[0][1]["stock"]["plain"]["digest"]
+
+
+def test_stock_fit_is_that_of_one_process_on_the_global_batch(two):
+    import keras
+    import tensorflow as tf
+
+    random = np.random.default_rng(7)
+    x = random.normal(size=(60, 64)).astype("float32")
+    y = random.normal(size=(60, 3)).astype("float32")
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(40, activation="relu", name="first"),
+            keras.layers.Dense(3, name="second"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    history = model.fit(x, y, batch_size=12, epochs=2, verbose=0, shuffle=False).history
+    run = two[0][0]["stock"]["plain"]
+    for got, want in zip(run["weights"], model.get_weights(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for name, values in history.items():
+        np.testing.assert_allclose(run["history"][name], values, rtol=1e-4)
+    assert tf.distribute.has_strategy() is False
+
+
+@pytest.mark.parametrize("size", ["60", "49", "13"])
+def test_predict_and_evaluate_see_every_row_in_order(two, size):
+    for answer in two[0]:
+        got = answer["predict"][size]
+        assert got["predict"] < 1e-4
+        assert got["mae"][0] == pytest.approx(got["mae"][1], rel=1e-4)
+        assert got["loss"][0] == pytest.approx(got["loss"][1], rel=1e-4)
+
+
+def test_a_worker_without_rows_sits_out_an_evaluation(two):
+    for answer in two[0]:
+        assert answer["empty_share"]["mae"] == pytest.approx(
+            answer["empty_share"]["want"], rel=1e-4
+        )
+
+
+def test_dict_inputs(two):
+    first, second = (answer["dict_inputs"] for answer in two[0])
+    assert first == second
+
+
+@pytest.mark.parametrize("rule", ["accumulation", "clipnorm", "ema"])
+def test_rules_of_the_inner_optimizer(two, rule):
+    import keras
+
+    first, second = (answer["keras_rules"][rule] for answer in two[0])
+    assert first["digest"] == second["digest"]
+    assert first["iterations"] == (5 if rule == "accumulation" else 10)
+    plain = two[0][0]["stock"]["plain"]
+    assert first["digest"] != plain["digest"]
+    assert isinstance(keras.optimizers.SGD(), keras.optimizers.Optimizer)
+
+
+@pytest.mark.parametrize("workers", ["two", "three"])
+def test_one_overflow_skips_and_halves_everywhere(request, workers):
+    answers = request.getfixturevalue(workers)
+    answers = answers[0] if workers == "two" else answers
+    results = [answer["overflow"] for answer in answers]
+    assert all(result == results[0] for result in results)
+    assert results[0]["finite"]
+    # Five batches, one of them skipped once or more until the scale fits.
+    assert results[0]["iterations"] < 5
+    assert results[0]["scale"] == 2.0**15 * 0.5 ** (5 - results[0]["iterations"])
+
+
+@pytest.mark.parametrize("workers", ["two", "three"])
+def test_a_nan_on_one_worker_changes_nothing_anywhere(request, workers):
+    answers = request.getfixturevalue(workers)
+    answers = answers[0] if workers == "two" else answers
+    # Twelve rows a batch: row 8 is in the share of the second worker, or the third.
+    culprit = 8 // (12 // len(answers))
+    for answer in answers:
+        result = answer["nonfinite"]
+        assert "first/kernel" in result["error"]
+        assert f"[on worker] [{culprit}]" in result["error"]
+        assert "nonfinite=" in result["error"]
+        assert result["unchanged"]
+        assert result["skip"]["skipped"] == 1
+        assert result["skip"]["iterations"] == 4
+        # Four steps of half a window each; the window with the NaN is dropped whole.
+        assert result["window"]["skipped"] == 1
+        assert result["window"]["iterations"] == 1
+        assert result["skip"]["digest"] == answers[0]["nonfinite"]["skip"]["digest"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_traffic_is_what_the_collectives_are_given(two, method):
+    answer = two[0][0]["traffic"][method]
+    words = 0.0
+    for site, size, dtype in answer["seen"]:
+        if "fingerprint" in site:
+            continue
+        bytes_each = {"int32": 4, "float32": 4, "bfloat16": 2}[dtype]
+        # Two workers: a gather sends the vector once, a ring's reduce sends it once.
+        words += -(-size * bytes_each // 4)
+    assert answer["sent"] == answer["received"] == words
+    limit = {"terngrad": 1.65, "half_precision": 16.0}.get(
+        method.split("_own")[0], 1.05
+    )
+    # 2560 compressed elements; the scale of the one block is 32 bits of them.
+    assert answer["up"] <= limit
+
+
+def test_resumed_runs_are_bit_identical(two):
+    for answer in two[0]:
+        state = answer["state"]
+        for way in ("keras", "weights", "checkpoint"):
+            assert state[way] == state["uninterrupted"], way
+
+
+def test_a_file_of_one_worker_loads_everywhere_with_one_notice(two):
+    answers, output = two
+    first, second = (answer["state"] for answer in answers)
+    weights, residuals = first["of_worker_0"]
+    assert first["of_worker_0"] == second["of_worker_0"]
+    assert [weights, residuals] == first["at_save"]
+    name = "compressed.worker.residual"
+    assert first["at_save"][1][name] != second["at_save"][1][name]
+    assert output.count("residuals and momenta are those of worker 0 of 2") == 1
+
+
+def test_model_checkpoint(two):
+    assert all(answer["checkpoint_callback"]["equal"] for answer in two[0])
+
+
+def test_building_a_model_opens_no_iterator(two):
+    # Two epochs; an iterator opened only to build would make it three.
+    assert [a["no_iterator_to_build"]["passes"] for a in two[0]] == [2, 2]
+
+
+def test_models_that_differ_are_refused_by_all(two):
+    for answer in two[0]:
+        error = answer["different_models"]["error"]
+        assert "The models of workers [1] differ" in error
+        assert "second/kernel" in error or "other/kernel" in error
+        error = answer["different_arguments"]["error"]
+        assert "The optimizer arguments of workers [1] differ" in error
