@@ -3,21 +3,21 @@
 Three sources are tried in this order:
 
 1. TensorFlow Datasets' own ``fashion_mnist``, prepared earlier or downloaded now;
-2. the four idx files of Debian's package ``dataset-fashion-mnist``, read by the small
-   builder ``FashionMnistIdx``, so that the same pipeline runs offline;
+2. the four idx files of Debian's package ``dataset-fashion-mnist``, installed, or
+   fetched by ``apt-get`` into a temporary folder, which takes no rights; read by the
+   small builder ``FashionMnistIdx``, so that the same pipeline runs;
 3. scikit-learn's 8x8 digits, enlarged to 28x28, with a notice: they show that
    training works, their accuracy says nothing about Fashion-MNIST.
 """
 
-import quiet  # noqa: F401, it must be the first to import TensorFlow
-
-# isort: split
 import contextlib
 import fcntl
 import gzip
 import io
 import math
+import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -167,6 +167,32 @@ def _builders(data_dir):
     )
 
 
+@contextlib.contextmanager
+def debian_files():
+    """Give the folder of idx files out of Debian's package, or None.
+
+    apt-get and dpkg-deb work on folders of their own: nothing is installed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("lists/partial", "cache/archives/partial"):
+            Path(folder, name).mkdir(parents=True)
+        apt = ["apt-get", "-qq", "-o", f"Dir::State::Lists={folder}/lists"]
+        apt += ["-o", f"Dir::Cache={folder}/cache", "-o", "APT::Sandbox::User=root"]
+        try:
+            for command in (
+                [*apt, "update"],
+                [*apt, "download", "dataset-fashion-mnist"],
+                ["sh", "-c", "dpkg-deb -x dataset-fashion-mnist_*.deb ."],
+            ):
+                subprocess.run(
+                    command, cwd=folder, check=True, capture_output=True, timeout=120
+                )
+        except (OSError, subprocess.SubprocessError):
+            yield None
+        else:
+            yield Path(folder) / IDX_DIR.relative_to("/")
+
+
 def _find_prepared(data_dir):
     for builder in _builders(data_dir):
         # builder.is_prepared() warns where the answer is no. tfds renames the whole
@@ -198,9 +224,11 @@ def prepared_builder(data_dir: str | Path | None = None, idx_dir: Path = IDX_DIR
             # tfds documents no common base of what a download may raise.
             except Exception as error:
                 print(f"data: the download failed: {error}", file=sys.stderr)
-        if idx_dir.is_dir():
-            _prepare(local, manual_dir=idx_dir)
-            return local
+        files = contextlib.nullcontext(idx_dir) if idx_dir.is_dir() else debian_files()
+        with files as folder:
+            if folder is not None:
+                _prepare(local, manual_dir=folder)
+                return local
     return None
 
 

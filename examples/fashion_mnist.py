@@ -14,30 +14,30 @@ import argparse
 import hashlib
 import sys
 
-import data  # before keras and TensorFlow: it keeps their start quiet
+import data
 import keras
 import tensorflow as tf
 
 import tfgradcomp
 
-# The learning rate, the momentum of the inner SGD, and the wrapper around it.
+# The first learning rate, the momentum of the inner SGD, and the wrapper around it.
 # Steps of signs have one length: Adam's rates; own momentum wants an inner SGD without.
 METHODS = {
-    "none": (0.03, 0.9, None),
-    "terngrad": (0.02, 0.9, "TernGrad"),
+    "none": (0.05, 0.9, None),
+    "terngrad": (0.03, 0.9, "TernGrad"),
     "signsgd": (1e-3, 0.0, "SignSGD"),
-    "signum": (5e-4, 0.0, "Signum"),
-    "dist_ef_sgd": (0.3, 0.0, "DistEFSGD"),
-    "dist_ef_block_sgd": (0.3, 0.0, "DistEFBlockSGD"),
-    "dist_ef_block_sgdm": (0.02, 0.0, "DistEFBlockSGDM"),
-    "half_precision": (0.03, 0.9, "HalfPrecision"),
+    "signum": (1e-3, 0.0, "Signum"),
+    "dist_ef_sgd": (0.4, 0.0, "DistEFSGD"),
+    "dist_ef_block_sgd": (0.4, 0.0, "DistEFBlockSGD"),
+    "dist_ef_block_sgdm": (0.04, 0.0, "DistEFBlockSGDM"),
+    "half_precision": (0.05, 0.9, "HalfPrecision"),
 }
 
 
 def parse_arguments():
     """Return the command line's values."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--method", choices=METHODS, default="none")
+    parser.add_argument("--method", choices=METHODS, default="terngrad")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per worker")
     parser.add_argument("--learning-rate", type=float, help="default: by method")
@@ -69,10 +69,11 @@ def make_model():
     )
 
 
-def make_optimizer(method, learning_rate):
-    """Return SGD, wrapped so that it exchanges compressed gradients."""
+def make_optimizer(method, learning_rate, steps):
+    """Return SGD that slows down to 0, wrapped to exchange compressed gradients."""
     _, momentum, wrapper = METHODS[method]
-    sgd = keras.optimizers.SGD(learning_rate, momentum=momentum)
+    schedule = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
+    sgd = keras.optimizers.SGD(schedule, momentum=momentum)
     if wrapper is not None:
         return getattr(tfgradcomp, wrapper)(sgd)
     # Stock Keras cannot fit on several workers; the wrappers mend that themselves.
@@ -110,7 +111,9 @@ def main():
     train = train.take(arguments.steps_per_epoch)
     with strategy.scope():
         model = make_model()
-        optimizer = make_optimizer(arguments.method, arguments.learning_rate)
+        optimizer = make_optimizer(
+            arguments.method, arguments.learning_rate, arguments.epochs * len(train)
+        )
         model.compile(
             optimizer,
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,5 +1,6 @@
 """The example's data: idx files, the tfds builder, the fallback, two processes."""
 
+import contextlib
 import gzip
 import os
 import struct
@@ -43,6 +44,7 @@ def fake_idx(tmp_path):
 @pytest.fixture
 def offline(monkeypatch):
     monkeypatch.setattr(data, "can_download", lambda: False)
+    monkeypatch.setattr(data, "debian_files", contextlib.nullcontext)
 
 
 def rows(images, labels):

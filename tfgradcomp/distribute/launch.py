@@ -24,6 +24,11 @@ CHUNK = 1 << 16
 # A progress bar goes back with \r or \b to draw itself anew: each ends a line too.
 _LINE_END = re.compile(rb"([\r\n\x08])")
 
+# Written before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, so nothing switches them off.
+_START_NOTICE = re.compile(
+    rb"All log messages before absl::InitializeLog|oneDNN custom operations are on"
+)
+
 # A worker must not outlive a launcher that was killed hard, and only the kernel can
 # see to that. `preexec_fn` would set it between fork and exec, where Python code can
 # deadlock; this tiny program sets it in a clean process, and exec keeps it (and the
@@ -44,7 +49,8 @@ examples:
 Each worker gets TF_CONFIG, TFGRADCOMP_RESTART_COUNT (0 at first) and
 PYTHONUNBUFFERED=1. Unless you set them yourself, it also gets its share of the cores
 (TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS) and
-TF_CPP_MIN_LOG_LEVEL=2, which hides TensorFlow's C++ INFO and WARNING lines.
+TF_CPP_MIN_LOG_LEVEL=2, which hides TensorFlow's C++ INFO and WARNING lines; its two
+notices at every start are left out as well.
 Where TF_CONFIG or Slurm already describes the cluster, the script runs as one
 process with the environment as it is.
 
@@ -309,6 +315,7 @@ class _Group:
         self.selector = selectors.DefaultSelector()
         self.selector.register(signals, selectors.EVENT_READ)
         self.workers = []
+        self.hides_notices = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
         self.culprit = None  # The worker that failed first.
         self.told_to_stop = 0  # The first signal to the launcher.
         self.stopping = False
@@ -389,6 +396,8 @@ class _Group:
         fd, worker, cutter = key.data
         data = os.read(key.fd, CHUNK)
         lines = cutter.feed(data) if data else cutter.close()
+        if self.hides_notices:
+            lines = [line for line in lines if not _START_NOTICE.search(line)]
         worker.tail.extend(lines)
         self._show(fd, worker, lines)
         if not data:

@@ -286,7 +286,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             channel = by_name["compressed"]
             layout = channel.layout
             fields = channel.compressor.fields(layout)
-            reply = channel.server.reply_fields(layout, workers)
+            reply = channel.transport.reply_fields(
+                channel.compressor, channel.server, layout, workers
+            )
             bits_up = 32 * message_words(fields) / layout.size
             bits_reply = 32 * message_words(reply) / layout.size
         sizes = {name: channel.layout.size for name, channel in by_name.items()}

@@ -39,6 +39,10 @@ class AllReduce(Transport):
         reply, server_state = server.combine(mean, server_state, layout, context)
         return reply, server_state, statuses
 
+    def reply_fields(self, compressor, server, layout, num_workers):
+        """See `Transport.reply_fields`."""
+        return compressor.fields(layout)  # The sum comes back as the summands went.
+
     def words(self, fields, num_workers):
         """See `Transport.words`."""
         field = fields[_the_field(fields)]

@@ -56,6 +56,12 @@ class Transport:
         """
         raise NotImplementedError
 
+    def reply_fields(
+        self, compressor: Compressor, server: Server, layout: Layout, num_workers: int
+    ) -> dict[str, Field]:
+        """Returns what a reply is made of where this transport carries one."""
+        return server.reply_fields(layout, num_workers)
+
     def words(self, fields: dict[str, Field], num_workers: int) -> Words:
         """Returns what an exchange of these fields moves, the status included."""
         raise NotImplementedError
