@@ -22,8 +22,7 @@ if importlib.util.find_spec("tensorflow") is None:
 # would take seconds to import.
 _TOOLS = ("tfgradcomp.launch", "tfgradcomp.reshard", "tfgradcomp-launch")
 if not any(argument.endswith(_TOOLS) for argument in sys.orig_argv[1:3]):
-    from tfgradcomp import compressors, servers, transports
-    from tfgradcomp.monitoring import callbacks
+    from tfgradcomp import callbacks, compressors, servers, transports
     from tfgradcomp.optimizers import (
         CompressedOptimizer,
         DistEFBlockSGD,
