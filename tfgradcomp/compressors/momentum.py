@@ -28,10 +28,10 @@ class Momentum(Wrapper):
 
     def __post_init__(self):
         check_momentum(self.momentum)
-        if self.warmup_steps < 0:
+        if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ValueError(
                 "warmup_steps must be 0, a positive integer or 'auto'. "
-                f"Received: warmup_steps={self.warmup_steps}"
+                f"Received: warmup_steps={self.warmup_steps!r}"
             )
 
     def init(self, layout):

@@ -105,10 +105,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         check_choice("nonfinite", nonfinite, NONFINITE)
         if not isinstance(transport, Transport):
             check_choice("transport", transport, TRANSPORTS)
-        _check_integer("min_size", min_size, 0)
-        _check_integer("seed", seed, 0, 2**63)
+        check_integer("min_size", min_size, 0)
+        check_integer("seed", seed, 0, 2**63)
         if block_size not in (None, "model"):
-            _check_integer("block_size", block_size, 1)
+            check_integer("block_size", block_size, 1)
         for argument, value, kind in (
             ("compressor", compressor, Compressor),
             ("server", server, Server),
@@ -596,7 +596,8 @@ def check_choice(name: str, value, choices: tuple) -> None:
         raise ValueError(f"{name} must be one of {choices}. Received: {name}={value!r}")
 
 
-def _check_integer(name, value, low, high=None):
+def check_integer(name: str, value, low: int, high: int | None = None) -> None:
+    """Raises ValueError unless `value` is an integer in `[low, high)`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(
             f"{name} must be an integer, at least {low}. Received: {name}={value!r}"
