@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Context, Layout
@@ -515,8 +517,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             values = store[variable.name][()]
             replicas = variable.local_values().shape[0]
             if len(values) != replicas:
-                # Another number of devices: what is owed on average stays.
-                values = values.mean(0, keepdims=True).repeat(replicas, 0)
+                # Another number of devices: what is owed on average stays. Integers
+                # are the same on all, and a seed is no exact float.
+                is_float = np.issubdtype(values.dtype, np.floating)
+                values = values.mean(0, keepdims=True) if is_float else values[:1]
+                values = values.repeat(replicas, 0)
             variable.assign_local_values(values.astype(variable.dtype))
         self._notice_origin(*(int(number) for number in store["place"][()]))
 
@@ -560,6 +565,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Returns the optimizer that `get_config` describes."""
+        # Keras writes an inner optimizer's schedule into the dict that it reads.
+        config = copy.deepcopy(config)
         return cls(
             **{
                 name: keras.saving.deserialize_keras_object(value, custom_objects)
