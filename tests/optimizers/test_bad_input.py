@@ -239,7 +239,7 @@ def test_steps_are_taken_in_a_replica():
 
 def test_error_feedback_twice_is_refused():
     # The server compresses with the same rule and has no place for a second residual.
-    with refused("compressor", "stateless"):
+    with refused("stateless compressor", "Received: compressor=ErrorFeedback("):
         tfgradcomp.DistEFSGD(sgd(), ErrorFeedback(TopK()))
 
 
