@@ -28,10 +28,10 @@ class Momentum(Wrapper):
 
     def __post_init__(self):
         check_momentum(self.momentum)
-        if self.warmup_steps < 0:
+        if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ValueError(
                 "warmup_steps must be 0, a positive integer or 'auto'. "
-                f"Received: warmup_steps={self.warmup_steps}"
+                f"Received: warmup_steps={self.warmup_steps!r}"
             )
 
     def init(self, layout):
@@ -97,14 +97,21 @@ def check_momentum(momentum: float) -> None:
 def warmup_steps_for(momentum: float) -> int:
     r"""Returns \( C(\beta) \), the warm-up that the analysis of Signum asks for.
 
-    The least C with \( \frac{C}{2} \beta^C \le \frac{1}{1-\beta^2} \frac{1}{C+1} \):
-    54 for \( \beta = 0.9 \).
+    The least C from which on \( \frac{C}{2} \beta^C \le \frac{1}{1-\beta^2}
+    \frac{1}{C+1} \): 54 for \( \beta = 0.9 \). (There it also holds for C up to 3.)
 
     References:
         Bernstein et al., signSGD, 2018, Appendix E.
     """
     check_momentum(momentum)
-    steps = 1
-    while steps / 2 * momentum**steps > 1 / (1 - momentum**2) / (steps + 1):
+
+    def holds(steps):
+        return steps / 2 * momentum**steps <= 1 / (1 - momentum**2) / (steps + 1)
+
+    # C (C + 1) beta^C falls from here on.
+    steps = 1 + int(2 * momentum / (1 - momentum))
+    while not holds(steps):
         steps += 1
+    while steps > 1 and holds(steps - 1):
+        steps -= 1
     return steps

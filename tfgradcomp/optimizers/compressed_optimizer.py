@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Context, Layout
@@ -105,10 +107,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         check_choice("nonfinite", nonfinite, NONFINITE)
         if not isinstance(transport, Transport):
             check_choice("transport", transport, TRANSPORTS)
-        _check_integer("min_size", min_size, 0)
-        _check_integer("seed", seed, 0, 2**63)
+        check_integer("min_size", min_size, 0)
+        check_integer("seed", seed, 0, 2**63)
         if block_size not in (None, "model"):
-            _check_integer("block_size", block_size, 1)
+            check_integer("block_size", block_size, 1)
         for argument, value, kind in (
             ("compressor", compressor, Compressor),
             ("server", server, Server),
@@ -517,8 +519,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             values = store[variable.name][()]
             replicas = variable.local_values().shape[0]
             if len(values) != replicas:
-                # Another number of devices: what is owed on average stays.
-                values = values.mean(0, keepdims=True).repeat(replicas, 0)
+                # Another number of devices: what is owed on average stays. Integers
+                # are the same on all, and a seed is no exact float.
+                is_float = np.issubdtype(values.dtype, np.floating)
+                values = values.mean(0, keepdims=True) if is_float else values[:1]
+                values = values.repeat(replicas, 0)
             variable.assign_local_values(values.astype(variable.dtype))
         self._notice_origin(*(int(number) for number in store["place"][()]))
 
@@ -562,6 +567,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Returns the optimizer that `get_config` describes."""
+        # Keras writes an inner optimizer's schedule into the dict that it reads.
+        config = copy.deepcopy(config)
         return cls(
             **{
                 name: keras.saving.deserialize_keras_object(value, custom_objects)
@@ -598,7 +605,8 @@ def check_choice(name: str, value, choices: tuple) -> None:
         raise ValueError(f"{name} must be one of {choices}. Received: {name}={value!r}")
 
 
-def _check_integer(name, value, low, high=None):
+def check_integer(name: str, value, low: int, high: int | None = None) -> None:
+    """Raises ValueError unless `value` is an integer in `[low, high)`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(
             f"{name} must be an integer, at least {low}. Received: {name}={value!r}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from tfgradcomp.compressors import Clip, Ternary
-from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.compressed_optimizer import (
+    CompressedOptimizer,
+    check_integer,
+)
 from tfgradcomp.servers import CodeSum, Mean
 
 
@@ -51,6 +54,8 @@ class TernGrad(CompressedOptimizer):
         share_scaler: bool = True,
         **kwargs,
     ):
+        if bucket_size is not None:
+            check_integer("bucket_size", bucket_size, 1)
         compressor = Ternary(share_scaler)
         if clip_factor is not None:
             compressor = Clip(compressor, clip_factor)

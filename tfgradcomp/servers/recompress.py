@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Compressor
+from tfgradcomp.compressors.base import Compressor, Layout
 from tfgradcomp.servers.base import Server
 from tfgradcomp.servers.mean import mean_of
 
@@ -28,6 +28,14 @@ class Recompress(Server):
     """
 
     compressor: Compressor
+
+    def __post_init__(self):
+        if tf.nest.flatten(self.compressor.init(Layout((0, 1)))):
+            raise ValueError(
+                "The server compresses by a stateless compressor and holds the "
+                "residual itself; give the one inside. "
+                f"Received: compressor={self.compressor}"
+            )
 
     def reply_fields(self, layout, num_workers):
         """See `Server.reply_fields`."""

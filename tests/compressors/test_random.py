@@ -1,0 +1,97 @@
+"""Random numbers: Philox-4x32-10, as `Context.random_bits` documents it."""
+
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from helpers import make_context
+
+# Known answers of Random123 (Salmon et al.): counter, key, output.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", 0, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (
+        "ffffffff ffffffff ffffffff ffffffff",
+        2**64 - 1,
+        "408f276d 41c83b0e a20bc7c6 6d5451fd",
+    ),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        0x299F31D0A4093822,
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
+]
+
+
+def words_of(text):
+    return np.array([int(word, 16) for word in text.split()], np.uint32)
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN)
+def test_the_reference_gives_the_known_answers(counter, key, output):
+    (row,) = reference.philox_4x32_10(words_of(counter)[np.newaxis], key)
+    np.testing.assert_array_equal(row, words_of(output))
+
+
+def test_the_package_gives_the_known_answer():
+    drawn = make_context(step=0, seed=0).random_bits(4, stream=0, shared=True)
+    assert drawn.dtype == tf.uint32
+    np.testing.assert_array_equal(drawn, words_of(KNOWN[0][2]))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 1001])
+@pytest.mark.parametrize("seed", [0, 1, 0x299F31D0A4093822, 2**63 - 1])
+@pytest.mark.parametrize(
+    ("step", "rank", "stream"), [(0, 0, 0), (1, 0, 1), (12345, 7, 2), (2**39, 1000, 15)]
+)
+def test_bits_are_those_of_the_documented_counter(count, seed, step, rank, stream):
+    context = make_context(step=step, seed=seed, rank=rank)
+    np.testing.assert_array_equal(
+        context.random_bits(count, stream),
+        reference.random_bits(count, seed, step, rank, stream),
+    )
+    np.testing.assert_array_equal(
+        context.random_bits(count, stream, shared=True),
+        reference.random_bits(count, seed, step, None, stream),
+    )
+    np.testing.assert_array_equal(
+        context.uniform(count, stream),
+        (reference.random_bits(count, seed, step, rank, stream) >> 8) / 2.0**24,
+    )
+
+
+def test_compiled_functions_draw_the_same():
+    @tf.function(jit_compile=True)
+    def draw(step, rank):
+        return make_context(step=step, seed=9, rank=rank).random_bits(77, stream=3)
+
+    np.testing.assert_array_equal(
+        draw(tf.constant(5), tf.constant(2)), reference.random_bits(77, 9, 5, 2, 3)
+    )
+
+
+def test_no_two_draws_of_a_run_are_alike():
+    contexts = [make_context(step=s, rank=r) for s in range(4) for r in range(3)]
+    draws = [c.random_bits(8, stream) for c in contexts for stream in range(3)]
+    draws += [
+        make_context(step=s).random_bits(8, stream, shared=True)
+        for s in range(4)
+        for stream in range(3)
+    ]
+    assert len({tuple(draw.numpy()) for draw in draws}) == len(draws)
+
+
+def test_the_server_draws_the_same_wherever_it_is():
+    draws = {
+        tuple(make_context(step=4, rank=r).at_server().random_bits(8).numpy())
+        for r in range(3)
+    }
+    assert len(draws) == 1
+
+
+def test_uniform_numbers_are_uniform_and_below_one():
+    numbers = make_context(seed=1).uniform(100_000).numpy()
+    assert 0 <= numbers.min() < 1e-4
+    assert 1 - 1e-4 < numbers.max() < 1
+    counts, _ = np.histogram(numbers, 50, (0, 1))
+    # Chi-square of 49 degrees: mean 49, deviation 9.9.
+    assert np.sum((counts - 2000) ** 2 / 2000) < 49 + 5 * 9.9

@@ -1,0 +1,69 @@
+"""What several tests need of the package: a context, N workers, their variables."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.compressors import Context
+
+
+def make_context(
+    step=0, seed=0, rank=0, num_workers=1, rate=0.1, previous_rate=0.0, maximum=None
+):
+    return Context(
+        step=tf.cast(step, tf.int64),
+        seed=tf.constant(seed, tf.int64),
+        rank=tf.cast(rank, tf.int32),
+        num_workers=num_workers,
+        learning_rate=tf.cast(rate, tf.float32),
+        previous_learning_rate=tf.cast(previous_rate, tf.float32),
+        max=maximum or tf.identity,
+    )
+
+
+@keras.saving.register_keras_serializable("tests")
+class Rates(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate a step, the last one from then on."""
+
+    def __init__(self, values):
+        self.values = list(values)
+
+    def __call__(self, step):
+        index = tf.minimum(tf.cast(step, tf.int32), len(self.values) - 1)
+        return tf.gather(tf.constant(self.values, tf.float32), index)
+
+    def get_config(self):
+        return {"values": self.values}
+
+
+def make_variables(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        keras.Variable(rng.normal(size=shape).astype(np.float32), name=f"weight_{i}")
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def flat(arrays):
+    return np.concatenate([np.reshape(np.asarray(a), [-1]) for a in arrays])
+
+
+def split(vector, shapes):
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    parts = np.split(vector, ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def bits(array):
+    """The very bits of an array, so that -0.0 and NaN compare as they are."""
+    return np.asarray(array).tobytes()
+
+
+def state_of(optimizer):
+    """All variables of an optimizer by place and name, as bits."""
+    return [(v.path, bits(v.numpy())) for v in optimizer.variables]
+
+
+def named(optimizer, name):
+    (variable,) = [v for v in optimizer.variables if v.name == name]
+    return variable.numpy()

@@ -1,0 +1,248 @@
+"""Errors say what came, what was expected and how to mend it."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import make_variables
+
+import tfgradcomp
+from tfgradcomp.compressors import Clip, ErrorFeedback, Identity, Momentum, Sign, TopK
+from tfgradcomp.servers import MajorityVote, Mean
+
+WRAPPERS = [
+    tfgradcomp.TernGrad,
+    tfgradcomp.SignSGD,
+    tfgradcomp.Signum,
+    tfgradcomp.DistEFSGD,
+    tfgradcomp.DistEFBlockSGD,
+    tfgradcomp.DistEFBlockSGDM,
+    tfgradcomp.HalfPrecision,
+]
+every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.1, **arguments)
+
+
+def refused(*texts, error=ValueError):
+    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, texts)))
+
+
+@every_wrapper
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (
+            {"transport": "carrier_pigeon"},
+            ["transport must be one of", "auto", "all_gather", "all_reduce", "pigeon"],
+        ),
+        ({"transport": None}, ["transport must be one of", "transport=None"]),
+        ({"nonfinite": "ignore"}, ["nonfinite must be one of", "raise", "skip"]),
+        ({"min_size": -1}, ["min_size must be an integer, at least 0", "min_size=-1"]),
+        ({"min_size": 2.5}, ["min_size must be an integer", "min_size=2.5"]),
+        ({"min_size": True}, ["min_size must be an integer", "min_size=True"]),
+        ({"seed": -1}, ["seed must be an integer, at least 0", "seed=-1"]),
+        ({"seed": 2**63}, ["seed must be below", f"seed={2**63}"]),
+        ({"seed": "7"}, ["seed must be an integer", "seed='7'"]),
+        (
+            {"learning_rate": 0.5},
+            ["does not take ['learning_rate']", "belong to `inner_optimizer`"],
+        ),
+        ({"clipnorm": 1.0}, ["does not take ['clipnorm']", "belong to"]),
+        ({"bogus": 1}, ["does not take ['bogus']", "Received", "'bogus': 1"]),
+    ],
+    ids=str,
+)
+def test_arguments_of_all_wrappers(wrapper, arguments, texts):
+    with refused(*texts):
+        wrapper(sgd(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "arguments", "texts"),
+    [
+        ("SignSGD", {"tie": "up"}, ["tie must be one of", "zero", "random", "'up'"]),
+        ("Signum", {"tie": 0}, ["tie must be one of", "zero", "random"]),
+        (
+            "SignSGD",
+            {"aggregate": "mean"},
+            ["aggregate must be one of", "vote", "sum", "aggregate='mean'"],
+        ),
+        ("Signum", {"aggregate": "max"}, ["aggregate must be one of", "vote", "sum"]),
+        (
+            "HalfPrecision",
+            {"dtype": "float8"},
+            ["dtype must be one of", "bfloat16", "float16", "dtype='float8'"],
+        ),
+        ("HalfPrecision", {"dtype": "float32"}, ["dtype must be one of"]),
+        (
+            "DistEFSGD",
+            {"compressor": "zip"},
+            [
+                "compressor must be",
+                "identity",
+                "scaled_sign",
+                "ternary",
+                "top_k",
+                "zip",
+            ],
+        ),
+        ("DistEFSGD", {"compressor": 3}, ["compressor must be", "compressor=3"]),
+        ("TernGrad", {"clip_factor": 0}, ["clip_factor must be positive", "=0"]),
+        ("TernGrad", {"clip_factor": -2.5}, ["clip_factor must be positive", "=-2.5"]),
+        (
+            "TernGrad",
+            {"clip_factor": float("nan")},
+            ["clip_factor must be positive", "nan"],
+        ),
+        ("TernGrad", {"bucket_size": 0}, ["bucket_size must be", "bucket_size=0"]),
+        ("TernGrad", {"bucket_size": "x"}, ["bucket_size must be", "bucket_size='x'"]),
+        ("DistEFBlockSGD", {"block_size": 0}, ["block_size must be", "block_size=0"]),
+        ("DistEFBlockSGDM", {"block_size": 1.5}, ["block_size must be", "=1.5"]),
+        ("Signum", {"momentum": 1.0}, ["momentum must be in [0, 1)", "momentum=1.0"]),
+        ("Signum", {"momentum": -0.1}, ["momentum must be in [0, 1)", "=-0.1"]),
+        ("DistEFBlockSGDM", {"momentum": 1.0}, ["momentum must be in [0, 1)", "=1.0"]),
+        (
+            "Signum",
+            {"momentum": 1.0, "warmup_steps": "auto"},
+            ["momentum must be in [0, 1)"],
+        ),
+        (
+            "Signum",
+            {"warmup_steps": -1},
+            ["warmup_steps must be 0, a positive integer or 'auto'", "=-1"],
+        ),
+        ("Signum", {"warmup_steps": "soon"}, ["warmup_steps must be", "'soon'"]),
+        ("Signum", {"warmup_steps": 1.5}, ["warmup_steps must be", "=1.5"]),
+        ("DistEFSGD", {"weight_decay": -0.1}, ["weight_decay must be", "=-0.1"]),
+        ("DistEFBlockSGD", {"weight_decay": -1}, ["weight_decay must be", "=-1"]),
+        ("DistEFBlockSGDM", {"weight_decay": -1}, ["weight_decay must be", "=-1"]),
+    ],
+    ids=str,
+)
+def test_arguments_of_one_wrapper(wrapper, arguments, texts):
+    with refused(*texts):
+        getattr(tfgradcomp, wrapper)(sgd(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "texts"),
+    [
+        (lambda: TopK(0.0), ["ratio must be in (0, 1]", "ratio=0.0"]),
+        (lambda: TopK(2), ["ratio must be in (0, 1]", "ratio=2"]),
+        (lambda: Clip(Identity(), 0.0), ["clip_factor must be positive"]),
+        (lambda: Momentum(Sign(), 1.0), ["momentum must be in [0, 1)"]),
+        (lambda: Identity("int8"), ["dtype must be one of", "float16", "'int8'"]),
+        (
+            lambda: tfgradcomp.CompressedOptimizer(sgd(), "sign", MajorityVote()),
+            ["compressor must be a Compressor", "compressor='sign'"],
+        ),
+        (
+            lambda: tfgradcomp.CompressedOptimizer(sgd(), Sign(), "vote"),
+            ["server must be a Server", "server='vote'"],
+        ),
+    ],
+)
+def test_arguments_of_components(make, texts):
+    with refused(*texts):
+        make()
+
+
+@every_wrapper
+def test_a_wrapper_in_a_wrapper_is_refused(wrapper):
+    with refused("cannot wrap another one", "inner_optimizer=SignSGD"):
+        wrapper(tfgradcomp.SignSGD(sgd()))
+
+
+@every_wrapper
+def test_a_loss_scale_belongs_outside(wrapper):
+    with refused("LossScaleOptimizer belongs outside", "inner_optimizer=LossScale"):
+        wrapper(keras.optimizers.LossScaleOptimizer(sgd()))
+
+
+@every_wrapper
+def test_an_unknown_inner_optimizer_is_refused(wrapper):
+    with pytest.raises(ValueError, match="sgdd"):
+        wrapper("sgdd")
+
+
+@pytest.mark.parametrize(
+    ("inner", "text"),
+    [
+        (lambda: sgd(momentum=0.9), "SGD(momentum=0.9)"),
+        (lambda: keras.optimizers.Adam(), "Adam(beta_1=0.9)"),
+        (lambda: keras.optimizers.RMSprop(momentum=0.5), "RMSprop(momentum=0.5)"),
+        (lambda: keras.optimizers.Lion(), "Lion(beta_1=0.9)"),
+    ],
+    ids=["sgd", "adam", "rmsprop", "lion"],
+)
+@pytest.mark.parametrize(
+    "wrapper", [tfgradcomp.Signum, tfgradcomp.DistEFBlockSGDM], ids=str
+)
+def test_momentum_twice_is_refused_unless_wanted(wrapper, inner, text):
+    with refused("holds the momentum itself", "allow_inner_momentum=True", text):
+        wrapper(inner())
+    wrapper(inner(), allow_inner_momentum=True)
+    wrapper(sgd())
+
+
+@pytest.mark.parametrize("inner", [lambda: sgd(momentum=0.9), keras.optimizers.Adam])
+def test_methods_without_momentum_take_an_inner_one(inner):
+    for wrapper in (tfgradcomp.TernGrad, tfgradcomp.SignSGD, tfgradcomp.DistEFSGD):
+        wrapper(inner())
+
+
+@pytest.mark.parametrize("transport", ["all_reduce"])
+@pytest.mark.parametrize("wrapper", WRAPPERS[:-1])
+def test_codes_cannot_be_all_reduced(wrapper, transport):
+    optimizer = wrapper(sgd(), transport=transport, min_size=1)
+    with refused("transport='all_reduce'", "use 'auto' or 'all_gather'", "compressor="):
+        optimizer.build(make_variables([(3,)]))
+
+
+@pytest.mark.parametrize("exclude", [3, ["last", 3.5], [None, b"bias"]])
+def test_rules_of_no_known_kind_are_refused(exclude):
+    optimizer = tfgradcomp.SignSGD(sgd(), exclude=exclude)
+    with refused("exclude takes None, 'last', a pattern", "Received: exclude="):
+        optimizer.build(make_variables([(3,)]))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int32"])
+def test_gradients_must_be_floats(dtype):
+    variables = make_variables([(3,), (4,)])
+    optimizer = tfgradcomp.SignSGD(sgd())
+    gradients = [tf.zeros([3]), tf.zeros([4], dtype)]
+    with refused(f"dtype={dtype}", variables[1].path, error=TypeError):
+        optimizer.apply(gradients, variables)
+
+
+@every_wrapper
+def test_there_is_no_stateless_step(wrapper):
+    optimizer = wrapper(sgd())
+    variables = make_variables([(3,)])
+    optimizer.build(variables)
+    with refused("`stateless_apply` cannot", "apply(gradients, variables)"):
+        optimizer.stateless_apply([], [np.zeros(3)], variables)
+
+
+def test_steps_are_taken_in_a_replica():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        optimizer = tfgradcomp.SignSGD(sgd())
+        with refused("replica context", "strategy.run"):
+            optimizer.apply([np.zeros(3)], make_variables([(3,)]))
+
+
+def test_error_feedback_twice_is_refused():
+    # The server compresses with the same rule and has no place for a second residual.
+    with refused("stateless compressor", "Received: compressor=ErrorFeedback("):
+        tfgradcomp.DistEFSGD(sgd(), ErrorFeedback(TopK()))
+
+
+def test_components_are_equal_by_their_arguments():
+    assert Clip(Sign(), 2.0) == Clip(Sign(), 2.0) != Clip(Sign(), 2.5)
+    assert Mean(Identity()) == Mean()

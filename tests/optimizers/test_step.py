@@ -1,0 +1,536 @@
+"""One optimizer's step: what comes before the method, and what is left alone."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Rates, bits, flat, make_variables, state_of
+
+import tfgradcomp
+from tfgradcomp.compressors import TopK
+from tfgradcomp.transports import Loopback
+from tfgradcomp.transports.all_gather import AllGather
+
+SHAPES = [(7, 5), (4,), (2, 3)]
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.1, **arguments)
+
+
+METHODS = {
+    "TernGrad": lambda inner, **kw: tfgradcomp.TernGrad(inner, **kw),
+    "SignSGD": lambda inner, **kw: tfgradcomp.SignSGD(inner, **kw),
+    "Signum": lambda inner, **kw: tfgradcomp.Signum(inner, **kw),
+    "DistEFSGD": lambda inner, **kw: tfgradcomp.DistEFSGD(inner, **kw),
+    "top-k": lambda inner, **kw: tfgradcomp.DistEFSGD(inner, TopK(0.5), **kw),
+    "DistEFBlockSGD": lambda inner, **kw: tfgradcomp.DistEFBlockSGD(inner, **kw),
+    "DistEFBlockSGDM": lambda inner, **kw: tfgradcomp.DistEFBlockSGDM(
+        inner, weight_decay=0.01, **kw
+    ),
+    "HalfPrecision": lambda inner, **kw: tfgradcomp.HalfPrecision(inner, **kw),
+}
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+
+
+def exact(inner, **arguments):
+    """A method that loses nothing: steps are the inner optimizer's own."""
+    return tfgradcomp.DistEFSGD(inner, "identity", min_size=1, **arguments)
+
+
+def gradients_of(step, shapes=tuple(SHAPES)):
+    rng = np.random.default_rng([1, step])
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def values_of(variables):
+    return [v.numpy() for v in variables]
+
+
+def assert_alike(variables, others, rtol=1e-6, atol=1e-6):
+    for one, other in zip(variables, others, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol, atol)
+
+
+# Gradients that are not finite.
+
+
+@every_method
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("min_size", [1, 6, 1024])
+def test_a_bad_gradient_raises_and_changes_nothing(make, bad, min_size):
+    variables = make_variables(SHAPES)
+    optimizer = make(sgd(), min_size=min_size)
+    for step in range(2):
+        optimizer.apply(gradients_of(step), variables)
+    before = [bits(v) for v in values_of(variables)]
+    state = [item for item in state_of(optimizer) if "skipped_steps" not in item[0]]
+    gradients = gradients_of(2)
+    gradients[1][3] = bad
+    path = variables[1].path
+    message = rf"(?s){path}.*on worker.*0.*nonfinite='skip'"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
+        optimizer.apply(gradients, variables)
+    assert f"{variables[0].path}" not in str(error.value)
+    assert [bits(v) for v in values_of(variables)] == before
+    assert state == [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
+    assert optimizer.iterations == 2
+
+
+@every_method
+def test_a_skipped_step_is_counted_and_as_if_it_had_not_been(make):
+    runs = []
+    for bad_at in ((), (0, 2, 3)):
+        variables = make_variables(SHAPES)
+        optimizer = make(sgd(), min_size=5, nonfinite="skip")
+        assert optimizer.skipped_steps == 0
+        for step in range(4):
+            if step in bad_at:
+                bad = gradients_of(77)
+                bad[2][1, 1] = np.nan
+                optimizer.apply(bad, variables)
+            optimizer.apply(gradients_of(step), variables)
+        assert optimizer.skipped_steps == len(bad_at)
+        assert optimizer.iterations == 4
+        state = [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
+        runs.append(([bits(v) for v in values_of(variables)], [s for _, s in state]))
+    assert runs[0] == runs[1]
+
+
+def test_inner_slots_stay_as_they_were():
+    variables = make_variables(SHAPES)
+    optimizer = tfgradcomp.TernGrad(
+        keras.optimizers.AdamW(0.1, use_ema=True), min_size=1, nonfinite="skip"
+    )
+    optimizer.apply(gradients_of(0), variables)
+    before = state_of(optimizer.inner_optimizer)
+    assert len(before) > 3 * len(SHAPES)
+    bad = gradients_of(1)
+    bad[0][0, 0] = np.inf
+    optimizer.apply(bad, variables)
+    assert state_of(optimizer.inner_optimizer) == before
+    optimizer.apply(gradients_of(1), variables)
+    assert state_of(optimizer.inner_optimizer) != before
+
+
+@pytest.mark.parametrize("make", [METHODS["TernGrad"], METHODS["DistEFBlockSGDM"]])
+@pytest.mark.parametrize("where", ["compressed", "plain"])
+@pytest.mark.parametrize("bad_rank", [0, 2])
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_one_bad_worker_stops_all(make, where, bad_rank, nonfinite):
+    # (7, 5) is compressed, (4,) is not.
+    position = 0 if where == "compressed" else 1
+
+    def worker(rank, collectives):
+        variables = make_variables(SHAPES)
+        optimizer = make(
+            sgd(), min_size=10, nonfinite=nonfinite, transport=AllGather(collectives)
+        )
+        optimizer.apply(gradients_of(rank), variables)
+        before = [bits(v) for v in values_of(variables)]
+        state = [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
+        bad = gradients_of(10 + rank)
+        if rank == bad_rank:
+            bad[position].flat[2] = np.nan
+        message = None
+        try:
+            optimizer.apply(bad, variables)
+        except tf.errors.InvalidArgumentError as error:
+            message = str(error)
+        assert before == [bits(v) for v in values_of(variables)]
+        assert state == [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
+        # Workers are still in step with each other.
+        optimizer.apply(gradients_of(20 + rank), variables)
+        assert before != [bits(v) for v in values_of(variables)]
+        return message, optimizer.skipped_steps, flat(values_of(variables))
+
+    results = Loopback(3, timeout=60).run(worker)
+    assert len({bits(weights) for _, _, weights in results}) == 1
+    for message, skipped, _ in results:
+        if nonfinite == "skip":
+            assert (message, skipped) == (None, 1)
+        else:
+            assert f"weight_{position}" in message
+            assert f"weight_{1 - position}" not in message
+            worker_of = message.split("on worker")[1].split("; the step")[0]
+            assert [int(c) for c in worker_of if c.isdigit()] == [bad_rank]
+
+
+def test_fit_would_raise_at_its_end_what_xla_could_not():
+    variables = make_variables(SHAPES)
+    optimizer = tfgradcomp.SignSGD(sgd(), min_size=1)
+    optimizer.apply(gradients_of(0), variables)
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        optimizer.apply(gradients, variables)
+
+    bad = gradients_of(1)
+    bad[0][0, 0] = np.nan
+    before = [bits(v) for v in values_of(variables)]
+    step([tf.constant(g) for g in bad])
+    assert [bits(v) for v in values_of(variables)] == before
+    assert optimizer.skipped_steps == 1
+    with pytest.raises(FloatingPointError, match="1 steps were skipped"):
+        optimizer.finalize_variable_values(variables)
+    optimizer.finalize_variable_values(variables)
+
+
+# Types and shapes of gradients.
+
+
+class SeesTypes(keras.optimizers.SGD):
+    """SGD that remembers the types of the gradients it is given."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.seen = []
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.seen.append(gradient.dtype.name)
+        super().update_step(gradient, variable, learning_rate)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@every_method
+def test_gradients_of_other_types_move_weights_of_that_type(make, dtype):
+    rng = np.random.default_rng(3)
+    start = [rng.normal(size=shape) for shape in SHAPES]
+    weights = {
+        kind: [keras.Variable(value, dtype=kind) for value in start]
+        for kind in (dtype, "float32")
+    }
+    for kind, variables in weights.items():
+        inner = SeesTypes(0.1)
+        optimizer = make(inner, min_size=5)
+        # Numbers that all types hold exactly.
+        gradients = [np.round(g * 8) / 8 for g in gradients_of(0)]
+        optimizer.apply([tf.cast(g, kind) for g in gradients], variables)
+        assert inner.seen == [kind] * len(SHAPES)
+        assert {v.dtype for v in variables} == {kind}
+    tolerance = {"float16": 4e-3, "bfloat16": 4e-2, "float64": 1e-6}[dtype]
+    for one, other, begin in zip(*weights.values(), start, strict=True):
+        found = one.numpy().astype(np.float64)
+        np.testing.assert_allclose(found, other.numpy(), tolerance, tolerance)
+        assert (found != begin).any()
+
+
+@every_method
+def test_indexed_slices_count_as_what_they_stand_for(make):
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(4, 5)).astype(np.float32)
+    indices = [1, 6, 1, 3]
+    dense = np.zeros((7, 5), np.float32)
+    np.add.at(dense, indices, rows)
+    results = []
+    for gradient in (
+        tf.IndexedSlices(tf.constant(rows), tf.constant(indices), (7, 5)),
+        tf.constant(dense),
+    ):
+        variables = make_variables(SHAPES)
+        optimizer = make(sgd(), min_size=5)
+        for step in range(2):
+            rest = gradients_of(step)[1:]
+            optimizer.apply([gradient, *rest], variables)
+        results.append([bits(v) for v in values_of(variables)])
+    assert results[0] == results[1]
+
+
+@every_method
+def test_a_variable_without_a_gradient_stays(make):
+    variables = make_variables(SHAPES)
+    before = values_of(variables)
+    optimizer = make(sgd(), min_size=5)
+    optimizer.build(variables)
+    first, _, third = gradients_of(0)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([first, None, third], variables)
+    after = values_of(variables)
+    assert bits(after[1]) == bits(before[1])
+    assert (after[0] != before[0]).any()
+    assert (after[2] != before[2]).any()
+    assert optimizer.iterations == 1
+
+
+# What is the inner optimizer's, comes before the method.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"clipnorm": 0.5},
+        {"clipvalue": 0.2},
+        {"global_clipnorm": 0.7},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9, "nesterov": True},
+        {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2},
+        {"loss_scale_factor": 128.0},
+        {"gradient_accumulation_steps": 2},
+        {"gradient_accumulation_steps": 3, "use_ema": True, "clipnorm": 0.3},
+        {"learning_rate": Rates([0.1, 0.0, 0.2, 0.01])},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_an_exact_method_steps_like_the_inner_optimizer(kind, arguments):
+    if kind == "AdamW":
+        arguments = {k: v for k, v in arguments.items() if k in dir_of_adamw()}
+    arguments = {"learning_rate": 0.1, **arguments}
+    results = []
+    for wrap in (exact, lambda inner: inner):
+        variables = make_variables(SHAPES)
+        optimizer = wrap(getattr(keras.optimizers, kind)(**arguments))
+        scale = arguments.get("loss_scale_factor", 1.0)
+        assert optimizer.scale_loss(2.0) == 2.0 * scale
+        trail = []
+        for step in range(7):
+            gradients = [g * np.float32(scale) for g in gradients_of(step)]
+            optimizer.apply([tf.constant(g) for g in gradients], variables)
+            trail.append(flat(values_of(variables)))
+        iterations = int(optimizer.iterations)
+        optimizer.finalize_variable_values(variables)
+        results.append((np.stack([*trail, flat(values_of(variables))]), iterations))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+    assert results[0][1] == results[1][1]
+
+
+def dir_of_adamw():
+    return {
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "weight_decay",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+        "loss_scale_factor",
+        "gradient_accumulation_steps",
+        "learning_rate",
+    }
+
+
+@every_method
+@pytest.mark.parametrize("steps", [2, 3])
+def test_accumulated_gradients_are_averaged_before_the_method(make, steps):
+    by_hand = make_variables(SHAPES)
+    optimizer = make(sgd(), min_size=5)
+    for step in range(3):
+        parts = [gradients_of(steps * step + k) for k in range(steps)]
+        means = [
+            np.sum(same, 0, np.float32) / np.float32(steps)
+            for same in zip(*parts, strict=True)
+        ]
+        optimizer.apply(means, by_hand)
+    variables = make_variables(SHAPES)
+    accumulating = make(sgd(gradient_accumulation_steps=steps), min_size=5)
+    for call in range(3 * steps):
+        before = [bits(v) for v in values_of(variables)]
+        accumulating.apply(gradients_of(call), variables)
+        moved = [bits(v) for v in values_of(variables)] != before
+        assert moved == ((call + 1) % steps == 0)
+    assert accumulating.iterations == optimizer.iterations == 3
+    assert_alike(variables, by_hand, rtol=1e-5)
+
+
+def test_a_bad_gradient_drops_its_window_of_accumulation():
+    runs = []
+    for with_bad in (False, True):
+        variables = make_variables(SHAPES)
+        optimizer = tfgradcomp.DistEFBlockSGD(
+            sgd(gradient_accumulation_steps=2), min_size=5, nonfinite="skip"
+        )
+        for window in range(3):
+            if with_bad and window == 1:
+                for k in range(2):
+                    bad = gradients_of(50 + k)
+                    if k == 0:
+                        bad[0][0, 0] = np.nan
+                    optimizer.apply(bad, variables)
+                assert optimizer.skipped_steps == 1
+            for k in range(2):
+                optimizer.apply(gradients_of(2 * window + k), variables)
+        assert optimizer.iterations == 3
+        runs.append([bits(v) for v in values_of(variables)])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "clip"),
+    [
+        ({"clipvalue": 0.2}, lambda gs: [np.clip(g, -0.2, 0.2) for g in gs]),
+        (
+            {"clipnorm": 0.5},
+            lambda gs: [g * min(1, 0.5 / np.linalg.norm(g)) for g in gs],
+        ),
+        (
+            {"global_clipnorm": 0.5},
+            lambda gs: [g * min(1, 0.5 / np.linalg.norm(flat(gs))) for g in gs],
+        ),
+    ],
+    ids=str,
+)
+def test_gradients_are_clipped_before_the_method(arguments, clip):
+    # The scale of a block is the mean magnitude of what was clipped.
+    variables = make_variables(SHAPES)
+    before = values_of(variables)
+    optimizer = tfgradcomp.DistEFBlockSGD(sgd(**arguments), min_size=1)
+    gradients = gradients_of(0)
+    optimizer.apply(gradients, variables)
+    for old, new, g in zip(before, values_of(variables), clip(gradients), strict=True):
+        step = 0.1 * np.abs(g).mean() * np.where(g >= 0, 1, -1)
+        np.testing.assert_allclose(old - new, step, rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_is_that_of_the_inner_optimizer():
+    optimizer = tfgradcomp.SignSGD(sgd(), min_size=1)
+    variables = make_variables([(3,)])
+    optimizer.learning_rate = 0.25
+    assert float(optimizer.inner_optimizer.learning_rate) == 0.25
+    before = variables[0].numpy()
+    optimizer.apply([np.ones(3, np.float32)], variables)
+    np.testing.assert_allclose(before - variables[0].numpy(), 0.25, rtol=1e-6)
+
+
+# Compiled steps.
+
+
+@every_method
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def test_compiled_steps_trace_once_and_equal_eager_ones(make, jit_compile):
+    eager, compiled = make_variables(SHAPES), make_variables(SHAPES)
+    one, other = make(sgd(), min_size=5), make(sgd(), min_size=5)
+    other.build(compiled)
+
+    @tf.function(jit_compile=jit_compile)
+    def step(gradients):
+        other.apply(gradients, compiled)
+
+    for number in range(4):
+        gradients = [tf.constant(g) for g in gradients_of(number)]
+        one.apply(gradients, eager)
+        step(gradients)
+    assert step.experimental_get_tracing_count() == 1
+    assert_alike(eager, compiled, rtol=1e-5)
+    assert other.iterations == 4
+
+
+# What is compressed, and what that takes.
+
+
+def big_model():
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(500, name="first")(inputs)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    x = keras.layers.Dense(140, name="second")(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
+
+
+def elements(optimizer, model):
+    optimizer.build(model.trainable_variables)
+    return optimizer.traffic.elements_compressed
+
+
+SIZES = {
+    "first/kernel": 64 * 500,
+    "first/bias": 500,
+    "norm/gamma": 500,
+    "norm/beta": 500,
+    "second/kernel": 500 * 140,
+    "second/bias": 140,
+    "head/kernel": 1400,
+    "head/bias": 10,
+}
+KERNELS = 64 * 500 + 500 * 140 + 1400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        ({}, ["bias", "norm/gamma", "norm/beta"]),
+        ({"min_size": 0}, []),
+        ({"min_size": 500}, ["second/bias", "head/bias"]),
+        ({"min_size": 501}, ["bias", "norm"]),
+        ({"min_size": 0, "exclude": "last"}, ["head"]),
+        ({"min_size": 0, "exclude": "bias"}, ["bias"]),
+        ({"min_size": 0, "exclude": "*/bias"}, ["bias"]),
+        ({"min_size": 0, "exclude": "first*kernel"}, ["first/kernel"]),
+        ({"min_size": 0, "exclude": "layer:Dense"}, ["first", "second", "head"]),
+        ({"min_size": 0, "exclude": keras.layers.LayerNormalization}, ["norm"]),
+        (
+            {"min_size": 0, "exclude": lambda v: v.shape[0] == 140},
+            ["second/bias"] + ["head/kernel"],
+        ),
+        (
+            {"min_size": 0, "exclude": ["last", "*gamma", keras.layers.Embedding]},
+            ["head", "norm/gamma"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_not_compressed(arguments, out):
+    model = big_model()
+    expected = sum(
+        size for name, size in SIZES.items() if not any(part in name for part in out)
+    )
+    optimizer = tfgradcomp.SignSGD(sgd(), **arguments)
+    assert elements(optimizer, model) == expected
+    assert optimizer.traffic.elements_plain == sum(SIZES.values()) - expected
+
+
+def test_the_last_layer_without_a_model_is_that_of_the_last_path():
+    variables = []
+    for layer, size in (("a", 9), ("b", 8), ("b", 7)):
+        with keras.name_scope(layer):
+            variables.append(keras.Variable(np.ones(size), name=f"w{size}"))
+    optimizer = tfgradcomp.SignSGD(sgd(), exclude="last", min_size=1)
+    optimizer.build(variables)
+    assert optimizer.traffic.elements_compressed == 9
+
+
+def test_exclusion_by_layer_needs_a_model():
+    optimizer = tfgradcomp.SignSGD(sgd(), exclude="layer:Dense")
+    with pytest.raises(ValueError, match="needs a Keras model.*exclude='layer:Dense'"):
+        optimizer.build(make_variables(SHAPES))
+
+
+@pytest.mark.parametrize(
+    ("name", "up"),
+    [
+        ("TernGrad", 1.65),
+        ("SignSGD", 1.05),
+        ("Signum", 1.05),
+        ("DistEFSGD", 1.05),
+        ("DistEFBlockSGD", 1.05),
+        ("DistEFBlockSGDM", 1.05),
+        ("HalfPrecision", 16.05),
+    ],
+)
+def test_bits_per_element(name, up):
+    optimizer = METHODS[name](sgd())
+    with pytest.raises(ValueError, match="`traffic` depends on the model's variables"):
+        _ = optimizer.traffic
+    assert elements(optimizer, big_model()) == KERNELS > 100_000
+    traffic = optimizer.traffic
+    floor = {"TernGrad": np.log2(3), "HalfPrecision": 16}.get(name, 1)
+    assert floor <= traffic.bits_per_element_up <= up
+    assert traffic.num_workers == 1
+    assert traffic.words_sent == traffic.bytes_received == 0
+
+
+def test_words_of_two_workers():
+    def worker(rank, collectives):
+        optimizer = tfgradcomp.TernGrad(sgd(), transport=AllGather(collectives))
+        optimizer.build(make_variables([(100, 100), (10,)]))
+        return optimizer.traffic
+
+    for traffic in Loopback(2, timeout=60).run(worker):
+        # 20 codes a word, one scale, one status; the scale's own round; and the ten
+        # floats with three numbers of status a worker.
+        expected = (500 + 1 + 1) + 1 + (10 + 6)
+        assert traffic.words_sent == traffic.words_received == expected
+        assert traffic.bytes_sent == 4 * expected
+        assert traffic.elements_plain == 10
+        # A reply has 2N + 1 = 5 levels, 13 to a word.
+        np.testing.assert_allclose(
+            traffic.bits_per_element_reply, 32 * (np.ceil(10_000 / 13) + 1) / 10_000
+        )

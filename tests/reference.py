@@ -1,0 +1,155 @@
+"""The methods in NumPy, written from the papers; nothing here uses the package."""
+
+import math
+
+import numpy as np
+
+
+def philox_4x32_10(counters, key):
+    """Salmon et al. 2011: rows of four 32-bit counters, a 64-bit key."""
+    c = [counters[:, lane].astype(np.uint64) for lane in range(4)]
+    low, high = key & 0xFFFFFFFF, key >> 32
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for _ in range(10):
+        first = np.uint64(0xD2511F53) * c[0]
+        second = np.uint64(0xCD9E8D57) * c[2]
+        c = [
+            (second >> half) ^ c[1] ^ np.uint64(low),
+            second & mask,
+            (first >> half) ^ c[3] ^ np.uint64(high),
+            first & mask,
+        ]
+        low, high = (low + 0x9E3779B9) % 2**32, (high + 0xBB67AE85) % 2**32
+    return np.stack(c, 1).astype(np.uint32)
+
+
+def random_bits(count, seed, step, rank=None, stream=0):
+    """Words that a worker draws in a step; a rank of None draws the shared ones."""
+    worker = 0 if rank is None else rank + 1
+    high = step * 2**24 + worker * 2**4 + stream
+    blocks = np.arange(-(-count // 4), dtype=np.uint64)
+    counters = np.zeros([len(blocks), 4], np.uint32)
+    counters[:, 0] = blocks & np.uint64(0xFFFFFFFF)
+    counters[:, 1] = blocks >> np.uint64(32)
+    counters[:, 2], counters[:, 3] = high & 0xFFFFFFFF, high >> 32
+    return philox_4x32_10(counters, seed).reshape(-1)[:count]
+
+
+def uniform(count, seed, step, rank):
+    return (random_bits(count, seed, step, rank) >> np.uint32(8)) * 2.0**-24
+
+
+def digits_per_word(base):
+    return max(k for k in range(1, 33) if base**k <= 2**32)
+
+
+def pack(codes, base):
+    """Element j is digit j mod k of word j // k, least significant first."""
+    digits = digits_per_word(base)
+    words = [0] * math.ceil(len(codes) / digits)
+    for j, code in enumerate(codes):
+        words[j // digits] += int(code) * base ** (j % digits)
+    return np.array(words, np.uint64).astype(np.uint32).view(np.int32)
+
+
+def blocks(splits):
+    return [slice(a, b) for a, b in zip(splits[:-1], splits[1:], strict=True)]
+
+
+def clip(x, splits, factor=2.5):
+    """Block-wise at c sigma; sigma is the root mean square where the mean outweighs."""
+    result = np.array(x, np.float64)
+    for block in blocks(splits):
+        v = result[block]
+        if len(v) == 1:
+            continue
+        sigma = v.std()
+        if abs(v.mean()) > sigma:
+            sigma = math.sqrt(np.mean(v**2))
+        result[block] = np.clip(v, -factor * sigma, factor * sigma)
+    return result
+
+
+def largest(x, splits):
+    return np.array([np.abs(x[block]).max() for block in blocks(splits)])
+
+
+def spread(scale, splits):
+    return np.repeat(scale, np.diff(splits))
+
+
+def ternary_codes(x, scale, splits, seed, step, rank):
+    """sign(x) b with P(b = 1) = |x| / s, in -1, 0, 1."""
+    s = spread(scale, splits)
+    probability = np.divide(np.abs(x), s, out=np.zeros(len(x)), where=s > 0)
+    coins = uniform(len(x), seed, step, rank)
+    # float32 may see it the other way; take another seed.
+    close = (np.abs(coins - probability) < 1.5e-7) & (0 < coins) & (probability > 0)
+    if close.any():
+        raise ArithmeticError("A coin is too close to call.")
+    return np.sign(x) * (coins < probability)
+
+
+def shared_coin(count, seed, step, stream):
+    return 2.0 * (random_bits(count, seed, step, None, stream) % 2) - 1
+
+
+def sign(x, seed, step):
+    """sign(x); zeros get a pseudo-random sign that all workers share."""
+    return np.where(x == 0, shared_coin(len(x), seed, step, 1), np.sign(x))
+
+
+def vote(signs, tie, seed, step):
+    """sign of the sum over the rows; ties are zero or a shared coin."""
+    votes = np.sign(np.sum(signs, 0))
+    if tie == "random":
+        coin = shared_coin(len(votes), seed, step, 2)
+        votes = np.where(votes == 0, coin, votes)
+    return votes
+
+
+def scaled_sign(x, splits):
+    """(||x_b||_1 / d_b) sign(x_b), the sign of a zero being plus."""
+    scale = np.array([np.mean(np.abs(x[block])) for block in blocks(splits)])
+    return spread(scale, splits) * np.where(x >= 0, 1.0, -1.0)
+
+
+def top_k(x, ratio):
+    count = max(1, math.ceil(ratio * len(x)))
+    kept = np.argsort(-np.abs(x), kind="stable")[:count]
+    result = np.zeros(len(x))
+    result[kept] = x[kept]
+    return result
+
+
+class DistEF:
+    """Algorithms 2 to 4 of Zheng et al. 2019, Appendix A included; one vector."""
+
+    def __init__(self, compress, workers, size, momentum=None, decay=0.0):
+        self.compress = compress
+        self.momentum = momentum
+        self.decay = decay
+        self.m = np.zeros([workers, size])
+        self.e = np.zeros([workers, size])
+        self.server_e = np.zeros(size)
+        self.decay_m = np.zeros(size)
+        self.unit = 0.0
+
+    def update(self, gradients, weights, rate):
+        """What is subtracted from the weights, times the rate."""
+        sent, ratio = gradients, self.unit / rate if rate else 0.0
+        if self.momentum is not None:
+            self.m = self.momentum * self.m + gradients
+            sent = self.momentum * self.m + gradients
+        p = sent + ratio * self.e
+        pushed = np.stack([self.compress(row) for row in p])
+        server_p = pushed.mean(0) + ratio * self.server_e
+        reply = self.compress(server_p)
+        if rate:
+            # Residuals are owed in units of the last rate that moved anything.
+            self.e, self.server_e, self.unit = p - pushed, server_p - reply, rate
+        decay = self.decay * weights
+        if self.momentum:
+            self.decay_m = self.momentum * self.decay_m + decay
+            decay = self.momentum * self.decay_m + decay
+        return reply + decay

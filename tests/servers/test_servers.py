@@ -1,0 +1,210 @@
+"""What the server computes, against NumPy."""
+
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+from helpers import bits, make_context
+
+from tfgradcomp.compressors import Identity, Layout, ScaledSign, Sign, Ternary, TopK
+from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, SignOfMean
+from tfgradcomp.wire import words as wire
+
+LAYOUT = Layout.from_sizes([70, 1, 30])
+SPLITS = LAYOUT.row_splits
+
+
+def combine(server, payloads, state=(), **context):
+    reply, state = server.combine(
+        payloads, state, LAYOUT, make_context(num_workers=1, **context)
+    )
+    return reply, state
+
+
+def check_reply(server, reply, workers):
+    """The reply is as declared, and survives its own wire format."""
+    fields = server.reply_fields(LAYOUT, workers)
+    assert reply.keys() == fields.keys()
+    for name, field in fields.items():
+        assert reply[name].shape == [field.count]
+        if field.base is not None:
+            assert 0 <= reply[name].numpy().min()
+            assert reply[name].numpy().max() < field.base
+    again = wire.unpack(wire.pack(reply, fields), fields)
+    for name, value in reply.items():
+        assert bits(again[name]) == bits(value)
+    return fields
+
+
+def compressed(compressor, vectors, **context):
+    """Payloads of all workers, stacked."""
+    payloads = [
+        compressor.compress(
+            tf.constant(v, tf.float32), (), LAYOUT, make_context(rank=i, **context)
+        )[0]
+        for i, v in enumerate(vectors)
+    ]
+    return {name: tf.stack([p[name] for p in payloads]) for name in payloads[0]}
+
+
+def vectors_of(workers, seed=0):
+    rng = np.random.default_rng([seed, workers])
+    return rng.normal(size=(workers, LAYOUT.size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("tie", ["zero", "random"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+def test_votes(workers, tie):
+    signs = np.sign(vectors_of(workers))
+    server = MajorityVote(tie)
+    payloads = {"codes": tf.constant((signs > 0).astype(np.int32))}
+    reply, _ = combine(server, payloads, step=3, seed=8)
+    fields = check_reply(server, reply, workers)
+    has_zero = tie == "zero" and workers % 2 == 0
+    assert fields["votes"].base == (3 if has_zero else 2)
+    votes = server.decompress(reply, LAYOUT, workers).numpy()
+    np.testing.assert_array_equal(votes, reference.vote(signs, tie, 8, 3))
+    tied = signs.sum(0) == 0
+    assert tied.any() == (workers % 2 == 0)
+    assert (votes[tied] == 0).all() == has_zero or not tied.any()
+    assert not np.signbit(votes[votes == 0]).any()
+
+
+def test_random_ties_are_shared_and_unbiased():
+    server, steps = MajorityVote("random"), 300
+    codes = {"codes": tf.constant([[0] * LAYOUT.size, [1] * LAYOUT.size])}
+    total = np.zeros(LAYOUT.size)
+    for step in range(steps):
+        replies = [
+            combine(server, codes, step=step, seed=2, rank=rank)[0] for rank in (0, 1)
+        ]
+        assert bits(replies[0]["votes"]) == bits(replies[1]["votes"])
+        total += server.decompress(replies[0], LAYOUT, 2).numpy()
+    z = total / np.sqrt(steps)
+    assert abs(z.sum()) < 5 * np.sqrt(LAYOUT.size)
+    assert abs(np.sum(z**2) - LAYOUT.size) < 5 * np.sqrt(2 * LAYOUT.size)
+
+
+def test_an_unknown_tie_is_refused():
+    with pytest.raises(
+        ValueError, match=r"tie must be one of \('zero', 'random'\).*up"
+    ):
+        MajorityVote("up")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+def test_ternary_codes_add_up_as_integers(workers):
+    rng = np.random.default_rng(workers)
+    codes = rng.integers(-1, 2, size=(workers, LAYOUT.size))
+    codes[:, 0], codes[:, 1] = 1, -1
+    scale = np.array([0.3, 1e-20, 7.0], np.float32)
+    server = CodeSum(Ternary())
+    payloads = {
+        "codes": tf.constant(codes + 1, tf.int32),
+        "scale": tf.constant(np.tile(scale, [workers, 1])),
+    }
+    reply, _ = combine(server, payloads)
+    fields = check_reply(server, reply, workers)
+    assert fields["codes"].base == 2 * workers + 1
+    np.testing.assert_array_equal(reply["codes"], codes.sum(0) + workers)
+    np.testing.assert_array_equal(reply["scale"], scale)
+    np.testing.assert_allclose(
+        server.decompress(reply, LAYOUT, workers),
+        reference.spread(scale.astype(np.float64), SPLITS) * codes.mean(0),
+        rtol=1e-6,
+        atol=0,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+def test_the_sum_of_signs_is_their_mean(workers):
+    signs = np.sign(vectors_of(workers))
+    server = CodeSum(Sign())
+    reply, _ = combine(server, {"codes": tf.constant((signs > 0).astype(np.int32))})
+    assert check_reply(server, reply, workers)["codes"].base == workers + 1
+    np.testing.assert_array_equal(
+        server.decompress(reply, LAYOUT, workers),
+        signs.sum(0, dtype=np.float32) / np.float32(workers),
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "compressor",
+    [Identity(), Identity("bfloat16"), ScaledSign(), Ternary(False), TopK(0.3)],
+    ids=str,
+)
+def test_the_mean_is_that_of_what_was_decoded(workers, compressor):
+    payloads = compressed(compressor, vectors_of(workers))
+    decoded = [
+        compressor.decompress({k: v[i] for k, v in payloads.items()}, LAYOUT).numpy()
+        for i in range(workers)
+    ]
+    server = Mean(compressor)
+    reply, _ = combine(server, payloads)
+    check_reply(server, reply, workers)
+    np.testing.assert_allclose(
+        server.decompress(reply, LAYOUT, workers),
+        np.mean(decoded, 0, np.float64),
+        rtol=1e-5,
+        atol=1e-7,
+    )
+
+
+def test_the_sign_of_the_mean():
+    vectors = vectors_of(3)
+    vectors[:, :2] = [[1, 0], [-0.5, 0], [-0.5, 0]]
+    reply, _ = combine(SignOfMean(), {"values": tf.constant(vectors)})
+    expected = np.sign(vectors.astype(np.float64).mean(0))
+    assert expected[0] == expected[1] == 0
+    np.testing.assert_array_equal(SignOfMean().decompress(reply, LAYOUT, 3), expected)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "rule"),
+    [
+        (ScaledSign(), lambda v: reference.scaled_sign(v, SPLITS)),
+        (TopK(0.1), lambda v: reference.top_k(v, 0.1)),
+        (Identity(), lambda v: v),
+    ],
+    ids=["scaled sign", "top-k", "identity"],
+)
+def test_the_mean_is_compressed_again_with_a_residual(compressor, rule):
+    server, state = Recompress(compressor), Recompress(compressor).init(LAYOUT)
+    e, unit, rates = np.zeros(LAYOUT.size), 0.0, [0.1, 0.4, 0.0, 0.2, 0.2]
+    for step, rate in enumerate(rates):
+        vectors = vectors_of(3, step)
+        reply, state = combine(
+            server,
+            compressed(compressor, vectors),
+            state,
+            step=step,
+            rate=rate,
+            previous_rate=unit,
+        )
+        check_reply(server, reply, 3)
+        p = np.mean([rule(v.astype(np.float64)) for v in vectors], 0)
+        p += unit / rate * e if rate else 0.0
+        sent = rule(p)
+        if rate:
+            e, unit = p - sent, rate
+        np.testing.assert_allclose(
+            server.decompress(reply, LAYOUT, 3), sent, rtol=1e-4, atol=1e-5
+        )
+        np.testing.assert_allclose(state["residual"], e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        (MajorityVote(), SignOfMean()),
+        (CodeSum(Sign()), SignOfMean()),
+        (CodeSum(Ternary()), Mean()),
+        (Mean(ScaledSign()), Mean()),
+        (Recompress(ScaledSign()), Mean()),
+    ],
+    ids=str,
+)
+def test_what_becomes_of_the_rule_without_compression(server, expected):
+    assert server.uncompressed() == expected
+    assert type(server.uncompressed()) is type(expected)
