@@ -1,4 +1,4 @@
-"""Puts this folder on the path of its tests, and makes TensorFlow quiet."""
+"""Makes TensorFlow quiet, before anything imports it."""
 
 import os
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
-from helpers import make_context
 
+from tests import reference
+from tests.helpers import make_context
 from tfgradcomp.compressors import Clip, Identity, Layout
 
 

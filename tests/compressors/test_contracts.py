@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
-from helpers import bits, make_context
 
+from tests import reference
+from tests.helpers import bits, make_context
 from tfgradcomp.compressors import (
     Clip,
     Compressor,

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
-from helpers import make_context
 
+from tests import reference
+from tests.helpers import make_context
 from tfgradcomp.compressors import Layout, Momentum, ScaledSign, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 

@@ -129,13 +129,13 @@ def test_reshard_says_what_is_wrong(again):
 def test_an_unfinished_epoch_does_not_count(tmp_path):
     folder = backups.worker_folder(tmp_path, 0)
 
-    def save(path):
-        Path(path).write_text("half")
+    def fail(unfinished):
+        (unfinished / "file").write_text("half")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        backups.write(folder, 1, 1, save)
+        backups.write(folder, 1, 1, fail)
     assert backups.epochs_in(folder) == []
-    backups.write(folder, 1, 1, lambda path: Path(path).write_text("whole"))
+    backups.write(folder, 1, 1, lambda path: (path / "file").write_text("whole"))
     assert backups.epochs_in(folder) == [1]
-    assert Path(backups.weights_file(folder, 1)).read_text() == "whole"
+    assert (backups.epoch_folder(folder, 1) / "file").read_text() == "whole"

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import make_variables
 
 import tfgradcomp
+from tests.helpers import make_variables
 from tfgradcomp.compressors import Clip, ErrorFeedback, Identity, Momentum, Sign, TopK
 from tfgradcomp.servers import MajorityVote, Mean
 

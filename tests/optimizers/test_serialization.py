@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Rates, bits, make_variables, named
 
 import tfgradcomp
+from tests.helpers import Rates, bits, make_variables, named
 from tfgradcomp.compressors import (
     Clip,
     ErrorFeedback,

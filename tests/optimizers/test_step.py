@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Rates, bits, flat, make_variables, state_of
 
 import tfgradcomp
+from tests.helpers import Rates, bits, flat, make_variables, state_of
 from tfgradcomp.compressors import TopK
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
@@ -53,6 +53,22 @@ def assert_alike(variables, others, rtol=1e-6, atol=1e-6):
 
 
 # Gradients that are not finite.
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float16", 7e4), ("bfloat16", 3.4e38)], ids=str
+)
+def test_an_overflow_in_half_precision_changes_nothing(dtype, value):
+    variables = make_variables(SHAPES)
+    before = [bits(v) for v in values_of(variables)]
+    optimizer = tfgradcomp.HalfPrecision(sgd(), dtype, min_size=1)
+    gradients = gradients_of(0)
+    gradients[1][3] = value
+    message = r"(?s)NaN or Inf in the compressed gradient.*on worker.*0"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        optimizer.apply(gradients, variables)
+    assert [bits(v) for v in values_of(variables)] == before
+    assert optimizer.iterations == 0
 
 
 @every_method

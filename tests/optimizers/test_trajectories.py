@@ -9,11 +9,11 @@ step, and by nothing else.
 import keras
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
-from helpers import Rates, bits, flat, make_variables, named, split
 
 import tfgradcomp
+from tests import reference
+from tests.helpers import Rates, bits, flat, make_variables, named, split
 from tfgradcomp.compressors import ErrorFeedback, Identity, NesterovMomentum
 from tfgradcomp.servers import Recompress
 from tfgradcomp.transports import DirectExchange, Loopback

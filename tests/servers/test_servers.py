@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
-from helpers import bits, make_context
 
+from tests import reference
+from tests.helpers import bits, make_context
 from tfgradcomp.compressors import Identity, Layout, ScaledSign, Sign, Ternary, TopK
 from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, SignOfMean
 from tfgradcomp.wire import words as wire

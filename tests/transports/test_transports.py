@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import bits, make_context
 
+from tests.helpers import bits, make_context
 from tfgradcomp import transports
 from tfgradcomp.compressors import (
     Clip,

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
 
+from tests import reference
 from tfgradcomp.compressors import Field
 from tfgradcomp.wire import words as wire
 

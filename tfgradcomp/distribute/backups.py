@@ -15,7 +15,10 @@ from pathlib import Path
 KEPT = 2
 """Epochs that a worker keeps: workers that die together may be one epoch apart."""
 
-_WEIGHTS, _METADATA = "state.weights.h5", "metadata.json"
+WEIGHTS = "state.weights.h5"
+"""The file of weights and optimizer state in the folder of an epoch."""
+
+_METADATA = "metadata.json"
 
 
 def worker_folder(directory: str | Path, rank: int) -> Path:
@@ -26,11 +29,6 @@ def worker_folder(directory: str | Path, rank: int) -> Path:
 def epoch_folder(folder: Path, epoch: int) -> Path:
     """Returns the folder of one epoch of a worker; epochs count from 1."""
     return folder / f"epoch-{epoch:06d}"
-
-
-def weights_file(folder: Path, epoch: int) -> str:
-    """Returns the file of weights and optimizer state."""
-    return str(epoch_folder(folder, epoch) / _WEIGHTS)
 
 
 def epochs_in(folder: Path) -> list[int]:
@@ -53,16 +51,16 @@ def write(folder: Path, epoch: int, num_workers: int, save: Callable) -> None:
         folder: The worker's folder.
         epoch: Number of finished epochs.
         num_workers: N, for whoever restores.
-        save: Called with the path of the file that it shall write.
+        save: Called with the folder that it shall write into.
     """
     target = epoch_folder(folder, epoch)
     unfinished = folder / f".unfinished-{target.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save(str(unfinished / _WEIGHTS))
+    save(unfinished)
     (unfinished / _METADATA).write_text(json.dumps({"num_workers": num_workers}))
-    for name in (_WEIGHTS, _METADATA):
-        with open(unfinished / name, "rb") as file:
+    for path in unfinished.iterdir():
+        with open(path, "rb") as file:
             os.fsync(file.fileno())
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)

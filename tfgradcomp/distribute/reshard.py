@@ -37,13 +37,14 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
     if Path(out).exists():
         raise ValueError(f"The output must not exist yet. Received: out={out}")
     folders, epoch = _find(Path(old))
-    files = [backups.weights_file(folder, epoch) for folder in folders]
+    sources = [backups.epoch_folder(folder, epoch) for folder in folders]
+    files = [source / backups.WEIGHTS for source in sources]
     means = _means(files)
     for rank in range(num_workers):
 
-        def save(path, rank=rank):
-            shutil.copyfile(files[0], path)
-            with h5py.File(path, "r+") as file:
+        def save(folder, rank=rank):
+            shutil.copytree(sources[0], folder, dirs_exist_ok=True)
+            with h5py.File(folder / backups.WEIGHTS, "r+") as file:
                 for name, value in means.items():
                     file[name][...] = value
                 for group in _state_groups(file):

@@ -5,22 +5,27 @@ from __future__ import annotations
 import shutil
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.distribute import backups
 from tfgradcomp.seam.multi_worker_fit import across_hosts, is_multi_worker
-from tfgradcomp.seam.trainer import prepare_to_resume
+from tfgradcomp.seam.trainer import prepare_to_resume, random_states
+
+# Keras saves no random states, and dropout would differ after a restart.
+_RANDOM = "random.npz"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
     """Resumes `fit` after an interruption, each worker from a folder of its own.
 
-    At the end of each epoch every worker writes its weights and its optimizer's state,
-    residuals included, to `directory/worker-<rank>/epoch-<n>`. A folder appears when
-    it is complete, and the last two are kept: workers do not die at the same moment.
-    At the next start all workers agree on the newest epoch that every one of them
-    has, and go on from there: with the same number of workers, and data that is the
-    same in every epoch, to the same bits as without the interruption.
+    At the end of each epoch every worker writes its weights, its optimizer's state,
+    residuals included, and the random states of its layers to
+    `directory/worker-<rank>/epoch-<n>`. A folder appears when it is complete, and the
+    last two are kept: workers do not die at the same moment. At the next start all
+    workers agree on the newest epoch that every one of them has, and go on from there:
+    with the same number of workers, and data that is the same in every epoch, to the
+    same bits as without the interruption.
 
     Args:
         directory: Folder on a disk of each machine, or on one that all share.
@@ -79,17 +84,23 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         epoch = max(common)
         prepare_to_resume(self.model, epoch)
-        self.model.load_weights(backups.weights_file(self._folder, epoch))
+        source = backups.epoch_folder(self._folder, epoch)
+        self.model.load_weights(source / backups.WEIGHTS)
+        with np.load(source / _RANDOM) as saved:
+            for path, variable in random_states(self.model).items():
+                variable.assign(saved[path])
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the state of this worker."""
         hosts = self._hosts()
-        backups.write(
-            self._folder,
-            epoch + 1,
-            hosts.num_workers if hosts else 1,
-            self.model.save_weights,
-        )
+
+        def save(folder):
+            self.model.save_weights(folder / backups.WEIGHTS)
+            states = random_states(self.model)
+            np.savez(folder / _RANDOM, **{k: v.numpy() for k, v in states.items()})
+
+        num_workers = hosts.num_workers if hosts else 1
+        backups.write(self._folder, epoch + 1, num_workers, save)
 
     def on_train_end(self, logs=None):
         """Removes this worker's folder, when all workers are here."""

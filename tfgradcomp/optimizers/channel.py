@@ -82,22 +82,25 @@ class Channel:
             )
         }
 
-    def exchange(self, gradient, weights, context: Context, status: tf.Tensor):
-        """Compresses, exchanges and decodes one gradient.
+    def compress(self, gradient: tf.Tensor, context: Context):
+        """Returns the payload of this worker's mean gradient, and the new state."""
+        state = tf.nest.map_structure(tf.convert_to_tensor, self.state["worker"])
+        return self.compressor.compress(gradient, state, self.layout, context)
+
+    def exchange(self, payload, weights, context: Context, status: tf.Tensor):
+        """Exchanges a payload and decodes the reply.
 
         Args:
-            gradient: float32 vector, this worker's mean gradient.
+            payload: What `compress` returned.
             weights: Function that returns the flat weights, called where needed.
             context: The step.
             status: A word that all workers shall see.
 
         Returns:
-            The update, the new state and all workers' statuses.
+            The update, the new state of server and weight decay, and all workers'
+            statuses.
         """
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
-        payload, worker = self.compressor.compress(
-            gradient, state["worker"], self.layout, context
-        )
         reply, server, statuses = self.transport.exchange(
             payload,
             self.compressor,
@@ -113,7 +116,7 @@ class Channel:
         if self.weight_decay:
             term, local = self.weight_decay.term(weights(), local)
             update += term
-        return update, {"worker": worker, "server": server, "local": local}, statuses
+        return update, {"server": server, "local": local}, statuses
 
     def words(self, num_workers: int) -> Words:
         """Returns the words a worker moves in a step."""

@@ -365,11 +365,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         vectors = [
             channel.flatten(table) * context.num_workers for channel in self._channels
         ]
-        status = self._status(vectors, table)
+        compressed = [
+            channel.compress(vector, context)
+            for channel, vector in zip(self._channels, vectors, strict=True)
+        ]
+        status = self._status(vectors, [payload for payload, _ in compressed], table)
         updates, states, statuses = {}, [], None
-        for channel, vector in zip(self._channels, vectors, strict=True):
+        for channel, (payload, worker) in zip(self._channels, compressed, strict=True):
             update, state, seen = channel.exchange(
-                vector,
+                payload,
                 lambda channel=channel: channel.flatten(self._trainable_variables),
                 context,
                 # All workers see all statuses with the first exchange.
@@ -377,7 +381,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             )
             statuses = seen if statuses is None else statuses
             updates.update(channel.split(update))
-            states.append(state)
+            states.append({"worker": worker, **state})
         applied = [
             tf.cast(updates[position], gradient.dtype)
             for position, gradient in zip(positions, gradients, strict=True)
@@ -422,37 +426,45 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             max=lambda vector: self._collectives.max(vector, "agreed"),
         )
 
-    def _status(self, vectors, gradients):
-        """0, or 1 + the position of the first variable with a non-finite gradient."""
-        finite = [tf.reduce_all(tf.math.is_finite(vector)) for vector in vectors]
+    def _status(self, vectors, payloads, gradients):
+        """0 if all is finite, else 1 + the position of the variable where it is not.
+
+        1 + the number of variables where every gradient is finite and yet a payload
+        is not: half floats or a momentum overflowed.
+        """
+        numbers = [
+            tensor
+            for payload in payloads
+            for tensor in payload.values()
+            if tensor.dtype.is_floating
+        ]
 
         def locate():
             # Looked at as float32, as in the vectors: 1e300 overflows there.
             bad = [
-                tf.constant(False)
-                if gradient is None
-                else tf.reduce_any(
-                    tf.logical_not(tf.math.is_finite(tf.cast(gradient, tf.float32)))
-                )
+                gradient is not None
+                and tf.logical_not(_is_finite(tf.cast(gradient, tf.float32)))
                 for gradient in gradients
             ]
-            # Multiplied by N, a vector can overflow where no gradient did.
-            return 1 + tf.argmax(tf.stack(bad), output_type=tf.int32)
+            return 1 + tf.argmax(tf.stack([*bad, True]), output_type=tf.int32)
 
-        return tf.cond(tf.reduce_all(finite), lambda: tf.constant(0), locate)
+        finite = tf.reduce_all([_is_finite(x) for x in [*vectors, *numbers]])
+        return tf.cond(finite, lambda: tf.constant(0), locate)
 
     def _report(self, statuses):
         checks = []
         if self.nonfinite == "raise":
-            rank = tf.argmax(tf.cast(statuses > 0, tf.int32), output_type=tf.int32)
+            # A gradient before a payload: a scale that workers share spreads a NaN.
+            seen = tf.where(statuses > 0, statuses, statuses.dtype.max)
+            rank = tf.argmin(seen, output_type=tf.int32)
             status = statuses[rank]
-            for position, variable in enumerate(self._trainable_variables):
+            places = [f"the gradient of {_path(v)}" for v in self._trainable_variables]
+            for position, place in enumerate([*places, "the compressed gradient"]):
                 checks.append(
                     tf.debugging.Assert(
                         tf.not_equal(status, position + 1),
                         [
-                            "NaN or Inf in the gradient of",
-                            _path(variable),
+                            f"NaN or Inf in {place}",
                             "on worker",
                             rank,
                             "; the step was skipped on all workers and changed "
@@ -575,6 +587,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 for name, value in config.items()
             }
         )
+
+
+def _is_finite(tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(tensor))
 
 
 def _path(variable) -> str:

@@ -21,3 +21,12 @@ def prepare_to_resume(model: keras.Model, epoch: int) -> None:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     model._initial_epoch = epoch
+
+
+def random_states(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns the states of the model's seed generators (dropout, ...) by their paths.
+
+    They are what is neither a weight nor part of a metric.
+    """
+    others = {id(v) for v in [*model.weights, *model.metrics_variables]}
+    return {v.path: v for v in model.variables if id(v) not in others}
