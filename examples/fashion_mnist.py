@@ -25,7 +25,7 @@ import tfgradcomp
 METHODS = {
     "none": (0.05, 0.9, None),
     "terngrad": (0.03, 0.9, "TernGrad"),
-    "signsgd": (1e-3, 0.0, "SignSGD"),
+    "signsgd": (2e-4, 0.9, "SignSGD"),
     "signum": (1e-3, 0.0, "Signum"),
     "dist_ef_sgd": (0.4, 0.0, "DistEFSGD"),
     "dist_ef_block_sgd": (0.4, 0.0, "DistEFBlockSGD"),

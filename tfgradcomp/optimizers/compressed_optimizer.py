@@ -336,9 +336,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             grads, variables = seam.filtered(inner, grads, list(trainable_variables))
             if not grads:
                 return
-            grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
-            if inner.loss_scale_factor is not None:
-                grads = [g / inner.loss_scale_factor for g in grads]
+            # Keras divides the loss by N; undone first, so that clipping and the method
+            # see this worker's own mean gradient, whatever N is.
+            factor = self._collectives.num_workers / (inner.loss_scale_factor or 1)
+            grads = [
+                _dense(g, v) * tf.cast(factor, g.dtype)
+                for g, v in zip(grads, variables, strict=True)
+            ]
 
             def update(grads):
                 if inner.gradient_accumulation_steps:
@@ -362,9 +366,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         for position, gradient in zip(positions, gradients, strict=True):
             table[position] = gradient
         context = self._context()
-        vectors = [
-            channel.flatten(table) * context.num_workers for channel in self._channels
-        ]
+        vectors = [channel.flatten(table) for channel in self._channels]
         compressed = [
             channel.compress(vector, context)
             for channel, vector in zip(self._channels, vectors, strict=True)
