@@ -119,7 +119,9 @@ def conditions(workers: int) -> str:
     if cpuinfo.exists():
         model = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
         cpu = model[1] if model else cpu
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "TensorFlow's default number of")
+    # The launcher's share of the cores, unless the user says otherwise.
+    share = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", share)
     versions = {
         name.removesuffix("-cpu"): metadata.version(name)
         for name in ("tensorflow", "tensorflow-cpu", "keras")
@@ -127,7 +129,7 @@ def conditions(workers: int) -> str:
     }
     return (
         f"{datetime.date.today()}, commit {commit}; {workers} workers on one machine, "
-        f"CPU {cpu}, {os.cpu_count()} logical cores, {threads} threads per worker; "
+        f"CPU {cpu}, {os.cpu_count()} logical cores, {threads} thread(s) per worker; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
     )
 

@@ -21,7 +21,8 @@ import tensorflow as tf
 import tfgradcomp
 
 # The first learning rate, the momentum of the inner SGD, and the wrapper around it.
-# Steps of signs have one length: Adam's rates; own momentum wants an inner SGD without.
+# A sign is a step of full length: a small rate, and momentum that averages signs. What
+# holds a momentum of its own wants an inner SGD without.
 METHODS = {
     "none": (0.05, 0.9, None),
     "terngrad": (0.03, 0.9, "TernGrad"),

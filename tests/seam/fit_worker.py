@@ -1,6 +1,10 @@
-"""One worker: trains small models in many ways and reports what came out."""
+"""One worker: trains small models in many ways and reports what came out.
+
+Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
+"""
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -12,8 +16,18 @@ import tfgradcomp
 from tests.cluster import report
 
 FOLDER, NAMES = sys.argv[1], sys.argv[2:]
-STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
-RANK = STRATEGY.cluster_resolver.task_id
+if "TF_CONFIG" in os.environ:
+    STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
+    RANK = STRATEGY.cluster_resolver.task_id
+else:
+    # Collectives between logical CPUs starve in a small pool.
+    tf.config.threading.set_inter_op_parallelism_threads(16)
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    RANK = 0
 SGD = keras.optimizers.SGD
 random = np.random.default_rng(7)
 X = random.normal(size=(60, 64)).astype("float32")
@@ -118,6 +132,11 @@ def case_stock():
             lambda: tfgradcomp.DistEFSGD(SGD(0.05), compressor="identity")
         ),
     }
+
+
+def case_eagerly():
+    """Without a graph."""
+    return trained(METHODS["terngrad"], run_eagerly=True)
 
 
 def case_predict():

@@ -1,5 +1,9 @@
 """`model.fit` on real processes under MultiWorkerMirroredStrategy."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -51,6 +55,43 @@ def three(tmp_path_factory):
     cases = ("methods", "nonfinite", "overflow")
     answers, _ = run_workers(WORKER, 3, folder, *cases, timeout=290)
     return answers
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """What one process with two devices under MirroredStrategy answers."""
+    folder = tmp_path_factory.mktemp("mirrored")
+    cases = ("methods", "steps_per_execution", "eagerly", "keras_rules", "overflow")
+    done = subprocess.run(
+        [sys.executable, str(WORKER), str(folder), *cases, "nonfinite", "state"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "answer-0.json").read_text())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_devices_of_one_process_are_two_workers(mirrored, two, method):
+    one = mirrored["methods"][method]
+    assert one["digest"] == two[0][0]["methods"][method]["digest"]
+    assert_same_training(one, one["weights"], two[0][0]["methods"][method]["history"])
+
+
+def test_mirrored_strategy_in_every_manner(mirrored, two):
+    answer = two[0][0]
+    for case in ("steps_per_execution", "keras_rules"):
+        for name, run in mirrored[case].items():
+            assert run["digest"] == answer[case][name]["digest"], (case, name)
+    assert mirrored["eagerly"]["digest"] == answer["steps_per_execution"]["1"]["digest"]
+    assert mirrored["overflow"] == answer["overflow"]
+    assert mirrored["nonfinite"]["unchanged"]
+    assert "[on worker] [1]" in mirrored["nonfinite"]["error"]
+    state = mirrored["state"]
+    for way in ("keras", "weights", "checkpoint"):
+        assert state[way] == state["uninterrupted"], way
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -14,11 +14,11 @@ from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.monitoring.traffic import Traffic
 from tfgradcomp.optimizers.channel import Channel
-from tfgradcomp.optimizers.partition import compressed_positions
+from tfgradcomp.optimizers.partition import compressed_positions, rules_of
 from tfgradcomp.seam import inner_optimizer as seam
 from tfgradcomp.seam.conditional import conditional
 from tfgradcomp.seam.fingerprint import check_same_everywhere
-from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit, is_multi_worker
+from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports import NAMES as TRANSPORTS
@@ -109,6 +109,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             check_choice("transport", transport, TRANSPORTS)
         check_integer("min_size", min_size, 0)
         check_integer("seed", seed, 0, 2**63)
+        rules_of(exclude)
         if block_size not in (None, "model"):
             check_integer("block_size", block_size, 1)
         for argument, value, kind in (
@@ -198,7 +199,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 "MirroredStrategy and under MultiWorkerMirroredStrategy. "
                 f"Received: {type(strategy).__name__}"
             )
-        if is_multi_worker(strategy):
+        if strategy.num_replicas_in_sync > 1:
             enable_multi_worker_fit()
         return strategy
 

@@ -21,16 +21,31 @@ def compressed_positions(variables, exclude, min_size: int) -> list[int]:
         ValueError: If a rule is of no known kind, or needs a model that cannot be
             found.
     """
-    rules = exclude if isinstance(exclude, (list, tuple)) else [exclude]
     excluded = set()
-    for rule in rules:
-        if rule is not None:
-            excluded |= _matches(rule, variables)
+    for rule in rules_of(exclude):
+        excluded |= _matches(rule, variables)
     return [
         index
         for index, variable in enumerate(variables)
         if index not in excluded and variable.shape.num_elements() >= max(min_size, 1)
     ]
+
+
+def rules_of(exclude) -> list:
+    """Returns the rules that `exclude` stands for.
+
+    Raises:
+        ValueError: If a rule is of no known kind.
+    """
+    rules = exclude if isinstance(exclude, (list, tuple)) else [exclude]
+    for rule in rules:
+        if rule is not None and not isinstance(rule, str) and not callable(rule):
+            raise ValueError(
+                "exclude takes None, 'last', a pattern of variable paths, "
+                "'layer:ClassName', a layer class, a function of a variable, or a list "
+                f"of these. Received: exclude={rule!r}"
+            )
+    return [rule for rule in rules if rule is not None]
 
 
 def _matches(rule, variables) -> set[int]:
@@ -46,13 +61,7 @@ def _matches(rule, variables) -> set[int]:
         }
     if isinstance(rule, type) and issubclass(rule, keras.layers.Layer):
         return _owned_by(rule.__name__, variables)
-    if callable(rule):
-        return {index for index, variable in enumerate(variables) if rule(variable)}
-    raise ValueError(
-        "exclude takes None, 'last', a pattern of variable paths, 'layer:ClassName', a "
-        "layer class, a function of a variable, or a list of these. "
-        f"Received: exclude={rule!r}"
-    )
+    return {index for index, variable in enumerate(variables) if rule(variable)}
 
 
 def _last(variables) -> set[int]:

@@ -13,7 +13,8 @@ Four faults are mended, all in Keras' TensorFlow backend:
 - a worker whose share of the last batches is empty evaluates nothing, and oneDNN's
   convolutions fail on nothing; here such a worker sits out.
 
-Under any other strategy, and without one, the original code runs.
+Under any other strategy, and without one, the original code runs; but several devices
+of one process vote on an overflow too, where Keras asks the first of them alone.
 """
 
 from __future__ import annotations
