@@ -13,6 +13,12 @@ import tensorflow as tf
 from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.monitoring.traffic import Traffic
+from tfgradcomp.optimizers import finite_vote
+from tfgradcomp.optimizers.arguments import (
+    check_choice,
+    check_integer,
+    refuse_wrappers,
+)
 from tfgradcomp.optimizers.channel import Channel
 from tfgradcomp.optimizers.partition import compressed_positions, rules_of
 from tfgradcomp.seam import inner_optimizer as seam
@@ -103,7 +109,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             )
         super().__init__(learning_rate=0.0, name=name)
         inner_optimizer = keras.optimizers.get(inner_optimizer)
-        _check_inner(inner_optimizer)
+        refuse_wrappers(inner_optimizer)
         check_choice("nonfinite", nonfinite, NONFINITE)
         if not isinstance(transport, Transport):
             check_choice("transport", transport, TRANSPORTS)
@@ -372,7 +378,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             channel.compress(vector, context)
             for channel, vector in zip(self._channels, vectors, strict=True)
         ]
-        status = self._status(vectors, [payload for payload, _ in compressed], table)
+        payloads = [payload for payload, _ in compressed]
+        status = finite_vote.status_of(vectors, payloads, table)
         updates, states, statuses = {}, [], None
         for channel, (payload, worker) in zip(self._channels, compressed, strict=True):
             update, state, seen = channel.exchange(
@@ -429,53 +436,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             max=lambda vector: self._collectives.max(vector, "agreed"),
         )
 
-    def _status(self, vectors, payloads, gradients):
-        """0 if all is finite, else 1 + the position of the variable where it is not.
-
-        1 + the number of variables where every gradient is finite and yet a payload
-        is not: half floats or a momentum overflowed.
-        """
-        numbers = [
-            tensor
-            for payload in payloads
-            for tensor in payload.values()
-            if tensor.dtype.is_floating
-        ]
-
-        def locate():
-            # Looked at as float32, as in the vectors: 1e300 overflows there.
-            bad = [
-                gradient is not None
-                and tf.logical_not(_is_finite(tf.cast(gradient, tf.float32)))
-                for gradient in gradients
-            ]
-            return 1 + tf.argmax(tf.stack([*bad, True]), output_type=tf.int32)
-
-        finite = tf.reduce_all([_is_finite(x) for x in [*vectors, *numbers]])
-        return tf.cond(finite, lambda: tf.constant(0), locate)
-
     def _report(self, statuses):
         checks = []
         if self.nonfinite == "raise":
-            # A gradient before a payload: a scale that workers share spreads a NaN.
-            seen = tf.where(statuses > 0, statuses, statuses.dtype.max)
-            rank = tf.argmin(seen, output_type=tf.int32)
-            status = statuses[rank]
-            places = [f"the gradient of {_path(v)}" for v in self._trainable_variables]
-            for position, place in enumerate([*places, "the compressed gradient"]):
-                checks.append(
-                    tf.debugging.Assert(
-                        tf.not_equal(status, position + 1),
-                        [
-                            f"NaN or Inf in {place}",
-                            "on worker",
-                            rank,
-                            "; the step was skipped on all workers and changed "
-                            "nothing. Lower the learning rate, clip (clipnorm=...), or "
-                            "go on with nonfinite='skip'",
-                        ],
-                    )
-                )
+            paths = [_path(v) for v in self._trainable_variables]
+            checks = finite_vote.assertions(statuses, paths)
         # Inside XLA assertions vanish; then this counts, and `fit` raises at its end.
         with tf.control_dependencies([check for check in checks if check is not None]):
             self._skipped.assign(self._skipped + 1)
@@ -592,10 +557,6 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         )
 
 
-def _is_finite(tensor) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(tensor))
-
-
 def _path(variable) -> str:
     return getattr(variable, "path", variable.name)
 
@@ -616,48 +577,3 @@ def _serializable(rule):
     if isinstance(rule, type):
         return f"layer:{rule.__name__}"
     return rule
-
-
-def check_choice(name: str, value, choices: tuple) -> None:
-    """Raises ValueError, naming the choices, unless `value` is one of them."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}. Received: {name}={value!r}")
-
-
-def check_integer(name: str, value, low: int, high: int | None = None) -> None:
-    """Raises ValueError unless `value` is an integer in `[low, high)`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(
-            f"{name} must be an integer, at least {low}. Received: {name}={value!r}"
-        )
-    if high is not None and value >= high:
-        raise ValueError(f"{name} must be below {high}. Received: {name}={value}")
-
-
-def _check_inner(inner):
-    if isinstance(inner, CompressedOptimizer):
-        raise ValueError(
-            "A compressed optimizer cannot wrap another one: gradients are exchanged "
-            f"once. Received: inner_optimizer={type(inner).__name__}"
-        )
-    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "LossScaleOptimizer belongs outside: LossScaleOptimizer(TernGrad(SGD())). "
-            "With the policy 'mixed_float16', `model.compile` adds it by itself. "
-            "Received: inner_optimizer=LossScaleOptimizer"
-        )
-
-
-def refuse_inner_momentum(optimizer: CompressedOptimizer) -> None:
-    """Raises ValueError if the inner optimizer has momentum of its own."""
-    inner = optimizer.inner_optimizer
-    for name in ("momentum", "beta_1"):
-        value = getattr(inner, name, 0)
-        if value:
-            raise ValueError(
-                f"{type(optimizer).__name__} holds the momentum itself, on each "
-                "worker; take an inner optimizer without, such as "
-                "keras.optimizers.SGD(learning_rate), or say "
-                "allow_inner_momentum=True. Received: inner_optimizer="
-                f"{type(inner).__name__}({name}={value})"
-            )

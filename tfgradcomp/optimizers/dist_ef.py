@@ -10,10 +10,8 @@ from tfgradcomp.compressors import (
     ScaledSign,
 )
 from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.optimizers.compressed_optimizer import (
-    CompressedOptimizer,
-    refuse_inner_momentum,
-)
+from tfgradcomp.optimizers.arguments import refuse_inner_momentum
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Recompress
 
 

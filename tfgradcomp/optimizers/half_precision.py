@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tfgradcomp.compressors import Identity
-from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer, check_choice
+from tfgradcomp.optimizers.arguments import check_choice
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Mean
 
 DTYPES = ("bfloat16", "float16")

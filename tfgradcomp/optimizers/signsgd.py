@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
-from tfgradcomp.optimizers.compressed_optimizer import (
-    CompressedOptimizer,
-    check_choice,
-    refuse_inner_momentum,
-)
+from tfgradcomp.optimizers.arguments import check_choice, refuse_inner_momentum
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import CodeSum, MajorityVote
 
 AGGREGATES = ("vote", "sum")

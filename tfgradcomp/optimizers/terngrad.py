@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tfgradcomp.compressors import Clip, Ternary
-from tfgradcomp.optimizers.compressed_optimizer import (
-    CompressedOptimizer,
-    check_integer,
-)
+from tfgradcomp.optimizers.arguments import check_integer
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import CodeSum, Mean
 
 
