@@ -73,6 +73,9 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
             ["aggregate must be one of", "vote", "sum", "aggregate='mean'"],
         ),
         ("Signum", {"aggregate": "max"}, ["aggregate must be one of", "vote", "sum"]),
+        ("SignSGD", {"quorum": -1}, ["quorum must be an integer", "quorum=-1"]),
+        ("Signum", {"aggregate": "sum", "quorum": 2}, ["A quorum", "quorum=2"]),
+        ("Signum", {"abstain_below": -0.5}, ["abstain_below must be", "=-0.5"]),
         (
             "HalfPrecision",
             {"dtype": "float8"},

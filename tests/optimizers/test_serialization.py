@@ -41,12 +41,19 @@ COMMON = {
 }
 WRAPPERS = {
     "TernGrad": {"clip_factor": None, "bucket_size": 100, "share_scaler": False},
-    "SignSGD": {"aggregate": "sum", "tie": "random"},
+    "SignSGD": {
+        "aggregate": "vote",
+        "tie": "random",
+        "abstain_below": 0.25,
+        "quorum": 2,
+    },
     "Signum": {
         "momentum": 0.5,
         "warmup_steps": "auto",
         "aggregate": "sum",
         "tie": "random",
+        "abstain_below": 0.5,
+        "quorum": 0,
         "allow_inner_momentum": True,
     },
     "DistEFSGD": {"compressor": "top_k", "weight_decay": 0.25},

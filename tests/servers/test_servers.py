@@ -208,3 +208,44 @@ def test_the_mean_is_compressed_again_with_a_residual(compressor, rule):
 def test_what_becomes_of_the_rule_without_compression(server, expected):
     assert server.uncompressed() == expected
     assert type(server.uncompressed()) is type(expected)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("quorum", [0, 1, 2, 3])
+@pytest.mark.parametrize("tie", ["zero", "random"])
+def test_votes_with_abstention_and_quorum(num_workers, quorum, tie):
+    rng = np.random.default_rng(num_workers)
+    size, threshold = 400, 0.8
+    vectors = rng.normal(size=(num_workers, size)).astype(np.float32)
+    layout = Layout.from_sizes([150, 250])
+    sign = Sign(abstain_below=threshold)
+    server = MajorityVote(tie, quorum, sign)
+    context = make_context(num_workers=num_workers)
+    payloads = [sign.compress(v, (), layout, context)[0] for v in vectors]
+    stacked = {"codes": tf.stack([payload["codes"] for payload in payloads])}
+    reply, _ = server.combine(stacked, (), layout, context)
+    got = server.decompress(reply, layout, num_workers).numpy()
+
+    means = [
+        np.abs(part).mean(1, keepdims=True)
+        for part in (vectors[:, :150], vectors[:, 150:])
+    ]
+    limits = np.concatenate([means[0].repeat(150, 1), means[1].repeat(250, 1)], 1)
+    net = np.where(np.abs(vectors) < threshold * limits, 0, np.sign(vectors)).sum(0)
+    want = np.where(np.abs(net) < quorum, 0, np.sign(net))
+    decided = net != 0
+    np.testing.assert_array_equal(got[decided], want[decided])
+    split = got[~decided]
+    assert len(split) > 5
+    if tie == "zero" or quorum:
+        np.testing.assert_array_equal(split, 0)
+    else:
+        assert set(split) == {-1.0, 1.0}
+    base = server.reply_fields(layout, num_workers)["votes"].base
+    assert base == (3 if tie == "zero" or quorum else 2)
+    assert (
+        0
+        <= int(tf.reduce_min(reply["votes"]))
+        <= int(tf.reduce_max(reply["votes"]))
+        < base
+    )

@@ -28,6 +28,7 @@ from tfgradcomp.wire import words as wire
 METHODS = {
     "signSGD": (Sign(), MajorityVote()),
     "signSGD, random ties": (Sign(), MajorityVote("random")),
+    "signSGD, abstention": (Sign(0.5), MajorityVote("zero", 1, Sign(0.5))),
     "Signum, sum": (Momentum(Sign()), CodeSum(Sign())),
     "TernGrad": (Clip(Ternary()), CodeSum(Ternary())),
     "TernGrad, own scales": (Ternary(False), Mean(Ternary(False))),

@@ -18,30 +18,51 @@ class Sign(Compressor):
     step and element, the same on all workers: a fixed choice would make the weights
     of dead units drift.
 
+    Attributes:
+        abstain_below: \( \tau \). Where it is not 0, a worker sends 0 for an element
+            with \( |x| < \tau \cdot \mathrm{mean}|x| \) over its block, in base 3.
+
     References:
-        Bernstein et al., signSGD, 2018, Algorithm 1.
+        Bernstein et al., signSGD, 2018, Algorithm 1 and Section 6.
     """
+
+    abstain_below: float = 0.0
 
     is_scaled: ClassVar[bool] = False
 
+    def __post_init__(self):
+        if not self.abstain_below >= 0:
+            raise ValueError(
+                "abstain_below must be 0 or positive. "
+                f"Received: abstain_below={self.abstain_below}"
+            )
+
     def fields(self, layout):
         """See `Compressor.fields`."""
-        return {"codes": Field(layout.size, base=2)}
+        return {"codes": Field(layout.size, base=3 if self.abstain_below else 2)}
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
         coin = context.random_bits(layout.size, stream=1, shared=True) % 2
         zero = tf.equal(x, 0)
         codes = tf.where(zero, tf.cast(coin, tf.int32), tf.cast(x > 0, tf.int32))
+        if self.abstain_below:
+            limit = self.abstain_below * layout.map_blocks(_mean_magnitude, x)
+            abstains = layout.map_blocks(lambda b, least: tf.abs(b) < least, x, limit)
+            codes = tf.where(abstains, 1, 2 * codes)
         return {"codes": codes}, state
 
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""
         return self.mean_of_codes(payload["codes"], 1, payload, layout)
 
+    def net_votes(self, total, count):
+        """Returns the votes for plus less those for minus, from the sum of codes."""
+        return total - count if self.abstain_below else 2 * total - count
+
     def mean_of_codes(self, total, count, payload, layout):
-        r"""Returns \( 1 / N \cdot \sum_i (2\,code_i - 1) \) from the sum of codes."""
-        return tf.cast(2 * total - count, tf.float32) / count
+        """Returns the mean of the signs from the sum of `count` codes."""
+        return tf.cast(self.net_votes(total, count), tf.float32) / count
 
 
 @dataclass(frozen=True)

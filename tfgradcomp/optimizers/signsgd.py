@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
-from tfgradcomp.optimizers.arguments import check_choice, refuse_inner_momentum
+from tfgradcomp.optimizers.arguments import (
+    check_choice,
+    check_integer,
+    refuse_inner_momentum,
+)
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import CodeSum, MajorityVote
 
@@ -27,6 +31,9 @@ class SignSGD(CompressedOptimizer):
         aggregate: `"vote"`, or `"sum"`: the mean of the signs.
         tie: Where an even number of workers is split: `"zero"` (the element stays) or
             `"random"`, a shared pseudo-random sign.
+        abstain_below: \( \tau \): a worker does not vote on elements smaller than
+            \( \tau \) times the mean magnitude in their block; 1.6 bits up then.
+        quorum: Elements with fewer net votes stay as they are.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, name.
 
@@ -40,18 +47,27 @@ class SignSGD(CompressedOptimizer):
 
     References:
         Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation
-        for Non-Convex Problems, 2018, Algorithms 1 and 3.
+        for Non-Convex Problems, 2018, Algorithms 1 and 3, Section 6.
     """
 
-    _own_arguments = ("aggregate", "tie")
+    _own_arguments = ("aggregate", "tie", "abstain_below", "quorum")
 
     def __init__(
-        self, inner_optimizer, aggregate: str = "vote", tie: str = "zero", **kwargs
+        self,
+        inner_optimizer,
+        aggregate: str = "vote",
+        tie: str = "zero",
+        abstain_below: float = 0.0,
+        quorum: int = 0,
+        **kwargs,
     ):
-        server = _server(aggregate, tie)
-        super().__init__(inner_optimizer, Sign(), server, **kwargs)
+        sign = Sign(abstain_below)
+        server = _server(sign, aggregate, tie, quorum)
+        super().__init__(inner_optimizer, sign, server, **kwargs)
         self.aggregate = aggregate
         self.tie = tie
+        self.abstain_below = abstain_below
+        self.quorum = quorum
 
 
 class Signum(CompressedOptimizer):
@@ -68,6 +84,8 @@ class Signum(CompressedOptimizer):
             0.9).
         aggregate: As `SignSGD`.
         tie: As `SignSGD`.
+        abstain_below: As `SignSGD`, of the momentum.
+        quorum: As `SignSGD`.
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
@@ -92,6 +110,8 @@ class Signum(CompressedOptimizer):
         "warmup_steps",
         "aggregate",
         "tie",
+        "abstain_below",
+        "quorum",
         "allow_inner_momentum",
     )
 
@@ -102,22 +122,34 @@ class Signum(CompressedOptimizer):
         warmup_steps: int | str = 0,
         aggregate: str = "vote",
         tie: str = "zero",
+        abstain_below: float = 0.0,
+        quorum: int = 0,
         allow_inner_momentum: bool = False,
         **kwargs,
     ):
+        sign = Sign(abstain_below)
+        server = _server(sign, aggregate, tie, quorum)
         steps = warmup_steps_for(momentum) if warmup_steps == "auto" else warmup_steps
-        compressor = Momentum(Sign(), momentum, steps)
-        super().__init__(inner_optimizer, compressor, _server(aggregate, tie), **kwargs)
+        compressor = Momentum(sign, momentum, steps)
+        super().__init__(inner_optimizer, compressor, server, **kwargs)
         if not allow_inner_momentum:
             refuse_inner_momentum(self)
         self.momentum = momentum
         self.warmup_steps = warmup_steps
         self.aggregate = aggregate
         self.tie = tie
+        self.abstain_below = abstain_below
+        self.quorum = quorum
         self.allow_inner_momentum = allow_inner_momentum
 
 
-def _server(aggregate, tie):
+def _server(sign, aggregate, tie, quorum):
     check_choice("aggregate", aggregate, AGGREGATES)
-    vote = MajorityVote(tie)
-    return vote if aggregate == "vote" else CodeSum(Sign())
+    check_integer("quorum", quorum, 0)
+    vote = MajorityVote(tie, quorum, sign)
+    if aggregate == "sum" and quorum:
+        raise ValueError(
+            "A quorum is a rule of aggregate='vote'; the mean of signs has none. "
+            f"Received: aggregate='sum', quorum={quorum}"
+        )
+    return vote if aggregate == "vote" else CodeSum(sign)
