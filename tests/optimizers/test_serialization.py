@@ -106,7 +106,9 @@ def test_wrappers_come_back_with_all_arguments(name, own):
     # Those are not the defaults, which come back as well.
     plain = cls("sgd")
     for argument, value in {**own, **COMMON}.items():
-        assert getattr(plain, argument) != value, argument
+        # A quorum goes with votes only, so one of the two is the default.
+        if (name, argument) not in {("SignSGD", "aggregate"), ("Signum", "quorum")}:
+            assert getattr(plain, argument) != value, argument
     there_and_back(plain)
 
 
