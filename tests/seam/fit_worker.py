@@ -340,6 +340,62 @@ def case_checkpoint_callback():
     return {"equal": digest(model) == digest(loaded)}
 
 
+class Interrupt(keras.callbacks.Callback):
+    """Ends training after two epochs."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+
+def case_shared_paths():
+    """One script gives all workers the same paths."""
+    folder = Path(FOLDER) / "shared"
+    optimizer = METHODS["dist_ef_block_sgdm"]
+    straight = make(optimizer)
+    fit(straight, epochs=4)
+    backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
+    callbacks = [
+        backup,
+        keras.callbacks.ModelCheckpoint(str(folder / "checkpoints/whole.keras")),
+        keras.callbacks.ModelCheckpoint(
+            str(folder / "checkpoints/{epoch}.weights.h5"), save_weights_only=True
+        ),
+        Interrupt(),
+    ]
+    interrupted = make(optimizer)
+    try:
+        fit(interrupted, epochs=4, callbacks=callbacks)
+    except KeyboardInterrupt:
+        pass
+    resumed = make(optimizer)
+    # A fresh callback, as in a fresh process.
+    backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
+    fit(resumed, epochs=4, callbacks=[backup])
+    with STRATEGY.scope():
+        # Without the optimizer: either worker's file may be the last one.
+        path = folder / "checkpoints" / "whole.keras"
+        whole = keras.saving.load_model(path, compile=False)
+    return {
+        "straight": digest(straight),
+        "resumed": digest(resumed),
+        "checkpoint": digest(whole) == digest(interrupted),
+        "files": sorted(path.name for path in (folder / "checkpoints").iterdir()),
+    }
+
+
+def case_different_weights():
+    """Worker 1 has loaded other weights: all raise, none trains on."""
+    model = make(METHODS["terngrad"])
+    if RANK == 1:
+        model.set_weights([w + 1 for w in model.get_weights()])
+    try:
+        fit(model, epochs=1)
+        return {"error": None}
+    except ValueError as error:
+        return {"error": str(error)}
+
+
 def case_no_iterator_to_build():
     """The symbolic build reads no data: each pass begins exactly one iterator."""
     passes = []

@@ -26,9 +26,11 @@ CASES = (
     "traffic",
     "state",
     "checkpoint_callback",
+    "shared_paths",
     "no_iterator_to_build",
     "different_models",
     "different_arguments",
+    "different_weights",
 )
 METHODS = (
     "terngrad",
@@ -276,6 +278,14 @@ def test_model_checkpoint(two):
     assert all(answer["checkpoint_callback"]["equal"] for answer in two[0])
 
 
+def test_workers_that_share_paths_do_not_spoil_files(two):
+    for answer in two[0]:
+        shared = answer["shared_paths"]
+        assert shared["resumed"] == shared["straight"]
+        assert shared["checkpoint"]
+        assert shared["files"] == ["1.weights.h5", "2.weights.h5", "whole.keras"]
+
+
 def test_building_a_model_opens_no_iterator(two):
     # Two epochs; an iterator opened only to build would make it three.
     assert [a["no_iterator_to_build"]["passes"] for a in two[0]] == [2, 2]
@@ -288,3 +298,5 @@ def test_models_that_differ_are_refused_by_all(two):
         assert "second/kernel" in error or "other/kernel" in error
         error = answer["different_arguments"]["error"]
         assert "The optimizer arguments of workers [1] differ" in error
+        error = answer["different_weights"]["error"]
+        assert "The weights or the step count of workers [1] differ" in error

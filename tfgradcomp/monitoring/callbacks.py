@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.distribute import backups
-from tfgradcomp.seam.multi_worker_fit import across_hosts, is_multi_worker
 from tfgradcomp.seam.trainer import prepare_to_resume, random_states
+from tfgradcomp.seam.workers import across_hosts, is_multi_worker
 
 # Keras saves no random states, and dropout would differ after a restart.
 _RANDOM = "random.npz"

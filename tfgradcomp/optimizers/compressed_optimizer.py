@@ -23,7 +23,7 @@ from tfgradcomp.optimizers.channel import Channel
 from tfgradcomp.optimizers.partition import compressed_positions, rules_of
 from tfgradcomp.seam import inner_optimizer as seam
 from tfgradcomp.seam.conditional import conditional
-from tfgradcomp.seam.fingerprint import check_same_everywhere
+from tfgradcomp.seam.fingerprint import check_same_everywhere, path_of
 from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
 from tfgradcomp.servers.base import Server
@@ -439,7 +439,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def _report(self, statuses):
         checks = []
         if self.nonfinite == "raise":
-            paths = [_path(v) for v in self._trainable_variables]
+            paths = [path_of(v) for v in self._trainable_variables]
             checks = finite_vote.assertions(statuses, paths)
         # Inside XLA assertions vanish; then this counts, and `fit` raises at its end.
         with tf.control_dependencies([check for check in checks if check is not None]):
@@ -464,12 +464,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         if not self._is_checked:
             self._is_checked = True
             check_same_everywhere(
-                [
-                    f"{_path(v)} {tuple(v.shape)} {v.dtype}"
-                    for v in self._trainable_variables
-                ],
-                f"{self._compressor} {self._server} {self._block_size} {self._decay} "
-                f"{self.exclude} {self.min_size} {self.seed} {self.transport}",
+                self._trainable_variables,
+                f"compressor={self._compressor}, server={self._server}, "
+                f"block_size={self._block_size}, weight_decay={self._decay}, "
+                f"exclude={self.exclude}, min_size={self.min_size}, seed={self.seed}, "
+                f"transport={self.transport}",
+                seam.step_counter(self.inner_optimizer),
             )
 
     # State and configuration.
@@ -557,17 +557,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         )
 
 
-def _path(variable) -> str:
-    return getattr(variable, "path", variable.name)
-
-
 def _dense(gradient, variable) -> tf.Tensor:
     """An `IndexedSlices` counts as the dense tensor that it stands for."""
     gradient = tf.convert_to_tensor(gradient)
     if not gradient.dtype.is_floating:
         raise TypeError(
             "Gradients must be of a float type to be compressed. Received: "
-            f"dtype={gradient.dtype.name} for variable {_path(variable)}; train it "
+            f"dtype={gradient.dtype.name} for variable {path_of(variable)}; train it "
             "with an optimizer of its own, or split it into real parts."
         )
     return gradient

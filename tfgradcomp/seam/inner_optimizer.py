@@ -30,6 +30,11 @@ def position(optimizer, variable) -> int:
     return optimizer._get_variable_index(variable)
 
 
+def step_counter(optimizer) -> keras.Variable:
+    """The variable that counts calls; `iterations` divides it by accumulation steps."""
+    return optimizer._iterations
+
+
 def clipped(optimizer, gradients):
     """Applies `clipnorm`, `clipvalue` or `global_clipnorm` of the optimizer."""
     return optimizer._clip_gradients(gradients)

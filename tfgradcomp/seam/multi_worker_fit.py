@@ -1,6 +1,6 @@
 """`model.fit` under MultiWorkerMirroredStrategy on Keras 3.
 
-Four faults are mended, all in Keras' TensorFlow backend:
+Five faults are mended in Keras:
 
 - the symbolic build before the first step averages a batch over the workers, which
   fails; shapes and types are enough. They are read off the dataset's specification:
@@ -11,7 +11,8 @@ Four faults are mended, all in Keras' TensorFlow backend:
 - `LossScaleOptimizer` decides by each worker's own gradients whether to step, so that
   one overflow makes the others wait for ever; here the workers vote;
 - a worker whose share of the last batches is empty evaluates nothing, and oneDNN's
-  convolutions fail on nothing; here such a worker sits out.
+  convolutions fail on nothing; here such a worker sits out;
+- workers that save to one path spoil each other's file (`shared_paths.py`).
 
 Under any other strategy, and without one, the original code runs; but several devices
 of one process vote on an overflow too, where Keras asks the first of them alone.
@@ -25,6 +26,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from tfgradcomp.seam import shared_paths
+from tfgradcomp.seam.workers import across_hosts, is_multi_worker
 from tfgradcomp.transports import collectives
 
 
@@ -49,21 +52,13 @@ def enable_multi_worker_fit() -> None:
     _replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
     _replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
     _replace(keras_trainer, "reduce_per_replica", _reduce_per_replica)
-    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
-
-
-def is_multi_worker(strategy) -> bool:
-    """Whether the strategy spans several processes."""
-    return (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and strategy.extended._in_multi_worker_mode()
+    _replace(keras.Model, "save", shared_paths.save)
+    _replace(keras.Model, "save_weights", shared_paths.save)
+    _replace(keras.callbacks.ModelCheckpoint, "_save_model", shared_paths.checkpoint)
+    _replace(
+        keras.callbacks.BackupAndRestore, "on_train_begin", shared_paths.begin_backup
     )
-
-
-@functools.cache
-def across_hosts(strategy) -> collectives.Hosts:
-    """Returns the collectives between the processes of a multi-worker strategy."""
-    return collectives.Hosts(collectives.place_of(strategy))
+    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
 
 
 def _replace(owner, name, replacement):
