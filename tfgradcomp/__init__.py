@@ -8,6 +8,7 @@ model.compile(tfgradcomp.TernGrad(keras.optimizers.SGD(0.01, momentum=0.9)), ...
 """
 
 import importlib.util
+import os
 import sys
 
 from tfgradcomp.version import __version__
@@ -18,10 +19,20 @@ if importlib.util.find_spec("tensorflow") is None:
         "pip install 'tfgradcomp[cpu]' or pip install 'tfgradcomp[gpu]'"
     )
 
-# The launcher starts processes and files are resharded without TensorFlow, which
-# would take seconds to import.
-_TOOLS = ("tfgradcomp.launch", "tfgradcomp.reshard", "tfgradcomp-launch")
-if not any(argument.endswith(_TOOLS) for argument in sys.orig_argv[1:3]):
+
+def _runs_as_tool() -> bool:
+    """Whether this process is the launcher or reshard, which need no TensorFlow.
+
+    Importing it would cost them seconds. Python's own `sys.argv[0]` is "-m" while it
+    looks for the module to run.
+    """
+    if sys.argv[:1] == ["-m"]:
+        module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
+        return module in ("tfgradcomp.launch", "tfgradcomp.reshard")
+    return os.path.basename("".join(sys.argv[:1])) == "tfgradcomp-launch"
+
+
+if not _runs_as_tool():
     from tfgradcomp import callbacks, compressors, servers, transports
     from tfgradcomp.optimizers import (
         CompressedOptimizer,

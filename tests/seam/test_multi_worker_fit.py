@@ -12,6 +12,9 @@ import pytest
 
 from tests.cluster import run_workers
 
+# A fixture trains in many ways, which a loaded machine takes minutes for.
+pytestmark = pytest.mark.timeout(600)
+
 WORKER = Path(__file__).with_name("fit_worker.py")
 CASES = (
     "methods",
@@ -47,7 +50,7 @@ METHODS = (
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two workers answer to all cases, and what they print."""
-    return run_workers(WORKER, 2, tmp_path_factory.mktemp("two"), *CASES, timeout=290)
+    return run_workers(WORKER, 2, tmp_path_factory.mktemp("two"), *CASES, timeout=580)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def three(tmp_path_factory):
     """What three workers answer to some cases."""
     folder = tmp_path_factory.mktemp("three")
     cases = ("methods", "nonfinite", "overflow")
-    answers, _ = run_workers(WORKER, 3, folder, *cases, timeout=290)
+    answers, _ = run_workers(WORKER, 3, folder, *cases, timeout=580)
     return answers
 
 
@@ -69,7 +72,7 @@ def mirrored(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=580,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "answer-0.json").read_text())
