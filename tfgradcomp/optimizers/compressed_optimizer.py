@@ -205,7 +205,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 "MirroredStrategy and under MultiWorkerMirroredStrategy. "
                 f"Received: {type(strategy).__name__}"
             )
-        if strategy.num_replicas_in_sync > 1:
+        if tf.distribute.has_strategy():
             enable_multi_worker_fit()
         return strategy
 

@@ -14,8 +14,9 @@ Five faults are mended in Keras:
   convolutions fail on nothing; here such a worker sits out;
 - workers that save to one path spoil each other's file (`shared_paths.py`).
 
-Under any other strategy, and without one, the original code runs; but several devices
-of one process vote on an overflow too, where Keras asks the first of them alone.
+Under any other strategy the symbolic build reads no data either, and several devices
+vote on an overflow too, where Keras asks the first of them alone. For the rest, and
+without a strategy, the original code runs.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _replace(owner, name, replacement):
 
 
 def _symbolic_build(original, trainer, iterator=None, data_batch=None):
-    strategy = trainer.distribute_strategy
-    if iterator is None or not is_multi_worker(strategy):
+    strategy = trainer._distribute_strategy
+    if iterator is None or strategy is None:
         return original(trainer, iterator=iterator, data_batch=data_batch)
     specs = [
         spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
