@@ -1,0 +1,198 @@
+// What the kernels compute, on any device: one struct a kernel, its arguments and maths.
+//
+// A struct is filled by the caller and given to `Run` of a device (cpu/cpu.h,
+// cuda/cuda.h). Vectors are flat and contiguous, aligned to their element only.
+// `size` is the number d of elements of the float vector. Blocks: block b is the range
+// [row_splits[b], row_splits[b + 1]) of it; row_splits[0] = 0, row_splits[num_blocks]
+// = d, no block is empty. Pointers to scalars, row_splits included, point to the memory
+// of the device, so that no GPU has to wait for them. Arithmetic is IEEE float32 in the
+// order written, without contraction to fused multiply-add, unless it says otherwise.
+//
+// Codes and words: word_format.h.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_KERNELS_H_
+#define TFGRADCOMP_CUSTOM_OPS_KERNELS_H_
+
+#include <cstdint>
+
+namespace tfgradcomp {
+
+// codes[j] in [0, base) -> words. base in [2, 2^32]; codes are read as uint32.
+struct PackCodes {
+  const int32_t* codes;
+  int64_t size;
+  uint64_t base;
+  uint32_t* words;  // [WordsFor(size, base)]
+};
+
+// words -> codes[r, j], for each of `rows` rows of words.
+struct UnpackCodes {
+  const uint32_t* words;  // [rows, WordsFor(size, base)]
+  int64_t rows;
+  int64_t size;
+  uint64_t base;
+  int32_t* codes;  // [rows, size]
+};
+
+// Base-2 words of the signs of x: code 1 for plus. An exact zero (either zero) counts as
+// plus, or, where `stream` is given, its code is the lowest bit of the element's random
+// word.
+struct PackSigns {
+  const float* x;
+  int64_t size;
+  const uint64_t* stream;  // {key, high} or null
+  uint32_t* words;         // [WordsFor(size, 2)]
+};
+
+// new_momentum = beta * momentum + one_minus_beta * x, then the signs of it, or those of
+// x where *warming_up, as PackSigns with `stream`.
+struct PackMomentumSigns {
+  const float* x;
+  const float* momentum;
+  int64_t size;
+  float beta;
+  float one_minus_beta;
+  const bool* warming_up;
+  const uint64_t* stream;
+  float* new_momentum;
+  uint32_t* words;  // [WordsFor(size, 2)]
+};
+
+// Base-3 words of sign(x) * kept + 1, where kept says
+//   Uniform(RandomWord(stream, j)) * scale[b] < min(|x_j|, limit[b]).
+struct PackTernary {
+  const float* x;
+  int64_t size;
+  const float* limit;  // [num_blocks], +inf: no clipping
+  const float* scale;  // [num_blocks]
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  const uint64_t* stream;  // {key, high}
+  uint32_t* words;         // [WordsFor(size, 3)]
+};
+
+// For each block, in float64 and in the order of word_format.h: the maximum of |x| (of
+// its bits, so a NaN is the largest), the sum of |x|, the sum of x^2, the sum of x, and
+// the number of elements that are infinite or NaN. No result is -0.
+struct BlockStatistics {
+  const float* x;
+  int64_t size;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  double* scratch;     // [5 * SlotsFor(size, num_blocks)]
+  double* statistics;  // [5, num_blocks]
+};
+
+// The sum of N vectors of codes, in words of base N * (base - 1) + 1 <= 2^32.
+struct SumCodes {
+  const uint32_t* words;  // [num_workers, WordsFor(size, base)]
+  int64_t num_workers;
+  int64_t size;
+  uint64_t base;
+  uint32_t* sum;  // [WordsFor(size, num_workers * (base - 1) + 1)]
+};
+
+// values[j] = scale[b] * float(step * sum_i code_ij - zero), then + addend[j] where that
+// is given. The integer stays below 2^31.
+struct SumLevels {
+  const uint32_t* words;  // [num_workers, WordsFor(size, base)]
+  int64_t num_workers;
+  int64_t size;
+  uint64_t base;
+  int64_t step;
+  int64_t zero;
+  const float* scale;  // [num_blocks]
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  const float* addend;  // [size] or null
+  float* values;        // [size]
+};
+
+// The mean of N vectors of scaled signs, added in the order of workers:
+//   values[j] = (((+-scale[0, b]) +- scale[1, b]) ...) / float(N).
+struct MeanOfSigns {
+  const uint32_t* words;  // [num_workers, WordsFor(size, 2)]
+  const float* scale;     // [num_workers, num_blocks]
+  int64_t num_workers;
+  int64_t size;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  float* values;  // [size]
+};
+
+// The vote of N vectors of signs (base 2: code 1 for plus) or of signs and abstentions
+// (base 3: codes 0, 1, 2 for minus, none, plus). net is the number of plus less that of
+// minus; the vote is sign(net). Where net is 0 and `stream` is given it is that of
+// the lowest bit of the element's random word (1 for plus); then, where |net| < quorum
+// and reply_base is 3, it is 0. The reply's codes are vote + 1 in base 3 and (vote + 1)
+// / 2, rounded down, in base 2.
+struct MajorityVote {
+  const uint32_t* words;  // [num_workers, WordsFor(size, base)]
+  int64_t num_workers;
+  int64_t size;
+  int64_t base;
+  int64_t reply_base;
+  int64_t quorum;
+  const uint64_t* stream;  // {key, high} or null
+  uint32_t* votes;         // [WordsFor(size, reply_base)]
+};
+
+// The worker's step of error feedback with scaled signs:
+//   new_momentum = mu * momentum + x          (only where momentum is given)
+//   p = mu * new_momentum + x + *ratio * residual      (without momentum: x + ...)
+//   scale[b] = float(sum of |p| over the block / its size), a float64 sum
+//   words = signs of p, a zero counting as plus
+//   new_residual = p - (+-scale[b]), or residual where not *moving.
+struct SignErrorFeedback {
+  const float* x;
+  const float* momentum;  // [size] or null
+  const float* residual;
+  int64_t size;
+  float mu;
+  const float* ratio;
+  const bool* moving;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  double* scratch;      // [SlotsFor(size, num_blocks)]
+  float* new_momentum;  // [size] where momentum is given
+  float* new_residual;  // [size]
+  float* scale;         // [num_blocks]
+  uint32_t* words;      // [WordsFor(size, 2)]
+};
+
+// The server's step: SignErrorFeedback without momentum, where x is the MeanOfSigns of
+// what N workers sent.
+struct MeanSignErrorFeedback {
+  const uint32_t* sent_words;  // [num_workers, WordsFor(size, 2)]
+  const float* sent_scale;     // [num_workers, num_blocks]
+  int64_t num_workers;
+  const float* residual;
+  int64_t size;
+  const float* ratio;
+  const bool* moving;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  double* scratch;      // [SlotsFor(size, num_blocks)]
+  float* new_residual;  // [size]
+  float* scale;         // [num_blocks]
+  uint32_t* words;      // [WordsFor(size, 2)]
+};
+
+// All of them: X(PackCodes) X(UnpackCodes) ...
+#define TFGRADCOMP_FOR_EACH_KERNEL(X) \
+  X(PackCodes)                        \
+  X(UnpackCodes)                      \
+  X(PackSigns)                        \
+  X(PackMomentumSigns)                \
+  X(PackTernary)                      \
+  X(BlockStatistics)                  \
+  X(SumCodes)                         \
+  X(SumLevels)                        \
+  X(MeanOfSigns)                      \
+  X(MajorityVote)                     \
+  X(SignErrorFeedback)                \
+  X(MeanSignErrorFeedback)
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_KERNELS_H_

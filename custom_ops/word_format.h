@@ -1,0 +1,129 @@
+// The word format: the one statement of what C++ and CUDA put into a 32-bit word.
+//
+// Codes of base s sit k = DigitsPerWord(s) to a word, least significant digit first:
+// element j is digit j mod k of word j / k. k is the largest with s^k <= 2^32. Unused
+// digits are 0. For s = 2, element j is bit j mod 32.
+//
+// Beside it stands what else CPU, GPU and pure TensorFlow must agree on to the bit:
+// which random word an element draws, and in which order a block is summed.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_
+#define TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define TFGRADCOMP_HOST_DEVICE __host__ __device__
+#else
+#define TFGRADCOMP_HOST_DEVICE
+#endif
+
+// Each instruction set is compiled from the same text: an inline function shared
+// between them could be emitted with instructions that the machine lacks. So nothing
+// here has linkage.
+namespace {
+namespace tfgradcomp_format {
+
+// -- Digits -----------------------------------------------------------------------
+
+constexpr int kTernaryDigits = 20;  // DigitsPerWord(3)
+
+TFGRADCOMP_HOST_DEVICE constexpr int DigitsPerWord(uint64_t base) {
+  int digits = 0;
+  for (uint64_t power = base; power <= (uint64_t{1} << 32); power *= base) {
+    ++digits;
+    if (power > (uint64_t{1} << 32) / base) break;
+  }
+  return digits;
+}
+
+TFGRADCOMP_HOST_DEVICE constexpr int64_t WordsFor(int64_t count, uint64_t base) {
+  const int64_t digits = DigitsPerWord(base);
+  return (count + digits - 1) / digits;
+}
+
+// -- Signs ------------------------------------------------------------------------
+
+TFGRADCOMP_HOST_DEVICE inline uint32_t BitsOf(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// Signs and zeros are read off the bits: what a processor does with denormals must not
+// decide a code. A NaN has the sign of its sign bit.
+TFGRADCOMP_HOST_DEVICE inline bool IsZero(float x) { return (BitsOf(x) << 1) == 0; }
+
+// 1 for plus; either zero counts as plus.
+TFGRADCOMP_HOST_DEVICE inline uint32_t SignCode(float x) {
+  return (BitsOf(x) >> 31) == 0 || IsZero(x);
+}
+
+// -- Random words -----------------------------------------------------------------
+
+// A stream of random words: Philox-4x32-10 (Salmon et al., 2011). Word j is lane j mod 4
+// of the block whose counter has the low 64 bits j / 4 and the high 64 bits `high`.
+struct RandomStream {
+  uint64_t key;
+  uint64_t high;
+};
+
+constexpr uint32_t kPhiloxM0 = 0xD2511F53, kPhiloxM1 = 0xCD9E8D57;
+constexpr uint32_t kPhiloxW0 = 0x9E3779B9, kPhiloxW1 = 0xBB67AE85;
+constexpr int kPhiloxRounds = 10;
+
+TFGRADCOMP_HOST_DEVICE inline void Philox(RandomStream stream, uint64_t block,
+                                          uint32_t words[4]) {
+  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
+  uint32_t c2 = static_cast<uint32_t>(stream.high);
+  uint32_t c3 = static_cast<uint32_t>(stream.high >> 32);
+  uint32_t k0 = static_cast<uint32_t>(stream.key);
+  uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t p0 = uint64_t{kPhiloxM0} * c0, p1 = uint64_t{kPhiloxM1} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p0);
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  words[0] = c0;
+  words[1] = c1;
+  words[2] = c2;
+  words[3] = c3;
+}
+
+TFGRADCOMP_HOST_DEVICE inline uint32_t RandomWord(RandomStream stream, int64_t element) {
+  uint32_t words[4];
+  Philox(stream, static_cast<uint64_t>(element) / 4, words);
+  return words[element % 4];
+}
+
+// Uniform in [0, 1): the top 24 bits.
+TFGRADCOMP_HOST_DEVICE inline float Uniform(uint32_t word) {
+  return static_cast<float>(word >> 8) * (1.0f / (1 << 24));
+}
+
+// -- The order of a sum -----------------------------------------------------------
+
+// Sums are taken in float64, in an order that no thread count changes. The flat vector
+// is cut into chunks of kChunk elements, counted from its start (not from a block's); a
+// chunk is kRows rows of kLanes elements, and elements outside the block count as 0.
+//   1. Rows are added in adjacent pairs: 0 + 1, 2 + 3, ...; then pairs of these; ...
+//   2. The kLanes sums left are halved: lane j + lane j + 4, then + 2, then + 1.
+//   3. A block's chunks are added in adjacent pairs, counted from its first one; where
+//      the last has no partner it goes up as it is.
+constexpr int64_t kChunk = 512, kLanes = 8, kRows = kChunk / kLanes;
+
+// Partial sums of chunk c for block b are kept in slot c + b: unique, as blocks are not
+// empty and in order.
+TFGRADCOMP_HOST_DEVICE constexpr int64_t SlotsFor(int64_t size, int64_t num_blocks) {
+  return (size + kChunk - 1) / kChunk + num_blocks;
+}
+
+}  // namespace tfgradcomp_format
+}  // namespace
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_

@@ -1,0 +1,29 @@
+"""The word format: how many codes sit in a 32-bit word.
+
+A wire word is int32. Codes of base s sit `digits_per_word(s)` = k to a word, least
+significant digit first: element j is digit j mod k of word j // k. k is the largest
+with s**k <= 2**32; unused digits are 0. For s = 2, element j is bit j mod 32.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def digits_per_word(base: int) -> int:
+    """Returns how many codes of `base` fit into one 32-bit word.
+
+    Raises:
+        ValueError: If `base` is not in [2, 2**32].
+    """
+    if not 2 <= base <= 2**32:
+        raise ValueError(f"base must be in [2, 2**32]. Received: base={base}")
+    digits = 1
+    while base ** (digits + 1) <= 2**32:
+        digits += 1
+    return digits
+
+
+def words_for(count: int, base: int) -> int:
+    """Returns the number of words that `count` codes of `base` take."""
+    return math.ceil(count / digits_per_word(base))
