@@ -994,7 +994,7 @@ void FeedBack(const Parallel& parallel, const Args& shared, int64_t bytes_per_ch
           PutCached(args.new_residual + at, count, p);
           magnitudes[at / kGroup % (kChunk / kGroup)] = MagnitudeOfGroup(p);
         }
-        if (stop <= args.row_splits[block + 1]) {
+        if ((chunk + 1) * kChunk <= args.row_splits[block + 1]) {
           args.scratch[chunk + block] = SumLanes(SumGroups(magnitudes));
           continue;
         }
