@@ -7,22 +7,27 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "tensorflow/core/platform/errors.h"
+#include "absl/strings/str_cat.h"
 
 namespace tfgradcomp {
 
 constexpr int64_t kMaxBase = int64_t{1} << 32;
 constexpr int64_t kMaxCount = int64_t{1} << 48;  // Far from overflow.
 
+template <typename... Parts>
+absl::Status Invalid(const Parts&... message) {
+  return absl::InvalidArgumentError(absl::StrCat(message...));
+}
+
 inline absl::Status CheckBase(int64_t base) {
   if (base >= 2 && base <= kMaxBase) return absl::OkStatus();
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       "base must be in [2, 2**32]. Received: base=", base);
 }
 
 inline absl::Status CheckCount(int64_t count) {
   if (count >= 0 && count <= kMaxCount) return absl::OkStatus();
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       "count must be in [0, 2**48]. Received: count=", count);
 }
 
@@ -30,7 +35,7 @@ inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
   if ((base == 2 || base == 3) && (reply_base == 2 || reply_base == 3)) {
     return absl::OkStatus();
   }
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       "base and reply_base must be 2 or 3. Received: base=", base,
       ", reply_base=", reply_base);
 }
@@ -38,7 +43,7 @@ inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
 // The base that holds the sum of N codes.
 inline absl::Status BaseOfSum(int64_t num_workers, int64_t base, int64_t* sum_base) {
   if (num_workers < 1 || num_workers > (kMaxBase - 1) / (base - 1)) {
-    return tensorflow::errors::InvalidArgument(
+    return Invalid(
         "num_workers must be at least 1 and num_workers * (base - 1) + 1 at most "
         "2**32. Received: num_workers=",
         num_workers, ", base=", base);
@@ -59,7 +64,7 @@ inline absl::Status CheckLevels(int64_t num_workers, int64_t base, int64_t step,
     const __int128 top = most * step - zero;
     if (most < kLimit && top > -kLimit && top < kLimit) return absl::OkStatus();
   }
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       "num_workers must be at least 1, and zero, num_workers * (base - 1) and step * "
       "num_workers * (base - 1) - zero must be less than 2**31 in magnitude. Received: "
       "num_workers=",

@@ -1,6 +1,5 @@
 // The ops on a CPU, in TensorFlow's own threads.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "../cpu/cpu.h"
@@ -19,9 +18,6 @@ using CpuWorkerThreads = ::tensorflow::DeviceBase::CpuWorkerThreads;
 
 // Below this, waking threads takes longer than they save.
 constexpr int64_t kBytesForThreads = 256 * 1024;
-
-// What one core moves in a cycle, about: ParallelFor cuts the work by its cycles.
-constexpr int64_t kBytesPerCycle = 4;
 
 // Gives a thread the floating-point state of the op's thread while it works for it:
 // TensorFlow's threads take denormals for zeros, the main thread does not, and a result
@@ -49,20 +45,20 @@ void RunInPool(void* pool, int64_t units, int64_t bytes_per_unit,
                void (*body)(void* closure, int64_t begin, int64_t end), void* closure) {
   const auto* threads = static_cast<const CpuWorkerThreads*>(pool);
   if (threads->num_threads < 2 || units < 2 ||
-      units < kBytesForThreads / std::max(bytes_per_unit, int64_t{1})) {
+      units * bytes_per_unit < kBytesForThreads) {
     body(closure, 0, units);
     return;
   }
   const unsigned state = FloatingPointState::Current();
-  threads->workers->ParallelFor(
-      units, std::max(bytes_per_unit / kBytesPerCycle, int64_t{1}),
-      [body, closure, state](int64_t begin, int64_t end) {
-        FloatingPointState same(state);
-        body(closure, begin, end);
-      });
+  // The cost of a unit is in cycles, of which a byte takes about one.
+  threads->workers->ParallelFor(units, bytes_per_unit,
+                                [body, closure, state](int64_t begin, int64_t end) {
+                                  FloatingPointState same(state);
+                                  body(closure, begin, end);
+                                });
 }
 
-struct CpuDevice {
+struct OnCpu {
   static constexpr bool kOnHost = true;
 
   template <typename Args>
@@ -75,7 +71,7 @@ struct CpuDevice {
 };
 
 #define TFGRADCOMP_REGISTER(Kernel) \
-  TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_CPU, CpuDevice);
+  TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_CPU, OnCpu);
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace tfgradcomp {
 namespace {
 
-struct GpuDevice {
+struct OnGpu {
   static constexpr bool kOnHost = false;
 
   template <typename Args>
@@ -17,12 +17,13 @@ struct GpuDevice {
     auto* stream = context->op_device_context()->stream();
     const char* error = Run(Gpu{stream->platform_specific_handle().stream}, args);
     if (error == nullptr) return absl::OkStatus();
-    return tensorflow::errors::Internal("CUDA could not launch the kernel: ", error);
+    return absl::InternalError(
+        absl::StrCat("CUDA could not launch the kernel: ", error));
   }
 };
 
 #define TFGRADCOMP_REGISTER(Kernel) \
-  TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_GPU, GpuDevice);
+  TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_GPU, OnGpu);
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
 
 }  // namespace

@@ -40,14 +40,14 @@ T* Data(Tensor* tensor) {
 inline absl::Status CheckShape(const char* name, const Tensor& tensor,
                                const TensorShape& expected) {
   if (tensor.shape() == expected) return absl::OkStatus();
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       name, " must have the shape ", expected.DebugString(),
       ". Received: ", name, " of shape ", tensor.shape().DebugString());
 }
 
 inline absl::Status CheckRank(const char* name, const Tensor& tensor, int rank) {
   if (tensor.dims() == rank) return absl::OkStatus();
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       name, " must have ", rank, " axes. Received: ", name, " of shape ",
       tensor.shape().DebugString());
 }
@@ -55,7 +55,7 @@ inline absl::Status CheckRank(const char* name, const Tensor& tensor, int rank) 
 // An attribute that may be there or not is a list of at most one.
 inline absl::Status CheckOptional(const char* name, int64_t length) {
   if (length <= 1) return absl::OkStatus();
-  return tensorflow::errors::InvalidArgument(
+  return Invalid(
       name, " must be a list of at most one tensor. Received: ", length, " tensors");
 }
 
@@ -139,7 +139,7 @@ absl::Status Blocks(OpKernelContext* context, int index, Args* args) {
   const int64_t num_blocks = tensor.dim_size(0) - 1;
   if (num_blocks < 0 || num_blocks > args->size ||
       (num_blocks == 0 && args->size > 0)) {
-    return tensorflow::errors::InvalidArgument(
+    return Invalid(
         "row_splits must cut the ", args->size,
         " elements into blocks that are not empty. Received: row_splits of length ",
         num_blocks + 1);
@@ -151,7 +151,7 @@ absl::Status Blocks(OpKernelContext* context, int index, Args* args) {
     bool fits = splits[0] == 0 && splits[num_blocks] == args->size;
     for (int64_t b = 0; b < num_blocks; ++b) fits &= splits[b] < splits[b + 1];
     if (!fits) {
-      return tensorflow::errors::InvalidArgument(
+      return Invalid(
           "row_splits must begin with 0, increase and end with the number of "
           "elements, ",
           args->size, ". Received: row_splits=", tensor.SummarizeValue(16));
@@ -168,7 +168,7 @@ inline absl::Status WorkersWords(OpKernelContext* context, int index,
   TF_RETURN_IF_ERROR(CheckRank(name, tensor, 2));
   *num_workers = tensor.dim_size(0);
   if (*num_workers < 1) {
-    return tensorflow::errors::InvalidArgument(
+    return Invalid(
         name, " must be those of one worker at least. Received: ", name,
         " of shape ", tensor.shape().DebugString());
   }
@@ -250,7 +250,7 @@ class UnpackCodesOp : public KernelOp<Device, UnpackCodes> {
     const Tensor& words = context->input(0);
     const int64_t expected = tfgradcomp_format::WordsFor(count_, base_);
     if (words.dims() == 0 || words.dim_size(words.dims() - 1) != expected) {
-      return tensorflow::errors::InvalidArgument(
+      return Invalid(
           "words must have a last axis of ", expected, " for ", count_,
           " codes of base ", base_, ". Received: words of shape ",
           words.shape().DebugString());
@@ -354,7 +354,7 @@ class SumCodesOp : public KernelOp<Device, SumCodes> {
  private:
   absl::Status Prepare(OpKernelContext* context, SumCodes* args,
                        Tensor* scratch) const override {
-    int64_t sum_base;
+    int64_t sum_base = 0;
     args->size = count_;
     args->base = base_;
     TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, base_,
@@ -510,9 +510,9 @@ class MeanSignErrorFeedbackOp : public KernelOp<Device, MeanSignErrorFeedback> {
   }
 };
 
-#define TFGRADCOMP_REGISTER_KERNEL(Kernel, DEVICE, Device)                   \
+#define TFGRADCOMP_REGISTER_KERNEL(Kernel, DEVICE, OnDevice)          \
   REGISTER_KERNEL_BUILDER(Name("Tfgradcomp>" #Kernel).Device(DEVICE), \
-                          Kernel##Op<Device>)
+                          Kernel##Op<OnDevice>)
 
 }  // namespace tfgradcomp
 

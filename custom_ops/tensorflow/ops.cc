@@ -157,7 +157,7 @@ absl::Status SumCodesShape(InferenceContext* c) {
     c->set_output(0, c->Vector(c->UnknownDim()));
     return absl::OkStatus();
   }
-  int64_t sum_base;
+  int64_t sum_base = 0;
   TF_RETURN_IF_ERROR(BaseOfSum(c->Value(num_workers), base, &sum_base));
   c->set_output(0, c->Vector(tfgradcomp_format::WordsFor(count, sum_base)));
   return absl::OkStatus();
