@@ -26,8 +26,8 @@ class BuildOps(build_ext):
             target = package / "custom_ops"
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(here / "custom_ops", target)
-        for outdated in (package / "ops").glob("*.so"):
-            outdated.unlink()
+            for outdated in (package / "ops").glob("*.so"):
+                outdated.unlink()
         try:
             build = _load_build()
             tensorflow = build.ask_tensorflow()
