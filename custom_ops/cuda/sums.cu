@@ -286,7 +286,7 @@ struct ServerStep {
 // Puts p into new_residual, its signs into words and the sums of |p| into scratch.
 template <typename Step>
 __global__ void __launch_bounds__(kThreads) AddResidualKernel(Step step) {
-  constexpr int kStepsAtOnce = 8;
+  constexpr int kStepsAtOnce = 4;
   __shared__ float tiles[kWarpsPerBlock][kChunkPlaces];
   float* tile = tiles[WarpInBlock()];
   const auto& args = step.args;
