@@ -52,6 +52,12 @@ def pack(codes, base):
     return np.array(words, np.uint64).astype(np.uint32).view(np.int32)
 
 
+def unpack(words, base, count):
+    digits = digits_per_word(base)
+    words = np.asarray(words).view(np.uint32).tolist()
+    return [words[j // digits] // base ** (j % digits) % base for j in range(count)]
+
+
 def blocks(splits):
     return [slice(a, b) for a, b in zip(splits[:-1], splits[1:], strict=True)]
 
