@@ -1,0 +1,278 @@
+// Runs kernels of CUDA on a CPU, so that their logic can be tested where no GPU is.
+// Found before CUDA's own header, it makes a .cu file plain C++ for `g++ -x c++`.
+//
+// Threads of a thread block are fibers of one thread. A fiber runs until its warp has
+// to meet (__syncwarp, a ballot, a shuffle), then the next one does: a forgotten
+// meeting shows as a wrong result, and for certain in one of the two orders of fibers
+// and thread blocks, so tests run both (`reverse_order`). Thread blocks run one after
+// the other.
+//
+// It has what the kernels and their test program use and no more: thread blocks of
+// whole warps in one dimension, meetings of all lanes, one device, whose memory is the
+// host's.
+
+#ifndef TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
+#define TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __launch_bounds__(threads)
+
+struct dim3 {
+  dim3(unsigned x = 1) : x(x) {}
+  unsigned x;
+};
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+inline dim3 gridDim, blockDim, blockIdx, threadIdx;
+
+// -- Threads ----------------------------------------------------------------------
+
+namespace cuda_emulator {
+
+constexpr unsigned kWarpSize = 32;
+
+inline bool reverse_order = false;
+
+// Kernels must do with any number of thread blocks. With few, their loops take turns.
+inline unsigned most_thread_blocks = 1;
+
+// The values of a warp's lanes at a meeting. A lane can be ahead of another by one
+// meeting, hence two of them.
+struct Warp {
+  unsigned arrived = 0;
+  uint64_t meetings = 0;
+  uint64_t values[2][kWarpSize];
+};
+
+class ThreadBlock {
+ public:
+  ThreadBlock(unsigned threads, const std::function<void()>& body)
+      : body_(body), done_(threads), warps_(threads / kWarpSize), left_(threads) {
+    while (fibers.size() < threads) fibers.emplace_back(new Fiber);
+    current = this;
+    Switch(&caller_, reverse_order ? threads - 1 : 0);
+  }
+
+  // Leaves `value` with the warp, waits for all lanes and returns what they left.
+  const uint64_t* Meet(uint64_t value) {
+    Warp& warp = warps_[threadIdx.x / kWarpSize];
+    const uint64_t meeting = warp.meetings;
+    uint64_t* values = warp.values[meeting % 2];
+    values[threadIdx.x % kWarpSize] = value;
+    if (++warp.arrived == kWarpSize) {
+      warp.arrived = 0;
+      ++warp.meetings;
+    }
+    while (warp.meetings == meeting) Yield();
+    return values;
+  }
+
+  static inline ThreadBlock* current;
+
+ private:
+  // Fibers are kept from one thread block to the next: to start one is slow.
+  struct Fiber {
+    bool started = false;
+    jmp_buf jump;
+    char stack[1 << 16];
+  };
+  static inline std::vector<std::unique_ptr<Fiber>> fibers;
+
+  static void RunFiber() {
+    for (;;) {
+      current->body_();
+      current->done_[threadIdx.x] = true;
+      --current->left_;
+      current->Yield();  // Until there is another thread block.
+    }
+  }
+
+  void Yield() {
+    const unsigned self = threadIdx.x, threads = done_.size();
+    if (left_ == 0) {
+      if (_setjmp(fibers[self]->jump) == 0) _longjmp(caller_, 1);
+      return;
+    }
+    unsigned next = self;
+    do {
+      next = (next + (reverse_order ? threads - 1 : 1)) % threads;
+    } while (done_[next]);
+    if (next != self) Switch(&fibers[self]->jump, next);
+  }
+
+  // Jumps save no signal mask, as contexts do by a call of the system at every switch;
+  // a context only starts a fiber.
+  [[gnu::noinline]] static void Switch(jmp_buf* from, unsigned next) {
+    threadIdx.x = next;
+    if (_setjmp(*from) != 0) return;
+    Fiber& fiber = *fibers[next];
+    if (fiber.started) _longjmp(fiber.jump, 1);
+    fiber.started = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack;
+    context.uc_stack.ss_size = sizeof(fiber.stack);
+    context.uc_link = nullptr;
+    makecontext(&context, &RunFiber, 0);
+    setcontext(&context);
+  }
+
+  const std::function<void()>& body_;
+  std::vector<char> done_;
+  std::vector<Warp> warps_;
+  unsigned left_;
+  jmp_buf caller_;
+};
+
+template <typename T>
+uint64_t ToBits(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "");
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  return bits;
+}
+
+template <typename T>
+T FromBits(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+}  // namespace cuda_emulator
+
+inline void __syncwarp() { cuda_emulator::ThreadBlock::current->Meet(0); }
+
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const uint64_t* votes = cuda_emulator::ThreadBlock::current->Meet(vote);
+  unsigned ballot = 0;
+  for (unsigned i = 0; i < cuda_emulator::kWarpSize; ++i) ballot |= votes[i] << i;
+  return ballot;
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int lane_mask) {
+  using namespace cuda_emulator;
+  const uint64_t* values = ThreadBlock::current->Meet(ToBits(value));
+  return FromBits<T>(values[threadIdx.x % kWarpSize ^ lane_mask]);
+}
+
+// -- Arithmetic -------------------------------------------------------------------
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
+inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>(a); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+
+// -- The runtime ------------------------------------------------------------------
+
+enum cudaError_t { cudaSuccess };
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice
+};
+struct CUevent_st {
+  std::chrono::steady_clock::time_point time;
+};
+struct cudaDeviceProp {
+  const char* name;
+};
+using cudaEvent_t = CUevent_st*;
+using cudaStream_t = struct CUstream_st*;
+
+// Whatever is asked of the device is done when the call returns.
+inline cudaError_t cudaMalloc(void** memory, size_t size) {
+  *memory = std::malloc(size);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemset(void* memory, int value, size_t size) {
+  std::memset(memory, value, size);
+  return cudaSuccess;
+}
+constexpr auto cudaMemcpyAsync = cudaMemcpy;
+constexpr auto cudaMemsetAsync = cudaMemset;
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event) {
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin,
+                                        cudaEvent_t end) {
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  properties->name = "emulator";
+  return cudaSuccess;
+}
+inline const char* cudaGetErrorString(cudaError_t) { return ""; }
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  cudaStream_t stream;
+};
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
+                               void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  using namespace cuda_emulator;
+  const std::function<void()> body = [&] { kernel(arguments...); };
+  gridDim = std::min(config->gridDim.x, most_thread_blocks);
+  blockDim = config->blockDim;
+  for (unsigned i = 0; i < gridDim.x; ++i) {
+    blockIdx = reverse_order ? gridDim.x - 1 - i : i;
+    ThreadBlock(blockDim.x, body);
+  }
+  return cudaSuccess;
+}
+
+#endif  // TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
