@@ -8,6 +8,7 @@ $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable ".[cpu,examples,test]"
+	-$(BIN)/python -m tfgradcomp.ops --build
 	touch $@
 
 quickstart: $(BIN)/tfgradcomp-launch  ## Train on two real workers on this machine.
@@ -19,4 +20,4 @@ test: $(BIN)/tfgradcomp-launch  ## What CI runs.
 	$(BIN)/pytest -m "not slow"
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info tfgradcomp/ops/*.so
