@@ -229,7 +229,7 @@ def mean_of_signs(
         s = spread(s, row_splits)
         value = tf.where(unpack_codes(signs, 2, row_splits[-1]) > 0, s, -s)
         total = value if total is None else total + value
-    return total / words.shape[0]
+    return _divide(total, words.shape[0])
 
 
 def majority_vote(
@@ -325,7 +325,7 @@ def mean_sign_error_feedback(
 def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
     total = _reduce_blocks(tf.cast(tf.abs(x), tf.float64), row_splits, tf.add)
-    return tf.cast(total / np.diff(row_splits), tf.float32)
+    return tf.cast(_divide(total, np.diff(row_splits)), tf.float32)
 
 
 def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
@@ -339,6 +339,12 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
         if a < b
     ]
     return tf.concat(parts, 0) if parts else values
+
+
+def _divide(x: tf.Tensor, divisor: np.ndarray | int) -> tf.Tensor:
+    # Inside functions TensorFlow turns `x / constant` into x * (1 / constant), whose
+    # last bit may differ. This division it leaves as it is; no divisor is 0.
+    return tf.math.divide_no_nan(x, tf.cast(divisor, x.dtype))
 
 
 def _powers(base: int) -> tf.Tensor:
