@@ -439,7 +439,9 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         ops.pack_ternary(x, scale, scale, splits, stream),
         *ops.block_statistics(x, splits),
         ops.sum_codes(words, 3, size),
-        ops.sum_levels(words, scale, splits, 3, 2, 6, m),
+        # Sums that a caller goes on with.
+        ops.sum_levels(words, scale, splits, 3, 2, 6, m) + x,
+        x + ops.mean_of_signs(signs, scales, splits),
         ops.mean_of_signs(signs, scales, splits),
         ops.majority_vote(words, size, 3, 3, 1, stream),
         *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
