@@ -1,4 +1,5 @@
-// What the kernels compute, on any device: one struct a kernel, its arguments and maths.
+// What the kernels compute, on any device: one struct a kernel, its arguments and
+// maths.
 //
 // A struct is filled by the caller and given to `Run` of a device (cpu/cpu.h,
 // cuda/cuda.h). Vectors are flat and contiguous, aligned to their element only.
@@ -34,9 +35,9 @@ struct UnpackCodes {
   int32_t* codes;  // [rows, size]
 };
 
-// Base-2 words of the signs of x: code 1 for plus. An exact zero (either zero) counts as
-// plus, or, where `stream` is given, its code is the lowest bit of the element's random
-// word.
+// Base-2 words of the signs of x: code 1 for plus. An exact zero (either zero) counts
+// as plus, or, where `stream` is given, its code is the lowest bit of the element's
+// random word.
 struct PackSigns {
   const float* x;
   int64_t size;
@@ -44,8 +45,8 @@ struct PackSigns {
   uint32_t* words;         // [WordsFor(size, 2)]
 };
 
-// new_momentum = beta * momentum + one_minus_beta * x, then the signs of it, or those of
-// x where *warming_up, as PackSigns with `stream`.
+// new_momentum = beta * momentum + one_minus_beta * x, then the signs of it, or those
+// of x where *warming_up, as PackSigns with `stream`.
 struct PackMomentumSigns {
   const float* x;
   const float* momentum;
@@ -92,8 +93,8 @@ struct SumCodes {
   uint32_t* sum;  // [WordsFor(size, num_workers * (base - 1) + 1)]
 };
 
-// values[j] = scale[b] * float(step * sum_i code_ij - zero), then + addend[j] where that
-// is given. The integer stays below 2^31.
+// values[j] = scale[b] * float(step * sum_i code_ij - zero), then + addend[j] where
+// that is given. The integer stays below 2^31.
 struct SumLevels {
   const uint32_t* words;  // [num_workers, WordsFor(size, base)]
   int64_t num_workers;

@@ -62,8 +62,8 @@ TFGRADCOMP_HOST_DEVICE inline uint32_t SignCode(float x) {
 
 // -- Random words -----------------------------------------------------------------
 
-// A stream of random words: Philox-4x32-10 (Salmon et al., 2011). Word j is lane j mod 4
-// of the block whose counter has the low 64 bits j / 4 and the high 64 bits `high`.
+// A stream of random words: Philox-4x32-10 (Salmon et al., 2011). Word j is lane j mod
+// 4 of the block whose counter has the low 64 bits j / 4 and the high 64 bits `high`.
 struct RandomStream {
   uint64_t key;
   uint64_t high;
@@ -95,7 +95,8 @@ TFGRADCOMP_HOST_DEVICE inline void Philox(RandomStream stream, uint64_t block,
   words[3] = c3;
 }
 
-TFGRADCOMP_HOST_DEVICE inline uint32_t RandomWord(RandomStream stream, int64_t element) {
+TFGRADCOMP_HOST_DEVICE inline uint32_t RandomWord(RandomStream stream,
+                                                  int64_t element) {
   uint32_t words[4];
   Philox(stream, static_cast<uint64_t>(element) / 4, words);
   return words[element % 4];

@@ -22,7 +22,8 @@ const char* InstructionSet();
 // Takes another one, for tests and benchmarks; returns whether this machine has it.
 bool SetInstructionSet(const char* name);
 
-#define TFGRADCOMP_DECLARE(Kernel) void Run(const Parallel& parallel, const Kernel& args);
+#define TFGRADCOMP_DECLARE(Kernel) \
+  void Run(const Parallel& parallel, const Kernel& args);
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
 #undef TFGRADCOMP_DECLARE
 

@@ -1,0 +1,139 @@
+"""The operations of compression: native where they can be, else pure TensorFlow.
+
+Both give the same bits. `reference` says what is computed; `python -m tfgradcomp.ops
+--info` says which library serves. The environment variable `TFGRADCOMP_OPS` chooses,
+where a function is called or traced:
+
+- `auto` (default): native where the library loads and has the operation; the reference
+  else, with one warning that says what to do.
+- `native`: the library, or an error that says why there is none.
+- `python`: the reference.
+
+Inside XLA (`jit_compile`) the reference is taken: XLA compiles no operations of others.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.ops import native, reference
+from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
+from tfgradcomp.ops.word_format import digits_per_word, words_for
+from tfgradcomp.seam.xla import in_xla
+
+__all__ = [
+    "Statistics",
+    "block_statistics",
+    "digits_per_word",
+    "majority_vote",
+    "mean_magnitude",
+    "mean_of_signs",
+    "mean_sign_error_feedback",
+    "pack_codes",
+    "pack_momentum_signs",
+    "pack_signs",
+    "pack_ternary",
+    "random_bits",
+    "sign_error_feedback",
+    "spread",
+    "sum_codes",
+    "sum_levels",
+    "uniform",
+    "unpack_codes",
+    "words_for",
+]
+
+_BUILD = "python -m tfgradcomp.ops --build"
+_MODES = ("auto", "native", "python")
+
+_warned: set[str] = set()
+_warned_lock = threading.Lock()
+
+
+def _choosing(name: str) -> Callable:
+    in_python, in_native = getattr(reference, name), getattr(native, name)
+
+    @functools.wraps(in_python)
+    def operation(*args, **kwargs):
+        chosen = in_native if _takes_native(name) else in_python
+        return chosen(*args, **kwargs)
+
+    return operation
+
+
+def _takes_native(name: str) -> bool:
+    mode = os.environ.get("TFGRADCOMP_OPS", "auto")
+    if mode not in _MODES:
+        raise ValueError(
+            f"The environment variable TFGRADCOMP_OPS must be one of {_MODES}. "
+            f"Received: TFGRADCOMP_OPS={mode!r}"
+        )
+    if mode == "python" or in_xla():
+        return False
+    obstacle = _obstacle(name, on_gpu=mode == "auto" and native.gpu_is_visible())
+    if obstacle is None:
+        return True
+    if mode == "native":
+        raise native.UnavailableError(
+            f"TFGRADCOMP_OPS=native, but {obstacle}. Or set TFGRADCOMP_OPS=python to "
+            "run in pure TensorFlow"
+        )
+    _warn_once(
+        f"tfgradcomp falls back to pure TensorFlow, which is slower: {obstacle}. "
+        "TFGRADCOMP_OPS=python says so on purpose, without this warning"
+    )
+    return False
+
+
+def _obstacle(name: str, on_gpu: bool) -> str | None:
+    """What keeps an operation from running natively, and how to mend it."""
+    try:
+        library = native.library()
+    except native.UnavailableError as error:
+        return (
+            f"the native ops could not be built or loaded: {error}\nWith a C++ "
+            f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
+        )
+    if on_gpu and not library.has_cuda:
+        return (
+            f"{library.path} has no kernels for the GPU that TensorFlow sees "
+            f"({library.built_with}). With nvcc installed, run `{_BUILD}`"
+        )
+    if not library.has(name):
+        return f"{library.path} has no {name}. Run `{_BUILD}`"
+    return None
+
+
+def _warn_once(message: str) -> None:
+    with _warned_lock:
+        if message in _warned:
+            return
+        _warned.add(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+pack_codes = _choosing("pack_codes")
+unpack_codes = _choosing("unpack_codes")
+pack_signs = _choosing("pack_signs")
+pack_momentum_signs = _choosing("pack_momentum_signs")
+pack_ternary = _choosing("pack_ternary")
+block_statistics = _choosing("block_statistics")
+sum_codes = _choosing("sum_codes")
+sum_levels = _choosing("sum_levels")
+mean_of_signs = _choosing("mean_of_signs")
+majority_vote = _choosing("majority_vote")
+sign_error_feedback = _choosing("sign_error_feedback")
+mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
+
+
+@functools.wraps(reference.mean_magnitude)
+def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
+    total = block_statistics(x, row_splits).l1
+    return tf.cast(total / np.diff(row_splits), tf.float32)

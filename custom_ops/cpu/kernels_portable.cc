@@ -1,0 +1,20 @@
+// The kernels for any processor.
+
+#include "../word_format.h"
+#include "table.h"
+
+namespace tfgradcomp {
+namespace {
+
+using namespace tfgradcomp_format;  // NOLINT: this file is one namespace.
+
+#include "simd_portable.h"
+// After its vectors.
+#include "kernels_impl.h"
+
+}  // namespace
+
+const KernelTable kPortableKernels = {
+    "portable", TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_TABLE_ENTRY)};
+
+}  // namespace tfgradcomp

@@ -1,0 +1,155 @@
+// The interface of simd_portable.h in AVX2.
+
+constexpr int kWidth = 8;
+
+using F = __m256;
+using I = __m256i;
+struct D {
+  __m256d low, high;
+};
+
+inline F Load(const float* p) { return _mm256_loadu_ps(p); }
+inline F Set(float x) { return _mm256_set1_ps(x); }
+inline void Store(float* p, F a) { _mm256_storeu_ps(p, a); }
+inline void Stream(float* p, F a) { _mm256_stream_ps(p, a); }
+inline void Fence() { _mm_sfence(); }
+inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
+inline F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
+inline F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F Div(F a, F b) { return _mm256_div_ps(a, b); }
+inline F Neg(F a) { return _mm256_xor_ps(_mm256_set1_ps(-0.0f), a); }
+inline F Abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline F Min(F a, F b) { return _mm256_min_ps(a, b); }
+
+inline uint32_t LessBits(F a, F b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
+}
+inline uint32_t MinusBits(F a) { return static_cast<uint32_t>(_mm256_movemask_ps(a)); }
+inline uint32_t ZeroBits(F a) {
+  const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(a), 1);
+  return static_cast<uint32_t>(_mm256_movemask_ps(
+      _mm256_castsi256_ps(_mm256_cmpeq_epi32(shifted, _mm256_setzero_si256()))));
+}
+// The bits of a part of a word, each in the highest bit of its lane.
+template <int Part>
+inline __m256i BitsOnTop(uint32_t word) {
+  constexpr int kTop = 31 - Part * kWidth;
+  const __m256i shifts = _mm256_setr_epi32(kTop, kTop - 1, kTop - 2, kTop - 3, kTop - 4,
+                                           kTop - 5, kTop - 6, kTop - 7);
+  return _mm256_sllv_epi32(_mm256_set1_epi32(static_cast<int>(word)), shifts);
+}
+template <int Part>
+inline F Select(uint32_t word, F zero, F one) {
+  return _mm256_blendv_ps(zero, one, _mm256_castsi256_ps(BitsOnTop<Part>(word)));
+}
+
+inline I LoadInts(const int32_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline I SetInts(int32_t x) { return _mm256_set1_epi32(x); }
+inline void StoreInts(int32_t* p, I a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a);
+}
+inline I And(I a, I b) { return _mm256_and_si256(a, b); }
+inline I Or(I a, I b) { return _mm256_or_si256(a, b); }
+inline I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
+inline I AndNot(I a, I b) { return _mm256_andnot_si256(b, a); }
+inline I MaxInts(I a, I b) { return _mm256_max_epi32(a, b); }
+inline I MagnitudeBits(F a) { return _mm256_castps_si256(Abs(a)); }
+inline F ToFloats(I a) { return _mm256_cvtepi32_ps(a); }
+inline I AddInts(I a, I b) { return _mm256_add_epi32(a, b); }
+inline I MulInts(I a, I b) { return _mm256_mullo_epi32(a, b); }
+inline uint32_t SumInts(I a) {
+  __m128i sum =
+      _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+}
+template <int Part>
+inline I AddBits(I a, uint32_t word) {
+  return _mm256_add_epi32(a, _mm256_srli_epi32(BitsOnTop<Part>(word), 31));
+}
+inline uint32_t NonzeroBits(I a) {
+  const __m256i zero = _mm256_cmpeq_epi32(a, _mm256_setzero_si256());
+  return ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero))) & 0xFF;
+}
+inline void StoreBytes(int32_t* p, uint64_t bytes) {
+  StoreInts(p, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+}
+
+inline D LoadDoubles(const double* p) {
+  return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+}
+inline D Widen(const float* p) {
+  return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
+}
+inline D SetDoubles(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+inline D Add(D a, D b) {
+  return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)};
+}
+inline D Sub(D a, D b) {
+  return {_mm256_sub_pd(a.low, b.low), _mm256_sub_pd(a.high, b.high)};
+}
+inline D Mul(D a, D b) {
+  return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)};
+}
+inline D Abs(D a) {
+  const __m256d sign = _mm256_set1_pd(-0.0);
+  return {_mm256_andnot_pd(sign, a.low), _mm256_andnot_pd(sign, a.high)};
+}
+inline D Floor(D a) { return {_mm256_floor_pd(a.low), _mm256_floor_pd(a.high)}; }
+inline double SumLanes(D a) {
+  const __m256d four = _mm256_add_pd(a.low, a.high);
+  const __m128d two =
+      _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+inline void StoreAsInts(int32_t* p, D a) {
+  // 2^52 + n holds the integer n in its low bits.
+  const __m256d magic = _mm256_set1_pd(4503599627370496.0);
+  const __m256 low = _mm256_castpd_ps(_mm256_add_pd(a.low, magic));
+  const __m256 high = _mm256_castpd_ps(_mm256_add_pd(a.high, magic));
+  const __m256 even = _mm256_shuffle_ps(low, high, 0x88);
+  StoreInts(p, _mm256_permute4x64_epi64(_mm256_castps_si256(even), 0xD8));
+}
+
+// Four blocks of Philox, a block in each 64-bit lane. Only the low halves of lanes
+// count: multiplication reads no other.
+inline void Philox4(RandomStream stream, __m256i blocks, uint32_t* words) {
+  __m256i c0 = blocks, c1 = _mm256_srli_epi64(blocks, 32);
+  __m256i c2 = _mm256_set1_epi64x(static_cast<int64_t>(stream.high));
+  __m256i c3 = _mm256_srli_epi64(c2, 32);
+  const __m256i m0 = _mm256_set1_epi64x(kPhiloxM0), m1 = _mm256_set1_epi64x(kPhiloxM1);
+  uint32_t k0 = static_cast<uint32_t>(stream.key);
+  uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
+    c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
+                          _mm256_set1_epi64x(k0));
+    c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
+                          _mm256_set1_epi64x(k1));
+    c1 = p1;
+    c3 = p0;
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  const __m256i c01 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
+  const __m256i c23 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
+  const __m256i blocks02 = _mm256_unpacklo_epi64(c01, c23);
+  const __m256i blocks13 = _mm256_unpackhi_epi64(c01, c23);
+  __m256i* out = reinterpret_cast<__m256i*>(words);
+  _mm256_storeu_si256(out, _mm256_permute2x128_si256(blocks02, blocks13, 0x20));
+  _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(blocks02, blocks13, 0x31));
+}
+
+inline void Random32(RandomStream stream, uint64_t block, uint32_t words[32]) {
+  const __m256i first = _mm256_set1_epi64x(static_cast<int64_t>(block));
+  Philox4(stream, _mm256_add_epi64(first, _mm256_setr_epi64x(0, 1, 2, 3)), words);
+  Philox4(stream, _mm256_add_epi64(first, _mm256_setr_epi64x(4, 5, 6, 7)), words + 16);
+}
+
+inline F Uniforms(const uint32_t* words) {
+  const I bits = LoadInts(reinterpret_cast<const int32_t*>(words));
+  return Mul(ToFloats(_mm256_srli_epi32(bits, 8)), Set(1.0f / (1 << 24)));
+}

@@ -1,0 +1,114 @@
+// The interface of simd_portable.h in AVX-512 (F, BW, DQ, VL).
+
+constexpr int kWidth = 16;
+
+using F = __m512;
+using I = __m512i;
+using D = __m512d;
+
+inline F Load(const float* p) { return _mm512_loadu_ps(p); }
+inline F Set(float x) { return _mm512_set1_ps(x); }
+inline void Store(float* p, F a) { _mm512_storeu_ps(p, a); }
+inline void Stream(float* p, F a) { _mm512_stream_ps(p, a); }
+inline void Fence() { _mm_sfence(); }
+inline F Add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F Div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F Neg(F a) { return _mm512_xor_ps(_mm512_set1_ps(-0.0f), a); }
+inline F Abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+inline F Min(F a, F b) { return _mm512_min_ps(a, b); }
+
+inline uint32_t LessBits(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+inline uint32_t MinusBits(F a) { return _mm512_movepi32_mask(_mm512_castps_si512(a)); }
+inline uint32_t ZeroBits(F a) {
+  return _mm512_testn_epi32_mask(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF));
+}
+template <int Part>
+inline F Select(uint32_t word, F zero, F one) {
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(word >> (Part * kWidth)), zero,
+                              one);
+}
+
+inline I LoadInts(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline I SetInts(int32_t x) { return _mm512_set1_epi32(x); }
+inline void StoreInts(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+inline I And(I a, I b) { return _mm512_and_si512(a, b); }
+inline I Or(I a, I b) { return _mm512_or_si512(a, b); }
+inline I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+inline I AndNot(I a, I b) { return _mm512_andnot_si512(b, a); }
+inline I MaxInts(I a, I b) { return _mm512_max_epi32(a, b); }
+inline I MagnitudeBits(F a) { return _mm512_castps_si512(Abs(a)); }
+inline F ToFloats(I a) { return _mm512_cvtepi32_ps(a); }
+inline I AddInts(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
+inline uint32_t SumInts(I a) {
+  return static_cast<uint32_t>(_mm512_reduce_add_epi32(a));
+}
+template <int Part>
+inline I AddBits(I a, uint32_t word) {
+  return _mm512_mask_add_epi32(a, static_cast<__mmask16>(word >> (Part * kWidth)), a,
+                               _mm512_set1_epi32(1));
+}
+inline uint32_t NonzeroBits(I a) { return _mm512_test_epi32_mask(a, a); }
+inline void StoreBytes(int32_t* p, uint64_t bytes) {
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(p),
+      _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+}
+
+inline D LoadDoubles(const double* p) { return _mm512_loadu_pd(p); }
+inline D Widen(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+inline D SetDoubles(double x) { return _mm512_set1_pd(x); }
+inline D Add(D a, D b) { return _mm512_add_pd(a, b); }
+inline D Sub(D a, D b) { return _mm512_sub_pd(a, b); }
+inline D Mul(D a, D b) { return _mm512_mul_pd(a, b); }
+inline D Abs(D a) { return _mm512_andnot_pd(_mm512_set1_pd(-0.0), a); }
+inline D Floor(D a) {
+  return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+inline double SumLanes(D a) {
+  const __m256d four =
+      _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
+  const __m128d two =
+      _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+inline void StoreAsInts(int32_t* p, D a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvttpd_epu32(a));
+}
+
+// As in simd_avx2.h, eight blocks at a time.
+inline void Random32(RandomStream stream, uint64_t block, uint32_t words[32]) {
+  __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(block)),
+                                _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+  __m512i c1 = _mm512_srli_epi64(c0, 32);
+  __m512i c2 = _mm512_set1_epi64(static_cast<int64_t>(stream.high));
+  __m512i c3 = _mm512_srli_epi64(c2, 32);
+  const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
+  uint32_t k0 = static_cast<uint32_t>(stream.key);
+  uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
+  constexpr int kXor3 = 0x96;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
+    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, _mm512_set1_epi64(k0),
+                                   kXor3);
+    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, _mm512_set1_epi64(k1),
+                                   kXor3);
+    c1 = p1;
+    c3 = p0;
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  const __m512i c01 = _mm512_mask_blend_epi32(0xAAAA, c0, _mm512_slli_epi64(c1, 32));
+  const __m512i c23 = _mm512_mask_blend_epi32(0xAAAA, c2, _mm512_slli_epi64(c3, 32));
+  const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  const __m512i second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  _mm512_storeu_si512(words, _mm512_permutex2var_epi64(c01, first, c23));
+  _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64(c01, second, c23));
+}
+
+inline F Uniforms(const uint32_t* words) {
+  const I bits = _mm512_loadu_si512(words);
+  return Mul(ToFloats(_mm512_srli_epi32(bits, 8)), Set(1.0f / (1 << 24)));
+}

@@ -1,0 +1,76 @@
+// Ranges of the numbers that an op is made with: checked where a graph is built, and
+// again where it runs.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
+#define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace tfgradcomp {
+
+constexpr int64_t kMaxBase = int64_t{1} << 32;
+constexpr int64_t kMaxCount = int64_t{1} << 48;  // Far from overflow.
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... message) {
+  return absl::InvalidArgumentError(absl::StrCat(message...));
+}
+
+inline absl::Status CheckBase(int64_t base) {
+  if (base >= 2 && base <= kMaxBase) return absl::OkStatus();
+  return Invalid(
+      "base must be in [2, 2**32]. Received: base=", base);
+}
+
+inline absl::Status CheckCount(int64_t count) {
+  if (count >= 0 && count <= kMaxCount) return absl::OkStatus();
+  return Invalid(
+      "count must be in [0, 2**48]. Received: count=", count);
+}
+
+inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
+  if ((base == 2 || base == 3) && (reply_base == 2 || reply_base == 3)) {
+    return absl::OkStatus();
+  }
+  return Invalid(
+      "base and reply_base must be 2 or 3. Received: base=", base,
+      ", reply_base=", reply_base);
+}
+
+// The base that holds the sum of N codes.
+inline absl::Status BaseOfSum(int64_t num_workers, int64_t base, int64_t* sum_base) {
+  if (num_workers < 1 || num_workers > (kMaxBase - 1) / (base - 1)) {
+    return Invalid(
+        "num_workers must be at least 1 and num_workers * (base - 1) + 1 at most "
+        "2**32. Received: num_workers=",
+        num_workers, ", base=", base);
+  }
+  *sum_base = num_workers * (base - 1) + 1;
+  return absl::OkStatus();
+}
+
+// Whether step * total - zero stays inside int32 for each total that N codes can have.
+inline absl::Status CheckLevels(int64_t num_workers, int64_t base, int64_t step,
+                                int64_t zero) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  const auto inside = [](int64_t value) { return value > -kLimit && value < kLimit; };
+  // Each factor is bounded first, so that no product overflows.
+  if (num_workers >= 1 && num_workers < kLimit && base <= kLimit && inside(step) &&
+      inside(zero)) {
+    const __int128 most = __int128{num_workers} * (base - 1);
+    const __int128 top = most * step - zero;
+    if (most < kLimit && top > -kLimit && top < kLimit) return absl::OkStatus();
+  }
+  return Invalid(
+      "num_workers must be at least 1, and zero, num_workers * (base - 1) and step * "
+      "num_workers * (base - 1) - zero must be less than 2**31 in magnitude. Received: "
+      "num_workers=",
+      num_workers, ", base=", base, ", step=", step, ", zero=", zero);
+}
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_

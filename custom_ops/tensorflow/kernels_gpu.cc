@@ -1,0 +1,30 @@
+// The ops on a GPU. No header of CUDA is needed: TensorFlow hands out the stream, and
+// ../cuda launches on it. Compiled only where ../cuda is.
+
+#include "../cuda/cuda.h"
+#include "op_kernels.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "xla/stream_executor/stream.h"
+
+namespace tfgradcomp {
+namespace {
+
+struct OnGpu {
+  static constexpr bool kOnHost = false;
+
+  template <typename Args>
+  static absl::Status Launch(OpKernelContext* context, const Args& args) {
+    auto* stream = context->op_device_context()->stream();
+    const char* error = Run(Gpu{stream->platform_specific_handle().stream}, args);
+    if (error == nullptr) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("CUDA could not launch the kernel: ", error));
+  }
+};
+
+#define TFGRADCOMP_REGISTER(Kernel) \
+  TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_GPU, OnGpu);
+TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
+
+}  // namespace
+}  // namespace tfgradcomp

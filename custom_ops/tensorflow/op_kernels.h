@@ -1,0 +1,519 @@
+// The ops' kernels, for any device: they check arguments, allocate results and hand the
+// struct of ../kernels.h to `Device::Launch`.
+//
+// A device says whether the host can read its memory (`kOnHost`). Only there are the
+// contents of row_splits checked: a GPU would have to be waited for. There, a caller
+// answers for them; tfgradcomp makes them from the shapes of variables.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_KERNELS_H_
+#define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_KERNELS_H_
+
+#include <cstdint>
+
+#include "../kernels.h"
+#include "../word_format.h"
+#include "arguments.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/platform/errors.h"
+
+namespace tfgradcomp {
+
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+// Tensors may begin anywhere inside a buffer: `Tensor::flat` would end the process where
+// one is not aligned as Eigen likes it.
+template <typename T>
+const T* Data(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.data());
+}
+
+template <typename T>
+T* Data(Tensor* tensor) {
+  return static_cast<T*>(tensor->data());
+}
+
+inline absl::Status CheckShape(const char* name, const Tensor& tensor,
+                               const TensorShape& expected) {
+  if (tensor.shape() == expected) return absl::OkStatus();
+  return Invalid(
+      name, " must have the shape ", expected.DebugString(),
+      ". Received: ", name, " of shape ", tensor.shape().DebugString());
+}
+
+inline absl::Status CheckRank(const char* name, const Tensor& tensor, int rank) {
+  if (tensor.dims() == rank) return absl::OkStatus();
+  return Invalid(
+      name, " must have ", rank, " axes. Received: ", name, " of shape ",
+      tensor.shape().DebugString());
+}
+
+// An attribute that may be there or not is a list of at most one.
+inline absl::Status CheckOptional(const char* name, int64_t length) {
+  if (length <= 1) return absl::OkStatus();
+  return Invalid(
+      name, " must be a list of at most one tensor. Received: ", length, " tensors");
+}
+
+// What all ops do. The attributes are read by the constructors below.
+template <typename Device, typename Args>
+class KernelOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    Args args{};
+    // Freed after the launch: a device gives the memory to what is launched later only.
+    Tensor scratch;
+    OP_REQUIRES_OK(context, Prepare(context, &args, &scratch));
+    // Of nothing there is nothing to compute.
+    if (args.size > 0) OP_REQUIRES_OK(context, Device::Launch(context, args));
+  }
+
+ protected:
+  // Checks the inputs, allocates the outputs and fills `args` with them.
+  virtual absl::Status Prepare(OpKernelContext* context, Args* args,
+                               Tensor* scratch) const = 0;
+};
+
+inline absl::Status Vector(OpKernelContext* context, int index, const char* name,
+                           int64_t size, const float** data) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(CheckShape(name, tensor, TensorShape({size})));
+  *data = Data<float>(tensor);
+  return absl::OkStatus();
+}
+
+// The vector that says what the size is.
+template <typename T>
+absl::Status FirstVector(OpKernelContext* context, int index, const char* name,
+                         int64_t* size, const T** data) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(CheckRank(name, tensor, 1));
+  *size = tensor.dim_size(0);
+  *data = Data<T>(tensor);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Scalar(OpKernelContext* context, int index, const char* name,
+                           const T** data) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(CheckShape(name, tensor, TensorShape({})));
+  *data = Data<T>(tensor);
+  return absl::OkStatus();
+}
+
+inline absl::Status Stream(OpKernelContext* context, int index,
+                           const uint64_t** data) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(CheckShape("stream", tensor, TensorShape({2})));
+  *data = Data<uint64_t>(tensor);
+  return absl::OkStatus();
+}
+
+// The stream that input `index` is, or null where there are no inputs left.
+inline absl::Status OptionalStream(OpKernelContext* context, int index,
+                                   const uint64_t** data) {
+  TF_RETURN_IF_ERROR(CheckOptional("stream", context->num_inputs() - index));
+  if (index == context->num_inputs()) return absl::OkStatus();
+  return Stream(context, index, data);
+}
+
+inline absl::Status OptionalVector(OpKernelContext* context, int index,
+                                   const char* name, int64_t size,
+                                   const float** data) {
+  TF_RETURN_IF_ERROR(CheckOptional(name, context->num_inputs() - index));
+  if (index == context->num_inputs()) return absl::OkStatus();
+  return Vector(context, index, name, size, data);
+}
+
+template <typename Device, typename Args>
+absl::Status Blocks(OpKernelContext* context, int index, Args* args) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(CheckRank("row_splits", tensor, 1));
+  const int64_t num_blocks = tensor.dim_size(0) - 1;
+  if (num_blocks < 0 || num_blocks > args->size ||
+      (num_blocks == 0 && args->size > 0)) {
+    return Invalid(
+        "row_splits must cut the ", args->size,
+        " elements into blocks that are not empty. Received: row_splits of length ",
+        num_blocks + 1);
+  }
+  args->row_splits = Data<int64_t>(tensor);
+  args->num_blocks = num_blocks;
+  if constexpr (Device::kOnHost) {
+    const int64_t* splits = args->row_splits;
+    bool fits = splits[0] == 0 && splits[num_blocks] == args->size;
+    for (int64_t b = 0; b < num_blocks; ++b) fits &= splits[b] < splits[b + 1];
+    if (!fits) {
+      return Invalid(
+          "row_splits must begin with 0, increase and end with the number of "
+          "elements, ",
+          args->size, ". Received: row_splits=", tensor.SummarizeValue(16));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The words of N workers, [N, WordsFor(size, base)].
+inline absl::Status WorkersWords(OpKernelContext* context, int index,
+                                 const char* name, int64_t size, int64_t base,
+                                 int64_t* num_workers, const uint32_t** words) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(CheckRank(name, tensor, 2));
+  *num_workers = tensor.dim_size(0);
+  if (*num_workers < 1) {
+    return Invalid(
+        name, " must be those of one worker at least. Received: ", name,
+        " of shape ", tensor.shape().DebugString());
+  }
+  TF_RETURN_IF_ERROR(CheckShape(
+      name, tensor,
+      TensorShape({*num_workers, tfgradcomp_format::WordsFor(size, base)})));
+  *words = Data<uint32_t>(tensor);
+  return absl::OkStatus();
+}
+
+inline absl::Status WorkersScale(OpKernelContext* context, int index,
+                                 const char* name, int64_t num_workers,
+                                 int64_t num_blocks, const float** scale) {
+  const Tensor& tensor = context->input(index);
+  TF_RETURN_IF_ERROR(
+      CheckShape(name, tensor, TensorShape({num_workers, num_blocks})));
+  *scale = Data<float>(tensor);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Output(OpKernelContext* context, int index,
+                           const TensorShape& shape, T** data) {
+  Tensor* tensor = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &tensor));
+  *data = Data<T>(tensor);
+  return absl::OkStatus();
+}
+
+inline absl::Status OutputWords(OpKernelContext* context, int index, int64_t size,
+                                int64_t base, uint32_t** data) {
+  return Output(context, index,
+                TensorShape({tfgradcomp_format::WordsFor(size, base)}), data);
+}
+
+// Float64 scratch, which `tensor` keeps.
+inline absl::Status Scratch(OpKernelContext* context, int64_t size, Tensor* tensor,
+                            double** data) {
+  TF_RETURN_IF_ERROR(
+      context->allocate_temp(tensorflow::DT_DOUBLE, TensorShape({size}), tensor));
+  *data = Data<double>(tensor);
+  return absl::OkStatus();
+}
+
+template <typename Device>
+class PackCodesOp : public KernelOp<Device, PackCodes> {
+ public:
+  explicit PackCodesOp(OpKernelConstruction* context)
+      : KernelOp<Device, PackCodes>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("base", &base_));
+    OP_REQUIRES_OK(context, CheckBase(base_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, PackCodes* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(FirstVector(context, 0, "codes", &args->size, &args->codes));
+    args->base = base_;
+    return OutputWords(context, 0, args->size, base_, &args->words);
+  }
+
+  int64_t base_;
+};
+
+template <typename Device>
+class UnpackCodesOp : public KernelOp<Device, UnpackCodes> {
+ public:
+  explicit UnpackCodesOp(OpKernelConstruction* context)
+      : KernelOp<Device, UnpackCodes>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("base", &base_));
+    OP_REQUIRES_OK(context, CheckBase(base_));
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, CheckCount(count_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, UnpackCodes* args,
+                       Tensor* scratch) const override {
+    const Tensor& words = context->input(0);
+    const int64_t expected = tfgradcomp_format::WordsFor(count_, base_);
+    if (words.dims() == 0 || words.dim_size(words.dims() - 1) != expected) {
+      return Invalid(
+          "words must have a last axis of ", expected, " for ", count_,
+          " codes of base ", base_, ". Received: words of shape ",
+          words.shape().DebugString());
+    }
+    TensorShape shape = words.shape();
+    shape.set_dim(words.dims() - 1, count_);
+    args->words = Data<uint32_t>(words);
+    // Without rows there is nothing to compute, whatever the count.
+    args->size = shape.num_elements() > 0 ? count_ : 0;
+    args->rows = args->size > 0 ? shape.num_elements() / count_ : 0;
+    args->base = base_;
+    return Output(context, 0, shape, &args->codes);
+  }
+
+  int64_t base_, count_;
+};
+
+template <typename Device>
+class PackSignsOp : public KernelOp<Device, PackSigns> {
+ public:
+  using KernelOp<Device, PackSigns>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, PackSigns* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
+    TF_RETURN_IF_ERROR(OptionalStream(context, 1, &args->stream));
+    return OutputWords(context, 0, args->size, 2, &args->words);
+  }
+};
+
+template <typename Device>
+class PackMomentumSignsOp : public KernelOp<Device, PackMomentumSigns> {
+ public:
+  explicit PackMomentumSignsOp(OpKernelConstruction* context)
+      : KernelOp<Device, PackMomentumSigns>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("beta", &beta_));
+    OP_REQUIRES_OK(context, context->GetAttr("one_minus_beta", &one_minus_beta_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, PackMomentumSigns* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
+    TF_RETURN_IF_ERROR(Vector(context, 1, "momentum", args->size, &args->momentum));
+    TF_RETURN_IF_ERROR(Scalar(context, 2, "warming_up", &args->warming_up));
+    TF_RETURN_IF_ERROR(OptionalStream(context, 3, &args->stream));
+    args->beta = beta_;
+    args->one_minus_beta = one_minus_beta_;
+    TF_RETURN_IF_ERROR(OutputWords(context, 0, args->size, 2, &args->words));
+    return Output(context, 1, TensorShape({args->size}), &args->new_momentum);
+  }
+
+  float beta_, one_minus_beta_;
+};
+
+template <typename Device>
+class PackTernaryOp : public KernelOp<Device, PackTernary> {
+ public:
+  using KernelOp<Device, PackTernary>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, PackTernary* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 3, args));
+    TF_RETURN_IF_ERROR(Vector(context, 1, "limit", args->num_blocks, &args->limit));
+    TF_RETURN_IF_ERROR(Vector(context, 2, "scale", args->num_blocks, &args->scale));
+    TF_RETURN_IF_ERROR(Stream(context, 4, &args->stream));
+    return OutputWords(context, 0, args->size, 3, &args->words);
+  }
+};
+
+template <typename Device>
+class BlockStatisticsOp : public KernelOp<Device, BlockStatistics> {
+ public:
+  using KernelOp<Device, BlockStatistics>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, BlockStatistics* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 1, args));
+    const int64_t slots = tfgradcomp_format::SlotsFor(args->size, args->num_blocks);
+    TF_RETURN_IF_ERROR(Scratch(context, 5 * slots, scratch, &args->scratch));
+    return Output(context, 0, TensorShape({5, args->num_blocks}), &args->statistics);
+  }
+};
+
+template <typename Device>
+class SumCodesOp : public KernelOp<Device, SumCodes> {
+ public:
+  explicit SumCodesOp(OpKernelConstruction* context)
+      : KernelOp<Device, SumCodes>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("base", &base_));
+    OP_REQUIRES_OK(context, CheckBase(base_));
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, CheckCount(count_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, SumCodes* args,
+                       Tensor* scratch) const override {
+    int64_t sum_base = 0;
+    args->size = count_;
+    args->base = base_;
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, base_,
+                                    &args->num_workers, &args->words));
+    TF_RETURN_IF_ERROR(BaseOfSum(args->num_workers, base_, &sum_base));
+    return OutputWords(context, 0, count_, sum_base, &args->sum);
+  }
+
+  int64_t base_, count_;
+};
+
+template <typename Device>
+class SumLevelsOp : public KernelOp<Device, SumLevels> {
+ public:
+  explicit SumLevelsOp(OpKernelConstruction* context)
+      : KernelOp<Device, SumLevels>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("base", &base_));
+    OP_REQUIRES_OK(context, CheckBase(base_));
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, CheckCount(count_));
+    OP_REQUIRES_OK(context, context->GetAttr("step", &step_));
+    OP_REQUIRES_OK(context, context->GetAttr("zero", &zero_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, SumLevels* args,
+                       Tensor* scratch) const override {
+    args->size = count_;
+    args->base = base_;
+    args->step = step_;
+    args->zero = zero_;
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, base_,
+                                    &args->num_workers, &args->words));
+    TF_RETURN_IF_ERROR(CheckLevels(args->num_workers, base_, step_, zero_));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
+    TF_RETURN_IF_ERROR(Vector(context, 1, "scale", args->num_blocks, &args->scale));
+    TF_RETURN_IF_ERROR(OptionalVector(context, 3, "addend", count_, &args->addend));
+    return Output(context, 0, TensorShape({count_}), &args->values);
+  }
+
+  int64_t base_, count_, step_, zero_;
+};
+
+template <typename Device>
+class MeanOfSignsOp : public KernelOp<Device, MeanOfSigns> {
+ public:
+  explicit MeanOfSignsOp(OpKernelConstruction* context)
+      : KernelOp<Device, MeanOfSigns>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, CheckCount(count_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MeanOfSigns* args,
+                       Tensor* scratch) const override {
+    args->size = count_;
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, 2, &args->num_workers,
+                                    &args->words));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
+    TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
+                                    args->num_blocks, &args->scale));
+    return Output(context, 0, TensorShape({count_}), &args->values);
+  }
+
+  int64_t count_;
+};
+
+template <typename Device>
+class MajorityVoteOp : public KernelOp<Device, MajorityVote> {
+ public:
+  explicit MajorityVoteOp(OpKernelConstruction* context)
+      : KernelOp<Device, MajorityVote>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, CheckCount(count_));
+    OP_REQUIRES_OK(context, context->GetAttr("base", &base_));
+    OP_REQUIRES_OK(context, context->GetAttr("reply_base", &reply_base_));
+    OP_REQUIRES_OK(context, CheckVoteBases(base_, reply_base_));
+    OP_REQUIRES_OK(context, context->GetAttr("quorum", &quorum_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MajorityVote* args,
+                       Tensor* scratch) const override {
+    args->size = count_;
+    args->base = base_;
+    args->reply_base = reply_base_;
+    args->quorum = quorum_;
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, base_,
+                                    &args->num_workers, &args->words));
+    TF_RETURN_IF_ERROR(OptionalStream(context, 1, &args->stream));
+    return OutputWords(context, 0, count_, reply_base_, &args->votes);
+  }
+
+  int64_t count_, base_, reply_base_, quorum_;
+};
+
+template <typename Device>
+class SignErrorFeedbackOp : public KernelOp<Device, SignErrorFeedback> {
+ public:
+  explicit SignErrorFeedbackOp(OpKernelConstruction* context)
+      : KernelOp<Device, SignErrorFeedback>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("mu", &mu_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, SignErrorFeedback* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
+    const int64_t size = args->size;
+    TF_RETURN_IF_ERROR(Vector(context, 1, "residual", size, &args->residual));
+    TF_RETURN_IF_ERROR(Scalar(context, 2, "ratio", &args->ratio));
+    TF_RETURN_IF_ERROR(Scalar(context, 3, "moving", &args->moving));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 4, args));
+    TF_RETURN_IF_ERROR(OptionalVector(context, 5, "momentum", size, &args->momentum));
+    args->mu = mu_;
+    const int64_t slots = tfgradcomp_format::SlotsFor(size, args->num_blocks);
+    TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
+    TF_RETURN_IF_ERROR(
+        Output(context, 1, TensorShape({args->num_blocks}), &args->scale));
+    TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({size}), &args->new_residual));
+    if (args->momentum == nullptr) return absl::OkStatus();
+    return Output(context, 3, TensorShape({size}), &args->new_momentum);
+  }
+
+  float mu_;
+};
+
+template <typename Device>
+class MeanSignErrorFeedbackOp : public KernelOp<Device, MeanSignErrorFeedback> {
+ public:
+  using KernelOp<Device, MeanSignErrorFeedback>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MeanSignErrorFeedback* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(
+        FirstVector(context, 2, "residual", &args->size, &args->residual));
+    const int64_t size = args->size;
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "sent_words", size, 2,
+                                    &args->num_workers, &args->sent_words));
+    TF_RETURN_IF_ERROR(Scalar(context, 3, "ratio", &args->ratio));
+    TF_RETURN_IF_ERROR(Scalar(context, 4, "moving", &args->moving));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 5, args));
+    TF_RETURN_IF_ERROR(WorkersScale(context, 1, "sent_scale", args->num_workers,
+                                    args->num_blocks, &args->sent_scale));
+    const int64_t slots = tfgradcomp_format::SlotsFor(size, args->num_blocks);
+    TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
+    TF_RETURN_IF_ERROR(
+        Output(context, 1, TensorShape({args->num_blocks}), &args->scale));
+    return Output(context, 2, TensorShape({size}), &args->new_residual);
+  }
+};
+
+#define TFGRADCOMP_REGISTER_KERNEL(Kernel, DEVICE, OnDevice)          \
+  REGISTER_KERNEL_BUILDER(Name("Tfgradcomp>" #Kernel).Device(DEVICE), \
+                          Kernel##Op<OnDevice>)
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_KERNELS_H_

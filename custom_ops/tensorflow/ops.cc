@@ -1,0 +1,353 @@
+// The ops as TensorFlow sees them: names, arguments and static shapes. What they compute
+// is said in ../kernels.h; op_kernels.h checks values.
+//
+// An optional argument is a list of length 0 or 1.
+
+#include <cstdint>
+#include <string>
+
+#include "../word_format.h"
+#include "arguments.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfgradcomp {
+namespace {
+
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+absl::Status GetInt(InferenceContext* c, const char* name, int64_t* value) {
+  return c->GetAttr(name, value);
+}
+
+absl::Status GetCount(InferenceContext* c, int64_t* count) {
+  TF_RETURN_IF_ERROR(GetInt(c, "count", count));
+  return CheckCount(*count);
+}
+
+absl::Status GetBase(InferenceContext* c, int64_t* base) {
+  TF_RETURN_IF_ERROR(GetInt(c, "base", base));
+  return CheckBase(*base);
+}
+
+// The dimension of the words that `count` codes take.
+DimensionHandle Words(InferenceContext* c, DimensionHandle count, int64_t base) {
+  if (!c->ValueKnown(count)) return c->UnknownDim();
+  return c->MakeDim(tfgradcomp_format::WordsFor(c->Value(count), base));
+}
+
+// The one dimension of input `index`, which must agree with `*size` so far.
+absl::Status MergeVector(InferenceContext* c, int index, DimensionHandle* size) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 1, &shape));
+  return c->Merge(*size, c->Dim(shape, 0), size);
+}
+
+absl::Status CheckScalar(InferenceContext* c, int index) {
+  ShapeHandle shape;
+  return c->WithRank(c->input(index), 0, &shape);
+}
+
+// Blocks of `row_splits`.
+absl::Status Blocks(InferenceContext* c, int index, DimensionHandle* num_blocks) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 1, &shape));
+  return c->Subtract(c->Dim(shape, 0), 1, num_blocks);
+}
+
+absl::Status CheckStream(InferenceContext* c, int index) {
+  DimensionHandle two = c->MakeDim(2);
+  return MergeVector(c, index, &two);
+}
+
+// An optional stream from input `index` on.
+absl::Status CheckStreams(InferenceContext* c, int index) {
+  return index < c->num_inputs() ? CheckStream(c, index) : absl::OkStatus();
+}
+
+// The words of N workers, [N, WordsFor(count, base)].
+absl::Status WorkersWords(InferenceContext* c, int index, int64_t count, int64_t base,
+                          DimensionHandle* num_workers) {
+  ShapeHandle shape;
+  DimensionHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 2, &shape));
+  TF_RETURN_IF_ERROR(c->WithValue(
+      c->Dim(shape, 1), tfgradcomp_format::WordsFor(count, base), &unused));
+  *num_workers = c->Dim(shape, 0);
+  return absl::OkStatus();
+}
+
+absl::Status WorkersScale(InferenceContext* c, int index, DimensionHandle num_workers,
+                          DimensionHandle num_blocks) {
+  ShapeHandle shape;
+  return c->Merge(c->input(index), c->Matrix(num_workers, num_blocks), &shape);
+}
+
+absl::Status PackCodesShape(InferenceContext* c) {
+  int64_t base;
+  DimensionHandle size = c->UnknownDim();
+  TF_RETURN_IF_ERROR(GetBase(c, &base));
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  c->set_output(0, c->Vector(Words(c, size, base)));
+  return absl::OkStatus();
+}
+
+absl::Status UnpackCodesShape(InferenceContext* c) {
+  int64_t base, count;
+  ShapeHandle words, rows, codes;
+  DimensionHandle unused;
+  TF_RETURN_IF_ERROR(GetBase(c, &base));
+  TF_RETURN_IF_ERROR(GetCount(c, &count));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &words));
+  TF_RETURN_IF_ERROR(c->WithValue(
+      c->Dim(words, -1), tfgradcomp_format::WordsFor(count, base), &unused));
+  TF_RETURN_IF_ERROR(c->Subshape(words, 0, -1, &rows));
+  TF_RETURN_IF_ERROR(c->Concatenate(rows, c->Vector(count), &codes));
+  c->set_output(0, codes);
+  return absl::OkStatus();
+}
+
+absl::Status PackSignsShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim();
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(CheckStreams(c, 1));
+  c->set_output(0, c->Vector(Words(c, size, 2)));
+  return absl::OkStatus();
+}
+
+absl::Status PackMomentumSignsShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim();
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(MergeVector(c, 1, &size));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 2));
+  TF_RETURN_IF_ERROR(CheckStreams(c, 3));
+  c->set_output(0, c->Vector(Words(c, size, 2)));
+  c->set_output(1, c->Vector(size));
+  return absl::OkStatus();
+}
+
+absl::Status PackTernaryShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim(), num_blocks;
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(Blocks(c, 3, &num_blocks));
+  TF_RETURN_IF_ERROR(MergeVector(c, 1, &num_blocks));
+  TF_RETURN_IF_ERROR(MergeVector(c, 2, &num_blocks));
+  TF_RETURN_IF_ERROR(CheckStream(c, 4));
+  c->set_output(0, c->Vector(Words(c, size, 3)));
+  return absl::OkStatus();
+}
+
+absl::Status BlockStatisticsShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim(), num_blocks;
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(Blocks(c, 1, &num_blocks));
+  c->set_output(0, c->Matrix(c->MakeDim(5), num_blocks));
+  return absl::OkStatus();
+}
+
+absl::Status SumCodesShape(InferenceContext* c) {
+  int64_t base, count;
+  DimensionHandle num_workers;
+  TF_RETURN_IF_ERROR(GetBase(c, &base));
+  TF_RETURN_IF_ERROR(GetCount(c, &count));
+  TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, base, &num_workers));
+  if (!c->ValueKnown(num_workers)) {
+    c->set_output(0, c->Vector(c->UnknownDim()));
+    return absl::OkStatus();
+  }
+  int64_t sum_base = 0;
+  TF_RETURN_IF_ERROR(BaseOfSum(c->Value(num_workers), base, &sum_base));
+  c->set_output(0, c->Vector(tfgradcomp_format::WordsFor(count, sum_base)));
+  return absl::OkStatus();
+}
+
+absl::Status SumLevelsShape(InferenceContext* c) {
+  int64_t base, count;
+  DimensionHandle num_workers, num_blocks;
+  TF_RETURN_IF_ERROR(GetBase(c, &base));
+  TF_RETURN_IF_ERROR(GetCount(c, &count));
+  TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, base, &num_workers));
+  TF_RETURN_IF_ERROR(Blocks(c, 2, &num_blocks));
+  TF_RETURN_IF_ERROR(MergeVector(c, 1, &num_blocks));
+  DimensionHandle size = c->MakeDim(count);
+  if (c->num_inputs() > 3) TF_RETURN_IF_ERROR(MergeVector(c, 3, &size));
+  c->set_output(0, c->Vector(size));
+  return absl::OkStatus();
+}
+
+absl::Status MeanOfSignsShape(InferenceContext* c) {
+  int64_t count;
+  DimensionHandle num_workers, num_blocks;
+  TF_RETURN_IF_ERROR(GetCount(c, &count));
+  TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, 2, &num_workers));
+  TF_RETURN_IF_ERROR(Blocks(c, 2, &num_blocks));
+  TF_RETURN_IF_ERROR(WorkersScale(c, 1, num_workers, num_blocks));
+  c->set_output(0, c->Vector(count));
+  return absl::OkStatus();
+}
+
+absl::Status MajorityVoteShape(InferenceContext* c) {
+  int64_t base, reply_base, count;
+  DimensionHandle num_workers;
+  TF_RETURN_IF_ERROR(GetInt(c, "base", &base));
+  TF_RETURN_IF_ERROR(GetInt(c, "reply_base", &reply_base));
+  TF_RETURN_IF_ERROR(CheckVoteBases(base, reply_base));
+  TF_RETURN_IF_ERROR(GetCount(c, &count));
+  TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, base, &num_workers));
+  TF_RETURN_IF_ERROR(CheckStreams(c, 1));
+  c->set_output(0, c->Vector(tfgradcomp_format::WordsFor(count, reply_base)));
+  return absl::OkStatus();
+}
+
+absl::Status SignErrorFeedbackShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim(), num_blocks;
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(MergeVector(c, 1, &size));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 2));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 3));
+  TF_RETURN_IF_ERROR(Blocks(c, 4, &num_blocks));
+  if (c->num_inputs() > 5) TF_RETURN_IF_ERROR(MergeVector(c, 5, &size));
+  c->set_output(0, c->Vector(Words(c, size, 2)));
+  c->set_output(1, c->Vector(num_blocks));
+  for (int i = 2; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(size));
+  return absl::OkStatus();
+}
+
+absl::Status MeanSignErrorFeedbackShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim(), num_blocks;
+  ShapeHandle sent;
+  TF_RETURN_IF_ERROR(MergeVector(c, 2, &size));
+  TF_RETURN_IF_ERROR(
+      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(c, size, 2)), &sent));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 3));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 4));
+  TF_RETURN_IF_ERROR(Blocks(c, 5, &num_blocks));
+  TF_RETURN_IF_ERROR(WorkersScale(c, 1, c->Dim(sent, 0), num_blocks));
+  c->set_output(0, c->Vector(Words(c, size, 2)));
+  c->set_output(1, c->Vector(num_blocks));
+  c->set_output(2, c->Vector(size));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>PackCodes")
+    .Input("codes: int32")
+    .Output("words: int32")
+    .Attr("base: int")
+    .SetShapeFn(PackCodesShape);
+
+REGISTER_OP("Tfgradcomp>UnpackCodes")
+    .Input("words: int32")
+    .Output("codes: int32")
+    .Attr("base: int")
+    .Attr("count: int")
+    .SetShapeFn(UnpackCodesShape);
+
+REGISTER_OP("Tfgradcomp>PackSigns")
+    .Input("x: float")
+    .Input("stream: num_streams * int64")
+    .Output("words: int32")
+    .Attr("num_streams: int >= 0")
+    .SetShapeFn(PackSignsShape);
+
+REGISTER_OP("Tfgradcomp>PackMomentumSigns")
+    .Input("x: float")
+    .Input("momentum: float")
+    .Input("warming_up: bool")
+    .Input("stream: num_streams * int64")
+    .Output("words: int32")
+    .Output("new_momentum: float")
+    .Attr("num_streams: int >= 0")
+    .Attr("beta: float")
+    .Attr("one_minus_beta: float")
+    .SetShapeFn(PackMomentumSignsShape);
+
+REGISTER_OP("Tfgradcomp>PackTernary")
+    .Input("x: float")
+    .Input("limit: float")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .Input("stream: int64")
+    .Output("words: int32")
+    .SetShapeFn(PackTernaryShape);
+
+REGISTER_OP("Tfgradcomp>BlockStatistics")
+    .Input("x: float")
+    .Input("row_splits: int64")
+    .Output("statistics: double")
+    .SetShapeFn(BlockStatisticsShape);
+
+REGISTER_OP("Tfgradcomp>SumCodes")
+    .Input("words: int32")
+    .Output("sum: int32")
+    .Attr("base: int")
+    .Attr("count: int")
+    .SetShapeFn(SumCodesShape);
+
+REGISTER_OP("Tfgradcomp>SumLevels")
+    .Input("words: int32")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .Input("addend: num_addends * float")
+    .Output("values: float")
+    .Attr("num_addends: int >= 0")
+    .Attr("base: int")
+    .Attr("count: int")
+    .Attr("step: int")
+    .Attr("zero: int")
+    .SetShapeFn(SumLevelsShape);
+
+REGISTER_OP("Tfgradcomp>MeanOfSigns")
+    .Input("words: int32")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .Output("values: float")
+    .Attr("count: int")
+    .SetShapeFn(MeanOfSignsShape);
+
+REGISTER_OP("Tfgradcomp>MajorityVote")
+    .Input("words: int32")
+    .Input("stream: num_streams * int64")
+    .Output("votes: int32")
+    .Attr("num_streams: int >= 0")
+    .Attr("count: int")
+    .Attr("base: int")
+    .Attr("reply_base: int")
+    .Attr("quorum: int")
+    .SetShapeFn(MajorityVoteShape);
+
+REGISTER_OP("Tfgradcomp>SignErrorFeedback")
+    .Input("x: float")
+    .Input("residual: float")
+    .Input("ratio: float")
+    .Input("moving: bool")
+    .Input("row_splits: int64")
+    .Input("momentum: num_momenta * float")
+    .Output("words: int32")
+    .Output("scale: float")
+    .Output("new_residual: float")
+    .Output("new_momentum: num_momenta * float")
+    .Attr("num_momenta: int >= 0")
+    .Attr("mu: float")
+    .SetShapeFn(SignErrorFeedbackShape);
+
+REGISTER_OP("Tfgradcomp>MeanSignErrorFeedback")
+    .Input("sent_words: int32")
+    .Input("sent_scale: float")
+    .Input("residual: float")
+    .Input("ratio: float")
+    .Input("moving: bool")
+    .Input("row_splits: int64")
+    .Output("words: int32")
+    .Output("scale: float")
+    .Output("new_residual: float")
+    .SetShapeFn(MeanSignErrorFeedbackShape);
+
+}  // namespace
+}  // namespace tfgradcomp
+
+// How this library was built, for `python -m tfgradcomp.ops --info`.
+extern "C" __attribute__((visibility("default"))) const char* tfgradcomp_built_with() {
+  return TFGRADCOMP_BUILT_WITH;
+}

@@ -1,0 +1,307 @@
+"""Builds the native ops from `custom_ops`.
+
+The standard library only, and nothing of this package: setup.py loads this file by its
+path, before there is a package or a TensorFlow.
+
+A library's name says what it fits: the version of TensorFlow, whose C++ interface
+changes with each minor one, the sources it was built from, and whether it has CUDA
+kernels.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+# Two, so that a build at a first use leaves the machine to others.
+_JOBS = 2
+
+# No option may change a result: contraction rounds once where the reference does twice.
+_OPTIMIZE = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
+_INSTRUCTIONS = {
+    "avx2": ["-mavx2", "-mbmi2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"],
+}
+
+# A kernel for one of these runs on later ones of the same major number too; what is
+# newer than all compiles the last one's PTX.
+_CUDA_ARCHITECTURES = [70, 75, 80, 90]
+
+_ASK_TENSORFLOW = """
+import json, os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+flags = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
+print(json.dumps([tf.__version__, *flags]))
+"""
+
+
+class BuildError(Exception):
+    """A build failed; the message says why."""
+
+
+class TensorFlow(NamedTuple):
+    """What a build needs to know of a TensorFlow.
+
+    Attributes:
+        version: Its version.
+        compile_flags: Flags of `tf.sysconfig.get_compile_flags`.
+        link_flags: Flags of `tf.sysconfig.get_link_flags`.
+    """
+
+    version: str
+    compile_flags: Sequence[str]
+    link_flags: Sequence[str]
+
+
+def ask_tensorflow(python: str = sys.executable) -> TensorFlow:
+    """Asks an interpreter for its TensorFlow.
+
+    Isolated: inside pip's build environment, too, it sees what is installed.
+
+    Raises:
+        BuildError: If it has none, or one that does not import.
+    """
+    command = [python, "-I", "-c", _ASK_TENSORFLOW]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise BuildError(f"{python} cannot import TensorFlow: {reason[0]}")
+    return TensorFlow(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def source_folder() -> Path:
+    """Returns the folder of the C++ sources: in the package, or beside it in a checkout.
+
+    Raises:
+        BuildError: If there is none.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "custom_ops", package.parent / "custom_ops"):
+        if (folder / "kernels.h").is_file():
+            return folder
+    raise BuildError(
+        f"The C++ sources of tfgradcomp are missing. Expected: {package / 'custom_ops'}"
+    )
+
+
+def source_hash() -> str:
+    """Returns a hash of all that decides what a build gives: sources and this file."""
+    folder = source_folder()
+    suffixes = (".h", ".cc", ".cu", ".cuh")
+    files = [path for path in folder.rglob("*") if path.suffix in suffixes]
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(files):
+        digest.update(f"\n{path.relative_to(folder).as_posix()}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def library_name(version: str, cuda: bool) -> str:
+    """Returns the file name of the library that fits a version of TensorFlow."""
+    device = "cuda" if cuda else "cpu"
+    key = f"tf{version}-{platform.machine()}-{source_hash()}"
+    return f"libtfgradcomp_ops-{key}-{device}.so"
+
+
+def find_nvcc() -> tuple[str | None, str]:
+    """Returns the path of nvcc, or None, and what to say of it."""
+    if os.environ.get("TFGRADCOMP_CUDA") == "0":
+        return None, "left out: TFGRADCOMP_CUDA=0"
+    if not list((source_folder() / "cuda").glob("*.cu")):
+        return None, "left out: there are no sources"
+    places = [
+        os.path.join(os.environ[name], "bin")
+        for name in ("CUDA_HOME", "CUDA_PATH")
+        if os.environ.get(name)
+    ]
+    places += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join(places))
+    return nvcc, nvcc or "left out: no nvcc in CUDA_HOME, PATH or /usr/local/cuda"
+
+
+def build_library(
+    folder: str | os.PathLike, tensorflow: TensorFlow, say: Callable = print
+) -> Path:
+    """Builds the library of ops into a folder, in one piece.
+
+    Args:
+        folder: Where to; it is made.
+        tensorflow: What it shall fit.
+        say: Takes lines on the way: that CUDA was left out, and why.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        BuildError: If a compiler is missing or fails, with its output.
+    """
+    sources = source_folder()
+    # System headers: TensorFlow's own warnings would bury an error.
+    flags = [
+        flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag
+        for flag in tensorflow.compile_flags
+    ]
+    flags += ["-O2", "-DNDEBUG", "-fvisibility=hidden"]
+    with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
+        nvcc, cuda = find_nvcc()
+        gpu_objects = []
+        if nvcc is not None:
+            try:
+                gpu_objects, cuda = _compile_cuda(nvcc, scratch)
+            except BuildError as error:
+                nvcc, cuda = None, f"left out: {error}"
+        if nvcc is None:
+            say(f"CUDA kernels {cuda}")
+        built_with = f"TensorFlow {tensorflow.version}; {_compiler_version()}; CUDA "
+        built_with += cuda.splitlines()[0]
+        define = f"-DTFGRADCOMP_BUILT_WITH={json.dumps(built_with)}"
+        jobs = [
+            (sources / "tensorflow" / "ops.cc", [*flags, define]),
+            (sources / "tensorflow" / "kernels_cpu.cc", flags),
+            *_cpu_jobs(),
+        ]
+        if nvcc is not None:
+            jobs.append((sources / "tensorflow" / "kernels_gpu.cc", flags))
+        objects = [*_compile_all(jobs, scratch), *gpu_objects]
+        path = Path(folder) / library_name(tensorflow.version, nvcc is not None)
+        _link(objects, tensorflow.link_flags, path, nvcc)
+    return path
+
+
+def build_cpu_library(path: str | os.PathLike) -> Path:
+    """Builds the CPU kernels alone, without TensorFlow: the C functions of cpu/cpu.h.
+
+    Args:
+        path: The library's file.
+
+    Returns:
+        The path.
+
+    Raises:
+        BuildError: If a compiler is missing or fails, with its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
+        _link(_compile_all(_cpu_jobs(), scratch), [], Path(path))
+    return Path(path)
+
+
+def _cpu_jobs() -> list[tuple[Path, list[str]]]:
+    """Files of the CPU kernels, each with its flags: `_avx2` has those of AVX2, ..."""
+    jobs = []
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    for file in sorted((source_folder() / "cpu").glob("*.cc")):
+        instructions = _INSTRUCTIONS.get(file.stem.rpartition("_")[2])
+        if instructions is None:
+            jobs.append((file, _OPTIMIZE))
+        elif is_x86:
+            jobs.append((file, [*_OPTIMIZE, *instructions]))
+    return jobs
+
+
+def _compiler() -> list[str]:
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    for name in ("g++", "c++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("Found no C++ compiler: none of g++, c++, clang++ is in PATH")
+
+
+def _compiler_version() -> str:
+    return _run([*_compiler(), "--version"]).splitlines()[0]
+
+
+def _compile_all(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
+    with concurrent.futures.ThreadPoolExecutor(_JOBS) as pool:
+        waiting = [pool.submit(_compile, *job, scratch) for job in jobs]
+        try:
+            return [job.result() for job in waiting]
+        finally:
+            for job in waiting:
+                job.cancel()
+
+
+def _compile(file: Path, flags: list[str], scratch: str) -> str:
+    target = os.path.join(scratch, f"{file.stem}.o")
+    # What TensorFlow's flags say of the language comes last and counts.
+    _run([*_compiler(), "-std=c++17", "-fPIC", *flags, "-c", str(file), "-o", target])
+    return target
+
+
+def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
+    """Returns the objects of the CUDA kernels and what they were built with."""
+    known = {
+        int(line.rpartition("_")[2])
+        for line in _run([nvcc, "--list-gpu-arch"]).split()
+        if line.rpartition("_")[2].isdigit()
+    }
+    taken = [number for number in _CUDA_ARCHITECTURES if number in known]
+    if not taken:
+        raise BuildError(f"{nvcc} knows none of sm_{_CUDA_ARCHITECTURES}")
+    codes = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in taken]
+    codes.append(f"-gencode=arch=compute_{taken[-1]},code=compute_{taken[-1]}")
+    flags = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler", "-fPIC"]
+    flags += ["-cudart", "static", *codes]
+    objects = []
+    for file in sorted((source_folder() / "cuda").glob("*.cu")):
+        objects.append(os.path.join(scratch, f"{file.stem}_cu.o"))
+        _run([nvcc, *flags, "-c", str(file), "-o", objects[-1]])
+    release = _run([nvcc, "--version"]).partition("release ")[2].partition(",")[0]
+    names = " ".join(f"sm_{n}" for n in taken) + f" and PTX of compute_{taken[-1]}"
+    return objects, f"{release}: {names}"
+
+
+def _link(
+    objects: list[str], flags: Sequence[str], path: Path, nvcc: str | None = None
+) -> None:
+    """Links beside `path` and renames: nobody ever sees half of a library."""
+    if nvcc is None:
+        command = [*_compiler(), "-shared", *objects, *flags]
+    else:
+        # It knows where the CUDA runtime is. Static: a machine without CUDA loads it.
+        command = [nvcc, "-shared", "-cudart", "static", *objects]
+        for flag in flags:
+            command += ["-Xlinker", flag]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        _run([*command, "-o", unfinished])
+        os.chmod(unfinished, 0o755)
+        os.replace(unfinished, path)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+
+
+def _run(command: list[str]) -> str:
+    """Runs a compiler and returns what it says."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise BuildError(f"Could not run {command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(
+            f"{command[0]} failed with status {done.returncode}: {shlex.join(command)}"
+            f"\n{done.stdout[:4000]}"
+        )
+    return done.stdout
