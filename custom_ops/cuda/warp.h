@@ -1,0 +1,97 @@
+// What all kernels share. One warp takes a tile of the flat vector at a time; which
+// thread block it belongs to never matters, so thread blocks need no barriers.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
+#define TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
+
+#include <cuda_runtime.h>
+
+#include "../word_format.h"
+#include "cuda.h"
+
+namespace tfgradcomp {
+namespace {
+
+using tfgradcomp_format::BitsOf;
+using tfgradcomp_format::IsZero;
+using tfgradcomp_format::kChunk;
+using tfgradcomp_format::RandomStream;
+using tfgradcomp_format::SignCode;
+
+constexpr int kWarp = 32, kWarpsPerBlock = 8, kThreads = kWarp * kWarpsPerBlock;
+constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
+// Enough thread blocks to fill any GPU several times; beyond it warps take more tiles.
+constexpr int64_t kMaxThreadBlocks = 1 << 14;
+
+// Launches one warp a tile. Returns null or CUDA's message.
+template <typename... Parameters, typename... Arguments>
+const char* Launch(const Gpu& gpu, int64_t tiles, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  if (tiles <= 0) return nullptr;
+  const int64_t blocks = (tiles + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks < kMaxThreadBlocks ? blocks : kMaxThreadBlocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = static_cast<cudaStream_t>(gpu.stream);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+__device__ inline int Lane() { return threadIdx.x % kWarp; }
+__device__ inline int WarpInBlock() { return threadIdx.x / kWarp; }
+
+// for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride())
+__device__ inline int64_t FirstTile() {
+  return int64_t{blockIdx.x} * kWarpsPerBlock + WarpInBlock();
+}
+__device__ inline int64_t TileStride() { return int64_t{gridDim.x} * kWarpsPerBlock; }
+
+__device__ inline RandomStream ReadStream(const uint64_t* stream) {
+  return RandomStream{stream[0], stream[1]};
+}
+
+// The last of blocks first, ..., last that begins at or before element j.
+__device__ inline int64_t BlockOf(const int64_t* row_splits, int64_t first,
+                                  int64_t last, int64_t j) {
+  while (first < last) {
+    const int64_t middle = last - (last - first) / 2;
+    if (row_splits[middle] <= j) {
+      first = middle;
+    } else {
+      last = middle - 1;
+    }
+  }
+  return first;
+}
+
+// The blocks that the elements [begin, end) lie in, so that the search over all blocks
+// is done once a tile, and none an element where the tile lies in one block.
+class TileBlocks {
+ public:
+  __device__ TileBlocks(const int64_t* row_splits, int64_t num_blocks, int64_t begin,
+                        int64_t end)
+      : row_splits_(row_splits) {
+    first = last = BlockOf(row_splits, 0, num_blocks - 1, begin);
+    if (row_splits[first + 1] >= end) return;
+    const int64_t most = first + (end - 1 - begin);  // No block is empty.
+    last = BlockOf(row_splits, first + 1, most < num_blocks ? most : num_blocks - 1,
+                   end - 1);
+  }
+
+  __device__ int64_t Of(int64_t j) const {
+    return BlockOf(row_splits_, first, last, j);
+  }
+
+  int64_t first, last;
+
+ private:
+  const int64_t* row_splits_;
+};
+
+}  // namespace
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_

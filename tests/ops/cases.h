@@ -1,0 +1,517 @@
+// Test cases for the kernels, and the comparison of two devices that run them.
+//
+// A device is anything that can be called with a struct of kernels.h whose pointers are
+// to host memory, and that has filled the outputs when it returns:
+//
+//   struct Device {
+//     template <typename Kernel> void operator()(const Kernel& args);
+//   };
+//
+//   Comparison<DeviceA, DeviceB> comparison(a, b);
+//   for (const Shape& shape : Shapes(most)) comparison.Run(shape);
+//   puts(comparison.report().c_str());
+//
+// Buffers are exactly as long as kernels.h says and aligned to their element only, so
+// that sanitizers see what lies beyond, and aligned accesses where none is promised.
+
+#ifndef TFGRADCOMP_TESTS_OPS_CASES_H_
+#define TFGRADCOMP_TESTS_OPS_CASES_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../custom_ops/kernels.h"
+#include "../../custom_ops/word_format.h"
+
+namespace tfgradcomp_cases {
+
+using namespace tfgradcomp;  // NOLINT: the kernels are the subject here.
+using tfgradcomp_format::SlotsFor;
+using tfgradcomp_format::WordsFor;
+
+// -- Buffers ----------------------------------------------------------------------
+
+// An array of `count` elements that begins one element after an aligned address.
+template <typename T>
+class Array {
+ public:
+  explicit Array(int64_t count = 0)
+      : memory_(new T[count + 1]()), count_(count) {}
+
+  T* data() { return memory_.get() + 1; }
+  const T* data() const { return memory_.get() + 1; }
+  int64_t count() const { return count_; }
+  T& operator[](int64_t i) { return data()[i]; }
+
+ private:
+  std::unique_ptr<T[]> memory_;
+  int64_t count_;
+};
+
+// Calls visit.Input(pointer, count) for each array that a kernel reads, .Scratch and
+// .Output for those that it writes. Pointers are given as the struct's own fields.
+template <typename Visit>
+void VisitBuffers(PackCodes& a, Visit& visit) {
+  visit.Input(a.codes, a.size);
+  visit.Output(a.words, WordsFor(a.size, a.base));
+}
+
+template <typename Visit>
+void VisitBuffers(UnpackCodes& a, Visit& visit) {
+  visit.Input(a.words, a.rows * WordsFor(a.size, a.base));
+  visit.Output(a.codes, a.rows * a.size);
+}
+
+template <typename Visit>
+void VisitBuffers(PackSigns& a, Visit& visit) {
+  visit.Input(a.x, a.size);
+  if (a.stream != nullptr) visit.Input(a.stream, 2);
+  visit.Output(a.words, WordsFor(a.size, 2));
+}
+
+template <typename Visit>
+void VisitBuffers(PackMomentumSigns& a, Visit& visit) {
+  visit.Input(a.x, a.size);
+  visit.Input(a.momentum, a.size);
+  visit.Input(a.warming_up, 1);
+  if (a.stream != nullptr) visit.Input(a.stream, 2);
+  visit.Output(a.new_momentum, a.size);
+  visit.Output(a.words, WordsFor(a.size, 2));
+}
+
+template <typename Visit>
+void VisitBuffers(PackTernary& a, Visit& visit) {
+  visit.Input(a.x, a.size);
+  visit.Input(a.limit, a.num_blocks);
+  visit.Input(a.scale, a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Input(a.stream, 2);
+  visit.Output(a.words, WordsFor(a.size, 3));
+}
+
+template <typename Visit>
+void VisitBuffers(BlockStatistics& a, Visit& visit) {
+  visit.Input(a.x, a.size);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Scratch(a.scratch, 5 * SlotsFor(a.size, a.num_blocks));
+  visit.Output(a.statistics, 5 * a.num_blocks);
+}
+
+template <typename Visit>
+void VisitBuffers(SumCodes& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
+  visit.Output(a.sum, WordsFor(a.size, a.num_workers * (a.base - 1) + 1));
+}
+
+template <typename Visit>
+void VisitBuffers(SumLevels& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
+  visit.Input(a.scale, a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  if (a.addend != nullptr) visit.Input(a.addend, a.size);
+  visit.Output(a.values, a.size);
+}
+
+template <typename Visit>
+void VisitBuffers(MeanOfSigns& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, 2));
+  visit.Input(a.scale, a.num_workers * a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.values, a.size);
+}
+
+template <typename Visit>
+void VisitBuffers(MajorityVote& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
+  if (a.stream != nullptr) visit.Input(a.stream, 2);
+  visit.Output(a.votes, WordsFor(a.size, a.reply_base));
+}
+
+template <typename Visit>
+void VisitBuffers(SignErrorFeedback& a, Visit& visit) {
+  visit.Input(a.x, a.size);
+  if (a.momentum != nullptr) visit.Input(a.momentum, a.size);
+  visit.Input(a.residual, a.size);
+  visit.Input(a.ratio, 1);
+  visit.Input(a.moving, 1);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Scratch(a.scratch, SlotsFor(a.size, a.num_blocks));
+  if (a.momentum != nullptr) visit.Output(a.new_momentum, a.size);
+  visit.Output(a.new_residual, a.size);
+  visit.Output(a.scale, a.num_blocks);
+  visit.Output(a.words, WordsFor(a.size, 2));
+}
+
+template <typename Visit>
+void VisitBuffers(MeanSignErrorFeedback& a, Visit& visit) {
+  visit.Input(a.sent_words, a.num_workers * WordsFor(a.size, 2));
+  visit.Input(a.sent_scale, a.num_workers * a.num_blocks);
+  visit.Input(a.residual, a.size);
+  visit.Input(a.ratio, 1);
+  visit.Input(a.moving, 1);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Scratch(a.scratch, SlotsFor(a.size, a.num_blocks));
+  visit.Output(a.new_residual, a.size);
+  visit.Output(a.scale, a.num_blocks);
+  visit.Output(a.words, WordsFor(a.size, 2));
+}
+
+// -- Inputs -----------------------------------------------------------------------
+
+enum class Layout { kOneBlock, kRagged, kBlocksOfOne, kBuckets };
+constexpr Layout kLayouts[] = {Layout::kOneBlock, Layout::kRagged, Layout::kBlocksOfOne,
+                               Layout::kBuckets};
+constexpr const char* kLayoutNames[] = {"one block", "ragged", "blocks of one",
+                                        "buckets"};
+
+struct Shape {
+  int64_t size;
+  Layout layout;
+  int64_t num_workers;
+};
+
+// All shapes of at most `most` elements.
+inline std::vector<Shape> Shapes(int64_t most) {
+  std::vector<Shape> shapes;
+  for (int64_t size : {0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 511, 512, 513,
+                       1000, 6007, (1 << 20) + 7}) {
+    if (size > most) break;
+    for (Layout layout : kLayouts) {
+      for (int64_t num_workers : {1, 2, 3, 4, 8}) {
+        shapes.push_back({size, layout, num_workers});
+      }
+    }
+  }
+  return shapes;
+}
+
+// The inputs of all kernels, of one shape; the same on every machine.
+class Inputs {
+ public:
+  // With `nonfinite`, some numbers are infinite or NaN. Only where the sign of a NaN is
+  // the same on all processors: one that they make themselves has no certain sign.
+  Inputs(const Shape& shape, uint64_t seed, bool nonfinite)
+      : size(shape.size), num_workers(shape.num_workers), state_(seed) {
+    std::vector<int64_t> splits = {0};
+    while (splits.back() < size) {
+      int64_t width = size;
+      if (shape.layout == Layout::kRagged) width = int64_t{1} + Below(1 << Below(13));
+      if (shape.layout == Layout::kBlocksOfOne) width = 1;
+      if (shape.layout == Layout::kBuckets) width = 2048;
+      splits.push_back(std::min(splits.back() + width, size));
+    }
+    num_blocks = static_cast<int64_t>(splits.size()) - 1;
+    row_splits = Array<int64_t>(num_blocks + 1);
+    for (int64_t b = 0; b <= num_blocks; ++b) row_splits[b] = splits[b];
+
+    const float infinity = std::numeric_limits<float>::infinity();
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    x = Numbers(size);
+    momentum = Numbers(size);
+    residual = Numbers(size);
+    if (nonfinite) Put(x, {infinity, -infinity, nan});
+    wild = Numbers(size);
+    if (nonfinite) Put(wild, {infinity, -infinity, nan, -nan});
+    scale = Magnitudes(num_workers * num_blocks);
+    wild_scale = Magnitudes(num_workers * num_blocks);
+    if (nonfinite) Put(wild_scale, {infinity, nan, 0.0f});
+    limit = Magnitudes(num_blocks);
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      if (Below(2) == 0) limit[b] = infinity;
+    }
+    ratio[0] = 0.75f;
+    yes[0] = true;
+    for (int i = 0; i < 2; ++i) stream[i] = uint64_t{Next()} << 32 | Next();
+  }
+
+  // Codes below the base.
+  Array<int32_t> Codes(uint64_t base) {
+    Array<int32_t> codes(size);
+    for (int64_t j = 0; j < size; ++j) codes[j] = static_cast<int32_t>(Code(base));
+    return codes;
+  }
+
+  // Words of a vector a worker.
+  Array<uint32_t> Words(uint64_t base) {
+    const int64_t words = WordsFor(size, base);
+    const int64_t digits = tfgradcomp_format::DigitsPerWord(base);
+    Array<uint32_t> packed(num_workers * words);
+    for (int64_t worker = 0; worker < num_workers; ++worker) {
+      for (int64_t word = 0; word < words; ++word) {
+        uint64_t value = 0;
+        for (int64_t j = std::min((word + 1) * digits, size); j > word * digits; --j) {
+          value = value * base + Code(base);
+        }
+        packed[worker * words + word] = static_cast<uint32_t>(value);
+      }
+    }
+    return packed;
+  }
+
+  int64_t size, num_workers, num_blocks;
+  Array<int64_t> row_splits;
+  Array<float> x, momentum, residual;  // [size]
+  Array<float> wild;                   // [size], with NaN of either sign
+  Array<float> scale, wild_scale;      // [num_workers, num_blocks]
+  Array<float> limit;                  // [num_blocks]
+  Array<float> ratio{1};
+  Array<bool> yes{1}, no{1};
+  Array<uint64_t> stream{2};
+
+ private:
+  uint32_t Next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 32);
+  }
+
+  uint32_t Below(uint32_t bound) {
+    return static_cast<uint32_t>(uint64_t{Next()} * bound >> 32);
+  }
+
+  // The smallest and the largest codes are frequent: they make the extreme words.
+  uint64_t Code(uint64_t base) {
+    const uint32_t random = Next();
+    if (random % 8 == 0) return base - 1;
+    if (random % 8 == 1) return 0;
+    return (uint64_t{Next()} * base) >> 32;
+  }
+
+  // Of many orders of magnitude, zeros and denormals among them.
+  Array<float> Numbers(int64_t count) {
+    Array<float> numbers(count);
+    for (int64_t j = 0; j < count; ++j) {
+      const uint32_t kind = Below(16);
+      uint32_t bits = Next() & 0x807FFFFF;
+      if (kind == 0) bits &= 0x80000000;                 // Zero.
+      if (kind > 1) bits |= (127 - 12 + Below(24)) << 23;  // Else denormal.
+      std::memcpy(&numbers[j], &bits, sizeof(bits));
+    }
+    return numbers;
+  }
+
+  Array<float> Magnitudes(int64_t count) {
+    Array<float> numbers = Numbers(count);
+    for (int64_t j = 0; j < count; ++j) numbers[j] = std::fabs(numbers[j]);
+    return numbers;
+  }
+
+  void Put(Array<float>& numbers, std::initializer_list<float> special) {
+    for (float value : special) {
+      if (numbers.count() > 0) {
+        numbers[Below(static_cast<uint32_t>(numbers.count()))] = value;
+      }
+    }
+  }
+
+  uint64_t state_;
+};
+
+// Calls run(name, args) for every kernel and every way to call it.
+template <typename Run>
+void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
+  const int64_t n = in.size, workers = in.num_workers, blocks = in.num_blocks;
+  const int64_t* splits = in.row_splits.data();
+  const uint64_t* const streams[] = {nullptr, in.stream.data()};
+  const bool* const flags[] = {in.no.data(), in.yes.data()};
+
+  run("PackTernary", PackTernary{in.wild.data(), n, in.limit.data(),
+                                 in.wild_scale.data(), splits, blocks, streams[1], {}});
+  run("BlockStatistics",
+      BlockStatistics{in.wild.data(), n, splits, blocks, {}, {}});
+  // Finite ones as well: only their sums show the order.
+  run("BlockStatistics", BlockStatistics{in.residual.data(), n, splits, blocks, {}, {}});
+  const Array<uint32_t> signs = in.Words(2);
+  run("MeanOfSigns", MeanOfSigns{signs.data(), in.wild_scale.data(), workers, n, splits,
+                                 blocks, {}});
+  for (const bool* moving : flags) {
+    for (const float* momentum : {static_cast<const float*>(nullptr),
+                                  const_cast<const float*>(in.momentum.data())}) {
+      run("SignErrorFeedback",
+          SignErrorFeedback{in.x.data(), momentum, in.residual.data(), n, 0.9f,
+                            in.ratio.data(), moving, splits, blocks, {}, {}, {}, {},
+                            {}});
+    }
+    run("MeanSignErrorFeedback",
+        MeanSignErrorFeedback{signs.data(), in.scale.data(), workers,
+                              in.residual.data(), n, in.ratio.data(), moving, splits,
+                              blocks, {}, {}, {}, {}});
+  }
+  for (uint64_t base : {2, 3, 5, 9, 17, 256, 257, 65537}) {
+    const Array<uint32_t> words = in.Words(base);
+    const int64_t zero = workers * static_cast<int64_t>(base - 1);
+    for (const float* addend : {static_cast<const float*>(nullptr),
+                                const_cast<const float*>(in.x.data())}) {
+      run("SumLevels", SumLevels{words.data(), workers, n, base, 2, zero,
+                                 in.wild_scale.data(), splits, blocks, addend, {}});
+    }
+  }
+  if (!independent_of_blocks) return;
+
+  for (uint64_t base :
+       {uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{9}, uint64_t{17},
+        uint64_t{256}, uint64_t{257}, uint64_t{65536}, uint64_t{65537},
+        (uint64_t{1} << 32) - 1, uint64_t{1} << 32}) {
+    const Array<int32_t> codes = in.Codes(base);
+    const Array<uint32_t> words = in.Words(base);
+    run("PackCodes", PackCodes{codes.data(), n, base, {}});
+    run("UnpackCodes", UnpackCodes{words.data(), workers, n, base, {}});
+    if (workers * (base - 1) + 1 > uint64_t{1} << 32) continue;
+    run("SumCodes", SumCodes{words.data(), workers, n, base, {}});
+  }
+  for (const uint64_t* stream : streams) {
+    run("PackSigns", PackSigns{in.wild.data(), n, stream, {}});
+    for (const bool* warming_up : flags) {
+      run("PackMomentumSigns",
+          PackMomentumSigns{in.x.data(), in.momentum.data(), n, 0.9f, 0.1f, warming_up,
+                            stream, {}, {}});
+    }
+    for (int64_t base : {2, 3}) {
+      const Array<uint32_t> words = in.Words(base);
+      for (int64_t reply_base : {2, 3}) {
+        for (int64_t quorum : {0, 2}) {
+          run("MajorityVote", MajorityVote{words.data(), workers, n, base, reply_base,
+                                           quorum, stream, {}});
+        }
+      }
+    }
+  }
+  // No signs but zeros: every word is drawn.
+  const Array<float> zeros(n);
+  run("PackSigns", PackSigns{zeros.data(), n, streams[1], {}});
+}
+
+// -- Comparison -------------------------------------------------------------------
+
+// Gives a kernel outputs and scratch of its own.
+class OwnOutputs {
+ public:
+  // Filled with a pattern that no kernel writes everywhere.
+  explicit OwnOutputs(unsigned char pattern) : pattern_(pattern) {}
+
+  template <typename T>
+  void Input(const T*&, int64_t) {}
+
+  template <typename T>
+  void Scratch(T*& field, int64_t count) {
+    auto array = std::make_shared<Array<T>>(count);
+    field = array->data();
+    std::memset(static_cast<void*>(field), pattern_, count * sizeof(T));
+    owned_.push_back(std::move(array));
+  }
+
+  template <typename T>
+  void Output(T*& field, int64_t count) {
+    Scratch(field, count);
+  }
+
+ private:
+  unsigned char pattern_;
+  std::vector<std::shared_ptr<void>> owned_;
+};
+
+// Lists a kernel's outputs.
+class ListOutputs {
+ public:
+  struct Item {
+    const void* data;
+    int64_t count;
+    enum { kWord, kFloat, kDouble } type;
+  };
+
+  template <typename T>
+  void Input(const T*&, int64_t) {}
+  template <typename T>
+  void Scratch(T*&, int64_t) {}
+  template <typename T>
+  void Output(T*& field, int64_t count) {
+    items.push_back({field, count,
+                     std::is_same<T, double>::value  ? Item::kDouble
+                     : std::is_same<T, float>::value ? Item::kFloat
+                                                     : Item::kWord});
+  }
+
+  std::vector<Item> items;
+};
+
+// The first element in which two arrays differ, or -1. A NaN equals any NaN: which one
+// arithmetic gives depends on the processor.
+template <typename T>
+int64_t FirstDifference(const void* first, const void* second, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    T a, b;
+    std::memcpy(&a, static_cast<const char*>(first) + i * sizeof(T), sizeof(T));
+    std::memcpy(&b, static_cast<const char*>(second) + i * sizeof(T), sizeof(T));
+    if (std::memcmp(&a, &b, sizeof(T)) != 0 && !(a != a && b != b)) return i;
+  }
+  return -1;
+}
+
+template <typename First, typename Second>
+class Comparison {
+ public:
+  Comparison(First& first, Second& second) : first_(first), second_(second) {}
+
+  // Runs all calls of a shape on both devices. For odd numbers of workers some inputs
+  // are not finite.
+  void Run(const Shape& shape) {
+    Inputs inputs(shape, 1 + shape.size + shape.num_workers, shape.num_workers % 2 != 0);
+    ForEachCall(inputs, shape.layout == Layout::kOneBlock,
+                [&](const char* name, const auto& args) { Compare(name, shape, args); });
+  }
+
+  int64_t calls() const { return calls_; }
+  int64_t differences() const { return differences_; }
+
+  // One line for each of the first differences.
+  const std::string& report() const { return report_; }
+
+ private:
+  template <typename Kernel>
+  void Compare(const char* name, const Shape& shape, const Kernel& args) {
+    Kernel first = args, second = args;
+    OwnOutputs first_outputs(0xA5), second_outputs(0x5A);
+    VisitBuffers(first, first_outputs);
+    VisitBuffers(second, second_outputs);
+    first_(first);
+    second_(second);
+    ++calls_;
+    ListOutputs a, b;
+    VisitBuffers(first, a);
+    VisitBuffers(second, b);
+    for (size_t i = 0; i < a.items.size(); ++i) {
+      const ListOutputs::Item &x = a.items[i], &y = b.items[i];
+      const int64_t at =
+          x.type == ListOutputs::Item::kDouble
+              ? FirstDifference<double>(x.data, y.data, x.count)
+          : x.type == ListOutputs::Item::kFloat
+              ? FirstDifference<float>(x.data, y.data, x.count)
+              : FirstDifference<uint32_t>(x.data, y.data, x.count);
+      if (at < 0) continue;
+      if (++differences_ > 50) continue;
+      report_ += std::string(name) + ", " + std::to_string(shape.size) +
+                 " elements, " + kLayoutNames[static_cast<int>(shape.layout)] + ", " +
+                 std::to_string(shape.num_workers) + " workers, call " +
+                 std::to_string(calls_) + ": output " + std::to_string(i) +
+                 " differs at " + std::to_string(at) + " of " +
+                 std::to_string(x.count) + "\n";
+    }
+  }
+
+  First& first_;
+  Second& second_;
+  int64_t calls_ = 0, differences_ = 0;
+  std::string report_;
+};
+
+}  // namespace tfgradcomp_cases
+
+#endif  // TFGRADCOMP_TESTS_OPS_CASES_H_
