@@ -20,19 +20,27 @@ if importlib.util.find_spec("tensorflow") is None:
     )
 
 
-def _runs_as_tool() -> bool:
-    """Whether this process is the launcher or reshard, which need no TensorFlow.
+_TOOLS = ("tfgradcomp.launch", "tfgradcomp.ops", "tfgradcomp.reshard")
 
-    Importing it would cost them seconds. Python's own `sys.argv[0]` is "-m" while it
-    looks for the module to run.
+
+def _tool() -> str | None:
+    """Name of the tool that this process is, None if it is none.
+
+    Tools need nothing of what is imported below; it would cost them seconds. Python's
+    own `sys.argv[0]` is "-m" while it looks for the module to run.
     """
     if sys.argv[:1] == ["-m"]:
         module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
-        return module in ("tfgradcomp.launch", "tfgradcomp.reshard")
-    return os.path.basename("".join(sys.argv[:1])) == "tfgradcomp-launch"
+        return module if module in _TOOLS else None
+    is_launcher = os.path.basename("".join(sys.argv[:1])) == "tfgradcomp-launch"
+    return "tfgradcomp.launch" if is_launcher else None
 
 
-if not _runs_as_tool():
+if _tool() == "tfgradcomp.ops":
+    # It prints a few lines; TensorFlow's greetings would be most of them.
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
+
+if _tool() is None:
     from tfgradcomp import callbacks, compressors, servers, transports
     from tfgradcomp.optimizers import (
         CompressedOptimizer,

@@ -38,7 +38,7 @@ inline __attribute__((always_inline)) void EachPart(const Body& body) {
 }
 
 inline int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline uint32_t LowBits(int64_t count) {
   return count >= 32 ? ~uint32_t{0} : (uint32_t{1} << count) - 1;
 }
@@ -130,7 +130,10 @@ class Spread {
 
  private:
   __attribute__((noinline)) void Fill(int64_t begin, int64_t end) {
-    int64_t block = BlockOf(begin, row_splits_, num_blocks_);
+    // Most often it is the next one.
+    int64_t block =
+        begin == end_ ? block_ + 1 : BlockOf(begin, row_splits_, num_blocks_);
+    block_ = block;
     begin_ = row_splits_[block];
     end_ = row_splits_[block + 1];
     if (end <= end_) {
@@ -153,7 +156,7 @@ class Spread {
   int64_t rows_;
   const int64_t* row_splits_;
   int64_t num_blocks_;
-  int64_t begin_ = -1, end_ = -1;
+  int64_t block_ = -1, begin_ = -1, end_ = -1;
   float* buffer_;
 };
 
@@ -261,18 +264,7 @@ class Digits {
         });
       }
     } else if (base_ == 3 && num_workers <= 127) {
-      for (int64_t w = 0; w < size; ++w, codes += kTernaryDigits) {
-        uint64_t sum[4] = {};
-        for (int64_t i = 0; i < num_workers; ++i) {
-          const uint32_t word = words[i * stride + w];
-          const uint32_t low = word % 59049, high = word / 59049;  // 3^10
-          sum[0] += kTernary.five[low % 243];
-          sum[1] += kTernary.five[low / 243];
-          sum[2] += kTernary.five[high % 243];
-          sum[3] += kTernary.five[high / 243 % 243];
-        }
-        for (int j = 0; j < 4; ++j) StoreBytes(codes + 5 * j, sum[j]);
-      }
+      SumTernary(words, num_workers, stride, size, codes);
     } else {
       for (int64_t w = 0; w < size; ++w, codes += count_) {
         for (int j = 0; j < count_; j += 8) {
@@ -303,6 +295,50 @@ class Digits {
       sum = AddInts(sum, MulInts(LoadInts(codes + j), LoadInts(powers_ + j)));
     }
     return SumInts(sum);
+  }
+
+  // Words of base 3 are cut into fours of five digits; a table has these as bytes, and
+  // bytes are added without carry. All are cut before the first is looked up, so that
+  // the long chains of cutting overlap.
+  static void SumTernary(const uint32_t* words, int64_t num_workers, int64_t stride,
+                         int64_t size, int32_t* codes) {
+    constexpr int64_t kMostWords = CeilDiv(kTile, kTernaryDigits * 8) * 8;
+    int32_t fives[4][kMostWords];
+    uint64_t sums[4][kMostWords];
+    for (int64_t i = 0; i < num_workers; ++i, words += stride) {
+      for (int64_t w = 0; w < size; w += 8) {
+        uint32_t buffer[8] = {};
+        const uint32_t* eight = words + w;
+        if (size - w < 8) {
+          eight = static_cast<uint32_t*>(memcpy(buffer, eight, (size - w) * 4));
+        }
+        const D number = WidenWords(eight);
+        const D high =
+            Floor(Mul(Add(number, SetDoubles(0.5)), SetDoubles(1.0 / 59049)));
+        SplitTen(Sub(number, Mul(high, SetDoubles(59049))), fives[0] + w, fives[1] + w);
+        SplitTen(high, fives[2] + w, fives[3] + w);
+      }
+      if (num_workers == 1) break;
+      for (int j = 0; j < 4; ++j) {
+        for (int64_t w = 0; w < size; ++w) {
+          const uint64_t digits = kTernary.five[fives[j][w]];
+          sums[j][w] = i == 0 ? digits : sums[j][w] + digits;
+        }
+      }
+    }
+    for (int64_t w = 0; w < size; ++w, codes += kTernaryDigits) {
+      for (int j = 0; j < 4; ++j) {
+        StoreBytes(codes + 5 * j,
+                   num_workers == 1 ? &kTernary.five[fives[j][w]] : &sums[j][w]);
+      }
+    }
+  }
+
+  // Ten digits of base 3 into twice five. Exact, as EightDigits.
+  static void SplitTen(D ten, int32_t* low, int32_t* high) {
+    const D quotient = Floor(Mul(Add(ten, SetDoubles(0.5)), SetDoubles(1.0 / 243)));
+    StoreAsInts(low, Sub(ten, Mul(quotient, SetDoubles(243))));
+    StoreAsInts(high, quotient);
   }
 
   // Digits j to j + 7 of a word, 0 past the last one. Exact: with half a unit added, a
@@ -381,53 +417,63 @@ void Kernel(const Parallel& parallel, const SumCodes& args) {
       });
 }
 
-void Kernel(const Parallel& parallel, const SumLevels& args) {
-  const Digits digits(args.base);
+// values = scale * level(at, codes of the group at `at`), for a range of tiles.
+template <bool kIsBits>
+void LevelsOf(const SumLevels& shared, const Digits& digits, int64_t tile,
+              int64_t begin, int64_t end) {
+  const SumLevels args = shared;  // A vector store may alias what others can see.
   const int64_t words = WordsFor(args.size, args.base);
-  // A tile is a multiple of 32 words, and so of groups.
-  const int64_t tile = kGroup * (kTile / kGroup / digits.count());
   const int64_t elements = tile * digits.count();
-  const bool is_bits = args.base == 2 && args.num_workers == 1;
   const F minus = Set(static_cast<float>(-args.zero));
   const F plus = Set(static_cast<float>(args.step - args.zero));
   const I step = SetInts(static_cast<int32_t>(args.step));
   const I negative_zero = SetInts(static_cast<int32_t>(-args.zero));
-  For(parallel, CeilDiv(words, tile), 8 * elements, [&](int64_t begin, int64_t end) {
-    Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
-    GroupReader addend;
-    GroupWriter values(args.values, args.size);
-    int32_t codes[kTile + kSlack];
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t first = unit * elements;
-      const int64_t last = Smaller(args.size, first + elements);
-      if (!is_bits) {
-        digits.Sum(args.words + unit * tile, args.num_workers, words,
-                   Smaller(tile, words - unit * tile), codes);
-      }
-      for (int64_t at = first; at < last; at += kGroup) {
-        const int64_t count = Smaller(kGroup, last - at);
-        const float* s = scale.At(at, count);
-        F group[kParts];
-        EachPart([&](auto part) {
-          constexpr int kFirst = part.kPart * kWidth;
-          F level;
-          if (is_bits) {
-            level = Select<part.kPart>(args.words[at / kGroup], minus, plus);
-          } else {
-            I sum = LoadInts(codes + (at - first) + kFirst);
-            if (args.step != 1) sum = MulInts(sum, step);
-            level = ToFloats(AddInts(sum, negative_zero));
-          }
-          group[part.kPart] = Mul(Load(s + kFirst), level);
-        });
-        if (args.addend != nullptr) {
-          const float* more = addend.At(args.addend + at, count);
-          for (int part = 0; part < kParts; ++part) {
-            group[part] = Add(group[part], Load(more + part * kWidth));
-          }
+  Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
+  GroupReader addend;
+  GroupWriter values(args.values, args.size);
+  int32_t codes[kTile + kSlack];
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const int64_t first = unit * elements;
+    const int64_t last = Smaller(args.size, first + elements);
+    if (!kIsBits) {
+      digits.Sum(args.words + unit * tile, args.num_workers, words,
+                 Smaller(tile, words - unit * tile), codes);
+    }
+    for (int64_t at = first; at < last; at += kGroup) {
+      const int64_t count = Smaller(kGroup, last - at);
+      const float* s = scale.At(at, count);
+      F group[kParts];
+      EachPart([&](auto part) {
+        constexpr int kFirst = part.kPart * kWidth;
+        if constexpr (kIsBits) {
+          group[part.kPart] = Select<part.kPart>(args.words[at / kGroup], minus, plus);
+        } else {
+          const I sum = MulInts(LoadInts(codes + (at - first) + kFirst), step);
+          group[part.kPart] = ToFloats(AddInts(sum, negative_zero));
         }
-        values.Put(at, group);
+        group[part.kPart] = Mul(Load(s + kFirst), group[part.kPart]);
+      });
+      if (args.addend != nullptr) {
+        const float* more = addend.At(args.addend + at, count);
+        for (int part = 0; part < kParts; ++part) {
+          group[part] = Add(group[part], Load(more + part * kWidth));
+        }
       }
+      values.Put(at, group);
+    }
+  }
+}
+
+void Kernel(const Parallel& parallel, const SumLevels& args) {
+  const Digits digits(args.base);
+  // A multiple of 32 words, and so of groups.
+  const int64_t tile = kGroup * (kTile / kGroup / digits.count());
+  const int64_t tiles = CeilDiv(WordsFor(args.size, args.base), tile);
+  For(parallel, tiles, 8 * tile * digits.count(), [&](int64_t begin, int64_t end) {
+    if (args.base == 2 && args.num_workers == 1) {
+      LevelsOf<true>(args, digits, tile, begin, end);
+    } else {
+      LevelsOf<false>(args, digits, tile, begin, end);
     }
   });
 }
@@ -437,7 +483,7 @@ void Kernel(const Parallel& parallel, const SumLevels& args) {
 // The lowest bits of the random words of a group.
 inline __attribute__((noinline)) uint32_t Coins(RandomStream stream, int64_t begin) {
   uint32_t words[kGroup];
-  Random32(stream, static_cast<uint64_t>(begin) / 4, words);
+  RandomWords<1>(RoundKeys(stream), static_cast<uint64_t>(begin) / 4, words);
   uint32_t coins = 0;
   for (int i = 0; i < kGroup; ++i) coins |= (words[i] & 1) << i;
   return coins;
@@ -495,65 +541,97 @@ void Kernel(const Parallel& parallel, const PackMomentumSigns& args) {
       });
 }
 
-// The mean of N scaled signs: `words` of the group, `stride` words between workers,
-// rows of 32 scales.
-inline __attribute__((always_inline)) void MeanOfGroup(const uint32_t* words,
-                                                       int64_t num_workers,
-                                                       int64_t stride,
-                                                       const float* scale,
-                                                       F (&mean)[kParts]) {
-  const F count = Set(static_cast<float>(num_workers));
-  EachPart([&](auto part) {
-    constexpr int kPart = part.kPart;
-    F s = Load(scale + kPart * kWidth);
-    F total = Select<kPart>(words[0], Neg(s), s);
-    for (int64_t i = 1; i < num_workers; ++i) {
-      s = Load(scale + i * kGroup + kPart * kWidth);
-      total = Add(total, Select<kPart>(words[i * stride], Neg(s), s));
+// Means of N scaled signs.
+class SignMean {
+ public:
+  // `stride` words lie between two workers'.
+  SignMean(const uint32_t* words, int64_t num_workers, int64_t stride)
+      : words_(words),
+        num_workers_(num_workers),
+        stride_(stride),
+        count_(Set(static_cast<float>(num_workers))),
+        reciprocal_(Set(1 / static_cast<float>(num_workers))),
+        is_power_of_two_((num_workers & (num_workers - 1)) == 0) {}
+
+  // The group of a word; `scale` has a row of 32 a worker.
+  inline __attribute__((always_inline)) void At(int64_t word, const float* scale,
+                                                F (&mean)[kParts]) const {
+    const uint32_t* words = words_ + word;
+    EachPart([&](auto part) {
+      mean[part.kPart] = Negate<part.kPart>(~*words, Load(scale + part.kPart * kWidth));
+    });
+    for (int64_t i = 1; i < num_workers_; ++i) {
+      words += stride_;
+      scale += kGroup;
+      EachPart([&](auto part) {
+        const F value = Load(scale + part.kPart * kWidth);
+        mean[part.kPart] = Add(mean[part.kPart], Negate<part.kPart>(~*words, value));
+      });
     }
-    mean[kPart] = Div(total, count);
-  });
-}
+    for (int part = 0; part < kParts; ++part) {
+      // The same number: the reciprocal of a power of two is exact.
+      mean[part] =
+          is_power_of_two_ ? Mul(mean[part], reciprocal_) : Div(mean[part], count_);
+    }
+  }
+
+ private:
+  const uint32_t* words_;
+  int64_t num_workers_, stride_;
+  F count_, reciprocal_;
+  bool is_power_of_two_;
+};
 
 void Kernel(const Parallel& parallel, const MeanOfSigns& args) {
   const int64_t stride = WordsFor(args.size, 2);
   For(parallel, stride, 4 * kGroup + 4 * args.num_workers,
       [&](int64_t begin, int64_t end) {
+        const SignMean signs(args.words, args.num_workers, stride);
         Spread scale(args.scale, args.num_workers, args.row_splits, args.num_blocks);
         GroupWriter values(args.values, args.size);
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
           F mean[kParts];
-          MeanOfGroup(args.words + word, args.num_workers, stride, scale.At(at, count),
-                      mean);
+          signs.At(word, scale.At(at, count), mean);
           values.Put(at, mean);
         }
       });
 }
 
+// Groups that draw random words together; a tile is a multiple of them.
+constexpr int kRandomGroups = 4;
+
 void Kernel(const Parallel& parallel, const PackTernary& args) {
-  const RandomStream stream = ToStream(args.stream);
+  const RoundKeys keys(ToStream(args.stream));
   For(parallel, CeilDiv(args.size, kTernaryTile), 4 * kTernaryTile,
       [&](int64_t begin, int64_t end) {
         Spread limit(args.limit, 1, args.row_splits, args.num_blocks);
         Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
         GroupReader x;
+        uint32_t random[kTernaryTile];
         uint32_t plus[kTernaryTile / 32 + 1] = {}, minus[kTernaryTile / 32 + 1] = {};
         for (int64_t tile = begin; tile < end; ++tile) {
           const int64_t first = tile * kTernaryTile;
           const int64_t last = Smaller(args.size, first + kTernaryTile);
+          for (int64_t at = first; at < last; at += kRandomGroups * kGroup) {
+            RandomWords<kRandomGroups>(keys, static_cast<uint64_t>(at) / 4,
+                                       random + (at - first));
+            // Meanwhile the memory has time.
+            for (int64_t line = 0; line < kRandomGroups * kGroup; line += 16) {
+              __builtin_prefetch(args.x + at + line);
+            }
+          }
           for (int64_t at = first; at < last; at += kGroup) {
             const int64_t count = Smaller(kGroup, last - at);
             const float* p = x.At(args.x + at, count);
             const float* most = limit.At(at, count);
             const float* s = scale.At(at, count);
-            uint32_t random[kGroup];
-            Random32(stream, static_cast<uint64_t>(at) / 4, random);
+            const uint32_t* words = random + (at - first);
             uint32_t kept = 0, negative = 0;
             EachPart([&](auto part) {
               constexpr int kFirst = part.kPart * kWidth;
               const F value = Load(p + kFirst);
-              const F threshold = Mul(Uniforms(random + kFirst), Load(s + kFirst));
+              const F threshold = Mul(Uniforms(words + kFirst), Load(s + kFirst));
               const F magnitude = Min(Load(most + kFirst), Abs(value));
               kept |= LessBits(threshold, magnitude) << kFirst;
               negative |= MinusBits(value) << kFirst;
@@ -716,6 +794,29 @@ struct Magnitudes {
   Magnitudes operator+(const Magnitudes& other) const { return {Add(l1, other.l1)}; }
 };
 
+// Adds the magnitudes of four rows, a group, as two steps of that order do.
+inline D MagnitudeOfGroup(const F (&group)[kParts]) {
+  D rows[4];
+  EachPart([&](auto part) {
+    constexpr int kRowsHere = kWidth / kLanes;
+    for (int row = 0; row < kRowsHere; ++row) {
+      rows[part.kPart * kRowsHere + row] = Abs(WidenRow(group[part.kPart], row));
+    }
+  });
+  return Add(Add(rows[0], rows[1]), Add(rows[2], rows[3]));
+}
+
+// The other steps, over the groups of a chunk.
+template <int Groups = kChunk / kGroup>
+inline D SumGroups(const D* groups) {
+  if constexpr (Groups == 1) {
+    return *groups;
+  } else {
+    return Add(SumGroups<Groups / 2>(groups),
+               SumGroups<Groups / 2>(groups + Groups / 2));
+  }
+}
+
 inline double MagnitudeOfChunk(const float* p) {
   const Magnitudes rows =
       SumRows<kRows>(p, [](const float* row) { return Magnitudes{Abs(Widen(row))}; });
@@ -824,7 +925,7 @@ void Kernel(const Parallel& parallel, const BlockStatistics& args) {
 
 // Blocks are taken in batches of about this many elements: the second pass, which takes
 // the scale out of p, then finds p in the cache. A larger block is a batch by itself.
-constexpr int64_t kBatch = int64_t{1} << 17;
+constexpr int64_t kBatch = int64_t{1} << 16;
 
 // Into the cache, where the second pass will look for it.
 inline __attribute__((always_inline)) void PutCached(float* p, int64_t count,
@@ -850,8 +951,8 @@ inline __attribute__((always_inline)) void TakeOut(const Args& args, bool moving
   F left[kParts];
   EachPart([&](auto part) {
     constexpr int kFirst = part.kPart * kWidth;
-    const F s = Load(scale + kFirst);
-    left[part.kPart] = Sub(Load(values + kFirst), Select<part.kPart>(word, Neg(s), s));
+    const F sent = Negate<part.kPart>(~word, Load(scale + kFirst));
+    left[part.kPart] = Sub(Load(values + kFirst), sent);
   });
   PutCached(p, count, left);
 }
@@ -859,8 +960,9 @@ inline __attribute__((always_inline)) void TakeOut(const Args& args, bool moving
 // What SignErrorFeedback and MeanSignErrorFeedback share. `input_at(begin, end)`
 // returns a function that makes p of a group: p(at, count, residual, group).
 template <typename Args, typename InputAt>
-void FeedBack(const Parallel& parallel, const Args& args, int64_t bytes_per_chunk,
+void FeedBack(const Parallel& parallel, const Args& shared, int64_t bytes_per_chunk,
               const InputAt& input_at) {
+  const Args args = shared;
   const bool moving = *args.moving;
   const F ratio = Set(*args.ratio);
   int64_t done = 0;
@@ -871,10 +973,15 @@ void FeedBack(const Parallel& parallel, const Args& args, int64_t bytes_per_chun
     const int64_t to = args.row_splits[last];
     const int64_t chunks = CeilDiv(to, kChunk);
     For(parallel, chunks - done, bytes_per_chunk, [&](int64_t begin, int64_t end) {
+      const Args args = shared;  // A vector store may alias what others can see.
       auto input = input_at();
       GroupReader residual;
+      int64_t block =
+          BlockOf((done + begin) * kChunk, args.row_splits, args.num_blocks);
       for (int64_t chunk = done + begin; chunk < done + end; ++chunk) {
         const int64_t stop = Smaller(args.size, (chunk + 1) * kChunk);
+        while (args.row_splits[block + 1] <= chunk * kChunk) ++block;
+        D magnitudes[kChunk / kGroup] = {};
         for (int64_t at = chunk * kChunk; at < stop; at += kGroup) {
           const int64_t count = Smaller(kGroup, stop - at);
           F p[kParts];
@@ -885,6 +992,11 @@ void FeedBack(const Parallel& parallel, const Args& args, int64_t bytes_per_chun
           }
           args.words[at / kGroup] = SignWord(p, nullptr, at) & LowBits(count);
           PutCached(args.new_residual + at, count, p);
+          magnitudes[at / kGroup % (kChunk / kGroup)] = MagnitudeOfGroup(p);
+        }
+        if ((chunk + 1) * kChunk <= args.row_splits[block + 1]) {
+          args.scratch[chunk + block] = SumLanes(SumGroups(magnitudes));
+          continue;
         }
         EachChunk(args.new_residual, args.size, args.row_splits, args.num_blocks, chunk,
                   chunk + 1, [&](const float* values, int64_t slot) {
@@ -902,6 +1014,7 @@ void FeedBack(const Parallel& parallel, const Args& args, int64_t bytes_per_chun
     const int64_t first_group = from / kGroup;
     For(parallel, CeilDiv(to, kGroup) - first_group, 8 * kGroup,
         [&](int64_t begin, int64_t end) {
+          const Args args = shared;
           Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
           for (int64_t word = first_group + begin; word < first_group + end; ++word) {
             const int64_t at = from > word * kGroup ? from : word * kGroup;
@@ -933,14 +1046,12 @@ void Kernel(const Parallel& parallel, const SignErrorFeedback& args) {
 }
 
 void Kernel(const Parallel& parallel, const MeanSignErrorFeedback& args) {
-  const int64_t stride = WordsFor(args.size, 2);
+  const SignMean signs(args.sent_words, args.num_workers, WordsFor(args.size, 2));
   FeedBack(parallel, args, (12 + args.num_workers / 8) * kChunk, [&] {
-    return [&, stride,
-            scale = Spread(args.sent_scale, args.num_workers, args.row_splits,
-                           args.num_blocks)](int64_t at, int64_t count,
-                                             F(&p)[kParts]) mutable {
-      MeanOfGroup(args.sent_words + at / kGroup, args.num_workers, stride,
-                  scale.At(at, count), p);
+    return [&, scale = Spread(args.sent_scale, args.num_workers, args.row_splits,
+                              args.num_blocks)](int64_t at, int64_t count,
+                                                F(&p)[kParts]) mutable {
+      signs.At(at / kGroup, scale.At(at, count), p);
     };
   });
 }

@@ -17,7 +17,6 @@ inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F Div(F a, F b) { return _mm256_div_ps(a, b); }
-inline F Neg(F a) { return _mm256_xor_ps(_mm256_set1_ps(-0.0f), a); }
 inline F Abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline F Min(F a, F b) { return _mm256_min_ps(a, b); }
 
@@ -41,6 +40,13 @@ inline __m256i BitsOnTop(uint32_t word) {
 template <int Part>
 inline F Select(uint32_t word, F zero, F one) {
   return _mm256_blendv_ps(zero, one, _mm256_castsi256_ps(BitsOnTop<Part>(word)));
+}
+
+template <int Part>
+inline F Negate(uint32_t word, F a) {
+  const __m256i sign = _mm256_set1_epi32(INT32_MIN);
+  return _mm256_xor_ps(
+      a, _mm256_castsi256_ps(_mm256_and_si256(BitsOnTop<Part>(word), sign)));
 }
 
 inline I LoadInts(const int32_t* p) {
@@ -74,8 +80,9 @@ inline uint32_t NonzeroBits(I a) {
   const __m256i zero = _mm256_cmpeq_epi32(a, _mm256_setzero_si256());
   return ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero))) & 0xFF;
 }
-inline void StoreBytes(int32_t* p, uint64_t bytes) {
-  StoreInts(p, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
+  StoreInts(p, _mm256_cvtepu8_epi32(
+                   _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
 }
 
 inline D LoadDoubles(const double* p) {
@@ -83,6 +90,20 @@ inline D LoadDoubles(const double* p) {
 }
 inline D Widen(const float* p) {
   return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
+}
+inline __m256d WidenFour(__m128i words) {
+  // 2^52 + n holds the integer n in its low bits.
+  const __m256d magic = _mm256_set1_pd(4503599627370496.0);
+  const __m256i wide = _mm256_cvtepu32_epi64(words);
+  return _mm256_sub_pd(_mm256_or_pd(_mm256_castsi256_pd(wide), magic), magic);
+}
+inline D WidenWords(const uint32_t* p) {
+  const __m128i* words = reinterpret_cast<const __m128i*>(p);
+  return {WidenFour(_mm_loadu_si128(words)), WidenFour(_mm_loadu_si128(words + 1))};
+}
+inline D WidenRow(F a, int) {
+  return {_mm256_cvtps_pd(_mm256_castps256_ps128(a)),
+          _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1))};
 }
 inline D SetDoubles(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
 inline D Add(D a, D b) {
@@ -114,39 +135,64 @@ inline void StoreAsInts(int32_t* p, D a) {
   StoreInts(p, _mm256_permute4x64_epi64(_mm256_castps_si256(even), 0xD8));
 }
 
-// Four blocks of Philox, a block in each 64-bit lane. Only the low halves of lanes
-// count: multiplication reads no other.
-inline void Philox4(RandomStream stream, __m256i blocks, uint32_t* words) {
-  __m256i c0 = blocks, c1 = _mm256_srli_epi64(blocks, 32);
-  __m256i c2 = _mm256_set1_epi64x(static_cast<int64_t>(stream.high));
-  __m256i c3 = _mm256_srli_epi64(c2, 32);
-  const __m256i m0 = _mm256_set1_epi64x(kPhiloxM0), m1 = _mm256_set1_epi64x(kPhiloxM1);
-  uint32_t k0 = static_cast<uint32_t>(stream.key);
-  uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
-    c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1),
-                          _mm256_set1_epi64x(k0));
-    c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3),
-                          _mm256_set1_epi64x(k1));
-    c1 = p1;
-    c3 = p0;
-    k0 += kPhiloxW0;
-    k1 += kPhiloxW1;
+// The keys of Philox' rounds, which all blocks share.
+struct RoundKeys {
+  explicit RoundKeys(RandomStream stream)
+      : high(_mm256_set1_epi64x(static_cast<int64_t>(stream.high))) {
+    uint32_t k0 = static_cast<uint32_t>(stream.key);
+    uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      first[round] = _mm256_set1_epi64x(k0);
+      second[round] = _mm256_set1_epi64x(k1);
+      k0 += kPhiloxW0;
+      k1 += kPhiloxW1;
+    }
   }
-  const __m256i c01 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
-  const __m256i c23 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
-  const __m256i blocks02 = _mm256_unpacklo_epi64(c01, c23);
-  const __m256i blocks13 = _mm256_unpackhi_epi64(c01, c23);
-  __m256i* out = reinterpret_cast<__m256i*>(words);
-  _mm256_storeu_si256(out, _mm256_permute2x128_si256(blocks02, blocks13, 0x20));
-  _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(blocks02, blocks13, 0x31));
+  __m256i high, first[kPhiloxRounds], second[kPhiloxRounds];
+};
+
+// Four blocks of Philox a chain, a block in each 64-bit lane; only the low halves of
+// lanes count, as multiplication reads no other. Chains hide each other's latency.
+template <int Chains>
+inline void PhiloxChains(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+  const __m256i m0 = _mm256_set1_epi64x(kPhiloxM0), m1 = _mm256_set1_epi64x(kPhiloxM1);
+  const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
+  __m256i c0[Chains], c1[Chains], c2[Chains], c3[Chains];
+  for (int i = 0; i < Chains; ++i) {
+    const __m256i first = _mm256_set1_epi64x(static_cast<int64_t>(block) + 4 * i);
+    c0[i] = _mm256_add_epi64(first, lanes);
+    c1[i] = _mm256_srli_epi64(c0[i], 32);
+    c2[i] = keys.high;
+    c3[i] = _mm256_srli_epi64(keys.high, 32);
+  }
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    for (int i = 0; i < Chains; ++i) {
+      const __m256i p0 = _mm256_mul_epu32(c0[i], m0), p1 = _mm256_mul_epu32(c2[i], m1);
+      c0[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1[i]),
+                               keys.first[round]);
+      c2[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3[i]),
+                               keys.second[round]);
+      c1[i] = p1;
+      c3[i] = p0;
+    }
+  }
+  for (int i = 0; i < Chains; ++i) {
+    const __m256i c01 = _mm256_blend_epi32(c0[i], _mm256_slli_epi64(c1[i], 32), 0xAA);
+    const __m256i c23 = _mm256_blend_epi32(c2[i], _mm256_slli_epi64(c3[i], 32), 0xAA);
+    const __m256i blocks02 = _mm256_unpacklo_epi64(c01, c23);
+    const __m256i blocks13 = _mm256_unpackhi_epi64(c01, c23);
+    __m256i* out = reinterpret_cast<__m256i*>(words) + 2 * i;
+    _mm256_storeu_si256(out, _mm256_permute2x128_si256(blocks02, blocks13, 0x20));
+    _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(blocks02, blocks13, 0x31));
+  }
 }
 
-inline void Random32(RandomStream stream, uint64_t block, uint32_t words[32]) {
-  const __m256i first = _mm256_set1_epi64x(static_cast<int64_t>(block));
-  Philox4(stream, _mm256_add_epi64(first, _mm256_setr_epi64x(0, 1, 2, 3)), words);
-  Philox4(stream, _mm256_add_epi64(first, _mm256_setr_epi64x(4, 5, 6, 7)), words + 16);
+template <int Groups>
+inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+  constexpr int kTogether = Groups < 2 ? Groups : 2;
+  for (int g = 0; g < Groups; g += kTogether) {
+    PhiloxChains<2 * kTogether>(keys, block + 8 * g, words + 32 * g);
+  }
 }
 
 inline F Uniforms(const uint32_t* words) {

@@ -15,7 +15,6 @@ inline F Add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F Div(F a, F b) { return _mm512_div_ps(a, b); }
-inline F Neg(F a) { return _mm512_xor_ps(_mm512_set1_ps(-0.0f), a); }
 inline F Abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
 inline F Min(F a, F b) { return _mm512_min_ps(a, b); }
 
@@ -28,6 +27,12 @@ template <int Part>
 inline F Select(uint32_t word, F zero, F one) {
   return _mm512_mask_blend_ps(static_cast<__mmask16>(word >> (Part * kWidth)), zero,
                               one);
+}
+
+template <int Part>
+inline F Negate(uint32_t word, F a) {
+  return _mm512_mask_xor_ps(a, static_cast<__mmask16>(word >> (Part * kWidth)), a,
+                            _mm512_set1_ps(-0.0f));
 }
 
 inline I LoadInts(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -51,14 +56,22 @@ inline I AddBits(I a, uint32_t word) {
                                _mm512_set1_epi32(1));
 }
 inline uint32_t NonzeroBits(I a) { return _mm512_test_epi32_mask(a, a); }
-inline void StoreBytes(int32_t* p, uint64_t bytes) {
+inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
   _mm256_storeu_si256(
       reinterpret_cast<__m256i*>(p),
-      _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
 }
 
 inline D LoadDoubles(const double* p) { return _mm512_loadu_pd(p); }
 inline D Widen(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+inline D WidenWords(const uint32_t* p) {
+  return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// Row 0 or 1 of a vector.
+inline D WidenRow(F a, int row) {
+  return _mm512_cvtps_pd(row == 0 ? _mm512_castps512_ps256(a)
+                                  : _mm512_extractf32x8_ps(a, 1));
+}
 inline D SetDoubles(double x) { return _mm512_set1_pd(x); }
 inline D Add(D a, D b) { return _mm512_add_pd(a, b); }
 inline D Sub(D a, D b) { return _mm512_sub_pd(a, b); }
@@ -79,33 +92,55 @@ inline void StoreAsInts(int32_t* p, D a) {
 }
 
 // As in simd_avx2.h, eight blocks at a time.
-inline void Random32(RandomStream stream, uint64_t block, uint32_t words[32]) {
-  __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(block)),
-                                _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
-  __m512i c1 = _mm512_srli_epi64(c0, 32);
-  __m512i c2 = _mm512_set1_epi64(static_cast<int64_t>(stream.high));
-  __m512i c3 = _mm512_srli_epi64(c2, 32);
-  const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
-  uint32_t k0 = static_cast<uint32_t>(stream.key);
-  uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
-  constexpr int kXor3 = 0x96;
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
-    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1, _mm512_set1_epi64(k0),
-                                   kXor3);
-    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3, _mm512_set1_epi64(k1),
-                                   kXor3);
-    c1 = p1;
-    c3 = p0;
-    k0 += kPhiloxW0;
-    k1 += kPhiloxW1;
+struct RoundKeys {
+  explicit RoundKeys(RandomStream stream)
+      : high(_mm512_set1_epi64(static_cast<int64_t>(stream.high))) {
+    uint32_t k0 = static_cast<uint32_t>(stream.key);
+    uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      first[round] = _mm512_set1_epi64(k0);
+      second[round] = _mm512_set1_epi64(k1);
+      k0 += kPhiloxW0;
+      k1 += kPhiloxW1;
+    }
   }
-  const __m512i c01 = _mm512_mask_blend_epi32(0xAAAA, c0, _mm512_slli_epi64(c1, 32));
-  const __m512i c23 = _mm512_mask_blend_epi32(0xAAAA, c2, _mm512_slli_epi64(c3, 32));
-  const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-  const __m512i second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-  _mm512_storeu_si512(words, _mm512_permutex2var_epi64(c01, first, c23));
-  _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64(c01, second, c23));
+  __m512i high, first[kPhiloxRounds], second[kPhiloxRounds];
+};
+
+template <int Groups>
+inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+  const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
+  const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  constexpr int kXor3 = 0x96;
+  __m512i c0[Groups], c1[Groups], c2[Groups], c3[Groups];
+  for (int g = 0; g < Groups; ++g) {
+    const __m512i first = _mm512_set1_epi64(static_cast<int64_t>(block) + 8 * g);
+    c0[g] = _mm512_add_epi64(first, lanes);
+    c1[g] = _mm512_srli_epi64(c0[g], 32);
+    c2[g] = keys.high;
+    c3[g] = _mm512_srli_epi64(keys.high, 32);
+  }
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    for (int g = 0; g < Groups; ++g) {
+      const __m512i p0 = _mm512_mul_epu32(c0[g], m0), p1 = _mm512_mul_epu32(c2[g], m1);
+      c0[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), c1[g],
+                                        keys.first[round], kXor3);
+      c2[g] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), c3[g],
+                                        keys.second[round], kXor3);
+      c1[g] = p1;
+      c3[g] = p0;
+    }
+  }
+  const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  for (int g = 0; g < Groups; ++g, words += 32) {
+    const __m512i c01 =
+        _mm512_mask_blend_epi32(0xAAAA, c0[g], _mm512_slli_epi64(c1[g], 32));
+    const __m512i c23 =
+        _mm512_mask_blend_epi32(0xAAAA, c2[g], _mm512_slli_epi64(c3[g], 32));
+    _mm512_storeu_si512(words, _mm512_permutex2var_epi64(c01, low, c23));
+    _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64(c01, high, c23));
+  }
 }
 
 inline F Uniforms(const uint32_t* words) {

@@ -1,212 +1,131 @@
-// Vectors as plain arrays: for any processor, and what a compiler makes of them.
+// Vectors of the compiler's own making (GCC's and Clang's vector extension), for any
+// processor.
 //
 // This file states the interface; simd_avx2.h and simd_avx512.h implement it too.
 
 constexpr int kWidth = 8;
 
-struct F {  // kWidth float32
-  float v[kWidth];
-};
-struct I {  // kWidth int32
-  int32_t v[kWidth];
-};
-struct D {  // kLanes float64
-  double v[kLanes];
-};
+using F = float __attribute__((vector_size(32)));    // kWidth float32
+using I = int32_t __attribute__((vector_size(32)));  // kWidth int32
+using U = uint32_t __attribute__((vector_size(32)));
+using D = double __attribute__((vector_size(64)));  // kLanes float64
 
-#define TFGRADCOMP_EACH(expression)                    \
-  do {                                                 \
-    for (int i = 0; i < 8; ++i) r.v[i] = (expression); \
-    return r;                                          \
-  } while (false)
+constexpr I kLaneBits = {1, 2, 4, 8, 16, 32, 64, 128};
 
-inline F Load(const float* p) {
-  F r;
-  TFGRADCOMP_EACH(p[i]);
+template <typename To, typename From>
+inline To LoadAs(const From* p) {
+  To vector;
+  memcpy(&vector, p, sizeof(vector));
+  return vector;
 }
-inline F Set(float x) {
-  F r;
-  TFGRADCOMP_EACH(x);
-}
-inline void Store(float* p, F a) { memcpy(p, a.v, sizeof(a)); }
+
+inline F Load(const float* p) { return LoadAs<F>(p); }
+inline F Set(float x) { return x - F{}; }
+inline void Store(float* p, F a) { memcpy(p, &a, sizeof(a)); }
 // Past the caches; p is aligned to a vector. Fence() before others may read.
 inline void Stream(float* p, F a) { Store(p, a); }
 inline void Fence() {}
-inline F Add(F a, F b) {
-  F r;
-  TFGRADCOMP_EACH(a.v[i] + b.v[i]);
-}
-inline F Sub(F a, F b) {
-  F r;
-  TFGRADCOMP_EACH(a.v[i] - b.v[i]);
-}
-inline F Mul(F a, F b) {
-  F r;
-  TFGRADCOMP_EACH(a.v[i] * b.v[i]);
-}
-inline F Div(F a, F b) {
-  F r;
-  TFGRADCOMP_EACH(a.v[i] / b.v[i]);
-}
-inline F Neg(F a) {
-  F r;
-  TFGRADCOMP_EACH(-a.v[i]);
-}
-inline F Abs(F a) {
-  F r;
-  TFGRADCOMP_EACH(__builtin_fabsf(a.v[i]));
-}
+inline F Add(F a, F b) { return a + b; }
+inline F Sub(F a, F b) { return a - b; }
+inline F Mul(F a, F b) { return a * b; }
+inline F Div(F a, F b) { return a / b; }
+inline F Abs(F a) { return (F)((I)a & 0x7FFFFFFF); }
 // a < b ? a : b
-inline F Min(F a, F b) {
-  F r;
-  TFGRADCOMP_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]);
-}
+inline F Min(F a, F b) { return a < b ? a : b; }
 
+inline uint32_t SumInts(I a) {
+  const U u = (U)a;
+  return ((u[0] + u[4]) + (u[2] + u[6])) + ((u[1] + u[5]) + (u[3] + u[7]));
+}
 // One bit a lane, the first lane's the lowest.
-inline uint32_t LessBits(F a, F b) {
-  uint32_t bits = 0;
-  for (int i = 0; i < kWidth; ++i) bits |= uint32_t{a.v[i] < b.v[i]} << i;
-  return bits;
-}
-inline uint32_t MinusBits(F a) {
-  uint32_t bits = 0;
-  for (int i = 0; i < kWidth; ++i) bits |= (BitsOf(a.v[i]) >> 31) << i;
-  return bits;
-}
+inline uint32_t LessBits(F a, F b) { return SumInts((I)(a < b) & kLaneBits); }
+inline uint32_t MinusBits(F a) { return SumInts(((I)a < 0) & kLaneBits); }
 inline uint32_t ZeroBits(F a) {
-  uint32_t bits = 0;
-  for (int i = 0; i < kWidth; ++i) bits |= uint32_t{IsZero(a.v[i])} << i;
-  return bits;
+  return SumInts((((I)a & 0x7FFFFFFF) == 0) & kLaneBits);
 }
 // Lane i is `one` where bit Part * kWidth + i of `word` is 1, else `zero`.
 template <int Part>
 inline F Select(uint32_t word, F zero, F one) {
-  F r;
-  TFGRADCOMP_EACH((word >> (Part * kWidth + i)) & 1 ? one.v[i] : zero.v[i]);
+  const I bits = kLaneBits & static_cast<int32_t>(word >> (Part * kWidth) & 0xFF);
+  return bits != 0 ? one : zero;
+}
+// Lane i is -a where bit Part * kWidth + i of `word` is 1, else a.
+template <int Part>
+inline F Negate(uint32_t word, F a) {
+  return Select<Part>(word, a, -a);
 }
 
-inline I LoadInts(const int32_t* p) {
-  I r;
-  TFGRADCOMP_EACH(p[i]);
-}
-inline I SetInts(int32_t x) {
-  I r;
-  TFGRADCOMP_EACH(x);
-}
-inline void StoreInts(int32_t* p, I a) { memcpy(p, a.v, sizeof(a)); }
-inline I And(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(a.v[i] & b.v[i]);
-}
-inline I Or(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(a.v[i] | b.v[i]);
-}
-inline I Xor(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(a.v[i] ^ b.v[i]);
-}
-inline I AndNot(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(a.v[i] & ~b.v[i]);
-}
-inline I MaxInts(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]);
-}
-inline I MagnitudeBits(F a) {
-  I r;
-  TFGRADCOMP_EACH(BitsOf(a.v[i]) & 0x7FFFFFFF);
-}
-inline F ToFloats(I a) {
-  F r;
-  TFGRADCOMP_EACH(static_cast<float>(a.v[i]));
-}
+inline I LoadInts(const int32_t* p) { return LoadAs<I>(p); }
+inline I SetInts(int32_t x) { return x - I{}; }
+inline void StoreInts(int32_t* p, I a) { memcpy(p, &a, sizeof(a)); }
+inline I And(I a, I b) { return a & b; }
+inline I Or(I a, I b) { return a | b; }
+inline I Xor(I a, I b) { return a ^ b; }
+inline I AndNot(I a, I b) { return a & ~b; }
+inline I MaxInts(I a, I b) { return a > b ? a : b; }
+inline I MagnitudeBits(F a) { return (I)Abs(a); }
+inline F ToFloats(I a) { return __builtin_convertvector(a, F); }
 // Modulo 2^32.
-inline I AddInts(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(static_cast<int32_t>(uint32_t(a.v[i]) + uint32_t(b.v[i])));
-}
-inline I MulInts(I a, I b) {
-  I r;
-  TFGRADCOMP_EACH(static_cast<int32_t>(uint32_t(a.v[i]) * uint32_t(b.v[i])));
-}
-inline uint32_t SumInts(I a) {
-  uint32_t sum = 0;
-  for (int i = 0; i < kWidth; ++i) sum += static_cast<uint32_t>(a.v[i]);
-  return sum;
-}
+inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
+inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
 // Adds bit Part * kWidth + i of `word` to lane i.
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
-  I r;
-  TFGRADCOMP_EACH(a.v[i] + ((word >> (Part * kWidth + i)) & 1));
+  const I bits = kLaneBits & static_cast<int32_t>(word >> (Part * kWidth) & 0xFF);
+  return a - (bits != 0);
 }
 // One bit a lane that is not 0.
-inline uint32_t NonzeroBits(I a) {
-  uint32_t bits = 0;
-  for (int i = 0; i < kWidth; ++i) bits |= uint32_t{a.v[i] != 0} << i;
-  return bits;
-}
+inline uint32_t NonzeroBits(I a) { return SumInts((a != 0) & kLaneBits); }
 // The eight bytes as 32-bit integers.
-inline void StoreBytes(int32_t* p, uint64_t bytes) {
-  for (int i = 0; i < 8; ++i) p[i] = static_cast<int32_t>(bytes >> (8 * i) & 0xFF);
+inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
+  for (int i = 0; i < 8; ++i) p[i] = static_cast<int32_t>(*bytes >> (8 * i) & 0xFF);
 }
 
-inline D LoadDoubles(const double* p) {
-  D r;
-  TFGRADCOMP_EACH(p[i]);
+inline D LoadDoubles(const double* p) { return LoadAs<D>(p); }
+inline D Widen(const float* p) { return __builtin_convertvector(Load(p), D); }
+inline D WidenWords(const uint32_t* p) {
+  return __builtin_convertvector(LoadAs<U>(p), D);
 }
-inline D Widen(const float* p) {
-  D r;
-  TFGRADCOMP_EACH(double{p[i]});
-}
-inline D SetDoubles(double x) {
-  D r;
-  TFGRADCOMP_EACH(x);
-}
-inline D Add(D a, D b) {
-  D r;
-  TFGRADCOMP_EACH(a.v[i] + b.v[i]);
-}
-inline D Sub(D a, D b) {
-  D r;
-  TFGRADCOMP_EACH(a.v[i] - b.v[i]);
-}
-inline D Mul(D a, D b) {
-  D r;
-  TFGRADCOMP_EACH(a.v[i] * b.v[i]);
-}
+// Row `row` of kLanes floats of a vector.
+inline D WidenRow(F a, int) { return __builtin_convertvector(a, D); }
+inline D SetDoubles(double x) { return x - D{}; }
+inline D Add(D a, D b) { return a + b; }
+inline D Sub(D a, D b) { return a - b; }
+inline D Mul(D a, D b) { return a * b; }
 inline D Abs(D a) {
-  D r;
-  TFGRADCOMP_EACH(__builtin_fabs(a.v[i]));
+  using Bits = int64_t __attribute__((vector_size(64)));
+  return (D)((Bits)a & INT64_MAX);
 }
+// Of numbers in [0, 2^33).
 inline D Floor(D a) {
-  D r;
-  TFGRADCOMP_EACH(__builtin_floor(a.v[i]));
+  using Bits = int64_t __attribute__((vector_size(64)));
+  return __builtin_convertvector(__builtin_convertvector(a, Bits), D);
 }
 // Lanes by halves: the last step of word_format.h's order.
 inline double SumLanes(D a) {
-  const double even = (a.v[0] + a.v[4]) + (a.v[2] + a.v[6]);
-  const double odd = (a.v[1] + a.v[5]) + (a.v[3] + a.v[7]);
-  return even + odd;
+  return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 // Integers in [0, 2^32) as the bits of uint32.
 inline void StoreAsInts(int32_t* p, D a) {
   for (int i = 0; i < 8; ++i) {
-    p[i] = static_cast<int32_t>(static_cast<uint32_t>(static_cast<int64_t>(a.v[i])));
+    p[i] = static_cast<int32_t>(static_cast<uint32_t>(static_cast<int64_t>(a[i])));
   }
 }
 
-// The words of Philox blocks [block, block + 8).
-inline void Random32(RandomStream stream, uint64_t block, uint32_t words[32]) {
-  for (int i = 0; i < 8; ++i) Philox(stream, block + i, words + 4 * i);
+// The keys of Philox' rounds, which all blocks share.
+struct RoundKeys {
+  explicit RoundKeys(RandomStream s) : stream(s) {}
+  RandomStream stream;
+};
+
+// The words of Philox blocks [block, block + 8 * Groups).
+template <int Groups>
+inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+  for (int i = 0; i < 8 * Groups; ++i) Philox(keys.stream, block + i, words + 4 * i);
 }
 
 // As Uniform() of each word.
 inline F Uniforms(const uint32_t* words) {
-  F r;
-  TFGRADCOMP_EACH(Uniform(words[i]));
+  const I bits = (I)(LoadAs<U>(words) >> 8);
+  return ToFloats(bits) * (1.0f / (1 << 24));
 }
-
-#undef TFGRADCOMP_EACH

@@ -82,7 +82,7 @@ def ask_tensorflow(python: str = sys.executable) -> TensorFlow:
 
 
 def source_folder() -> Path:
-    """Returns the folder of the C++ sources: in the package, or beside it in a checkout.
+    """Returns the folder of the C++ sources, in the package or beside it.
 
     Raises:
         BuildError: If there is none.

@@ -1,0 +1,62 @@
+"""Build the native ops, or say which ones are in use: `python -m tfgradcomp.ops`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import tensorflow as tf
+
+from tfgradcomp.ops import build, native
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line tool and returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tfgradcomp.ops", description=_HELP)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument(
+        "--info", action="store_true", help="say which library is in use, or why none"
+    )
+    action.add_argument(
+        "--build", action="store_true", help="build the library into the cache, now"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.build:
+        try:
+            print(native.build_library())
+        except (build.BuildError, OSError, ImportError) as error:
+            print(f"The native ops could not be built: {error}", file=sys.stderr)
+            return 1
+        return 0
+    for name, value in _facts():
+        print(f"{name + ':':<17}{value}")
+    return 0
+
+
+_HELP = """The native ops of tfgradcomp. The first use of an operation builds their
+library where none fits the installed TensorFlow; this tool does so at a time of your
+choice. CXX names the C++ compiler, CUDA_HOME the folder of CUDA, TFGRADCOMP_CUDA=0
+leaves CUDA out."""
+
+
+def _facts():
+    yield "TensorFlow", tf.__version__
+    yield "TFGRADCOMP_OPS", os.environ.get("TFGRADCOMP_OPS", "auto (not set)")
+    yield "Cache", native.cache_folder()
+    path = native.find_library()
+    if path is None:
+        yield "Library", "none yet: the first use builds it, or --build does now"
+        return
+    try:
+        library = native.library()
+    except native.UnavailableError as error:
+        yield "Library", f"none: {error}"
+        return
+    yield "Library", library.path
+    yield "Built with", library.built_with
+    yield "Instruction set", library.instruction_set
+
+
+if __name__ == "__main__":
+    sys.exit(main())
