@@ -1,7 +1,7 @@
 """The CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-tests/ops/sanitize.cc runs each kernel over all cases of tests/ops/cases.h, in buffers of
-exactly the stated size, and compares every instruction set with the portable one.
+tests/ops/sanitize.cc runs each kernel over all cases of tests/ops/cases.h, in buffers
+of exactly the stated size, and compares every instruction set with the portable one.
 """
 
 import concurrent.futures

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tfgradcomp.ops.word_format import digits_per_word, words_for
 
-# Inside functions TensorFlow adds up a sum of sums, (a + b) + c, in an order of its own
-# choice. Where the order counts, that of workers or of terms, a - (-b) stands for a + b:
+# Inside functions TensorFlow adds up a sum of sums, (a + b) + c, in an order of its
+# own. Where the order counts, that of workers or of terms, a - (-b) stands for a + b:
 # the same bits, and nothing that TensorFlow rearranges.
 
 # The order of a sum over a block; custom_ops/word_format.h says the same.
