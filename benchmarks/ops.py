@@ -336,8 +336,7 @@ def in_child(args: argparse.Namespace, threads: int, kept: bool) -> list[dict]:
     done = subprocess.run(
         command,
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     if done.returncode:

@@ -69,6 +69,84 @@ def positive(shape, seed=0):
     return (rng.random(shape) + 0.1).astype(np.float32)
 
 
+def calls(size, layout="one", workers=3, kind="normal"):
+    """Calls of every operation with codes or blocks: (label, function, arguments).
+
+    Arguments are arrays, row_splits a list, the rest plain numbers.
+    """
+    splits = row_splits(size, layout)
+    blocks = len(splits) - 1
+    x = floats(size, kind)
+    # One NaN or infinity to a sum: the sign of what several give depends on the order
+    # in which an instruction takes them.
+    m, e = (floats(size, "zeros" if kind == "special" else kind, i) for i in (1, 2))
+    scale, scales = positive(blocks), positive([workers, blocks], 1)
+    limit = positive(blocks, 2)
+    limit[::2] = np.inf
+    if kind == "special" and blocks > 2:
+        scale[0], scale[1], scales[-1, 0] = np.inf, np.nan, np.inf
+        limit[1] = np.nan
+    streams = [np.array(stream, np.uint64).view(np.int64) for stream in STREAMS]
+    signs = words(2, workers, size)
+    result = [
+        ("pack_signs", (x,)),
+        ("pack_signs", (x, streams[0])),
+        ("pack_signs", (x * 0, streams[1])),
+        ("pack_momentum_signs", (x, m, 0.9, np.array(False), streams[0])),
+        ("pack_momentum_signs", (x, m, 0.99, np.array(True), streams[1])),
+        ("pack_ternary", (x, limit, scale, splits, streams[0])),
+        (
+            "pack_ternary",
+            (x, limit * 0 + np.float32(np.inf), scale, splits, streams[1]),
+        ),
+        ("block_statistics", (x, splits)),
+        ("mean_of_signs", (signs, scales, splits)),
+    ]
+    for base in (2, 3, 5, 17, 257):
+        ballots = words(base, workers, size)
+        zero = workers * (base - 1)
+        result += [
+            ("sum_codes", (ballots, base, size)),
+            ("sum_levels", (ballots, scale, splits, base, 2, zero)),
+            ("sum_levels", (ballots, scale, splits, base, 1, zero // 2, m)),
+            ("sum_levels", (ballots[:1], scale, splits, base, 2, base - 1)),
+        ]
+    for base in (2, 3):
+        ballots = words(base, workers, size, seed=1)
+        for reply_base in (2, 3):
+            for quorum, stream in ((0, None), (0, streams[0]), (2, streams[1])):
+                result.append(
+                    (
+                        "majority_vote",
+                        (ballots, size, base, reply_base, quorum, stream),
+                    )
+                )
+    for moving in (True, False):
+        ratio, flag = np.float32(0.75), np.array(moving)
+        result += [
+            ("sign_error_feedback", (x, m, e, 0.9, ratio, flag, splits)),
+            ("sign_error_feedback", (x, None, e, 0.0, ratio, flag, splits)),
+            ("mean_sign_error_feedback", (signs, scales, e, ratio, flag, splits)),
+        ]
+    return [(f"{i}: {name}", name, args) for i, (name, args) in enumerate(result)]
+
+
+def flat(result):
+    """The arrays of a result, as NumPy has them."""
+    if not isinstance(result, (tuple, list)):
+        result = [result]
+    return [None if value is None else np.asarray(value) for value in result]
+
+
+def same_results(actual, expected, what=""):
+    """Asserts equal bits in all arrays of two results."""
+    for i, (a, b) in enumerate(zip(flat(actual), flat(expected), strict=True)):
+        if b is None:
+            assert a is None, what
+        else:
+            same(a, b, f"{what}, result {i}")
+
+
 def same(actual, expected, what=""):
     """Asserts equal bits; one NaN is as good as another."""
     actual, expected = np.asarray(actual), np.asarray(expected)

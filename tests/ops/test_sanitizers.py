@@ -48,13 +48,15 @@ def program(tmp_path_factory):
 
     def compile_one(job):
         target = folder / f"{job[0].stem}.o"
-        assert run("g++", *FLAGS, *job[1], "-c", job[0], "-o", target) == (0, "")
+        status, output = run("g++", *FLAGS, *job[1], "-c", job[0], "-o", target)
+        assert status == 0, output
         return target
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, jobs))
     path = folder / "sanitize"
-    assert run("g++", *FLAGS, *objects, "-o", path, "-lpthread") == (0, "")
+    status, output = run("g++", *FLAGS, *objects, "-o", path, "-lpthread")
+    assert status == 0, output
     return path
 
 
