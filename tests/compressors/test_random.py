@@ -1,4 +1,4 @@
-"""Random numbers: Philox-4x32-10, as `Context.random_bits` documents it."""
+"""Random numbers: Philox-4x32-10, in the streams that a context names."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests import reference
 from tests.helpers import make_context
+from tfgradcomp import ops
 
 # Known answers of Random123 (Salmon et al.): counter, key, output.
 KNOWN = [
@@ -34,7 +35,7 @@ def test_the_reference_gives_the_known_answers(counter, key, output):
 
 
 def test_the_package_gives_the_known_answer():
-    drawn = make_context(step=0, seed=0).random_bits(4, stream=0, shared=True)
+    drawn = ops.random_bits(make_context().random_stream(shared=True), 4)
     assert drawn.dtype == tf.uint32
     np.testing.assert_array_equal(drawn, words_of(KNOWN[0][2]))
 
@@ -47,15 +48,15 @@ def test_the_package_gives_the_known_answer():
 def test_bits_are_those_of_the_documented_counter(count, seed, step, rank, stream):
     context = make_context(step=step, seed=seed, rank=rank)
     np.testing.assert_array_equal(
-        context.random_bits(count, stream),
+        ops.random_bits(context.random_stream(stream), count),
         reference.random_bits(count, seed, step, rank, stream),
     )
     np.testing.assert_array_equal(
-        context.random_bits(count, stream, shared=True),
+        ops.random_bits(context.random_stream(stream, shared=True), count),
         reference.random_bits(count, seed, step, None, stream),
     )
     np.testing.assert_array_equal(
-        context.uniform(count, stream),
+        ops.uniform(context.random_stream(stream), count),
         (reference.random_bits(count, seed, step, rank, stream) >> 8) / 2.0**24,
     )
 
@@ -63,7 +64,8 @@ def test_bits_are_those_of_the_documented_counter(count, seed, step, rank, strea
 def test_compiled_functions_draw_the_same():
     @tf.function(jit_compile=True)
     def draw(step, rank):
-        return make_context(step=step, seed=9, rank=rank).random_bits(77, stream=3)
+        context = make_context(step=step, seed=9, rank=rank)
+        return ops.random_bits(context.random_stream(3), 77)
 
     np.testing.assert_array_equal(
         draw(tf.constant(5), tf.constant(2)), reference.random_bits(77, 9, 5, 2, 3)
@@ -72,25 +74,26 @@ def test_compiled_functions_draw_the_same():
 
 def test_no_two_draws_of_a_run_are_alike():
     contexts = [make_context(step=s, rank=r) for s in range(4) for r in range(3)]
-    draws = [c.random_bits(8, stream) for c in contexts for stream in range(3)]
-    draws += [
-        make_context(step=s).random_bits(8, stream, shared=True)
+    streams = [c.random_stream(stream) for c in contexts for stream in range(3)]
+    streams += [
+        make_context(step=s).random_stream(stream, shared=True)
         for s in range(4)
         for stream in range(3)
     ]
-    assert len({tuple(draw.numpy()) for draw in draws}) == len(draws)
+    draws = {tuple(ops.random_bits(stream, 8).numpy()) for stream in streams}
+    assert len(draws) == len(streams)
 
 
 def test_the_server_draws_the_same_wherever_it_is():
-    draws = {
-        tuple(make_context(step=4, rank=r).at_server().random_bits(8).numpy())
+    streams = {
+        tuple(make_context(step=4, rank=r).at_server().random_stream().numpy())
         for r in range(3)
     }
-    assert len(draws) == 1
+    assert len(streams) == 1
 
 
 def test_uniform_numbers_are_uniform_and_below_one():
-    numbers = make_context(seed=1).uniform(100_000).numpy()
+    numbers = ops.uniform(make_context(seed=1).random_stream(), 100_000).numpy()
     assert 0 <= numbers.min() < 1e-4
     assert 1 - 1e-4 < numbers.max() < 1
     counts, _ = np.histogram(numbers, 50, (0, 1))

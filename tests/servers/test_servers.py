@@ -7,7 +7,14 @@ import tensorflow as tf
 from tests import reference
 from tests.helpers import bits, make_context
 from tfgradcomp.compressors import Identity, Layout, ScaledSign, Sign, Ternary, TopK
-from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, SignOfMean
+from tfgradcomp.servers import (
+    CodeSum,
+    MajorityVote,
+    Mean,
+    Recompress,
+    SignOfMean,
+    fused,
+)
 from tfgradcomp.wire import words as wire
 
 LAYOUT = Layout.from_sizes([70, 1, 30])
@@ -15,10 +22,17 @@ SPLITS = LAYOUT.row_splits
 
 
 def combine(server, payloads, state=(), **context):
-    reply, state = server.combine(
-        payloads, state, LAYOUT, make_context(num_workers=1, **context)
-    )
-    return reply, state
+    """The reply; what it stands for must be what `update` gives at once."""
+    num_workers = len(next(iter(payloads.values())))
+    context = make_context(num_workers=num_workers, **context)
+    reply, new_state = server.combine(payloads, state, LAYOUT, context)
+    update, same_state = server.update(payloads, state, LAYOUT, context)
+    assert bits(update) == bits(server.decompress(reply, LAYOUT, num_workers))
+    for new, same in zip(
+        tf.nest.flatten(new_state), tf.nest.flatten(same_state), strict=True
+    ):
+        assert bits(new) == bits(same)
+    return reply, new_state
 
 
 def check_reply(server, reply, workers):
@@ -26,10 +40,13 @@ def check_reply(server, reply, workers):
     fields = server.reply_fields(LAYOUT, workers)
     assert reply.keys() == fields.keys()
     for name, field in fields.items():
-        assert reply[name].shape == [field.count]
-        if field.base is not None:
-            assert 0 <= reply[name].numpy().min()
-            assert reply[name].numpy().max() < field.base
+        if field.base is None:
+            assert reply[name].shape == [field.count]
+        else:
+            codes = reference.unpack(reply[name].numpy(), field.base, field.count)
+            np.testing.assert_array_equal(
+                reply[name], reference.pack(codes, field.base)
+            )
     again = wire.unpack(wire.pack(reply, fields), fields)
     for name, value in reply.items():
         assert bits(again[name]) == bits(value)
@@ -47,6 +64,11 @@ def compressed(compressor, vectors, **context):
     return {name: tf.stack([p[name] for p in payloads]) for name in payloads[0]}
 
 
+def packed(rows, base):
+    """Codes of all workers, in words."""
+    return tf.constant(np.stack([reference.pack(row, base) for row in rows]))
+
+
 def vectors_of(workers, seed=0):
     rng = np.random.default_rng([seed, workers])
     return rng.normal(size=(workers, LAYOUT.size)).astype(np.float32)
@@ -57,7 +79,7 @@ def vectors_of(workers, seed=0):
 def test_votes(workers, tie):
     signs = np.sign(vectors_of(workers))
     server = MajorityVote(tie)
-    payloads = {"codes": tf.constant((signs > 0).astype(np.int32))}
+    payloads = {"codes": packed(signs > 0, 2)}
     reply, _ = combine(server, payloads, step=3, seed=8)
     fields = check_reply(server, reply, workers)
     has_zero = tie == "zero" and workers % 2 == 0
@@ -72,7 +94,7 @@ def test_votes(workers, tie):
 
 def test_random_ties_are_shared_and_unbiased():
     server, steps = MajorityVote("random"), 300
-    codes = {"codes": tf.constant([[0] * LAYOUT.size, [1] * LAYOUT.size])}
+    codes = {"codes": packed([[0] * LAYOUT.size, [1] * LAYOUT.size], 2)}
     total = np.zeros(LAYOUT.size)
     for step in range(steps):
         replies = [
@@ -100,13 +122,15 @@ def test_ternary_codes_add_up_as_integers(workers):
     scale = np.array([0.3, 1e-20, 7.0], np.float32)
     server = CodeSum(Ternary())
     payloads = {
-        "codes": tf.constant(codes + 1, tf.int32),
+        "codes": packed(codes + 1, 3),
         "scale": tf.constant(np.tile(scale, [workers, 1])),
     }
     reply, _ = combine(server, payloads)
     fields = check_reply(server, reply, workers)
     assert fields["codes"].base == 2 * workers + 1
-    np.testing.assert_array_equal(reply["codes"], codes.sum(0) + workers)
+    np.testing.assert_array_equal(
+        reply["codes"], reference.pack(codes.sum(0) + workers, 2 * workers + 1)
+    )
     np.testing.assert_array_equal(reply["scale"], scale)
     np.testing.assert_allclose(
         server.decompress(reply, LAYOUT, workers),
@@ -120,11 +144,11 @@ def test_ternary_codes_add_up_as_integers(workers):
 def test_the_sum_of_signs_is_their_mean(workers):
     signs = np.sign(vectors_of(workers))
     server = CodeSum(Sign())
-    reply, _ = combine(server, {"codes": tf.constant((signs > 0).astype(np.int32))})
+    reply, _ = combine(server, {"codes": packed(signs > 0, 2)})
     assert check_reply(server, reply, workers)["codes"].base == workers + 1
     np.testing.assert_array_equal(
         server.decompress(reply, LAYOUT, workers),
-        signs.sum(0, dtype=np.float32) / np.float32(workers),
+        signs.sum(0, dtype=np.float32) * (np.float32(1) / np.float32(workers)),
     )
 
 
@@ -243,9 +267,26 @@ def test_votes_with_abstention_and_quorum(num_workers, quorum, tie):
         assert set(split) == {-1.0, 1.0}
     base = server.reply_fields(layout, num_workers)["votes"].base
     assert base == (3 if tie == "zero" or quorum else 2)
-    assert (
-        0
-        <= int(tf.reduce_min(reply["votes"]))
-        <= int(tf.reduce_max(reply["votes"]))
-        < base
-    )
+    codes = (got + 1) / (1 if base == 3 else 2)
+    np.testing.assert_array_equal(reply["votes"], reference.pack(codes, base))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_a_fused_server_gives_the_same_bits(workers, rate):
+    server = Recompress(ScaledSign())
+    alone = fused(server)
+    assert type(alone) is not type(server)
+    payloads = compressed(ScaledSign(), vectors_of(workers))
+    state = {"residual": tf.constant(vectors_of(1, 9)[0])}
+    reply, left = combine(server, payloads, state, rate=rate, previous_rate=0.1)
+    same, same_left = combine(alone, payloads, state, rate=rate, previous_rate=0.1)
+    assert bits(left["residual"]) == bits(same_left["residual"])
+    assert {k: bits(v) for k, v in reply.items()} == {
+        k: bits(v) for k, v in same.items()
+    }
+
+
+def test_what_no_kernel_does_at_once_stays_as_it_is():
+    for server in (Recompress(TopK()), Mean(ScaledSign()), MajorityVote()):
+        assert fused(server) is server

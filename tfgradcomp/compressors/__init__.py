@@ -3,7 +3,9 @@
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
 from tfgradcomp.compressors.clip import Clip
 from tfgradcomp.compressors.error_feedback import ErrorFeedback
+from tfgradcomp.compressors.fused import fused
 from tfgradcomp.compressors.identity import Identity
+from tfgradcomp.compressors.levels import EvenLevels
 from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
 from tfgradcomp.compressors.sign import ScaledSign, Sign
 from tfgradcomp.compressors.sparse import TopK
@@ -38,6 +40,7 @@ __all__ = [
     "Compressor",
     "Context",
     "ErrorFeedback",
+    "EvenLevels",
     "Field",
     "Identity",
     "Layout",
@@ -47,5 +50,6 @@ __all__ = [
     "Sign",
     "Ternary",
     "TopK",
+    "fused",
     "get",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -16,11 +15,13 @@ State = Any
 
 
 class Field(NamedTuple):
-    """One thing that travels.
+    """One thing that travels: codes in words, or numbers.
 
     Attributes:
         count: Number of elements.
-        base: Integer codes in `[0, base)`; None for numbers of type `dtype`.
+        base: For integer codes in `[0, base)`. A payload holds them in
+            `words_for(count, base)` int32 words (`tfgradcomp.ops.pack_codes`). None
+            for numbers of type `dtype`.
         dtype: The type on the wire where `base` is None.
     """
 
@@ -70,46 +71,6 @@ class Layout:
         """Number of blocks."""
         return len(self.row_splits) - 1
 
-    @cached_property
-    def _groups(self) -> list[tuple[int, int, int]]:
-        """Runs of blocks of equal width: (first block, blocks, width)."""
-        groups = []
-        for block, width in enumerate(np.diff(self.row_splits).tolist()):
-            if groups and groups[-1][2] == width:
-                first, rows, _ = groups[-1]
-                groups[-1] = (first, rows + 1, width)
-            else:
-                groups.append((block, 1, width))
-        return groups
-
-    def map_blocks(self, function: Callable, *vectors: tf.Tensor):
-        """Applies `function` to all blocks, a matrix `[rows, width]` at a time.
-
-        Args:
-            function: Takes a matrix `[rows, width]` for each vector of `size`
-                elements and `[rows, 1]` for each of `num_blocks`; reduces along the
-                last axis with `keepdims=True`; returns a matrix or a nest of them.
-            *vectors: Flat tensors of `size` or `num_blocks` elements.
-
-        Returns:
-            What `function` returns, flat again: `size` or `num_blocks` elements.
-        """
-        results = []
-        for first, rows, width in self._groups:
-            start = self.row_splits[first]
-            matrices = []
-            for vector in vectors:
-                if vector.shape[0] == self.size:
-                    part = vector[start : start + rows * width]
-                    matrices.append(tf.reshape(part, [rows, width]))
-                else:
-                    part = vector[first : first + rows]
-                    matrices.append(tf.reshape(part, [rows, 1]))
-            results.append(function(*matrices))
-        return tf.nest.map_structure(
-            lambda *parts: tf.concat([tf.reshape(p, [-1]) for p in parts], 0), *results
-        )
-
 
 class Context(NamedTuple):
     """What a method may know about the step, besides its input.
@@ -149,41 +110,23 @@ class Context(NamedTuple):
         """
         return tf.where(self.learning_rate > 0, new, old)
 
-    def random_bits(self, count: int, stream: int = 0, shared: bool = False):
-        """Random 32-bit words, a pure function of what is named below.
+    def random_stream(self, stream: int = 0, shared: bool = False) -> tf.Tensor:
+        """A stream of random words, a pure function of what is named below.
 
-        Philox-4x32-10 with key `seed`. Word j is lane j mod 4 of the block whose
-        counter has the low 64 bits j // 4 and the high 64 bits
+        The key is `seed`, the high half of the counter
         `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
-        words are `shared` by all workers.
+        words are `shared` by all workers. `tfgradcomp.ops.random_bits` has the words.
 
         Args:
-            count: Number of words.
             stream: 0 to 15, distinct for distinct uses within one step.
             shared: Whether all workers draw the same words.
 
         Returns:
-            uint32 tensor of `count` elements.
-
-        References:
-            Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011.
+            int64 `[2]`: key and high half of the counter.
         """
         worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
         high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream
-        return tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[count],
-            key=tf.cast(self.seed, tf.uint64)[tf.newaxis],
-            counter=tf.stack([tf.constant(0, tf.uint64), tf.cast(high, tf.uint64)]),
-            alg=1,
-            dtype=tf.uint32,
-        )
-
-    def uniform(self, count: int, stream: int = 0, shared: bool = False):
-        """Uniform float32 numbers in [0, 1): the top 24 of the `random_bits`."""
-        bits = tf.bitwise.right_shift(
-            self.random_bits(count, stream, shared), tf.constant(8, tf.uint32)
-        )
-        return tf.cast(bits, tf.float32) * 2.0**-24
+        return tf.stack([tf.cast(self.seed, tf.int64), high])
 
 
 @dataclass(frozen=True)
@@ -246,6 +189,20 @@ class Compressor(Component):
         """Returns the float32 vector of `layout.size` that a payload stands for."""
         raise NotImplementedError
 
+    def mean(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+        """Returns the mean of N decoded payloads, added in the order of ranks.
+
+        Args:
+            payloads: The fields, with a leading axis of workers.
+            layout: The blocks of the flat vector.
+        """
+        workers = tf.nest.map_structure(tf.unstack, payloads)
+        total = 0.0
+        for values in zip(*workers.values(), strict=True):
+            payload = dict(zip(workers, values, strict=True))
+            total += self.decompress(payload, layout)
+        return total / len(next(iter(workers.values())))
+
     def uncompressed(self) -> Compressor:
         """Returns the same method with nothing lost, for what is not compressed."""
         from tfgradcomp.compressors.identity import Identity
@@ -278,6 +235,10 @@ class Wrapper(Compressor):
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""
         return self.compressor.decompress(payload, layout)
+
+    def mean(self, payloads, layout):
+        """See `Compressor.mean`."""
+        return self.compressor.mean(payloads, layout)
 
     def uncompressed(self):
         """See `Compressor.uncompressed`."""

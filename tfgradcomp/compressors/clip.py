@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Wrapper
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Layout, Wrapper
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,18 @@ class Clip(Wrapper):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
-        clipped = layout.map_blocks(self._clip, x)
+        statistics = ops.block_statistics(x, layout.row_splits)
+        limit = ops.spread(self.limit(statistics, layout), layout.row_splits)
+        clipped = tf.clip_by_value(x, -limit, limit)
         return self.compressor.compress(clipped, state, layout, context)
 
-    def _clip(self, block):
-        if block.shape[1] == 1:
-            return block
-        # In units of the largest element, so that no square over- or underflows.
-        unit = tf.reduce_max(tf.abs(block), axis=1, keepdims=True)
-        scaled = tf.math.divide_no_nan(block, unit)
-        mean = tf.reduce_mean(scaled, axis=1, keepdims=True)
-        deviation = tf.sqrt(tf.reduce_mean(tf.square(scaled - mean), 1, keepdims=True))
-        rms = tf.sqrt(tf.reduce_mean(tf.square(scaled), 1, keepdims=True))
-        sigma = tf.where(tf.abs(mean) > deviation, rms, deviation)
-        limit = self.factor * sigma * unit
-        return tf.clip_by_value(block, -limit, limit)
+    def limit(self, statistics: ops.Statistics, layout: Layout) -> tf.Tensor:
+        r"""Returns \( c\sigma \) of each block, float32 `[num_blocks]`."""
+        width = np.diff(layout.row_splits)
+        mean = statistics.sum / width
+        mean_square = statistics.sum_of_squares / width
+        # What cancels here is small beside the mean, and then it is not looked at.
+        deviation = tf.sqrt(tf.maximum(mean_square - mean * mean, 0))
+        sigma = tf.where(tf.abs(mean) > deviation, tf.sqrt(mean_square), deviation)
+        limit = tf.cast(self.factor * sigma, tf.float32)
+        return tf.where(width == 1, math.inf, limit)

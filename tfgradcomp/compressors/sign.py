@@ -7,11 +7,13 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp.compressors.levels import EvenLevels
 
 
 @dataclass(frozen=True)
-class Sign(Compressor):
+class Sign(EvenLevels):
     r"""Sends \( \mathrm{sign}(x) \), bit 1 for plus.
 
     The sign of an exact zero (either zero) is a pseudo-random \( \pm 1 \) of seed,
@@ -43,26 +45,23 @@ class Sign(Compressor):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
-        coin = context.random_bits(layout.size, stream=1, shared=True) % 2
-        zero = tf.equal(x, 0)
-        codes = tf.where(zero, tf.cast(coin, tf.int32), tf.cast(x > 0, tf.int32))
+        codes = ops.pack_signs(x, context.random_stream(1, shared=True))
         if self.abstain_below:
-            limit = self.abstain_below * layout.map_blocks(_mean_magnitude, x)
-            abstains = layout.map_blocks(lambda b, least: tf.abs(b) < least, x, limit)
-            codes = tf.where(abstains, 1, 2 * codes)
+            splits = layout.row_splits
+            limit = self.abstain_below * ops.mean_magnitude(x, splits)
+            abstains = tf.abs(x) < ops.spread(limit, splits)
+            signs = ops.unpack_codes(codes, 2, layout.size)
+            codes = ops.pack_codes(tf.where(abstains, 1, 2 * signs), 3)
         return {"codes": codes}, state
 
-    def decompress(self, payload, layout):
-        """See `Compressor.decompress`."""
-        return self.mean_of_codes(payload["codes"], 1, payload, layout)
+    @property
+    def step(self):
+        """See `EvenLevels.step`."""
+        return 1 if self.abstain_below else 2
 
-    def net_votes(self, total, count):
-        """Returns the votes for plus less those for minus, from the sum of codes."""
-        return total - count if self.abstain_below else 2 * total - count
-
-    def mean_of_codes(self, total, count, payload, layout):
-        """Returns the mean of the signs from the sum of `count` codes."""
-        return tf.cast(self.net_votes(total, count), tf.float32) / count
+    def unit(self, payload, layout):
+        """See `EvenLevels.unit`."""
+        return tf.ones([layout.num_blocks])
 
 
 @dataclass(frozen=True)
@@ -84,21 +83,15 @@ class ScaledSign(Compressor):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
-        scale = layout.map_blocks(_mean_magnitude, x)
-        return {"codes": tf.cast(x >= 0, tf.int32), "scale": scale}, state
+        scale = ops.mean_magnitude(x, layout.row_splits)
+        return {"codes": ops.pack_signs(x), "scale": scale}, state
 
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""
-        return layout.map_blocks(
-            lambda codes, s: tf.where(codes > 0, s, -s),
-            payload["codes"],
-            payload["scale"],
+        return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
+
+    def mean(self, payloads, layout):
+        """See `Compressor.mean`."""
+        return ops.mean_of_signs(
+            payloads["codes"], payloads["scale"], layout.row_splits
         )
-
-
-def _mean_magnitude(block):
-    magnitude = tf.abs(block)
-    # Divided by the maximum first: a sum of elements near 1e38 must not overflow.
-    unit = tf.reduce_max(magnitude, axis=1, keepdims=True)
-    scaled = tf.math.divide_no_nan(magnitude, unit)
-    return unit * tf.reduce_mean(scaled, axis=1, keepdims=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressor, Field
 
 
@@ -35,12 +36,16 @@ class TopK(Compressor):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
-        count = self.fields(layout)["values"].count
-        indices = tf.math.top_k(tf.abs(x), count, sorted=False).indices
-        return {"values": tf.gather(x, indices), "indices": indices}, state
+        field = self.fields(layout)["indices"]
+        indices = tf.math.top_k(tf.abs(x), field.count, sorted=False).indices
+        payload = {
+            "values": tf.gather(x, indices),
+            "indices": ops.pack_codes(indices, field.base),
+        }
+        return payload, state
 
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""
-        return tf.scatter_nd(
-            payload["indices"][:, tf.newaxis], payload["values"], [layout.size]
-        )
+        field = self.fields(layout)["indices"]
+        indices = ops.unpack_codes(payload["indices"], field.base, field.count)
+        return tf.scatter_nd(indices[:, tf.newaxis], payload["values"], [layout.size])

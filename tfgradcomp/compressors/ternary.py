@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Field
+from tfgradcomp.compressors.levels import EvenLevels
 
 
 @dataclass(frozen=True)
-class Ternary(Compressor):
+class Ternary(EvenLevels):
     r"""Rounds each element at random to \( -s, 0 \) or \( s \), without bias.
 
     \( \tilde g = s \cdot \mathrm{sign}(g) \circ b \), \( P(b_k = 1) = |g_k| / s \),
@@ -37,26 +40,34 @@ class Ternary(Compressor):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
-        scale = layout.map_blocks(
-            lambda b: tf.reduce_max(tf.abs(b), 1, keepdims=True), x
-        )
+        limit = tf.fill([layout.num_blocks], math.inf)
+        return self.compress_clipped(x, limit, layout, context), state
+
+    def compress_clipped(self, x, limit, layout, context):
+        """Returns the payload of `x` with the magnitudes of each block clipped.
+
+        Args:
+            x: The vector.
+            limit: float32 `[num_blocks]`, or a function that returns it from the
+                `tfgradcomp.ops.Statistics` of the blocks.
+            layout: The blocks.
+            context: The step.
+        """
+        statistics = ops.block_statistics(x, layout.row_splits)
+        if callable(limit):
+            limit = limit(statistics)
+        scale = tf.minimum(tf.cast(statistics.maximum, tf.float32), limit)
         if self.share_scaler:
             scale = context.max(scale)
-        probability = layout.map_blocks(
-            lambda b, s: tf.math.divide_no_nan(tf.abs(b), s), x, scale
-        )
-        kept = context.uniform(layout.size) < probability
-        codes = tf.where(kept, tf.cast(tf.sign(x), tf.int32), 0) + 1
-        return {"codes": codes, "scale": scale}, state
+        stream = context.random_stream()
+        codes = ops.pack_ternary(x, limit, scale, layout.row_splits, stream)
+        return {"codes": codes, "scale": scale}
 
-    def decompress(self, payload, layout):
-        """See `Compressor.decompress`."""
-        return self.mean_of_codes(payload["codes"], 1, payload, layout)
+    @property
+    def step(self):
+        """See `EvenLevels.step`."""
+        return 1
 
-    def mean_of_codes(self, total, count, payload, layout):
-        r"""Returns \( s / N \cdot \sum_i (code_i - 1) \) from the codes' sum."""
-        return layout.map_blocks(
-            lambda t, s: (s / count) * tf.cast(t - count, tf.float32),
-            total,
-            payload["scale"],
-        )
+    def unit(self, payload, layout):
+        """See `EvenLevels.unit`."""
+        return payload["scale"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from tfgradcomp import compressors, servers
 from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
@@ -42,8 +43,8 @@ class Channel:
         self.positions = positions
         self.shapes = shapes
         self.layout = layout
-        self.compressor = compressor
-        self.server = server
+        self.compressor = compressors.fused(compressor)
+        self.server = servers.fused(server)
         self.transport = transport
         self.weight_decay = weight_decay
         initial = {
@@ -100,8 +101,10 @@ class Channel:
             The update, the new state of server and weight decay, and all workers'
             statuses.
         """
-        state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
-        reply, server, statuses = self.transport.exchange(
+        state = tf.nest.map_structure(
+            tf.convert_to_tensor, {k: self.state[k] for k in ("server", "local")}
+        )
+        update, server, statuses = self.transport.exchange(
             payload,
             self.compressor,
             self.server,
@@ -111,7 +114,6 @@ class Channel:
             status,
             self.name,
         )
-        update = self.server.decompress(reply, self.layout, context.num_workers)
         local = state["local"]
         if self.weight_decay:
             term, local = self.weight_decay.term(weights(), local)

@@ -2,8 +2,17 @@
 
 from tfgradcomp.servers.base import Server
 from tfgradcomp.servers.code_sum import CodeSum
+from tfgradcomp.servers.fused import fused
 from tfgradcomp.servers.majority_vote import MajorityVote
 from tfgradcomp.servers.mean import Mean, SignOfMean
 from tfgradcomp.servers.recompress import Recompress
 
-__all__ = ["CodeSum", "MajorityVote", "Mean", "Recompress", "Server", "SignOfMean"]
+__all__ = [
+    "CodeSum",
+    "MajorityVote",
+    "Mean",
+    "Recompress",
+    "Server",
+    "SignOfMean",
+    "fused",
+]

@@ -45,17 +45,17 @@ class Server(Component):
         """Returns the float32 vector of `layout.size` that all workers apply."""
         raise NotImplementedError
 
+    def update(self, payloads, state: State, layout: Layout, context: Context):
+        """Returns the decompressed reply at once, and the new state.
+
+        For where the server is on every worker and no reply has to travel: a server
+        may then skip the words.
+        """
+        reply, state = self.combine(payloads, state, layout, context)
+        return self.decompress(reply, layout, context.num_workers), state
+
     def uncompressed(self) -> Server:
         """Returns the same rule for float32 payloads, for what is not compressed."""
         from tfgradcomp.servers.mean import Mean
 
         return Mean()
-
-
-def each(payloads: dict[str, tf.Tensor]) -> list[dict[str, tf.Tensor]]:
-    """Splits stacked payloads into one payload a worker, in the order of ranks."""
-    parts = {name: tf.unstack(stacked) for name, stacked in payloads.items()}
-    return [
-        dict(zip(parts, values, strict=True))
-        for values in zip(*parts.values(), strict=True)
-    ]

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Field
+from tfgradcomp.compressors.levels import EvenLevels
 from tfgradcomp.servers.base import Server
 from tfgradcomp.servers.mean import Mean, SignOfMean
 
@@ -25,7 +27,7 @@ class CodeSum(Server):
         Wen et al., TernGrad, 2017, Section 3.3.
     """
 
-    compressor: Compressor
+    compressor: EvenLevels
 
     def reply_fields(self, layout, num_workers):
         """See `Server.reply_fields`."""
@@ -37,12 +39,25 @@ class CodeSum(Server):
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""
         reply = {name: stacked[0] for name, stacked in payloads.items()}
-        reply["codes"] = tf.reduce_sum(payloads["codes"], axis=0)
+        base = self.compressor.fields(layout)["codes"].base
+        reply["codes"] = ops.sum_codes(payloads["codes"], base, layout.size)
         return reply, state
+
+    def update(self, payloads, state, layout, context):
+        """See `Server.update`."""
+        base = self.compressor.fields(layout)["codes"].base
+        first = {name: stacked[0] for name, stacked in payloads.items()}
+        vector = self.compressor.mean_of_codes(
+            payloads["codes"], base, context.num_workers, first, layout
+        )
+        return vector, state
 
     def decompress(self, reply, layout, num_workers):
         """See `Server.decompress`."""
-        return self.compressor.mean_of_codes(reply["codes"], num_workers, reply, layout)
+        base = self.reply_fields(layout, num_workers)["codes"].base
+        return self.compressor.mean_of_codes(
+            reply["codes"][tf.newaxis], base, num_workers, reply, layout
+        )
 
     def uncompressed(self):
         """See `Server.uncompressed`."""

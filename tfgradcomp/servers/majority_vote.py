@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from tfgradcomp import ops
 from tfgradcomp.compressors.base import Field
 from tfgradcomp.compressors.sign import Sign
 from tfgradcomp.servers.base import Server
@@ -56,22 +57,30 @@ class MajorityVote(Server):
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""
         num_workers = payloads["codes"].shape[0]
-        total = tf.reduce_sum(payloads["codes"], axis=0)
-        net = self.compressor.net_votes(total, num_workers)
-        votes = tf.sign(net)
+        stream = None
         if self.tie == "random" and self._can_tie(num_workers):
-            coin = context.random_bits(layout.size, stream=2, shared=True) % 2
-            votes = tf.where(tf.equal(net, 0), 2 * tf.cast(coin, tf.int32) - 1, votes)
-        if self._has_zero(num_workers):
-            votes = tf.where(tf.abs(net) < self.quorum, 0, votes)
-            return {"votes": votes + 1}, state
-        return {"votes": (votes + 1) // 2}, state
+            stream = context.random_stream(2, shared=True)
+        votes = ops.majority_vote(
+            payloads["codes"],
+            layout.size,
+            self.compressor.fields(layout)["codes"].base,
+            self.reply_fields(layout, num_workers)["votes"].base,
+            self.quorum,
+            stream,
+        )
+        return {"votes": votes}, state
 
     def decompress(self, reply, layout, num_workers):
         """See `Server.decompress`."""
-        votes = reply["votes"]
-        signs = votes - 1 if self._has_zero(num_workers) else 2 * votes - 1
-        return tf.cast(signs, tf.float32)
+        base = self.reply_fields(layout, num_workers)["votes"].base
+        return ops.sum_levels(
+            reply["votes"][tf.newaxis],
+            tf.ones([layout.num_blocks]),
+            layout.row_splits,
+            base,
+            step=4 - base,
+            zero=1,
+        )
 
     def uncompressed(self):
         """See `Server.uncompressed`."""

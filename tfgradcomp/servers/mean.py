@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Field
 from tfgradcomp.compressors.identity import Identity
-from tfgradcomp.servers.base import Server, each
+from tfgradcomp.servers.base import Server
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Mean(Server):
 
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""
-        return {"values": mean_of(payloads, self.compressor, layout)}, state
+        return {"values": self.compressor.mean(payloads, layout)}, state
 
     def decompress(self, reply, layout, num_workers):
         """See `Server.decompress`."""
@@ -42,12 +42,3 @@ class SignOfMean(Mean):
         """See `Server.combine`."""
         reply, state = super().combine(payloads, state, layout, context)
         return {"values": tf.sign(reply["values"])}, state
-
-
-def mean_of(payloads, compressor: Compressor, layout) -> tf.Tensor:
-    """Returns the mean of the decoded payloads, one decoded at a time."""
-    workers = each(payloads)
-    total = compressor.decompress(workers[0], layout)
-    for payload in workers[1:]:
-        total += compressor.decompress(payload, layout)
-    return total / len(workers)

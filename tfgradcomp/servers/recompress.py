@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Layout
 from tfgradcomp.servers.base import Server
-from tfgradcomp.servers.mean import mean_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Recompress(Server):
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""
         residual = state["residual"]
-        p = mean_of(payloads, self.compressor, layout)
+        p = self.compressor.mean(payloads, layout)
         p += context.learning_rate_ratio * residual
         reply, _ = self.compressor.compress(p, (), layout, context.at_server())
         left = p - self.compressor.decompress(reply, layout)

@@ -12,7 +12,7 @@ class AllGather(Transport):
     """One gather of one int32 vector a step; the reply needs no wire.
 
     The size is fixed by the fields, so no shapes are exchanged. Every worker runs the
-    server's rule on the same words and so gets the same reply.
+    server's rule on the same words and so gets the same update.
     """
 
     def exchange(
@@ -23,8 +23,8 @@ class AllGather(Transport):
         message = tf.concat([status[tf.newaxis], wire.pack(payload, fields)], 0)
         messages = self.collectives.gather(message, site)
         payloads = wire.unpack(messages[:, 1:], fields)
-        reply, server_state = server.combine(payloads, server_state, layout, context)
-        return reply, server_state, messages[:, 0]
+        update, server_state = server.update(payloads, server_state, layout, context)
+        return update, server_state, messages[:, 0]
 
     def words(self, fields, num_workers):
         """See `Transport.words`."""

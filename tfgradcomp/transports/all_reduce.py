@@ -36,8 +36,8 @@ class AllReduce(Transport):
             tf.reshape(table, [num_workers, _DIGITS]) * [1, _BASE, _BASE**2], axis=1
         )
         mean = {name: total[tf.newaxis, num_workers * _DIGITS :]}
-        reply, server_state = server.combine(mean, server_state, layout, context)
-        return reply, server_state, statuses
+        update, server_state = server.update(mean, server_state, layout, context)
+        return update, server_state, statuses
 
     def reply_fields(self, compressor, server, layout, num_workers):
         """See `Transport.reply_fields`."""

@@ -39,7 +39,7 @@ class Transport:
         status: tf.Tensor,
         site: str,
     ):
-        """Carries one payload a worker to the server, and the reply to all workers.
+        """Carries one payload a worker to the server, and decodes the reply.
 
         Args:
             payload: A tensor for each of the compressor's fields.
@@ -52,7 +52,8 @@ class Transport:
             site: Name of the call site, the same on all workers.
 
         Returns:
-            The reply, the new server state, and all workers' statuses (int32 `[N]`).
+            The update (float32, the same on all workers), the new server state, and
+            all workers' statuses (int32 `[N]`).
         """
         raise NotImplementedError
 

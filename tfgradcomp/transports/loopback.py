@@ -113,7 +113,7 @@ class LoopbackCollectives(Collectives):
 
 
 class DirectExchange(Transport):
-    """Hands payloads to the server as they are: no words, the reference for all."""
+    """Hands payloads to the server as they are, unjoined: the reference for all."""
 
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
@@ -125,7 +125,8 @@ class DirectExchange(Transport):
             for name in compressor.fields(layout)
         }
         reply, server_state = server.combine(payloads, server_state, layout, context)
-        return reply, server_state, gather(status[tf.newaxis], f"{site}/status")[:, 0]
+        update = server.decompress(reply, layout, context.num_workers)
+        return update, server_state, gather(status[tf.newaxis], f"{site}/status")[:, 0]
 
     def words(self, fields, num_workers):
         """See `Transport.words`."""

@@ -1,0 +1,53 @@
+"""Compressors whose codes stand for evenly spaced levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Compressor, Layout
+
+
+@dataclass(frozen=True)
+class EvenLevels(Compressor):
+    r"""A code c stands for \( s (k c - 1) \), so sums of codes stand for sums.
+
+    Subclasses declare the field `codes` and say what step k and unit s are.
+    """
+
+    @property
+    def step(self) -> int:
+        """The distance of two levels, k, in units."""
+        raise NotImplementedError
+
+    def unit(self, payload: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+        """Returns s, float32 `[num_blocks]`."""
+        raise NotImplementedError
+
+    def decompress(self, payload, layout):
+        """See `Compressor.decompress`."""
+        base = self.fields(layout)["codes"].base
+        words = payload["codes"][tf.newaxis]
+        return self.mean_of_codes(words, base, 1, payload, layout)
+
+    def mean_of_codes(
+        self,
+        words: tf.Tensor,
+        base: int,
+        count: int,
+        payload: dict[str, tf.Tensor],
+        layout: Layout,
+    ) -> tf.Tensor:
+        r"""Returns \( \frac{s}{N} (k \sum_i c_i - N) \), the mean of N vectors.
+
+        Args:
+            words: int32 `[rows, words]`; the codes of all rows are added up.
+            base: Their base.
+            count: N, however many rows its codes have been added into.
+            payload: Where the unit is taken from.
+            layout: The blocks of the flat vector.
+        """
+        scale = self.unit(payload, layout) / count
+        return ops.sum_levels(words, scale, layout.row_splits, base, self.step, count)
