@@ -101,10 +101,11 @@ def _obstacle(name: str, on_gpu: bool) -> str | None:
             f"the native ops could not be built or loaded: {error}\nWith a C++ "
             f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
         )
-    if on_gpu and not library.has_cuda:
+    problem = native.gpu_problem(library) if on_gpu else None
+    if problem is not None:
         return (
-            f"{library.path} has no kernels for the GPU that TensorFlow sees "
-            f"({library.built_with}). With nvcc installed, run `{_BUILD}`"
+            f"TensorFlow sees GPUs, but of {library.path}: {problem}. With the nvcc of "
+            f"a CUDA that the GPUs' driver supports, run `{_BUILD}`"
         )
     if not library.has(name):
         return f"{library.path} has no {name}. Run `{_BUILD}`"

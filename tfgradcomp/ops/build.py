@@ -148,12 +148,13 @@ def build_library(
         BuildError: If a compiler is missing or fails, with its output.
     """
     sources = source_folder()
+    compiler = _run([*_compiler(), "--version"]).splitlines()[0]
     # System headers: TensorFlow's own warnings would bury an error.
     flags = [
         flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag
         for flag in tensorflow.compile_flags
     ]
-    flags += ["-O2", "-DNDEBUG", "-fvisibility=hidden"]
+    glue = [*_compiler(), "-fPIC", *flags, "-O2", "-DNDEBUG", "-fvisibility=hidden"]
     with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
         nvcc, cuda = find_nvcc()
         gpu_objects = []
@@ -164,17 +165,17 @@ def build_library(
                 nvcc, cuda = None, f"left out: {error}"
         if nvcc is None:
             say(f"CUDA kernels {cuda}")
-        built_with = f"TensorFlow {tensorflow.version}; {_compiler_version()}; CUDA "
-        built_with += cuda.splitlines()[0]
+        cuda = cuda.splitlines()[0]
+        built_with = f"TensorFlow {tensorflow.version}; {compiler}; CUDA {cuda}"
         define = f"-DTFGRADCOMP_BUILT_WITH={json.dumps(built_with)}"
         jobs = [
-            (sources / "tensorflow" / "ops.cc", [*flags, define]),
-            (sources / "tensorflow" / "kernels_cpu.cc", flags),
+            (sources / "tensorflow" / "ops.cc", [*glue, define]),
+            (sources / "tensorflow" / "kernels_cpu.cc", glue),
             *_cpu_jobs(),
         ]
         if nvcc is not None:
-            jobs.append((sources / "tensorflow" / "kernels_gpu.cc", flags))
-        objects = [*_compile_all(jobs, scratch), *gpu_objects]
+            jobs.append((sources / "tensorflow" / "kernels_gpu.cc", glue))
+        objects = [*_compile(jobs, scratch), *gpu_objects]
         path = Path(folder) / library_name(tensorflow.version, nvcc is not None)
         _link(objects, tensorflow.link_flags, path, nvcc)
     return path
@@ -193,20 +194,19 @@ def build_cpu_library(path: str | os.PathLike) -> Path:
         BuildError: If a compiler is missing or fails, with its output.
     """
     with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
-        _link(_compile_all(_cpu_jobs(), scratch), [], Path(path))
+        _link(_compile(_cpu_jobs(), scratch), [], Path(path))
     return Path(path)
 
 
 def _cpu_jobs() -> list[tuple[Path, list[str]]]:
-    """Files of the CPU kernels, each with its flags: `_avx2` has those of AVX2, ..."""
+    """The CPU kernels' files; a name that ends in `_avx2` has its flags, and so on."""
     jobs = []
+    command = [*_compiler(), "-std=c++17", "-fPIC", *_OPTIMIZE]
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     for file in sorted((source_folder() / "cpu").glob("*.cc")):
         instructions = _INSTRUCTIONS.get(file.stem.rpartition("_")[2])
-        if instructions is None:
-            jobs.append((file, _OPTIMIZE))
-        elif is_x86:
-            jobs.append((file, [*_OPTIMIZE, *instructions]))
+        if is_x86 or instructions is None:
+            jobs.append((file, [*command, *(instructions or [])]))
     return jobs
 
 
@@ -219,25 +219,22 @@ def _compiler() -> list[str]:
     raise BuildError("Found no C++ compiler: none of g++, c++, clang++ is in PATH")
 
 
-def _compiler_version() -> str:
-    return _run([*_compiler(), "--version"]).splitlines()[0]
+def _compile(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
+    """Compiles files, each by its command, and returns the objects."""
 
+    def run(job):
+        file, command = job
+        target = os.path.join(scratch, file.name + ".o")
+        _run([*command, "-c", str(file), "-o", target])
+        return target
 
-def _compile_all(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
     with concurrent.futures.ThreadPoolExecutor(_JOBS) as pool:
-        waiting = [pool.submit(_compile, *job, scratch) for job in jobs]
+        waiting = [pool.submit(run, job) for job in jobs]
         try:
             return [job.result() for job in waiting]
         finally:
             for job in waiting:
                 job.cancel()
-
-
-def _compile(file: Path, flags: list[str], scratch: str) -> str:
-    target = os.path.join(scratch, f"{file.stem}.o")
-    # What TensorFlow's flags say of the language comes last and counts.
-    _run([*_compiler(), "-std=c++17", "-fPIC", *flags, "-c", str(file), "-o", target])
-    return target
 
 
 def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
@@ -254,10 +251,8 @@ def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
     codes.append(f"-gencode=arch=compute_{taken[-1]},code=compute_{taken[-1]}")
     flags = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler", "-fPIC"]
     flags += ["-cudart", "static", *codes]
-    objects = []
-    for file in sorted((source_folder() / "cuda").glob("*.cu")):
-        objects.append(os.path.join(scratch, f"{file.stem}_cu.o"))
-        _run([nvcc, *flags, "-c", str(file), "-o", objects[-1]])
+    files = sorted((source_folder() / "cuda").glob("*.cu"))
+    objects = _compile([(file, [nvcc, *flags]) for file in files], scratch)
     release = _run([nvcc, "--version"]).partition("release ")[2].partition(",")[0]
     names = " ".join(f"sm_{n}" for n in taken) + f" and PTX of compute_{taken[-1]}"
     return objects, f"{release}: {names}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -80,6 +81,8 @@ class Library(NamedTuple):
 
 # -- The library --------------------------------------------------------------------
 
+_INSTALLED = Path(__file__).parent  # Where setup.py puts it.
+
 _lock = threading.Lock()
 _loaded: Library | str | None = None  # A text says why there is none.
 
@@ -102,9 +105,26 @@ def library() -> Library:
     return _loaded
 
 
+@functools.cache
+def gpu_problem(library: Library) -> str | None:
+    """What keeps a library from serving the GPUs that TensorFlow sees, None if nothing.
+
+    It is tried out once: a driver may be too old for the CUDA of the library, or a GPU
+    for its kernels.
+    """
+    if not library.has_cuda:
+        return f"it has no kernels for them ({library.built_with})"
+    try:
+        with tf.init_scope(), tf.device("GPU:0"):
+            library.operations.tfgradcomp_pack_codes([1], base=2).numpy()
+    except tf.errors.OpError as error:
+        return f"they do not run its kernels ({library.built_with}): {error.message}"
+    return None
+
+
 def find_library() -> Path | None:
     """Returns the file of the library to load, None if there is none that fits."""
-    installed, cached = Path(__file__).parent, cache_folder()
+    installed, cached = _INSTALLED, cache_folder()
     places = [(installed, True), (cached, True), (cached, False), (installed, False)]
     if gpu_is_visible() and build.find_nvcc()[0] is not None:
         places.pop()  # A build gives more: kernels for the GPU.
