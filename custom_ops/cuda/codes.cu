@@ -73,7 +73,6 @@ __global__ void __launch_bounds__(kThreads)
     SumCodesOfTile(args.words, args.num_workers, words_per_worker, base, begin, count,
                    tile);
     __syncwarp();
-#pragma unroll 4
     for (int e = Lane(); e < count; e += kWarp) {
       const int64_t j = begin + e;
       // Modulo 2^32: only the result has to be below 2^31.

@@ -1,5 +1,5 @@
-// Words of signs. A warp takes a chunk of kChunk elements in kSteps steps: in step m, the
-// lanes hold the elements of the chunk's word m, and a ballot is that word.
+// Words of signs. A warp takes a chunk of kChunk elements in kSteps steps: in step m,
+// the lanes hold the elements of the chunk's word m, and a ballot is that word.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_SIGNS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_SIGNS_H_
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kSteps = kChunk / kWarp;
 
-// The random bits of the elements of word `word` that `wanted` names; the other bits are
-// any. Neighbours share a block of Philox, hence the steps of four.
+// The random bits of the elements of word `word` that `wanted` names; the other bits
+// are any. Neighbours share a block of Philox, hence the steps of four.
 __device__ inline uint32_t Coins(RandomStream stream, int64_t word, uint32_t wanted) {
   uint32_t coins = 0;
   for (int shift = 0; shift < kWarp; shift += 4) {

@@ -17,8 +17,8 @@ using tfgradcomp_format::SlotsFor;
 
 // To sum in the order of the format without a shuffle an element, a lane of the warp
 // takes one of the kLanes lanes of kRowsPerLane neighbouring rows. Accesses to device
-// memory are in steps of whole words instead, so a chunk goes through shared memory; the
-// gaps put the lanes' elements into different banks.
+// memory are in steps of whole words instead, so a chunk goes through shared memory;
+// the gaps put the lanes' elements into different banks.
 constexpr int kRowsPerLane = kRows * kLanes / kWarp;
 constexpr int kGroup = kRowsPerLane * kLanes, kGap = 8;
 constexpr int kChunkPlaces = kChunk + (kChunk / kGroup) * kGap;
@@ -76,8 +76,8 @@ __device__ auto CombineChunk(Combine combine, const Value& value) {
   return total;
 }
 
-// Calls part(block, inside) for each block of a chunk; inside(row) says whether that row
-// of this lane lies in the block.
+// Calls part(block, inside) for each block of a chunk; inside(row) says whether that
+// row of this lane lies in the block.
 template <typename Part>
 __device__ void ForEachBlock(const int64_t* row_splits, const TileBlocks& blocks,
                              int64_t chunk_begin, const Part& part) {
@@ -203,15 +203,14 @@ __global__ void __launch_bounds__(kThreads)
     __syncwarp();
     float x[kRowsPerLane];
     ReadRows(tile, x);
-    __syncwarp();
+    __syncwarp();  // Shuffles meet as well, but order no memory.
     ForEachBlock(args.row_splits, blocks, begin, [&](int64_t block, auto inside) {
       const auto value = [&](int row) -> double { return inside(row) ? x[row] : 0; };
       const auto magnitude_bits = [&](int row) {
         return inside(row) ? BitsOf(x[row]) & 0x7FFFFFFF : 0;
       };
       const uint32_t maximum = CombineChunk(Larger(), magnitude_bits);
-      const double l1 =
-          CombineChunk(Plus(), [&](int row) { return fabs(value(row)); });
+      const double l1 = CombineChunk(Plus(), [&](int row) { return fabs(value(row)); });
       const double sum_of_squares =
           CombineChunk(Plus(), [&](int row) { return value(row) * value(row); });
       const double sum = CombineChunk(Plus(), value);
@@ -240,8 +239,8 @@ struct StoreStatistic {
 
 // -- Error feedback ---------------------------------------------------------------
 
-// The inputs of p for one element, and p from them. A step loads several elements before
-// it stores any, so that the memory has enough to do.
+// The inputs of p for one element, and p from them. A step loads several elements
+// before it stores any, so that the memory has enough to do.
 struct WorkerStep {
   struct Loaded {
     float x, momentum, residual;
@@ -287,7 +286,7 @@ struct ServerStep {
 // Puts p into new_residual, its signs into words and the sums of |p| into scratch.
 template <typename Step>
 __global__ void __launch_bounds__(kThreads) AddResidualKernel(Step step) {
-  constexpr int kStepsAtOnce = 8;
+  constexpr int kStepsAtOnce = 4;
   __shared__ float tiles[kWarpsPerBlock][kChunkPlaces];
   float* tile = tiles[WarpInBlock()];
   const auto& args = step.args;
@@ -322,9 +321,8 @@ __global__ void __launch_bounds__(kThreads) AddResidualKernel(Step step) {
     ReadRows(tile, p);
     __syncwarp();
     ForEachBlock(args.row_splits, blocks, begin, [&](int64_t block, auto inside) {
-      const double sum = CombineChunk(Plus(), [&](int row) -> double {
-        return inside(row) ? fabsf(p[row]) : 0;
-      });
+      const double sum = CombineChunk(
+          Plus(), [&](int row) -> double { return inside(row) ? fabsf(p[row]) : 0; });
       if (Lane() == 0) args.scratch[chunk + block] = sum;
     });
   }
@@ -374,9 +372,9 @@ const char* RunErrorFeedback(const Gpu& gpu, const Step& step) {
   const auto& args = step.args;
   const int64_t chunks = CeilDiv(args.size, kChunk);
   if (chunks == 0) return nullptr;
-  const Partials partials = {args.scratch,    SlotsFor(args.size, args.num_blocks), 1,
-                             -1,              args.row_splits,
-                             args.num_blocks};
+  const Partials partials = {
+      args.scratch,   SlotsFor(args.size, args.num_blocks), 1, -1, args.row_splits,
+      args.num_blocks};
   const char* error = Launch(gpu, chunks, AddResidualKernel<Step>, step);
   if (error != nullptr) return error;
   error = Climb(gpu, partials, args.size, StoreScale{args.scale, args.row_splits});
@@ -404,8 +402,8 @@ const char* Run(const Gpu& gpu, const SignErrorFeedback& args) {
 }
 
 const char* Run(const Gpu& gpu, const MeanSignErrorFeedback& args) {
-  return RunErrorFeedback(
-      gpu, ServerStep{args, tfgradcomp_format::WordsFor(args.size, 2)});
+  return RunErrorFeedback(gpu,
+                          ServerStep{args, tfgradcomp_format::WordsFor(args.size, 2)});
 }
 
 }  // namespace tfgradcomp

@@ -57,9 +57,10 @@ __global__ void __launch_bounds__(kThreads)
                    int64_t words_per_worker) {
   __shared__ uint32_t tiles[kWarpsPerBlock][kTilePlaces];
   uint32_t* tile = tiles[WarpInBlock()];
-  const uint32_t tie = static_cast<uint32_t>(args.num_workers) / (args.base == 2 ? 2 : 1);
-  const bool ties = args.stream != nullptr &&
-                    (args.base == 3 || args.num_workers % 2 == 0);
+  const uint32_t tie =
+      static_cast<uint32_t>(args.num_workers) / (args.base == 2 ? 2 : 1);
+  const bool ties =
+      args.stream != nullptr && (args.base == 3 || args.num_workers % 2 == 0);
   const int step = reply_base.TileElements();
   for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
     const int64_t begin = t * step;
@@ -102,8 +103,8 @@ const char* Run(const Gpu& gpu, const MajorityVote& args) {
                : Launch(gpu, tiles, SignVoteKernel<32>, args, words_per_worker);
   }
   const Base base(args.base), reply_base(args.reply_base);
-  return Launch(gpu, CeilDiv(args.size, reply_base.TileElements()), CodeVoteKernel, args,
-                base, reply_base, words_per_worker);
+  return Launch(gpu, CeilDiv(args.size, reply_base.TileElements()), CodeVoteKernel,
+                args, base, reply_base, words_per_worker);
 }
 
 }  // namespace tfgradcomp

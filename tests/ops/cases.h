@@ -44,8 +44,7 @@ using tfgradcomp_format::WordsFor;
 template <typename T>
 class Array {
  public:
-  explicit Array(int64_t count = 0)
-      : memory_(new T[count + 1]()), count_(count) {}
+  explicit Array(int64_t count = 0) : memory_(new T[count + 1]()), count_(count) {}
 
   T* data() { return memory_.get() + 1; }
   const T* data() const { return memory_.get() + 1; }
@@ -179,14 +178,17 @@ struct Shape {
   int64_t num_workers;
 };
 
-// All shapes of at most `most` elements.
+// All shapes of at most `most` elements. From 131072 elements on, a block's chunks are
+// more than one warp of a GPU adds up.
 inline std::vector<Shape> Shapes(int64_t most) {
   std::vector<Shape> shapes;
-  for (int64_t size : {0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 511, 512, 513,
-                       1000, 6007, (1 << 20) + 7}) {
+  for (int64_t size : {0,  1,  2,  3,   19,  20,  21,   31,   32,     33,
+                       63, 64, 65, 511, 512, 513, 1000, 9001, 150001, (1 << 20) + 7}) {
     if (size > most) break;
     for (Layout layout : kLayouts) {
+      if (size > 1000 && layout == Layout::kBlocksOfOne) continue;  // Slow to emulate.
       for (int64_t num_workers : {1, 2, 3, 4, 8}) {
+        if (size > 10000 && num_workers != 2 && num_workers != 3) continue;
         shapes.push_back({size, layout, num_workers});
       }
     }
@@ -291,7 +293,7 @@ class Inputs {
     for (int64_t j = 0; j < count; ++j) {
       const uint32_t kind = Below(16);
       uint32_t bits = Next() & 0x807FFFFF;
-      if (kind == 0) bits &= 0x80000000;                 // Zero.
+      if (kind == 0) bits &= 0x80000000;                   // Zero.
       if (kind > 1) bits |= (127 - 12 + Below(24)) << 23;  // Else denormal.
       std::memcpy(&numbers[j], &bits, sizeof(bits));
     }
@@ -315,78 +317,128 @@ class Inputs {
   uint64_t state_;
 };
 
-// Calls run(name, args) for every kernel and every way to call it.
+// Calls run(name, args) for every kernel and every way to call it. The struct's name
+// comes first in `name`, then what tells its calls apart.
 template <typename Run>
 void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
+  const auto with = [](const char* key, uint64_t value) {
+    return std::string(" ") + key + "=" + std::to_string(value);
+  };
   const int64_t n = in.size, workers = in.num_workers, blocks = in.num_blocks;
   const int64_t* splits = in.row_splits.data();
   const uint64_t* const streams[] = {nullptr, in.stream.data()};
   const bool* const flags[] = {in.no.data(), in.yes.data()};
 
-  run("PackTernary", PackTernary{in.wild.data(), n, in.limit.data(),
-                                 in.wild_scale.data(), splits, blocks, streams[1], {}});
-  run("BlockStatistics",
-      BlockStatistics{in.wild.data(), n, splits, blocks, {}, {}});
+  run("PackTernary", PackTernary{in.wild.data(),
+                                 n,
+                                 in.limit.data(),
+                                 in.wild_scale.data(),
+                                 splits,
+                                 blocks,
+                                 streams[1],
+                                 {}});
+  run("BlockStatistics", BlockStatistics{in.wild.data(), n, splits, blocks, {}, {}});
   // Finite ones as well: only their sums show the order.
-  run("BlockStatistics", BlockStatistics{in.residual.data(), n, splits, blocks, {}, {}});
+  run("BlockStatistics finite",
+      BlockStatistics{in.residual.data(), n, splits, blocks, {}, {}});
   const Array<uint32_t> signs = in.Words(2);
-  run("MeanOfSigns", MeanOfSigns{signs.data(), in.wild_scale.data(), workers, n, splits,
-                                 blocks, {}});
+  run("MeanOfSigns",
+      MeanOfSigns{signs.data(), in.wild_scale.data(), workers, n, splits, blocks, {}});
   for (const bool* moving : flags) {
+    const std::string moves = with("moving", *moving);
     for (const float* momentum : {static_cast<const float*>(nullptr),
-                                  const_cast<const float*>(in.momentum.data())}) {
-      run("SignErrorFeedback",
-          SignErrorFeedback{in.x.data(), momentum, in.residual.data(), n, 0.9f,
-                            in.ratio.data(), moving, splits, blocks, {}, {}, {}, {},
+                                  static_cast<const float*>(in.momentum.data())}) {
+      run("SignErrorFeedback" + moves + with("momentum", momentum != nullptr),
+          SignErrorFeedback{in.x.data(),
+                            momentum,
+                            in.residual.data(),
+                            n,
+                            0.9f,
+                            in.ratio.data(),
+                            moving,
+                            splits,
+                            blocks,
+                            {},
+                            {},
+                            {},
+                            {},
                             {}});
     }
-    run("MeanSignErrorFeedback",
-        MeanSignErrorFeedback{signs.data(), in.scale.data(), workers,
-                              in.residual.data(), n, in.ratio.data(), moving, splits,
-                              blocks, {}, {}, {}, {}});
+    run("MeanSignErrorFeedback" + moves, MeanSignErrorFeedback{signs.data(),
+                                                               in.scale.data(),
+                                                               workers,
+                                                               in.residual.data(),
+                                                               n,
+                                                               in.ratio.data(),
+                                                               moving,
+                                                               splits,
+                                                               blocks,
+                                                               {},
+                                                               {},
+                                                               {},
+                                                               {}});
   }
   for (uint64_t base : {2, 3, 5, 9, 17, 256, 257, 65537}) {
     const Array<uint32_t> words = in.Words(base);
     const int64_t zero = workers * static_cast<int64_t>(base - 1);
-    for (const float* addend : {static_cast<const float*>(nullptr),
-                                const_cast<const float*>(in.x.data())}) {
-      run("SumLevels", SumLevels{words.data(), workers, n, base, 2, zero,
-                                 in.wild_scale.data(), splits, blocks, addend, {}});
+    for (const float* addend :
+         {static_cast<const float*>(nullptr), static_cast<const float*>(in.x.data())}) {
+      run("SumLevels" + with("base", base) + with("addend", addend != nullptr),
+          SumLevels{words.data(),
+                    workers,
+                    n,
+                    base,
+                    2,
+                    zero,
+                    in.wild_scale.data(),
+                    splits,
+                    blocks,
+                    addend,
+                    {}});
     }
   }
   if (!independent_of_blocks) return;
 
-  for (uint64_t base :
-       {uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{9}, uint64_t{17},
-        uint64_t{256}, uint64_t{257}, uint64_t{65536}, uint64_t{65537},
-        (uint64_t{1} << 32) - 1, uint64_t{1} << 32}) {
+  for (uint64_t base : {uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{9},
+                        uint64_t{17}, uint64_t{256}, uint64_t{257}, uint64_t{65536},
+                        uint64_t{65537}, (uint64_t{1} << 32) - 1, uint64_t{1} << 32}) {
+    const std::string of_base = with("base", base);
     const Array<int32_t> codes = in.Codes(base);
     const Array<uint32_t> words = in.Words(base);
-    run("PackCodes", PackCodes{codes.data(), n, base, {}});
-    run("UnpackCodes", UnpackCodes{words.data(), workers, n, base, {}});
+    run("PackCodes" + of_base, PackCodes{codes.data(), n, base, {}});
+    run("UnpackCodes" + of_base, UnpackCodes{words.data(), workers, n, base, {}});
     if (workers * (base - 1) + 1 > uint64_t{1} << 32) continue;
-    run("SumCodes", SumCodes{words.data(), workers, n, base, {}});
+    run("SumCodes" + of_base, SumCodes{words.data(), workers, n, base, {}});
   }
   for (const uint64_t* stream : streams) {
-    run("PackSigns", PackSigns{in.wild.data(), n, stream, {}});
+    const std::string drawn = with("stream", stream != nullptr);
+    run("PackSigns" + drawn, PackSigns{in.wild.data(), n, stream, {}});
     for (const bool* warming_up : flags) {
-      run("PackMomentumSigns",
-          PackMomentumSigns{in.x.data(), in.momentum.data(), n, 0.9f, 0.1f, warming_up,
-                            stream, {}, {}});
+      run("PackMomentumSigns" + drawn + with("warming_up", *warming_up),
+          PackMomentumSigns{in.x.data(),
+                            in.momentum.data(),
+                            n,
+                            0.9f,
+                            0.1f,
+                            warming_up,
+                            stream,
+                            {},
+                            {}});
     }
     for (int64_t base : {2, 3}) {
       const Array<uint32_t> words = in.Words(base);
       for (int64_t reply_base : {2, 3}) {
         for (int64_t quorum : {0, 2}) {
-          run("MajorityVote", MajorityVote{words.data(), workers, n, base, reply_base,
-                                           quorum, stream, {}});
+          run("MajorityVote" + drawn + with("base", base) +
+                  with("reply_base", reply_base) + with("quorum", quorum),
+              MajorityVote{
+                  words.data(), workers, n, base, reply_base, quorum, stream, {}});
         }
       }
     }
   }
-  // No signs but zeros: every word is drawn.
   const Array<float> zeros(n);
-  run("PackSigns", PackSigns{zeros.data(), n, streams[1], {}});
+  run("PackSigns zeros", PackSigns{zeros.data(), n, streams[1], {}});
 }
 
 // -- Comparison -------------------------------------------------------------------
@@ -463,9 +515,11 @@ class Comparison {
   // Runs all calls of a shape on both devices. For odd numbers of workers some inputs
   // are not finite.
   void Run(const Shape& shape) {
-    Inputs inputs(shape, 1 + shape.size + shape.num_workers, shape.num_workers % 2 != 0);
-    ForEachCall(inputs, shape.layout == Layout::kOneBlock,
-                [&](const char* name, const auto& args) { Compare(name, shape, args); });
+    Inputs inputs(shape, 1 + shape.size + shape.num_workers,
+                  shape.num_workers % 2 != 0);
+    ForEachCall(
+        inputs, shape.layout == Layout::kOneBlock,
+        [&](const std::string& name, const auto& args) { Compare(name, shape, args); });
   }
 
   int64_t calls() const { return calls_; }
@@ -476,7 +530,7 @@ class Comparison {
 
  private:
   template <typename Kernel>
-  void Compare(const char* name, const Shape& shape, const Kernel& args) {
+  void Compare(const std::string& name, const Shape& shape, const Kernel& args) {
     Kernel first = args, second = args;
     OwnOutputs first_outputs(0xA5), second_outputs(0x5A);
     VisitBuffers(first, first_outputs);
@@ -489,19 +543,17 @@ class Comparison {
     VisitBuffers(second, b);
     for (size_t i = 0; i < a.items.size(); ++i) {
       const ListOutputs::Item &x = a.items[i], &y = b.items[i];
-      const int64_t at =
-          x.type == ListOutputs::Item::kDouble
-              ? FirstDifference<double>(x.data, y.data, x.count)
-          : x.type == ListOutputs::Item::kFloat
-              ? FirstDifference<float>(x.data, y.data, x.count)
-              : FirstDifference<uint32_t>(x.data, y.data, x.count);
+      const int64_t at = x.type == ListOutputs::Item::kDouble
+                             ? FirstDifference<double>(x.data, y.data, x.count)
+                         : x.type == ListOutputs::Item::kFloat
+                             ? FirstDifference<float>(x.data, y.data, x.count)
+                             : FirstDifference<uint32_t>(x.data, y.data, x.count);
       if (at < 0) continue;
       if (++differences_ > 50) continue;
-      report_ += std::string(name) + ", " + std::to_string(shape.size) +
-                 " elements, " + kLayoutNames[static_cast<int>(shape.layout)] + ", " +
-                 std::to_string(shape.num_workers) + " workers, call " +
-                 std::to_string(calls_) + ": output " + std::to_string(i) +
-                 " differs at " + std::to_string(at) + " of " +
+      report_ += name + ", " + std::to_string(shape.size) + " elements, " +
+                 kLayoutNames[static_cast<int>(shape.layout)] + ", " +
+                 std::to_string(shape.num_workers) + " workers: output " +
+                 std::to_string(i) + " differs at " + std::to_string(at) + " of " +
                  std::to_string(x.count) + "\n";
     }
   }

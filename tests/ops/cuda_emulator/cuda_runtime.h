@@ -1,13 +1,15 @@
-// Runs kernels of CUDA on a CPU, so that their logic can be tested where no GPU is. Found
-// before CUDA's own header, it makes a .cu file plain C++ for `g++ -x c++`.
+// Runs kernels of CUDA on a CPU, so that their logic can be tested where no GPU is.
+// Found before CUDA's own header, it makes a .cu file plain C++ for `g++ -x c++`.
 //
-// Threads of a thread block are fibers of one thread. A fiber runs until its warp has to
-// meet (__syncwarp, a ballot, a shuffle), then the next one does: a forgotten meeting
-// shows as a wrong result, and for certain in one of the two orders of fibers and thread
-// blocks, so tests run both (`ReverseOrder`). Thread blocks run one after the other.
+// Threads of a thread block are fibers of one thread. A fiber runs until its warp has
+// to meet (__syncwarp, a ballot, a shuffle), then the next one does: a forgotten
+// meeting shows as a wrong result, and for certain in one of the two orders of fibers
+// and thread blocks, so tests run both (`reverse_order`). Thread blocks run one after
+// the other.
 //
-// It has what the kernels here use and no more: thread blocks of whole warps in one
-// dimension, meetings of all lanes, no barriers of thread blocks, no device memory.
+// It has what the kernels and their test program use and no more: thread blocks of
+// whole warps in one dimension, meetings of all lanes, one device, whose memory is the
+// host's.
 
 #ifndef TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
 #define TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
@@ -16,8 +18,10 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -46,11 +50,10 @@ namespace cuda_emulator {
 
 constexpr unsigned kWarpSize = 32;
 
-// Kernels must do with any number of thread blocks. With few, their loops take turns.
-constexpr unsigned kMostThreadBlocks = 3;
-
 inline bool reverse_order = false;
-inline void ReverseOrder(bool reverse) { reverse_order = reverse; }
+
+// Kernels must do with any number of thread blocks. With few, their loops take turns.
+inline unsigned most_thread_blocks = 1;
 
 // The values of a warp's lanes at a meeting. A lane can be ahead of another by one
 // meeting, hence two of them.
@@ -63,10 +66,8 @@ struct Warp {
 class ThreadBlock {
  public:
   ThreadBlock(unsigned threads, const std::function<void()>& body)
-      : body_(body),
-        fibers_(threads),
-        warps_(threads / kWarpSize),
-        left_(threads) {
+      : body_(body), done_(threads), warps_(threads / kWarpSize), left_(threads) {
+    while (fibers.size() < threads) fibers.emplace_back(new Fiber);
     current = this;
     Switch(&caller_, reverse_order ? threads - 1 : 0);
   }
@@ -88,55 +89,55 @@ class ThreadBlock {
   static inline ThreadBlock* current;
 
  private:
-  static constexpr size_t kStackBytes = 1 << 16;
-
+  // Fibers are kept from one thread block to the next: to start one is slow.
   struct Fiber {
-    enum { kNew, kRunning, kDone } state = kNew;
+    bool started = false;
     jmp_buf jump;
+    char stack[1 << 16];
   };
-
-  static char* StackOf(size_t index) {
-    static std::vector<std::unique_ptr<char[]>> stacks;
-    while (stacks.size() <= index) stacks.emplace_back(new char[kStackBytes]);
-    return stacks[index].get();
-  }
+  static inline std::vector<std::unique_ptr<Fiber>> fibers;
 
   static void RunFiber() {
-    current->body_();
-    current->fibers_[threadIdx.x].state = Fiber::kDone;
-    if (--current->left_ == 0) _longjmp(current->caller_, 1);
-    current->Yield();
+    for (;;) {
+      current->body_();
+      current->done_[threadIdx.x] = true;
+      --current->left_;
+      current->Yield();  // Until there is another thread block.
+    }
   }
 
   void Yield() {
-    const unsigned self = threadIdx.x, threads = fibers_.size();
-    const unsigned step = reverse_order ? threads - 1 : 1;
+    const unsigned self = threadIdx.x, threads = done_.size();
+    if (left_ == 0) {
+      if (_setjmp(fibers[self]->jump) == 0) _longjmp(caller_, 1);
+      return;
+    }
     unsigned next = self;
     do {
-      next = (next + step) % threads;
-    } while (fibers_[next].state == Fiber::kDone);
-    if (next != self) Switch(&fibers_[self].jump, next);
+      next = (next + (reverse_order ? threads - 1 : 1)) % threads;
+    } while (done_[next]);
+    if (next != self) Switch(&fibers[self]->jump, next);
   }
 
   // Jumps save no signal mask, as contexts do by a call of the system at every switch;
   // a context only starts a fiber.
-  [[gnu::noinline]] void Switch(jmp_buf* from, unsigned next) {
+  [[gnu::noinline]] static void Switch(jmp_buf* from, unsigned next) {
     threadIdx.x = next;
     if (_setjmp(*from) != 0) return;
-    Fiber& fiber = fibers_[next];
-    if (fiber.state == Fiber::kRunning) _longjmp(fiber.jump, 1);
-    fiber.state = Fiber::kRunning;
+    Fiber& fiber = *fibers[next];
+    if (fiber.started) _longjmp(fiber.jump, 1);
+    fiber.started = true;
     ucontext_t context;
     getcontext(&context);
-    context.uc_stack.ss_sp = StackOf(next);
-    context.uc_stack.ss_size = kStackBytes;
+    context.uc_stack.ss_sp = fiber.stack;
+    context.uc_stack.ss_size = sizeof(fiber.stack);
     context.uc_link = nullptr;
     makecontext(&context, &RunFiber, 0);
     setcontext(&context);
   }
 
   const std::function<void()>& body_;
-  std::vector<Fiber> fibers_;
+  std::vector<char> done_;
   std::vector<Warp> warps_;
   unsigned left_;
   jmp_buf caller_;
@@ -187,9 +188,72 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 // -- The runtime ------------------------------------------------------------------
 
 enum cudaError_t { cudaSuccess };
-inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice
+};
+struct CUevent_st {
+  std::chrono::steady_clock::time_point time;
+};
+struct cudaDeviceProp {
+  const char* name;
+};
+using cudaEvent_t = CUevent_st*;
 using cudaStream_t = struct CUstream_st*;
+
+// Whatever is asked of the device is done when the call returns.
+inline cudaError_t cudaMalloc(void** memory, size_t size) {
+  *memory = std::malloc(size);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemset(void* memory, int value, size_t size) {
+  std::memset(memory, value, size);
+  return cudaSuccess;
+}
+constexpr auto cudaMemcpyAsync = cudaMemcpy;
+constexpr auto cudaMemsetAsync = cudaMemset;
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event) {
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin,
+                                        cudaEvent_t end) {
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  properties->name = "emulator";
+  return cudaSuccess;
+}
+inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -202,7 +266,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
                                Arguments&&... arguments) {
   using namespace cuda_emulator;
   const std::function<void()> body = [&] { kernel(arguments...); };
-  gridDim = std::min(config->gridDim.x, kMostThreadBlocks);
+  gridDim = std::min(config->gridDim.x, most_thread_blocks);
   blockDim = config->blockDim;
   for (unsigned i = 0; i < gridDim.x; ++i) {
     blockIdx = reverse_order ? gridDim.x - 1 - i : i;

@@ -1,0 +1,61 @@
+"""The CUDA kernels: that they compile and, on a GPU, equal the CPU's bit for bit.
+
+On a machine with a GPU this also prints how fast they are (`pytest -s`).
+"""
+
+import pytest
+
+from tests.ops.cuda_library import KERNELS, build_checks
+from tfgradcomp.ops import build
+
+MEASURED_ELEMENTS = 1 << 24
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory):
+    """The library, compiled without a warning.
+
+    To save time for one GPU only, Hopper, and for all others as PTX, which the driver
+    compiles. What is installed is compiled for more (tfgradcomp/ops/build.py).
+    """
+    nvcc, reason = build.find_nvcc()
+    if nvcc is None:
+        pytest.skip(reason)
+    flags = "-std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra"
+    targets = [
+        "-gencode=arch=compute_75,code=compute_75",
+        "-gencode=arch=compute_90,code=sm_90",
+    ]
+    compiler = [nvcc, *flags.split(), "-Werror", "all-warnings", *targets]
+    linker = [nvcc, "-cudart", "static", *targets]
+    return build_checks(tmp_path_factory.mktemp("cuda"), KERNELS, compiler, linker)
+
+
+@pytest.fixture(scope="module")
+def checks_on_gpu(checks):
+    if checks.gpu_count() == 0:
+        pytest.skip("no GPU: cudaGetDeviceCount finds none")
+    return checks
+
+
+def test_compiles_without_warnings_and_loads_without_a_gpu(checks):
+    assert checks.gpu_count() >= 0
+
+
+def test_without_a_gpu_the_error_is_cudas(checks):
+    if checks.gpu_count() > 0:
+        pytest.skip("there is a GPU")
+    agree, report = checks.verify(10)
+    assert not agree
+    assert "CUDA" in report
+
+
+def test_gpu_and_cpu_agree_to_the_bit(checks_on_gpu):
+    agree, report = checks_on_gpu.verify(1 << 21)
+    assert agree, report
+
+
+def test_speed(checks_on_gpu):
+    measured, report = checks_on_gpu.measure(MEASURED_ELEMENTS)
+    print(f"\n{report}")
+    assert measured, report
