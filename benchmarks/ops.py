@@ -389,7 +389,7 @@ def table(results: list[dict], threads: list[int], size: int, device: str) -> li
     copied = 8 * size / moved["memcpy"] / 1e6
     head = ["op", "against", "target", *(f"native, {n} threads" for n in threads)]
     head = [cell.replace(" 1 threads", " 1 thread") for cell in head]
-    head += ["last / first", "default allocator", "pure TensorFlow"]
+    head += [f"{threads[-1]} / {threads[0]}", "default allocator", "pure TensorFlow"]
     lines = [
         f"{device}; {size} elements; {datetime.date.today()}, commit {commit()}. "
         f"memcpy {moved['memcpy']:.1f} ms ({copied:.1f} GB/s read and written), "
