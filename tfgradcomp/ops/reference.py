@@ -18,6 +18,10 @@ import tensorflow as tf
 
 from tfgradcomp.ops.word_format import digits_per_word, words_for
 
+# Inside functions TensorFlow adds up a sum of sums, (a + b) + c, in an order of its
+# own. Where the order counts, that of workers or of terms, a - (-b) stands for a + b:
+# the same bits, and nothing that TensorFlow rearranges.
+
 # The order of a sum over a block; custom_ops/word_format.h says the same.
 _CHUNK, _LANES = 512, 8
 
@@ -207,8 +211,10 @@ def sum_levels(
         float32 `[count]`.
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
-    values = spread(scale, row_splits) * tf.cast(step * total - zero, tf.float32)
-    return values if addend is None else values + addend
+    levels = tf.cast(step * total - zero, tf.float32)
+    if addend is None:
+        return spread(scale, row_splits) * levels
+    return addend - spread(-scale, row_splits) * levels
 
 
 def mean_of_signs(
@@ -227,9 +233,12 @@ def mean_of_signs(
     total = None
     for signs, s in zip(tf.unstack(words), tf.unstack(scale), strict=True):
         s = spread(s, row_splits)
-        value = tf.where(unpack_codes(signs, 2, row_splits[-1]) > 0, s, -s)
-        total = value if total is None else total + value
-    return total / words.shape[0]
+        plus = unpack_codes(signs, 2, row_splits[-1]) > 0
+        if total is None:
+            total = tf.where(plus, s, -s)
+        else:
+            total -= tf.where(plus, -s, s)
+    return _divide(total, words.shape[0])
 
 
 def majority_vote(
@@ -295,7 +304,7 @@ def sign_error_feedback(
     if momentum is not None:
         momentum = mu * momentum + x
         p = mu * momentum + x
-    p += ratio * residual
+    p -= -ratio * residual
     scale = mean_magnitude(p, row_splits)
     words = pack_signs(p)
     left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)
@@ -325,7 +334,7 @@ def mean_sign_error_feedback(
 def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
     total = _reduce_blocks(tf.cast(tf.abs(x), tf.float64), row_splits, tf.add)
-    return tf.cast(total / np.diff(row_splits), tf.float32)
+    return tf.cast(_divide(total, np.diff(row_splits)), tf.float32)
 
 
 def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
@@ -339,6 +348,12 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
         if a < b
     ]
     return tf.concat(parts, 0) if parts else values
+
+
+def _divide(x: tf.Tensor, divisor: np.ndarray | int) -> tf.Tensor:
+    # Inside functions TensorFlow turns `x / constant` into x * (1 / constant), whose
+    # last bit may differ. This division it leaves as it is; no divisor is 0.
+    return tf.math.divide_no_nan(x, tf.cast(divisor, x.dtype))
 
 
 def _powers(base: int) -> tf.Tensor:

@@ -1,0 +1,163 @@
+"""What the ops are tried on: sizes, cuts of a vector into blocks, numbers, words."""
+
+import numpy as np
+
+BASES = (2, 3, 5, 7, 9, 17, 33, 129, 256, 257, 65536, 65537, 2**31, 2**32)
+# Around the digits of a word, and more than a chunk of a sum.
+SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
+WORKERS = (1, 2, 3, 4, 5, 8, 9)
+LAYOUTS = ("one", "ragged", "ones", "buckets of 2048", "buckets of 100")
+# Pairs (key, high), unsigned.
+STREAMS = ((7, 3), (0xDEADBEEF12345678, 2**40 + 17))
+SPECIAL = np.array(
+    [0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-40, -1e-38]
+    + [1.2e-38, -1.2e-38, 1e38, -1e38, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -3.0],
+    np.float32,
+)
+
+
+def row_splits(size, layout):
+    """Ends of blocks, none of which is empty."""
+    if layout == "one":
+        inner = []
+    elif layout == "ones":
+        inner = range(1, size)
+    elif layout == "ragged":
+        # Bounds beside and on those of words and chunks, and far from them.
+        inner = [1, 2, 20, 31, 33, 40, 63, 511, 512, 513, 514, 1023, 1500, 5000, 70001]
+    else:
+        inner = range(int(layout.split()[-1]), size, int(layout.split()[-1]))
+    return [0, *(i for i in inner if i < size), size] if size else [0]
+
+
+def floats(size, kind="normal", seed=0):
+    """float32 `[size]` of a kind."""
+    rng = np.random.default_rng([size, seed])
+    x = rng.normal(size=size).astype(np.float32)
+    if kind == "huge":
+        return np.clip(x, -3, 3) * np.float32(1e38)
+    if kind == "tiny":
+        # Normal numbers, where results may be denormal no less than the inputs.
+        return np.copysign(np.maximum(np.abs(x), 0.2), x) * np.float32(1e-36)
+    if kind == "zeros":
+        return np.where(rng.random(size) < 0.5, np.copysign(np.float32(0), x), x)
+    if kind == "special":
+        return rng.choice(SPECIAL, size)
+    return x
+
+
+def codes(base, size, seed=0):
+    """Codes as int32; those above 2**31 sit there by their bits."""
+    values = np.random.default_rng([seed, base, size]).integers(0, base, size)
+    return values.astype(np.uint32).view(np.int32)
+
+
+def words(base, rows, size, seed=0):
+    """Packed random codes of each row, int32 `[rows, words]`."""
+    digits = max(k for k in range(1, 33) if base**k <= 2**32)
+    padded = np.zeros([rows, -(-size // digits) * digits], np.uint64)
+    rng = np.random.default_rng([seed, base, rows, size])
+    padded[:, :size] = rng.integers(0, base, [rows, size])
+    powers = np.array([base**j for j in range(digits)], np.uint64)
+    packed = (padded.reshape(rows, -1, digits) * powers).sum(-1)
+    return packed.astype(np.uint32).view(np.int32)
+
+
+def positive(shape, seed=0):
+    """Scales."""
+    rng = np.random.default_rng([seed, 99])
+    return (rng.random(shape) + 0.1).astype(np.float32)
+
+
+def calls(size, layout="one", workers=3, kind="normal"):
+    """Calls of every operation with codes or blocks: (label, function, arguments).
+
+    Arguments are arrays, row_splits a list, the rest plain numbers.
+    """
+    splits = row_splits(size, layout)
+    blocks = len(splits) - 1
+    x = floats(size, kind)
+    # One NaN or infinity to a sum: the sign of what several give depends on the order
+    # in which an instruction takes them.
+    m, e = (floats(size, "zeros" if kind == "special" else kind, i) for i in (1, 2))
+    scale, scales = positive(blocks), positive([workers, blocks], 1)
+    limit = positive(blocks, 2)
+    limit[::2] = np.inf
+    if kind == "special" and blocks > 2:
+        scale[0], scale[1], scales[-1, 0] = np.inf, np.nan, np.inf
+        limit[1] = np.nan
+    streams = [np.array(stream, np.uint64).view(np.int64) for stream in STREAMS]
+    signs = words(2, workers, size)
+    result = [
+        ("pack_signs", (x,)),
+        ("pack_signs", (x, streams[0])),
+        ("pack_signs", (x * 0, streams[1])),
+        ("pack_momentum_signs", (x, m, 0.9, np.array(False), streams[0])),
+        ("pack_momentum_signs", (x, m, 0.99, np.array(True), streams[1])),
+        ("pack_ternary", (x, limit, scale, splits, streams[0])),
+        (
+            "pack_ternary",
+            (x, limit * 0 + np.float32(np.inf), scale, splits, streams[1]),
+        ),
+        ("block_statistics", (x, splits)),
+        ("mean_of_signs", (signs, scales, splits)),
+    ]
+    for base in (2, 3, 5, 17, 257):
+        ballots = words(base, workers, size)
+        zero = workers * (base - 1)
+        result += [
+            ("sum_codes", (ballots, base, size)),
+            ("sum_levels", (ballots, scale, splits, base, 2, zero)),
+            ("sum_levels", (ballots, scale, splits, base, 1, zero // 2, m)),
+            ("sum_levels", (ballots[:1], scale, splits, base, 2, base - 1)),
+        ]
+    for base in (2, 3):
+        ballots = words(base, workers, size, seed=1)
+        for reply_base in (2, 3):
+            for quorum, stream in ((0, None), (0, streams[0]), (2, streams[1])):
+                result.append(
+                    (
+                        "majority_vote",
+                        (ballots, size, base, reply_base, quorum, stream),
+                    )
+                )
+    for moving in (True, False):
+        ratio, flag = np.float32(0.75), np.array(moving)
+        result += [
+            ("sign_error_feedback", (x, m, e, 0.9, ratio, flag, splits)),
+            ("sign_error_feedback", (x, None, e, 0.0, ratio, flag, splits)),
+            ("mean_sign_error_feedback", (signs, scales, e, ratio, flag, splits)),
+        ]
+    return [(f"{i}: {name}", name, args) for i, (name, args) in enumerate(result)]
+
+
+def flat(result):
+    """The arrays of a result, as NumPy has them."""
+    if not isinstance(result, (tuple, list)):
+        result = [result]
+    return [None if value is None else np.asarray(value) for value in result]
+
+
+def same_results(actual, expected, what=""):
+    """Asserts equal bits in all arrays of two results."""
+    for i, (a, b) in enumerate(zip(flat(actual), flat(expected), strict=True)):
+        if b is None:
+            assert a is None, what
+        else:
+            same(a, b, f"{what}, result {i}")
+
+
+def same(actual, expected, what=""):
+    """Asserts equal bits; one NaN is as good as another."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype, what
+    assert actual.shape == expected.shape, what
+    kind = {4: np.uint32, 8: np.uint64}.get(actual.dtype.itemsize)
+    equal = actual.view(kind) == expected.view(kind)
+    if actual.dtype.kind == "f":
+        equal |= np.isnan(actual) & np.isnan(expected)
+    wrong = np.flatnonzero(~equal.ravel())
+    assert wrong.size == 0, (
+        f"{what}: {wrong.size} of {actual.size} differ, first at {wrong[:5]}: "
+        f"{actual.ravel()[wrong[:5]]} and not {expected.ravel()[wrong[:5]]}"
+    )

@@ -1,0 +1,270 @@
+"""The CPU kernels without TensorFlow, by ctypes: structs of custom_ops/kernels.h."""
+
+import ctypes
+
+import numpy as np
+
+TYPES = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int64,
+    "u": ctypes.c_uint64,
+    "f": ctypes.c_float,
+}
+# Fields in the order of the structs: p for a pointer, i and u for int64 and uint64, f
+# for float32.
+STRUCTS = {
+    "PackCodes": "p:codes i:size u:base p:words",
+    "UnpackCodes": "p:words i:rows i:size u:base p:codes",
+    "PackSigns": "p:x i:size p:stream p:words",
+    "PackMomentumSigns": "p:x p:momentum i:size f:beta f:one_minus_beta p:warming_up "
+    "p:stream p:new_momentum p:words",
+    "PackTernary": "p:x i:size p:limit p:scale p:row_splits i:num_blocks p:stream "
+    "p:words",
+    "BlockStatistics": "p:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
+    "SumCodes": "p:words i:num_workers i:size u:base p:sum",
+    "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
+    "p:row_splits i:num_blocks p:addend p:values",
+    "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
+    "p:values",
+    "MajorityVote": "p:words i:num_workers i:size i:base i:reply_base i:quorum "
+    "p:stream p:votes",
+    "SignErrorFeedback": "p:x p:momentum p:residual i:size f:mu p:ratio p:moving "
+    "p:row_splits i:num_blocks p:scratch p:new_momentum p:new_residual p:scale p:words",
+    "MeanSignErrorFeedback": "p:sent_words p:sent_scale i:num_workers p:residual "
+    "i:size p:ratio p:moving p:row_splits i:num_blocks p:scratch p:new_residual "
+    "p:scale p:words",
+}
+
+
+def _words(count, base):
+    digits = max(k for k in range(1, 33) if base**k <= 2**32)
+    return -(-count // digits)
+
+
+def moved(array, offset):
+    """A copy that begins `offset` bytes after a multiple of 64."""
+    array = np.ascontiguousarray(array)
+    memory = np.zeros(array.nbytes + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    view = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+class CpuLibrary:
+    """The kernels by the names of `tfgradcomp.ops.reference`, on NumPy arrays.
+
+    Each array begins 4 bytes after a multiple of 64 (8 where its elements have 8), or
+    just there with `offset = 0`.
+    """
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(str(path))
+        self.library.tfgradcomp_cpu_set_instruction_set.restype = ctypes.c_bool
+        self.library.tfgradcomp_cpu_instruction_set.restype = ctypes.c_char_p
+        self.offset = 4
+
+    def set_instruction_set(self, name):
+        """Whether this machine has it."""
+        return self.library.tfgradcomp_cpu_set_instruction_set(name.encode())
+
+    def instruction_set(self):
+        return self.library.tfgradcomp_cpu_instruction_set().decode()
+
+    def _run(self, kernel, outputs, **values):
+        fields = [field.split(":") for field in STRUCTS[kernel].split()]
+        types = [(name, TYPES[kind]) for kind, name in fields]
+        struct = type(kernel, (ctypes.Structure,), {"_fields_": types})()
+        kept = {}
+        for kind, name in fields:
+            value = values.get(name)
+            if kind == "p" and value is not None:
+                value = np.asarray(value)
+                offset = self.offset and max(self.offset, value.itemsize)
+                kept[name] = moved(value, offset)
+                value = kept[name].ctypes.data
+            setattr(struct, name, value)
+        function = getattr(self.library, f"tfgradcomp_cpu_{kernel}")
+        function(ctypes.byref(struct))
+        return [kept[name] for name in outputs]
+
+    def pack_codes(self, codes, base):
+        return self._run(
+            "PackCodes",
+            ["words"],
+            codes=codes,
+            size=len(codes),
+            base=base,
+            words=_words_like(len(codes), base),
+        )[0]
+
+    def unpack_codes(self, words, base, count):
+        rows = int(np.prod(words.shape[:-1], dtype=np.int64))
+        return self._run(
+            "UnpackCodes",
+            ["codes"],
+            words=words,
+            rows=rows,
+            size=count,
+            base=base,
+            codes=np.full([*words.shape[:-1], count], -1, np.int32),
+        )[0]
+
+    def pack_signs(self, x, stream=None):
+        return self._run(
+            "PackSigns",
+            ["words"],
+            x=x,
+            size=len(x),
+            stream=stream,
+            words=_words_like(len(x), 2),
+        )[0]
+
+    def pack_momentum_signs(self, x, momentum, beta, warming_up, stream):
+        return self._run(
+            "PackMomentumSigns",
+            ["words", "new_momentum"],
+            x=x,
+            momentum=momentum,
+            size=len(x),
+            beta=beta,
+            one_minus_beta=1 - beta,
+            warming_up=np.array(warming_up),
+            stream=stream,
+            new_momentum=np.full_like(x, 7),
+            words=_words_like(len(x), 2),
+        )
+
+    def pack_ternary(self, x, limit, scale, row_splits, stream):
+        return self._run(
+            "PackTernary",
+            ["words"],
+            x=x,
+            size=len(x),
+            limit=limit,
+            scale=scale,
+            stream=stream,
+            words=_words_like(len(x), 3),
+            **_blocks(row_splits),
+        )[0]
+
+    def block_statistics(self, x, row_splits):
+        blocks = len(row_splits) - 1
+        slots = -(-len(x) // 512) + blocks
+        return self._run(
+            "BlockStatistics",
+            ["statistics"],
+            x=x,
+            size=len(x),
+            scratch=np.full(5 * slots, 7.0),
+            statistics=np.full([5, blocks], 7.0),
+            **_blocks(row_splits),
+        )[0]
+
+    def sum_codes(self, words, base, count):
+        workers = words.shape[0]
+        return self._run(
+            "SumCodes",
+            ["sum"],
+            words=words,
+            num_workers=workers,
+            size=count,
+            base=base,
+            sum=_words_like(count, workers * (base - 1) + 1),
+        )[0]
+
+    def sum_levels(self, words, scale, row_splits, base, step, zero, addend=None):
+        return self._run(
+            "SumLevels",
+            ["values"],
+            words=words,
+            num_workers=words.shape[0],
+            size=row_splits[-1],
+            base=base,
+            step=step,
+            zero=zero,
+            scale=scale,
+            addend=addend,
+            values=np.full(row_splits[-1], 7, np.float32),
+            **_blocks(row_splits),
+        )[0]
+
+    def mean_of_signs(self, words, scale, row_splits):
+        return self._run(
+            "MeanOfSigns",
+            ["values"],
+            words=words,
+            scale=scale,
+            num_workers=words.shape[0],
+            size=row_splits[-1],
+            values=np.full(row_splits[-1], 7, np.float32),
+            **_blocks(row_splits),
+        )[0]
+
+    def majority_vote(self, words, count, base, reply_base, quorum=0, stream=None):
+        return self._run(
+            "MajorityVote",
+            ["votes"],
+            words=words,
+            num_workers=words.shape[0],
+            size=count,
+            base=base,
+            reply_base=reply_base,
+            quorum=quorum,
+            stream=stream,
+            votes=_words_like(count, reply_base),
+        )[0]
+
+    def sign_error_feedback(self, x, momentum, residual, mu, ratio, moving, row_splits):
+        blocks = len(row_splits) - 1
+        words, scale, m, left = self._run(
+            "SignErrorFeedback",
+            ["words", "scale", "new_momentum", "new_residual"],
+            x=x,
+            momentum=momentum,
+            residual=residual,
+            size=len(x),
+            mu=mu,
+            ratio=np.float32(ratio),
+            moving=np.array(moving),
+            scratch=np.full(-(-len(x) // 512) + blocks, 7.0),
+            # Not looked at where there is no momentum.
+            new_momentum=np.full_like(x, 7),
+            new_residual=np.full_like(x, 7),
+            scale=np.full(blocks, 7, np.float32),
+            words=_words_like(len(x), 2),
+            **_blocks(row_splits),
+        )
+        return words, scale, None if momentum is None else m, left
+
+    def mean_sign_error_feedback(
+        self, sent_words, sent_scale, residual, ratio, moving, row_splits
+    ):
+        blocks, size = len(row_splits) - 1, row_splits[-1]
+        return self._run(
+            "MeanSignErrorFeedback",
+            ["words", "scale", "new_residual"],
+            sent_words=sent_words,
+            sent_scale=sent_scale,
+            num_workers=sent_words.shape[0],
+            residual=residual,
+            size=size,
+            ratio=np.float32(ratio),
+            moving=np.array(moving),
+            scratch=np.full(-(-size // 512) + blocks, 7.0),
+            new_residual=np.full(size, 7, np.float32),
+            scale=np.full(blocks, 7, np.float32),
+            words=_words_like(size, 2),
+            **_blocks(row_splits),
+        )
+
+
+def _words_like(count, base):
+    return np.full(_words(count, base), -1, np.int32)
+
+
+def _blocks(row_splits):
+    return {
+        "row_splits": np.array(row_splits, np.int64),
+        "num_blocks": len(row_splits) - 1,
+    }

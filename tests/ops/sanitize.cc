@@ -1,0 +1,88 @@
+// Runs the CPU kernels of one instruction set over all cases and compares them with the
+// portable ones in one piece: built with sanitizers, so that an access outside a buffer
+// or undefined behaviour ends it.
+//
+//   sanitize avx512 10000     instruction set, most elements of a case
+//
+// Ends with 0: equal, 1: not, 77: this machine has not got the instruction set.
+
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "../../custom_ops/cpu/cpu.h"
+#include "cases.h"
+
+namespace {
+
+// The kernels in `pieces` pieces of odd and very different lengths, empty ones among
+// them: what an element becomes must not depend on where a range begins, nor on the
+// order of ranges.
+struct Device {
+  const char* instruction_set;
+  int pieces;
+  bool reverse;
+  bool threads;
+
+  template <typename Kernel>
+  void operator()(const Kernel& args) {
+    tfgradcomp::SetInstructionSet(instruction_set);
+    if (pieces == 0) {
+      tfgradcomp::Run(tfgradcomp::Parallel{nullptr, nullptr}, args);
+    } else {
+      tfgradcomp::Run(tfgradcomp::Parallel{RunPieces, this}, args);
+    }
+  }
+
+  static void RunPieces(void* pool, int64_t units, int64_t bytes_per_unit,
+                        void (*body)(void*, int64_t, int64_t), void* closure) {
+    const Device& device = *static_cast<const Device*>(pool);
+    if (units < 0 || bytes_per_unit < 0) std::abort();
+    std::vector<int64_t> bounds = {0};
+    for (int64_t i = 1; i < device.pieces; ++i) {
+      bounds.push_back(units * i * i / (device.pieces * device.pieces));
+    }
+    bounds.push_back(units);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < device.pieces; ++i) {
+      const int piece = device.reverse ? device.pieces - 1 - i : i;
+      const int64_t begin = bounds[piece], end = bounds[piece + 1];
+      if (begin == end) continue;
+      if (device.threads) {
+        threads.emplace_back([=] { body(closure, begin, end); });
+      } else {
+        body(closure, begin, end);
+      }
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  if (!tfgradcomp::SetInstructionSet(argv[1])) return 77;
+  Device portable{"portable", 0, false, false};
+  std::vector<Device> devices = {{argv[1], 0, false, false}};
+  for (int pieces = 1; pieces <= 5; ++pieces) {
+    devices.push_back({argv[1], pieces, true, pieces == 4});
+  }
+  bool equal = true;
+  size_t turn = 0;
+  for (Device& device : devices) {
+    tfgradcomp_cases::Comparison<Device, Device> comparison(portable, device);
+    for (const auto& shape : tfgradcomp_cases::Shapes(std::atoll(argv[2]))) {
+      // In one piece all shapes; in several each of them once, for one way or another.
+      if (device.pieces > 0 && ++turn % (devices.size() - 1) != 0) continue;
+      comparison.Run(shape);
+    }
+    std::printf("%s, %d pieces: %lld calls, %lld differences\n%s", argv[1],
+                device.pieces, static_cast<long long>(comparison.calls()),
+                static_cast<long long>(comparison.differences()),
+                comparison.report().c_str());
+    equal = equal && comparison.differences() == 0;
+  }
+  return equal ? 0 : 1;
+}

@@ -1,0 +1,265 @@
+"""The native operations against the reference, bit for bit."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ops import cases
+from tests.ops.cpu_library import CpuLibrary
+from tfgradcomp.ops import build, native, reference
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None and native.find_library() is None,
+    reason="There is no library of native ops and no g++ to build one.",
+)
+
+LARGE = 2**20 + 7
+# From here on kernels write past the caches.
+STREAMED = 2**22 + 7
+SETS = ("portable", "avx2", "avx512")
+SHAPES = [
+    *((size, "one", 3, "normal") for size in cases.SIZES),
+    *((size, "one", 2, "zeros") for size in (1, 33, 1000)),
+    *((size, layout, 3, "normal") for size in (65, 6007) for layout in cases.LAYOUTS),
+    *((1000, "ragged", workers, "zeros") for workers in cases.WORKERS),
+    *((1000, "ragged", 2, kind) for kind in ("huge", "tiny", "special")),
+    *((513, "ones", 2, kind) for kind in ("huge", "tiny", "special")),
+]
+
+
+def on_tensors(ops, name, args):
+    args = [
+        tf.constant(a) if isinstance(a, np.ndarray | np.generic) else a for a in args
+    ]
+    with np.errstate(all="ignore"):
+        return getattr(ops, name)(*args)
+
+
+@functools.cache
+def made(shape):
+    with np.errstate(all="ignore"):
+        return cases.calls(*shape)
+
+
+@functools.cache
+def expected(shape):
+    """What the reference gives for each call."""
+    return [cases.flat(on_tensors(reference, *call[1:])) for call in made(shape)]
+
+
+# -- In TensorFlow ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", cases.BASES)
+@pytest.mark.parametrize("size", [*cases.SIZES, LARGE])
+def test_codes(base, size):
+    if size == LARGE and base not in (2, 3, 9, 257, 2**32):
+        pytest.skip("A few bases do for the largest size.")
+    codes = tf.constant(cases.codes(base, size))
+    packed = reference.pack_codes(codes, base)
+    cases.same(native.pack_codes(codes, base), packed, "words")
+    cases.same(native.unpack_codes(packed, base, size), codes, "codes")
+
+
+@pytest.mark.parametrize("base", [2, 3, 9, 300, 2**32])
+def test_unpacking_keeps_leading_axes(base):
+    words = tf.constant(cases.words(base, 6, 37).reshape(2, 3, -1))
+    cases.same(
+        native.unpack_codes(words, base, 37), reference.unpack_codes(words, base, 37)
+    )
+
+
+def test_the_largest_codes_add_up_in_the_largest_base():
+    for workers, top in ((1, 2**32 - 1), (3, (2**32 - 1) // 3), (255, 2**24)):
+        words = np.full([workers, 37], top, np.uint32).view(np.int32)
+        base = top + 1
+        cases.same(
+            native.sum_codes(tf.constant(words), base, 37),
+            reference.sum_codes(tf.constant(words), base, 37),
+            workers,
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_operation(shape):
+    for (what, name, args), result in zip(made(shape), expected(shape), strict=True):
+        cases.same_results(on_tensors(native, name, args), result, what)
+
+
+@pytest.mark.parametrize("layout", ["one", "ragged", "buckets of 2048"])
+def test_every_operation_on_a_large_vector(layout):
+    shape = (LARGE, layout, 2, "normal")
+    for what, name, args in made(shape):
+        result = on_tensors(reference, name, args)
+        cases.same_results(on_tensors(native, name, args), result, what)
+    made.cache_clear()
+
+
+def test_results_that_go_past_the_caches():
+    x, m, e = (tf.constant(cases.floats(STREAMED, seed=i)) for i in range(3))
+    splits = cases.row_splits(STREAMED, "ragged")
+    scale = tf.constant(cases.positive([2, len(splits) - 1]))
+    signs = tf.constant(cases.words(2, 2, STREAMED))
+    ternary = tf.constant(cases.words(3, 2, STREAMED))
+    stream = tf.constant([7, 3], tf.int64)
+    for name, args in (
+        ("unpack_codes", (ternary[0], 3, STREAMED)),
+        ("sum_levels", (signs[:1], scale[0], splits, 2, 2, 1)),
+        ("sum_levels", (ternary, scale[0], splits, 3, 1, 2, x)),
+        ("mean_of_signs", (signs, scale, splits)),
+        ("pack_momentum_signs", (x, m, 0.9, False, stream)),
+        ("sign_error_feedback", (x, m, e, 0.9, tf.constant(0.5), True, splits)),
+        ("sign_error_feedback", (x, None, e, 0.0, tf.constant(0.5), False, splits)),
+        ("mean_sign_error_feedback", (signs, scale, e, tf.constant(0.5), True, splits)),
+    ):
+        cases.same_results(
+            getattr(native, name)(*args), getattr(reference, name)(*args), name
+        )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (0, "one", 3, "normal"),
+        (33, "ones", 1, "zeros"),
+        (1000, "ragged", 3, "zeros"),
+        (1000, "ragged", 9, "zeros"),
+        (6007, "buckets of 100", 3, "normal"),
+    ],
+    ids=str,
+)
+def test_every_operation_in_a_function(shape):
+    calls = made(shape)
+    arrays = [[a for a in call[2] if isinstance(a, np.ndarray)] for call in calls]
+
+    @tf.function
+    def everything(arrays):
+        results = []
+        for (_, name, args), tensors in zip(calls, arrays, strict=True):
+            rest = iter(tensors)
+            args = [next(rest) if isinstance(a, np.ndarray) else a for a in args]
+            results.append(getattr(native, name)(*args))
+        return results
+
+    given = tf.nest.map_structure(tf.constant, arrays)
+    results = zip(calls, everything(given), expected(shape), strict=True)
+    for (what, _, _), actual, result in results:
+        cases.same_results(actual, result, what)
+
+
+CHILD = """
+import sys
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
+from tests.ops import test_native
+test_native.print_digests()
+"""
+
+
+def print_digests():
+    """Prints a hash of the result of every native operation on a large vector."""
+    shape = (LARGE, "ragged", 2, "zeros")
+    digests = []
+    for what, name, args in made(shape):
+        digest = hashlib.sha256()
+        for array in cases.flat(on_tensors(native, name, args)):
+            digest.update(b"" if array is None else array.tobytes())
+        digests.append([what, digest.hexdigest()])
+    print(json.dumps(digests))
+
+
+def test_the_same_bits_for_any_number_of_threads():
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    outputs = []
+    for threads in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, threads],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(json.loads(done.stdout.splitlines()[-1]))
+    assert len(outputs[0]) > 30
+    assert outputs[0] == outputs[1]
+
+
+# -- Without TensorFlow: each instruction set --------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("There is no g++.")
+    path = tmp_path_factory.mktemp("cpu") / "libcpu.so"
+    return CpuLibrary(build.build_cpu_library(path))
+
+
+@pytest.fixture(params=SETS)
+def kernels(request, library):
+    best = library.instruction_set()
+    if not library.set_instruction_set(request.param):
+        pytest.skip(f"This machine has no {request.param}.")
+    assert library.instruction_set() == request.param
+    yield library
+    library.offset = 4
+    assert library.set_instruction_set(best)
+
+
+def test_an_unknown_instruction_set_changes_nothing(library):
+    best = library.instruction_set()
+    assert not library.set_instruction_set("none such")
+    assert library.instruction_set() == best
+
+
+# Off alignment, too: in TensorFlow a slice that would not be aligned is copied.
+# Denormals are left out: TensorFlow takes them for zeros, a plain thread does not.
+@pytest.mark.parametrize("offset", [0, 4, 12])
+def test_every_instruction_set_is_the_reference(kernels, offset):
+    kernels.offset = offset
+    for shape in SHAPES:
+        if shape[3] in ("tiny", "special"):
+            continue
+        for (what, name, args), result in zip(
+            made(shape), expected(shape), strict=True
+        ):
+            actual = getattr(kernels, name)(*args)
+            cases.same_results(flatten(actual, result), result, f"{shape} {what}")
+
+
+def test_codes_by_every_instruction_set(kernels):
+    for base in cases.BASES:
+        for size in (*cases.SIZES, 6007):
+            codes = cases.codes(base, size)
+            words = cases.flat(reference.pack_codes(tf.constant(codes), base))[0]
+            cases.same(kernels.pack_codes(codes, base), words, (base, size))
+            cases.same(kernels.unpack_codes(words, base, size), codes, (base, size))
+
+
+@pytest.mark.parametrize("kind", ["tiny", "special"])
+def test_instruction_sets_agree_on_denormals_and_nan(kernels, kind):
+    for layout in ("ragged", "ones"):
+        for what, name, args in made((1000, layout, 2, kind)):
+            actual = getattr(kernels, name)(*args)
+            best = kernels.instruction_set()
+            kernels.set_instruction_set("portable")
+            result = getattr(kernels, name)(*args)
+            kernels.set_instruction_set(best)
+            cases.same_results(actual, result, what)
+
+
+def flatten(actual, result):
+    """Statistics come as one array, [5, num_blocks], and as five."""
+    return list(actual) if len(result) == 5 else actual
