@@ -734,12 +734,34 @@ void VoteBySlices(const Parallel& parallel, const MajorityVote& args) {
       });
 }
 
+// Turns the sums of a group's codes into the codes of its votes.
+void VoteOfGroup(const MajorityVote& args, int32_t step, int64_t begin, int64_t count,
+                 int32_t* codes) {
+  const int32_t num_workers = static_cast<int32_t>(args.num_workers);
+  const int32_t quorum = args.reply_base == 3 ? static_cast<int32_t>(args.quorum) : 0;
+  int32_t net[kGroup], coins[kGroup] = {};
+  bool tied = false;
+  for (int i = 0; i < count; ++i) {
+    net[i] = step * codes[i] - num_workers;
+    tied |= net[i] == 0;
+  }
+  if (tied && args.stream != nullptr) {
+    const uint32_t bits = Coins(ToStream(args.stream), begin);
+    for (int i = 0; i < kGroup; ++i) coins[i] = (bits >> i & 1) ? 1 : -1;
+  }
+  for (int i = 0; i < count; ++i) {
+    int32_t vote = (net[i] > 0) - (net[i] < 0);
+    vote = net[i] == 0 ? coins[i] : vote;
+    vote = net[i] < quorum && -net[i] < quorum ? 0 : vote;
+    codes[i] = args.reply_base == 2 ? (vote > 0) : vote + 1;
+  }
+}
+
 void VoteByCodes(const Parallel& parallel, const MajorityVote& args) {
   const Digits in(args.base), out(args.reply_base);
   const SumTile tile(in, out);
   const int64_t words = WordsFor(args.size, args.base);
   const int32_t step = args.base == 2 ? 2 : 1;
-  const int32_t num_workers = static_cast<int32_t>(args.num_workers);
   For(parallel, CeilDiv(args.size, tile.elements), 8 * tile.elements,
       [&](int64_t begin, int64_t end) {
         int32_t codes[kTile + kSlack];
@@ -748,18 +770,8 @@ void VoteByCodes(const Parallel& parallel, const MajorityVote& args) {
           const int64_t count = Smaller(tile.elements, args.size - first);
           in.Sum(args.words + word, args.num_workers, words,
                  Smaller(tile.words_in, words - word), codes);
-          for (int64_t j = 0; j < count; ++j) {
-            const int32_t net = step * codes[j] - num_workers;
-            int32_t vote = (net > 0) - (net < 0);
-            if (args.stream != nullptr && net == 0) {
-              const RandomStream stream = ToStream(args.stream);
-              vote = RandomWord(stream, first + j) & 1 ? 1 : -1;
-            }
-            if (args.reply_base == 2) {
-              codes[j] = vote > 0;
-            } else {
-              codes[j] = (net < args.quorum && -net < args.quorum ? 0 : vote) + 1;
-            }
+          for (int64_t j = 0; j < count; j += kGroup) {
+            VoteOfGroup(args, step, first + j, Smaller(kGroup, count - j), codes + j);
           }
           out.Pack(codes, count, kTile + kSlack, args.votes + unit * tile.words_out);
         }

@@ -21,23 +21,20 @@ absl::Status Invalid(const Parts&... message) {
 
 inline absl::Status CheckBase(int64_t base) {
   if (base >= 2 && base <= kMaxBase) return absl::OkStatus();
-  return Invalid(
-      "base must be in [2, 2**32]. Received: base=", base);
+  return Invalid("base must be in [2, 2**32]. Received: base=", base);
 }
 
 inline absl::Status CheckCount(int64_t count) {
   if (count >= 0 && count <= kMaxCount) return absl::OkStatus();
-  return Invalid(
-      "count must be in [0, 2**48]. Received: count=", count);
+  return Invalid("count must be in [0, 2**48]. Received: count=", count);
 }
 
 inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
   if ((base == 2 || base == 3) && (reply_base == 2 || reply_base == 3)) {
     return absl::OkStatus();
   }
-  return Invalid(
-      "base and reply_base must be 2 or 3. Received: base=", base,
-      ", reply_base=", reply_base);
+  return Invalid("base and reply_base must be 2 or 3. Received: base=", base,
+                 ", reply_base=", reply_base);
 }
 
 // The base that holds the sum of N codes.

@@ -25,8 +25,8 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-// Tensors may begin anywhere inside a buffer: `Tensor::flat` would end the process where
-// one is not aligned as Eigen likes it.
+// Tensors may begin anywhere inside a buffer: `Tensor::flat` would end the process
+// where one is not aligned as Eigen likes it.
 template <typename T>
 const T* Data(const Tensor& tensor) {
   return static_cast<const T*>(tensor.data());
@@ -40,23 +40,21 @@ T* Data(Tensor* tensor) {
 inline absl::Status CheckShape(const char* name, const Tensor& tensor,
                                const TensorShape& expected) {
   if (tensor.shape() == expected) return absl::OkStatus();
-  return Invalid(
-      name, " must have the shape ", expected.DebugString(),
-      ". Received: ", name, " of shape ", tensor.shape().DebugString());
+  return Invalid(name, " must have the shape ", expected.DebugString(),
+                 ". Received: ", name, " of shape ", tensor.shape().DebugString());
 }
 
 inline absl::Status CheckRank(const char* name, const Tensor& tensor, int rank) {
   if (tensor.dims() == rank) return absl::OkStatus();
-  return Invalid(
-      name, " must have ", rank, " axes. Received: ", name, " of shape ",
-      tensor.shape().DebugString());
+  return Invalid(name, " must have ", rank, " axes. Received: ", name, " of shape ",
+                 tensor.shape().DebugString());
 }
 
 // An attribute that may be there or not is a list of at most one.
 inline absl::Status CheckOptional(const char* name, int64_t length) {
   if (length <= 1) return absl::OkStatus();
-  return Invalid(
-      name, " must be a list of at most one tensor. Received: ", length, " tensors");
+  return Invalid(name, " must be a list of at most one tensor. Received: ", length,
+                 " tensors");
 }
 
 // What all ops do. The attributes are read by the constructors below.
@@ -101,15 +99,14 @@ absl::Status FirstVector(OpKernelContext* context, int index, const char* name,
 
 template <typename T>
 absl::Status Scalar(OpKernelContext* context, int index, const char* name,
-                           const T** data) {
+                    const T** data) {
   const Tensor& tensor = context->input(index);
   TF_RETURN_IF_ERROR(CheckShape(name, tensor, TensorShape({})));
   *data = Data<T>(tensor);
   return absl::OkStatus();
 }
 
-inline absl::Status Stream(OpKernelContext* context, int index,
-                           const uint64_t** data) {
+inline absl::Status Stream(OpKernelContext* context, int index, const uint64_t** data) {
   const Tensor& tensor = context->input(index);
   TF_RETURN_IF_ERROR(CheckShape("stream", tensor, TensorShape({2})));
   *data = Data<uint64_t>(tensor);
@@ -125,8 +122,7 @@ inline absl::Status OptionalStream(OpKernelContext* context, int index,
 }
 
 inline absl::Status OptionalVector(OpKernelContext* context, int index,
-                                   const char* name, int64_t size,
-                                   const float** data) {
+                                   const char* name, int64_t size, const float** data) {
   TF_RETURN_IF_ERROR(CheckOptional(name, context->num_inputs() - index));
   if (index == context->num_inputs()) return absl::OkStatus();
   return Vector(context, index, name, size, data);
@@ -161,37 +157,35 @@ absl::Status Blocks(OpKernelContext* context, int index, Args* args) {
 }
 
 // The words of N workers, [N, WordsFor(size, base)].
-inline absl::Status WorkersWords(OpKernelContext* context, int index,
-                                 const char* name, int64_t size, int64_t base,
-                                 int64_t* num_workers, const uint32_t** words) {
+inline absl::Status WorkersWords(OpKernelContext* context, int index, const char* name,
+                                 int64_t size, int64_t base, int64_t* num_workers,
+                                 const uint32_t** words) {
   const Tensor& tensor = context->input(index);
   TF_RETURN_IF_ERROR(CheckRank(name, tensor, 2));
   *num_workers = tensor.dim_size(0);
   if (*num_workers < 1) {
-    return Invalid(
-        name, " must be those of one worker at least. Received: ", name,
-        " of shape ", tensor.shape().DebugString());
+    return Invalid(name, " must be those of one worker at least. Received: ", name,
+                   " of shape ", tensor.shape().DebugString());
   }
-  TF_RETURN_IF_ERROR(CheckShape(
-      name, tensor,
-      TensorShape({*num_workers, tfgradcomp_format::WordsFor(size, base)})));
+  TF_RETURN_IF_ERROR(
+      CheckShape(name, tensor,
+                 TensorShape({*num_workers, tfgradcomp_format::WordsFor(size, base)})));
   *words = Data<uint32_t>(tensor);
   return absl::OkStatus();
 }
 
-inline absl::Status WorkersScale(OpKernelContext* context, int index,
-                                 const char* name, int64_t num_workers,
-                                 int64_t num_blocks, const float** scale) {
+inline absl::Status WorkersScale(OpKernelContext* context, int index, const char* name,
+                                 int64_t num_workers, int64_t num_blocks,
+                                 const float** scale) {
   const Tensor& tensor = context->input(index);
-  TF_RETURN_IF_ERROR(
-      CheckShape(name, tensor, TensorShape({num_workers, num_blocks})));
+  TF_RETURN_IF_ERROR(CheckShape(name, tensor, TensorShape({num_workers, num_blocks})));
   *scale = Data<float>(tensor);
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status Output(OpKernelContext* context, int index,
-                           const TensorShape& shape, T** data) {
+absl::Status Output(OpKernelContext* context, int index, const TensorShape& shape,
+                    T** data) {
   Tensor* tensor = nullptr;
   TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &tensor));
   *data = Data<T>(tensor);
@@ -200,8 +194,8 @@ absl::Status Output(OpKernelContext* context, int index,
 
 inline absl::Status OutputWords(OpKernelContext* context, int index, int64_t size,
                                 int64_t base, uint32_t** data) {
-  return Output(context, index,
-                TensorShape({tfgradcomp_format::WordsFor(size, base)}), data);
+  return Output(context, index, TensorShape({tfgradcomp_format::WordsFor(size, base)}),
+                data);
 }
 
 // Float64 scratch, which `tensor` keeps.
@@ -250,10 +244,9 @@ class UnpackCodesOp : public KernelOp<Device, UnpackCodes> {
     const Tensor& words = context->input(0);
     const int64_t expected = tfgradcomp_format::WordsFor(count_, base_);
     if (words.dims() == 0 || words.dim_size(words.dims() - 1) != expected) {
-      return Invalid(
-          "words must have a last axis of ", expected, " for ", count_,
-          " codes of base ", base_, ". Received: words of shape ",
-          words.shape().DebugString());
+      return Invalid("words must have a last axis of ", expected, " for ", count_,
+                     " codes of base ", base_, ". Received: words of shape ",
+                     words.shape().DebugString());
     }
     TensorShape shape = words.shape();
     shape.set_dim(words.dims() - 1, count_);
@@ -411,8 +404,8 @@ class MeanOfSignsOp : public KernelOp<Device, MeanOfSigns> {
   absl::Status Prepare(OpKernelContext* context, MeanOfSigns* args,
                        Tensor* scratch) const override {
     args->size = count_;
-    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, 2, &args->num_workers,
-                                    &args->words));
+    TF_RETURN_IF_ERROR(
+        WorkersWords(context, 0, "words", count_, 2, &args->num_workers, &args->words));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
                                     args->num_blocks, &args->scale));

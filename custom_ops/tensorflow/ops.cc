@@ -1,5 +1,5 @@
-// The ops as TensorFlow sees them: names, arguments and static shapes. What they compute
-// is said in ../kernels.h; op_kernels.h checks values.
+// The ops as TensorFlow sees them: names, arguments and static shapes. What they
+// compute is said in ../kernels.h; op_kernels.h checks values.
 //
 // An optional argument is a list of length 0 or 1.
 
@@ -73,8 +73,8 @@ absl::Status WorkersWords(InferenceContext* c, int index, int64_t count, int64_t
   ShapeHandle shape;
   DimensionHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 2, &shape));
-  TF_RETURN_IF_ERROR(c->WithValue(
-      c->Dim(shape, 1), tfgradcomp_format::WordsFor(count, base), &unused));
+  TF_RETURN_IF_ERROR(c->WithValue(c->Dim(shape, 1),
+                                  tfgradcomp_format::WordsFor(count, base), &unused));
   *num_workers = c->Dim(shape, 0);
   return absl::OkStatus();
 }
@@ -101,8 +101,8 @@ absl::Status UnpackCodesShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(GetBase(c, &base));
   TF_RETURN_IF_ERROR(GetCount(c, &count));
   TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &words));
-  TF_RETURN_IF_ERROR(c->WithValue(
-      c->Dim(words, -1), tfgradcomp_format::WordsFor(count, base), &unused));
+  TF_RETURN_IF_ERROR(c->WithValue(c->Dim(words, -1),
+                                  tfgradcomp_format::WordsFor(count, base), &unused));
   TF_RETURN_IF_ERROR(c->Subshape(words, 0, -1, &rows));
   TF_RETURN_IF_ERROR(c->Concatenate(rows, c->Vector(count), &codes));
   c->set_output(0, codes);
