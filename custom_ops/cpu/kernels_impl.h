@@ -64,7 +64,7 @@ class GroupWriter {
   GroupWriter(float* vector, int64_t size)
       : vector_(vector),
         size_(size),
-        streams_(size >= kStreamedFloats &&
+        streams_(kStreams && size >= kStreamedFloats &&
                  reinterpret_cast<uintptr_t>(vector) % sizeof(F) == 0) {}
   ~GroupWriter() {
     if (streams_) Fence();
@@ -808,13 +808,10 @@ struct Magnitudes {
 
 // Adds the magnitudes of four rows, a group, as two steps of that order do.
 inline D MagnitudeOfGroup(const F (&group)[kParts]) {
-  D rows[4];
-  EachPart([&](auto part) {
-    constexpr int kRowsHere = kWidth / kLanes;
-    for (int row = 0; row < kRowsHere; ++row) {
-      rows[part.kPart * kRowsHere + row] = Abs(WidenRow(group[part.kPart], row));
-    }
-  });
+  D rows[kGroup / kLanes];
+  for (int row = 0; row < kGroup / kLanes; ++row) {
+    rows[row] = Abs(WidenRow(group, row));
+  }
   return Add(Add(rows[0], rows[1]), Add(rows[2], rows[3]));
 }
 

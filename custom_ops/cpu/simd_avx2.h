@@ -11,6 +11,7 @@ struct D {
 inline F Load(const float* p) { return _mm256_loadu_ps(p); }
 inline F Set(float x) { return _mm256_set1_ps(x); }
 inline void Store(float* p, F a) { _mm256_storeu_ps(p, a); }
+constexpr bool kStreams = true;
 inline void Stream(float* p, F a) { _mm256_stream_ps(p, a); }
 inline void Fence() { _mm_sfence(); }
 inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -101,9 +102,9 @@ inline D WidenWords(const uint32_t* p) {
   const __m128i* words = reinterpret_cast<const __m128i*>(p);
   return {WidenFour(_mm_loadu_si128(words)), WidenFour(_mm_loadu_si128(words + 1))};
 }
-inline D WidenRow(F a, int) {
-  return {_mm256_cvtps_pd(_mm256_castps256_ps128(a)),
-          _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1))};
+inline D WidenRow(const F* group, int row) {
+  return {_mm256_cvtps_pd(_mm256_castps256_ps128(group[row])),
+          _mm256_cvtps_pd(_mm256_extractf128_ps(group[row], 1))};
 }
 inline D SetDoubles(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
 inline D Add(D a, D b) {

@@ -9,6 +9,7 @@ using D = __m512d;
 inline F Load(const float* p) { return _mm512_loadu_ps(p); }
 inline F Set(float x) { return _mm512_set1_ps(x); }
 inline void Store(float* p, F a) { _mm512_storeu_ps(p, a); }
+constexpr bool kStreams = true;
 inline void Stream(float* p, F a) { _mm512_stream_ps(p, a); }
 inline void Fence() { _mm_sfence(); }
 inline F Add(F a, F b) { return _mm512_add_ps(a, b); }
@@ -48,7 +49,13 @@ inline F ToFloats(I a) { return _mm512_cvtepi32_ps(a); }
 inline I AddInts(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
 inline uint32_t SumInts(I a) {
-  return static_cast<uint32_t>(_mm512_reduce_add_epi32(a));
+  const __m256i eight =
+      _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+  __m128i sum =
+      _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
 }
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
@@ -67,10 +74,10 @@ inline D Widen(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 inline D WidenWords(const uint32_t* p) {
   return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// Row 0 or 1 of a vector.
-inline D WidenRow(F a, int row) {
-  return _mm512_cvtps_pd(row == 0 ? _mm512_castps512_ps256(a)
-                                  : _mm512_extractf32x8_ps(a, 1));
+inline D WidenRow(const F* group, int row) {
+  const F vector = group[row / 2];
+  return _mm512_cvtps_pd(row % 2 == 0 ? _mm512_castps512_ps256(vector)
+                                      : _mm512_extractf32x8_ps(vector, 1));
 }
 inline D SetDoubles(double x) { return _mm512_set1_pd(x); }
 inline D Add(D a, D b) { return _mm512_add_pd(a, b); }

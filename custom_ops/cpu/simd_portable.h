@@ -3,14 +3,16 @@
 //
 // This file states the interface; simd_avx2.h and simd_avx512.h implement it too.
 
-constexpr int kWidth = 8;
+// What every processor with vectors has: with wider ones compilers fall back to
+// scalars.
+constexpr int kWidth = 4;
 
-using F = float __attribute__((vector_size(32)));    // kWidth float32
-using I = int32_t __attribute__((vector_size(32)));  // kWidth int32
-using U = uint32_t __attribute__((vector_size(32)));
+using F = float __attribute__((vector_size(16)));    // kWidth float32
+using I = int32_t __attribute__((vector_size(16)));  // kWidth int32
+using U = uint32_t __attribute__((vector_size(16)));
 using D = double __attribute__((vector_size(64)));  // kLanes float64
 
-constexpr I kLaneBits = {1, 2, 4, 8, 16, 32, 64, 128};
+constexpr I kLaneBits = {1, 2, 4, 8};
 
 template <typename To, typename From>
 inline To LoadAs(const From* p) {
@@ -22,7 +24,9 @@ inline To LoadAs(const From* p) {
 inline F Load(const float* p) { return LoadAs<F>(p); }
 inline F Set(float x) { return x - F{}; }
 inline void Store(float* p, F a) { memcpy(p, &a, sizeof(a)); }
-// Past the caches; p is aligned to a vector. Fence() before others may read.
+// Whether there are stores past the caches.
+constexpr bool kStreams = false;
+// One of these; p is aligned to a vector. Fence() before others may read.
 inline void Stream(float* p, F a) { Store(p, a); }
 inline void Fence() {}
 inline F Add(F a, F b) { return a + b; }
@@ -35,7 +39,7 @@ inline F Min(F a, F b) { return a < b ? a : b; }
 
 inline uint32_t SumInts(I a) {
   const U u = (U)a;
-  return ((u[0] + u[4]) + (u[2] + u[6])) + ((u[1] + u[5]) + (u[3] + u[7]));
+  return (u[0] + u[2]) + (u[1] + u[3]);
 }
 // One bit a lane, the first lane's the lowest.
 inline uint32_t LessBits(F a, F b) { return SumInts((I)(a < b) & kLaneBits); }
@@ -46,7 +50,7 @@ inline uint32_t ZeroBits(F a) {
 // Lane i is `one` where bit Part * kWidth + i of `word` is 1, else `zero`.
 template <int Part>
 inline F Select(uint32_t word, F zero, F one) {
-  const I bits = kLaneBits & static_cast<int32_t>(word >> (Part * kWidth) & 0xFF);
+  const I bits = kLaneBits & static_cast<int32_t>(word >> (Part * kWidth) & 0xF);
   return bits != 0 ? one : zero;
 }
 // Lane i is -a where bit Part * kWidth + i of `word` is 1, else a.
@@ -71,7 +75,7 @@ inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
 // Adds bit Part * kWidth + i of `word` to lane i.
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
-  const I bits = kLaneBits & static_cast<int32_t>(word >> (Part * kWidth) & 0xFF);
+  const I bits = kLaneBits & static_cast<int32_t>(word >> (Part * kWidth) & 0xF);
   return a - (bits != 0);
 }
 // One bit a lane that is not 0.
@@ -82,12 +86,18 @@ inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
 }
 
 inline D LoadDoubles(const double* p) { return LoadAs<D>(p); }
-inline D Widen(const float* p) { return __builtin_convertvector(Load(p), D); }
-inline D WidenWords(const uint32_t* p) {
-  return __builtin_convertvector(LoadAs<U>(p), D);
+inline D Widen(const float* p) {
+  using Eight = float __attribute__((vector_size(32)));
+  return __builtin_convertvector(LoadAs<Eight>(p), D);
 }
-// Row `row` of kLanes floats of a vector.
-inline D WidenRow(F a, int) { return __builtin_convertvector(a, D); }
+inline D WidenWords(const uint32_t* p) {
+  using Eight = uint32_t __attribute__((vector_size(32)));
+  return __builtin_convertvector(LoadAs<Eight>(p), D);
+}
+// Row `row` of kLanes floats of a group's vectors.
+inline D WidenRow(const F* group, int row) {
+  return Widen(reinterpret_cast<const float*>(group + 2 * row));
+}
 inline D SetDoubles(double x) { return x - D{}; }
 inline D Add(D a, D b) { return a + b; }
 inline D Sub(D a, D b) { return a - b; }

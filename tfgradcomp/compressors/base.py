@@ -201,7 +201,8 @@ class Compressor(Component):
         for values in zip(*workers.values(), strict=True):
             payload = dict(zip(workers, values, strict=True))
             total += self.decompress(payload, layout)
-        return total / len(next(iter(workers.values())))
+        # Not `/`: a graph would multiply by the reciprocal instead.
+        return tf.math.divide_no_nan(total, len(next(iter(workers.values()))))
 
     def uncompressed(self) -> Compressor:
         """Returns the same method with nothing lost, for what is not compressed."""

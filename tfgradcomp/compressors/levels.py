@@ -49,5 +49,6 @@ class EvenLevels(Compressor):
             payload: Where the unit is taken from.
             layout: The blocks of the flat vector.
         """
-        scale = self.unit(payload, layout) / count
+        # Not `/`: a graph would multiply by the reciprocal instead.
+        scale = tf.math.divide_no_nan(self.unit(payload, layout), count)
         return ops.sum_levels(words, scale, layout.row_splits, base, self.step, count)

@@ -137,4 +137,6 @@ mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
 @functools.wraps(reference.mean_magnitude)
 def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
     total = block_statistics(x, row_splits).l1
-    return tf.cast(total / np.diff(row_splits), tf.float32)
+    # Not `/`: a graph would multiply by the reciprocal instead.
+    mean = tf.math.divide_no_nan(total, np.diff(row_splits).astype(np.float64))
+    return tf.cast(mean, tf.float32)
