@@ -32,6 +32,20 @@ class EvenLevels(Compressor):
         words = payload["codes"][tf.newaxis]
         return self.mean_of_codes(words, base, 1, payload, layout)
 
+    def mean(self, payloads, layout):
+        """See `Compressor.mean`."""
+        base = self.fields(layout)["codes"].base
+        num_workers = payloads["codes"].shape[0]
+        total = None
+        for i in range(num_workers):
+            unit = self.unit({name: v[i] for name, v in payloads.items()}, layout)
+            words = payloads["codes"][i : i + 1]
+            total = ops.sum_levels(
+                words, unit, layout.row_splits, base, self.step, zero=1, addend=total
+            )
+        # Not `/`: a graph would multiply by the reciprocal instead.
+        return tf.math.divide_no_nan(total, num_workers)
+
     def mean_of_codes(
         self,
         words: tf.Tensor,
