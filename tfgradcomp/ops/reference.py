@@ -372,22 +372,20 @@ def _reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tenso
     counts = last - first + 1
     block = np.repeat(np.arange(len(starts)), counts)
     chunk = _ranges(counts) + first[block]
-    offset = chunk[:, np.newaxis] * _CHUNK
+    begin = np.maximum(starts[block] - chunk * _CHUNK, 0)
+    end = np.minimum(ends[block] - chunk * _CHUNK, _CHUNK)
     chunks = tf.reshape(tf.pad(y, [[0, -y.shape[0] % _CHUNK]]), [-1, _CHUNK])
-    parts = tf.gather(chunks, chunk)
-    place = tf.range(_CHUNK, dtype=tf.int64)
-    inside = (place >= starts[block, np.newaxis] - offset) & (
-        place < ends[block, np.newaxis] - offset
+    # Most chunks lie within a block. Of the others a block counts its own elements.
+    cut = np.flatnonzero(end - begin < _CHUNK)
+    place = np.arange(_CHUNK)
+    own = (place >= begin[cut, np.newaxis]) & (place < end[cut, np.newaxis])
+    pieces = tf.where(own, tf.gather(chunks, chunk[cut]), tf.zeros([], y.dtype))
+    parts = tf.concat(
+        [_reduce_chunks(chunks, combine), _reduce_chunks(pieces, combine)], 0
     )
-    parts = tf.where(inside, parts, tf.zeros([], y.dtype))
-    parts = tf.reshape(parts, [-1, _CHUNK // _LANES, _LANES])
-    while parts.shape[1] > 1:
-        parts = combine(parts[:, 0::2], parts[:, 1::2])
-    parts = parts[:, 0]
-    while parts.shape[1] > 1:
-        half = parts.shape[1] // 2
-        parts = combine(parts[:, :half], parts[:, half:])
-    parts = parts[:, 0]
+    source = chunk.copy()
+    source[cut] = chunks.shape[0] + np.arange(len(cut))
+    parts = tf.gather(parts, source)
     while counts.max(initial=1) > 1:
         begins = np.cumsum(counts) - counts
         counts = (counts + 1) // 2
@@ -398,6 +396,19 @@ def _reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tenso
         left = tf.gather(parts, left)
         parts = tf.where(alone, left, combine(left, right))
     return parts
+
+
+def _reduce_chunks(chunks: tf.Tensor, combine) -> tf.Tensor:
+    """Reduces the rows of `[num_chunks, 512]`."""
+    parts = tf.reshape(chunks, [-1, _CHUNK // _LANES, _LANES])
+    while parts.shape[1] > 1:
+        pairs = tf.reshape(parts, [-1, parts.shape[1] // 2, 2 * _LANES])
+        parts = combine(pairs[:, :, :_LANES], pairs[:, :, _LANES:])
+    parts = parts[:, 0]
+    while parts.shape[1] > 1:
+        half = parts.shape[1] // 2
+        parts = combine(parts[:, :half], parts[:, half:])
+    return parts[:, 0]
 
 
 def _ranges(counts: np.ndarray) -> np.ndarray:
