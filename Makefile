@@ -10,7 +10,6 @@ METHODS := tests/servers tests/optimizers/test_trajectories.py \
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable ".[cpu,examples,test]"
 	-$(BIN)/python -m tfgradcomp.ops --build
 	touch $@

@@ -1,0 +1,161 @@
+// Elements by groups of 32, the elements of a base-2 word: reading and writing them,
+// and values of blocks spread over them. Chunks and tiles are multiples of a group
+// which fit into the first-level cache. The last group of a vector goes through a
+// padded buffer, so that there is one path for all lengths.
+
+constexpr int kGroup = 32;
+constexpr int kParts = kGroup / kWidth;
+
+// Vectors of floats at least as long go past the caches: by the time that anyone reads
+// them they would have been evicted, and no line is read to be overwritten.
+constexpr int64_t kStreamedFloats = int64_t{1} << 22;
+
+template <typename Body>
+void For(const Parallel& parallel, int64_t units, int64_t bytes_per_unit,
+         const Body& body) {
+  if (units <= 0) return;
+  if (parallel.run == nullptr) return body(int64_t{0}, units);
+  parallel.run(
+      parallel.pool, units, bytes_per_unit,
+      [](void* closure, int64_t begin, int64_t end) {
+        (*static_cast<const Body*>(closure))(begin, end);
+      },
+      const_cast<Body*>(&body));
+}
+
+template <int Part>
+struct PartOf {
+  static constexpr int kPart = Part;
+};
+
+// Calls body(PartOf<0>()), ... for the vectors of a group.
+template <int Part = 0, typename Body>
+inline __attribute__((always_inline)) void EachPart(const Body& body) {
+  body(PartOf<Part>());
+  if constexpr (Part + 1 < kParts) EachPart<Part + 1>(body);
+}
+
+inline int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline uint32_t LowBits(int64_t count) {
+  return count >= 32 ? ~uint32_t{0} : (uint32_t{1} << count) - 1;
+}
+
+// A group of a vector for reading: in place, or, where fewer than 32 elements are left,
+// in a buffer padded with zeros.
+class GroupReader {
+ public:
+  const float* At(const float* p, int64_t count) {
+    if (count >= kGroup) return p;
+    memset(buffer_, 0, sizeof(buffer_));
+    memcpy(buffer_, p, count * sizeof(float));
+    return buffer_;
+  }
+
+ private:
+  float buffer_[kGroup];
+};
+
+// Writes groups of a vector.
+class GroupWriter {
+ public:
+  GroupWriter(float* vector, int64_t size)
+      : vector_(vector),
+        size_(size),
+        streams_(kStreams && size >= kStreamedFloats &&
+                 reinterpret_cast<uintptr_t>(vector) % sizeof(F) == 0) {}
+  ~GroupWriter() {
+    if (streams_) Fence();
+  }
+
+  // The group at element `begin`, a multiple of 32.
+  inline __attribute__((always_inline)) void Put(int64_t begin,
+                                                 const F (&group)[kParts]) {
+    float* p = vector_ + begin;
+    if (begin + kGroup > size_) {
+      float buffer[kGroup];
+      for (int part = 0; part < kParts; ++part)
+        Store(buffer + part * kWidth, group[part]);
+      memcpy(p, buffer, (size_ - begin) * sizeof(float));
+    } else if (streams_) {
+      for (int part = 0; part < kParts; ++part) Stream(p + part * kWidth, group[part]);
+    } else {
+      for (int part = 0; part < kParts; ++part) Store(p + part * kWidth, group[part]);
+    }
+  }
+
+ private:
+  float* vector_;
+  int64_t size_;
+  bool streams_;
+};
+
+int64_t BlockOf(int64_t element, const int64_t* row_splits, int64_t num_blocks) {
+  int64_t low = 0, high = num_blocks;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (row_splits[middle] <= element) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Per-block values spread over the elements of a group. Within a block nothing is done
+// from group to group.
+class Spread {
+ public:
+  // `values` has `rows` rows of num_blocks values.
+  Spread(const float* values, int64_t rows, const int64_t* row_splits,
+         int64_t num_blocks)
+      : values_(values),
+        rows_(rows),
+        row_splits_(row_splits),
+        num_blocks_(num_blocks),
+        buffer_(new float[rows * kGroup]) {}
+  ~Spread() { delete[] buffer_; }
+  Spread(const Spread&) = delete;
+  Spread& operator=(const Spread&) = delete;
+
+  // Elements [begin, begin + count), count <= 32: rows of 32 values.
+  const float* At(int64_t begin, int64_t count) {
+    const int64_t end = begin + count;
+    if (begin < begin_ || end > end_) Fill(begin, end);
+    return buffer_;
+  }
+
+ private:
+  __attribute__((noinline)) void Fill(int64_t begin, int64_t end) {
+    // Most often it is the next one.
+    int64_t block =
+        begin == end_ ? block_ + 1 : BlockOf(begin, row_splits_, num_blocks_);
+    block_ = block;
+    begin_ = row_splits_[block];
+    end_ = row_splits_[block + 1];
+    if (end <= end_) {
+      for (int64_t row = 0; row < rows_; ++row) {
+        const float value = values_[row * num_blocks_ + block];
+        for (int i = 0; i < kGroup; ++i) buffer_[row * kGroup + i] = value;
+      }
+      return;
+    }
+    for (int64_t element = begin; element < end; ++element) {
+      if (element >= row_splits_[block + 1]) ++block;
+      for (int64_t row = 0; row < rows_; ++row) {
+        buffer_[row * kGroup + element - begin] = values_[row * num_blocks_ + block];
+      }
+    }
+    begin_ = end_ = -1;  // It serves this group only.
+  }
+
+  const float* values_;
+  int64_t rows_;
+  const int64_t* row_splits_;
+  int64_t num_blocks_;
+  int64_t block_ = -1, begin_ = -1, end_ = -1;
+  float* buffer_;
+};
+
+RandomStream ToStream(const uint64_t* stream) { return {stream[0], stream[1]}; }

@@ -1,0 +1,166 @@
+// Signs of one bit, scaled signs, and signs kept at random.
+
+// The lowest bits of the random words of a group.
+inline __attribute__((noinline)) uint32_t Coins(RandomStream stream, int64_t begin) {
+  uint32_t words[kGroup];
+  RandomWords<1>(RoundKeys(stream), static_cast<uint64_t>(begin) / 4, words);
+  uint32_t coins = 0;
+  for (int i = 0; i < kGroup; ++i) coins |= (words[i] & 1) << i;
+  return coins;
+}
+
+// The word of the signs of a group.
+inline uint32_t SignWord(const F (&x)[kParts], const uint64_t* stream, int64_t begin) {
+  uint32_t minus = 0, zero = 0;
+  for (int part = 0; part < kParts; ++part) {
+    minus |= MinusBits(x[part]) << (part * kWidth);
+    zero |= ZeroBits(x[part]) << (part * kWidth);
+  }
+  if (stream == nullptr) return ~minus | zero;
+  if (zero == 0) return ~minus;
+  return (~minus & ~zero) | (Coins(ToStream(stream), begin) & zero);
+}
+
+inline __attribute__((always_inline)) void LoadGroup(const float* p,
+                                                     F (&group)[kParts]) {
+  for (int part = 0; part < kParts; ++part) group[part] = Load(p + part * kWidth);
+}
+
+void Kernel(const Parallel& parallel, const PackSigns& args) {
+  For(parallel, CeilDiv(args.size, kGroup), 4 * kGroup,
+      [&](int64_t begin, int64_t end) {
+        GroupReader x;
+        for (int64_t word = begin; word < end; ++word) {
+          const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
+          F group[kParts];
+          LoadGroup(x.At(args.x + at, count), group);
+          args.words[word] = SignWord(group, args.stream, at) & LowBits(count);
+        }
+      });
+}
+
+void Kernel(const Parallel& parallel, const PackMomentumSigns& args) {
+  const F beta = Set(args.beta), rest = Set(args.one_minus_beta);
+  const bool warming_up = *args.warming_up;
+  For(parallel, CeilDiv(args.size, kGroup), 12 * kGroup,
+      [&](int64_t begin, int64_t end) {
+        GroupReader x, momentum;
+        GroupWriter new_momentum(args.new_momentum, args.size);
+        for (int64_t word = begin; word < end; ++word) {
+          const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
+          F g[kParts], m[kParts];
+          LoadGroup(x.At(args.x + at, count), g);
+          LoadGroup(momentum.At(args.momentum + at, count), m);
+          for (int part = 0; part < kParts; ++part) {
+            m[part] = Add(Mul(beta, m[part]), Mul(rest, g[part]));
+          }
+          new_momentum.Put(at, m);
+          args.words[word] =
+              SignWord(warming_up ? g : m, args.stream, at) & LowBits(count);
+        }
+      });
+}
+
+// Means of N scaled signs.
+class SignMean {
+ public:
+  // `stride` words lie between two workers'.
+  SignMean(const uint32_t* words, int64_t num_workers, int64_t stride)
+      : words_(words),
+        num_workers_(num_workers),
+        stride_(stride),
+        count_(Set(static_cast<float>(num_workers))),
+        reciprocal_(Set(1 / static_cast<float>(num_workers))),
+        is_power_of_two_((num_workers & (num_workers - 1)) == 0) {}
+
+  // The group of a word; `scale` has a row of 32 a worker.
+  inline __attribute__((always_inline)) void At(int64_t word, const float* scale,
+                                                F (&mean)[kParts]) const {
+    const uint32_t* words = words_ + word;
+    EachPart([&](auto part) {
+      mean[part.kPart] = Negate<part.kPart>(~*words, Load(scale + part.kPart * kWidth));
+    });
+    for (int64_t i = 1; i < num_workers_; ++i) {
+      words += stride_;
+      scale += kGroup;
+      EachPart([&](auto part) {
+        const F value = Load(scale + part.kPart * kWidth);
+        mean[part.kPart] = Add(mean[part.kPart], Negate<part.kPart>(~*words, value));
+      });
+    }
+    for (int part = 0; part < kParts; ++part) {
+      // The same number: the reciprocal of a power of two is exact.
+      mean[part] =
+          is_power_of_two_ ? Mul(mean[part], reciprocal_) : Div(mean[part], count_);
+    }
+  }
+
+ private:
+  const uint32_t* words_;
+  int64_t num_workers_, stride_;
+  F count_, reciprocal_;
+  bool is_power_of_two_;
+};
+
+void Kernel(const Parallel& parallel, const MeanOfSigns& args) {
+  const int64_t stride = WordsFor(args.size, 2);
+  For(parallel, stride, 4 * kGroup + 4 * args.num_workers,
+      [&](int64_t begin, int64_t end) {
+        const SignMean signs(args.words, args.num_workers, stride);
+        Spread scale(args.scale, args.num_workers, args.row_splits, args.num_blocks);
+        GroupWriter values(args.values, args.size);
+        for (int64_t word = begin; word < end; ++word) {
+          const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
+          F mean[kParts];
+          signs.At(word, scale.At(at, count), mean);
+          values.Put(at, mean);
+        }
+      });
+}
+
+// Groups that draw random words together; a tile is a multiple of them.
+constexpr int kRandomGroups = 4;
+
+void Kernel(const Parallel& parallel, const PackTernary& args) {
+  const RoundKeys keys(ToStream(args.stream));
+  For(parallel, CeilDiv(args.size, kTernaryTile), 4 * kTernaryTile,
+      [&](int64_t begin, int64_t end) {
+        Spread limit(args.limit, 1, args.row_splits, args.num_blocks);
+        Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
+        GroupReader x;
+        uint32_t random[kTernaryTile];
+        uint32_t plus[kTernaryTile / 32 + 1] = {}, minus[kTernaryTile / 32 + 1] = {};
+        for (int64_t tile = begin; tile < end; ++tile) {
+          const int64_t first = tile * kTernaryTile;
+          const int64_t last = Smaller(args.size, first + kTernaryTile);
+          for (int64_t at = first; at < last; at += kRandomGroups * kGroup) {
+            RandomWords<kRandomGroups>(keys, static_cast<uint64_t>(at) / 4,
+                                       random + (at - first));
+            // Meanwhile the memory has time.
+            for (int64_t line = 0; line < kRandomGroups * kGroup; line += 16) {
+              __builtin_prefetch(args.x + at + line);
+            }
+          }
+          for (int64_t at = first; at < last; at += kGroup) {
+            const int64_t count = Smaller(kGroup, last - at);
+            const float* p = x.At(args.x + at, count);
+            const float* most = limit.At(at, count);
+            const float* s = scale.At(at, count);
+            const uint32_t* words = random + (at - first);
+            uint32_t kept = 0, negative = 0;
+            EachPart([&](auto part) {
+              constexpr int kFirst = part.kPart * kWidth;
+              const F value = Load(p + kFirst);
+              const F threshold = Mul(Uniforms(words + kFirst), Load(s + kFirst));
+              const F magnitude = Min(Load(most + kFirst), Abs(value));
+              kept |= LessBits(threshold, magnitude) << kFirst;
+              negative |= MinusBits(value) << kFirst;
+            });
+            plus[(at - first) / kGroup] = kept & ~negative;
+            minus[(at - first) / kGroup] = kept & negative;
+          }
+          PackTernaryTile(plus, minus, last - first,
+                          args.words + first / kTernaryDigits);
+        }
+      });
+}
