@@ -13,7 +13,7 @@ def make_context(
     return Context(
         step=tf.cast(step, tf.int64),
         seed=tf.constant(seed, tf.int64),
-        rank=tf.cast(rank, tf.int32),
+        rank=rank,
         num_workers=num_workers,
         learning_rate=tf.cast(rate, tf.float32),
         previous_learning_rate=tf.cast(previous_rate, tf.float32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -23,11 +24,16 @@ class Field(NamedTuple):
             `words_for(count, base)` int32 words (`tfgradcomp.ops.pack_codes`). None
             for numbers of type `dtype`.
         dtype: The type on the wire where `base` is None.
+        per: `"element"` or `"block"`: there is one for each of them, in their order,
+            so that a part of the vector has a part of the field. `"sum"`: float64
+            sums over parts of blocks, which add up to one for each block
+            (`tfgradcomp.ops.block_sums`). None: none of these.
     """
 
     count: int
     base: int | None = None
     dtype: str = "float32"
+    per: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,19 @@ class Layout:
         """Number of blocks."""
         return len(self.row_splits) - 1
 
+    def blocks_in(self, begin: int, end: int) -> range:
+        """Returns the indices of the blocks that reach into elements [begin, end)."""
+        first = bisect.bisect_right(self.row_splits, begin) - 1
+        return range(first, bisect.bisect_left(self.row_splits, end))
+
+    def part(self, begin: int, end: int) -> Layout:
+        """Returns the layout of elements [begin, end), its blocks cut off there."""
+        if begin == end:
+            return Layout((0,))
+        inside = self.blocks_in(begin, end)
+        cuts = self.row_splits[inside.start + 1 : inside.stop]
+        return Layout(tuple(split - begin for split in (begin, *cuts, end)))
+
 
 class Context(NamedTuple):
     """What a method may know about the step, besides its input.
@@ -78,20 +97,23 @@ class Context(NamedTuple):
     Attributes:
         step: int64 scalar, the number of updates applied so far.
         seed: int64 scalar.
-        rank: int32 scalar, this worker's index.
+        rank: This worker's index.
         num_workers: Python integer N.
         learning_rate: float32 scalar, the step size of this step.
         previous_learning_rate: float32 scalar, the last non-zero step size before it.
         max: Element-wise maximum of a float32 vector over all workers.
+        offset: Index of the vector's first element in the whole vector, a multiple of
+            4.
     """
 
     step: tf.Tensor
     seed: tf.Tensor
-    rank: tf.Tensor
+    rank: int
     num_workers: int
     learning_rate: tf.Tensor
     previous_learning_rate: tf.Tensor
     max: Callable[[tf.Tensor], tf.Tensor]
+    offset: int = 0
 
     @property
     def learning_rate_ratio(self) -> tf.Tensor:
@@ -100,7 +122,7 @@ class Context(NamedTuple):
 
     def at_server(self) -> Context:
         """The same step as the server sees it: the same wherever the server is."""
-        return self._replace(rank=tf.constant(-1), max=tf.identity)
+        return self._replace(rank=-1, max=tf.identity)
 
     def if_moving(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """`new`, or `old` in a step whose learning rate is 0.
@@ -165,9 +187,11 @@ class Compressor(Component):
     Attributes:
         is_scaled: Whether decoded values have the scale of what was compressed; signs
             alone have not.
+        is_blockwise: Whether each block is compressed by itself.
     """
 
     is_scaled: ClassVar[bool] = True
+    is_blockwise: ClassVar[bool] = True
 
     def fields(self, layout: Layout) -> dict[str, Field]:
         """Declares what a payload is made of: the only statement of its size."""

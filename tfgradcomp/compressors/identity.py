@@ -28,7 +28,7 @@ class Identity(Compressor):
 
     def fields(self, layout):
         """See `Compressor.fields`."""
-        return {"values": Field(layout.size, dtype=self.dtype)}
+        return {"values": Field(layout.size, dtype=self.dtype, per="element")}
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""

@@ -41,7 +41,7 @@ class Sign(EvenLevels):
 
     def fields(self, layout):
         """See `Compressor.fields`."""
-        return {"codes": Field(layout.size, base=3 if self.abstain_below else 2)}
+        return {"codes": Field(layout.size, 3 if self.abstain_below else 2, per="element")}
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
@@ -79,7 +79,10 @@ class ScaledSign(Compressor):
 
     def fields(self, layout):
         """See `Compressor.fields`."""
-        return {"codes": Field(layout.size, base=2), "scale": Field(layout.num_blocks)}
+        return {
+            "codes": Field(layout.size, base=2, per="element"),
+            "scale": Field(layout.num_blocks, per="block"),
+        }
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""

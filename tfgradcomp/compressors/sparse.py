@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -20,6 +21,8 @@ class TopK(Compressor):
     """
 
     ratio: float = 0.01
+
+    is_blockwise: ClassVar[bool] = False
 
     def __post_init__(self):
         if not 0 < self.ratio <= 1:

@@ -32,11 +32,15 @@ class Ternary(EvenLevels):
 
     def fields(self, layout):
         """See `Compressor.fields`."""
-        return {"codes": Field(layout.size, base=3), "scale": Field(layout.num_blocks)}
+        return {
+            "codes": Field(layout.size, base=3, per="element"),
+            "scale": Field(layout.num_blocks, per="block"),
+        }
 
     def agreed(self, layout):
         """See `Compressor.agreed`."""
-        return {"scale": Field(layout.num_blocks)} if self.share_scaler else {}
+        scale = Field(layout.num_blocks, per="block")
+        return {"scale": scale} if self.share_scaler else {}
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""

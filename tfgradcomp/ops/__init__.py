@@ -35,6 +35,7 @@ __all__ = [
     "majority_vote",
     "mean_magnitude",
     "mean_of_signs",
+    "mean_of_sums",
     "mean_sign_error_feedback",
     "pack_codes",
     "pack_momentum_signs",
@@ -136,7 +137,11 @@ mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
 
 @functools.wraps(reference.mean_magnitude)
 def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
-    total = block_statistics(x, row_splits).l1
+    return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
+
+
+def mean_of_sums(sums: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Returns the mean over each block, float32, of what adds up to `sums`, float64."""
     # Not `/`: a graph would multiply by the reciprocal instead.
-    mean = tf.math.divide_no_nan(total, np.diff(row_splits).astype(np.float64))
+    mean = tf.math.divide_no_nan(sums, np.diff(row_splits).astype(np.float64))
     return tf.cast(mean, tf.float32)

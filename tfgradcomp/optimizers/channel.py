@@ -49,7 +49,7 @@ class Channel:
         self.weight_decay = weight_decay
         initial = {
             "worker": compressor.init(layout),
-            "server": server.init(layout),
+            "server": transport.init_server(self.compressor, self.server, layout),
             "local": weight_decay.init(layout) if weight_decay else (),
         }
         self.state = tf.nest.pack_sequence_as(
@@ -122,8 +122,9 @@ class Channel:
 
     def words(self, num_workers: int) -> Words:
         """Returns the words a worker moves in a step."""
-        fields = self.compressor.fields(self.layout)
-        moved = self.transport.words(fields, num_workers)
+        moved = self.transport.words(
+            self.compressor, self.server, self.layout, num_workers
+        )
         # What the workers agree on first goes round as a ring's all-reduce.
         agreed = sum(f.count for f in self.compressor.agreed(self.layout).values())
         ring = 2 * (num_workers - 1) / num_workers * agreed

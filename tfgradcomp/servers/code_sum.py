@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Field
 from tfgradcomp.compressors.levels import EvenLevels
 from tfgradcomp.servers.base import Server
 from tfgradcomp.servers.mean import Mean, SignOfMean
@@ -34,7 +33,7 @@ class CodeSum(Server):
         fields = dict(self.compressor.fields(layout))
         codes = fields["codes"]
         levels = num_workers * (codes.base - 1) + 1
-        return {**fields, "codes": Field(codes.count, base=levels)}
+        return {**fields, "codes": codes._replace(base=levels)}
 
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""
@@ -58,6 +57,15 @@ class CodeSum(Server):
         return self.compressor.mean_of_codes(
             reply["codes"][tf.newaxis], base, num_workers, reply, layout
         )
+
+    def sum_base(self, layout, num_workers):
+        """See `Server.sum_base`."""
+        return self.reply_fields(layout, num_workers)["codes"].base
+
+    def update_of_sum(self, words, payload, state, layout, context):
+        """See `Server.update_of_sum`."""
+        reply = {**payload, "codes": words}
+        return self.decompress(reply, layout, context.num_workers), state
 
     def uncompressed(self):
         """See `Server.uncompressed`."""

@@ -48,25 +48,27 @@ class MajorityVote(Server):
     def _has_zero(self, num_workers):
         return self.quorum > 0 or (self.tie == "zero" and self._can_tie(num_workers))
 
+    def _stream(self, context):
+        """The coins that decide split votes, None where nothing is to be decided."""
+        if self.tie == "random" and self._can_tie(context.num_workers):
+            return context.random_stream(2, shared=True)
+        return None
+
     def reply_fields(self, layout, num_workers):
         """See `Server.reply_fields`."""
-        return {
-            "votes": Field(layout.size, base=3 if self._has_zero(num_workers) else 2)
-        }
+        base = 3 if self._has_zero(num_workers) else 2
+        return {"votes": Field(layout.size, base, per="element")}
 
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""
         num_workers = payloads["codes"].shape[0]
-        stream = None
-        if self.tie == "random" and self._can_tie(num_workers):
-            stream = context.random_stream(2, shared=True)
         votes = ops.majority_vote(
             payloads["codes"],
             layout.size,
             self.compressor.fields(layout)["codes"].base,
             self.reply_fields(layout, num_workers)["votes"].base,
             self.quorum,
-            stream,
+            self._stream(context),
         )
         return {"votes": votes}, state
 
@@ -81,6 +83,28 @@ class MajorityVote(Server):
             step=4 - base,
             zero=1,
         )
+
+    def sum_base(self, layout, num_workers):
+        """See `Server.sum_base`."""
+        return num_workers * (self.compressor.fields(layout)["codes"].base - 1) + 1
+
+    def update_of_sum(self, words, payload, state, layout, context):
+        """See `Server.update_of_sum`."""
+        num_workers = context.num_workers
+        net = ops.sum_levels(
+            words[tf.newaxis],
+            tf.ones([layout.num_blocks]),
+            layout.row_splits,
+            self.sum_base(layout, num_workers),
+            step=self.compressor.step,
+            zero=num_workers,
+        )
+        votes = tf.sign(net)
+        stream = self._stream(context)
+        if stream is not None:
+            coins = 2 * (ops.random_bits(stream, layout.size) & 1)
+            votes = tf.where(tf.equal(net, 0), tf.cast(coins, tf.float32) - 1, votes)
+        return tf.where(tf.abs(net) < self.quorum, 0.0, votes), state
 
     def uncompressed(self):
         """See `Server.uncompressed`."""

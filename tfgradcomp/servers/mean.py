@@ -23,7 +23,7 @@ class Mean(Server):
 
     def reply_fields(self, layout, num_workers):
         """See `Server.reply_fields`."""
-        return {"values": Field(layout.size)}
+        return {"values": Field(layout.size, per="element")}
 
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Layout
@@ -43,6 +44,14 @@ class Recompress(Server):
     def init(self, layout):
         """See `Server.init`."""
         return {"residual": tf.zeros([layout.size])}
+
+    def unit(self, layout):
+        """See `Server.unit`."""
+        # A block must be whole where it is compressed.
+        widths = {*np.diff(layout.row_splits)[:-1]}
+        if len(widths) > 1 or not self.compressor.is_blockwise:
+            return None
+        return int(widths.pop()) if widths else max(1, layout.size)
 
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""

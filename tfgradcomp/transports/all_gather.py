@@ -26,7 +26,8 @@ class AllGather(Transport):
         update, server_state = server.update(payloads, server_state, layout, context)
         return update, server_state, messages[:, 0]
 
-    def words(self, fields, num_workers):
+    def words(self, compressor, server, layout, num_workers):
         """See `Transport.words`."""
-        moved = (num_workers - 1) * (1 + wire.message_words(fields))
+        message = 1 + wire.message_words(compressor.fields(layout))
+        moved = (num_workers - 1) * message
         return Words(sent=moved, received=moved)

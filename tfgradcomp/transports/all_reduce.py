@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfgradcomp import ops
+from tfgradcomp.servers.mean import Mean
 from tfgradcomp.transports.base import Transport, Words
 from tfgradcomp.wire import words as wire
 
@@ -12,23 +14,44 @@ _DIGITS, _BASE = 3, 256
 
 
 class AllReduce(Transport):
-    """One all-reduce of one vector of numbers: the workers' mean.
+    r"""One all-reduce of one vector: the sum of the workers' codes, or their mean.
 
-    For compressors with one field of numbers, where the server needs no more of the
-    payloads than their mean.
+    Codes travel in the base of their sum, \( N (b - 1) + 1 \) for base b: 32-bit words
+    of such digits add up without a carry from one digit to the next. Numbers are
+    divided by N first; half floats must not overflow.
     """
 
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
     ):
         """See `Transport.exchange`."""
-        num_workers = self.collectives.num_workers
-        name = _the_field(compressor.fields(layout))
-        values = payload[name]
+        if server.sum_base(layout, context.num_workers) is None:
+            return self._exchange_numbers(
+                payload, server, server_state, layout, context, status, site
+            )
+        payload = dict(payload)
+        message = ops.sum_codes(
+            payload.pop("codes")[tf.newaxis],
+            compressor.fields(layout)["codes"].base,
+            layout.size,
+            server.sum_base(layout, context.num_workers),
+        )
+        slots = tf.one_hot(context.rank, context.num_workers, status)
+        total = self.collectives.sum(tf.concat([slots, message], 0), site)
+        statuses, words = tf.split(total, [slots.shape[0], message.shape[0]])
+        update, server_state = server.update_of_sum(
+            words, payload, server_state, layout, context
+        )
+        return update, server_state, statuses
+
+    def _exchange_numbers(
+        self, payload, server, server_state, layout, context, status, site
+    ):
+        num_workers = context.num_workers
+        ((name, values),) = payload.items()
         digits = status // tf.constant([1, _BASE, _BASE**2]) % _BASE
         slots = tf.one_hot(context.rank, num_workers, dtype=tf.int32)
         table = tf.reshape(slots[:, tf.newaxis] * digits, [-1])
-        # Divided first: a sum of half floats must not overflow.
         message = tf.concat([tf.cast(table, values.dtype), values / num_workers], 0)
         total = self.collectives.sum(message, site)
         table = tf.cast(total[: num_workers * _DIGITS], tf.int32)
@@ -41,26 +64,34 @@ class AllReduce(Transport):
 
     def reply_fields(self, compressor, server, layout, num_workers):
         """See `Transport.reply_fields`."""
-        return compressor.fields(layout)  # The sum comes back as the summands went.
+        return {"sum": _summed(compressor, server, layout, num_workers)}
 
-    def words(self, fields, num_workers):
+    def words(self, compressor, server, layout, num_workers):
         """See `Transport.words`."""
-        field = fields[_the_field(fields)]
-        message = field._replace(count=field.count + num_workers * _DIGITS)
-        # A ring: every element is sent and received twice, less the own part.
-        moved = 2 * (num_workers - 1) / num_workers * wire.words_in(message)
+        field = _summed(compressor, server, layout, num_workers)
+        words = wire.words_in(field) + num_workers
+        if field.base is None:
+            slots = num_workers * _DIGITS
+            words = wire.words_in(field._replace(count=field.count + slots))
+        # A ring: every word is sent and received twice, less the own part.
+        moved = 2 * (num_workers - 1) / num_workers * words
         return Words(sent=moved, received=moved)
 
 
-def can_carry(fields) -> bool:
-    """Returns whether an all-reduce can add up a payload of these fields."""
-    return len(fields) == 1 and all(field.base is None for field in fields.values())
+def can_reduce(compressor, server, layout, num_workers) -> bool:
+    """Returns whether the server needs no more of the payloads than a sum."""
+    fields = compressor.fields(layout).keys() - compressor.agreed(layout).keys()
+    if server.sum_base(layout, num_workers) is not None:
+        return fields == {"codes"}
+    numbers = [f.base is None for f in compressor.fields(layout).values()]
+    return isinstance(server, Mean) and numbers == [True]
 
 
-def _the_field(fields) -> str:
-    if not can_carry(fields):
-        raise ValueError(
-            "The transport 'all_reduce' adds up one field of numbers; codes need "
-            f"transport='all_gather'. Received: fields={fields}"
-        )
-    return next(iter(fields))
+def _summed(compressor, server, layout, num_workers):
+    """What is added up: codes in the base of their sum, or numbers."""
+    fields = compressor.fields(layout)
+    base = server.sum_base(layout, num_workers)
+    if base is not None:
+        return fields["codes"]._replace(base=base)
+    (field,) = fields.values()
+    return field

@@ -28,6 +28,12 @@ class Transport:
     def __init__(self, collectives: Collectives):
         self.collectives = collectives
 
+    def init_server(
+        self, compressor: Compressor, server: Server, layout: Layout
+    ) -> State:
+        """Returns the server's state before the first step, as far as it is held here."""
+        return server.init(layout)
+
     def exchange(
         self,
         payload: dict[str, tf.Tensor],
@@ -63,6 +69,8 @@ class Transport:
         """Returns what a reply is made of where this transport carries one."""
         return server.reply_fields(layout, num_workers)
 
-    def words(self, fields: dict[str, Field], num_workers: int) -> Words:
-        """Returns what an exchange of these fields moves, the status included."""
+    def words(
+        self, compressor: Compressor, server: Server, layout: Layout, num_workers: int
+    ) -> Words:
+        """Returns what an exchange moves, the status included."""
         raise NotImplementedError

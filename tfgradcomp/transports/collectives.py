@@ -1,4 +1,4 @@
-"""The three collectives that transports are made of, over a strategy's replicas.
+"""The four collectives that transports are made of, over a strategy's replicas.
 
 Strategies have collectives of their own (`ReplicaContext.all_reduce`), but they take
 a fresh key whenever they are called and so fail inside `tf.cond` and `tf.while_loop`
@@ -25,7 +25,7 @@ class Collectives:
 
     Attributes:
         num_workers: Python integer N.
-        rank: int32 scalar tensor, this worker's index; asked for within a step.
+        rank: Python integer, this worker's index; asked for within a step.
         place: This process' index, and the number of processes: Python integers.
     """
 
@@ -33,12 +33,16 @@ class Collectives:
     place: tuple[int, int] = (0, 1)
 
     @property
-    def rank(self) -> tf.Tensor:
+    def rank(self) -> int:
         """This worker's index in [0, N)."""
         raise NotImplementedError
 
     def gather(self, vector: tf.Tensor, site: str) -> tf.Tensor:
         """Returns all workers' vectors, shape `[N, size]`, in the order of ranks."""
+        raise NotImplementedError
+
+    def all_to_all(self, rows: tf.Tensor, site: str) -> tf.Tensor:
+        """Sends row k of `[N, size]` to worker k; returns what came, by sender."""
         raise NotImplementedError
 
     def sum(self, vector: tf.Tensor, site: str) -> tf.Tensor:
@@ -58,11 +62,15 @@ class SingleWorker(Collectives):
     @property
     def rank(self):
         """See `Collectives.rank`."""
-        return tf.constant(0)
+        return 0
 
     def gather(self, vector, site):
         """See `Collectives.gather`."""
         return vector[tf.newaxis]
+
+    def all_to_all(self, rows, site):
+        """See `Collectives.all_to_all`."""
+        return rows
 
     def sum(self, vector, site):
         """See `Collectives.sum`."""
@@ -91,8 +99,10 @@ class Replicas(Collectives):
     @property
     def rank(self):
         """See `Collectives.rank`."""
+        # Each replica runs, and is traced, by itself: its index is a constant there.
         context = tf.distribute.get_replica_context()
-        return tf.cast(tf.convert_to_tensor(context.replica_id_in_sync_group), tf.int32)
+        index = tf.convert_to_tensor(context.replica_id_in_sync_group)
+        return int(tf.get_static_value(index))
 
     def gather(self, vector, site):
         """See `Collectives.gather`."""
@@ -103,6 +113,15 @@ class Replicas(Collectives):
             input=vector, **self._arguments(f"gather/{site}")
         )
         return tf.reshape(flat, [self.num_workers, vector.shape[0]])
+
+    def all_to_all(self, rows, site):
+        """See `Collectives.all_to_all`."""
+        if self._meets_eagerly():
+            everything = self.gather(tf.reshape(rows, [-1]), site)
+            return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
+        return tf.raw_ops.CollectiveAllToAllV2(
+            input=rows, **self._arguments(f"all_to_all/{site}")
+        )
 
     def sum(self, vector, site):
         """See `Collectives.sum`."""
@@ -153,7 +172,7 @@ class Hosts(Replicas):
     @property
     def rank(self):
         """See `Collectives.rank`."""
-        return tf.constant(self.place[0])
+        return self.place[0]
 
     def _meets_eagerly(self):
         return False
@@ -162,6 +181,11 @@ class Hosts(Replicas):
         """See `Collectives.gather`."""
         with tf.device("CPU:0"):
             return super().gather(vector, site)
+
+    def all_to_all(self, rows, site):
+        """See `Collectives.all_to_all`."""
+        with tf.device("CPU:0"):
+            return super().all_to_all(rows, site)
 
     def _reduce(self, vector, merge_op, site):
         with tf.device("CPU:0"):

@@ -83,11 +83,15 @@ class LoopbackCollectives(Collectives):
     @property
     def rank(self):
         """See `Collectives.rank`."""
-        return tf.constant(self.place[0])
+        return self.place[0]
 
     def gather(self, vector, site):
         """See `Collectives.gather`."""
         return tf.stack(self._meet(vector, site))
+
+    def all_to_all(self, rows, site):
+        """See `Collectives.all_to_all`."""
+        return tf.stack([other[self.rank] for other in self._meet(rows, site)])
 
     def sum(self, vector, site):
         """See `Collectives.sum`."""
@@ -128,6 +132,6 @@ class DirectExchange(Transport):
         update = server.decompress(reply, layout, context.num_workers)
         return update, server_state, gather(status[tf.newaxis], f"{site}/status")[:, 0]
 
-    def words(self, fields, num_workers):
+    def words(self, compressor, server, layout, num_workers):
         """See `Transport.words`."""
         return Words(sent=0, received=0)

@@ -2,8 +2,8 @@
 
 Codes are packed by whoever makes them (`tfgradcomp.ops`; the word format is stated in
 `tfgradcomp.ops.word_format`). Numbers that are no codes travel as their own bits: a
-float32 is a word, two half floats share one, the first in the low half. A message is
-the words of its fields in the order of their declaration.
+float32 is a word, two half floats share one, the first in the low half, and a float64
+takes two, the low half first. A message is the words of its fields in the order of their declaration.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ def message_words(fields: dict[str, Field]) -> int:
 
 
 def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
-    """Joins a payload into one int32 vector of `message_words(fields)` words."""
+    """Joins fields, shape `[..., length]`, into words `[..., message_words(fields)]`."""
     parts = []
     for name, field in fields.items():
         values = payload[name]
+        shape = values.shape[:-1]
         per_word = 4 // values.dtype.size
         if per_word > 1:
-            values = tf.pad(values, [[0, -field.count % per_word]])
-            values = tf.reshape(values, [-1, per_word])
-        parts.append(tf.bitcast(values, tf.int32))
-    return tf.concat(parts, 0)
+            fill = [[0, 0]] * len(shape) + [[0, -field.count % per_word]]
+            values = tf.reshape(tf.pad(values, fill), [*shape, -1, per_word])
+        parts.append(tf.reshape(tf.bitcast(values, tf.int32), [*shape, -1]))
+    return tf.concat(parts, -1)
 
 
 def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
@@ -51,8 +52,15 @@ def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     payload = {}
     parts = tf.split(words, sizes, axis=-1)
     for (name, field), part in zip(fields.items(), parts, strict=True):
-        values = part if field.base is not None else tf.bitcast(part, field.dtype)
-        if values.shape.rank > part.shape.rank:
-            values = tf.reshape(values, [*part.shape[:-1], -1])[..., : field.count]
-        payload[name] = values
+        if field.base is None:
+            part = _numbers(part, field)
+        payload[name] = part
     return payload
+
+
+def _numbers(words, field):
+    shape, size = words.shape[:-1], tf.as_dtype(field.dtype).size
+    if size > 4:
+        words = tf.reshape(words, [*shape, field.count, size // 4])
+    values = tf.bitcast(words, field.dtype)
+    return tf.reshape(values, [*shape, -1])[..., : field.count]

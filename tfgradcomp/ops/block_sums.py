@@ -1,0 +1,111 @@
+"""Sums over blocks from the sums of their parts: the bits of `block_statistics`.
+
+A block is summed as a tree over its chunks (custom_ops/word_format.h): adjacent pairs,
+pairs of these, and so on. Whoever holds a range of chunks can sum the subtrees that lie
+within it, each of them a block of its own to the operations; the few sums that are left
+meet in the order of the whole tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+CHUNK = 512
+
+
+class Part(NamedTuple):
+    """A subtree: elements [begin, end) of a block.
+
+    Attributes:
+        block: Index of the block.
+        level: Height of the subtree; it has at most `2**level` chunks.
+        index: Its place among the subtrees of that height.
+        begin: Its first element in the vector.
+        end: The element after its last.
+    """
+
+    block: int
+    level: int
+    index: int
+    begin: int
+    end: int
+
+
+def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
+    """Cuts what elements [begin, end) hold of each block into the fewest subtrees.
+
+    Args:
+        row_splits: The blocks of the whole vector.
+        begin: A multiple of `CHUNK`.
+        end: A multiple of `CHUNK`, or the end of the vector.
+    """
+    parts = []
+    for block, (start, stop) in enumerate(zip(row_splits, row_splits[1:], strict=False)):
+        if stop <= begin or start >= end:
+            continue
+        first = start // CHUNK
+        count = _chunks(start, stop)
+        low = max(begin // CHUNK - first, 0)
+        high = min(-(-end // CHUNK) - first, count)
+        while low < high:
+            level = 0
+            while (
+                1 << level < count
+                and low % (2 << level) == 0
+                and min(low + (2 << level), count) <= high
+            ):
+                level += 1
+            after = min(low + (1 << level), count)
+            elements = (first + low) * CHUNK, (first + after) * CHUNK
+            parts.append(
+                Part(
+                    *(block, level, low >> level),
+                    *(max(start, elements[0]), min(stop, elements[1])),
+                )
+            )
+            low = after
+    return parts
+
+
+def add_up(
+    sums: tf.Tensor, parts: Iterable[Part], row_splits: Sequence[int]
+) -> tf.Tensor:
+    """Returns the sum of each block, float64 `[num_blocks]`.
+
+    Args:
+        sums: The sum of each part, float64.
+        parts: The parts of all blocks; one may be there twice.
+        row_splits: The blocks of the whole vector.
+    """
+    counts = [
+        _chunks(start, stop)
+        for start, stop in zip(row_splits, row_splits[1:], strict=False)
+    ]
+    heights = [(count - 1).bit_length() for count in counts]
+    places = {part[:3]: place for place, part in enumerate(parts)}
+    size = sums.shape[0]
+    for level in range(max(heights, default=0)):
+        lefts, rights = [], []
+        for block, height, index in list(places):
+            if height != level or level == heights[block] or index % 2:
+                continue
+            parent = block, level + 1, index // 2
+            if (index + 1) << level >= counts[block]:  # It has no partner.
+                places[parent] = places[block, level, index]
+                continue
+            lefts.append(places[block, level, index])
+            rights.append(places[block, level, index + 1])
+            places[parent] = size
+            size += 1
+        if lefts:
+            pairs = tf.gather(sums, lefts) + tf.gather(sums, rights)
+            sums = tf.concat([sums, pairs], 0)
+    roots = [places[block, height, 0] for block, height in enumerate(heights)]
+    return tf.gather(sums, tf.constant(roots, tf.int32))
+
+
+def _chunks(start, stop):
+    return (stop - 1) // CHUNK - start // CHUNK + 1
