@@ -83,6 +83,8 @@ class Context(NamedTuple):
         learning_rate: float32 scalar, the step size of this step.
         previous_learning_rate: float32 scalar, the last non-zero step size before it.
         max: Element-wise maximum of a float32 vector over all workers.
+        offset: First element of the vector in the whole one, a multiple of 4: not 0
+            where a server holds a part.
     """
 
     step: tf.Tensor
@@ -92,6 +94,7 @@ class Context(NamedTuple):
     learning_rate: tf.Tensor
     previous_learning_rate: tf.Tensor
     max: Callable[[tf.Tensor], tf.Tensor]
+    offset: int = 0
 
     @property
     def learning_rate_ratio(self) -> tf.Tensor:
@@ -115,18 +118,20 @@ class Context(NamedTuple):
 
         The key is `seed`, the high half of the counter
         `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
-        words are `shared` by all workers. `tfgradcomp.ops.random_bits` has the words.
+        words are `shared` by all workers. An element draws the same word in a part of
+        the vector as in the whole. `tfgradcomp.ops.random_bits` has the words.
 
         Args:
             stream: 0 to 15, distinct for distinct uses within one step.
             shared: Whether all workers draw the same words.
 
         Returns:
-            int64 `[2]`: key and high half of the counter.
+            int64 `[3]`: key, high half of the counter, and its low half at element 0.
         """
         worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
         high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream
-        return tf.stack([tf.cast(self.seed, tf.int64), high])
+        first = tf.constant(self.offset // 4, tf.int64)
+        return tf.stack([tf.cast(self.seed, tf.int64), high, first])
 
 
 @dataclass(frozen=True)
