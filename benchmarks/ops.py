@@ -96,7 +96,7 @@ def make_rows(size: int) -> list[Row]:
         widths *= 2
     bounds = np.minimum(np.cumsum([0, *widths]), size)
     layers = np.unique(bounds)
-    limit, stream = tf.constant([2.5]), tf.constant([7, 3], tf.int64)
+    limit, stream = tf.constant([2.5]), tf.constant([7, 3, 0], tf.int64)
     ratio, true, false = tf.constant(0.9), tf.constant(True), tf.constant(False)
     scale = scales(1)
 

@@ -41,7 +41,7 @@ struct UnpackCodes {
 struct PackSigns {
   const float* x;
   int64_t size;
-  const uint64_t* stream;  // {key, high} or null
+  const uint64_t* stream;  // {key, high, first} or null
   uint32_t* words;         // [WordsFor(size, 2)]
 };
 
@@ -68,7 +68,7 @@ struct PackTernary {
   const float* scale;  // [num_blocks]
   const int64_t* row_splits;
   int64_t num_blocks;
-  const uint64_t* stream;  // {key, high}
+  const uint64_t* stream;  // {key, high, first}
   uint32_t* words;         // [WordsFor(size, 3)]
 };
 
@@ -134,7 +134,7 @@ struct MajorityVote {
   int64_t base;
   int64_t reply_base;
   int64_t quorum;
-  const uint64_t* stream;  // {key, high} or null
+  const uint64_t* stream;  // {key, high, first} or null
   uint32_t* votes;         // [WordsFor(size, reply_base)]
 };
 

@@ -63,10 +63,13 @@ TFGRADCOMP_HOST_DEVICE inline uint32_t SignCode(float x) {
 // -- Random words -----------------------------------------------------------------
 
 // A stream of random words: Philox-4x32-10 (Salmon et al., 2011). Word j is lane j mod
-// 4 of the block whose counter has the low 64 bits j / 4 and the high 64 bits `high`.
+// 4 of the block whose counter has the low 64 bits first + j / 4 and the high 64 bits
+// `high`. So a part that begins at element o of a vector, a multiple of 4, draws what
+// the vector does there if its `first` is larger by o / 4.
 struct RandomStream {
   uint64_t key;
   uint64_t high;
+  uint64_t first;
 };
 
 constexpr uint32_t kPhiloxM0 = 0xD2511F53, kPhiloxM1 = 0xCD9E8D57;
@@ -75,6 +78,7 @@ constexpr int kPhiloxRounds = 10;
 
 TFGRADCOMP_HOST_DEVICE inline void Philox(RandomStream stream, uint64_t block,
                                           uint32_t words[4]) {
+  block += stream.first;
   uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
   uint32_t c2 = static_cast<uint32_t>(stream.high);
   uint32_t c3 = static_cast<uint32_t>(stream.high >> 32);

@@ -23,9 +23,9 @@ def philox_4x32_10(counters, key):
     return np.stack(c, 1).astype(np.uint32)
 
 
-def stream_bits(count, key, high):
-    """The first words of a stream: lane j % 4 of block j // 4."""
-    blocks = np.arange(-(-count // 4), dtype=np.uint64)
+def stream_bits(count, key, high, first=0):
+    """The first words of a stream: lane j % 4 of block first + j // 4."""
+    blocks = np.arange(-(-count // 4), dtype=np.uint64) + np.uint64(first)
     counters = np.zeros([len(blocks), 4], np.uint32)
     counters[:, 0] = blocks & np.uint64(0xFFFFFFFF)
     counters[:, 1] = blocks >> np.uint64(32)
@@ -166,8 +166,8 @@ class DistEF:
 
 
 # The operations on flat float32 vectors, from custom_ops/word_format.h and kernels.h.
-# float32 in the order written, so that equality means every bit. A stream is a pair
-# (key, high).
+# float32 in the order written, so that equality means every bit. A stream is a triple
+# (key, high, first).
 
 
 def coins(count, stream):

@@ -158,4 +158,6 @@ class Spread {
   float* buffer_;
 };
 
-RandomStream ToStream(const uint64_t* stream) { return {stream[0], stream[1]}; }
+RandomStream ToStream(const uint64_t* stream) {
+  return {stream[0], stream[1], stream[2]};
+}

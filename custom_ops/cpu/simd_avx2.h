@@ -139,7 +139,8 @@ inline void StoreAsInts(int32_t* p, D a) {
 // The keys of Philox' rounds, which all blocks share.
 struct RoundKeys {
   explicit RoundKeys(RandomStream stream)
-      : high(_mm256_set1_epi64x(static_cast<int64_t>(stream.high))) {
+      : start(stream.first),
+        high(_mm256_set1_epi64x(static_cast<int64_t>(stream.high))) {
     uint32_t k0 = static_cast<uint32_t>(stream.key);
     uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
     for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -149,6 +150,7 @@ struct RoundKeys {
       k1 += kPhiloxW1;
     }
   }
+  uint64_t start;  // The number of the stream's first block.
   __m256i high, first[kPhiloxRounds], second[kPhiloxRounds];
 };
 
@@ -160,7 +162,8 @@ inline void PhiloxChains(const RoundKeys& keys, uint64_t block, uint32_t* words)
   const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
   __m256i c0[Chains], c1[Chains], c2[Chains], c3[Chains];
   for (int i = 0; i < Chains; ++i) {
-    const __m256i first = _mm256_set1_epi64x(static_cast<int64_t>(block) + 4 * i);
+    const __m256i first =
+        _mm256_set1_epi64x(static_cast<int64_t>(keys.start + block + 4 * i));
     c0[i] = _mm256_add_epi64(first, lanes);
     c1[i] = _mm256_srli_epi64(c0[i], 32);
     c2[i] = keys.high;

@@ -101,7 +101,8 @@ inline void StoreAsInts(int32_t* p, D a) {
 // As in simd_avx2.h, eight blocks at a time.
 struct RoundKeys {
   explicit RoundKeys(RandomStream stream)
-      : high(_mm512_set1_epi64(static_cast<int64_t>(stream.high))) {
+      : start(stream.first),
+        high(_mm512_set1_epi64(static_cast<int64_t>(stream.high))) {
     uint32_t k0 = static_cast<uint32_t>(stream.key);
     uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
     for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -111,6 +112,7 @@ struct RoundKeys {
       k1 += kPhiloxW1;
     }
   }
+  uint64_t start;  // The number of the stream's first block.
   __m512i high, first[kPhiloxRounds], second[kPhiloxRounds];
 };
 
@@ -121,7 +123,8 @@ inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) 
   constexpr int kXor3 = 0x96;
   __m512i c0[Groups], c1[Groups], c2[Groups], c3[Groups];
   for (int g = 0; g < Groups; ++g) {
-    const __m512i first = _mm512_set1_epi64(static_cast<int64_t>(block) + 8 * g);
+    const __m512i first =
+        _mm512_set1_epi64(static_cast<int64_t>(keys.start + block + 8 * g));
     c0[g] = _mm512_add_epi64(first, lanes);
     c1[g] = _mm512_srli_epi64(c0[g], 32);
     c2[g] = keys.high;

@@ -128,7 +128,7 @@ struct RoundKeys {
   RandomStream stream;
 };
 
-// The words of Philox blocks [block, block + 8 * Groups).
+// The words of the stream's Philox blocks [block, block + 8 * Groups).
 template <int Groups>
 inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
   for (int i = 0; i < 8 * Groups; ++i) Philox(keys.stream, block + i, words + 4 * i);

@@ -50,7 +50,7 @@ __device__ inline int64_t FirstTile() {
 __device__ inline int64_t TileStride() { return int64_t{gridDim.x} * kWarpsPerBlock; }
 
 __device__ inline RandomStream ReadStream(const uint64_t* stream) {
-  return RandomStream{stream[0], stream[1]};
+  return RandomStream{stream[0], stream[1], stream[2]};
 }
 
 // The last of blocks first, ..., last that begins at or before element j.

@@ -108,7 +108,7 @@ absl::Status Scalar(OpKernelContext* context, int index, const char* name,
 
 inline absl::Status Stream(OpKernelContext* context, int index, const uint64_t** data) {
   const Tensor& tensor = context->input(index);
-  TF_RETURN_IF_ERROR(CheckShape("stream", tensor, TensorShape({2})));
+  TF_RETURN_IF_ERROR(CheckShape("stream", tensor, TensorShape({3})));
   *data = Data<uint64_t>(tensor);
   return absl::OkStatus();
 }

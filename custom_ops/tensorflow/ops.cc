@@ -58,8 +58,8 @@ absl::Status Blocks(InferenceContext* c, int index, DimensionHandle* num_blocks)
 }
 
 absl::Status CheckStream(InferenceContext* c, int index) {
-  DimensionHandle two = c->MakeDim(2);
-  return MergeVector(c, index, &two);
+  DimensionHandle three = c->MakeDim(3);
+  return MergeVector(c, index, &three);
 }
 
 // An optional stream from input `index` on.

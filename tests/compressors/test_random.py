@@ -61,6 +61,19 @@ def test_bits_are_those_of_the_documented_counter(count, seed, step, rank, strea
     )
 
 
+@pytest.mark.parametrize("offset", [0, 4, 1000, 2**34 + 8])
+def test_a_part_of_the_vector_draws_what_the_whole_draws_there(offset):
+    context = make_context(step=3, seed=1, rank=2)._replace(offset=offset)
+    words = ops.random_bits(context.random_stream(5), 77)
+    high = 3 * 2**24 + 3 * 2**4 + 5
+    np.testing.assert_array_equal(
+        words, reference.stream_bits(77, 1, high, offset // 4)
+    )
+    if offset < 2**20:
+        whole = reference.random_bits(offset + 77, 1, 3, 2, 5)
+        np.testing.assert_array_equal(words, whole[offset:])
+
+
 def test_compiled_functions_draw_the_same():
     @tf.function(jit_compile=True)
     def draw(step, rank):

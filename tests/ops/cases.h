@@ -73,7 +73,7 @@ void VisitBuffers(UnpackCodes& a, Visit& visit) {
 template <typename Visit>
 void VisitBuffers(PackSigns& a, Visit& visit) {
   visit.Input(a.x, a.size);
-  if (a.stream != nullptr) visit.Input(a.stream, 2);
+  if (a.stream != nullptr) visit.Input(a.stream, 3);
   visit.Output(a.words, WordsFor(a.size, 2));
 }
 
@@ -82,7 +82,7 @@ void VisitBuffers(PackMomentumSigns& a, Visit& visit) {
   visit.Input(a.x, a.size);
   visit.Input(a.momentum, a.size);
   visit.Input(a.warming_up, 1);
-  if (a.stream != nullptr) visit.Input(a.stream, 2);
+  if (a.stream != nullptr) visit.Input(a.stream, 3);
   visit.Output(a.new_momentum, a.size);
   visit.Output(a.words, WordsFor(a.size, 2));
 }
@@ -93,7 +93,7 @@ void VisitBuffers(PackTernary& a, Visit& visit) {
   visit.Input(a.limit, a.num_blocks);
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
-  visit.Input(a.stream, 2);
+  visit.Input(a.stream, 3);
   visit.Output(a.words, WordsFor(a.size, 3));
 }
 
@@ -131,7 +131,7 @@ void VisitBuffers(MeanOfSigns& a, Visit& visit) {
 template <typename Visit>
 void VisitBuffers(MajorityVote& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
-  if (a.stream != nullptr) visit.Input(a.stream, 2);
+  if (a.stream != nullptr) visit.Input(a.stream, 3);
   visit.Output(a.votes, WordsFor(a.size, a.reply_base));
 }
 
@@ -232,7 +232,7 @@ class Inputs {
     }
     ratio[0] = 0.75f;
     yes[0] = true;
-    for (int i = 0; i < 2; ++i) stream[i] = uint64_t{Next()} << 32 | Next();
+    for (int i = 0; i < 3; ++i) stream[i] = uint64_t{Next()} << 32 | Next();
   }
 
   // Codes below the base.
@@ -267,7 +267,7 @@ class Inputs {
   Array<float> limit;                  // [num_blocks]
   Array<float> ratio{1};
   Array<bool> yes{1}, no{1};
-  Array<uint64_t> stream{2};
+  Array<uint64_t> stream{3};
 
  private:
   uint32_t Next() {

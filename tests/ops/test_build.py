@@ -306,7 +306,7 @@ def test_public_functions_have_the_documentation_of_the_reference():
 
 # -- The operations -----------------------------------------------------------------
 
-X, STREAM = np.ones(5, np.float32), np.array([1, 2], np.int64)
+X, STREAM = np.ones(5, np.float32), np.array([1, 2, 3], np.int64)
 ONE, TWO = np.ones(1, np.float32), np.ones(2, np.float32)
 WORDS = np.zeros((2, 1), np.int32)
 
@@ -366,7 +366,7 @@ BAD_SPLITS = [
 BAD_SPLITS_ALONE = [s for s in BAD_SPLITS if s != [0, 2, 3, 5]]
 BAD_SPLITS_FIRST = [[1, 2, 5], [0, 5, 5], [0, 6, 5], [0, -1, 5], [0, 2, 3, 5], [5]]
 BAD_WORDS = [LONG_WORDS, WORDS[0], NO_WORKERS]
-BAD_STREAM = [STREAM[:1], STREAM[np.newaxis]]
+BAD_STREAM = [STREAM[:2], STREAM[np.newaxis]]
 BAD_BASE = [1, 0, -1, 2**32 + 1, HUGE]
 BAD_COUNT = [-1, 50, HUGE, 2**62]
 BAD_SCALAR = [ONE, X]

@@ -108,7 +108,7 @@ def test_results_that_go_past_the_caches():
     scale = tf.constant(cases.positive([2, len(splits) - 1]))
     signs = tf.constant(cases.words(2, 2, STREAMED))
     ternary = tf.constant(cases.words(3, 2, STREAMED))
-    stream = tf.constant([7, 3], tf.int64)
+    stream = tf.constant([7, 3, 0], tf.int64)
     for name, args in (
         ("unpack_codes", (ternary[0], 3, STREAMED)),
         ("sum_levels", (signs[:1], scale[0], splits, 2, 2, 1)),

@@ -38,7 +38,9 @@ def layouts(*sizes):
 # -- Random words -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [(0, 0), *STREAMS, (2**64 - 1, 2**64 - 1)])
+@pytest.mark.parametrize(
+    "stream", [(0, 0, 0), *STREAMS, (2**64 - 1, 2**64 - 1, 2**63 - 1000)]
+)
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 1000])
 def test_random_words_are_philox(stream, count):
     same(ops.random_bits(tensor(stream), count), oracle.stream_bits(count, *stream))
@@ -142,9 +144,13 @@ def test_signs_of_a_moving_average(kind, warming_up):
     for size in SIZES:
         x, m = cases.floats(size, kind), cases.floats(size, "zeros", seed=1)
         words, m_new = ops.pack_momentum_signs(
-            tf.constant(x), tf.constant(m), 0.9, tf.constant(warming_up), tensor((7, 3))
+            tf.constant(x),
+            tf.constant(m),
+            0.9,
+            tf.constant(warming_up),
+            tensor((7, 3, 0)),
         )
-        expected = oracle.pack_momentum_signs(x, m, 0.9, warming_up, (7, 3))
+        expected = oracle.pack_momentum_signs(x, m, 0.9, warming_up, (7, 3, 0))
         same(words, expected[0])
         same(m_new, expected[1])
 
@@ -183,10 +189,10 @@ def test_ternary_of_special_numbers():
             tf.constant(limit),
             tf.constant(scale),
             splits,
-            tensor((7, 3)),
+            tensor((7, 3, 0)),
         )
         with np.errstate(invalid="ignore"):
-            same(words, oracle.pack_ternary(x, limit, scale, splits, (7, 3)))
+            same(words, oracle.pack_ternary(x, limit, scale, splits, (7, 3, 0)))
 
 
 def test_zeros_are_never_kept_and_the_largest_always():
@@ -197,7 +203,7 @@ def test_zeros_are_never_kept_and_the_largest_always():
             tf.constant([np.inf]),
             tf.constant([3.0]),
             [0, 100],
-            tensor((5, high)),
+            tensor((5, high, 0)),
         )
         np.testing.assert_array_equal(
             ops.unpack_codes(words, 3, 100), [1, 1, 2, 0] * 25
@@ -215,7 +221,7 @@ def test_ternary_rounding_is_unbiased(limit):
         tf.constant([limit]),
         tf.constant([s]),
         [0, tiled.size],
-        tensor((11, 5)),
+        tensor((11, 5, 0)),
     )
     rounded = ops.unpack_codes(words, 3, tiled.size).numpy() - 1
     mean = s * rounded.reshape(draws, -1).mean(0)
@@ -353,10 +359,10 @@ def test_votes_by_hand():
     assert vote(3, quorum=2) == [plus, none, minus, none, none]
     # One bit cannot say "none": a split vote is a minus.
     assert vote(2) == [1, 0, 0, 0, 1]
-    coins = oracle.stream_bits(5, 7, 3) & 1
-    assert vote(2, stream=tensor((7, 3))) == [1, coins[1], 0, coins[3], 1]
+    coins = oracle.stream_bits(5, 7, 3, 0) & 1
+    assert vote(2, stream=tensor((7, 3, 0))) == [1, coins[1], 0, coins[3], 1]
     # A coin is no net vote: the quorum takes it back.
-    assert vote(3, 1, tensor((7, 3))) == [plus, none, minus, none, plus]
+    assert vote(3, 1, tensor((7, 3, 0))) == [plus, none, minus, none, plus]
 
 
 # -- Error feedback -----------------------------------------------------------------
@@ -468,7 +474,7 @@ def test_the_same_bits_inside_functions(workers, jit_compile):
             cases.positive(blocks),
             cases.positive([workers, blocks]),
             cases.codes(5, size),
-            np.array([7, 3]),
+            np.array([7, 3, 2**32 - 100]),
             True,
             np.float32(0.75),
         )

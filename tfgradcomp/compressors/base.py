@@ -137,18 +137,20 @@ class Context(NamedTuple):
 
         The key is `seed`, the high half of the counter
         `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
-        words are `shared` by all workers. `tfgradcomp.ops.random_bits` has the words.
+        words are `shared` by all workers. An element draws the same word in a part of
+        the vector as in the whole. `tfgradcomp.ops.random_bits` has the words.
 
         Args:
             stream: 0 to 15, distinct for distinct uses within one step.
             shared: Whether all workers draw the same words.
 
         Returns:
-            int64 `[2]`: key and high half of the counter.
+            int64 `[3]`: key, high half of the counter, and its low half at element 0.
         """
         worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
         high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream
-        return tf.stack([tf.cast(self.seed, tf.int64), high])
+        first = tf.constant(self.offset // 4, tf.int64)
+        return tf.stack([tf.cast(self.seed, tf.int64), high, first])
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 They run wherever TensorFlow does, inside XLA too. Vectors are flat. Blocks are given by
 `row_splits`: block b is the range `[row_splits[b], row_splits[b + 1])`, none is empty.
-A random `stream` is int64 `[key, high]`: word j is lane j mod 4 of the Philox-4x32-10
-block whose key is `key` and whose counter has the low 64 bits j // 4 and the high 64
-bits `high` (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
+A random `stream` is int64 `[key, high, first]`: word j is lane j mod 4 of the
+Philox-4x32-10 block whose key is `key` and whose counter has the low 64 bits
+first + j // 4 and the high 64 bits `high` (Salmon et al., Parallel random numbers: as
+easy as 1, 2, 3, 2011). With `first` = o / 4, for a multiple o of 4, the elements of a
+vector from o on draw what they draw in the whole vector.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def random_bits(stream: tf.Tensor, count: int) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[count],
         key=tf.bitcast(stream[:1], tf.uint64),
-        counter=tf.bitcast(tf.stack([tf.zeros_like(stream[1]), stream[1]]), tf.uint64),
+        counter=tf.bitcast(tf.gather(stream, [2, 1]), tf.uint64),
         alg=1,
         dtype=tf.uint32,
     )
