@@ -37,6 +37,7 @@ COMMON = {
     "min_size": 3,
     "seed": 2**62 + 1,
     "nonfinite": "skip",
+    "bucket_bytes": 1000,
     "name": "mine",
 }
 WRAPPERS = {

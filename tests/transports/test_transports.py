@@ -142,12 +142,14 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(workers, layout, me
     direct = run(workers, DirectExchange, method, layout)[0][0]
     # What arrives is no constant that would be equal anyway.
     assert len({bits(update) for update, _ in direct}) > 1 or layout.size == 1
-    names = transports.candidates(method[0], servers.fused(method[1]), layout, workers)
+    names = transports.candidates(*method, layout, workers)
     assert "all_gather" in names
     for name in names:
         if name == "all_reduce" and isinstance(method[0], Identity):
             continue  # A ring adds floats in an order of its own.
-        workers_saw = [seen for seen, _, _ in run(workers, TRANSPORTS[name], method, layout)]
+        workers_saw = [
+            seen for seen, _, _ in run(workers, TRANSPORTS[name], method, layout)
+        ]
         for step, (expected, expected_state) in enumerate(direct):
             for seen in workers_saw:
                 assert bits(seen[step][0]) == bits(expected), (name, step)

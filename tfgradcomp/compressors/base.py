@@ -247,6 +247,11 @@ class Wrapper(Compressor):
 
     compressor: Compressor
 
+    @property
+    def is_blockwise(self):
+        """See `Compressor`."""
+        return self.compressor.is_blockwise
+
     def fields(self, layout):
         """See `Compressor.fields`."""
         return self.compressor.fields(layout)

@@ -41,7 +41,9 @@ class Sign(EvenLevels):
 
     def fields(self, layout):
         """See `Compressor.fields`."""
-        return {"codes": Field(layout.size, 3 if self.abstain_below else 2, per="element")}
+        return {
+            "codes": Field(layout.size, 3 if self.abstain_below else 2, per="element")
+        }
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""

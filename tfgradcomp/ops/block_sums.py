@@ -43,7 +43,9 @@ def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
         end: A multiple of `CHUNK`, or the end of the vector.
     """
     parts = []
-    for block, (start, stop) in enumerate(zip(row_splits, row_splits[1:], strict=False)):
+    for block, (start, stop) in enumerate(
+        zip(row_splits, row_splits[1:], strict=False)
+    ):
         if stop <= begin or start >= end:
             continue
         first = start // CHUNK

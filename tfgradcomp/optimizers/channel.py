@@ -1,27 +1,30 @@
-"""One flat vector of gradients, with the method that carries it."""
+"""A part of the gradients that travels together, with the method that carries it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from tfgradcomp import compressors, servers
-from tfgradcomp.compressors.base import Compressor, Context, Layout
+from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
+from tfgradcomp.optimizers.buckets import Bucket, Piece
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports import Transport
-from tfgradcomp.transports.base import Words
+from tfgradcomp.transports.base import Call, Words
 
 
 class Channel:
-    """Variables whose gradients travel together, and the state of their method.
+    """One bucket of a flat vector, and the state of its method.
 
     Args:
-        name: Name of the channel; its state is saved under it.
-        positions: Indices of the variables in the order of the model.
-        shapes: Their shapes.
-        layout: The blocks of the concatenation of these variables.
+        name: Name of the channel, its call site on all workers.
+        bucket: Which part of the vector it is.
+        pieces: What it holds of the variables, in their order.
+        layout: The blocks of the whole vector.
         compressor: The worker's half of the method.
         server: The server's half.
         transport: Carries the payloads.
@@ -31,8 +34,8 @@ class Channel:
     def __init__(
         self,
         name: str,
-        positions: list[int],
-        shapes: list[tf.TensorShape],
+        bucket: Bucket,
+        pieces: Sequence[Piece],
         layout: Layout,
         compressor: Compressor,
         server: Server,
@@ -40,69 +43,87 @@ class Channel:
         weight_decay: WeightDecay | None,
     ):
         self.name = name
-        self.positions = positions
-        self.shapes = shapes
-        self.layout = layout
+        self.bucket = bucket
+        self.pieces = tuple(pieces)
+        self.layout = bucket.layout(layout)
         self.compressor = compressors.fused(compressor)
         self.server = servers.fused(server)
         self.transport = transport
         self.weight_decay = weight_decay
         initial = {
-            "worker": compressor.init(layout),
-            "server": transport.init_server(self.compressor, self.server, layout),
-            "local": weight_decay.init(layout) if weight_decay else (),
+            "worker": compressor.init(self.layout),
+            "server": transport.init_server(self.compressor, self.server, self.layout),
+            "local": weight_decay.init(self.layout) if weight_decay else (),
         }
         self.state = tf.nest.pack_sequence_as(
             initial,
             [
-                PerWorkerVariable(value, ".".join([name, *path]))
-                for path, value in _leaves(initial)
+                PerWorkerVariable(value, f"{name}.{path}")
+                for path, value in named_leaves(initial)
             ],
         )
+
+    @property
+    def size(self) -> int:
+        """Elements of variables."""
+        return self.bucket.end - self.bucket.begin
+
+    @property
+    def positions(self) -> list[int]:
+        """Indices of the variables in the order of the model."""
+        return [piece.position for piece in self.pieces]
+
+    def held(self, rank: int) -> range:
+        """Returns the elements of the layout whose server state a worker holds."""
+        return self.transport.held(rank, self.compressor, self.server, self.layout)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the server's state is spread over the workers."""
+        return self.held(0) != range(self.layout.size) or self.held(0) != self.held(-1)
 
     def flatten(self, tensors: list[tf.Tensor | None]) -> tf.Tensor:
         """Concatenates the channel's share of a list over all variables, as float32.
 
         A variable without a gradient counts as zero.
         """
-        parts = []
-        for position, shape in zip(self.positions, self.shapes, strict=True):
+        parts = [tf.zeros([self.bucket.lead])] if self.bucket.lead else []
+        for position, begin, end in self.pieces:
             tensor = tensors[position]
             if tensor is None:
-                tensor = tf.zeros(shape)
-            parts.append(tf.cast(tf.reshape(tensor, [-1]), tf.float32))
+                parts.append(tf.zeros([end - begin]))
+                continue
+            vector = tf.reshape(tensor, [-1])
+            if end - begin < vector.shape[0]:
+                vector = vector[begin:end]
+            parts.append(tf.cast(vector, tf.float32))
         return tf.concat(parts, 0)
 
-    def split(self, vector: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Cuts a flat vector into tensors, by the positions of the variables."""
-        parts = tf.split(vector, [shape.num_elements() for shape in self.shapes])
-        return {
-            position: tf.reshape(part, shape)
-            for position, part, shape in zip(
-                self.positions, parts, self.shapes, strict=True
-            )
-        }
+    def split(self, vector: tf.Tensor) -> dict[Piece, tf.Tensor]:
+        """Cuts a flat vector into the pieces of variables."""
+        sizes = [piece.end - piece.begin for piece in self.pieces]
+        _, *parts = tf.split(vector, [self.bucket.lead, *sizes])
+        return dict(zip(self.pieces, parts, strict=True))
 
-    def compress(self, gradient: tf.Tensor, context: Context):
-        """Returns the payload of this worker's mean gradient, and the new state."""
-        state = tf.nest.map_structure(tf.convert_to_tensor, self.state["worker"])
-        return self.compressor.compress(gradient, state, self.layout, context)
-
-    def exchange(self, payload, weights, context: Context, status: tf.Tensor):
-        """Exchanges a payload and decodes the reply.
+    def step(self, gradient: tf.Tensor, weights, context: Context, status_of):
+        """Compresses this worker's mean gradient, exchanges it and decodes the reply.
 
         Args:
-            payload: What `compress` returned.
+            gradient: What `flatten` returned.
             weights: Function that returns the flat weights, called where needed.
             context: The step.
-            status: A word that all workers shall see.
+            status_of: Function of the payload: the word that all workers shall see.
 
         Returns:
-            The update, the new state of server and weight decay, and all workers'
-            statuses.
+            The update, the new state, and all workers' statuses.
         """
-        state = tf.nest.map_structure(
-            tf.convert_to_tensor, {k: self.state[k] for k in ("server", "local")}
+        context = context._replace(
+            offset=self.bucket.offset,
+            max=lambda vector: self.transport.collectives.max(vector, self.name),
+        )
+        state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
+        payload, worker = self.compressor.compress(
+            gradient, state["worker"], self.layout, context
         )
         update, server, statuses = self.transport.exchange(
             payload,
@@ -111,29 +132,35 @@ class Channel:
             state["server"],
             self.layout,
             context,
-            status,
+            status_of(payload),
             self.name,
         )
         local = state["local"]
         if self.weight_decay:
             term, local = self.weight_decay.term(weights(), local)
             update += term
-        return update, {"server": server, "local": local}, statuses
+        new_state = {"worker": worker, "server": server, "local": local}
+        return update, new_state, statuses
 
-    def words(self, num_workers: int) -> Words:
-        """Returns the words a worker moves in a step."""
-        moved = self.transport.words(
+    def reply_fields(self, num_workers: int) -> dict[str, Field]:
+        """Returns what a reply is made of."""
+        return self.transport.reply_fields(
             self.compressor, self.server, self.layout, num_workers
         )
-        # What the workers agree on first goes round as a ring's all-reduce.
-        agreed = sum(f.count for f in self.compressor.agreed(self.layout).values())
-        ring = 2 * (num_workers - 1) / num_workers * agreed
+
+    @property
+    def words(self) -> Words:
+        """The words a worker moves in a step."""
+        moved = self.transport.words(self.compressor, self.server, self.layout)
+        agreed = self.compressor.agreed(self.layout).values()
+        rounds = Call("max", sum(field.count for field in agreed))
+        ring = rounds.moved(self.transport.collectives.num_workers)
         return Words(moved.sent + ring, moved.received + ring)
 
 
-def _leaves(nest):
-    """Pairs (names on the way, leaf) of a nest, in the order of `tf.nest.flatten`."""
+def named_leaves(nest) -> list[tuple[str, object]]:
+    """Pairs (name, leaf) of a nest, in the order of `tf.nest.flatten`."""
     return [
-        ([str(key) for key in path if key != "inner"], leaf)
+        (".".join(str(key) for key in path if key != "inner"), leaf)
         for path, leaf in keras.tree.flatten_with_path(nest)
     ]

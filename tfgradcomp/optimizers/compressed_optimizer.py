@@ -7,9 +7,9 @@ import sys
 import warnings
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from tfgradcomp import transports
 from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.monitoring.traffic import Traffic
@@ -19,16 +19,24 @@ from tfgradcomp.optimizers.arguments import (
     check_integer,
     refuse_wrappers,
 )
+from tfgradcomp.optimizers.buckets import Bucket, buckets_of
 from tfgradcomp.optimizers.channel import Channel
 from tfgradcomp.optimizers.partition import compressed_positions, rules_of
+from tfgradcomp.optimizers.saving import (
+    for_replicas,
+    names_of,
+    restore_state,
+    whole_name,
+    whole_state,
+)
 from tfgradcomp.seam import inner_optimizer as seam
 from tfgradcomp.seam.conditional import conditional
 from tfgradcomp.seam.fingerprint import check_same_everywhere, path_of
 from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
+from tfgradcomp.seam.workers import across_hosts, is_multi_worker
 from tfgradcomp.servers.base import Server
-from tfgradcomp.transports import NAMES as TRANSPORTS
-from tfgradcomp.transports import Transport, choose, collectives
+from tfgradcomp.transports import Costs, Transport, collectives
 from tfgradcomp.wire.words import message_words
 
 NONFINITE = ("raise", "skip")
@@ -61,7 +69,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             integer: that many elements of the flat vector. `"model"`: all of it.
         weight_decay: A `WeightDecay` that workers add to the reply, or None. The
             inner optimizer's own `weight_decay` is something else and works too.
-        transport: `"auto"`, `"all_gather"`, `"all_reduce"`, or a `Transport`.
+        transport: `"all_gather"`, `"all_reduce"`, `"sharded"`, or a `Transport`.
+            `"auto"` takes for each bucket the one that should be quickest on this
+            cluster, or plain float32 where compression would lose; it measures at
+            the first step, or takes the `tfgradcomp.transports.Costs` given.
         exclude: What is not compressed: `"last"` (the model's last layer), a pattern
             of variable paths (`"*/bias"`), a layer class or `"layer:ClassName"`, a
             function of a variable, or a list of these. It travels as float32 with
@@ -70,6 +81,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         seed: Integer in [0, 2**63), the key of all random numbers.
         nonfinite: What follows a skipped step: `"raise"` an error that names the
             variable and the worker, or `"skip"`: count it in `skipped_steps`.
+        bucket_bytes: The gradients travel in buckets of at least so many bytes, as
+            float32, cut between blocks: the last layers' first, while those of the
+            others are computed. However they are cut, the result is the same.
         name: Name of the optimizer.
 
     Raises:
@@ -98,6 +112,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         min_size: int = 1024,
         seed: int = 0,
         nonfinite: str = "raise",
+        bucket_bytes: int = 32 * 2**20,
         name: str | None = None,
         **kwargs,
     ):
@@ -111,10 +126,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         inner_optimizer = keras.optimizers.get(inner_optimizer)
         refuse_wrappers(inner_optimizer)
         check_choice("nonfinite", nonfinite, NONFINITE)
-        if not isinstance(transport, Transport):
-            check_choice("transport", transport, TRANSPORTS)
+        if not isinstance(transport, (Transport, Costs)):
+            check_choice("transport", transport, transports.NAMES)
         check_integer("min_size", min_size, 0)
         check_integer("seed", seed, 0, 2**63)
+        check_integer("bucket_bytes", bucket_bytes, 1)
         rules_of(exclude)
         if block_size not in (None, "model"):
             check_integer("block_size", block_size, 1)
@@ -138,6 +154,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.min_size = min_size
         self.seed = seed
         self.nonfinite = nonfinite
+        self.bucket_bytes = bucket_bytes
         self._is_checked = False
         self._prepare_strategy()
 
@@ -221,7 +238,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         else:
             moves = collectives.for_strategy(strategy)
         self._collectives = moves
-        self._channels = tuple(self._make_channels(list(variables), moves))
+        hosts = across_hosts(strategy) if is_multi_worker(strategy) else None
+        self._channels = tuple(self._make_channels(list(variables), moves, hosts))
         self._seed = PerWorkerVariable(tf.constant(self.seed, tf.int64), "seed")
         self._previous_learning_rate = PerWorkerVariable(
             tf.constant(0.0), "previous_learning_rate"
@@ -231,49 +249,49 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             for variable in tf.nest.flatten(channel.state):
                 self._track_variable(variable)
 
-    def _make_channels(self, variables, moves):
+    def _make_channels(self, variables, moves, hosts):
         # A variable that Keras overwrites with its gradient takes no update.
         trained = [not seam.is_overwritten(self.inner_optimizer, v) for v in variables]
         chosen = set(compressed_positions(variables, self.exclude, self.min_size))
+        sizes = [v.shape.num_elements() for v in variables]
         plan = (
-            ("compressed", True, self._compressor, self._server),
+            ("compressed", True, self._compressor, self._server, self._block_size),
             (
-                "plain",
-                False,
-                self._compressor.uncompressed(),
-                self._server.uncompressed(),
+                *("plain", False),
+                *(self._compressor.uncompressed(), self._server.uncompressed()),
+                "model",
             ),
         )
-        for name, wanted, compressor, server in plan:
+        for name, wanted, compressor, server, block_size in plan:
             positions = [
-                i
-                for i in range(len(variables))
-                if trained[i] and (i in chosen) == wanted
+                i for i, t in enumerate(trained) if t and (i in chosen) == wanted
             ]
-            shapes = [tf.TensorShape(variables[i].shape) for i in positions]
-            sizes = [shape.num_elements() for shape in shapes]
-            if not sum(sizes):
+            held = [sizes[i] for i in positions]
+            if not sum(held):
                 continue
-            layout = Layout.from_sizes(sizes, self._block_size if wanted else "model")
-            if wanted and isinstance(self.transport, Transport):
-                transport = self.transport
-            else:
-                kind = (
-                    self.transport
-                    if wanted and self.transport in TRANSPORTS
-                    else "auto"
-                )
-                transport = choose(kind, compressor, server, layout, moves)
-            yield Channel(
-                name,
-                positions,
-                shapes,
-                layout,
+            layout = Layout.from_sizes(held, block_size)
+            buckets = [Bucket(0, layout.size)]
+            if wanted and compressor.is_blockwise and server.is_blockwise:
+                buckets = buckets_of(layout, max(self.bucket_bytes // 4, 1))
+            carriers = transports.carriers(
+                self.transport if wanted else "auto",
                 compressor,
                 server,
-                transport,
-                self._decay,
+                [bucket.layout(layout) for bucket in buckets],
+                moves,
+                hosts if wanted else None,
             )
+            for index, (bucket, carrier) in enumerate(
+                zip(buckets, carriers, strict=True)
+            ):
+                yield Channel(
+                    f"{name}.{index}" if len(buckets) > 1 else name,
+                    bucket,
+                    bucket.pieces(positions, held),
+                    layout,
+                    *carrier,
+                    self._decay,
+                )
 
     @property
     def traffic(self) -> Traffic:
@@ -288,25 +306,17 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 "`optimizer.build(model.trainable_variables)` first."
             )
         workers = self._collectives.num_workers
-        moved = [channel.words(workers) for channel in self._channels]
-        by_name = {channel.name: channel for channel in self._channels}
-        bits_up = bits_reply = 0.0
-        if "compressed" in by_name:
-            channel = by_name["compressed"]
-            layout = channel.layout
-            fields = channel.compressor.fields(layout)
-            reply = channel.transport.reply_fields(
-                channel.compressor, channel.server, layout, workers
-            )
-            bits_up = 32 * message_words(fields) / layout.size
-            bits_reply = 32 * message_words(reply) / layout.size
-        sizes = {name: channel.layout.size for name, channel in by_name.items()}
+        moved = [channel.words for channel in self._channels]
+        compressed = [c for c in self._channels if c.name.startswith("compressed")]
+        elements = sum(channel.size for channel in compressed)
+        up = sum(message_words(c.compressor.fields(c.layout)) for c in compressed)
+        reply = sum(message_words(c.reply_fields(workers)) for c in compressed)
         return Traffic(
             num_workers=workers,
-            elements_compressed=sizes.get("compressed", 0),
-            elements_plain=sizes.get("plain", 0),
-            bits_per_element_up=bits_up,
-            bits_per_element_reply=bits_reply,
+            elements_compressed=elements,
+            elements_plain=sum(c.size for c in self._channels) - elements,
+            bits_per_element_up=32 * up / max(elements, 1),
+            bits_per_element_reply=32 * reply / max(elements, 1),
             words_sent=sum(words.sent for words in moved),
             words_received=sum(words.received for words in moved),
         )
@@ -373,27 +383,26 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         for position, gradient in zip(positions, gradients, strict=True):
             table[position] = gradient
         context = self._context()
-        vectors = [channel.flatten(table) for channel in self._channels]
-        compressed = [
-            channel.compress(vector, context)
-            for channel, vector in zip(self._channels, vectors, strict=True)
-        ]
-        payloads = [payload for payload, _ in compressed]
-        status = finite_vote.status_of(vectors, payloads, table)
-        updates, states, statuses = {}, [], None
-        for channel, (payload, worker) in zip(self._channels, compressed, strict=True):
-            update, state, seen = channel.exchange(
-                payload,
+        pieces, states, statuses = {}, [], []
+        for channel in self._channels:
+            vector = channel.flatten(table)
+            update, state, seen = channel.step(
+                vector,
                 lambda channel=channel: channel.flatten(self._trainable_variables),
                 context,
-                # All workers see all statuses with the first exchange.
-                status if statuses is None else tf.zeros_like(status),
+                lambda payload, channel=channel, vector=vector: finite_vote.status_of(
+                    vector,
+                    payload,
+                    {i: table[i] for i in channel.positions},
+                    len(table),
+                ),
             )
-            statuses = seen if statuses is None else statuses
-            updates.update(channel.split(update))
-            states.append({"worker": worker, **state})
+            pieces.update(channel.split(update))
+            states.append(state)
+            statuses.append(seen)
+        statuses = finite_vote.first_of(statuses)
         applied = [
-            tf.cast(updates[position], gradient.dtype)
+            tf.cast(_joined(pieces, position, gradient.shape), gradient.dtype)
             for position, gradient in zip(positions, gradients, strict=True)
         ]
         previous = context.if_moving(
@@ -433,7 +442,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 tf.convert_to_tensor(inner.learning_rate), tf.float32
             ),
             previous_learning_rate=tf.convert_to_tensor(self._previous_learning_rate),
-            max=lambda vector: self._collectives.max(vector, "agreed"),
+            max=tf.identity,
         )
 
     def _report(self, statuses):
@@ -468,7 +477,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 f"compressor={self._compressor}, server={self._server}, "
                 f"block_size={self._block_size}, weight_decay={self._decay}, "
                 f"exclude={self.exclude}, min_size={self.min_size}, seed={self.seed}, "
-                f"transport={self.transport}",
+                f"transport={self.transport}, bucket_bytes={self.bucket_bytes}",
                 seam.step_counter(self.inner_optimizer),
             )
 
@@ -477,34 +486,49 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def _own_state(self):
         return [v for v in self._variables if isinstance(v, PerWorkerVariable)]
 
+    def _scalars(self):
+        return self._seed, self._previous_learning_rate, self._skipped
+
+    def _vectors(self):
+        """The channels, by the vector that they are buckets of."""
+        by_name = {}
+        for channel in self._channels if self.built else ():
+            by_name.setdefault(channel.name.partition(".")[0], []).append(channel)
+        return list(by_name.values())
+
+    def _first_rank(self):
+        index, processes = self._collectives.place
+        return index * self._collectives.num_workers // processes
+
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""
         store["place"] = self._collectives.place if self.built else (0, 1)
-        for variable in self._own_state():
+        for variable in self._scalars() if self.built else ():
             store[variable.name] = variable.local_values()
+        for channels in self._vectors():
+            for name, values in whole_state(channels, self._first_rank()).items():
+                store[name] = values
 
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved, here or on another worker."""
-        names = {variable.name for variable in self._own_state()}
+        scalars = {v.name: v for v in self._scalars()} if self.built else {}
+        names = {*scalars, *(n for vector in self._vectors() for n in names_of(vector))}
         saved = set(store.keys()) - {"place"}
-        if names != saved:
+        if saved not in (names, {whole_name(name) for name in names}):
             warnings.warn(
                 f"The state of {type(self).__name__} is not restored: the file has "
                 f"{sorted(saved)}, expected {sorted(names)}. Was it saved with another "
-                "method, or before the first step?",
+                "method or transport, or before the first step? Shards of a server "
+                "become whole by `python -m tfgradcomp.reshard`.",
                 stacklevel=2,
             )
             return
-        for variable in self._own_state():
-            values = store[variable.name][()]
-            replicas = variable.local_values().shape[0]
-            if len(values) != replicas:
-                # Another number of devices: what is owed on average stays. Integers
-                # are the same on all, and a seed is no exact float.
-                is_float = np.issubdtype(values.dtype, np.floating)
-                values = values.mean(0, keepdims=True) if is_float else values[:1]
-                values = values.repeat(replicas, 0)
+        for name, variable in scalars.items():
+            replicas = len(variable.local_values())
+            values = for_replicas(store[name][()], replicas)
             variable.assign_local_values(values.astype(variable.dtype))
+        for channels in self._vectors():
+            restore_state(channels, store, self._first_rank())
         self._notice_origin(*(int(number) for number in store["place"][()]))
 
     def _notice_origin(self, rank, num_workers):
@@ -536,6 +560,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             "min_size": self.min_size,
             "seed": self.seed,
             "nonfinite": self.nonfinite,
+            "bucket_bytes": self.bucket_bytes,
             "name": self.name,
         }
         own = {name: getattr(self, name) for name in self._own_arguments}
@@ -555,6 +580,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 for name, value in config.items()
             }
         )
+
+
+def _joined(pieces, position, shape):
+    """Joins the pieces of a variable's update."""
+    own = sorted(piece for piece in pieces if piece.position == position)
+    parts = [pieces[piece] for piece in own]
+    vector = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+    return tf.reshape(vector, shape)
 
 
 def _dense(gradient, variable) -> tf.Tensor:

@@ -10,32 +10,38 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def status_of(vectors, payloads, gradients) -> tf.Tensor:
+def status_of(vector, payload, gradients: dict, num_variables: int) -> tf.Tensor:
     """Returns this worker's status.
 
     Args:
-        vectors: float32 vectors that are compressed.
-        payloads: What became of them.
-        gradients: A tensor for each variable, or None.
+        vector: The float32 vector that is compressed.
+        payload: What became of it.
+        gradients: What it is made of: tensors, or None, by the variables' positions.
+        num_variables: The number of variables.
     """
-    numbers = [
-        tensor
-        for payload in payloads
-        for tensor in payload.values()
-        if tensor.dtype.is_floating
-    ]
+    numbers = [tensor for tensor in payload.values() if tensor.dtype.is_floating]
 
     def locate():
-        # Looked at as float32, as in the vectors: 1e300 overflows there.
+        # Looked at as float32, as in the vector: 1e300 overflows there.
         bad = [
             gradient is not None
             and tf.logical_not(_is_finite(tf.cast(gradient, tf.float32)))
-            for gradient in gradients
+            for gradient in gradients.values()
         ]
-        return 1 + tf.argmax(tf.stack([*bad, True]), output_type=tf.int32)
+        positions = tf.constant([*gradients, num_variables])
+        return 1 + positions[tf.argmax(tf.stack([*bad, True]))]
 
-    finite = tf.reduce_all([_is_finite(x) for x in [*vectors, *numbers]])
+    finite = tf.reduce_all([_is_finite(x) for x in [vector, *numbers]])
     return tf.cond(finite, lambda: tf.constant(0), locate)
+
+
+def first_of(statuses: list[tf.Tensor]) -> tf.Tensor:
+    """Joins the statuses of several exchanges: the first variable of each worker."""
+    if len(statuses) == 1:
+        return statuses[0]
+    table = tf.stack(statuses)
+    first = tf.reduce_min(tf.where(table > 0, table, table.dtype.max), axis=0)
+    return tf.where(tf.reduce_any(table > 0, axis=0), first, 0)
 
 
 def assertions(statuses: tf.Tensor, paths: list[str]) -> list:

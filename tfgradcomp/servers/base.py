@@ -79,6 +79,11 @@ class Server(Component):
         reply, state = self.combine(payloads, state, layout, context)
         return self.decompress(reply, layout, context.num_workers), state
 
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether each block is combined by itself."""
+        return True
+
     # The same in shards, each served by itself.
 
     def unit(self, layout: Layout) -> int | None:
@@ -93,9 +98,7 @@ class Server(Component):
         """Declares what the reply of a shard is made of."""
         return self.reply_fields(shard.layout, num_workers)
 
-    def combine_shard(
-        self, payloads, state: State, shard: Shard, context: Context
-    ):
+    def combine_shard(self, payloads, state: State, shard: Shard, context: Context):
         """As `combine`: the shard's reply to the shards of payloads, the new state."""
         return self.combine(payloads, state, shard.layout, context)
 

@@ -45,13 +45,18 @@ class Recompress(Server):
         """See `Server.init`."""
         return {"residual": tf.zeros([layout.size])}
 
+    @property
+    def is_blockwise(self):
+        """See `Server.is_blockwise`."""
+        return self.compressor.is_blockwise
+
     def unit(self, layout):
         """See `Server.unit`."""
         # A block must be whole where it is compressed.
-        widths = {*np.diff(layout.row_splits)[:-1]}
-        if len(widths) > 1 or not self.compressor.is_blockwise:
+        widths = {*np.diff(layout.row_splits)[:-1].tolist()}
+        if len(widths) > 1 or not self.is_blockwise:
             return None
-        return int(widths.pop()) if widths else max(1, layout.size)
+        return widths.pop() if widths else max(1, layout.size)
 
     def combine(self, payloads, state, layout, context):
         """See `Server.combine`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfgradcomp.transports.base import Transport, Words
+from tfgradcomp.transports.base import Call, Transport
 from tfgradcomp.wire import words as wire
 
 
@@ -26,8 +26,6 @@ class AllGather(Transport):
         update, server_state = server.update(payloads, server_state, layout, context)
         return update, server_state, messages[:, 0]
 
-    def words(self, compressor, server, layout, num_workers):
-        """See `Transport.words`."""
-        message = 1 + wire.message_words(compressor.fields(layout))
-        moved = (num_workers - 1) * message
-        return Words(sent=moved, received=moved)
+    def calls(self, compressor, server, layout):
+        """See `Transport.calls`."""
+        return [Call("gather", 1 + wire.message_words(compressor.fields(layout)))]

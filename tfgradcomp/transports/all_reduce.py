@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.servers.mean import Mean
-from tfgradcomp.transports.base import Transport, Words
+from tfgradcomp.transports.base import Call, Transport
 from tfgradcomp.wire import words as wire
 
 # A status travels as digits that even an 8-bit mantissa holds exactly.
@@ -66,16 +66,14 @@ class AllReduce(Transport):
         """See `Transport.reply_fields`."""
         return {"sum": _summed(compressor, server, layout, num_workers)}
 
-    def words(self, compressor, server, layout, num_workers):
-        """See `Transport.words`."""
+    def calls(self, compressor, server, layout):
+        """See `Transport.calls`."""
+        num_workers = self.collectives.num_workers
         field = _summed(compressor, server, layout, num_workers)
-        words = wire.words_in(field) + num_workers
-        if field.base is None:
-            slots = num_workers * _DIGITS
-            words = wire.words_in(field._replace(count=field.count + slots))
-        # A ring: every word is sent and received twice, less the own part.
-        moved = 2 * (num_workers - 1) / num_workers * words
-        return Words(sent=moved, received=moved)
+        if field.base is not None:
+            return [Call("sum", num_workers + wire.words_in(field))]
+        slots = num_workers * _DIGITS
+        return [Call("sum", wire.words_in(field._replace(count=field.count + slots)))]
 
 
 def can_reduce(compressor, server, layout, num_workers) -> bool:

@@ -18,6 +18,28 @@ class Words(NamedTuple):
     received: float
 
 
+class Call(NamedTuple):
+    """A collective.
+
+    Attributes:
+        kind: Name of a method of `Collectives`: gather, all_to_all, sum or max.
+        words: 32-bit words that a worker hands to it.
+    """
+
+    kind: str
+    words: int
+
+    def moved(self, num_workers: int) -> float:
+        """Returns the words that a worker sends, which are as many as it receives."""
+        others = num_workers - 1
+        if self.kind == "gather":
+            return others * self.words
+        if self.kind == "all_to_all":
+            return others / num_workers * self.words
+        # A ring: every word goes round twice, less the own part.
+        return 2 * others / num_workers * self.words
+
+
 class Transport:
     """Carries payloads to where the server is, and replies back.
 
@@ -31,8 +53,18 @@ class Transport:
     def init_server(
         self, compressor: Compressor, server: Server, layout: Layout
     ) -> State:
-        """Returns the server's state before the first step, as far as it is held here."""
+        """Returns the server's first state, as far as it is held here."""
         return server.init(layout)
+
+    def held(
+        self,
+        rank: int,
+        compressor: Compressor,
+        server: Server,
+        layout: Layout,
+    ) -> range:
+        """Returns the elements whose server state a worker holds."""
+        return range(layout.size)
 
     def exchange(
         self,
@@ -69,8 +101,14 @@ class Transport:
         """Returns what a reply is made of where this transport carries one."""
         return server.reply_fields(layout, num_workers)
 
-    def words(
-        self, compressor: Compressor, server: Server, layout: Layout, num_workers: int
-    ) -> Words:
-        """Returns what an exchange moves, the status included."""
+    def calls(
+        self, compressor: Compressor, server: Server, layout: Layout
+    ) -> list[Call]:
+        """Returns the collectives of an exchange, the status included."""
         raise NotImplementedError
+
+    def words(self, compressor: Compressor, server: Server, layout: Layout) -> Words:
+        """Returns what an exchange moves."""
+        calls = self.calls(compressor, server, layout)
+        moved = sum(call.moved(self.collectives.num_workers) for call in calls)
+        return Words(sent=moved, received=moved)

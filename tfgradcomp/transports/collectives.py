@@ -14,7 +14,7 @@ import tensorflow as tf
 
 # Far above the keys that TensorFlow counts up from 1 and 100.
 _GROUP_KEY = 0x54470000
-_KEYS_PER_INSTANCE = 64
+_KEYS_PER_INSTANCE = 1 << 12
 _instances = itertools.count()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfgradcomp.transports.base import Transport, Words
+from tfgradcomp.transports.base import Transport
 from tfgradcomp.transports.collectives import Collectives
 
 
@@ -132,6 +132,6 @@ class DirectExchange(Transport):
         update = server.decompress(reply, layout, context.num_workers)
         return update, server_state, gather(status[tf.newaxis], f"{site}/status")[:, 0]
 
-    def words(self, compressor, server, layout, num_workers):
-        """See `Transport.words`."""
-        return Words(sent=0, received=0)
+    def calls(self, compressor, server, layout):
+        """See `Transport.calls`."""
+        return []

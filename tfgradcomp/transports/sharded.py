@@ -12,7 +12,7 @@ from tfgradcomp.compressors.base import Compressor, Field, Layout
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers.base import Server, Shard
-from tfgradcomp.transports.base import Transport, Words
+from tfgradcomp.transports.base import Call, Transport
 from tfgradcomp.wire import words as wire
 
 
@@ -27,6 +27,12 @@ class Sharded(Transport):
         """See `Transport.init_server`."""
         shards = _shards(compressor, server, layout, self.collectives.num_workers)
         return server.init(Layout.from_sizes([shards.width]))
+
+    def held(self, rank, compressor, server, layout):
+        """See `Transport.held`."""
+        num_workers = self.collectives.num_workers
+        shard = _shards(compressor, server, layout, num_workers)[rank]
+        return range(shard.begin, shard.end)
 
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
@@ -53,12 +59,15 @@ class Sharded(Transport):
         update = server.decompress(reply, layout, num_workers)
         return update, state, rows[:, 0]
 
-    def words(self, compressor, server, layout, num_workers):
-        """See `Transport.words`."""
+    def calls(self, compressor, server, layout):
+        """See `Transport.calls`."""
+        num_workers = self.collectives.num_workers
         shards = _shards(compressor, server, layout, num_workers)
-        fields = shards.payload_fields, shards.reply_fields
-        moved = (num_workers - 1) * (1 + sum(map(wire.message_words, fields)))
-        return Words(sent=moved, received=moved)
+        row = 1 + wire.message_words(shards.payload_fields)
+        return [
+            Call("all_to_all", num_workers * row),
+            Call("gather", wire.message_words(shards.reply_fields)),
+        ]
 
 
 class Shards:
@@ -87,7 +96,9 @@ class Shards:
         self.width = unit * math.ceil(layout.size / unit / num_workers)
         cuts = [min(i * self.width, layout.size) for i in range(num_workers + 1)]
         self._shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
-        self.payload_fields = _longest(compressor.fields(s.layout) for s in self._shards)
+        self.payload_fields = _longest(
+            compressor.fields(s.layout) for s in self._shards
+        )
         self.reply_fields = _longest(
             server.shard_fields(s, num_workers) for s in self._shards
         )

@@ -3,7 +3,8 @@
 Codes are packed by whoever makes them (`tfgradcomp.ops`; the word format is stated in
 `tfgradcomp.ops.word_format`). Numbers that are no codes travel as their own bits: a
 float32 is a word, two half floats share one, the first in the low half, and a float64
-takes two, the low half first. A message is the words of its fields in the order of their declaration.
+takes two, the low half first. A message is the words of its fields in the order of
+their declaration.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def message_words(fields: dict[str, Field]) -> int:
 
 
 def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
-    """Joins fields, shape `[..., length]`, into words `[..., message_words(fields)]`."""
+    """Joins fields `[..., length]` into words `[..., message_words(fields)]`."""
     parts = []
     for name, field in fields.items():
         values = payload[name]

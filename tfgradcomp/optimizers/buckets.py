@@ -1,0 +1,84 @@
+"""The flat vector in buckets, so that one travels while the rest is computed."""
+
+from __future__ import annotations
+
+import bisect
+from typing import NamedTuple
+
+from tfgradcomp.compressors.base import Layout
+from tfgradcomp.ops.block_sums import CHUNK
+
+
+class Piece(NamedTuple):
+    """Elements [begin, end) of a variable, row by row.
+
+    Attributes:
+        position: Index of the variable in the order of the model.
+        begin: First element.
+        end: The element after the last.
+    """
+
+    position: int
+    begin: int
+    end: int
+
+
+class Bucket(NamedTuple):
+    """Elements [begin, end) of the flat vector.
+
+    Attributes:
+        begin: First element.
+        end: The element after the last.
+    """
+
+    begin: int
+    end: int
+
+    @property
+    def lead(self) -> int:
+        """Zeros that go before, a block by themselves.
+
+        With them elements keep their places in the chunks of sums and in random
+        streams, and so the bits of results, wherever buckets are cut.
+        """
+        return self.begin % CHUNK
+
+    @property
+    def offset(self) -> int:
+        """Where the bucket begins with its lead."""
+        return self.begin - self.lead
+
+    def layout(self, layout: Layout) -> Layout:
+        """Returns the blocks of the bucket, of those of the whole vector."""
+        part = layout.part(self.begin, self.end)
+        if not self.lead:
+            return part
+        return Layout((0, *(self.lead + split for split in part.row_splits)))
+
+    def pieces(self, positions: list[int], sizes: list[int]) -> list[Piece]:
+        """Returns what the bucket holds of the variables that make up the vector."""
+        pieces, start = [], 0
+        for position, size in zip(positions, sizes, strict=True):
+            begin, end = max(self.begin - start, 0), min(self.end - start, size)
+            if begin < end:
+                pieces.append(Piece(position, begin, end))
+            start += size
+        return pieces
+
+
+def buckets_of(layout: Layout, size: int) -> list[Bucket]:
+    """Cuts a vector between blocks, from its end: there gradients are ready first.
+
+    Args:
+        layout: The blocks; each stays whole.
+        size: The least number of elements of a bucket. What is left at the front
+            joins its neighbour where it is less than half of that.
+    """
+    splits, end, buckets = layout.row_splits, layout.size, []
+    while end > 0:
+        begin = splits[max(bisect.bisect_right(splits, end - size) - 1, 0)]
+        if 2 * begin < size:
+            begin = 0
+        buckets.append(Bucket(begin, end))
+        end = begin
+    return buckets
