@@ -219,6 +219,28 @@ def make_rows(size: int) -> list[Row]:
                 (signs_4, scales(4, len(layers) - 1), e, ratio, true),
             ),
         ),
+        Row(
+            "its first half: signs and sums",
+            lambda ops: (
+                lambda *args: ops.mean_sign_sums(*args, layers),
+                (signs_4, scales(4, len(layers) - 1), e, ratio),
+            ),
+        ),
+        Row(
+            "its second half: the residual",
+            lambda ops: (
+                lambda *args: ops.mean_sign_residual(*args, layers),
+                (
+                    signs_4,
+                    scales(4, len(layers) - 1),
+                    e,
+                    ratio,
+                    true,
+                    signs_1[0],
+                    scales(len(layers) - 1),
+                ),
+            ),
+        ),
     ]
 
 

@@ -179,6 +179,40 @@ struct MeanSignErrorFeedback {
   uint32_t* words;      // [WordsFor(size, 2)]
 };
 
+// The first half of it, for a server that holds a part of the vector: a block's scale
+// is known when the sums of all its parts have met. With p of MeanSignErrorFeedback,
+//   words = signs of p, l1[b] = sum of |p| over the block, a float64 sum.
+struct MeanSignSums {
+  const uint32_t* sent_words;  // [num_workers, WordsFor(size, 2)]
+  const float* sent_scale;     // [num_workers, num_blocks]
+  int64_t num_workers;
+  const float* residual;
+  int64_t size;
+  const float* ratio;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  double* scratch;  // [SlotsFor(size, num_blocks)]
+  double* l1;       // [num_blocks]
+  uint32_t* words;  // [WordsFor(size, 2)]
+};
+
+// The second half: new_residual = p - (+-scale[b]), the signs being those of `words`,
+// or residual where not *moving.
+struct MeanSignResidual {
+  const uint32_t* sent_words;  // [num_workers, WordsFor(size, 2)]
+  const float* sent_scale;     // [num_workers, num_blocks]
+  int64_t num_workers;
+  const float* residual;
+  int64_t size;
+  const float* ratio;
+  const bool* moving;
+  const uint32_t* words;  // [WordsFor(size, 2)]
+  const float* scale;     // [num_blocks]
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  float* new_residual;  // [size]
+};
+
 // All of them: X(PackCodes) X(UnpackCodes) ...
 #define TFGRADCOMP_FOR_EACH_KERNEL(X) \
   X(PackCodes)                        \
@@ -192,7 +226,9 @@ struct MeanSignErrorFeedback {
   X(MeanOfSigns)                      \
   X(MajorityVote)                     \
   X(SignErrorFeedback)                \
-  X(MeanSignErrorFeedback)
+  X(MeanSignErrorFeedback)            \
+  X(MeanSignSums)                     \
+  X(MeanSignResidual)
 
 }  // namespace tfgradcomp
 

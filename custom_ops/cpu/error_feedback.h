@@ -13,6 +13,22 @@ inline __attribute__((always_inline)) void PutCached(float* p, int64_t count,
   if (count < kGroup) memcpy(p, buffer, count * sizeof(float));
 }
 
+inline __attribute__((always_inline)) void AddResidual(F ratio, const float* residual,
+                                                       F (&p)[kParts]) {
+  for (int part = 0; part < kParts; ++part) {
+    p[part] = Add(p[part], Mul(ratio, Load(residual + part * kWidth)));
+  }
+}
+
+// Takes the scaled signs out of p.
+inline __attribute__((always_inline)) void TakeSigns(uint32_t word, const float* scale,
+                                                     F (&p)[kParts]) {
+  EachPart([&](auto part) {
+    const F sent = Negate<part.kPart>(~word, Load(scale + part.kPart * kWidth));
+    p[part.kPart] = Sub(p[part.kPart], sent);
+  });
+}
+
 // new_residual holds p: takes the scaled signs out of it, or puts back the old one.
 template <typename Args>
 inline __attribute__((always_inline)) void TakeOut(const Args& args, bool moving,
@@ -24,24 +40,56 @@ inline __attribute__((always_inline)) void TakeOut(const Args& args, bool moving
     return;
   }
   GroupReader reader;
-  const float* values = reader.At(p, count);
   F left[kParts];
-  EachPart([&](auto part) {
-    constexpr int kFirst = part.kPart * kWidth;
-    const F sent = Negate<part.kPart>(~word, Load(scale + kFirst));
-    left[part.kPart] = Sub(Load(values + kFirst), sent);
-  });
+  LoadGroup(reader.At(p, count), left);
+  TakeSigns(word, scale, left);
   PutCached(p, count, left);
 }
 
-// What SignErrorFeedback and MeanSignErrorFeedback share. `input_at(begin, end)`
-// returns a function that makes p of a group: p(at, count, residual, group).
-template <typename Args, typename InputAt>
+// Makes p of the chunks [begin, end): its signs go into words, the sums of |p| into
+// scratch, p itself to `place_of(chunk)`. `input_of()` returns a function that makes
+// what the residual is added to: input(at, count, group).
+template <typename Args, typename InputOf, typename PlaceOf>
+inline __attribute__((always_inline)) void AddUpChunks(const Args& shared,
+                                                       const InputOf& input_of,
+                                                       const PlaceOf& place_of,
+                                                       int64_t begin, int64_t end) {
+  const Args args = shared;  // A vector store may alias what others can see.
+  const F ratio = Set(*args.ratio);
+  auto input = input_of();
+  GroupReader residual;
+  int64_t block = BlockOf(begin * kChunk, args.row_splits, args.num_blocks);
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    const int64_t first = chunk * kChunk, stop = Smaller(args.size, first + kChunk);
+    float* const place = place_of(chunk);
+    while (args.row_splits[block + 1] <= first) ++block;
+    D magnitudes[kChunk / kGroup] = {};
+    for (int64_t at = first; at < stop; at += kGroup) {
+      const int64_t count = Smaller(kGroup, stop - at);
+      F p[kParts];
+      input(at, count, p);
+      AddResidual(ratio, residual.At(args.residual + at, count), p);
+      args.words[at / kGroup] = SignWord(p, nullptr, at) & LowBits(count);
+      PutCached(place + (at - first), count, p);
+      magnitudes[(at - first) / kGroup] = MagnitudeOfGroup(p);
+    }
+    if (first + kChunk <= args.row_splits[block + 1]) {
+      args.scratch[chunk + block] = SumLanes(SumGroups(magnitudes));
+      continue;
+    }
+    EachBlock(place, args.size, args.row_splits, args.num_blocks, chunk, block,
+              [&](const float* values, int64_t slot) {
+                args.scratch[slot] = MagnitudeOfChunk(values);
+              });
+  }
+}
+
+// What SignErrorFeedback and MeanSignErrorFeedback share.
+template <typename Args, typename InputOf>
 void FeedBack(const Parallel& parallel, const Args& shared, int64_t bytes_per_chunk,
-              const InputAt& input_at) {
+              const InputOf& input_of) {
   const Args args = shared;
   const bool moving = *args.moving;
-  const F ratio = Set(*args.ratio);
   int64_t done = 0;
   for (int64_t first = 0, last; first < args.num_blocks; first = last) {
     const int64_t from = args.row_splits[first];
@@ -50,36 +98,10 @@ void FeedBack(const Parallel& parallel, const Args& shared, int64_t bytes_per_ch
     const int64_t to = args.row_splits[last];
     const int64_t chunks = CeilDiv(to, kChunk);
     For(parallel, chunks - done, bytes_per_chunk, [&](int64_t begin, int64_t end) {
-      const Args args = shared;  // A vector store may alias what others can see.
-      auto input = input_at();
-      GroupReader residual;
-      int64_t block =
-          BlockOf((done + begin) * kChunk, args.row_splits, args.num_blocks);
-      for (int64_t chunk = done + begin; chunk < done + end; ++chunk) {
-        const int64_t stop = Smaller(args.size, (chunk + 1) * kChunk);
-        while (args.row_splits[block + 1] <= chunk * kChunk) ++block;
-        D magnitudes[kChunk / kGroup] = {};
-        for (int64_t at = chunk * kChunk; at < stop; at += kGroup) {
-          const int64_t count = Smaller(kGroup, stop - at);
-          F p[kParts];
-          input(at, count, p);
-          const float* e = residual.At(args.residual + at, count);
-          for (int part = 0; part < kParts; ++part) {
-            p[part] = Add(p[part], Mul(ratio, Load(e + part * kWidth)));
-          }
-          args.words[at / kGroup] = SignWord(p, nullptr, at) & LowBits(count);
-          PutCached(args.new_residual + at, count, p);
-          magnitudes[at / kGroup % (kChunk / kGroup)] = MagnitudeOfGroup(p);
-        }
-        if ((chunk + 1) * kChunk <= args.row_splits[block + 1]) {
-          args.scratch[chunk + block] = SumLanes(SumGroups(magnitudes));
-          continue;
-        }
-        EachChunk(args.new_residual, args.size, args.row_splits, args.num_blocks, chunk,
-                  chunk + 1, [&](const float* values, int64_t slot) {
-                    args.scratch[slot] = MagnitudeOfChunk(values);
-                  });
-      }
+      AddUpChunks(
+          shared, input_of,
+          [p = args.new_residual](int64_t chunk) { return p + chunk * kChunk; },
+          done + begin, done + end);
     });
     done = chunks;
     for (int64_t b = first; b < last; ++b) {
@@ -122,13 +144,64 @@ void Kernel(const Parallel& parallel, const SignErrorFeedback& args) {
   });
 }
 
+// The mean of the scaled signs that were sent, for one thread.
+class SentMean {
+ public:
+  template <typename Args>
+  explicit SentMean(const Args& args)
+      : signs_(args.sent_words, args.num_workers, WordsFor(args.size, 2)),
+        scale_(args.sent_scale, args.num_workers, args.row_splits, args.num_blocks) {}
+
+  inline __attribute__((always_inline)) void operator()(int64_t at, int64_t count,
+                                                        F (&mean)[kParts]) {
+    signs_.At(at / kGroup, scale_.At(at, count), mean);
+  }
+
+ private:
+  SignMean signs_;
+  Spread scale_;
+};
+
 void Kernel(const Parallel& parallel, const MeanSignErrorFeedback& args) {
-  const SignMean signs(args.sent_words, args.num_workers, WordsFor(args.size, 2));
-  FeedBack(parallel, args, (12 + args.num_workers / 8) * kChunk, [&] {
-    return [&, scale = Spread(args.sent_scale, args.num_workers, args.row_splits,
-                              args.num_blocks)](int64_t at, int64_t count,
-                                                F(&p)[kParts]) mutable {
-      signs.At(at / kGroup, scale.At(at, count), p);
-    };
-  });
+  FeedBack(parallel, args, (12 + args.num_workers / 8) * kChunk,
+           [&] { return SentMean(args); });
+}
+
+void Kernel(const Parallel& parallel, const MeanSignSums& args) {
+  For(parallel, CeilDiv(args.size, kChunk), (4 + args.num_workers / 8) * kChunk,
+      [&](int64_t begin, int64_t end) {
+        float p[kChunk];
+        AddUpChunks(
+            args, [&] { return SentMean(args); }, [&](int64_t) { return p; }, begin,
+            end);
+      });
+  for (int64_t b = 0; b < args.num_blocks; ++b) {
+    args.l1[b] = OverChunks(args.scratch, args.row_splits, b, Plus);
+  }
+}
+
+void Kernel(const Parallel& parallel, const MeanSignResidual& shared) {
+  For(parallel, CeilDiv(shared.size, kGroup), (8 + shared.num_workers / 8) * kGroup,
+      [&](int64_t begin, int64_t end) {
+        const MeanSignResidual args = shared;
+        const bool moving = *args.moving;
+        const F ratio = Set(*args.ratio);
+        SentMean sent(args);
+        Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
+        GroupReader residual;
+        GroupWriter new_residual(args.new_residual, args.size);
+        for (int64_t word = begin; word < end; ++word) {
+          const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
+          const float* e = residual.At(args.residual + at, count);
+          F p[kParts];
+          if (moving) {
+            sent(at, count, p);
+            AddResidual(ratio, e, p);
+            TakeSigns(args.words[word], scale.At(at, count), p);
+          } else {
+            LoadGroup(e, p);
+          }
+          new_residual.Put(at, p);
+        }
+      });
 }

@@ -261,10 +261,13 @@ struct WorkerStep {
     return __fadd_rn(p, __fmul_rn(ratio, loaded.residual));
   }
 
+  __device__ void Keep(int64_t j, float p) const { args.new_residual[j] = p; }
+
   SignErrorFeedback args;
 };
 
-struct ServerStep {
+template <typename Arguments>
+struct ServerInput {
   struct Loaded {
     float x, residual;
   };
@@ -279,11 +282,19 @@ struct ServerStep {
     return __fadd_rn(loaded.x, __fmul_rn(ratio, loaded.residual));
   }
 
-  MeanSignErrorFeedback args;
+  Arguments args;
   int64_t words_per_worker;
 };
 
-// Puts p into new_residual, its signs into words and the sums of |p| into scratch.
+struct ServerStep : ServerInput<MeanSignErrorFeedback> {
+  __device__ void Keep(int64_t j, float p) const { args.new_residual[j] = p; }
+};
+
+struct ServerSums : ServerInput<MeanSignSums> {
+  __device__ void Keep(int64_t, float) const {}
+};
+
+// Keeps p if the step does, its signs in words and the sums of |p| in scratch.
 template <typename Step>
 __global__ void __launch_bounds__(kThreads) AddResidualKernel(Step step) {
   constexpr int kStepsAtOnce = 4;
@@ -309,7 +320,7 @@ __global__ void __launch_bounds__(kThreads) AddResidualKernel(Step step) {
         float p = 0;
         if (j < end) {
           p = step.Combine(j, loaded[i], ratio);
-          args.new_residual[j] = p;
+          step.Keep(j, p);
         }
         words.Add(first + i, j < end, p);
         tile[StepPlace(first + i)] = p;
@@ -335,6 +346,14 @@ struct StoreScale {
   __device__ void operator()(int, int64_t block, double sum) const {
     const int64_t count = row_splits[block + 1] - row_splits[block];
     scale[block] = static_cast<float>(sum / static_cast<double>(count));
+  }
+};
+
+struct StoreSum {
+  double* sums;
+
+  __device__ void operator()(int, int64_t block, double sum) const {
+    sums[block] = sum;
   }
 };
 
@@ -367,20 +386,49 @@ __global__ void __launch_bounds__(kThreads) TakeScaleKernel(Arguments args) {
   }
 }
 
-template <typename Step>
-const char* RunErrorFeedback(const Gpu& gpu, const Step& step) {
+__global__ void __launch_bounds__(kThreads)
+    MeanSignResidualKernel(ServerInput<MeanSignResidual> input) {
+  const MeanSignResidual& args = input.args;
+  const bool moving = *args.moving;
+  const float ratio = *args.ratio;
+  for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
+    const int64_t begin = chunk * kChunk;
+    const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
+    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
+#pragma unroll 4
+    for (int64_t j = begin + Lane(); j < end; j += kWarp) {
+      if (!moving) {
+        args.new_residual[j] = args.residual[j];
+        continue;
+      }
+      const float p = input.Combine(j, input.Load(j, blocks), ratio);
+      const float scale = args.scale[blocks.Of(j)];
+      const bool plus = args.words[j / kWarp] >> (j % kWarp) & 1;
+      args.new_residual[j] = __fsub_rn(p, plus ? scale : -scale);
+    }
+  }
+}
+
+// Makes p and its signs; finish(0, block, sum) gets the sums of |p|.
+template <typename Step, typename Finish>
+const char* RunSums(const Gpu& gpu, const Step& step, Finish finish) {
   const auto& args = step.args;
-  const int64_t chunks = CeilDiv(args.size, kChunk);
-  if (chunks == 0) return nullptr;
   const Partials partials = {
       args.scratch,   SlotsFor(args.size, args.num_blocks), 1, -1, args.row_splits,
       args.num_blocks};
+  const int64_t chunks = CeilDiv(args.size, kChunk);
   const char* error = Launch(gpu, chunks, AddResidualKernel<Step>, step);
-  if (error != nullptr) return error;
-  error = Climb(gpu, partials, args.size, StoreScale{args.scale, args.row_splits});
+  return error != nullptr ? error : Climb(gpu, partials, args.size, finish);
+}
+
+template <typename Step>
+const char* RunErrorFeedback(const Gpu& gpu, const Step& step) {
+  const auto& args = step.args;
+  if (args.size == 0) return nullptr;
+  const char* error = RunSums(gpu, step, StoreScale{args.scale, args.row_splits});
   if (error != nullptr) return error;
   using Arguments = decltype(Step::args);
-  return Launch(gpu, chunks, TakeScaleKernel<Arguments>, args);
+  return Launch(gpu, CeilDiv(args.size, kChunk), TakeScaleKernel<Arguments>, args);
 }
 
 }  // namespace
@@ -402,8 +450,20 @@ const char* Run(const Gpu& gpu, const SignErrorFeedback& args) {
 }
 
 const char* Run(const Gpu& gpu, const MeanSignErrorFeedback& args) {
-  return RunErrorFeedback(gpu,
-                          ServerStep{args, tfgradcomp_format::WordsFor(args.size, 2)});
+  return RunErrorFeedback(
+      gpu, ServerStep{{args, tfgradcomp_format::WordsFor(args.size, 2)}});
+}
+
+const char* Run(const Gpu& gpu, const MeanSignSums& args) {
+  if (args.size == 0) return nullptr;
+  return RunSums(gpu, ServerSums{{args, tfgradcomp_format::WordsFor(args.size, 2)}},
+                 StoreSum{args.l1});
+}
+
+const char* Run(const Gpu& gpu, const MeanSignResidual& args) {
+  const ServerInput<MeanSignResidual> input = {
+      args, tfgradcomp_format::WordsFor(args.size, 2)};
+  return Launch(gpu, CeilDiv(args.size, kChunk), MeanSignResidualKernel, input);
 }
 
 }  // namespace tfgradcomp

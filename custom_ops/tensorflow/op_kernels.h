@@ -476,6 +476,19 @@ class SignErrorFeedbackOp : public KernelOp<Device, SignErrorFeedback> {
   float mu_;
 };
 
+// What the server's ops read alike: what was sent is inputs 0 and 1, the residual 2,
+// the ratio 3.
+template <typename Device, typename Args>
+absl::Status ServerInputs(OpKernelContext* context, int row_splits, Args* args) {
+  TF_RETURN_IF_ERROR(FirstVector(context, 2, "residual", &args->size, &args->residual));
+  TF_RETURN_IF_ERROR(WorkersWords(context, 0, "sent_words", args->size, 2,
+                                  &args->num_workers, &args->sent_words));
+  TF_RETURN_IF_ERROR(Scalar(context, 3, "ratio", &args->ratio));
+  TF_RETURN_IF_ERROR(Blocks<Device>(context, row_splits, args));
+  return WorkersScale(context, 1, "sent_scale", args->num_workers, args->num_blocks,
+                      &args->sent_scale);
+}
+
 template <typename Device>
 class MeanSignErrorFeedbackOp : public KernelOp<Device, MeanSignErrorFeedback> {
  public:
@@ -484,22 +497,50 @@ class MeanSignErrorFeedbackOp : public KernelOp<Device, MeanSignErrorFeedback> {
  private:
   absl::Status Prepare(OpKernelContext* context, MeanSignErrorFeedback* args,
                        Tensor* scratch) const override {
-    TF_RETURN_IF_ERROR(
-        FirstVector(context, 2, "residual", &args->size, &args->residual));
-    const int64_t size = args->size;
-    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "sent_words", size, 2,
-                                    &args->num_workers, &args->sent_words));
-    TF_RETURN_IF_ERROR(Scalar(context, 3, "ratio", &args->ratio));
+    TF_RETURN_IF_ERROR(ServerInputs<Device>(context, 5, args));
     TF_RETURN_IF_ERROR(Scalar(context, 4, "moving", &args->moving));
-    TF_RETURN_IF_ERROR(Blocks<Device>(context, 5, args));
-    TF_RETURN_IF_ERROR(WorkersScale(context, 1, "sent_scale", args->num_workers,
-                                    args->num_blocks, &args->sent_scale));
+    const int64_t size = args->size;
     const int64_t slots = tfgradcomp_format::SlotsFor(size, args->num_blocks);
     TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
     TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({args->num_blocks}), &args->scale));
     return Output(context, 2, TensorShape({size}), &args->new_residual);
+  }
+};
+
+template <typename Device>
+class MeanSignSumsOp : public KernelOp<Device, MeanSignSums> {
+ public:
+  using KernelOp<Device, MeanSignSums>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MeanSignSums* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(ServerInputs<Device>(context, 4, args));
+    const int64_t slots = tfgradcomp_format::SlotsFor(args->size, args->num_blocks);
+    TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(OutputWords(context, 0, args->size, 2, &args->words));
+    return Output(context, 1, TensorShape({args->num_blocks}), &args->l1);
+  }
+};
+
+template <typename Device>
+class MeanSignResidualOp : public KernelOp<Device, MeanSignResidual> {
+ public:
+  using KernelOp<Device, MeanSignResidual>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MeanSignResidual* args,
+                       Tensor* scratch) const override {
+    TF_RETURN_IF_ERROR(ServerInputs<Device>(context, 7, args));
+    TF_RETURN_IF_ERROR(Scalar(context, 4, "moving", &args->moving));
+    const Tensor& words = context->input(5);
+    const int64_t expected = tfgradcomp_format::WordsFor(args->size, 2);
+    TF_RETURN_IF_ERROR(CheckShape("words", words, TensorShape({expected})));
+    args->words = Data<uint32_t>(words);
+    TF_RETURN_IF_ERROR(Vector(context, 6, "scale", args->num_blocks, &args->scale));
+    return Output(context, 0, TensorShape({args->size}), &args->new_residual);
   }
 };
 

@@ -215,19 +215,44 @@ absl::Status SignErrorFeedbackShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+// What the server's ops read alike: what was sent, the residual and the ratio.
+absl::Status ServerInputs(InferenceContext* c, int row_splits, DimensionHandle* size,
+                          DimensionHandle* num_blocks) {
+  ShapeHandle sent;
+  TF_RETURN_IF_ERROR(MergeVector(c, 2, size));
+  TF_RETURN_IF_ERROR(
+      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(c, *size, 2)), &sent));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 3));
+  TF_RETURN_IF_ERROR(Blocks(c, row_splits, num_blocks));
+  return WorkersScale(c, 1, c->Dim(sent, 0), *num_blocks);
+}
+
 absl::Status MeanSignErrorFeedbackShape(InferenceContext* c) {
   DimensionHandle size = c->UnknownDim(), num_blocks;
-  ShapeHandle sent;
-  TF_RETURN_IF_ERROR(MergeVector(c, 2, &size));
-  TF_RETURN_IF_ERROR(
-      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(c, size, 2)), &sent));
-  TF_RETURN_IF_ERROR(CheckScalar(c, 3));
+  TF_RETURN_IF_ERROR(ServerInputs(c, 5, &size, &num_blocks));
   TF_RETURN_IF_ERROR(CheckScalar(c, 4));
-  TF_RETURN_IF_ERROR(Blocks(c, 5, &num_blocks));
-  TF_RETURN_IF_ERROR(WorkersScale(c, 1, c->Dim(sent, 0), num_blocks));
   c->set_output(0, c->Vector(Words(c, size, 2)));
   c->set_output(1, c->Vector(num_blocks));
   c->set_output(2, c->Vector(size));
+  return absl::OkStatus();
+}
+
+absl::Status MeanSignSumsShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim(), num_blocks;
+  TF_RETURN_IF_ERROR(ServerInputs(c, 4, &size, &num_blocks));
+  c->set_output(0, c->Vector(Words(c, size, 2)));
+  c->set_output(1, c->Vector(num_blocks));
+  return absl::OkStatus();
+}
+
+absl::Status MeanSignResidualShape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim(), num_blocks;
+  TF_RETURN_IF_ERROR(ServerInputs(c, 7, &size, &num_blocks));
+  TF_RETURN_IF_ERROR(CheckScalar(c, 4));
+  DimensionHandle words = Words(c, size, 2);
+  TF_RETURN_IF_ERROR(MergeVector(c, 5, &words));
+  TF_RETURN_IF_ERROR(MergeVector(c, 6, &num_blocks));
+  c->set_output(0, c->Vector(size));
   return absl::OkStatus();
 }
 
@@ -343,6 +368,28 @@ REGISTER_OP("Tfgradcomp>MeanSignErrorFeedback")
     .Output("scale: float")
     .Output("new_residual: float")
     .SetShapeFn(MeanSignErrorFeedbackShape);
+
+REGISTER_OP("Tfgradcomp>MeanSignSums")
+    .Input("sent_words: int32")
+    .Input("sent_scale: float")
+    .Input("residual: float")
+    .Input("ratio: float")
+    .Input("row_splits: int64")
+    .Output("words: int32")
+    .Output("l1: double")
+    .SetShapeFn(MeanSignSumsShape);
+
+REGISTER_OP("Tfgradcomp>MeanSignResidual")
+    .Input("sent_words: int32")
+    .Input("sent_scale: float")
+    .Input("residual: float")
+    .Input("ratio: float")
+    .Input("moving: bool")
+    .Input("words: int32")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .Output("new_residual: float")
+    .SetShapeFn(MeanSignResidualShape);
 
 }  // namespace
 }  // namespace tfgradcomp

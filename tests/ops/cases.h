@@ -164,6 +164,31 @@ void VisitBuffers(MeanSignErrorFeedback& a, Visit& visit) {
   visit.Output(a.words, WordsFor(a.size, 2));
 }
 
+template <typename Visit>
+void VisitBuffers(MeanSignSums& a, Visit& visit) {
+  visit.Input(a.sent_words, a.num_workers * WordsFor(a.size, 2));
+  visit.Input(a.sent_scale, a.num_workers * a.num_blocks);
+  visit.Input(a.residual, a.size);
+  visit.Input(a.ratio, 1);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Scratch(a.scratch, SlotsFor(a.size, a.num_blocks));
+  visit.Output(a.l1, a.num_blocks);
+  visit.Output(a.words, WordsFor(a.size, 2));
+}
+
+template <typename Visit>
+void VisitBuffers(MeanSignResidual& a, Visit& visit) {
+  visit.Input(a.sent_words, a.num_workers * WordsFor(a.size, 2));
+  visit.Input(a.sent_scale, a.num_workers * a.num_blocks);
+  visit.Input(a.residual, a.size);
+  visit.Input(a.ratio, 1);
+  visit.Input(a.moving, 1);
+  visit.Input(a.words, WordsFor(a.size, 2));
+  visit.Input(a.scale, a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.new_residual, a.size);
+}
+
 // -- Inputs -----------------------------------------------------------------------
 
 enum class Layout { kOneBlock, kRagged, kBlocksOfOne, kBuckets };
@@ -377,7 +402,31 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
                                                                {},
                                                                {},
                                                                {}});
+    // Any words will do: here those that a worker sent.
+    run("MeanSignResidual" + moves, MeanSignResidual{signs.data(),
+                                                     in.wild_scale.data(),
+                                                     workers,
+                                                     in.residual.data(),
+                                                     n,
+                                                     in.ratio.data(),
+                                                     moving,
+                                                     signs.data(),
+                                                     in.scale.data(),
+                                                     splits,
+                                                     blocks,
+                                                     {}});
   }
+  run("MeanSignSums", MeanSignSums{signs.data(),
+                                   in.scale.data(),
+                                   workers,
+                                   in.residual.data(),
+                                   n,
+                                   in.ratio.data(),
+                                   splits,
+                                   blocks,
+                                   {},
+                                   {},
+                                   {}});
   for (uint64_t base : {2, 3, 5, 9, 17, 256, 257, 65537}) {
     const Array<uint32_t> words = in.Words(base);
     const int64_t zero = workers * static_cast<int64_t>(base - 1);

@@ -128,7 +128,12 @@ def calls(size, layout="one", workers=3, kind="normal"):
             ("sign_error_feedback", (x, m, e, 0.9, ratio, flag, splits)),
             ("sign_error_feedback", (x, None, e, 0.0, ratio, flag, splits)),
             ("mean_sign_error_feedback", (signs, scales, e, ratio, flag, splits)),
+            (
+                "mean_sign_residual",
+                (signs, scales, e, ratio, flag, signs[-1], scale, splits),
+            ),
         ]
+    result.append(("mean_sign_sums", (signs, scales, e, ratio, splits)))
     return [(f"{i}: {name}", name, args) for i, (name, args) in enumerate(result)]
 
 

@@ -33,6 +33,10 @@ STRUCTS = {
     "MeanSignErrorFeedback": "p:sent_words p:sent_scale i:num_workers p:residual "
     "i:size p:ratio p:moving p:row_splits i:num_blocks p:scratch p:new_residual "
     "p:scale p:words",
+    "MeanSignSums": "p:sent_words p:sent_scale i:num_workers p:residual i:size p:ratio "
+    "p:row_splits i:num_blocks p:scratch p:l1 p:words",
+    "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
+    "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
 }
 
 
@@ -257,6 +261,42 @@ class CpuLibrary:
             words=_words_like(size, 2),
             **_blocks(row_splits),
         )
+
+    def mean_sign_sums(self, sent_words, sent_scale, residual, ratio, row_splits):
+        blocks, size = len(row_splits) - 1, row_splits[-1]
+        return self._run(
+            "MeanSignSums",
+            ["words", "l1"],
+            sent_words=sent_words,
+            sent_scale=sent_scale,
+            num_workers=sent_words.shape[0],
+            residual=residual,
+            size=size,
+            ratio=np.float32(ratio),
+            scratch=np.full(-(-size // 512) + blocks, 7.0),
+            l1=np.full(blocks, 7.0),
+            words=_words_like(size, 2),
+            **_blocks(row_splits),
+        )
+
+    def mean_sign_residual(
+        self, sent_words, sent_scale, residual, ratio, moving, words, scale, row_splits
+    ):
+        return self._run(
+            "MeanSignResidual",
+            ["new_residual"],
+            sent_words=sent_words,
+            sent_scale=sent_scale,
+            num_workers=sent_words.shape[0],
+            residual=residual,
+            size=row_splits[-1],
+            ratio=np.float32(ratio),
+            moving=np.array(moving),
+            words=words,
+            scale=scale,
+            new_residual=np.full(row_splits[-1], 7, np.float32),
+            **_blocks(row_splits),
+        )[0]
 
 
 def _words_like(count, base):

@@ -347,6 +347,23 @@ CALLS = {
         moving=True,
         row_splits=[0, 2, 5],
     ),
+    "mean_sign_sums": dict(
+        sent_words=WORDS,
+        sent_scale=np.ones((2, 2), np.float32),
+        residual=X,
+        ratio=0.5,
+        row_splits=[0, 2, 5],
+    ),
+    "mean_sign_residual": dict(
+        sent_words=WORDS,
+        sent_scale=np.ones((2, 2), np.float32),
+        residual=X,
+        ratio=0.5,
+        moving=True,
+        words=WORDS[0],
+        scale=TWO,
+        row_splits=[0, 2, 5],
+    ),
 }
 HUGE = 2**40
 NO_WORKERS, LONG_WORDS = np.zeros((0, 1), np.int32), np.zeros((2, 2), np.int32)
@@ -370,6 +387,13 @@ BAD_STREAM = [STREAM[:2], STREAM[np.newaxis]]
 BAD_BASE = [1, 0, -1, 2**32 + 1, HUGE]
 BAD_COUNT = [-1, 50, HUGE, 2**62]
 BAD_SCALAR = [ONE, X]
+BAD_SENT = dict(
+    sent_words=BAD_WORDS,
+    sent_scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
+    residual=[np.ones(40, np.float32), *BAD_VECTOR[1:]],
+    ratio=BAD_SCALAR,
+    row_splits=BAD_SPLITS,
+)
 # And values that are wrong, each by itself.
 BAD = {
     "pack_codes": dict(codes=[np.int32(1), WORDS], base=BAD_BASE),
@@ -418,13 +442,10 @@ BAD = {
         moving=[[True]],
         row_splits=BAD_SPLITS_ALONE,
     ),
-    "mean_sign_error_feedback": dict(
-        sent_words=BAD_WORDS,
-        sent_scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
-        residual=[np.ones(40, np.float32), *BAD_VECTOR[1:]],
-        ratio=BAD_SCALAR,
-        moving=[[True]],
-        row_splits=BAD_SPLITS,
+    "mean_sign_error_feedback": dict(BAD_SENT, moving=[[True]]),
+    "mean_sign_sums": BAD_SENT,
+    "mean_sign_residual": dict(
+        BAD_SENT, moving=[[True]], words=[WORDS, LONG_WORDS[0]], scale=[ONE, X]
     ),
 }
 
@@ -469,7 +490,8 @@ def test_vectors_may_be_empty(name):
     for argument in ("x", "momentum", "residual", "limit", "addend", "codes"):
         dtype = np.asarray(CALLS[name].get(argument, nothing)).dtype
         empty[argument] = nothing.astype(dtype)
-    empty["words"] = empty["sent_words"] = WORDS[:, :0]
+    words = np.asarray(CALLS[name].get("words", WORDS))
+    empty["words"], empty["sent_words"] = words[..., :0], WORDS[:, :0]
     scale = np.ndim(CALLS[name].get("scale", nothing))
     empty["scale"] = np.zeros((2, 0), np.float32) if scale == 2 else nothing
     empty["sent_scale"] = np.zeros((2, 0), np.float32)

@@ -118,6 +118,10 @@ def test_results_that_go_past_the_caches():
         ("sign_error_feedback", (x, m, e, 0.9, tf.constant(0.5), True, splits)),
         ("sign_error_feedback", (x, None, e, 0.0, tf.constant(0.5), False, splits)),
         ("mean_sign_error_feedback", (signs, scale, e, tf.constant(0.5), True, splits)),
+        (
+            "mean_sign_residual",
+            (signs, scale, e, tf.constant(0.5), True, signs[0], scale[0], splits),
+        ),
     ):
         cases.same_results(
             getattr(native, name)(*args), getattr(reference, name)(*args), name

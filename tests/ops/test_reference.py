@@ -452,6 +452,8 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         ops.majority_vote(words, size, 3, 3, 1, stream),
         *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),
+        *ops.mean_sign_sums(signs, scales, m, ratio, splits),
+        ops.mean_sign_residual(signs, scales, m, ratio, flag, signs[0], scale, splits),
     ]
 
 

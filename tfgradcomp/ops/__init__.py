@@ -37,6 +37,8 @@ __all__ = [
     "mean_of_signs",
     "mean_of_sums",
     "mean_sign_error_feedback",
+    "mean_sign_residual",
+    "mean_sign_sums",
     "pack_codes",
     "pack_momentum_signs",
     "pack_signs",
@@ -133,6 +135,8 @@ mean_of_signs = _choosing("mean_of_signs")
 majority_vote = _choosing("majority_vote")
 sign_error_feedback = _choosing("sign_error_feedback")
 mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
+mean_sign_sums = _choosing("mean_sign_sums")
+mean_sign_residual = _choosing("mean_sign_residual")
 
 
 @functools.wraps(reference.mean_magnitude)

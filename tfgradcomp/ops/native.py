@@ -36,6 +36,8 @@ NAMES = (
     "majority_vote",
     "sign_error_feedback",
     "mean_sign_error_feedback",
+    "mean_sign_sums",
+    "mean_sign_residual",
 )
 
 
@@ -341,6 +343,44 @@ def mean_sign_error_feedback(
         _op("mean_sign_error_feedback")(
             sent_words, sent_scale, residual, ratio, moving, _splits(row_splits)
         )
+    )
+
+
+def mean_sign_sums(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    row_splits: Sequence[int],
+):
+    """As `reference.mean_sign_sums`."""
+    return tuple(
+        _op("mean_sign_sums")(
+            sent_words, sent_scale, residual, ratio, _splits(row_splits)
+        )
+    )
+
+
+def mean_sign_residual(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    moving: tf.Tensor,
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+) -> tf.Tensor:
+    """As `reference.mean_sign_residual`."""
+    return _op("mean_sign_residual")(
+        sent_words,
+        sent_scale,
+        residual,
+        ratio,
+        moving,
+        words,
+        scale,
+        _splits(row_splits),
     )
 
 

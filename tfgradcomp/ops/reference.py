@@ -333,10 +333,60 @@ def mean_sign_error_feedback(
     return words, scale, left
 
 
+def mean_sign_sums(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    row_splits: Sequence[int],
+):
+    """The first half of `mean_sign_error_feedback`, which has the scale yet to come.
+
+    A server that holds a part of the vector knows a block's scale, the mean |p|, only
+    when the sums of the block's parts have met.
+
+    Returns:
+        The words of the signs of p and the sum of |p| of each block, float64
+        `[num_blocks]`.
+    """
+    p = mean_of_signs(sent_words, sent_scale, row_splits) - -ratio * residual
+    return pack_signs(p), _sum_of_magnitudes(p, row_splits)
+
+
+def mean_sign_residual(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    moving: tf.Tensor,
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+) -> tf.Tensor:
+    """The second half of `mean_sign_error_feedback`: what is left of p.
+
+    Args:
+        sent_words: As in the first half.
+        sent_scale: As in the first half.
+        residual: As in the first half.
+        ratio: As in the first half.
+        moving: Boolean scalar; where it is false the residual stays.
+        words: What the first half returned.
+        scale: float32 `[num_blocks]`.
+        row_splits: The blocks.
+
+    Returns:
+        The new residual, p less the scaled signs.
+    """
+    p = mean_of_signs(sent_words, sent_scale, row_splits) - -ratio * residual
+    left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)
+    return tf.where(moving, left, residual)
+
+
 def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
-    total = _reduce_blocks(tf.cast(tf.abs(x), tf.float64), row_splits, tf.add)
-    return tf.cast(_divide(total, np.diff(row_splits)), tf.float32)
+    mean = _divide(_sum_of_magnitudes(x, row_splits), np.diff(row_splits))
+    return tf.cast(mean, tf.float32)
 
 
 def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
@@ -350,6 +400,10 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
         if a < b
     ]
     return tf.concat(parts, 0) if parts else values
+
+
+def _sum_of_magnitudes(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    return _reduce_blocks(tf.cast(tf.abs(x), tf.float64), row_splits, tf.add)
 
 
 def _divide(x: tf.Tensor, divisor: np.ndarray | int) -> tf.Tensor:
