@@ -199,11 +199,26 @@ def test_methods_without_momentum_take_an_inner_one(inner):
         wrapper(inner())
 
 
-@pytest.mark.parametrize("transport", ["all_reduce"])
-@pytest.mark.parametrize("wrapper", WRAPPERS[:-1])
-def test_codes_cannot_be_all_reduced(wrapper, transport):
-    optimizer = wrapper(sgd(), transport=transport, min_size=1)
-    with refused("transport='all_reduce'", "use 'auto' or 'all_gather'", "compressor="):
+@pytest.mark.parametrize(
+    "make",
+    [
+        tfgradcomp.DistEFSGD,
+        tfgradcomp.DistEFBlockSGDM,
+        lambda *args, **kw: tfgradcomp.TernGrad(*args, share_scaler=False, **kw),
+    ],
+)
+def test_what_cannot_be_added_up_is_not_all_reduced(make):
+    optimizer = make(sgd(), transport="all_reduce", min_size=1)
+    choices = "use 'auto' or one of ['all_gather', 'sharded']"
+    with refused("transport='all_reduce'", choices, "compressor="):
+        optimizer.build(make_variables([(3,)]))
+
+
+def test_what_needs_the_whole_vector_is_not_sharded():
+    optimizer = tfgradcomp.DistEFSGD(
+        sgd(), compressor="top_k", transport="sharded", min_size=1
+    )
+    with refused("transport='sharded'", "use 'auto' or one of ['all_gather']"):
         optimizer.build(make_variables([(3,)]))
 
 

@@ -48,7 +48,7 @@ def residuals(model):
     }
 
 
-def make(optimizer, policy="float32", **kwargs):
+def make(optimizer, policy="float32", units=40, **kwargs):
     """A compiled two-layer model with a large and a small kernel."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
@@ -57,7 +57,7 @@ def make(optimizer, policy="float32", **kwargs):
         model = keras.Sequential(
             [
                 keras.Input((64,)),
-                keras.layers.Dense(40, activation="relu", name="first"),
+                keras.layers.Dense(units, activation="relu", name="first"),
                 keras.layers.Dense(3, name="second"),
             ]
         )
@@ -112,6 +112,69 @@ def case_methods():
     return {
         name: trained(make_one, fit_arguments={"validation_data": (X, Y)})
         for name, make_one in METHODS.items()
+    }
+
+
+TRANSPORTS = {
+    "terngrad": ("all_gather", "all_reduce", "sharded"),
+    "terngrad_own_scale": ("all_gather", "sharded"),
+    "signum": ("all_gather", "all_reduce", "sharded"),
+    "dist_ef_sgd": ("all_gather", "sharded"),
+    "dist_ef_block_sgdm": ("all_gather", "sharded"),
+}
+
+
+def case_transports():
+    """Methods on every transport, in one bucket and in several, and in loops."""
+    manners = {
+        "one bucket": {},
+        "buckets": {"bucket_bytes": 1},
+        "loops": {"bucket_bytes": 1, "steps_per_execution": 4},
+    }
+    answers = {}
+    for name, names in TRANSPORTS.items():
+        for transport in names:
+            for manner, arguments in manners.items():
+                arguments = dict(arguments)
+                size = arguments.pop("bucket_bytes", 2**20)
+                result = trained(
+                    lambda name=name, transport=transport, size=size: METHODS[name](
+                        transport=transport, bucket_bytes=size, min_size=3
+                    ),
+                    epochs=1,
+                    units=600,
+                    **arguments,
+                )
+                answers[f"{name}, {transport}, {manner}"] = result["digest"]
+    return answers
+
+
+def case_transports_under_conditions():
+    """Collectives inside of conditionals: accumulated gradients, mixed precision."""
+    return {
+        transport: trained(
+            lambda transport=transport: tfgradcomp.DistEFBlockSGDM(
+                SGD(0.01, gradient_accumulation_steps=2),
+                transport=transport,
+                bucket_bytes=1,
+                min_size=3,
+            ),
+            units=600,
+            policy="mixed_float16",
+            steps_per_execution=2,
+        )["digest"]
+        for transport in ("all_gather", "sharded")
+    }
+
+
+def case_auto():
+    """A transport chosen on the cluster."""
+    model = make(METHODS["terngrad"], units=600)
+    fit(model, epochs=1)
+    channels = model.optimizer._channels
+    return {
+        "digest": digest(model),
+        "chosen": [type(channel.transport).__name__ for channel in channels],
     }
 
 

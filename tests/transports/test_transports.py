@@ -1,5 +1,7 @@
 """Words between workers: what arrives, and that no more moves than declared."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -92,6 +94,11 @@ class Recorder(Collectives):
         return getattr(self._collectives, kind)(vector, site)
 
 
+def alone(workers):
+    """Collectives of which nothing but the number of workers is asked."""
+    return Loopback(workers).collectives(0)
+
+
 def run(workers, transport, method, layout, steps=3):
     """A few steps on threads; what each worker decoded, and what it moved."""
     compressor, server = method[0], servers.fused(method[1])
@@ -142,14 +149,13 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(workers, layout, me
     direct = run(workers, DirectExchange, method, layout)[0][0]
     # What arrives is no constant that would be equal anyway.
     assert len({bits(update) for update, _ in direct}) > 1 or layout.size == 1
-    names = transports.candidates(*method, layout, workers)
+    names = transports.candidates(*method, layout, alone(workers))
     assert "all_gather" in names
     for name in names:
         if name == "all_reduce" and isinstance(method[0], Identity):
             continue  # A ring adds floats in an order of its own.
-        workers_saw = [
-            seen for seen, _, _ in run(workers, TRANSPORTS[name], method, layout)
-        ]
+        ran = run(workers, TRANSPORTS[name], method, layout)
+        workers_saw = [seen for seen, _, _ in ran]
         for step, (expected, expected_state) in enumerate(direct):
             for seen in workers_saw:
                 assert bits(seen[step][0]) == bits(expected), (name, step)
@@ -204,16 +210,52 @@ def test_a_sum_of_half_floats_does_not_overflow(value):
 @every_method
 @every_layout
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_gather_moves_the_declared_words(workers, layout, method):
-    compressor, _ = method
-    words = 1 + wire.message_words(compressor.fields(layout))
+def test_the_collectives_get_what_is_declared(workers, layout, method):
+    compressor, server = method
     agreed = [4 * field.count for field in compressor.agreed(layout).values()]
-    for _, calls, carrier in run(workers, AllGather, method, layout, steps=2):
-        expected = [("max", size) for size in agreed] + [("gather", 4 * words)]
-        assert calls == 2 * expected
-        declared = carrier.words(compressor.fields(layout), workers)
-        # Everybody gets the words of all others, and gives them its own.
-        assert declared == ((workers - 1) * words, (workers - 1) * words)
+    rounds = [("max", size) for size in agreed]
+    for name in transports.candidates(*method, layout, alone(workers)):
+        ran = run(workers, TRANSPORTS[name], method, layout, steps=2)
+        for _, calls, carrier in ran:
+            declared = carrier.calls(compressor, servers.fused(server), layout)
+            expected = rounds + [(call.kind, 4 * call.words) for call in declared]
+            assert [(kind, -(-size // 4) * 4) for kind, size in calls] == 2 * expected
+
+
+@every_method
+@every_layout
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_gather_moves_all_payloads(workers, layout, method):
+    words = 1 + wire.message_words(method[0].fields(layout))
+    # Everybody gets the words of all others, and gives them its own.
+    expected = ((workers - 1) * words, (workers - 1) * words)
+    assert AllGather(alone(workers)).words(*method, layout) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 64])
+@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
+def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
+    compressor, server = METHODS[name][0], servers.fused(METHODS[name][1])
+    layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
+    up = wire.message_words(compressor.fields(layout))
+    down = wire.message_words(server.reply_fields(layout, workers))
+    ideal = (workers - 1) / workers * (up + down)
+    sent, received = Sharded(alone(workers)).words(compressor, server, layout)
+    assert ideal <= sent == received <= 1.03 * ideal
+
+
+@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "signSGD, abstention"])
+def test_what_a_sum_of_codes_moves(name):
+    layout = Layout.from_sizes([1_000_000])
+    compressor, _ = METHODS[name]
+    for workers in (2, 3, 4, 8):
+        levels = workers * (compressor.fields(layout)["codes"].base - 1) + 1
+        digits = math.floor(32 / math.log2(levels) + 1e-9)
+        ring = 2 * (workers - 1) / workers
+        moved = AllReduce(alone(workers)).words(*METHODS[name], layout).sent
+        assert moved == pytest.approx(
+            ring * (math.ceil(layout.size / digits) + workers)
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -226,7 +268,7 @@ def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
         # The statuses of all workers ride along, three numbers each.
         moved = size * (layout.size + 3 * workers)
         assert calls == 2 * [("sum", moved)]
-        sent, received = carrier.words(method[0].fields(layout), workers)
+        sent, received = carrier.words(*method, layout)
         ring = 2 * (workers - 1) / workers * np.ceil(moved / 4)
         np.testing.assert_allclose([sent, received], ring)
 
@@ -241,21 +283,32 @@ def test_one_worker_moves_nothing():
     np.testing.assert_array_equal(alone.max(vector, "c"), vector)
 
 
-def test_the_choice_of_a_transport():
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_choice_of_a_transport(workers):
     layout = LAYOUTS["ragged"]
-    alone = SingleWorker()
 
     def chosen(name, compressor, server):
-        return type(transports.choose(name, compressor, server, layout, alone))
+        (carrier,) = transports.carriers(
+            name, compressor, server, [layout], alone(workers)
+        )
+        assert carrier[:2] == (compressor, server)
+        return type(carrier[2])
 
-    assert chosen("auto", Identity(), Mean()) is AllReduce
-    assert chosen("all_gather", Identity(), Mean()) is AllGather
-    assert chosen("all_reduce", Identity("bfloat16"), Mean()) is AllReduce
-    for compressor, server in METHODS.values():
-        if not isinstance(compressor, Identity):
-            assert chosen("auto", compressor, server) is AllGather
-            with pytest.raises(ValueError, match="use 'auto' or 'all_gather'"):
+    for name, (compressor, server) in METHODS.items():
+        is_float = isinstance(compressor, Identity)
+        expected = AllReduce if is_float else AllGather
+        assert chosen("auto", compressor, server) is expected
+        assert chosen("all_gather", compressor, server) is AllGather
+        if name not in {"TernGrad, own scales"} and not name.startswith("dist-EF"):
+            assert chosen("all_reduce", compressor, server) is AllReduce
+        else:
+            with pytest.raises(ValueError, match="'all_reduce' cannot.*all_gather"):
                 chosen("all_reduce", compressor, server)
+        if name != "dist-EF top-k":
+            assert chosen("sharded", compressor, server) is Sharded
+        else:
+            with pytest.raises(ValueError, match="'sharded' cannot.*all_gather"):
+                chosen("sharded", compressor, server)
     # The mean is not all that this server needs.
     assert chosen("auto", Identity(), Recompress(Identity())) is AllGather
 

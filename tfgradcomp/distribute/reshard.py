@@ -1,7 +1,8 @@
 """Turns the backups of N workers into those of M.
 
 What differs between workers (residuals, momenta) becomes the mean over the N workers on
-each of the M: the mean is what the weights are still owed, and it is conserved.
+each of the M: the mean is what the weights are still owed, and it is conserved. Shards
+of a server's state are put together, so that M workers can shard them anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import h5py
 import numpy as np
 
 from tfgradcomp.distribute import backups
+from tfgradcomp.optimizers.saving import whole_name
 
 
 def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
@@ -39,7 +41,7 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
     folders, epoch = _find(Path(old))
     sources = [backups.epoch_folder(folder, epoch) for folder in folders]
     files = [source / backups.WEIGHTS for source in sources]
-    means = _means(files)
+    means, wholes = _means(files), _wholes(files)
     for rank in range(num_workers):
 
         def save(folder, rank=rank):
@@ -47,8 +49,12 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
             with h5py.File(folder / backups.WEIGHTS, "r+") as file:
                 for name, value in means.items():
                     file[name][...] = value
+                for name, value in wholes.items():
+                    del file[name]
+                    file[whole_name(name)] = value
                 for group in _state_groups(file):
                     group["place"][...] = (rank, num_workers)
+                    group.pop("shards", None)
 
         backups.write(backups.worker_folder(out, rank), epoch, num_workers, save)
     return epoch
@@ -90,24 +96,38 @@ def _state_groups(file):
 
 def _means(files):
     """The mean over workers of every dataset that may differ between them."""
-    with h5py.File(files[0]) as file:
-        own = {
-            f"{group.name}/{name}"
-            for group in _state_groups(file)
-            for name in group
-            if ".worker." in name
-        }
-        totals = {name: file[name][...].astype(np.float64) for name in own}
     for path in files[1:]:
         with h5py.File(files[0]) as first, h5py.File(path) as other:
             _check_equal(first, other, path)
-            for name in own:
-                totals[name] += other[name][...]
     return {
         # One value for each local replica, all the same.
         name: np.broadcast_to(total.mean(0, keepdims=True) / len(files), total.shape)
-        for name, total in totals.items()
+        for name, total in _totals(files, ".worker.").items()
     }
+
+
+def _wholes(files):
+    """The state of sharded servers: zeros stand where others hold a shard."""
+    return {
+        name: np.broadcast_to(total.sum(0, keepdims=True), total.shape).astype(
+            "float32"
+        )
+        for name, total in _totals(files, ".server_shard.").items()
+    }
+
+
+def _totals(files, mark):
+    """The sums over files of the datasets of state whose names have a mark."""
+    totals = {}
+    for path in files:
+        with h5py.File(path) as file:
+            for group in _state_groups(file):
+                for name in group:
+                    if mark in name:
+                        value = group[name][...].astype(np.float64)
+                        full = f"{group.name}/{name}"
+                        totals[full] = totals.get(full, 0) + value
+    return totals
 
 
 def _check_equal(first, other, path):

@@ -8,6 +8,7 @@ meet in the order of the whole tree.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -43,9 +44,7 @@ def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
         end: A multiple of `CHUNK`, or the end of the vector.
     """
     parts = []
-    for block, (start, stop) in enumerate(
-        zip(row_splits, row_splits[1:], strict=False)
-    ):
+    for block, (start, stop) in enumerate(itertools.pairwise(row_splits)):
         if stop <= begin or start >= end:
             continue
         first = start // CHUNK
@@ -82,10 +81,7 @@ def add_up(
         parts: The parts of all blocks; one may be there twice.
         row_splits: The blocks of the whole vector.
     """
-    counts = [
-        _chunks(start, stop)
-        for start, stop in zip(row_splits, row_splits[1:], strict=False)
-    ]
+    counts = [_chunks(*block) for block in itertools.pairwise(row_splits)]
     heights = [(count - 1).bit_length() for count in counts]
     places = {part[:3]: place for place, part in enumerate(parts)}
     size = sums.shape[0]

@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp import transports
@@ -26,6 +27,7 @@ from tfgradcomp.optimizers.saving import (
     for_replicas,
     names_of,
     restore_state,
+    shards_of,
     whole_name,
     whole_state,
 )
@@ -281,17 +283,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 moves,
                 hosts if wanted else None,
             )
-            for index, (bucket, carrier) in enumerate(
-                zip(buckets, carriers, strict=True)
-            ):
-                yield Channel(
-                    f"{name}.{index}" if len(buckets) > 1 else name,
-                    bucket,
-                    bucket.pieces(positions, held),
-                    layout,
-                    *carrier,
-                    self._decay,
-                )
+            names = [name]
+            if len(buckets) > 1:
+                names = [f"{name}.{index}" for index in range(len(buckets))]
+            for own_name, bucket, carrier in zip(names, buckets, carriers, strict=True):
+                pieces = bucket.pieces(positions, held)
+                yield Channel(own_name, bucket, pieces, layout, *carrier, self._decay)
 
     @property
     def traffic(self) -> Traffic:
@@ -496,6 +493,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             by_name.setdefault(channel.name.partition(".")[0], []).append(channel)
         return list(by_name.values())
 
+    def _shards(self):
+        parts = [
+            shards_of(channels, self._first_rank()) for channels in self._vectors()
+        ]
+        return np.concatenate([np.zeros([0, 2], np.int64), *parts])
+
     def _first_rank(self):
         index, processes = self._collectives.place
         return index * self._collectives.num_workers // processes
@@ -508,18 +511,25 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         for channels in self._vectors():
             for name, values in whole_state(channels, self._first_rank()).items():
                 store[name] = values
+        if len(self._shards()):
+            store["shards"] = self._shards()
 
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved, here or on another worker."""
         scalars = {v.name: v for v in self._scalars()} if self.built else {}
         names = {*scalars, *(n for vector in self._vectors() for n in names_of(vector))}
-        saved = set(store.keys()) - {"place"}
-        if saved not in (names, {whole_name(name) for name in names}):
+        saved = set(store.keys()) - {"place", "shards"}
+        fits = saved == {whole_name(name) for name in names}
+        if "shards" in store.keys():
+            same = np.array_equal(store["shards"][()], self._shards())
+            fits = saved == names and same
+        if not fits:
             warnings.warn(
                 f"The state of {type(self).__name__} is not restored: the file has "
                 f"{sorted(saved)}, expected {sorted(names)}. Was it saved with another "
-                "method or transport, or before the first step? Shards of a server "
-                "become whole by `python -m tfgradcomp.reshard`.",
+                "method, or before the first step? A sharded server's state fits the "
+                "same workers and buckets only; `python -m tfgradcomp.reshard` makes "
+                "it whole.",
                 stacklevel=2,
             )
             return

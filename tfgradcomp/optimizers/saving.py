@@ -68,6 +68,16 @@ def restore_state(channels: list[Channel], saved: Mapping, rank: int) -> None:
             variable.assign_local_values(values)
 
 
+def shards_of(channels: list[Channel], rank: int) -> np.ndarray:
+    """Returns which elements of the vector a worker's shards are, int64 `[n, 2]`."""
+    places = [
+        _places(channel, "server.", rank)[0]
+        for channel in channels
+        if channel.is_spread
+    ]
+    return np.array([(p.start, p.stop) for p in places], np.int64).reshape([-1, 2])
+
+
 def whole_name(name: str) -> str:
     """Returns the name of a leaf of which the file has the whole."""
     return name.replace(".server_shard.", ".server.")

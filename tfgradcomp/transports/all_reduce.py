@@ -21,6 +21,13 @@ class AllReduce(Transport):
     divided by N first; half floats must not overflow.
     """
 
+    def can_carry(self, compressor, server, layout):
+        """The server must need no more of the payloads than their sum."""
+        fields = compressor.fields(layout)
+        if server.sum_base(layout, self.collectives.num_workers) is not None:
+            return fields.keys() - compressor.agreed(layout).keys() == {"codes"}
+        return isinstance(server, Mean) and [f.base for f in fields.values()] == [None]
+
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
     ):
@@ -74,15 +81,6 @@ class AllReduce(Transport):
             return [Call("sum", num_workers + wire.words_in(field))]
         slots = num_workers * _DIGITS
         return [Call("sum", wire.words_in(field._replace(count=field.count + slots)))]
-
-
-def can_reduce(compressor, server, layout, num_workers) -> bool:
-    """Returns whether the server needs no more of the payloads than a sum."""
-    fields = compressor.fields(layout).keys() - compressor.agreed(layout).keys()
-    if server.sum_base(layout, num_workers) is not None:
-        return fields == {"codes"}
-    numbers = [f.base is None for f in compressor.fields(layout).values()]
-    return isinstance(server, Mean) and numbers == [True]
 
 
 def _summed(compressor, server, layout, num_workers):

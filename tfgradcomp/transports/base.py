@@ -50,6 +50,10 @@ class Transport:
     def __init__(self, collectives: Collectives):
         self.collectives = collectives
 
+    def can_carry(self, compressor: Compressor, server: Server, layout: Layout) -> bool:
+        """Returns whether what the method sends can go this way."""
+        return True
+
     def init_server(
         self, compressor: Compressor, server: Server, layout: Layout
     ) -> State:

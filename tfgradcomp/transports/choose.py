@@ -15,10 +15,10 @@ from tfgradcomp import compressors, servers
 from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports.all_gather import AllGather
-from tfgradcomp.transports.all_reduce import AllReduce, can_reduce
+from tfgradcomp.transports.all_reduce import AllReduce
 from tfgradcomp.transports.base import Call, Transport
 from tfgradcomp.transports.collectives import Collectives
-from tfgradcomp.transports.sharded import Sharded, can_shard
+from tfgradcomp.transports.sharded import Sharded
 
 _BY_NAME = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 NAMES = ("auto", *_BY_NAME)
@@ -32,16 +32,13 @@ _ROUNDS = 3
 
 
 def candidates(
-    compressor: Compressor, server: Server, layout: Layout, num_workers: int
+    compressor: Compressor, server: Server, layout: Layout, collectives: Collectives
 ) -> list[str]:
     """Returns the names of the transports that can carry what a method sends."""
-    server = servers.fused(server)
-    can = {
-        "all_gather": True,
-        "all_reduce": can_reduce(compressor, server, layout, num_workers),
-        "sharded": can_shard(compressor, server, layout),
-    }
-    return [name for name in _BY_NAME if can[name]]
+    method = compressor, servers.fused(server), layout
+    return [
+        name for name, kind in _BY_NAME.items() if kind(collectives).can_carry(*method)
+    ]
 
 
 def carriers(
@@ -67,8 +64,6 @@ def carriers(
         ValueError: If the transport cannot carry what the method sends.
     """
     method = compressor, server
-    if isinstance(transport, Transport):
-        return [(*method, transport)] * len(layouts)
     workers = collectives.num_workers
     names = [transport] * len(layouts)
     if isinstance(transport, Costs) or (transport == "auto" and hosts is not None):
@@ -81,18 +76,19 @@ def carriers(
     chosen = []
     for name, layout in zip(names, layouts, strict=True):
         pair = plain if name == PLAIN else method
-        possible = candidates(*pair, layout, workers)
+        possible = candidates(*pair, layout, collectives)
         if name in (PLAIN, "auto"):
             is_codes = any(f.base for f in pair[0].fields(layout).values())
             can_sum = "all_reduce" in possible and not is_codes
             name = "all_reduce" if can_sum else "all_gather"
-        if name not in possible:
+        carrier = _BY_NAME[name](collectives) if isinstance(name, str) else name
+        if not carrier.can_carry(pair[0], servers.fused(pair[1]), layout):
             raise ValueError(
                 f"transport={name!r} cannot carry what this method sends; use 'auto' "
                 f"or one of {possible}. Received: compressor={compressor}, "
                 f"server={server}"
             )
-        chosen.append((*pair, _BY_NAME[name](collectives)))
+        chosen.append((*pair, carrier))
     return chosen
 
 
@@ -178,8 +174,9 @@ def quickest(
     agreed = sum(field.count for field in compressor.agreed(layout).values())
     rounds = [Call("sum", agreed)] if agreed else []
     seconds = {}
-    for name in candidates(compressor, server, layout, num_workers):
-        transport = _BY_NAME[name](_Echo(num_workers))
+    echo = _Echo(num_workers)
+    for name in candidates(compressor, server, layout, echo):
+        transport = _BY_NAME[name](echo)
         calls = rounds + transport.calls(compressor, server, layout)
         per_element = _seconds_per_element(name, compressor, server, num_workers)
         seconds[name] = costs.seconds(calls) + per_element * layout.size

@@ -41,6 +41,10 @@ class Loopback:
         self._barrier.wait()
         return items
 
+    def collectives(self, rank: int) -> LoopbackCollectives:
+        """Returns what the worker of a rank meets the others by."""
+        return LoopbackCollectives(self, rank)
+
     def run(self, worker: Callable) -> list:
         """Runs `worker(rank, collectives)` in N threads; returns what they return.
 
@@ -51,7 +55,7 @@ class Loopback:
 
         def body(rank):
             try:
-                results[rank] = worker(rank, LoopbackCollectives(self, rank))
+                results[rank] = worker(rank, self.collectives(rank))
             except threading.BrokenBarrierError as error:
                 errors.append(error)
             except BaseException as error:

@@ -23,6 +23,11 @@ class Sharded(Transport):
     are: b of the payload, r of the reply. The server's state is sharded as well.
     """
 
+    def can_carry(self, compressor, server, layout):
+        """There must be shards of payloads that can be served one by one."""
+        fields = compressor.fields(layout).values()
+        return server.unit(layout) is not None and all(f.per for f in fields)
+
     def init_server(self, compressor, server, layout):
         """See `Transport.init_server`."""
         shards = _shards(compressor, server, layout, self.collectives.num_workers)
@@ -95,12 +100,11 @@ class Shards:
         unit = math.lcm(CHUNK, server.unit(layout), *map(_per_word, fields))
         self.width = unit * math.ceil(layout.size / unit / num_workers)
         cuts = [min(i * self.width, layout.size) for i in range(num_workers + 1)]
-        self._shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
-        self.payload_fields = _longest(
-            compressor.fields(s.layout) for s in self._shards
-        )
+        shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
+        self._shards = shards
+        self.payload_fields = _longest(compressor.fields(s.layout) for s in shards)
         self.reply_fields = _longest(
-            server.shard_fields(s, num_workers) for s in self._shards
+            server.shard_fields(s, num_workers) for s in shards
         )
 
     def __getitem__(self, rank: int) -> Shard:
@@ -172,12 +176,6 @@ class Shards:
 @functools.lru_cache(maxsize=64)
 def _shards(compressor, server, layout, num_workers):
     return Shards(compressor, server, layout, num_workers)
-
-
-def can_shard(compressor: Compressor, server: Server, layout: Layout) -> bool:
-    """Returns whether shards of payloads can be served one by one."""
-    fields = compressor.fields(layout).values()
-    return server.unit(layout) is not None and all(f.per for f in fields)
 
 
 def _shard(layout, begin, end):

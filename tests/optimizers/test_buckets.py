@@ -1,0 +1,184 @@
+"""The flat vector in buckets: cut anywhere, the step is the same."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.helpers import Rates, bits, make_variables
+from tfgradcomp.compressors import Layout
+from tfgradcomp.optimizers.buckets import Bucket, Piece, buckets_of
+from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
+
+SHAPES = [(40, 20), (7,), (3, 300), (1500,), (11, 11), (2, 3, 4)]
+SIZES = [int(np.prod(shape)) for shape in SHAPES]
+METHODS = {
+    "TernGrad": lambda **kw: tfgradcomp.TernGrad(rate(), **kw),
+    "TernGrad, buckets": lambda **kw: tfgradcomp.TernGrad(
+        rate(), bucket_size=100, **kw
+    ),
+    "TernGrad, own scales": lambda **kw: tfgradcomp.TernGrad(
+        rate(), share_scaler=False, **kw
+    ),
+    "SignSGD": lambda **kw: tfgradcomp.SignSGD(rate(), tie="random", **kw),
+    "Signum": lambda **kw: tfgradcomp.Signum(rate(), warmup_steps=2, **kw),
+    "DistEFSGD": lambda **kw: tfgradcomp.DistEFSGD(rate(), **kw),
+    "DistEFBlockSGDM": lambda **kw: tfgradcomp.DistEFBlockSGDM(
+        rate(), weight_decay=0.1, **kw
+    ),
+    "DistEFBlockSGDM, buckets": lambda **kw: tfgradcomp.DistEFBlockSGDM(
+        rate(), block_size=700, **kw
+    ),
+    "top-k": lambda **kw: tfgradcomp.DistEFSGD(rate(), compressor="top_k", **kw),
+}
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+
+
+def rate():
+    return keras.optimizers.SGD(Rates([0.1, 0.0, 0.05, 0.2]))
+
+
+def gradients_of(step, rank):
+    random = np.random.default_rng([step, rank])
+    gradients = [random.normal(size=s).astype(np.float32) for s in SHAPES]
+    gradients[3][::3] = 0  # Signs of zeros are drawn.
+    return [tf.constant(g) for g in gradients]
+
+
+class Store(dict):
+    """What Keras hands to `save_own_variables`, in memory."""
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, np.array(value))
+
+
+def train(make, workers, steps=range(3), saved=None, transport=AllGather, **arguments):
+    """Weights and saved state of each worker after some steps."""
+
+    def worker(rank, collectives):
+        variables = make_variables(SHAPES)
+        optimizer = make(transport=transport(collectives), min_size=100, **arguments)
+        optimizer.build(variables)
+        if saved is not None:
+            weights, store = saved[rank]
+            optimizer.load_own_variables(store)
+            optimizer.inner_optimizer.iterations.assign(steps[0])
+            for variable, value in zip(variables, weights, strict=True):
+                variable.assign(value)
+        for step in steps:
+            optimizer.apply(gradients_of(step, rank), variables)
+        store = Store()
+        optimizer.save_own_variables(store)
+        count = len([c for c in optimizer._channels if "compressed" in c.name])
+        return [v.numpy() for v in variables], store, count
+
+    return Loopback(workers, timeout=60).run(worker)
+
+
+def assert_same(some, others):
+    """Weights and state, bit for bit."""
+    for (weights, store, _), (other_weights, other_store, _) in zip(
+        some, others, strict=True
+    ):
+        assert [bits(w) for w in weights] == [bits(w) for w in other_weights]
+        assert {n: bits(v) for n, v in store.items()} == {
+            n: bits(v) for n, v in other_store.items()
+        }
+
+
+@every_method
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_bucketing_gives_the_same_bits(workers, make):
+    whole = train(make, workers)
+    assert len({bits(w) for w in whole[0][0]}) == len(SHAPES)
+    counts = [run[-1] for run in whole]
+    for size in (1, 1700 * 4, 3000 * 4):
+        cut = train(make, workers, bucket_bytes=size)
+        assert_same(whole, cut)
+        counts.append(cut[0][-1])
+    assert counts[0] == 1
+    if make in (METHODS["TernGrad"], METHODS["DistEFBlockSGDM, buckets"]):
+        assert max(counts) > 2
+
+
+@every_method
+def test_any_bucketing_gives_the_same_bits_on_every_transport(make):
+    whole = train(make, 3)
+    for transport in (AllReduce, Sharded):
+        try:
+            cut = train(make, 3, transport=transport, bucket_bytes=1700 * 4)
+        except ValueError as error:
+            assert "cannot carry" in str(error)
+            continue
+        assert [bits(w) for w in whole[0][0]] == [bits(w) for w in cut[0][0]]
+
+
+@pytest.mark.parametrize("name", ["TernGrad", "DistEFBlockSGDM", "DistEFSGD"])
+def test_a_run_goes_on_in_other_buckets(name):
+    make = METHODS[name]
+    uninterrupted = train(make, 2, range(6))
+    first = train(make, 2, range(3), bucket_bytes=3000 * 4)
+    saved = [(weights, store) for weights, store, _ in first]
+    rest = train(make, 2, range(3, 6), saved, bucket_bytes=1)
+    assert_same(uninterrupted, rest)
+
+
+@pytest.mark.parametrize("name", ["DistEFBlockSGDM", "DistEFSGD"])
+def test_a_sharded_run_goes_on(name):
+    make = METHODS[name]
+    uninterrupted = train(make, 3, range(6))
+    first = train(make, 3, range(3), transport=Sharded)
+    saved = [(weights, store) for weights, store, _ in first]
+    part = "compressed.server_shard.residual"
+    # The workers' shards make up what one server would hold.
+    whole = train(make, 3, range(3))[0][1]["compressed.server.residual"]
+    assert bits(sum(store[part] for _, store in saved)) == bits(whole)
+    rest = train(make, 3, range(3, 6), saved, transport=Sharded)
+    for (weights, _, _), (expected, _, _) in zip(rest, uninterrupted, strict=True):
+        assert [bits(w) for w in weights] == [bits(w) for w in expected]
+
+
+def test_what_one_server_held_is_sharded():
+    make = METHODS["DistEFBlockSGDM"]
+    uninterrupted = train(make, 3, range(6))
+    saved = [(weights, store) for weights, store, _ in train(make, 3, range(3))]
+    rest = train(make, 3, range(3, 6), saved, transport=Sharded)
+    assert [bits(w) for w in rest[0][0]] == [bits(w) for w in uninterrupted[0][0]]
+
+
+def test_a_shard_is_no_whole_server():
+    make = METHODS["DistEFBlockSGDM"]
+    first = train(make, 2, range(2), transport=Sharded)
+    saved = [(weights, store) for weights, store, _ in first]
+    for arguments in ({}, {"transport": Sharded, "bucket_bytes": 1}):
+        with pytest.warns(UserWarning, match=r"not restored.*server_shard.*reshard"):
+            train(make, 2, range(2, 3), saved, **arguments)
+
+
+@pytest.mark.parametrize("block_size", [None, 64, 1000, "model"])
+@pytest.mark.parametrize("size", [1, 700, 2000, 10**6])
+def test_buckets_cover_the_vector_from_its_end(block_size, size):
+    layout = Layout.from_sizes(SIZES, block_size)
+    buckets = buckets_of(layout, size)
+    assert [b.begin for b in buckets] == [b.end for b in buckets[1:]] + [0]
+    assert buckets[0].end == layout.size
+    for bucket in buckets:
+        assert {bucket.begin, bucket.end} <= {*layout.row_splits}
+        assert bucket.end - bucket.begin >= min(size, layout.size) / 2
+    pieces = sorted(p for b in buckets for p in b.pieces(range(6), SIZES))
+    ends = {position: 0 for position in range(6)}
+    for position, begin, end in pieces:
+        assert begin == ends[position] < end
+        ends[position] = end
+    assert list(ends.values()) == SIZES
+
+
+def test_a_lead_keeps_the_places_of_chunks():
+    layout = Layout.from_sizes([600, 100, 5])
+    bucket = Bucket(600, 705)
+    assert bucket.lead == 88
+    assert bucket.offset == 512
+    assert bucket.layout(layout).row_splits == (0, 88, 188, 193)
+    assert bucket.pieces([4, 6, 9], [600, 100, 5]) == [Piece(6, 0, 100), Piece(9, 0, 5)]
+    assert Bucket(0, 600).layout(layout).row_splits == (0, 600)
