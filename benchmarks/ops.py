@@ -168,6 +168,20 @@ def make_rows(size: int) -> list[Row]:
             "sum of 4 base-3 payloads to words",
             lambda ops: (lambda w: ops.sum_codes(w, 3, size), (ternary_4,)),
         ),
+        *(
+            Row(
+                f"base 3 to base {sum_base}",
+                lambda ops, sum_base=sum_base: (
+                    lambda w: ops.sum_codes(w, 3, size, sum_base),
+                    (ternary_1,),
+                ),
+            )
+            for sum_base in (5, 9, 17)
+        ),
+        Row(
+            "base 2 to base 5",
+            lambda ops: (lambda w: ops.sum_codes(w, 2, size, 5), (signs_1,)),
+        ),
         Row(
             "clip, ternarise and pack",
             lambda ops: (

@@ -84,13 +84,16 @@ struct BlockStatistics {
   double* statistics;  // [5, num_blocks]
 };
 
-// The sum of N vectors of codes, in words of base N * (base - 1) + 1 <= 2^32.
+// The sum of N vectors of codes, in words of sum_base: at least N * (base - 1) + 1 and
+// at most 2^32. Sums may be partial: where all have the same base, which holds the
+// largest total, adding their words modulo 2^32 adds their digits, without a carry.
 struct SumCodes {
   const uint32_t* words;  // [num_workers, WordsFor(size, base)]
   int64_t num_workers;
   int64_t size;
   uint64_t base;
-  uint32_t* sum;  // [WordsFor(size, num_workers * (base - 1) + 1)]
+  uint64_t sum_base;
+  uint32_t* sum;  // [WordsFor(size, sum_base)]
 };
 
 // values[j] = scale[b] * float(step * sum_i code_ij - zero), then + addend[j] where

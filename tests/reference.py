@@ -248,8 +248,9 @@ def total_codes(words, base, count):
     return np.sum([unpack(row, base, count) for row in words], axis=0, dtype=np.int64)
 
 
-def sum_codes(words, base, count):
-    return pack(total_codes(words, base, count), len(words) * (base - 1) + 1)
+def sum_codes(words, base, count, sum_base=None):
+    sum_base = sum_base or len(words) * (base - 1) + 1
+    return pack(total_codes(words, base, count), sum_base)
 
 
 def sum_levels(words, scale, splits, base, step, zero, addend=None):

@@ -236,7 +236,7 @@ struct SumTile {
 };
 
 void Kernel(const Parallel& parallel, const SumCodes& args) {
-  const Digits in(args.base), out(args.num_workers * (args.base - 1) + 1);
+  const Digits in(args.base), out(args.sum_base);
   const SumTile tile(in, out);
   const int64_t words = WordsFor(args.size, args.base);
   For(parallel, CeilDiv(args.size, tile.elements),

@@ -151,7 +151,7 @@ const char* Run(const Gpu& gpu, const UnpackCodes& args) {
 }
 
 const char* Run(const Gpu& gpu, const SumCodes& args) {
-  const Base base(args.base), sum_base(args.num_workers * (args.base - 1) + 1);
+  const Base base(args.base), sum_base(args.sum_base);
   return Launch(gpu, CeilDiv(args.size, sum_base.TileElements()), SumCodesKernel, args,
                 base, sum_base, WordsFor(args.size, args.base));
 }

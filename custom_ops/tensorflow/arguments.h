@@ -5,9 +5,11 @@
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace tfgradcomp {
 
@@ -37,16 +39,24 @@ inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
                  ", reply_base=", reply_base);
 }
 
-// The base that holds the sum of N codes.
-inline absl::Status BaseOfSum(int64_t num_workers, int64_t base, int64_t* sum_base) {
+// The base of the sum of N codes: the one given, if there is one, else the least.
+inline absl::Status BaseOfSum(int64_t num_workers, int64_t base,
+                              const std::vector<int64_t>& given, int64_t* sum_base) {
   if (num_workers < 1 || num_workers > (kMaxBase - 1) / (base - 1)) {
     return Invalid(
         "num_workers must be at least 1 and num_workers * (base - 1) + 1 at most "
         "2**32. Received: num_workers=",
         num_workers, ", base=", base);
   }
-  *sum_base = num_workers * (base - 1) + 1;
-  return absl::OkStatus();
+  const int64_t least = num_workers * (base - 1) + 1;
+  *sum_base = given.empty() ? least : given[0];
+  if (given.size() <= 1 && *sum_base >= least && *sum_base <= kMaxBase) {
+    return absl::OkStatus();
+  }
+  return Invalid(
+      "sum_base must be one number in [num_workers * (base - 1) + 1, 2**32]. "
+      "Received: num_workers=",
+      num_workers, ", base=", base, ", sum_base=", absl::StrJoin(given, ", "));
 }
 
 // Whether step * total - zero stays inside int32 for each total that N codes can have.

@@ -9,6 +9,7 @@
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_KERNELS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "../kernels.h"
 #include "../word_format.h"
@@ -342,6 +343,7 @@ class SumCodesOp : public KernelOp<Device, SumCodes> {
     OP_REQUIRES_OK(context, CheckBase(base_));
     OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
     OP_REQUIRES_OK(context, CheckCount(count_));
+    OP_REQUIRES_OK(context, context->GetAttr("sum_base", &sum_base_));
   }
 
  private:
@@ -352,11 +354,13 @@ class SumCodesOp : public KernelOp<Device, SumCodes> {
     args->base = base_;
     TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, base_,
                                     &args->num_workers, &args->words));
-    TF_RETURN_IF_ERROR(BaseOfSum(args->num_workers, base_, &sum_base));
+    TF_RETURN_IF_ERROR(BaseOfSum(args->num_workers, base_, sum_base_, &sum_base));
+    args->sum_base = sum_base;
     return OutputWords(context, 0, count_, sum_base, &args->sum);
   }
 
   int64_t base_, count_;
+  std::vector<int64_t> sum_base_;  // One at most.
 };
 
 template <typename Device>

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../word_format.h"
 #include "arguments.h"
@@ -158,7 +159,9 @@ absl::Status SumCodesShape(InferenceContext* c) {
     return absl::OkStatus();
   }
   int64_t sum_base = 0;
-  TF_RETURN_IF_ERROR(BaseOfSum(c->Value(num_workers), base, &sum_base));
+  std::vector<int64_t> given;
+  TF_RETURN_IF_ERROR(c->GetAttr("sum_base", &given));
+  TF_RETURN_IF_ERROR(BaseOfSum(c->Value(num_workers), base, given, &sum_base));
   c->set_output(0, c->Vector(tfgradcomp_format::WordsFor(count, sum_base)));
   return absl::OkStatus();
 }
@@ -308,6 +311,7 @@ REGISTER_OP("Tfgradcomp>SumCodes")
     .Output("sum: int32")
     .Attr("base: int")
     .Attr("count: int")
+    .Attr("sum_base: list(int)")
     .SetShapeFn(SumCodesShape);
 
 REGISTER_OP("Tfgradcomp>SumLevels")

@@ -108,7 +108,7 @@ void VisitBuffers(BlockStatistics& a, Visit& visit) {
 template <typename Visit>
 void VisitBuffers(SumCodes& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
-  visit.Output(a.sum, WordsFor(a.size, a.num_workers * (a.base - 1) + 1));
+  visit.Output(a.sum, WordsFor(a.size, a.sum_base));
 }
 
 template <typename Visit>
@@ -456,8 +456,11 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
     const Array<uint32_t> words = in.Words(base);
     run("PackCodes" + of_base, PackCodes{codes.data(), n, base, {}});
     run("UnpackCodes" + of_base, UnpackCodes{words.data(), workers, n, base, {}});
-    if (workers * (base - 1) + 1 > uint64_t{1} << 32) continue;
-    run("SumCodes" + of_base, SumCodes{words.data(), workers, n, base, {}});
+    const uint64_t sum_base = workers * (base - 1) + 1;
+    if (sum_base > uint64_t{1} << 32) continue;
+    run("SumCodes" + of_base, SumCodes{words.data(), workers, n, base, sum_base, {}});
+    run("SumCodes" + of_base + " of one",
+        SumCodes{words.data(), 1, n, base, sum_base, {}});
   }
   for (const uint64_t* stream : streams) {
     const std::string drawn = with("stream", stream != nullptr);

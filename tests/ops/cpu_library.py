@@ -21,7 +21,7 @@ STRUCTS = {
     "PackTernary": "p:x i:size p:limit p:scale p:row_splits i:num_blocks p:stream "
     "p:words",
     "BlockStatistics": "p:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
-    "SumCodes": "p:words i:num_workers i:size u:base p:sum",
+    "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
     "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
     "p:row_splits i:num_blocks p:addend p:values",
     "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
@@ -165,8 +165,9 @@ class CpuLibrary:
             **_blocks(row_splits),
         )[0]
 
-    def sum_codes(self, words, base, count):
+    def sum_codes(self, words, base, count, sum_base=None):
         workers = words.shape[0]
+        sum_base = sum_base or workers * (base - 1) + 1
         return self._run(
             "SumCodes",
             ["sum"],
@@ -174,7 +175,8 @@ class CpuLibrary:
             num_workers=workers,
             size=count,
             base=base,
-            sum=_words_like(count, workers * (base - 1) + 1),
+            sum_base=sum_base,
+            sum=_words_like(count, sum_base),
         )[0]
 
     def sum_levels(self, words, scale, row_splits, base, step, zero, addend=None):

@@ -322,7 +322,7 @@ CALLS = {
         x=X, limit=TWO, scale=TWO, row_splits=[0, 2, 5], stream=STREAM
     ),
     "block_statistics": dict(x=X, row_splits=[0, 2, 5]),
-    "sum_codes": dict(words=WORDS, base=3, count=5),
+    "sum_codes": dict(words=WORDS, base=3, count=5, sum_base=7),
     "sum_levels": dict(
         words=WORDS, scale=TWO, row_splits=[0, 2, 5], base=3, step=1, zero=2, addend=X
     ),
@@ -412,7 +412,12 @@ BAD = {
         stream=BAD_STREAM,
     ),
     "block_statistics": dict(x=BAD_VECTOR, row_splits=BAD_SPLITS_ALONE),
-    "sum_codes": dict(words=BAD_WORDS, base=[*BAD_BASE, 2**32], count=BAD_COUNT),
+    "sum_codes": dict(
+        words=BAD_WORDS,
+        base=[*BAD_BASE, 2**32],
+        count=BAD_COUNT,
+        sum_base=[4, *BAD_BASE],
+    ),
     "sum_levels": dict(
         words=BAD_WORDS,
         scale=[ONE, X],
@@ -502,7 +507,7 @@ def test_vectors_may_be_empty(name):
 
 @pytest.mark.parametrize(
     "name, argument",
-    [(name, a) for name in CALLS for a in ("stream", "momentum", "addend")],
+    [(name, a) for name in CALLS for a in ("stream", "momentum", "addend", "sum_base")],
 )
 def test_optional_arguments_may_be_left_out(name, argument):
     if argument not in CALLS[name] or (name, argument) in [

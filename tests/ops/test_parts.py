@@ -64,6 +64,49 @@ def test_a_part_draws_what_the_whole_vector_draws_there(ops, offset, first):
         )
 
 
+# -- Sums of codes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", [2, 3])
+@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("size", [1, 21, 1000, 4001])
+def test_plain_addition_of_recoded_words_adds_the_codes(ops, base, workers, size):
+    ballots = np.random.default_rng(size).integers(0, base, [workers, size])
+    ballots[:, ::2] = base - 1  # The largest sums: words above 2**31.
+    sent = np.stack([oracle.pack(row, base) for row in ballots])
+    levels = workers * (base - 1) + 1
+    recoded = np.stack(
+        [ops.sum_codes(tf.constant(row), base, size, levels) for row in sent[:, None]]
+    )
+    for row, words in zip(ballots, recoded, strict=True):
+        same(words, oracle.pack(row, levels))
+    total = recoded[0]
+    for row in recoded[1:]:
+        total = total + row  # int32, which wraps.
+    same(total, oracle.pack(ballots.sum(0), levels))
+    same(total, ops.sum_codes(tf.constant(sent), base, size))
+    if levels == 9 and size > 20:
+        exact = recoded.astype(np.int64).sum(0)
+        assert (exact != total).any(), "No sum left int32: this shows nothing."
+
+
+@pytest.mark.parametrize("sum_base", [6, 17, 256, 257, 65_536, 2**32])
+def test_sums_in_a_larger_base(ops, sum_base):
+    for base in (2, 3, 4):
+        words = cases.words(base, 1, 1000)
+        same(
+            ops.sum_codes(tf.constant(words), base, 1000, sum_base),
+            oracle.sum_codes(words, base, 1000, sum_base),
+        )
+
+
+@pytest.mark.parametrize("sum_base", [-1, 0, 6, 2**32 + 1])
+def test_a_base_that_does_not_hold_the_sum_is_refused(ops, sum_base):
+    refused = (ValueError, tf.errors.InvalidArgumentError)
+    with pytest.raises(refused, match=f"base must be .*Received: .*base={sum_base}"):
+        ops.sum_codes(np.zeros([3, 1], np.int32), 3, 5, sum_base)
+
+
 # -- Error feedback in two halves ---------------------------------------------------
 
 

@@ -260,9 +260,12 @@ def block_statistics(x: tf.Tensor, row_splits: Sequence[int]) -> Statistics:
     return Statistics(*tf.unstack(_op("block_statistics")(x, _splits(row_splits))))
 
 
-def sum_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
+def sum_codes(
+    words: tf.Tensor, base: int, count: int, sum_base: int | None = None
+) -> tf.Tensor:
     """As `reference.sum_codes`."""
-    return _op("sum_codes")(words, base=base, count=count)
+    given = [] if sum_base is None else [sum_base]
+    return _op("sum_codes")(words, base=base, count=count, sum_base=given)
 
 
 def sum_levels(

@@ -174,19 +174,37 @@ def block_statistics(x: tf.Tensor, row_splits: Sequence[int]) -> Statistics:
     )
 
 
-def sum_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
+def sum_codes(
+    words: tf.Tensor, base: int, count: int, sum_base: int | None = None
+) -> tf.Tensor:
     """Adds up the codes of N workers.
+
+    Words of one `sum_base` that holds the largest total can be added on, as plain int32
+    numbers that wrap: digits add up without a carry. So the codes of one worker,
+    written in the base of the sum of all, are added by an ordinary all-reduce.
 
     Args:
         words: int32 `[N, words]`, of codes in `[0, base)`.
         base: Their base.
         count: Codes of a worker.
+        sum_base: Base of the result, at least N * (base - 1) + 1, its default.
 
     Returns:
-        The words of the sums, in base `N * (base - 1) + 1`.
+        The words of the sums.
+
+    Raises:
+        ValueError: If `sum_base` is too small or above 2**32.
     """
+    least = words.shape[0] * (base - 1) + 1
+    if sum_base is None:
+        sum_base = least
+    elif sum_base < least:
+        raise ValueError(
+            f"sum_base must be at least N * (base - 1) + 1 = {least} for N = "
+            f"{words.shape[0]} workers. Received: sum_base={sum_base}"
+        )
     total = tf.reduce_sum(unpack_codes(words, base, count), axis=0)
-    return pack_codes(total, words.shape[0] * (base - 1) + 1)
+    return pack_codes(total, sum_base)
 
 
 def sum_levels(
