@@ -102,7 +102,7 @@ def threads(args: argparse.Namespace, workers: int) -> int:
 def run(
     script: str, task: dict, commands: Callable, number: int, timeout: float
 ) -> list[dict]:
-    """Returns the answers of all workers to a task.
+    """Returns the answers of all workers to a task, in the order of ranks.
 
     Args:
         script: File in this folder.
@@ -125,8 +125,9 @@ def run(
         for command in commands(str(HERE / script), name):
             processes.start(command, env)
         processes.wait(timeout)
-        found = sorted(folder.glob("answer-*.json"), key=lambda path: len(path.name))
-        return [json.loads(path.read_text()) for path in found]
+        count = len(list(folder.glob("answer-*.json")))
+        files = [folder / f"answer-{rank}.json" for rank in range(count)]
+        return [json.loads(file.read_text()) for file in files]
 
 
 def measure(

@@ -95,7 +95,7 @@ def distributed(gradients, hook=None):
             parallel().backward()
         optimizer.step()
 
-    return prepare, step, lambda: step(False), model.weights[0].data
+    return prepare, step, lambda: step(False), max(model.weights, key=torch.numel).data
 
 
 VARIANTS = {
