@@ -13,12 +13,10 @@ elements a second as memcpy copies.
 from __future__ import annotations
 
 import argparse
-import csv
 import ctypes
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,8 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from report import commit, processor, write_csv, write_table
+from workloads import resnet_50, sizes
+
 HERE = Path(__file__).resolve().parent
-BEGIN, END = "<!-- ops: begin -->", "<!-- ops: end -->"
 COLUMNS = ("op", "implementation", "threads", "allocator", "elements", "milliseconds")
 COLUMNS += ("baseline", "ratio", "target")
 
@@ -69,7 +69,6 @@ def make_rows(size: int) -> list[Row]:
     """Returns what is timed, on vectors of `size` floats."""
     import numpy as np
     import tensorflow as tf
-    from wire_size import resnet_50_sizes
 
     rng = np.random.default_rng(0)
 
@@ -91,7 +90,7 @@ def make_rows(size: int) -> list[Row]:
     signs_1, signs_8, signs_4 = words(2, 1), words(2, 8), words(2, 4)
     ternary_1, ternary_4, nine_1 = words(3, 1), words(3, 4), words(9, 1)
     one = np.array([0, size])
-    widths = resnet_50_sizes()
+    widths = sizes(resnet_50())
     while sum(widths) < size:
         widths *= 2
     bounds = np.minimum(np.cumsum([0, *widths]), size)
@@ -383,33 +382,6 @@ def in_child(args: argparse.Namespace, threads: int, kept: bool) -> list[dict]:
     return [{**r, "allocator": "kept" if kept else "default"} for r in results]
 
 
-def processor() -> str:
-    """Returns the name of the processor and the number of its cores for us."""
-    name = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
-def commit() -> str:
-    """Returns the commit of this checkout, with a plus if it has been changed."""
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=HERE,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def table(results: list[dict], threads: list[int], size: int, device: str) -> list[str]:
     """Returns the lines of the Markdown table."""
     found = {
@@ -475,18 +447,12 @@ def main() -> None:
     lines = table(results, args.threads, args.size, processor())
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "ops.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(results)
+    write_csv(folder / "ops.csv", COLUMNS, results)
     print("\n".join(lines))
     if args.output is not None:
         (folder / "ops.md").write_text("\n".join([*lines, ""]))
         return
-    readme = HERE / "README.md"
-    text = readme.read_text()
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    readme.write_text("\n".join([before + BEGIN, *lines, END + after]))
+    write_table(HERE / "README.md", "ops", lines)
 
 
 if __name__ == "__main__":

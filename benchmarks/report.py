@@ -1,0 +1,114 @@
+"""What every benchmark says of itself, and where its figures go."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_COLOURS = {"TensorFlow": "#7f7f7f", "tfgradcomp": "#1f77b4", "PyTorch": "#dd8452"}
+
+
+def processor() -> str:
+    """Returns the name of the processor and the number of its cores for us."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def commit() -> str:
+    """Returns the commit of this checkout, with a plus if it has been changed."""
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: list[dict]) -> None:
+    """Writes rows; what a row lacks stays empty."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_table(readme: Path, name: str, lines: list[str]) -> None:
+    """Puts lines between `<!-- name: begin -->` and `<!-- name: end -->`."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    text = readme.read_text()
+    if not 0 <= text.find(begin) < text.find(end):
+        raise ValueError(
+            f"{readme} should hold the lines {begin} and {end}, in this order, where "
+            "the table goes; put them back."
+        )
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    readme.write_text("\n".join([before + begin, *lines, end + after]))
+
+
+def plot_bars(path: Path, rows: list[dict], label: Callable) -> None:
+    """Draws the milliseconds of each row's exchange, if matplotlib is there."""
+    axes = _axes(9, 1 + 0.3 * len(rows))
+    if axes is None:
+        return
+    names = [label(row) for row in rows]
+    values = [row["exchange_ms"] for row in rows]
+    colours = [_COLOURS[row["framework"]] for row in rows]
+    bars = axes.barh(names, values, color=colours)
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.1)
+    axes.set_xlabel("exchange, ms")
+    axes.set_title(f"{rows[0]['workload']}, {rows[0]['workers']} workers")
+    axes.figure.savefig(path, bbox_inches="tight", dpi=120)
+
+
+def plot_lines(path: Path, rows: list[dict], label: Callable) -> None:
+    """Draws each variant's exchange over the workers, if matplotlib is there."""
+    axes = _axes(9, 5)
+    if axes is None:
+        return
+    styles = {"TensorFlow": "--", "tfgradcomp": "-", "PyTorch": ":"}
+    for name in dict.fromkeys(label(row) for row in rows):
+        own = [row for row in rows if label(row) == name]
+        axes.plot(
+            [row["workers"] for row in own],
+            [row["exchange_ms"] for row in own],
+            styles[own[0]["framework"]],
+            marker="o",
+            label=name,
+        )
+    axes.spines[["top", "right"]].set_visible(False)
+    # Next to nothing on one worker, where noise may be negative.
+    axes.set_yscale("symlog", linthresh=1)
+    axes.set_xticks(sorted({row["workers"] for row in rows}))
+    axes.set_xlabel("workers")
+    axes.set_ylabel("exchange, ms")
+    axes.set_title(rows[0]["workload"])
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.figure.savefig(path, bbox_inches="tight", dpi=120)
+
+
+def _axes(width, height):
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no matplotlib here, so no plot: pip install matplotlib", file=sys.stderr)
+        return None
+    return Figure(figsize=(width, height)).add_subplot()

@@ -1,0 +1,168 @@
+"""One worker of a benchmark: times optimizer steps on constant gradients.
+
+    TF_CONFIG=... python benchmarks/worker.py FOLDER
+
+Reads FOLDER/task.json (see `measuring.py`) and writes FOLDER/answer-RANK.json. Nothing
+is trained: each worker applies its own constant gradients of the workload's shapes.
+All steps under the strategy share one set of variables, those that exchange nothing
+another.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import resource
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from cluster import interface_bytes
+from workloads import WORKLOADS
+
+import tfgradcomp
+
+RATE = 1e-3
+WARM_UP = 2
+SGD = keras.optimizers.SGD
+# What nothing is exchanged with: the update of the method that is compared.
+PLAIN = {
+    "SGD": lambda: SGD(RATE),
+    "SGD, momentum": lambda: SGD(RATE, momentum=0.9),
+    "SGD, Nesterov": lambda: SGD(RATE, momentum=0.9, nesterov=True),
+}
+OF_TENSORFLOW = {
+    "float32": lambda: SGD(RATE),
+    "float16": lambda: tfgradcomp.HalfPrecision(SGD(RATE), dtype="float16"),
+    "bfloat16": lambda: tfgradcomp.HalfPrecision(SGD(RATE), dtype="bfloat16"),
+}
+
+
+def make_optimizer(name: str, transport: str | None) -> keras.optimizers.Optimizer:
+    """Returns the optimizer of a variant."""
+    if name in OF_TENSORFLOW:
+        return OF_TENSORFLOW[name]()
+    return getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
+
+
+class Bench:
+    """The variables, the gradients and the steps of this worker.
+
+    Args:
+        strategy: Of all workers.
+        workload: Name of the list of shapes.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, workload: str):
+        shapes = WORKLOADS[workload]()
+        rng = np.random.default_rng(strategy.cluster_resolver.task_id)
+        self.strategy = strategy
+        self.gradients = [
+            tf.constant(rng.standard_normal(shape, np.float32)) for shape in shapes
+        ]
+        self.plain = [keras.Variable(tf.zeros(shape)) for shape in shapes]
+        with strategy.scope():
+            self.shared = [keras.Variable(tf.zeros(shape)) for shape in shapes]
+        one = tf.ones([1])
+
+        @tf.function(autograph=False)
+        def barrier():
+            return strategy.run(
+                lambda: tf.distribute.get_replica_context().all_reduce("SUM", one)
+            )
+
+        self.barrier = barrier
+
+    def plain_step(self, optimizer):
+        """Returns the step in which nothing leaves the worker."""
+        optimizer.build(self.plain)
+        return tf.function(
+            lambda: optimizer.apply(self.gradients, self.plain), autograph=False
+        )
+
+    def shared_step(self, optimizer):
+        """Returns the step of all workers."""
+        with self.strategy.scope():
+            optimizer.build(self.shared)
+        return tf.function(
+            lambda: self.strategy.run(
+                lambda: optimizer.apply(self.gradients, self.shared)
+            ),
+            autograph=False,
+        )
+
+    def first_update(self, step, variables) -> list[float]:
+        """Runs a first step from zero; returns weights of the largest variable."""
+        with self.strategy.scope():
+            for variable in variables:
+                variable.assign(tf.zeros(variable.shape))
+        self.barrier()
+        step()
+        largest = max(variables, key=lambda variable: math.prod(variable.shape))
+        return largest.numpy().reshape(-1)[:8].tolist()
+
+
+def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
+    """Returns the answer of a variant, without times, and its step.
+
+    A transport that a method cannot go by is the answer's error; there is no step.
+    """
+    answer = {"seconds": [], "sent": [], "received": []}
+    name = variant["name"]
+    if name in PLAIN:
+        variables, declared = bench.plain, 0.0
+        step = bench.plain_step(PLAIN[name]())
+    else:
+        variables = bench.shared
+        try:
+            with bench.strategy.scope():
+                optimizer = make_optimizer(name, variant["transport"])
+            step = bench.shared_step(optimizer)
+        except ValueError as error:
+            return {**answer, "error": str(error)}, None
+        declared = None
+        if hasattr(optimizer, "traffic"):
+            declared = optimizer.traffic.bytes_received
+    update = bench.first_update(step, variables)
+    return {**answer, "update": update, "declared": declared}, step
+
+
+def main(folder: Path) -> None:
+    """Measures what the task asks for."""
+    task = json.loads((folder / "task.json").read_text())
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    bench = Bench(strategy, task["workload"])
+    prepared = [prepare(bench, variant) for variant in task["variants"]]
+    interface = task["interface"]
+    gc.collect()
+    gc.disable()
+    for round_ in range(-WARM_UP, task["rounds"]):
+        for answer, step in prepared:
+            if step is None:
+                continue
+            bench.barrier()
+            before = interface_bytes(interface) if interface else None
+            begin = time.perf_counter()
+            step()
+            seconds = time.perf_counter() - begin
+            # When all have gone through, all bytes of the step have arrived.
+            bench.barrier()
+            after = interface_bytes(interface) if interface else None
+            if round_ < 0:
+                continue
+            answer["seconds"].append(seconds)
+            if interface:
+                answer["sent"].append(after.sent - before.sent)
+                answer["received"].append(after.received - before.received)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answers = {"peak": peak, "variants": [answer for answer, _ in prepared]}
+    rank = strategy.cluster_resolver.task_id
+    (folder / f"answer-{rank}.json").write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
