@@ -53,21 +53,23 @@ struct Moments {
 // Calls sum(p, slot) with the 512 elements of each chunk of [begin, end) and each block
 // in it, zeros where others lie.
 template <typename Sum>
-inline void EachChunk(const float* x, int64_t size, const int64_t* row_splits,
-                      int64_t num_blocks, int64_t begin, int64_t end, const Sum& sum) {
+inline void EachChunk(const CutVector<const float>& x, int64_t size,
+                      const int64_t* row_splits, int64_t num_blocks, int64_t begin,
+                      int64_t end, const Sum& sum) {
+  CutReader<kChunk> reader(x, size);
   int64_t block = BlockOf(begin * kChunk, row_splits, num_blocks);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t first = chunk * kChunk, last = Smaller(size, first + kChunk);
     while (row_splits[block + 1] <= first) ++block;
     if (first + kChunk <= row_splits[block + 1] && first >= row_splits[block]) {
-      sum(x + first, chunk + block);
+      sum(reader.At(first, kChunk), chunk + block);
       continue;
     }
     for (int64_t b = block; b < num_blocks && row_splits[b] < last; ++b) {
       const int64_t from = row_splits[b] > first ? row_splits[b] : first;
       const int64_t to = Smaller(row_splits[b + 1], last);
       float buffer[kChunk] = {};
-      memcpy(buffer + (from - first), x + from, (to - from) * sizeof(float));
+      reader.Copy(from, to, buffer + (from - first));
       sum(buffer, chunk + b);
     }
   }

@@ -5,9 +5,11 @@
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace tfgradcomp {
 
@@ -27,6 +29,21 @@ inline absl::Status CheckBase(int64_t base) {
 inline absl::Status CheckCount(int64_t count) {
   if (count >= 0 && count <= kMaxCount) return absl::OkStatus();
   return Invalid("count must be in [0, 2**48]. Received: count=", count);
+}
+
+// The sizes of the parts that a vector of `count` elements is written to.
+inline absl::Status CheckSizes(const std::vector<int64_t>& sizes, int64_t num_values,
+                               int64_t count) {
+  int64_t total = 0;
+  bool fits = static_cast<int64_t>(sizes.size()) == num_values;
+  for (int64_t size : sizes) {
+    fits = fits && size >= 0 && size <= count - total;
+    if (fits) total += size;
+  }
+  if (fits && total == count) return absl::OkStatus();
+  return Invalid(
+      "sizes must be num_values numbers, none negative, with the sum count = ", count,
+      ". Received: sizes=[", absl::StrJoin(sizes, ", "), "], num_values=", num_values);
 }
 
 inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
