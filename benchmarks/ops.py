@@ -70,6 +70,8 @@ def make_rows(size: int) -> list[Row]:
     import numpy as np
     import tensorflow as tf
 
+    from tfgradcomp.ops import Parts
+
     rng = np.random.default_rng(0)
 
     def normal():
@@ -113,6 +115,32 @@ def make_rows(size: int) -> list[Row]:
             (x, m, e, ratio, true),
         )
 
+    tensors = tf.split(x, np.diff(layers))
+
+    def of_tensors(function):
+        """A function of the gradient: of its tensors, and of these joined."""
+        return (
+            lambda ops: (lambda *x: function(ops, Parts(x)), tensors),
+            lambda ops: (lambda *x: function(ops, tf.concat(x, 0)), tensors),
+        )
+
+    signs_of_tensors, signs_of_joined = of_tensors(lambda ops, x: ops.pack_signs(x))
+    feedback_of_tensors, feedback_of_joined = of_tensors(
+        lambda ops, x: ops.sign_error_feedback(x, m, e, 0.9, ratio, true, layers)
+    )
+
+    def mean_to_tensors(ops):
+        def step(w, s):
+            return ops.mean_of_signs(w, s, one, np.diff(layers)).tensors
+
+        return step, (signs_8, scales(8, 1))
+
+    def mean_that_is_split(ops):
+        def step(w, s):
+            return tf.split(ops.mean_of_signs(w, s, one), np.diff(layers))
+
+        return step, (signs_8, scales(8, 1))
+
     def feedback_of_single_ops(splits):
         def make(ops):
             def step(x, m, e, ratio, moving):
@@ -150,6 +178,8 @@ def make_rows(size: int) -> list[Row]:
 
     return [
         Row("pack signs", lambda ops: (ops.pack_signs, (x,)), 1.5),
+        Row("pack signs of layers' tensors", signs_of_tensors, in_python=False),
+        Row("the same, joined first", signs_of_joined, in_python=False),
         Row("unpack signs to floats", levels(2, signs_1), 1.4),
         Row(
             "pack base 3 from codes",
@@ -199,6 +229,8 @@ def make_rows(size: int) -> list[Row]:
             0.6,
         ),
         Row("the same of single ops ", mean_of_single_ops, in_python=False),
+        Row("the same to layers' tensors", mean_to_tensors, in_python=False),
+        Row("the same, split at last", mean_that_is_split, in_python=False),
         Row(
             "majority vote of 8 sign payloads",
             lambda ops: (
@@ -218,6 +250,18 @@ def make_rows(size: int) -> list[Row]:
             ),
         ),
         Row("error feedback, layers", feedback(layers), 0.8, "triad"),
+        Row(
+            "error feedback, layers' tensors",
+            feedback_of_tensors,
+            baseline="triad",
+            in_python=False,
+        ),
+        Row(
+            "the same, joined first ",
+            feedback_of_joined,
+            baseline="triad",
+            in_python=False,
+        ),
         Row("error feedback, one block", feedback(one), 0.8, "triad"),
         Row(
             "error feedback, layers, of single ops",

@@ -18,6 +18,18 @@
 
 namespace tfgradcomp {
 
+// A flat vector, whole or, for the CPU only, cut into parts: then `whole` is null, and
+// part i holds the elements [splits[i], splits[i + 1]). A part may be empty.
+template <typename T>
+struct CutVector {
+  CutVector(T* vector = nullptr) : whole(vector) {}  // NOLINT: a pointer is one.
+
+  T* whole;
+  T* const* parts = nullptr;        // [num_parts]
+  const int64_t* splits = nullptr;  // [num_parts + 1]
+  int64_t num_parts = 0;
+};
+
 // codes[j] in [0, base) -> words. base in [2, 2^32]; codes are read as uint32.
 struct PackCodes {
   const int32_t* codes;
@@ -37,18 +49,20 @@ struct UnpackCodes {
 
 // Base-2 words of the signs of x: code 1 for plus. An exact zero (either zero) counts
 // as plus, or, where `stream` is given, its code is the lowest bit of the element's
-// random word.
+// random word. *nonfinite is the number of elements that are infinite or NaN.
 struct PackSigns {
-  const float* x;
+  CutVector<const float> x;
   int64_t size;
   const uint64_t* stream;  // {key, high, first} or null
   uint32_t* words;         // [WordsFor(size, 2)]
+  int64_t* nonfinite;
 };
 
 // new_momentum = beta * momentum + one_minus_beta * x, then the signs of it, or those
-// of x where *warming_up, as PackSigns with `stream`.
+// of x where *warming_up, as PackSigns with `stream`. *nonfinite is the number of
+// elements of new_momentum that are infinite or NaN: where x is, new_momentum is, too.
 struct PackMomentumSigns {
-  const float* x;
+  CutVector<const float> x;
   const float* momentum;
   int64_t size;
   float beta;
@@ -57,12 +71,13 @@ struct PackMomentumSigns {
   const uint64_t* stream;
   float* new_momentum;
   uint32_t* words;  // [WordsFor(size, 2)]
+  int64_t* nonfinite;
 };
 
 // Base-3 words of sign(x) * kept + 1, where kept says
 //   Uniform(RandomWord(stream, j)) * scale[b] < min(|x_j|, limit[b]).
 struct PackTernary {
-  const float* x;
+  CutVector<const float> x;
   int64_t size;
   const float* limit;  // [num_blocks], +inf: no clipping
   const float* scale;  // [num_blocks]
@@ -76,7 +91,7 @@ struct PackTernary {
 // its bits, so a NaN is the largest), the sum of |x|, the sum of x^2, the sum of x, and
 // the number of elements that are infinite or NaN. No result is -0.
 struct BlockStatistics {
-  const float* x;
+  CutVector<const float> x;
   int64_t size;
   const int64_t* row_splits;
   int64_t num_blocks;
@@ -109,7 +124,7 @@ struct SumLevels {
   const int64_t* row_splits;
   int64_t num_blocks;
   const float* addend;  // [size] or null
-  float* values;        // [size]
+  CutVector<float> values;
 };
 
 // The mean of N vectors of scaled signs, added in the order of workers:
@@ -121,7 +136,7 @@ struct MeanOfSigns {
   int64_t size;
   const int64_t* row_splits;
   int64_t num_blocks;
-  float* values;  // [size]
+  CutVector<float> values;
 };
 
 // The vote of N vectors of signs (base 2: code 1 for plus) or of signs and abstentions
@@ -148,7 +163,7 @@ struct MajorityVote {
 //   words = signs of p, a zero counting as plus
 //   new_residual = p - (+-scale[b]), or residual where not *moving.
 struct SignErrorFeedback {
-  const float* x;
+  CutVector<const float> x;
   const float* momentum;  // [size] or null
   const float* residual;
   int64_t size;

@@ -68,16 +68,20 @@ inline void EachBlock(const float* values, int64_t size, const int64_t* row_spli
 
 // The same for the chunks [begin, end) of a vector.
 template <typename Sum>
-inline void EachChunk(const float* x, int64_t size, const int64_t* row_splits,
-                      int64_t num_blocks, int64_t begin, int64_t end, const Sum& sum) {
+inline void EachChunk(const CutVector<const float>& x, int64_t size,
+                      const int64_t* row_splits, int64_t num_blocks, int64_t begin,
+                      int64_t end, const Sum& sum) {
+  CutReader<kChunk> reader(x, size);
   int64_t block = BlockOf(begin * kChunk, row_splits, num_blocks);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t first = chunk * kChunk;
     while (row_splits[block + 1] <= first) ++block;
     if (first + kChunk <= row_splits[block + 1] && first >= row_splits[block]) {
-      sum(x + first, chunk + block);
+      sum(reader.At(first, kChunk), chunk + block);
     } else {
-      EachBlock(x + first, size, row_splits, num_blocks, chunk, block, sum);
+      float values[kChunk];
+      reader.Copy(first, Smaller(size, first + kChunk), values);
+      EachBlock(values, size, row_splits, num_blocks, chunk, block, sum);
     }
   }
 }

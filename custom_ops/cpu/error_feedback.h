@@ -128,10 +128,10 @@ void FeedBack(const Parallel& parallel, const Args& shared, int64_t bytes_per_ch
 void Kernel(const Parallel& parallel, const SignErrorFeedback& args) {
   const F mu = Set(args.mu);
   FeedBack(parallel, args, 20 * kChunk, [&] {
-    return [&, x = GroupReader(), momentum = GroupReader(),
+    return [&, x = CutReader<kGroup>(args.x, args.size), momentum = GroupReader(),
             new_momentum = GroupWriter(args.new_momentum, args.size)](
                int64_t at, int64_t count, F(&p)[kParts]) mutable {
-      LoadGroup(x.At(args.x + at, count), p);
+      LoadGroup(x.At(at, count), p);
       if (args.momentum == nullptr) return;
       const float* old = momentum.At(args.momentum + at, count);
       F m[kParts];

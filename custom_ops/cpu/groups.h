@@ -56,40 +56,6 @@ class GroupReader {
   float buffer_[kGroup];
 };
 
-// Writes groups of a vector.
-class GroupWriter {
- public:
-  GroupWriter(float* vector, int64_t size)
-      : vector_(vector),
-        size_(size),
-        streams_(kStreams && size >= kStreamedFloats &&
-                 reinterpret_cast<uintptr_t>(vector) % sizeof(F) == 0) {}
-  ~GroupWriter() {
-    if (streams_) Fence();
-  }
-
-  // The group at element `begin`, a multiple of 32.
-  inline __attribute__((always_inline)) void Put(int64_t begin,
-                                                 const F (&group)[kParts]) {
-    float* p = vector_ + begin;
-    if (begin + kGroup > size_) {
-      float buffer[kGroup];
-      for (int part = 0; part < kParts; ++part)
-        Store(buffer + part * kWidth, group[part]);
-      memcpy(p, buffer, (size_ - begin) * sizeof(float));
-    } else if (streams_) {
-      for (int part = 0; part < kParts; ++part) Stream(p + part * kWidth, group[part]);
-    } else {
-      for (int part = 0; part < kParts; ++part) Store(p + part * kWidth, group[part]);
-    }
-  }
-
- private:
-  float* vector_;
-  int64_t size_;
-  bool streams_;
-};
-
 int64_t BlockOf(int64_t element, const int64_t* row_splits, int64_t num_blocks) {
   int64_t low = 0, high = num_blocks;
   while (high - low > 1) {
@@ -102,6 +68,141 @@ int64_t BlockOf(int64_t element, const int64_t* row_splits, int64_t num_blocks) 
   }
   return low;
 }
+
+// The part of a vector that was last looked at.
+template <typename T>
+class PartOfVector {
+ public:
+  PartOfVector(const CutVector<T>& vector, int64_t size)
+      : vector_(vector),
+        data_(vector.whole),
+        begin_(0),
+        end_(vector.whole == nullptr ? 0 : size) {}
+
+  bool Holds(int64_t begin, int64_t end) const {
+    return begin >= begin_ && end <= end_;
+  }
+  T* At(int64_t element) const { return data_ + (element - begin_); }
+
+  void Seek(int64_t element) {
+    if (Holds(element, element + 1)) return;
+    const int64_t part = BlockOf(element, vector_.splits, vector_.num_parts);
+    data_ = vector_.parts[part];
+    begin_ = vector_.splits[part];
+    end_ = vector_.splits[part + 1];
+  }
+
+  // Calls piece(p, at, count) for what the parts hold of [begin, end): elements
+  // [at, at + count) are at p.
+  template <typename Piece>
+  void EachPiece(int64_t begin, int64_t end, const Piece& piece) {
+    while (begin < end) {
+      Seek(begin);
+      const int64_t count = Smaller(end, end_) - begin;
+      piece(At(begin), begin, count);
+      begin += count;
+    }
+  }
+
+ private:
+  CutVector<T> vector_;
+  T* data_;
+  int64_t begin_, end_;
+};
+
+// As GroupReader, of a vector that may be cut: `Count` elements that lie in one part
+// are read in place, others in the buffer.
+template <int64_t Count>
+class CutReader {
+ public:
+  CutReader(const CutVector<const float>& vector, int64_t size) : part_(vector, size) {}
+
+  // Elements [begin, begin + count); less than `Count` only at the vector's end.
+  inline __attribute__((always_inline)) const float* At(int64_t begin, int64_t count) {
+    return part_.Holds(begin, begin + Count) ? part_.At(begin) : Find(begin, count);
+  }
+
+  __attribute__((noinline)) void Copy(int64_t begin, int64_t end, float* to) {
+    part_.EachPiece(begin, end, [&](const float* p, int64_t at, int64_t count) {
+      memcpy(to + (at - begin), p, count * sizeof(float));
+    });
+  }
+
+  // Only within the part: another one is not looked for.
+  void Prefetch(int64_t element) const {
+    if (part_.Holds(element, element + 1)) __builtin_prefetch(part_.At(element));
+  }
+
+ private:
+  __attribute__((noinline)) const float* Find(int64_t begin, int64_t count) {
+    part_.Seek(begin);
+    if (part_.Holds(begin, begin + Count)) return part_.At(begin);
+    memset(buffer_, 0, sizeof(buffer_));
+    Copy(begin, begin + count, buffer_);
+    return buffer_;
+  }
+
+  PartOfVector<const float> part_;
+  float buffer_[Count];
+};
+
+// Writes groups of a vector.
+class GroupWriter {
+ public:
+  GroupWriter(const CutVector<float>& vector, int64_t size)
+      : part_(vector, size),
+        size_(size),
+        is_large_(kStreams && size >= kStreamedFloats) {
+    SetStreams(0);
+  }
+  ~GroupWriter() {
+    if (is_large_) Fence();
+  }
+
+  // The group at element `begin`, a multiple of 32.
+  inline __attribute__((always_inline)) void Put(int64_t begin,
+                                                 const F (&group)[kParts]) {
+    if (!part_.Holds(begin, begin + kGroup) && !Find(begin)) {
+      float buffer[kGroup];
+      for (int part = 0; part < kParts; ++part)
+        Store(buffer + part * kWidth, group[part]);
+      PutPieces(begin, buffer);
+      return;
+    }
+    float* p = part_.At(begin);
+    if (streams_) {
+      for (int part = 0; part < kParts; ++part) Stream(p + part * kWidth, group[part]);
+    } else {
+      for (int part = 0; part < kParts; ++part) Store(p + part * kWidth, group[part]);
+    }
+  }
+
+ private:
+  // Whether one part holds the group.
+  __attribute__((noinline)) bool Find(int64_t begin) {
+    part_.Seek(begin);
+    SetStreams(begin);
+    return part_.Holds(begin, begin + kGroup);
+  }
+
+  __attribute__((noinline)) void PutPieces(int64_t begin, const float* group) {
+    const int64_t end = Smaller(size_, begin + kGroup);
+    part_.EachPiece(begin, end, [&](float* p, int64_t at, int64_t count) {
+      memcpy(p, group + (at - begin), count * sizeof(float));
+    });
+    SetStreams(end);
+  }
+
+  // All groups of the part are aligned as the one at `begin`.
+  void SetStreams(int64_t begin) {
+    streams_ =
+        is_large_ && reinterpret_cast<uintptr_t>(part_.At(begin)) % sizeof(F) == 0;
+  }
+
+  PartOfVector<float> part_;
+  int64_t size_;
+  bool is_large_, streams_;
+};
 
 // Per-block values spread over the elements of a group. Within a block nothing is done
 // from group to group.

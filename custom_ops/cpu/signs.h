@@ -26,38 +26,61 @@ inline __attribute__((always_inline)) void LoadGroup(const float* p,
   for (int part = 0; part < kParts; ++part) group[part] = Load(p + part * kWidth);
 }
 
+// The number of elements of a group that are infinite or NaN.
+inline int64_t CountNonfinite(const F (&x)[kParts]) {
+  uint32_t nonfinite = 0;
+  for (int part = 0; part < kParts; ++part) {
+    nonfinite |= NonfiniteBits(x[part]) << (part * kWidth);
+  }
+  return nonfinite == 0 ? 0 : __builtin_popcount(nonfinite);
+}
+
+// Adds what a thread counted: integers, so that the order of threads is no matter.
+inline void AddCount(int64_t* total, int64_t count) {
+  __atomic_fetch_add(total, count, __ATOMIC_RELAXED);
+}
+
 void Kernel(const Parallel& parallel, const PackSigns& args) {
+  *args.nonfinite = 0;
   For(parallel, CeilDiv(args.size, kGroup), 4 * kGroup,
       [&](int64_t begin, int64_t end) {
-        GroupReader x;
+        CutReader<kGroup> x(args.x, args.size);
+        int64_t nonfinite = 0;
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
           F group[kParts];
-          LoadGroup(x.At(args.x + at, count), group);
+          LoadGroup(x.At(at, count), group);
+          nonfinite += CountNonfinite(group);
           args.words[word] = SignWord(group, args.stream, at) & LowBits(count);
         }
+        AddCount(args.nonfinite, nonfinite);
       });
 }
 
 void Kernel(const Parallel& parallel, const PackMomentumSigns& args) {
   const F beta = Set(args.beta), rest = Set(args.one_minus_beta);
   const bool warming_up = *args.warming_up;
+  *args.nonfinite = 0;
   For(parallel, CeilDiv(args.size, kGroup), 12 * kGroup,
       [&](int64_t begin, int64_t end) {
-        GroupReader x, momentum;
+        CutReader<kGroup> x(args.x, args.size);
+        GroupReader momentum;
         GroupWriter new_momentum(args.new_momentum, args.size);
+        int64_t nonfinite = 0;
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
           F g[kParts], m[kParts];
-          LoadGroup(x.At(args.x + at, count), g);
+          LoadGroup(x.At(at, count), g);
           LoadGroup(momentum.At(args.momentum + at, count), m);
           for (int part = 0; part < kParts; ++part) {
             m[part] = Add(Mul(beta, m[part]), Mul(rest, g[part]));
           }
           new_momentum.Put(at, m);
+          nonfinite += CountNonfinite(m);
           args.words[word] =
               SignWord(warming_up ? g : m, args.stream, at) & LowBits(count);
         }
+        AddCount(args.nonfinite, nonfinite);
       });
 }
 
@@ -127,7 +150,7 @@ void Kernel(const Parallel& parallel, const PackTernary& args) {
       [&](int64_t begin, int64_t end) {
         Spread limit(args.limit, 1, args.row_splits, args.num_blocks);
         Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
-        GroupReader x;
+        CutReader<kGroup> x(args.x, args.size);
         uint32_t random[kTernaryTile];
         uint32_t plus[kTernaryTile / 32 + 1] = {}, minus[kTernaryTile / 32 + 1] = {};
         for (int64_t tile = begin; tile < end; ++tile) {
@@ -138,12 +161,12 @@ void Kernel(const Parallel& parallel, const PackTernary& args) {
                                        random + (at - first));
             // Meanwhile the memory has time.
             for (int64_t line = 0; line < kRandomGroups * kGroup; line += 16) {
-              __builtin_prefetch(args.x + at + line);
+              x.Prefetch(at + line);
             }
           }
           for (int64_t at = first; at < last; at += kGroup) {
             const int64_t count = Smaller(kGroup, last - at);
-            const float* p = x.At(args.x + at, count);
+            const float* p = x.At(at, count);
             const float* most = limit.At(at, count);
             const float* s = scale.At(at, count);
             const uint32_t* words = random + (at - first);

@@ -30,6 +30,11 @@ inline uint32_t ZeroBits(F a) {
   return static_cast<uint32_t>(_mm256_movemask_ps(
       _mm256_castsi256_ps(_mm256_cmpeq_epi32(shifted, _mm256_setzero_si256()))));
 }
+inline uint32_t NonfiniteBits(F a) {
+  const F infinity = _mm256_set1_ps(__builtin_inff());
+  return static_cast<uint32_t>(
+      _mm256_movemask_ps(_mm256_cmp_ps(Abs(a), infinity, _CMP_NLT_UQ)));
+}
 // The bits of a part of a word, each in the highest bit of its lane.
 template <int Part>
 inline __m256i BitsOnTop(uint32_t word) {

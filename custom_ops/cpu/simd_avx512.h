@@ -24,6 +24,9 @@ inline uint32_t MinusBits(F a) { return _mm512_movepi32_mask(_mm512_castps_si512
 inline uint32_t ZeroBits(F a) {
   return _mm512_testn_epi32_mask(_mm512_castps_si512(a), _mm512_set1_epi32(0x7FFFFFFF));
 }
+inline uint32_t NonfiniteBits(F a) {
+  return _mm512_fpclass_ps_mask(a, 0x99);  // NaN (either kind) and the infinities.
+}
 template <int Part>
 inline F Select(uint32_t word, F zero, F one) {
   return _mm512_mask_blend_ps(static_cast<__mmask16>(word >> (Part * kWidth)), zero,

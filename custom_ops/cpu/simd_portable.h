@@ -47,6 +47,9 @@ inline uint32_t MinusBits(F a) { return SumInts(((I)a < 0) & kLaneBits); }
 inline uint32_t ZeroBits(F a) {
   return SumInts((((I)a & 0x7FFFFFFF) == 0) & kLaneBits);
 }
+inline uint32_t NonfiniteBits(F a) {
+  return SumInts((((I)a & 0x7FFFFFFF) >= 0x7F800000) & kLaneBits);
+}
 // Lane i is `one` where bit Part * kWidth + i of `word` is 1, else `zero`.
 template <int Part>
 inline F Select(uint32_t word, F zero, F one) {

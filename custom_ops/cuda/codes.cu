@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
       float value = __fmul_rn(args.scale[blocks.Of(j)],
                               static_cast<float>(static_cast<int32_t>(level)));
       if (args.addend != nullptr) value = __fadd_rn(value, args.addend[j]);
-      args.values[j] = value;
+      args.values.whole[j] = value;
     }
     __syncwarp();
   }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) PackTernaryKernel(PackTernary args) 
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
 #pragma unroll
     for (int e = Lane(); e < kTernaryTile; e += kWarp) {
-      tile[e] = e < count ? args.x[begin + e] : 0;
+      tile[e] = e < count ? args.x.whole[begin + e] : 0;
     }
     __syncwarp();
     float limit = args.limit[blocks.first], scale = args.scale[blocks.first];

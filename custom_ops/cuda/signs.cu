@@ -5,6 +5,25 @@
 namespace tfgradcomp {
 namespace {
 
+// How many lanes hold an infinity or a NaN.
+__device__ inline int CountNonfinite(float value) {
+  constexpr uint32_t kInfinity = 0x7F800000;
+  return __popc(__ballot_sync(kAllLanes, (BitsOf(value) & 0x7FFFFFFF) >= kInfinity));
+}
+
+// Adds what a warp counted: integers, so that the order of warps is no matter.
+__device__ inline void AddCount(int64_t* total, int count) {
+  if (Lane() != 0 || count == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(total),  // NOLINT: CUDA's own type.
+            static_cast<unsigned long long>(count));       // NOLINT
+}
+
+const char* SetZero(const Gpu& gpu, int64_t* count) {
+  const cudaError_t error =
+      cudaMemsetAsync(count, 0, sizeof(*count), static_cast<cudaStream_t>(gpu.stream));
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
 __global__ void __launch_bounds__(kThreads) PackSignsKernel(PackSigns args) {
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
     const int64_t begin = chunk * kChunk + Lane();
@@ -12,13 +31,16 @@ __global__ void __launch_bounds__(kThreads) PackSignsKernel(PackSigns args) {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       const int64_t j = begin + m * kWarp;
-      x[m] = j < args.size ? args.x[j] : 0;
+      x[m] = j < args.size ? args.x.whole[j] : 0;
     }
     SignWords words;
+    int nonfinite = 0;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       words.Add(m, begin + m * kWarp < args.size, x[m]);
+      nonfinite += CountNonfinite(x[m]);
     }
+    AddCount(args.nonfinite, nonfinite);
     words.Store(chunk, args.size, args.stream, args.words);
   }
 }
@@ -32,10 +54,11 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       const int64_t j = begin + m * kWarp;
-      x[m] = j < args.size ? args.x[j] : 0;
+      x[m] = j < args.size ? args.x.whole[j] : 0;
       momentum[m] = j < args.size ? args.momentum[j] : 0;
     }
     SignWords words;
+    int nonfinite = 0;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       const int64_t j = begin + m * kWarp;
@@ -43,7 +66,9 @@ __global__ void __launch_bounds__(kThreads)
                                     __fmul_rn(args.one_minus_beta, x[m]));
       if (j < args.size) args.new_momentum[j] = moved;
       words.Add(m, j < args.size, warming_up ? x[m] : moved);
+      nonfinite += CountNonfinite(moved);
     }
+    AddCount(args.nonfinite, nonfinite);
     words.Store(chunk, args.size, args.stream, args.words);
   }
 }
@@ -56,8 +81,9 @@ __global__ void __launch_bounds__(kThreads)
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
 #pragma unroll 4
     for (int64_t j = begin + Lane(); j < end; j += kWarp) {
-      args.values[j] = MeanSign(args.words, words_per_worker, args.scale,
-                                args.num_blocks, args.num_workers, j, blocks.Of(j));
+      args.values.whole[j] =
+          MeanSign(args.words, words_per_worker, args.scale, args.num_blocks,
+                   args.num_workers, j, blocks.Of(j));
     }
   }
 }
@@ -65,10 +91,14 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 const char* Run(const Gpu& gpu, const PackSigns& args) {
+  const char* error = SetZero(gpu, args.nonfinite);
+  if (error != nullptr) return error;
   return Launch(gpu, CeilDiv(args.size, kChunk), PackSignsKernel, args);
 }
 
 const char* Run(const Gpu& gpu, const PackMomentumSigns& args) {
+  const char* error = SetZero(gpu, args.nonfinite);
+  if (error != nullptr) return error;
   return Launch(gpu, CeilDiv(args.size, kChunk), PackMomentumSignsKernel, args);
 }
 

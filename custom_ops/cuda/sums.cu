@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       const int64_t j = begin + m * kWarp + Lane();
-      tile[StepPlace(m)] = j < args.size ? args.x[j] : 0;
+      tile[StepPlace(m)] = j < args.size ? args.x.whole[j] : 0;
     }
     __syncwarp();
     float x[kRowsPerLane];
@@ -247,7 +247,7 @@ struct WorkerStep {
   };
 
   __device__ Loaded Load(int64_t j, const TileBlocks&) const {
-    return {args.x[j], args.momentum == nullptr ? 0 : args.momentum[j],
+    return {args.x.whole[j], args.momentum == nullptr ? 0 : args.momentum[j],
             args.residual[j]};
   }
 

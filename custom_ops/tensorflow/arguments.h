@@ -31,6 +31,21 @@ inline absl::Status CheckCount(int64_t count) {
   return Invalid("count must be in [0, 2**48]. Received: count=", count);
 }
 
+// The sizes of the parts that a vector of `count` elements is written to.
+inline absl::Status CheckSizes(const std::vector<int64_t>& sizes, int64_t num_values,
+                               int64_t count) {
+  int64_t total = 0;
+  bool fits = static_cast<int64_t>(sizes.size()) == num_values;
+  for (int64_t size : sizes) {
+    fits = fits && size >= 0 && size <= count - total;
+    if (fits) total += size;
+  }
+  if (fits && total == count) return absl::OkStatus();
+  return Invalid(
+      "sizes must be num_values numbers, none negative, with the sum count = ", count,
+      ". Received: sizes=[", absl::StrJoin(sizes, ", "), "], num_values=", num_values);
+}
+
 inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
   if ((base == 2 || base == 3) && (reply_base == 2 || reply_base == 3)) {
     return absl::OkStatus();

@@ -58,6 +58,15 @@ inline absl::Status CheckOptional(const char* name, int64_t length) {
                  " tensors");
 }
 
+// What is kept until a kernel has been launched; then the device gives the memory to
+// what is launched later only.
+struct Memory {
+  Tensor scratch;
+  // Of a CutVector.
+  std::vector<float*> parts;
+  std::vector<int64_t> splits = {0};
+};
+
 // What all ops do. The attributes are read by the constructors below.
 template <typename Device, typename Args>
 class KernelOp : public tensorflow::OpKernel {
@@ -66,17 +75,15 @@ class KernelOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* context) final {
     Args args{};
-    // Freed after the launch: a device gives the memory to what is launched later only.
-    Tensor scratch;
-    OP_REQUIRES_OK(context, Prepare(context, &args, &scratch));
-    // Of nothing there is nothing to compute.
-    if (args.size > 0) OP_REQUIRES_OK(context, Device::Launch(context, args));
+    Memory memory;
+    OP_REQUIRES_OK(context, Prepare(context, &args, &memory));
+    OP_REQUIRES_OK(context, Device::Launch(context, args));
   }
 
  protected:
   // Checks the inputs, allocates the outputs and fills `args` with them.
   virtual absl::Status Prepare(OpKernelContext* context, Args* args,
-                               Tensor* scratch) const = 0;
+                               Memory* memory) const = 0;
 };
 
 inline absl::Status Vector(OpKernelContext* context, int index, const char* name,
@@ -199,13 +206,74 @@ inline absl::Status OutputWords(OpKernelContext* context, int index, int64_t siz
                 data);
 }
 
-// Float64 scratch, which `tensor` keeps.
-inline absl::Status Scratch(OpKernelContext* context, int64_t size, Tensor* tensor,
+// Float64 scratch.
+inline absl::Status Scratch(OpKernelContext* context, int64_t size, Memory* memory,
                             double** data) {
-  TF_RETURN_IF_ERROR(
-      context->allocate_temp(tensorflow::DT_DOUBLE, TensorShape({size}), tensor));
-  *data = Data<double>(tensor);
+  TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_DOUBLE, TensorShape({size}),
+                                            &memory->scratch));
+  *data = Data<double>(&memory->scratch);
   return absl::OkStatus();
+}
+
+// A vector of the tensors in `memory`.
+template <typename T>
+void SetParts(const Memory& memory, CutVector<T>* vector) {
+  vector->num_parts = static_cast<int64_t>(memory.parts.size());
+  if (vector->num_parts == 1) {
+    vector->whole = memory.parts[0];
+  } else {
+    vector->parts = memory.parts.data();
+    vector->splits = memory.splits.data();
+  }
+}
+
+template <typename Device>
+absl::Status CheckParts(const char* name, int64_t num_parts) {
+  if (Device::kOnHost || num_parts == 1) return absl::OkStatus();
+  return Invalid(name,
+                 " must be one tensor on a GPU; tf.concat and tf.split do the rest. ",
+                 "Received: ", num_parts, " tensors");
+}
+
+// The vector x, whose parts are the first inputs, and how many they are.
+template <typename Device, typename Args>
+absl::Status InputParts(OpKernelContext* context, Memory* memory, Args* args,
+                        int* num_parts) {
+  tensorflow::OpInputList list;
+  TF_RETURN_IF_ERROR(context->input_list("x", &list));
+  *num_parts = list.size();
+  TF_RETURN_IF_ERROR(CheckParts<Device>("x", *num_parts));
+  for (const Tensor& part : list) {
+    memory->parts.push_back(static_cast<float*>(part.data()));
+    memory->splits.push_back(memory->splits.back() + part.NumElements());
+  }
+  args->size = memory->splits.back();
+  SetParts(*memory, &args->x);
+  return absl::OkStatus();
+}
+
+// The vector of values, whose parts are the only outputs.
+template <typename Device, typename Args>
+absl::Status OutputParts(OpKernelContext* context, const std::vector<int64_t>& sizes,
+                         Memory* memory, Args* args) {
+  TF_RETURN_IF_ERROR(CheckParts<Device>("values", context->num_outputs()));
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    memory->parts.push_back(nullptr);
+    memory->splits.push_back(memory->splits.back() + sizes[i]);
+    TF_RETURN_IF_ERROR(
+        Output(context, i, TensorShape({sizes[i]}), &memory->parts.back()));
+  }
+  SetParts(*memory, &args->values);
+  return absl::OkStatus();
+}
+
+// The attributes that say what the parts of `count` values are.
+inline absl::Status GetSizes(OpKernelConstruction* context, int64_t count,
+                             std::vector<int64_t>* sizes) {
+  int64_t num_values;
+  TF_RETURN_IF_ERROR(context->GetAttr("sizes", sizes));
+  TF_RETURN_IF_ERROR(context->GetAttr("num_values", &num_values));
+  return CheckSizes(*sizes, num_values, count);
 }
 
 template <typename Device>
@@ -219,7 +287,7 @@ class PackCodesOp : public KernelOp<Device, PackCodes> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, PackCodes* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     TF_RETURN_IF_ERROR(FirstVector(context, 0, "codes", &args->size, &args->codes));
     args->base = base_;
     return OutputWords(context, 0, args->size, base_, &args->words);
@@ -241,7 +309,7 @@ class UnpackCodesOp : public KernelOp<Device, UnpackCodes> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, UnpackCodes* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     const Tensor& words = context->input(0);
     const int64_t expected = tfgradcomp_format::WordsFor(count_, base_);
     if (words.dims() == 0 || words.dim_size(words.dims() - 1) != expected) {
@@ -269,10 +337,12 @@ class PackSignsOp : public KernelOp<Device, PackSigns> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, PackSigns* args,
-                       Tensor* scratch) const override {
-    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
-    TF_RETURN_IF_ERROR(OptionalStream(context, 1, &args->stream));
-    return OutputWords(context, 0, args->size, 2, &args->words);
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(OptionalStream(context, parts, &args->stream));
+    TF_RETURN_IF_ERROR(OutputWords(context, 0, args->size, 2, &args->words));
+    return Output(context, 1, TensorShape({}), &args->nonfinite);
   }
 };
 
@@ -287,15 +357,18 @@ class PackMomentumSignsOp : public KernelOp<Device, PackMomentumSigns> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, PackMomentumSigns* args,
-                       Tensor* scratch) const override {
-    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
-    TF_RETURN_IF_ERROR(Vector(context, 1, "momentum", args->size, &args->momentum));
-    TF_RETURN_IF_ERROR(Scalar(context, 2, "warming_up", &args->warming_up));
-    TF_RETURN_IF_ERROR(OptionalStream(context, 3, &args->stream));
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(Vector(context, parts, "momentum", args->size, &args->momentum));
+    TF_RETURN_IF_ERROR(Scalar(context, parts + 1, "warming_up", &args->warming_up));
+    TF_RETURN_IF_ERROR(OptionalStream(context, parts + 2, &args->stream));
     args->beta = beta_;
     args->one_minus_beta = one_minus_beta_;
     TF_RETURN_IF_ERROR(OutputWords(context, 0, args->size, 2, &args->words));
-    return Output(context, 1, TensorShape({args->size}), &args->new_momentum);
+    TF_RETURN_IF_ERROR(
+        Output(context, 1, TensorShape({args->size}), &args->new_momentum));
+    return Output(context, 2, TensorShape({}), &args->nonfinite);
   }
 
   float beta_, one_minus_beta_;
@@ -308,12 +381,14 @@ class PackTernaryOp : public KernelOp<Device, PackTernary> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, PackTernary* args,
-                       Tensor* scratch) const override {
-    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
-    TF_RETURN_IF_ERROR(Blocks<Device>(context, 3, args));
-    TF_RETURN_IF_ERROR(Vector(context, 1, "limit", args->num_blocks, &args->limit));
-    TF_RETURN_IF_ERROR(Vector(context, 2, "scale", args->num_blocks, &args->scale));
-    TF_RETURN_IF_ERROR(Stream(context, 4, &args->stream));
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, parts + 2, args));
+    TF_RETURN_IF_ERROR(Vector(context, parts, "limit", args->num_blocks, &args->limit));
+    TF_RETURN_IF_ERROR(
+        Vector(context, parts + 1, "scale", args->num_blocks, &args->scale));
+    TF_RETURN_IF_ERROR(Stream(context, parts + 3, &args->stream));
     return OutputWords(context, 0, args->size, 3, &args->words);
   }
 };
@@ -325,11 +400,12 @@ class BlockStatisticsOp : public KernelOp<Device, BlockStatistics> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, BlockStatistics* args,
-                       Tensor* scratch) const override {
-    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
-    TF_RETURN_IF_ERROR(Blocks<Device>(context, 1, args));
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, parts, args));
     const int64_t slots = tfgradcomp_format::SlotsFor(args->size, args->num_blocks);
-    TF_RETURN_IF_ERROR(Scratch(context, 5 * slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(Scratch(context, 5 * slots, memory, &args->scratch));
     return Output(context, 0, TensorShape({5, args->num_blocks}), &args->statistics);
   }
 };
@@ -348,7 +424,7 @@ class SumCodesOp : public KernelOp<Device, SumCodes> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, SumCodes* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     int64_t sum_base = 0;
     args->size = count_;
     args->base = base_;
@@ -372,13 +448,14 @@ class SumLevelsOp : public KernelOp<Device, SumLevels> {
     OP_REQUIRES_OK(context, CheckBase(base_));
     OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
     OP_REQUIRES_OK(context, CheckCount(count_));
+    OP_REQUIRES_OK(context, GetSizes(context, count_, &sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("step", &step_));
     OP_REQUIRES_OK(context, context->GetAttr("zero", &zero_));
   }
 
  private:
   absl::Status Prepare(OpKernelContext* context, SumLevels* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     args->size = count_;
     args->base = base_;
     args->step = step_;
@@ -389,10 +466,11 @@ class SumLevelsOp : public KernelOp<Device, SumLevels> {
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(Vector(context, 1, "scale", args->num_blocks, &args->scale));
     TF_RETURN_IF_ERROR(OptionalVector(context, 3, "addend", count_, &args->addend));
-    return Output(context, 0, TensorShape({count_}), &args->values);
+    return OutputParts<Device>(context, sizes_, memory, args);
   }
 
   int64_t base_, count_, step_, zero_;
+  std::vector<int64_t> sizes_;
 };
 
 template <typename Device>
@@ -402,21 +480,23 @@ class MeanOfSignsOp : public KernelOp<Device, MeanOfSigns> {
       : KernelOp<Device, MeanOfSigns>(context) {
     OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
     OP_REQUIRES_OK(context, CheckCount(count_));
+    OP_REQUIRES_OK(context, GetSizes(context, count_, &sizes_));
   }
 
  private:
   absl::Status Prepare(OpKernelContext* context, MeanOfSigns* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     args->size = count_;
     TF_RETURN_IF_ERROR(
         WorkersWords(context, 0, "words", count_, 2, &args->num_workers, &args->words));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
                                     args->num_blocks, &args->scale));
-    return Output(context, 0, TensorShape({count_}), &args->values);
+    return OutputParts<Device>(context, sizes_, memory, args);
   }
 
   int64_t count_;
+  std::vector<int64_t> sizes_;
 };
 
 template <typename Device>
@@ -434,7 +514,7 @@ class MajorityVoteOp : public KernelOp<Device, MajorityVote> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, MajorityVote* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     args->size = count_;
     args->base = base_;
     args->reply_base = reply_base_;
@@ -458,17 +538,19 @@ class SignErrorFeedbackOp : public KernelOp<Device, SignErrorFeedback> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, SignErrorFeedback* args,
-                       Tensor* scratch) const override {
-    TF_RETURN_IF_ERROR(FirstVector(context, 0, "x", &args->size, &args->x));
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
     const int64_t size = args->size;
-    TF_RETURN_IF_ERROR(Vector(context, 1, "residual", size, &args->residual));
-    TF_RETURN_IF_ERROR(Scalar(context, 2, "ratio", &args->ratio));
-    TF_RETURN_IF_ERROR(Scalar(context, 3, "moving", &args->moving));
-    TF_RETURN_IF_ERROR(Blocks<Device>(context, 4, args));
-    TF_RETURN_IF_ERROR(OptionalVector(context, 5, "momentum", size, &args->momentum));
+    TF_RETURN_IF_ERROR(Vector(context, parts, "residual", size, &args->residual));
+    TF_RETURN_IF_ERROR(Scalar(context, parts + 1, "ratio", &args->ratio));
+    TF_RETURN_IF_ERROR(Scalar(context, parts + 2, "moving", &args->moving));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, parts + 3, args));
+    TF_RETURN_IF_ERROR(
+        OptionalVector(context, parts + 4, "momentum", size, &args->momentum));
     args->mu = mu_;
     const int64_t slots = tfgradcomp_format::SlotsFor(size, args->num_blocks);
-    TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(Scratch(context, slots, memory, &args->scratch));
     TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({args->num_blocks}), &args->scale));
@@ -500,12 +582,12 @@ class MeanSignErrorFeedbackOp : public KernelOp<Device, MeanSignErrorFeedback> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, MeanSignErrorFeedback* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     TF_RETURN_IF_ERROR(ServerInputs<Device>(context, 5, args));
     TF_RETURN_IF_ERROR(Scalar(context, 4, "moving", &args->moving));
     const int64_t size = args->size;
     const int64_t slots = tfgradcomp_format::SlotsFor(size, args->num_blocks);
-    TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(Scratch(context, slots, memory, &args->scratch));
     TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({args->num_blocks}), &args->scale));

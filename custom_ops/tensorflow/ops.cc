@@ -1,7 +1,8 @@
 // The ops as TensorFlow sees them: names, arguments and static shapes. What they
 // compute is said in ../kernels.h; op_kernels.h checks values.
 //
-// An optional argument is a list of length 0 or 1.
+// An optional argument is a list of length 0 or 1. The vector x is the list of its
+// parts, in order and of any shapes; values are written to parts of the given sizes.
 
 #include <cstdint>
 #include <string>
@@ -44,6 +45,26 @@ absl::Status MergeVector(InferenceContext* c, int index, DimensionHandle* size) 
   ShapeHandle shape;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(index), 1, &shape));
   return c->Merge(*size, c->Dim(shape, 0), size);
+}
+
+// The parts of a vector, the first inputs: their elements in all, and how many they
+// are.
+absl::Status JoinParts(InferenceContext* c, DimensionHandle* size, int* num_parts) {
+  TF_RETURN_IF_ERROR(c->GetAttr("num_parts", num_parts));
+  *size = c->MakeDim(0);
+  for (int i = 0; i < *num_parts; ++i) {
+    TF_RETURN_IF_ERROR(c->Add(*size, c->NumElements(c->input(i)), size));
+  }
+  return absl::OkStatus();
+}
+
+// The vector of `count` elements in parts, the only outputs.
+absl::Status SetParts(InferenceContext* c, int64_t count) {
+  std::vector<int64_t> sizes;
+  TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
+  TF_RETURN_IF_ERROR(CheckSizes(sizes, c->num_outputs(), count));
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(sizes[i]));
+  return absl::OkStatus();
 }
 
 absl::Status CheckScalar(InferenceContext* c, int index) {
@@ -111,39 +132,45 @@ absl::Status UnpackCodesShape(InferenceContext* c) {
 }
 
 absl::Status PackSignsShape(InferenceContext* c) {
-  DimensionHandle size = c->UnknownDim();
-  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
-  TF_RETURN_IF_ERROR(CheckStreams(c, 1));
+  DimensionHandle size;
+  int parts;
+  TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
+  TF_RETURN_IF_ERROR(CheckStreams(c, parts));
   c->set_output(0, c->Vector(Words(c, size, 2)));
+  c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status PackMomentumSignsShape(InferenceContext* c) {
-  DimensionHandle size = c->UnknownDim();
-  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
-  TF_RETURN_IF_ERROR(MergeVector(c, 1, &size));
-  TF_RETURN_IF_ERROR(CheckScalar(c, 2));
-  TF_RETURN_IF_ERROR(CheckStreams(c, 3));
+  DimensionHandle size;
+  int parts;
+  TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
+  TF_RETURN_IF_ERROR(MergeVector(c, parts, &size));
+  TF_RETURN_IF_ERROR(CheckScalar(c, parts + 1));
+  TF_RETURN_IF_ERROR(CheckStreams(c, parts + 2));
   c->set_output(0, c->Vector(Words(c, size, 2)));
   c->set_output(1, c->Vector(size));
+  c->set_output(2, c->Scalar());
   return absl::OkStatus();
 }
 
 absl::Status PackTernaryShape(InferenceContext* c) {
-  DimensionHandle size = c->UnknownDim(), num_blocks;
-  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
-  TF_RETURN_IF_ERROR(Blocks(c, 3, &num_blocks));
-  TF_RETURN_IF_ERROR(MergeVector(c, 1, &num_blocks));
-  TF_RETURN_IF_ERROR(MergeVector(c, 2, &num_blocks));
-  TF_RETURN_IF_ERROR(CheckStream(c, 4));
+  DimensionHandle size, num_blocks;
+  int parts;
+  TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
+  TF_RETURN_IF_ERROR(Blocks(c, parts + 2, &num_blocks));
+  TF_RETURN_IF_ERROR(MergeVector(c, parts, &num_blocks));
+  TF_RETURN_IF_ERROR(MergeVector(c, parts + 1, &num_blocks));
+  TF_RETURN_IF_ERROR(CheckStream(c, parts + 3));
   c->set_output(0, c->Vector(Words(c, size, 3)));
   return absl::OkStatus();
 }
 
 absl::Status BlockStatisticsShape(InferenceContext* c) {
-  DimensionHandle size = c->UnknownDim(), num_blocks;
-  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
-  TF_RETURN_IF_ERROR(Blocks(c, 1, &num_blocks));
+  DimensionHandle size, num_blocks;
+  int parts;
+  TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
+  TF_RETURN_IF_ERROR(Blocks(c, parts, &num_blocks));
   c->set_output(0, c->Matrix(c->MakeDim(5), num_blocks));
   return absl::OkStatus();
 }
@@ -176,8 +203,7 @@ absl::Status SumLevelsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(MergeVector(c, 1, &num_blocks));
   DimensionHandle size = c->MakeDim(count);
   if (c->num_inputs() > 3) TF_RETURN_IF_ERROR(MergeVector(c, 3, &size));
-  c->set_output(0, c->Vector(size));
-  return absl::OkStatus();
+  return SetParts(c, count);
 }
 
 absl::Status MeanOfSignsShape(InferenceContext* c) {
@@ -187,8 +213,7 @@ absl::Status MeanOfSignsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, 2, &num_workers));
   TF_RETURN_IF_ERROR(Blocks(c, 2, &num_blocks));
   TF_RETURN_IF_ERROR(WorkersScale(c, 1, num_workers, num_blocks));
-  c->set_output(0, c->Vector(count));
-  return absl::OkStatus();
+  return SetParts(c, count);
 }
 
 absl::Status MajorityVoteShape(InferenceContext* c) {
@@ -205,13 +230,16 @@ absl::Status MajorityVoteShape(InferenceContext* c) {
 }
 
 absl::Status SignErrorFeedbackShape(InferenceContext* c) {
-  DimensionHandle size = c->UnknownDim(), num_blocks;
-  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
-  TF_RETURN_IF_ERROR(MergeVector(c, 1, &size));
-  TF_RETURN_IF_ERROR(CheckScalar(c, 2));
-  TF_RETURN_IF_ERROR(CheckScalar(c, 3));
-  TF_RETURN_IF_ERROR(Blocks(c, 4, &num_blocks));
-  if (c->num_inputs() > 5) TF_RETURN_IF_ERROR(MergeVector(c, 5, &size));
+  DimensionHandle size, num_blocks;
+  int parts;
+  TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
+  TF_RETURN_IF_ERROR(MergeVector(c, parts, &size));
+  TF_RETURN_IF_ERROR(CheckScalar(c, parts + 1));
+  TF_RETURN_IF_ERROR(CheckScalar(c, parts + 2));
+  TF_RETURN_IF_ERROR(Blocks(c, parts + 3, &num_blocks));
+  if (c->num_inputs() > parts + 4) {
+    TF_RETURN_IF_ERROR(MergeVector(c, parts + 4, &size));
+  }
   c->set_output(0, c->Vector(Words(c, size, 2)));
   c->set_output(1, c->Vector(num_blocks));
   for (int i = 2; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(size));
@@ -273,37 +301,43 @@ REGISTER_OP("Tfgradcomp>UnpackCodes")
     .SetShapeFn(UnpackCodesShape);
 
 REGISTER_OP("Tfgradcomp>PackSigns")
-    .Input("x: float")
+    .Input("x: num_parts * float")
     .Input("stream: num_streams * int64")
     .Output("words: int32")
+    .Output("nonfinite: int64")
+    .Attr("num_parts: int >= 1")
     .Attr("num_streams: int >= 0")
     .SetShapeFn(PackSignsShape);
 
 REGISTER_OP("Tfgradcomp>PackMomentumSigns")
-    .Input("x: float")
+    .Input("x: num_parts * float")
     .Input("momentum: float")
     .Input("warming_up: bool")
     .Input("stream: num_streams * int64")
     .Output("words: int32")
     .Output("new_momentum: float")
+    .Output("nonfinite: int64")
+    .Attr("num_parts: int >= 1")
     .Attr("num_streams: int >= 0")
     .Attr("beta: float")
     .Attr("one_minus_beta: float")
     .SetShapeFn(PackMomentumSignsShape);
 
 REGISTER_OP("Tfgradcomp>PackTernary")
-    .Input("x: float")
+    .Input("x: num_parts * float")
     .Input("limit: float")
     .Input("scale: float")
     .Input("row_splits: int64")
     .Input("stream: int64")
     .Output("words: int32")
+    .Attr("num_parts: int >= 1")
     .SetShapeFn(PackTernaryShape);
 
 REGISTER_OP("Tfgradcomp>BlockStatistics")
-    .Input("x: float")
+    .Input("x: num_parts * float")
     .Input("row_splits: int64")
     .Output("statistics: double")
+    .Attr("num_parts: int >= 1")
     .SetShapeFn(BlockStatisticsShape);
 
 REGISTER_OP("Tfgradcomp>SumCodes")
@@ -319,9 +353,11 @@ REGISTER_OP("Tfgradcomp>SumLevels")
     .Input("scale: float")
     .Input("row_splits: int64")
     .Input("addend: num_addends * float")
-    .Output("values: float")
+    .Output("values: num_values * float")
     .Attr("num_addends: int >= 0")
     .Attr("base: int")
+    .Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
     .Attr("count: int")
     .Attr("step: int")
     .Attr("zero: int")
@@ -331,7 +367,9 @@ REGISTER_OP("Tfgradcomp>MeanOfSigns")
     .Input("words: int32")
     .Input("scale: float")
     .Input("row_splits: int64")
-    .Output("values: float")
+    .Output("values: num_values * float")
+    .Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
     .Attr("count: int")
     .SetShapeFn(MeanOfSignsShape);
 
@@ -347,7 +385,7 @@ REGISTER_OP("Tfgradcomp>MajorityVote")
     .SetShapeFn(MajorityVoteShape);
 
 REGISTER_OP("Tfgradcomp>SignErrorFeedback")
-    .Input("x: float")
+    .Input("x: num_parts * float")
     .Input("residual: float")
     .Input("ratio: float")
     .Input("moving: bool")
@@ -357,6 +395,7 @@ REGISTER_OP("Tfgradcomp>SignErrorFeedback")
     .Output("scale: float")
     .Output("new_residual: float")
     .Output("new_momentum: num_momenta * float")
+    .Attr("num_parts: int >= 1")
     .Attr("num_momenta: int >= 0")
     .Attr("mu: float")
     .SetShapeFn(SignErrorFeedbackShape);

@@ -24,6 +24,7 @@ from tfgradcomp.compressors import (
     TopK,
     fused,
 )
+from tfgradcomp.ops import Parts
 from tfgradcomp.wire import words as wire
 
 
@@ -393,6 +394,137 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
             np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-4)
         state = new_state
     assert step_of.experimental_get_tracing_count() == 1
+
+
+@every_row
+@every_layout
+def test_a_gradient_in_parts_is_compressed_as_the_flat_one(row, layout):
+    x = gradient_of(layout)
+    parts = Parts(tf.split(tf.constant(x), layout.sizes))
+    for compressor in {row.compressor, fused(row.compressor)}:
+        state = compressor.init(layout)
+        for step in range(2):
+            context = make_context(step, 5, 1, previous_rate=0.1)
+            payload, new_state = compressor.compress(parts, state, layout, context)
+            expected, state = compressor.compress(x, state, layout, context)
+            assert payload.keys() == expected.keys()
+            for name, value in expected.items():
+                assert bits(payload[name]) == bits(value), name
+            for new, old in zip(
+                tf.nest.flatten(new_state), tf.nest.flatten(state), strict=True
+            ):
+                assert bits(new) == bits(old)
+
+
+@every_row
+@every_layout
+def test_parts_that_are_decoded_have_the_sizes_of_the_layout(row, layout):
+    payload, _ = compress(row, gradient_of(layout), layout)
+    vector = row.compressor.decompress(payload, layout)
+    whole = Layout(layout.row_splits)
+    assert bits(vector) == bits(row.compressor.decompress(payload, whole))
+    assert isinstance(row.compressor.decompress(payload, whole), tf.Tensor)
+    payloads = {name: tf.stack([value, value]) for name, value in payload.items()}
+    mean = row.compressor.mean(payloads, layout)
+    assert bits(mean) == bits(row.compressor.mean(payloads, whole))
+    for decoded in (vector, mean):
+        if isinstance(decoded, Parts):
+            assert [t.shape for t in decoded] == [[size] for size in layout.sizes]
+    if "Sign" in repr(row.compressor) or "Ternary" in repr(row.compressor):
+        assert isinstance(vector, Parts)
+
+
+# An element that is not finite, or so large that something after it overflows.
+BAD = {
+    "fine": 1.0,
+    "large": 1e5,
+    "largest": 3.4e38,
+    "infinite": np.inf,
+    "minus infinite": -np.inf,
+    "nan": np.nan,
+}
+
+
+@every_row
+@pytest.mark.parametrize("layout", ["one", "tensors", "buckets"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_finite_is_said_of_the_gradient_and_of_the_payload(row, layout, in_parts):
+    layout = LAYOUTS[layout]
+    for number in BAD.values():
+        for place in {0, layout.size // 2, layout.size - 1}:
+            x = gradient_of(layout)
+            x[place] = number
+            given = tf.constant(x)
+            if in_parts:
+                given = Parts(tf.split(given, layout.sizes))
+            for compressor in {row.compressor, fused(row.compressor)}:
+                state = compressor.init(layout)
+                arguments = given, state, layout, make_context(1, 5, 1)
+                payload, new_state, finite = compressor.compress_checked(*arguments)
+                assert finite.shape == [] and finite.dtype == tf.bool
+                assert finite == all_finite(x, payload)
+                plain, plain_state = compressor.compress(*arguments)
+                for a, b in zip(
+                    tf.nest.flatten((payload, new_state)),
+                    tf.nest.flatten((plain, plain_state)),
+                    strict=True,
+                ):
+                    assert bits(a) == bits(b)
+
+
+def all_finite(x, payload):
+    floats = [
+        v.numpy().astype(np.float64) for v in payload.values() if v.dtype != "int32"
+    ]
+    return all(np.isfinite(numbers).all() for numbers in [x, *floats])
+
+
+@pytest.mark.parametrize("name", ["residual", "momentum"])
+@pytest.mark.parametrize("number", [3.4e38, np.inf, np.nan])
+def test_finite_is_said_where_the_state_overflows(name, number):
+    compressor = NesterovMomentum(ErrorFeedback(ScaledSign()), 0.9)
+    layout = LAYOUTS["tensors"]
+    x = np.full(layout.size, 3e38, np.float32)
+    state = compressor.init(layout)
+    bad = tf.tensor_scatter_nd_update(tf.zeros([layout.size]), [[7]], [number])
+    if name == "momentum":
+        state = {**state, "momentum": bad}
+    else:
+        state = {**state, "inner": {**state["inner"], "residual": bad}}
+    context = make_context(1, 5, 1, previous_rate=0.1)
+    for alone in (compressor, fused(compressor)):
+        # With the momentum alone, 0.9 * 3e38 + 3e38 overflows.
+        for gradient, fits in ((x, False), (x / 3, number == np.float32(3.4e38))):
+            payload, _, finite = alone.compress_checked(
+                tf.constant(gradient), state, layout, context
+            )
+            assert finite == all_finite(gradient, payload)
+            if not fits:
+                assert not finite
+
+
+def test_a_scale_that_another_worker_made_infinite_is_not_finite():
+    layout = LAYOUTS["tensors"]
+    context = make_context(maximum=lambda vector: vector + np.inf)
+    for compressor in (Ternary(), fused(Clip(Ternary()))):
+        arguments = gradient_of(layout), compressor.init(layout), layout, context
+        assert not compressor.compress_checked(*arguments)[2]
+
+
+@every_row
+def test_finite_is_said_inside_functions(row):
+    layout = LAYOUTS["tensors"]
+    compressor = fused(row.compressor)
+
+    @tf.function
+    def finite(tensors):
+        state, context = compressor.init(layout), make_context(1, 5, 1)
+        return compressor.compress_checked(Parts(tensors), state, layout, context)[2]
+
+    x = gradient_of(layout)
+    assert finite(tf.split(x, layout.sizes))
+    x[40] = np.nan
+    assert not finite(tf.split(x, layout.sizes))
 
 
 def test_the_table_has_every_compressor():

@@ -72,24 +72,26 @@ void VisitBuffers(UnpackCodes& a, Visit& visit) {
 
 template <typename Visit>
 void VisitBuffers(PackSigns& a, Visit& visit) {
-  visit.Input(a.x, a.size);
+  visit.Input(a.x.whole, a.size);
   if (a.stream != nullptr) visit.Input(a.stream, 3);
   visit.Output(a.words, WordsFor(a.size, 2));
+  visit.Output(a.nonfinite, 1);
 }
 
 template <typename Visit>
 void VisitBuffers(PackMomentumSigns& a, Visit& visit) {
-  visit.Input(a.x, a.size);
+  visit.Input(a.x.whole, a.size);
   visit.Input(a.momentum, a.size);
   visit.Input(a.warming_up, 1);
   if (a.stream != nullptr) visit.Input(a.stream, 3);
   visit.Output(a.new_momentum, a.size);
   visit.Output(a.words, WordsFor(a.size, 2));
+  visit.Output(a.nonfinite, 1);
 }
 
 template <typename Visit>
 void VisitBuffers(PackTernary& a, Visit& visit) {
-  visit.Input(a.x, a.size);
+  visit.Input(a.x.whole, a.size);
   visit.Input(a.limit, a.num_blocks);
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
@@ -99,7 +101,7 @@ void VisitBuffers(PackTernary& a, Visit& visit) {
 
 template <typename Visit>
 void VisitBuffers(BlockStatistics& a, Visit& visit) {
-  visit.Input(a.x, a.size);
+  visit.Input(a.x.whole, a.size);
   visit.Input(a.row_splits, a.num_blocks + 1);
   visit.Scratch(a.scratch, 5 * SlotsFor(a.size, a.num_blocks));
   visit.Output(a.statistics, 5 * a.num_blocks);
@@ -117,7 +119,7 @@ void VisitBuffers(SumLevels& a, Visit& visit) {
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
   if (a.addend != nullptr) visit.Input(a.addend, a.size);
-  visit.Output(a.values, a.size);
+  visit.Output(a.values.whole, a.size);
 }
 
 template <typename Visit>
@@ -125,7 +127,7 @@ void VisitBuffers(MeanOfSigns& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, 2));
   visit.Input(a.scale, a.num_workers * a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
-  visit.Output(a.values, a.size);
+  visit.Output(a.values.whole, a.size);
 }
 
 template <typename Visit>
@@ -137,7 +139,7 @@ void VisitBuffers(MajorityVote& a, Visit& visit) {
 
 template <typename Visit>
 void VisitBuffers(SignErrorFeedback& a, Visit& visit) {
-  visit.Input(a.x, a.size);
+  visit.Input(a.x.whole, a.size);
   if (a.momentum != nullptr) visit.Input(a.momentum, a.size);
   visit.Input(a.residual, a.size);
   visit.Input(a.ratio, 1);
@@ -187,6 +189,85 @@ void VisitBuffers(MeanSignResidual& a, Visit& visit) {
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
   visit.Output(a.new_residual, a.size);
+}
+
+// -- Cut vectors ------------------------------------------------------------------
+
+// The parts of a vector, each in memory of its own. Their ends lie inside and on those
+// of groups, words and chunks; several of them lie in one, and some are empty.
+class Cut {
+ public:
+  explicit Cut(int64_t size) {
+    constexpr int64_t kSizes[] = {0, 1, 31, 33, 20, 7, 0, 64, 512, 3, 700, 1, 1, 2000};
+    for (int64_t i = size; splits_.back() < size; ++i) {
+      Add(std::min(kSizes[i % (sizeof(kSizes) / sizeof(*kSizes))],
+                   size - splits_.back()));
+    }
+    Add(0);
+  }
+
+  template <typename T>
+  void Set(CutVector<T>* vector) const {
+    vector->whole = nullptr;
+    vector->parts = parts_.data();
+    vector->splits = splits_.data();
+    vector->num_parts = static_cast<int64_t>(parts_.size());
+  }
+
+  void CopyFrom(const float* whole) {
+    EachPart([&](float* part, int64_t begin, int64_t count) {
+      std::copy_n(whole + begin, count, part);
+    });
+  }
+
+  void CopyTo(float* whole) {
+    EachPart([&](float* part, int64_t begin, int64_t count) {
+      std::copy_n(part, count, whole + begin);
+    });
+  }
+
+ private:
+  void Add(int64_t size) {
+    arrays_.emplace_back(size);
+    parts_.push_back(arrays_.back().data());
+    splits_.push_back(splits_.back() + size);
+  }
+
+  template <typename Body>
+  void EachPart(const Body& body) {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      body(parts_[i], splits_[i], splits_[i + 1] - splits_[i]);
+    }
+  }
+
+  std::vector<Array<float>> arrays_;
+  std::vector<float*> parts_;
+  std::vector<int64_t> splits_ = {0};
+};
+
+template <typename Kernel, typename = void>
+struct HasCutX : std::false_type {};
+template <typename Kernel>
+struct HasCutX<Kernel, decltype(static_cast<void>(std::declval<Kernel>().x))>
+    : std::true_type {};
+template <typename Kernel, typename = void>
+struct HasCutValues : std::false_type {};
+template <typename Kernel>
+struct HasCutValues<Kernel, decltype(static_cast<void>(std::declval<Kernel>().values))>
+    : std::true_type {};
+
+// Calls run(args) with the vector that may be cut in parts.
+template <typename Kernel, typename Run>
+void RunCut(const Kernel& args, const Run& run) {
+  Kernel copy = args;
+  Cut cut(args.size);
+  if constexpr (HasCutX<Kernel>::value) {
+    cut.CopyFrom(args.x.whole);
+    cut.Set(&copy.x);
+  }
+  if constexpr (HasCutValues<Kernel>::value) cut.Set(&copy.values);
+  run(copy);
+  if constexpr (HasCutValues<Kernel>::value) cut.CopyTo(args.values.whole);
 }
 
 // -- Inputs -----------------------------------------------------------------------
@@ -464,7 +545,7 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   }
   for (const uint64_t* stream : streams) {
     const std::string drawn = with("stream", stream != nullptr);
-    run("PackSigns" + drawn, PackSigns{in.wild.data(), n, stream, {}});
+    run("PackSigns" + drawn, PackSigns{in.wild.data(), n, stream, {}, {}});
     for (const bool* warming_up : flags) {
       run("PackMomentumSigns" + drawn + with("warming_up", *warming_up),
           PackMomentumSigns{in.x.data(),
@@ -474,6 +555,7 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
                             0.1f,
                             warming_up,
                             stream,
+                            {},
                             {},
                             {}});
     }
@@ -490,7 +572,7 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
     }
   }
   const Array<float> zeros(n);
-  run("PackSigns zeros", PackSigns{zeros.data(), n, streams[1], {}});
+  run("PackSigns zeros", PackSigns{zeros.data(), n, streams[1], {}, {}});
 }
 
 // -- Comparison -------------------------------------------------------------------
@@ -528,7 +610,7 @@ class ListOutputs {
   struct Item {
     const void* data;
     int64_t count;
-    enum { kWord, kFloat, kDouble } type;
+    enum { kWord, kCount, kFloat, kDouble } type;
   };
 
   template <typename T>
@@ -538,9 +620,10 @@ class ListOutputs {
   template <typename T>
   void Output(T*& field, int64_t count) {
     items.push_back({field, count,
-                     std::is_same<T, double>::value  ? Item::kDouble
-                     : std::is_same<T, float>::value ? Item::kFloat
-                                                     : Item::kWord});
+                     std::is_same<T, double>::value    ? Item::kDouble
+                     : std::is_same<T, float>::value   ? Item::kFloat
+                     : std::is_same<T, int64_t>::value ? Item::kCount
+                                                       : Item::kWord});
   }
 
   std::vector<Item> items;
@@ -599,6 +682,8 @@ class Comparison {
                              ? FirstDifference<double>(x.data, y.data, x.count)
                          : x.type == ListOutputs::Item::kFloat
                              ? FirstDifference<float>(x.data, y.data, x.count)
+                         : x.type == ListOutputs::Item::kCount
+                             ? FirstDifference<int64_t>(x.data, y.data, x.count)
                              : FirstDifference<uint32_t>(x.data, y.data, x.count);
       if (at < 0) continue;
       if (++differences_ > 50) continue;

@@ -31,6 +31,18 @@ def row_splits(size, layout):
     return [0, *(i for i in inner if i < size), size] if size else [0]
 
 
+def cuts(size, seed=0):
+    """Sizes of parts, at random and around those of groups, words and chunks."""
+    rng = np.random.default_rng([seed, size])
+    near = [0, 1, 2, 19, 20, 21, 31, 32, 33, 63, 64, 65, 511, 512, 513, 2560]
+    sizes, left = [], size
+    while left:
+        part = int(rng.choice(near) if rng.random() < 0.8 else rng.integers(size))
+        sizes.append(min(part, left))
+        left -= sizes[-1]
+    return [*sizes, 0]
+
+
 def floats(size, kind="normal", seed=0):
     """float32 `[size]` of a kind."""
     rng = np.random.default_rng([size, seed])
@@ -90,9 +102,9 @@ def calls(size, layout="one", workers=3, kind="normal"):
     streams = [np.array(stream, np.uint64).view(np.int64) for stream in STREAMS]
     signs = words(2, workers, size)
     result = [
-        ("pack_signs", (x,)),
-        ("pack_signs", (x, streams[0])),
-        ("pack_signs", (x * 0, streams[1])),
+        ("pack_signs_checked", (x,)),
+        ("pack_signs_checked", (x, streams[0])),
+        ("pack_signs_checked", (x * 0, streams[1])),
         ("pack_momentum_signs", (x, m, 0.9, np.array(False), streams[0])),
         ("pack_momentum_signs", (x, m, 0.99, np.array(True), streams[1])),
         ("pack_ternary", (x, limit, scale, splits, streams[0])),

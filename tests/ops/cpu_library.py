@@ -4,31 +4,44 @@ import ctypes
 
 import numpy as np
 
+
+class CutVector(ctypes.Structure):
+    """The struct of custom_ops/kernels.h."""
+
+    _fields_ = [
+        ("whole", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("splits", ctypes.c_void_p),
+        ("num_parts", ctypes.c_int64),
+    ]
+
+
 TYPES = {
+    "c": CutVector,
     "p": ctypes.c_void_p,
     "i": ctypes.c_int64,
     "u": ctypes.c_uint64,
     "f": ctypes.c_float,
 }
-# Fields in the order of the structs: p for a pointer, i and u for int64 and uint64, f
-# for float32.
+# Fields in the order of the structs: p for a pointer, c for a vector that may be cut, i
+# and u for int64 and uint64, f for float32.
 STRUCTS = {
     "PackCodes": "p:codes i:size u:base p:words",
     "UnpackCodes": "p:words i:rows i:size u:base p:codes",
-    "PackSigns": "p:x i:size p:stream p:words",
-    "PackMomentumSigns": "p:x p:momentum i:size f:beta f:one_minus_beta p:warming_up "
-    "p:stream p:new_momentum p:words",
-    "PackTernary": "p:x i:size p:limit p:scale p:row_splits i:num_blocks p:stream "
+    "PackSigns": "c:x i:size p:stream p:words p:nonfinite",
+    "PackMomentumSigns": "c:x p:momentum i:size f:beta f:one_minus_beta p:warming_up "
+    "p:stream p:new_momentum p:words p:nonfinite",
+    "PackTernary": "c:x i:size p:limit p:scale p:row_splits i:num_blocks p:stream "
     "p:words",
-    "BlockStatistics": "p:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
+    "BlockStatistics": "c:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
     "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
     "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
-    "p:row_splits i:num_blocks p:addend p:values",
+    "p:row_splits i:num_blocks p:addend c:values",
     "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
-    "p:values",
+    "c:values",
     "MajorityVote": "p:words i:num_workers i:size i:base i:reply_base i:quorum "
     "p:stream p:votes",
-    "SignErrorFeedback": "p:x p:momentum p:residual i:size f:mu p:ratio p:moving "
+    "SignErrorFeedback": "c:x p:momentum p:residual i:size f:mu p:ratio p:moving "
     "p:row_splits i:num_blocks p:scratch p:new_momentum p:new_residual p:scale p:words",
     "MeanSignErrorFeedback": "p:sent_words p:sent_scale i:num_workers p:residual "
     "i:size p:ratio p:moving p:row_splits i:num_blocks p:scratch p:new_residual "
@@ -59,7 +72,8 @@ class CpuLibrary:
     """The kernels by the names of `tfgradcomp.ops.reference`, on NumPy arrays.
 
     Each array begins 4 bytes after a multiple of 64 (8 where its elements have 8), or
-    just there with `offset = 0`.
+    just there with `offset = 0`. A vector x may be a list of its parts; values come as
+    such a list where `sizes` are given.
     """
 
     def __init__(self, path):
@@ -75,6 +89,10 @@ class CpuLibrary:
     def instruction_set(self):
         return self.library.tfgradcomp_cpu_instruction_set().decode()
 
+    def _moved(self, value):
+        value = np.asarray(value)
+        return moved(value, self.offset and max(self.offset, value.itemsize))
+
     def _run(self, kernel, outputs, **values):
         fields = [field.split(":") for field in STRUCTS[kernel].split()]
         types = [(name, TYPES[kind]) for kind, name in fields]
@@ -82,11 +100,18 @@ class CpuLibrary:
         kept = {}
         for kind, name in fields:
             value = values.get(name)
-            if kind == "p" and value is not None:
-                value = np.asarray(value)
-                offset = self.offset and max(self.offset, value.itemsize)
-                kept[name] = moved(value, offset)
+            if isinstance(value, list):
+                kept[name] = [self._moved(part) for part in value]
+                pointers = np.array([part.ctypes.data for part in kept[name]], np.int64)
+                splits = np.cumsum([0, *(part.size for part in value)])
+                kept[name, "table"] = pointers, splits
+                value = CutVector(
+                    None, pointers.ctypes.data, splits.ctypes.data, len(pointers)
+                )
+            elif kind in "pc" and value is not None:
+                kept[name] = self._moved(value)
                 value = kept[name].ctypes.data
+                value = CutVector(value) if kind == "c" else value
             setattr(struct, name, value)
         function = getattr(self.library, f"tfgradcomp_cpu_{kernel}")
         function(ctypes.byref(struct))
@@ -114,52 +139,56 @@ class CpuLibrary:
             codes=np.full([*words.shape[:-1], count], -1, np.int32),
         )[0]
 
-    def pack_signs(self, x, stream=None):
-        return self._run(
+    def pack_signs_checked(self, x, stream=None):
+        words, nonfinite = self._run(
             "PackSigns",
-            ["words"],
+            ["words", "nonfinite"],
             x=x,
-            size=len(x),
+            size=_size(x),
             stream=stream,
-            words=_words_like(len(x), 2),
-        )[0]
+            words=_words_like(_size(x), 2),
+            nonfinite=np.full(1, 7),
+        )
+        return words, nonfinite[0]
 
     def pack_momentum_signs(self, x, momentum, beta, warming_up, stream):
-        return self._run(
+        words, new_momentum, nonfinite = self._run(
             "PackMomentumSigns",
-            ["words", "new_momentum"],
+            ["words", "new_momentum", "nonfinite"],
             x=x,
             momentum=momentum,
-            size=len(x),
+            size=_size(x),
             beta=beta,
             one_minus_beta=1 - beta,
             warming_up=np.array(warming_up),
             stream=stream,
-            new_momentum=np.full_like(x, 7),
-            words=_words_like(len(x), 2),
+            new_momentum=np.full_like(momentum, 7),
+            words=_words_like(len(momentum), 2),
+            nonfinite=np.full(1, 7),
         )
+        return words, new_momentum, nonfinite[0]
 
     def pack_ternary(self, x, limit, scale, row_splits, stream):
         return self._run(
             "PackTernary",
             ["words"],
             x=x,
-            size=len(x),
+            size=_size(x),
             limit=limit,
             scale=scale,
             stream=stream,
-            words=_words_like(len(x), 3),
+            words=_words_like(_size(x), 3),
             **_blocks(row_splits),
         )[0]
 
     def block_statistics(self, x, row_splits):
         blocks = len(row_splits) - 1
-        slots = -(-len(x) // 512) + blocks
+        slots = -(-_size(x) // 512) + blocks
         return self._run(
             "BlockStatistics",
             ["statistics"],
             x=x,
-            size=len(x),
+            size=_size(x),
             scratch=np.full(5 * slots, 7.0),
             statistics=np.full([5, blocks], 7.0),
             **_blocks(row_splits),
@@ -179,7 +208,9 @@ class CpuLibrary:
             sum=_words_like(count, sum_base),
         )[0]
 
-    def sum_levels(self, words, scale, row_splits, base, step, zero, addend=None):
+    def sum_levels(
+        self, words, scale, row_splits, base, step, zero, addend=None, sizes=None
+    ):
         return self._run(
             "SumLevels",
             ["values"],
@@ -191,11 +222,11 @@ class CpuLibrary:
             zero=zero,
             scale=scale,
             addend=addend,
-            values=np.full(row_splits[-1], 7, np.float32),
+            values=_values(row_splits[-1], sizes),
             **_blocks(row_splits),
         )[0]
 
-    def mean_of_signs(self, words, scale, row_splits):
+    def mean_of_signs(self, words, scale, row_splits, sizes=None):
         return self._run(
             "MeanOfSigns",
             ["values"],
@@ -203,7 +234,7 @@ class CpuLibrary:
             scale=scale,
             num_workers=words.shape[0],
             size=row_splits[-1],
-            values=np.full(row_splits[-1], 7, np.float32),
+            values=_values(row_splits[-1], sizes),
             **_blocks(row_splits),
         )[0]
 
@@ -229,16 +260,16 @@ class CpuLibrary:
             x=x,
             momentum=momentum,
             residual=residual,
-            size=len(x),
+            size=_size(x),
             mu=mu,
             ratio=np.float32(ratio),
             moving=np.array(moving),
-            scratch=np.full(-(-len(x) // 512) + blocks, 7.0),
+            scratch=np.full(-(-_size(x) // 512) + blocks, 7.0),
             # Not looked at where there is no momentum.
-            new_momentum=np.full_like(x, 7),
-            new_residual=np.full_like(x, 7),
+            new_momentum=np.full_like(residual, 7),
+            new_residual=np.full_like(residual, 7),
             scale=np.full(blocks, 7, np.float32),
-            words=_words_like(len(x), 2),
+            words=_words_like(_size(x), 2),
             **_blocks(row_splits),
         )
         return words, scale, None if momentum is None else m, left
@@ -299,6 +330,16 @@ class CpuLibrary:
             new_residual=np.full(row_splits[-1], 7, np.float32),
             **_blocks(row_splits),
         )[0]
+
+
+def _size(x):
+    return sum(part.size for part in x) if isinstance(x, list) else len(x)
+
+
+def _values(size, sizes):
+    if sizes is None:
+        return np.full(size, 7, np.float32)
+    return [np.full(part, 7, np.float32) for part in sizes]
 
 
 def _words_like(count, base):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.ops import cases
 from tests.ops.cpu_library import CpuLibrary
-from tfgradcomp.ops import build, native, reference
+from tfgradcomp.ops import Parts, build, native, reference
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None and native.find_library() is None,
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 LARGE = 2**20 + 7
 # From here on kernels write past the caches.
 STREAMED = 2**22 + 7
+# Parts that begin on a line of the cache, beside one and within one group.
+PARTS_OF_STREAMED = [64, 96, 2**20, 0, 5, 59, 1, 2, 3, 2**21 - 70, 2**20 - 153]
 SETS = ("portable", "avx2", "avx512")
 SHAPES = [
     *((size, "one", 3, "normal") for size in cases.SIZES),
@@ -115,6 +117,8 @@ def test_results_that_go_past_the_caches():
         ("sum_levels", (ternary, scale[0], splits, 3, 1, 2, x)),
         ("mean_of_signs", (signs, scale, splits)),
         ("pack_momentum_signs", (x, m, 0.9, False, stream)),
+        ("sum_levels", (ternary, scale[0], splits, 3, 1, 2, x, PARTS_OF_STREAMED)),
+        ("mean_of_signs", (signs, scale, splits, PARTS_OF_STREAMED)),
         ("sign_error_feedback", (x, m, e, 0.9, tf.constant(0.5), True, splits)),
         ("sign_error_feedback", (x, None, e, 0.0, tf.constant(0.5), False, splits)),
         ("mean_sign_error_feedback", (signs, scale, e, tf.constant(0.5), True, splits)),
@@ -171,7 +175,16 @@ def print_digests():
     """Prints a hash of the result of every native operation on a large vector."""
     shape = (LARGE, "ragged", 2, "zeros")
     digests = []
-    for what, name, args in made(shape):
+    x, momentum = (tf.constant(cases.floats(LARGE, seed=i)) for i in range(2))
+    parts = Parts(tf.split(x, cases.cuts(LARGE)))
+    splits, stream = cases.row_splits(LARGE, "ragged"), np.array([7, 3])
+    cut = [
+        ("pack_signs_checked", (parts, stream)),
+        ("pack_momentum_signs", (parts, momentum, 0.9, False, stream)),
+        ("block_statistics", (parts, splits)),
+        ("sign_error_feedback", (parts, momentum, x, 0.9, 0.5, True, splits)),
+    ]
+    for what, name, args in [*made(shape), *(("cut " + c[0], *c) for c in cut)]:
         digest = hashlib.sha256()
         for array in cases.flat(on_tensors(native, name, args)):
             digest.update(b"" if array is None else array.tobytes())

@@ -1,4 +1,4 @@
-"""What a server needs that holds a part of the vector, against NumPy on the whole."""
+"""Vectors in parts: the class, and operations that read or write them."""
 
 import shutil
 
@@ -6,231 +6,283 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import reference as oracle
+from tests.helpers import bits
 from tests.ops import cases
-from tests.ops.cases import same
-from tfgradcomp.ops import native, reference
+from tests.ops.cpu_library import CpuLibrary
+from tests.ops.test_native import SETS, expected, flatten, made
+from tfgradcomp.ops import Parts, build, native, reference
 
-SIZE = 3000
-
-
-@pytest.fixture(params=["native", "python"])
-def ops(request):
-    if request.param == "python":
-        return reference
-    if shutil.which("g++") is None and native.find_library() is None:
-        pytest.skip("There is no library of native ops and no g++ to build one.")
-    return native
-
-
-def codes(words, base, count):
-    return np.array(oracle.unpack(np.asarray(words), base, count))
-
-
-# -- Random words -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("offset", [0, 4, 60, 512, 1996, SIZE - 4])
-@pytest.mark.parametrize("first", [0, 2**32 - 300])
-def test_a_part_draws_what_the_whole_vector_draws_there(ops, offset, first):
-    whole = (7, 3, first)
-    part = tf.constant([7, 3, first + offset // 4], tf.int64)
-    x = cases.floats(SIZE, "zeros")
-    rest, left = tf.constant(x[offset:]), SIZE - offset
-    drawn = reference.random_bits(part, left)
-    np.testing.assert_array_equal(drawn, oracle.stream_bits(SIZE, *whole)[offset:])
-
-    expected = oracle.sign_codes(x, whole)[offset:]
-    got = codes(ops.pack_signs(rest, part), 2, left)
-    np.testing.assert_array_equal(got, expected)
-    words, _ = ops.pack_momentum_signs(rest, rest, 0.9, True, part)
-    np.testing.assert_array_equal(codes(words, 2, left), expected)
-
-    limit, scale = np.float32([np.inf]), np.float32([3])
-    expected = oracle.pack_ternary(x, limit, scale, [0, SIZE], whole)
-    got = ops.pack_ternary(rest, limit, scale, [0, left], part)
-    np.testing.assert_array_equal(
-        codes(got, 3, left), codes(expected, 3, SIZE)[offset:]
-    )
-
-    for base in (2, 3):
-        ballots = np.random.default_rng(base).integers(0, base, [4, SIZE])
-        sent = np.stack([oracle.pack(row, base) for row in ballots])
-        expected = oracle.majority_vote(sent, SIZE, base, 2, 0, whole)
-        sent = np.stack([oracle.pack(row[offset:], base) for row in ballots])
-        got = ops.majority_vote(tf.constant(sent), left, base, 2, 0, part)
-        np.testing.assert_array_equal(
-            codes(got, 2, left), codes(expected, 2, SIZE)[offset:]
-        )
-
-
-# -- Sums of codes ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("base", [2, 3])
-@pytest.mark.parametrize("workers", range(1, 9))
-@pytest.mark.parametrize("size", [1, 21, 1000, 4001])
-def test_plain_addition_of_recoded_words_adds_the_codes(ops, base, workers, size):
-    ballots = np.random.default_rng(size).integers(0, base, [workers, size])
-    ballots[:, ::2] = base - 1  # The largest sums: words above 2**31.
-    sent = np.stack([oracle.pack(row, base) for row in ballots])
-    levels = workers * (base - 1) + 1
-    recoded = np.stack(
-        [ops.sum_codes(tf.constant(row), base, size, levels) for row in sent[:, None]]
-    )
-    for row, words in zip(ballots, recoded, strict=True):
-        same(words, oracle.pack(row, levels))
-    total = recoded[0]
-    for row in recoded[1:]:
-        total = total + row  # int32, which wraps.
-    same(total, oracle.pack(ballots.sum(0), levels))
-    same(total, ops.sum_codes(tf.constant(sent), base, size))
-    if levels == 9 and size > 20:
-        exact = recoded.astype(np.int64).sum(0)
-        assert (exact != total).any(), "No sum left int32: this shows nothing."
-
-
-@pytest.mark.parametrize("sum_base", [6, 17, 256, 257, 65_536, 2**32])
-def test_sums_in_a_larger_base(ops, sum_base):
-    for base in (2, 3, 4):
-        words = cases.words(base, 1, 1000)
-        same(
-            ops.sum_codes(tf.constant(words), base, 1000, sum_base),
-            oracle.sum_codes(words, base, 1000, sum_base),
-        )
-
-
-@pytest.mark.parametrize("sum_base", [-1, 0, 6, 2**32 + 1])
-def test_a_base_that_does_not_hold_the_sum_is_refused(ops, sum_base):
-    refused = (ValueError, tf.errors.InvalidArgumentError)
-    with pytest.raises(refused, match=f"base must be .*Received: .*base={sum_base}"):
-        ops.sum_codes(np.zeros([3, 1], np.int32), 3, 5, sum_base)
-
-
-# -- Error feedback in two halves ---------------------------------------------------
-
-
-def sent_by(workers, splits, seed=0):
-    """Words, scales and a residual; some p are 0."""
-    size = splits[-1]
-    words = cases.words(2, workers, size, seed)
-    scale = cases.positive([workers, len(splits) - 1], seed)
-    scale[:, ::2] = 1
-    residual = cases.floats(size, seed=seed)
-    residual[::3] = 0
-    return words, scale, residual
-
-
-@pytest.mark.parametrize("moving", [True, False])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    ("size", "layout"),
-    [(1, "one"), (33, "ones"), (1000, "ragged"), (6007, "one"), (6007, "ragged")],
+SIZES = (0, 1, 31, 33, 65, 1000, 6007)
+READERS = (
+    "pack_signs_checked",
+    "pack_momentum_signs",
+    "pack_ternary",
+    "block_statistics",
+    "sign_error_feedback",
 )
-def test_two_halves_are_the_whole_step(ops, moving, workers, size, layout):
-    splits = cases.row_splits(size, layout)
-    words, scales, e = sent_by(workers, splits)
-    expected = oracle.mean_sign_error_feedback(words, scales, e, 0.75, moving, splits)
-    p = oracle.mean_of_signs(words, scales, splits) + np.float32(0.75) * e
-    ratio = tf.constant(0.75)
-    signs, l1 = ops.mean_sign_sums(words, scales, e, ratio, splits)
-    same(l1, oracle.block_sum(np.abs(p).astype(np.float64), splits), "l1")
-    scale = (l1.numpy() / np.diff(splits)).astype(np.float32)
-    left = ops.mean_sign_residual(words, scales, e, ratio, moving, signs, scale, splits)
-    cases.same_results((signs, scale, left), expected)
-    cases.same_results(
-        (signs, scale, left),
-        ops.mean_sign_error_feedback(words, scales, e, ratio, moving, splits),
-    )
+WRITERS = ("sum_levels", "mean_of_signs")
 
-
-def test_the_residual_goes_by_the_words_that_are_given(ops):
-    p = np.array([0.0, -0.0, 1.0, -3.0], np.float32)
-    words, scale = np.zeros([1, 1], np.int32), np.zeros([1, 1], np.float32)
-    ratio = tf.constant(1.0)
-    left = ops.mean_sign_residual(
-        words, scale, p, ratio, True, np.int32([0b0110]), np.float32([2]), [0, 4]
-    )
-    np.testing.assert_array_equal(left, [2, -2, -1, -1])
-
-
-def nodes_of(begin, end):
-    """Nodes (level, index) of a block's tree that make its chunks [begin, end)."""
-    nodes = []
-    while begin < end:
-        level = 0
-        while begin % 2 ** (level + 1) == 0 and begin + 2 ** (level + 1) <= end:
-            level += 1
-        nodes.append((level, begin >> level))
-        begin += 2**level
-    return nodes
-
-
-def root_of(nodes, chunks):
-    """The sum over a block of that many chunks from the sums of its nodes."""
-    nodes, level = dict(nodes), 0
-    while chunks > 1 << level:
-        for index in range(0, -(-chunks >> level), 2):
-            left, right = nodes.get((level, index)), nodes.get((level, index + 1))
-            if left is None:
-                assert right is None  # Both belong to a larger node.
-            else:
-                nodes[level + 1, index // 2] = left if right is None else left + right
-        level += 1
-    return nodes[level, 0]
-
-
-@pytest.mark.parametrize(
-    "bounds",
-    [
-        [0, 5120, 9728, 12800, 20_000],
-        [0, 512, 1024, 8192, 16_384, 20_000],
-        [0, 19_968, 20_000],
-        [*range(0, 20_000, 1536), 20_000],
-    ],
+needs_library = pytest.mark.skipif(
+    shutil.which("g++") is None and native.find_library() is None,
+    reason="There is no library of native ops and no g++ to build one.",
 )
-def test_blocks_that_reach_into_several_parts(ops, bounds):
-    splits, workers = [0, 300, 5000, 5001, 5130, 17_000, 20_000], 3
-    words, scales, e = sent_by(workers, splits)
-    ratio = tf.constant(0.75)
-    expected = oracle.mean_sign_error_feedback(words, scales, e, 0.75, True, splits)
 
-    parts, sums = [], [{} for _ in splits[1:]]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
-        assert start % 512 == 0
-        ends, block_of = [0], []
-        for b, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
-            low, high = max(begin, start), min(end, stop)
-            if low >= high:
-                continue
-            first = begin // 512
-            for node in nodes_of(low // 512 - first, (high - 1) // 512 + 1 - first):
-                last = first + ((node[1] + 1) << node[0])
-                ends.append(min(512 * last, high) - start)
-                block_of.append((b, node))
-        blocks = [b for b, _ in block_of]
-        arguments = (
-            words[:, start // 32 : -(-stop // 32)],
-            scales[:, blocks],
-            e[start:stop],
-            ratio,
+
+# -- The class ----------------------------------------------------------------------
+
+
+def parts_of(array, sizes):
+    """Tensors of one axis and of two, by turns."""
+    tensors = tf.split(tf.constant(array), sizes)
+    return Parts(
+        tf.reshape(t, [t.shape[0] // 2, 2]) if i % 3 == 0 and t.shape[0] % 2 == 0 else t
+        for i, t in enumerate(tensors)
+    )
+
+
+def example():
+    # Of equal shapes: what takes them for a list would stack them.
+    array = np.arange(8, dtype=np.float32) - 3
+    return array, Parts(tf.unstack(tf.reshape(array, [2, 2, 2])))
+
+
+USES = {
+    "x + t": lambda x, t: x + t,
+    "t + x": lambda x, t: t + x,
+    "x - t": lambda x, t: x - t,
+    "t - x": lambda x, t: t - x,
+    "2 x": lambda x, t: 2.0 * x,
+    "x t": lambda x, t: x * t,
+    "-x": lambda x, t: -x,
+    "|x|": lambda x, t: abs(x),
+    "array + x": lambda x, t: np.ones(8, np.float32) + x,
+    "tf.abs": lambda x, t: tf.abs(x),
+    "bitcast": lambda x, t: tf.bitcast(x, tf.int32),
+    "raw op": lambda x, t: tf.raw_ops.Neg(x=x),
+    "cast": lambda x, t: tf.cast(x, "bfloat16"),
+    "cast to the same": lambda x, t: tf.cast(x, tf.float32),
+    "gather": lambda x, t: tf.gather(x, [1, 5]),
+    "where": lambda x, t: tf.where(t > 3, x, t),
+    "clip": lambda x, t: tf.clip_by_value(x, -t, t),
+    "stack": lambda x, t: tf.stack([x, t]),
+    "split": lambda x, t: tf.concat(tf.split(x, [3, 5])[::-1], 0),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_parts_are_used_as_the_flat_vector(use, in_graph):
+    array, parts = example()
+    t = tf.range(8.0)
+    result = tf.function(lambda: use(parts, t))() if in_graph else use(parts, t)
+    np.testing.assert_array_equal(result, use(tf.constant(array), t))
+
+
+def test_parts_look_like_the_flat_vector():
+    array, parts = example()
+    assert parts.shape == [8] and parts.shape[0] == 8 and parts.dtype == tf.float32
+    assert len(parts) == 2 and [t.shape for t in parts] == [[2, 2], [2, 2]]
+    for same in (parts.numpy(), parts, tf.convert_to_tensor(parts, tf.float32)):
+        np.testing.assert_array_equal(same, array)
+    assert bits(parts) == bits(array)
+    empty = Parts([tf.zeros([0, 3]), tf.zeros([])])
+    assert empty.shape == [1]
+
+
+def test_parts_refuse_what_they_are_not():
+    with pytest.raises(ValueError, match=r"at least.* Received: tensors=\(\)"):
+        Parts([])
+    with pytest.raises(ValueError, match="int32"):
+        tf.convert_to_tensor(example()[1], tf.int32)
+
+
+def test_parts_are_a_leaf_and_leave_a_function_as_the_flat_vector():
+    array, parts = example()
+    assert tf.nest.flatten({"a": parts}) == [parts]
+    np.testing.assert_array_equal(tf.function(lambda: parts)(), array)
+
+    @tf.function
+    def either(flag):
+        return tf.cond(flag, lambda: parts, lambda: tf.zeros(8))
+
+    np.testing.assert_array_equal(either(tf.constant(True)), array)
+
+
+def test_a_size_may_be_unknown():
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def joined(x):
+        parts = Parts([x, tf.ones([2, 2])])
+        assert parts.shape.as_list() == [None]
+        return tf.convert_to_tensor(parts)
+
+    np.testing.assert_array_equal(joined(tf.zeros(1)), [0, 1, 1, 1, 1])
+
+
+# -- Operations ---------------------------------------------------------------------
+
+
+def calls(names, shape):
+    """Calls of these operations, and what the reference gives for the flat vector."""
+    results = zip(made(shape), expected(shape), strict=True)
+    return [(*call, result) for call, result in results if call[1] in names]
+
+
+SHAPES = [
+    *((size, layout, 2, "normal") for size in SIZES for layout in ("one", "ragged")),
+    *((1000, "buckets of 100", 3, kind) for kind in ("zeros", "special")),
+]
+
+
+def on_tensors(ops, name, args, **kwargs):
+    args = [tf.constant(a) if isinstance(a, np.ndarray) else a for a in args]
+    with np.errstate(all="ignore"):
+        return getattr(ops, name)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@needs_library
+def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
+    for seed in range(3):
+        for what, name, (x, *args), result in calls(READERS, shape):
+            cut = parts_of(x, cases.cuts(len(x), seed))
+            cases.same_results(on_tensors(ops, name, (cut, *args)), result, what)
+
+
+@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@needs_library
+def test_the_same_bits_however_values_are_cut(ops, shape):
+    for seed in range(3):
+        for what, name, args, result in calls(WRITERS, shape):
+            sizes = cases.cuts(shape[0], seed)
+            parts = on_tensors(ops, name, args, sizes=sizes)
+            assert isinstance(parts, Parts)
+            assert [part.shape for part in parts] == [[size] for size in sizes]
+            cases.same_results(parts.numpy(), result, what)
+
+
+@needs_library
+def test_a_vector_in_one_part_of_any_shape():
+    x = cases.floats(600)
+    expected = reference.pack_signs(tf.constant(x))
+    for shape in ([600], [2, 3, 100], [600, 1]):
+        for ops in (native, reference):
+            cases.same(ops.pack_signs(Parts([tf.reshape(x, shape)])), expected)
+
+
+@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
+@needs_library
+def test_shapes_are_static(ops):
+    x, m = tf.constant(cases.floats(100)), tf.zeros(100)
+    words, scale, splits = tf.zeros([2, 4], tf.int32), tf.ones([2, 1]), [0, 100]
+    stream = tf.constant([7, 3], tf.int64)
+
+    @tf.function
+    def traced(x):
+        parts = Parts(tf.split(x, [0, 33, 67]))
+        signs, nonfinite = ops.pack_signs_checked(parts)
+        assert (signs.shape, nonfinite.shape) == ([4], [])
+        signs, m_new, nonfinite = ops.pack_momentum_signs(parts, m, 0.9, False, stream)
+        assert (signs.shape, m_new.shape, nonfinite.shape) == ([4], [100], [])
+        ternary = ops.pack_ternary(parts, scale[0], scale[0], splits, stream)
+        assert ternary.shape == [5]
+        assert ops.block_statistics(parts, splits).l1.shape == [1]
+        signs, mean, m_new, left = ops.sign_error_feedback(
+            parts, m, m, 0.9, tf.constant(1.0), tf.constant(True), splits
         )
-        signs, l1 = ops.mean_sign_sums(*arguments, ends)
-        for (b, node), value in zip(block_of, l1.numpy(), strict=True):
-            sums[b][node] = value
-        parts.append((arguments, signs, blocks, ends))
+        assert (signs.shape, mean.shape) == ([4], [1])
+        assert m_new.shape == left.shape == [100]
+        values = ops.mean_of_signs(words, scale, splits, sizes=(99, 0, 1))
+        assert [part.shape for part in values] == [[99], [0], [1]]
+        return signs
 
-    chunks = [
-        (end - 1) // 512 - begin // 512 + 1
-        for begin, end in zip(splits[:-1], splits[1:], strict=True)
+    traced(x)
+
+
+def test_a_gpu_gets_one_tensor(monkeypatch):
+    array, parts = example()
+    monkeypatch.setattr(native, "gpu_is_visible", lambda: True)
+    words = np.zeros([1, 1], np.int32)
+
+    @tf.function
+    def both():
+        values = native.mean_of_signs(words, [[2.0]], [0, 8], sizes=[3, 5])
+        return native.pack_signs_checked(parts), values.tensors
+
+    (signs, nonfinite), values = both()
+    cases.same(signs, reference.pack_signs(tf.constant(array)))
+    assert nonfinite == 0 and [v.numpy().tolist() for v in values] == [
+        [-2] * 3,
+        [-2] * 5,
     ]
-    l1 = np.array([root_of(s, n) for s, n in zip(sums, chunks, strict=True)])
-    scale = (l1 / np.diff(splits)).astype(np.float32)
-    p = oracle.mean_of_signs(words, scales, splits) + np.float32(0.75) * e
-    same(l1, oracle.block_sum(np.abs(p).astype(np.float64), splits))
-    left = [
-        ops.mean_sign_residual(*arguments, True, signs, scale[blocks], ends)
-        for arguments, signs, blocks, ends in parts
-    ]
-    signs = np.concatenate([signs for _, signs, _, _ in parts])
-    cases.same_results((signs, scale, np.concatenate(left)), expected)
+    found = {op.type: op for op in both.get_concrete_function().graph.get_operations()}
+    assert found["Tfgradcomp>PackSigns"].get_attr("num_parts") == 1
+    assert found["Tfgradcomp>MeanOfSigns"].get_attr("num_values") == 1
+
+
+# -- What is not finite -------------------------------------------------------------
+
+NONFINITE = np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
+
+
+@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
+@pytest.mark.parametrize("size", [1, 31, 33, 1000, 300_007])
+@needs_library
+def test_what_is_not_finite_is_counted(ops, size):
+    rng = np.random.default_rng(size)
+    for share in (0, 1 / size, 0.3, 1):
+        # The largest numbers are finite; at the vector's end a group is padded.
+        x = np.resize(np.array([3.4e38, -3.4e38, 0, 1e-45], np.float32), size)
+        m = np.full(size, 3e38, np.float32)
+        for vector in (x, m):
+            chosen = rng.choice(size, round(share * size), replace=False)
+            vector[chosen] = rng.choice(NONFINITE, len(chosen))
+        for given in (tf.constant(x), parts_of(x, cases.cuts(size))):
+            nonfinite = ops.pack_signs_checked(given)[1]
+            assert nonfinite == np.sum(~np.isfinite(x)) and nonfinite.dtype == tf.int64
+            args = (given, tf.constant(m), 0.5, True, tf.constant([7, 3], tf.int64))
+            _, m_new, nonfinite = ops.pack_momentum_signs(*args)
+            assert nonfinite == np.sum(~np.isfinite(x) | ~np.isfinite(m_new))
+            assert nonfinite == np.sum(~np.isfinite(x) | ~np.isfinite(m))
+
+
+@needs_library
+def test_a_momentum_that_overflows_is_counted():
+    x = tf.constant([3e38, -3e38, 1, 3e38])
+    m = tf.constant([3e38, 3e38, 3e38, 1])
+    stream = tf.constant([7, 3], tf.int64)
+    for ops in (native, reference):
+        # Elements 0, 1 and 3; no training has such a coefficient.
+        assert ops.pack_momentum_signs(x, m, -1.0, False, stream)[2] == 3
+
+
+# -- Without TensorFlow: unaligned parts, each instruction set ----------------------
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if shutil.which("g++") is None:
+        pytest.skip("There is no g++.")
+    path = tmp_path_factory.mktemp("cpu") / "libcpu.so"
+    return CpuLibrary(build.build_cpu_library(path))
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("offset", [0, 4, 12])
+def test_every_instruction_set_takes_parts(library, instruction_set, offset):
+    best = library.instruction_set()
+    if not library.set_instruction_set(instruction_set):
+        pytest.skip(f"This machine has no {instruction_set}.")
+    library.offset = offset
+    for shape in SHAPES:
+        if shape[3] == "special":
+            continue
+        sizes = cases.cuts(shape[0])
+        for what, name, (x, *args), result in calls(READERS, shape):
+            actual = getattr(library, name)(np.split(x, np.cumsum(sizes)[:-1]), *args)
+            cases.same_results(flatten(actual, result), result, what)
+        for what, name, args, result in calls(WRITERS, shape):
+            actual = np.concatenate(getattr(library, name)(*args, sizes=sizes))
+            cases.same_results(actual, result, what)
+    assert library.set_instruction_set(best)

@@ -143,7 +143,7 @@ def test_one_sign_among_its_opposites(hot, sign):
 def test_signs_of_a_moving_average(kind, warming_up):
     for size in SIZES:
         x, m = cases.floats(size, kind), cases.floats(size, "zeros", seed=1)
-        words, m_new = ops.pack_momentum_signs(
+        words, m_new, nonfinite = ops.pack_momentum_signs(
             tf.constant(x),
             tf.constant(m),
             0.9,

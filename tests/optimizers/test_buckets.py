@@ -166,7 +166,7 @@ def test_buckets_cover_the_vector_from_its_end(block_size, size):
     for bucket in buckets:
         assert {bucket.begin, bucket.end} <= {*layout.row_splits}
         assert bucket.end - bucket.begin >= min(size, layout.size) / 2
-    pieces = sorted(p for b in buckets for p in b.pieces(range(6), SIZES))
+    pieces = sorted(p for b in buckets for p in b.pieces(layout))
     ends = {position: 0 for position in range(6)}
     for position, begin, end in pieces:
         assert begin == ends[position] < end
@@ -179,6 +179,6 @@ def test_a_lead_keeps_the_places_of_chunks():
     bucket = Bucket(600, 705)
     assert bucket.lead == 88
     assert bucket.offset == 512
-    assert bucket.layout(layout).row_splits == (0, 88, 188, 193)
-    assert bucket.pieces([4, 6, 9], [600, 100, 5]) == [Piece(6, 0, 100), Piece(9, 0, 5)]
-    assert Bucket(0, 600).layout(layout).row_splits == (0, 600)
+    assert bucket.layout(layout) == Layout((0, 88, 188, 193), (88, 100, 5))
+    assert bucket.pieces(layout) == [Piece(1, 0, 100), Piece(2, 0, 5)]
+    assert Bucket(0, 600).layout(layout) == Layout((0, 600), (600,))

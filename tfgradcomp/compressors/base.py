@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.ops import Parts
+
 State = Any
 """A nest (tuple, dict) of float32 tensors; `()` where there is none."""
 
@@ -45,9 +47,13 @@ class Layout:
 
     Attributes:
         row_splits: `num_blocks + 1` increasing offsets, the first 0.
+        sizes: Elements of each of the tensors that the vector is made of; decoded
+            vectors are then `tfgradcomp.ops.Parts` of these sizes, where a compressor
+            can write them so. None where that is not known or does not matter.
     """
 
     row_splits: tuple[int, ...]
+    sizes: tuple[int, ...] | None = None
 
     @classmethod
     def from_sizes(cls, sizes: list[int], block_size: int | str | None = None):
@@ -65,7 +71,8 @@ class Layout:
         else:
             step = max(total, 1) if block_size == "model" else block_size
             splits = [*range(0, total, step), total]
-        return cls(tuple(int(s) for s in splits))
+        own = tuple(int(size) for size in sizes)
+        return cls(tuple(int(s) for s in splits), own or None)
 
     @property
     def size(self) -> int:
@@ -182,6 +189,8 @@ class Component:
 class Compressor(Component):
     """The worker's half of a method: pure functions over flat float32 vectors.
 
+    A vector may be given, and may be returned, as the `tfgradcomp.ops.Parts` of one.
+
     A compressor is a frozen dataclass: equal arguments, equal behaviour. It creates
     no variable; what it must remember goes through its `State`. Compressors compose
     by wrapping: `ErrorFeedback(ScaledSign())`.
@@ -207,15 +216,35 @@ class Compressor(Component):
         """Returns the state before the first step."""
         return ()
 
-    def compress(self, x: tf.Tensor, state: State, layout: Layout, context: Context):
+    def compress(
+        self, x: tf.Tensor | Parts, state: State, layout: Layout, context: Context
+    ):
         """Returns the payload (a tensor for each field) of `x`, and the new state."""
         raise NotImplementedError
 
-    def decompress(self, payload: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+    def compress_checked(
+        self, x: tf.Tensor | Parts, state: State, layout: Layout, context: Context
+    ):
+        """Returns what `compress` does, and whether all is finite.
+
+        Overridden where the arithmetic tells that without another pass over `x`.
+
+        Returns:
+            The payload, the new state and a boolean scalar: no element of `x` and no
+            number of the payload is infinite or NaN.
+        """
+        payload, state = self.compress(x, state, layout, context)
+        tensors = list(x) if isinstance(x, Parts) else [x]
+        numbers = [value for value in payload.values() if value.dtype.is_floating]
+        return payload, state, all_finite([*tensors, *numbers])
+
+    def decompress(
+        self, payload: dict[str, tf.Tensor], layout: Layout
+    ) -> tf.Tensor | Parts:
         """Returns the float32 vector of `layout.size` that a payload stands for."""
         raise NotImplementedError
 
-    def mean(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+    def mean(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor | Parts:
         """Returns the mean of N decoded payloads, added in the order of ranks.
 
         Args:
@@ -275,3 +304,8 @@ class Wrapper(Compressor):
     def uncompressed(self):
         """See `Compressor.uncompressed`."""
         return self.compressor.uncompressed()
+
+
+def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """Whether no element of any of them is infinite or NaN, a boolean scalar."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])

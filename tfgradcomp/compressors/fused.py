@@ -6,12 +6,14 @@ the same state, the same bits. `fused` finds them; nobody else needs to know.
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressor, Wrapper
 from tfgradcomp.compressors.clip import Clip
 from tfgradcomp.compressors.error_feedback import ErrorFeedback
 from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
-from tfgradcomp.compressors.sign import ScaledSign, Sign
+from tfgradcomp.compressors.sign import ScaledSign, Sign, scale_tells_finite
 from tfgradcomp.compressors.ternary import Ternary
 
 
@@ -31,40 +33,47 @@ def fused(compressor: Compressor) -> Compressor:
     return compressor
 
 
-class _MomentumSign(Wrapper):
+class _Fused(Wrapper):
     def compress(self, x, state, layout, context):
+        return self.compress_checked(x, state, layout, context)[:2]
+
+
+class _MomentumSign(_Fused):
+    def compress_checked(self, x, state, layout, context):
         """`Momentum(Sign())`."""
-        codes, m = ops.pack_momentum_signs(
+        codes, m, nonfinite = ops.pack_momentum_signs(
             x,
             state["momentum"],
             self.compressor.momentum,
             context.step < self.compressor.warmup_steps,
             context.random_stream(1, shared=True),
         )
-        return {"codes": codes}, {**state, "momentum": m}
+        # A momentum that overflows is the gradient's fault as well.
+        return {"codes": codes}, {**state, "momentum": m}, tf.equal(nonfinite, 0)
 
 
-class _ClippedTernary(Wrapper):
-    def compress(self, x, state, layout, context):
+class _ClippedTernary(_Fused):
+    def compress_checked(self, x, state, layout, context):
         """`Clip(Ternary())`."""
         clip, ternary = self.compressor, self.compressor.compressor
-        payload = ternary.compress_clipped(
+        payload, finite = ternary.compress_clipped(
             x, lambda statistics: clip.limit(statistics, layout), layout, context
         )
-        return payload, state
+        return payload, state, finite
 
 
-class _SignFeedback(Wrapper):
-    def compress(self, x, state, layout, context):
+class _SignFeedback(_Fused):
+    def compress_checked(self, x, state, layout, context):
         """`ErrorFeedback(ScaledSign())`."""
         payload, _, residual = _feed_back(
             x, None, state["residual"], 0.0, layout, context
         )
-        return payload, {**state, "residual": residual}
+        state = {**state, "residual": residual}
+        return payload, state, scale_tells_finite(payload)
 
 
-class _NesterovSignFeedback(Wrapper):
-    def compress(self, x, state, layout, context):
+class _NesterovSignFeedback(_Fused):
+    def compress_checked(self, x, state, layout, context):
         """`NesterovMomentum(ErrorFeedback(ScaledSign()))`."""
         inner = state["inner"]
         payload, m, residual = _feed_back(
@@ -75,9 +84,13 @@ class _NesterovSignFeedback(Wrapper):
             layout,
             context,
         )
-        return payload, {"momentum": m, "inner": {**inner, "residual": residual}}
+        state = {"momentum": m, "inner": {**inner, "residual": residual}}
+        return payload, state, scale_tells_finite(payload)
 
 
+# Of x, too, the scale tells: p = mu m' + x + ratio e, m' = mu m + x, is infinite or NaN
+# where x is, whatever the others are. Where only they overflow the scale is what the
+# payload has of that.
 def _feed_back(x, momentum, residual, mu, layout, context):
     codes, scale, momentum, residual = ops.sign_error_feedback(
         x,

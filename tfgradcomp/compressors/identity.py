@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp.compressors.base import Compressor, Field, all_finite
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,12 @@ class Identity(Compressor):
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
         return {"values": tf.cast(x, self.dtype)}, state
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        payload, state = self.compress(x, state, layout, context)
+        # Every format keeps infinities and NaN.
+        return payload, state, all_finite([payload["values"]])
 
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""

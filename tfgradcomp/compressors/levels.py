@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressor, Layout
+from tfgradcomp.ops import Parts
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class EvenLevels(Compressor):
         count: int,
         payload: dict[str, tf.Tensor],
         layout: Layout,
-    ) -> tf.Tensor:
+    ) -> tf.Tensor | Parts:
         r"""Returns \( \frac{s}{N} (k \sum_i c_i - N) \), the mean of N vectors.
 
         Args:
@@ -65,4 +66,12 @@ class EvenLevels(Compressor):
         """
         # Not `/`: a graph would multiply by the reciprocal instead.
         scale = tf.math.divide_no_nan(self.unit(payload, layout), count)
-        return ops.sum_levels(words, scale, layout.row_splits, base, self.step, count)
+        return ops.sum_levels(
+            words,
+            scale,
+            layout.row_splits,
+            base,
+            self.step,
+            count,
+            sizes=layout.sizes,
+        )

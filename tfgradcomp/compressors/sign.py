@@ -8,7 +8,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp.compressors.base import Compressor, Field, all_finite
 from tfgradcomp.compressors.levels import EvenLevels
 
 
@@ -47,14 +47,19 @@ class Sign(EvenLevels):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
-        codes = ops.pack_signs(x, context.random_stream(1, shared=True))
+        return self.compress_checked(x, state, layout, context)[:2]
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        stream = context.random_stream(1, shared=True)
+        codes, nonfinite = ops.pack_signs_checked(x, stream)
         if self.abstain_below:
             splits = layout.row_splits
             limit = self.abstain_below * ops.mean_magnitude(x, splits)
             abstains = tf.abs(x) < ops.spread(limit, splits)
             signs = ops.unpack_codes(codes, 2, layout.size)
             codes = ops.pack_codes(tf.where(abstains, 1, 2 * signs), 3)
-        return {"codes": codes}, state
+        return {"codes": codes}, state, tf.equal(nonfinite, 0)
 
     @property
     def step(self):
@@ -91,6 +96,11 @@ class ScaledSign(Compressor):
         scale = ops.mean_magnitude(x, layout.row_splits)
         return {"codes": ops.pack_signs(x), "scale": scale}, state
 
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        payload, state = self.compress(x, state, layout, context)
+        return payload, state, scale_tells_finite(payload)
+
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""
         return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
@@ -98,5 +108,14 @@ class ScaledSign(Compressor):
     def mean(self, payloads, layout):
         """See `Compressor.mean`."""
         return ops.mean_of_signs(
-            payloads["codes"], payloads["scale"], layout.row_splits
+            payloads["codes"], payloads["scale"], layout.row_splits, layout.sizes
         )
+
+
+def scale_tells_finite(payload: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Whether a vector was finite, by the mean magnitudes of its blocks.
+
+    A sum of magnitudes cannot cancel: an infinity or a NaN in a block is in its mean.
+    The mean of finite ones, summed in float64, does not overflow.
+    """
+    return all_finite([payload["scale"]])

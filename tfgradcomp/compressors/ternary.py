@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Field
+from tfgradcomp.compressors.base import Field, all_finite
 from tfgradcomp.compressors.levels import EvenLevels
 
 
@@ -44,11 +44,16 @@ class Ternary(EvenLevels):
 
     def compress(self, x, state, layout, context):
         """See `Compressor.compress`."""
+        return self.compress_checked(x, state, layout, context)[:2]
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
         limit = tf.fill([layout.num_blocks], math.inf)
-        return self.compress_clipped(x, limit, layout, context), state
+        payload, finite = self.compress_clipped(x, limit, layout, context)
+        return payload, state, finite
 
     def compress_clipped(self, x, limit, layout, context):
-        """Returns the payload of `x` with the magnitudes of each block clipped.
+        """Compresses `x` with the magnitudes of each block clipped.
 
         Args:
             x: The vector.
@@ -56,6 +61,9 @@ class Ternary(EvenLevels):
                 `tfgradcomp.ops.Statistics` of the blocks.
             layout: The blocks.
             context: The step.
+
+        Returns:
+            The payload, and whether it and `x` are finite.
         """
         statistics = ops.block_statistics(x, layout.row_splits)
         if callable(limit):
@@ -65,7 +73,9 @@ class Ternary(EvenLevels):
             scale = context.max(scale)
         stream = context.random_stream()
         codes = ops.pack_ternary(x, limit, scale, layout.row_splits, stream)
-        return {"codes": codes, "scale": scale}
+        # Another worker's infinity comes with a scale that they share.
+        own = tf.reduce_all(tf.equal(statistics.nonfinite, 0))
+        return {"codes": codes, "scale": scale}, own & all_finite([scale])
 
     @property
     def step(self):

@@ -24,11 +24,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.ops import native, reference
+from tfgradcomp.ops.parts import Parts
 from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
 from tfgradcomp.ops.word_format import digits_per_word, words_for
 from tfgradcomp.seam.xla import in_xla
 
 __all__ = [
+    "Parts",
     "Statistics",
     "block_statistics",
     "digits_per_word",
@@ -42,6 +44,7 @@ __all__ = [
     "pack_codes",
     "pack_momentum_signs",
     "pack_signs",
+    "pack_signs_checked",
     "pack_ternary",
     "random_bits",
     "sign_error_feedback",
@@ -60,12 +63,13 @@ _warned: set[str] = set()
 _warned_lock = threading.Lock()
 
 
-def _choosing(name: str) -> Callable:
+def _choosing(name: str, op: str | None = None) -> Callable:
+    """The function `name`, whose native operation is `op`: by default, of that name."""
     in_python, in_native = getattr(reference, name), getattr(native, name)
 
     @functools.wraps(in_python)
     def operation(*args, **kwargs):
-        chosen = in_native if _takes_native(name) else in_python
+        chosen = in_native if _takes_native(op or name) else in_python
         return chosen(*args, **kwargs)
 
     return operation
@@ -126,6 +130,7 @@ def _warn_once(message: str) -> None:
 pack_codes = _choosing("pack_codes")
 unpack_codes = _choosing("unpack_codes")
 pack_signs = _choosing("pack_signs")
+pack_signs_checked = _choosing("pack_signs_checked", "pack_signs")
 pack_momentum_signs = _choosing("pack_momentum_signs")
 pack_ternary = _choosing("pack_ternary")
 block_statistics = _choosing("block_statistics")
@@ -140,7 +145,7 @@ mean_sign_residual = _choosing("mean_sign_residual")
 
 
 @functools.wraps(reference.mean_magnitude)
-def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
+def mean_magnitude(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
     return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
 
 

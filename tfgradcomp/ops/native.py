@@ -21,6 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfgradcomp.ops import build
+from tfgradcomp.ops.parts import Parts
 from tfgradcomp.ops.reference import Statistics
 
 NAMES = (
@@ -226,38 +227,51 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
     return _op("unpack_codes")(words, base=base, count=count)
 
 
-def pack_signs(x: tf.Tensor, stream: tf.Tensor | None = None) -> tf.Tensor:
+def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tensor:
     """As `reference.pack_signs`."""
-    return _op("pack_signs")(x, _optional(stream))
+    return pack_signs_checked(x, stream)[0]
+
+
+def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
+    """As `reference.pack_signs_checked`."""
+    return tuple(_op("pack_signs")(_tensors(x), _optional(stream)))
 
 
 def pack_momentum_signs(
-    x: tf.Tensor,
+    x: tf.Tensor | Parts,
     momentum: tf.Tensor,
     beta: float,
     warming_up: tf.Tensor | bool,
     stream: tf.Tensor,
 ):
     """As `reference.pack_momentum_signs`."""
-    return _op("pack_momentum_signs")(
-        x, momentum, warming_up, _optional(stream), beta=beta, one_minus_beta=1 - beta
+    return tuple(
+        _op("pack_momentum_signs")(
+            _tensors(x),
+            momentum,
+            warming_up,
+            _optional(stream),
+            beta=beta,
+            one_minus_beta=1 - beta,
+        )
     )
 
 
 def pack_ternary(
-    x: tf.Tensor,
+    x: tf.Tensor | Parts,
     limit: tf.Tensor,
     scale: tf.Tensor,
     row_splits: Sequence[int],
     stream: tf.Tensor,
 ) -> tf.Tensor:
     """As `reference.pack_ternary`."""
-    return _op("pack_ternary")(x, limit, scale, _splits(row_splits), stream)
+    return _op("pack_ternary")(_tensors(x), limit, scale, _splits(row_splits), stream)
 
 
-def block_statistics(x: tf.Tensor, row_splits: Sequence[int]) -> Statistics:
+def block_statistics(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> Statistics:
     """As `reference.block_statistics`."""
-    return Statistics(*tf.unstack(_op("block_statistics")(x, _splits(row_splits))))
+    table = _op("block_statistics")(_tensors(x), _splits(row_splits))
+    return Statistics(*tf.unstack(table))
 
 
 def sum_codes(
@@ -276,13 +290,13 @@ def sum_levels(
     step: int,
     zero: int,
     addend: tf.Tensor | None = None,
-) -> tf.Tensor:
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
     """As `reference.sum_levels`."""
-    return _op("sum_levels")(
-        words,
-        scale,
-        _splits(row_splits),
-        _optional(addend),
+    return _in_parts(
+        _op("sum_levels"),
+        (words, scale, _splits(row_splits), _optional(addend)),
+        sizes,
         base=base,
         count=int(row_splits[-1]),
         step=step,
@@ -291,11 +305,18 @@ def sum_levels(
 
 
 def mean_of_signs(
-    words: tf.Tensor, scale: tf.Tensor, row_splits: Sequence[int]
-) -> tf.Tensor:
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
     """As `reference.mean_of_signs`."""
-    count = int(row_splits[-1])
-    return _op("mean_of_signs")(words, scale, _splits(row_splits), count=count)
+    return _in_parts(
+        _op("mean_of_signs"),
+        (words, scale, _splits(row_splits)),
+        sizes,
+        count=int(row_splits[-1]),
+    )
 
 
 def majority_vote(
@@ -318,7 +339,7 @@ def majority_vote(
 
 
 def sign_error_feedback(
-    x: tf.Tensor,
+    x: tf.Tensor | Parts,
     momentum: tf.Tensor | None,
     residual: tf.Tensor,
     mu: float,
@@ -328,7 +349,13 @@ def sign_error_feedback(
 ):
     """As `reference.sign_error_feedback`."""
     words, scale, new_residual, new_momentum = _op("sign_error_feedback")(
-        x, residual, ratio, moving, _splits(row_splits), _optional(momentum), mu=mu
+        _tensors(x),
+        residual,
+        ratio,
+        moving,
+        _splits(row_splits),
+        _optional(momentum),
+        mu=mu,
     )
     return words, scale, new_momentum[0] if new_momentum else None, new_residual
 
@@ -389,6 +416,23 @@ def mean_sign_residual(
 
 def _op(name: str) -> Callable:
     return getattr(library().operations, f"tfgradcomp_{name}")
+
+
+def _tensors(x: tf.Tensor | Parts) -> list[tf.Tensor]:
+    """The parts of a vector; joined for a GPU, whose kernels read one tensor."""
+    if not isinstance(x, Parts) or gpu_is_visible():
+        return [tf.convert_to_tensor(x, tf.float32)]
+    return list(x)
+
+
+def _in_parts(operation: Callable, arguments: tuple, sizes, **attributes):
+    """Calls an operation that writes a vector, into parts where it may."""
+    in_place = sizes is not None and not gpu_is_visible()
+    given = [int(size) for size in sizes] if in_place else [attributes["count"]]
+    values = operation(*arguments, num_values=len(given), sizes=given, **attributes)
+    if sizes is None:
+        return values[0]
+    return Parts(values if in_place else tf.split(values[0], sizes))
 
 
 def _optional(tensor: tf.Tensor | None) -> list[tf.Tensor]:

@@ -1,7 +1,8 @@
 """The operations in pure TensorFlow: what the native ones must equal, bit for bit.
 
-They run wherever TensorFlow does, inside XLA too. Vectors are flat. Blocks are given by
-`row_splits`: block b is the range `[row_splits[b], row_splits[b + 1])`, none is empty.
+They run wherever TensorFlow does, inside XLA too. Vectors are flat; a gradient x may be
+`Parts` of one. Blocks are given by `row_splits`: block b is the range
+`[row_splits[b], row_splits[b + 1])`, none is empty.
 A random `stream` is int64 `[key, high, first]`: word j is lane j mod 4 of the
 Philox-4x32-10 block whose key is `key` and whose counter has the low 64 bits
 first + j // 4 and the high 64 bits `high` (Salmon et al., Parallel random numbers: as
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.ops.parts import Parts
 from tfgradcomp.ops.word_format import digits_per_word, words_for
 
 # Inside functions TensorFlow adds up a sum of sums, (a + b) + c, in an order of its
@@ -87,7 +89,7 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
     return tf.cast(tf.reshape(table, shape)[..., :count], tf.int32)
 
 
-def pack_signs(x: tf.Tensor, stream: tf.Tensor | None = None) -> tf.Tensor:
+def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tensor:
     """Packs the signs of float32 `[count]` into base-2 words, code 1 for plus.
 
     Args:
@@ -95,6 +97,16 @@ def pack_signs(x: tf.Tensor, stream: tf.Tensor | None = None) -> tf.Tensor:
         stream: Random stream whose words' lowest bits are the codes of exact zeros
             (either zero); without it they count as plus.
     """
+    return pack_signs_checked(x, stream)[0]
+
+
+def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
+    """Packs signs as `pack_signs` does.
+
+    Returns:
+        The words and the number of elements of `x` that are infinite or NaN (int64).
+    """
+    x = tf.convert_to_tensor(x)
     # The bits are compared, not the numbers: a processor may take denormals for zeros.
     bits = tf.bitcast(x, tf.int32)
     zero = tf.equal(bits & 0x7FFFFFFF, 0)
@@ -102,11 +114,11 @@ def pack_signs(x: tf.Tensor, stream: tf.Tensor | None = None) -> tf.Tensor:
     at_zero = 1
     if stream is not None:
         at_zero = tf.cast(random_bits(stream, x.shape[0]) & 1, tf.int32)
-    return pack_codes(tf.where(zero, at_zero, codes), 2)
+    return pack_codes(tf.where(zero, at_zero, codes), 2), _count_nonfinite(x)
 
 
 def pack_momentum_signs(
-    x: tf.Tensor,
+    x: tf.Tensor | Parts,
     momentum: tf.Tensor,
     beta: float,
     warming_up: tf.Tensor | bool,
@@ -122,14 +134,17 @@ def pack_momentum_signs(
         stream: As in `pack_signs`.
 
     Returns:
-        The words and the new m.
+        The words, the new m and the number of its elements that are infinite or NaN
+        (int64): where x is, m is, too.
     """
+    x = tf.convert_to_tensor(x)
     m = beta * momentum + (1 - beta) * x
-    return pack_signs(tf.where(warming_up, x, m), stream), m
+    words = pack_signs(tf.where(warming_up, x, m), stream)
+    return words, m, _count_nonfinite(m)
 
 
 def pack_ternary(
-    x: tf.Tensor,
+    x: tf.Tensor | Parts,
     limit: tf.Tensor,
     scale: tf.Tensor,
     row_splits: Sequence[int],
@@ -147,6 +162,7 @@ def pack_ternary(
         row_splits: The blocks.
         stream: The random stream.
     """
+    x = tf.convert_to_tensor(x)
     magnitude, most = tf.abs(x), spread(limit, row_splits)
     magnitude = tf.where(most < magnitude, most, magnitude)
     threshold = uniform(stream, x.shape[0]) * spread(scale, row_splits)
@@ -154,11 +170,12 @@ def pack_ternary(
     return pack_codes(tf.where(threshold < magnitude, sign, 0) + 1, 3)
 
 
-def block_statistics(x: tf.Tensor, row_splits: Sequence[int]) -> Statistics:
+def block_statistics(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> Statistics:
     """Returns statistics of each block of float32 `[count]`, in float64.
 
     Sums are taken in an order that depends on the blocks alone.
     """
+    x = tf.convert_to_tensor(x)
     finite_bits = 0x7F800000
     magnitude_bits = tf.bitcast(x, tf.int32) & 0x7FFFFFFF
     wide = tf.cast(x, tf.float64)
@@ -215,7 +232,8 @@ def sum_levels(
     step: int,
     zero: int,
     addend: tf.Tensor | None = None,
-) -> tf.Tensor:
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
     """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero), + addend.
 
     Args:
@@ -226,29 +244,34 @@ def sum_levels(
         step: Integer between two levels, in units of the scale.
         zero: Integer that counts as 0.
         addend: float32 `[count]` or None.
+        sizes: Elements of each of the parts that are returned, or None for no parts.
 
     Returns:
-        float32 `[count]`.
+        float32 `[count]`, or `Parts` of it, flat tensors.
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
     levels = tf.cast(step * total - zero, tf.float32)
     if addend is None:
-        return spread(scale, row_splits) * levels
-    return addend - spread(-scale, row_splits) * levels
+        return _in_parts(spread(scale, row_splits) * levels, sizes)
+    return _in_parts(addend - spread(-scale, row_splits) * levels, sizes)
 
 
 def mean_of_signs(
-    words: tf.Tensor, scale: tf.Tensor, row_splits: Sequence[int]
-) -> tf.Tensor:
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
     """Returns the mean of N vectors of scaled signs, added in the order of workers.
 
     Args:
         words: int32 `[N, words]`, base 2.
         scale: float32 `[N, num_blocks]`.
         row_splits: The blocks.
+        sizes: As in `sum_levels`.
 
     Returns:
-        float32 `[count]`.
+        float32 `[count]`, or `Parts` of it.
     """
     total = None
     for signs, s in zip(tf.unstack(words), tf.unstack(scale), strict=True):
@@ -258,7 +281,7 @@ def mean_of_signs(
             total = tf.where(plus, s, -s)
         else:
             total -= tf.where(plus, -s, s)
-    return _divide(total, words.shape[0])
+    return _in_parts(_divide(total, words.shape[0]), sizes)
 
 
 def majority_vote(
@@ -297,7 +320,7 @@ def majority_vote(
 
 
 def sign_error_feedback(
-    x: tf.Tensor,
+    x: tf.Tensor | Parts,
     momentum: tf.Tensor | None,
     residual: tf.Tensor,
     mu: float,
@@ -320,7 +343,7 @@ def sign_error_feedback(
         The base-2 words of the signs of p (a zero counts as plus), the mean |p| of
         each block (float32 `[num_blocks]`), the new m (or None) and the new residual.
     """
-    p = x
+    x = p = tf.convert_to_tensor(x)
     if momentum is not None:
         momentum = mu * momentum + x
         p = mu * momentum + x
@@ -401,7 +424,7 @@ def mean_sign_residual(
     return tf.where(moving, left, residual)
 
 
-def mean_magnitude(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+def mean_magnitude(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
     mean = _divide(_sum_of_magnitudes(x, row_splits), np.diff(row_splits))
     return tf.cast(mean, tf.float32)
@@ -422,6 +445,14 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
 
 def _sum_of_magnitudes(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     return _reduce_blocks(tf.cast(tf.abs(x), tf.float64), row_splits, tf.add)
+
+
+def _in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> tf.Tensor | Parts:
+    return values if sizes is None else Parts(tf.split(values, sizes))
+
+
+def _count_nonfinite(x: tf.Tensor) -> tf.Tensor:
+    return tf.math.count_nonzero(tf.logical_not(tf.math.is_finite(x)))
 
 
 def _divide(x: tf.Tensor, divisor: np.ndarray | int) -> tf.Tensor:

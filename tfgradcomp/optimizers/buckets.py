@@ -10,10 +10,10 @@ from tfgradcomp.ops.block_sums import CHUNK
 
 
 class Piece(NamedTuple):
-    """Elements [begin, end) of a variable, row by row.
+    """Elements [begin, end) of a tensor, row by row.
 
     Attributes:
-        position: Index of the variable in the order of the model.
+        position: Index of the tensor.
         begin: First element.
         end: The element after the last.
     """
@@ -49,16 +49,18 @@ class Bucket(NamedTuple):
         return self.begin - self.lead
 
     def layout(self, layout: Layout) -> Layout:
-        """Returns the blocks of the bucket, of those of the whole vector."""
-        part = layout.part(self.begin, self.end)
-        if not self.lead:
-            return part
-        return Layout((0, *(self.lead + split for split in part.row_splits)))
+        """Returns the blocks and tensors of the bucket, of those of the vector."""
+        splits = layout.part(self.begin, self.end).row_splits
+        sizes = [end - begin for _, begin, end in self.pieces(layout)]
+        if self.lead:
+            splits = (0, *(self.lead + split for split in splits))
+            sizes = [self.lead, *sizes]
+        return Layout(splits, tuple(sizes))
 
-    def pieces(self, positions: list[int], sizes: list[int]) -> list[Piece]:
-        """Returns what the bucket holds of the variables that make up the vector."""
+    def pieces(self, layout: Layout) -> list[Piece]:
+        """Returns what the bucket holds of the tensors that make up the vector."""
         pieces, start = [], 0
-        for position, size in zip(positions, sizes, strict=True):
+        for position, size in enumerate(layout.sizes):
             begin, end = max(self.begin - start, 0), min(self.end - start, size)
             if begin < end:
                 pieces.append(Piece(position, begin, end))

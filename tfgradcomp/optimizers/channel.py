@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfgradcomp import compressors, servers
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
+from tfgradcomp.ops import Parts
 from tfgradcomp.optimizers.buckets import Bucket, Piece
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
 from tfgradcomp.servers.base import Server
@@ -22,9 +23,9 @@ class Channel:
 
     Args:
         name: Name of the channel, its call site on all workers.
-        bucket: Which part of the vector it is.
-        pieces: What it holds of the variables, in their order.
-        layout: The blocks of the whole vector.
+        positions: Indices of the variables that make up the whole vector.
+        bucket: Which part of it this is.
+        layout: Its blocks, and the sizes of the variables.
         compressor: The worker's half of the method.
         server: The server's half.
         transport: Carries the payloads.
@@ -34,8 +35,8 @@ class Channel:
     def __init__(
         self,
         name: str,
+        positions: Sequence[int],
         bucket: Bucket,
-        pieces: Sequence[Piece],
         layout: Layout,
         compressor: Compressor,
         server: Server,
@@ -44,7 +45,10 @@ class Channel:
     ):
         self.name = name
         self.bucket = bucket
-        self.pieces = tuple(pieces)
+        self.pieces = tuple(
+            piece._replace(position=positions[piece.position])
+            for piece in bucket.pieces(layout)
+        )
         self.layout = bucket.layout(layout)
         self.compressor = compressors.fused(compressor)
         self.server = servers.fused(server)
@@ -82,8 +86,8 @@ class Channel:
         """Whether the server's state is spread over the workers."""
         return self.held(0) != range(self.layout.size) or self.held(0) != self.held(-1)
 
-    def flatten(self, tensors: list[tf.Tensor | None]) -> tf.Tensor:
-        """Concatenates the channel's share of a list over all variables, as float32.
+    def flatten(self, tensors: list[tf.Tensor | None]) -> Parts:
+        """Returns the channel's share of a list over all variables, as float32.
 
         A variable without a gradient counts as zero.
         """
@@ -93,26 +97,28 @@ class Channel:
             if tensor is None:
                 parts.append(tf.zeros([end - begin]))
                 continue
-            vector = tf.reshape(tensor, [-1])
-            if end - begin < vector.shape[0]:
-                vector = vector[begin:end]
-            parts.append(tf.cast(vector, tf.float32))
-        return tf.concat(parts, 0)
+            tensor = tf.convert_to_tensor(tensor)
+            if end - begin < tensor.shape.num_elements():
+                tensor = tf.reshape(tensor, [-1])[begin:end]
+            parts.append(tf.cast(tensor, tf.float32))
+        return Parts(parts)
 
-    def split(self, vector: tf.Tensor) -> dict[Piece, tf.Tensor]:
+    def split(self, vector: tf.Tensor | Parts) -> dict[Piece, tf.Tensor]:
         """Cuts a flat vector into the pieces of variables."""
-        sizes = [piece.end - piece.begin for piece in self.pieces]
-        _, *parts = tf.split(vector, [self.bucket.lead, *sizes])
-        return dict(zip(self.pieces, parts, strict=True))
+        parts = list(
+            vector if isinstance(vector, Parts) else tf.split(vector, self.layout.sizes)
+        )
+        return dict(zip(self.pieces, parts[-len(self.pieces) :], strict=True))
 
-    def step(self, gradient: tf.Tensor, weights, context: Context, status_of):
+    def step(self, gradient: Parts, weights, context: Context, locate):
         """Compresses this worker's mean gradient, exchanges it and decodes the reply.
 
         Args:
             gradient: What `flatten` returned.
             weights: Function that returns the flat weights, called where needed.
             context: The step.
-            status_of: Function of the payload: the word that all workers shall see.
+            locate: Function without arguments that returns the status of a gradient
+                that is not finite.
 
         Returns:
             The update, the new state, and all workers' statuses.
@@ -122,7 +128,7 @@ class Channel:
             max=lambda vector: self.transport.collectives.max(vector, self.name),
         )
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
-        payload, worker = self.compressor.compress(
+        payload, worker, finite = self.compressor.compress_checked(
             gradient, state["worker"], self.layout, context
         )
         update, server, statuses = self.transport.exchange(
@@ -132,7 +138,7 @@ class Channel:
             state["server"],
             self.layout,
             context,
-            status_of(payload),
+            tf.cond(finite, lambda: tf.constant(0), locate),
             self.name,
         )
         local = state["local"]

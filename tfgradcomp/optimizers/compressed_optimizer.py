@@ -287,8 +287,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             if len(buckets) > 1:
                 names = [f"{name}.{index}" for index in range(len(buckets))]
             for own_name, bucket, carrier in zip(names, buckets, carriers, strict=True):
-                pieces = bucket.pieces(positions, held)
-                yield Channel(own_name, bucket, pieces, layout, *carrier, self._decay)
+                yield Channel(
+                    own_name, positions, bucket, layout, *carrier, self._decay
+                )
 
     @property
     def traffic(self) -> Traffic:
@@ -382,16 +383,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         context = self._context()
         pieces, states, statuses = {}, [], []
         for channel in self._channels:
-            vector = channel.flatten(table)
             update, state, seen = channel.step(
-                vector,
+                channel.flatten(table),
                 lambda channel=channel: channel.flatten(self._trainable_variables),
                 context,
-                lambda payload, channel=channel, vector=vector: finite_vote.status_of(
-                    vector,
-                    payload,
-                    {i: table[i] for i in channel.positions},
-                    len(table),
+                lambda channel=channel: finite_vote.locate(
+                    {i: table[i] for i in channel.positions}, len(table)
                 ),
             )
             pieces.update(channel.split(update))

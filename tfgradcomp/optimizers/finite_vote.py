@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfgradcomp.compressors.base import all_finite
 
-def status_of(vector, payload, gradients: dict, num_variables: int) -> tf.Tensor:
-    """Returns this worker's status.
+
+def locate(gradients: dict, num_variables: int) -> tf.Tensor:
+    """Returns this worker's status where something is not finite.
 
     Args:
-        vector: The float32 vector that is compressed.
-        payload: What became of it.
-        gradients: What it is made of: tensors, or None, by the variables' positions.
+        gradients: What is compressed: tensors, or None, by the variables' positions.
         num_variables: The number of variables.
     """
-    numbers = [tensor for tensor in payload.values() if tensor.dtype.is_floating]
-
-    def locate():
-        # Looked at as float32, as in the vector: 1e300 overflows there.
-        bad = [
-            gradient is not None
-            and tf.logical_not(_is_finite(tf.cast(gradient, tf.float32)))
-            for gradient in gradients.values()
-        ]
-        positions = tf.constant([*gradients, num_variables])
-        return 1 + positions[tf.argmax(tf.stack([*bad, True]))]
-
-    finite = tf.reduce_all([_is_finite(x) for x in [vector, *numbers]])
-    return tf.cond(finite, lambda: tf.constant(0), locate)
+    # Looked at as float32, as in the vector: 1e300 overflows there.
+    bad = [
+        gradient is not None
+        and tf.logical_not(all_finite([tf.cast(gradient, tf.float32)]))
+        for gradient in gradients.values()
+    ]
+    positions = tf.constant([*gradients, num_variables])
+    return 1 + positions[tf.argmax(tf.stack([*bad, True]))]
 
 
 def first_of(statuses: list[tf.Tensor]) -> tf.Tensor:
@@ -68,7 +62,3 @@ def assertions(statuses: tf.Tensor, paths: list[str]) -> list:
         )
         for position, place in enumerate(places)
     ]
-
-
-def _is_finite(tensor) -> tf.Tensor:
-    return tf.reduce_all(tf.math.is_finite(tensor))

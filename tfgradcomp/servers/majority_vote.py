@@ -82,6 +82,7 @@ class MajorityVote(Server):
             base,
             step=4 - base,
             zero=1,
+            sizes=layout.sizes,
         )
 
     def sum_base(self, layout, num_workers):

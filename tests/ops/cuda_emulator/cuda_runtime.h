@@ -176,8 +176,17 @@ T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   return FromBits<T>(values[threadIdx.x % kWarpSize ^ lane_mask]);
 }
 
+// One thread runs at a time.
+template <typename T>
+T atomicAdd(T* target, T value) {
+  const T before = *target;
+  *target += value;
+  return before;
+}
+
 // -- Arithmetic -------------------------------------------------------------------
 
+inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
 inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>(a); }
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -220,7 +229,10 @@ inline cudaError_t cudaMemset(void* memory, int value, size_t size) {
   return cudaSuccess;
 }
 constexpr auto cudaMemcpyAsync = cudaMemcpy;
-constexpr auto cudaMemsetAsync = cudaMemset;
+inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t size,
+                                   cudaStream_t = nullptr) {
+  return cudaMemset(memory, value, size);
+}
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = new CUevent_st;
   return cudaSuccess;
