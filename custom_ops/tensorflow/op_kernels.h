@@ -602,10 +602,10 @@ class MeanSignSumsOp : public KernelOp<Device, MeanSignSums> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, MeanSignSums* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     TF_RETURN_IF_ERROR(ServerInputs<Device>(context, 4, args));
     const int64_t slots = tfgradcomp_format::SlotsFor(args->size, args->num_blocks);
-    TF_RETURN_IF_ERROR(Scratch(context, slots, scratch, &args->scratch));
+    TF_RETURN_IF_ERROR(Scratch(context, slots, memory, &args->scratch));
     TF_RETURN_IF_ERROR(OutputWords(context, 0, args->size, 2, &args->words));
     return Output(context, 1, TensorShape({args->num_blocks}), &args->l1);
   }
@@ -618,7 +618,7 @@ class MeanSignResidualOp : public KernelOp<Device, MeanSignResidual> {
 
  private:
   absl::Status Prepare(OpKernelContext* context, MeanSignResidual* args,
-                       Tensor* scratch) const override {
+                       Memory* memory) const override {
     TF_RETURN_IF_ERROR(ServerInputs<Device>(context, 7, args));
     TF_RETURN_IF_ERROR(Scalar(context, 4, "moving", &args->moving));
     const Tensor& words = context->input(5);
