@@ -128,8 +128,7 @@ def case_transports():
     """Methods on every transport, in one bucket and in several, and in loops."""
     manners = {
         "one bucket": {},
-        "buckets": {"bucket_bytes": 1},
-        "loops": {"bucket_bytes": 1, "steps_per_execution": 4},
+        "buckets, loops": {"bucket_bytes": 1, "steps_per_execution": 4},
     }
     answers = {}
     for name, names in TRANSPORTS.items():
@@ -145,7 +144,8 @@ def case_transports():
                     units=600,
                     **arguments,
                 )
-                answers[f"{name}, {transport}, {manner}"] = result["digest"]
+                digests = answers.setdefault(name, {})
+                digests[f"{transport}, {manner}"] = result["digest"]
     return answers
 
 
@@ -168,14 +168,25 @@ def case_transports_under_conditions():
 
 
 def case_auto():
-    """A transport chosen on the cluster."""
-    model = make(METHODS["terngrad"], units=600)
-    fit(model, epochs=1)
-    channels = model.optimizer._channels
-    return {
-        "digest": digest(model),
-        "chosen": [type(channel.transport).__name__ for channel in channels],
-    }
+    """A transport chosen on the cluster, for a vector that it pays to compress."""
+    line = tfgradcomp.transports.Line
+    slow = tfgradcomp.transports.Costs(*[line(1e-4, 1e-5)] * 3)
+    idle = tfgradcomp.transports.Costs(*[line(1e-4, 0.0)] * 3)
+    answers = {}
+    for name, transport in {"measured": "auto", "slow": slow, "idle": idle}.items():
+        model = make(
+            lambda transport=transport: METHODS["signum"](transport=transport),
+            units=600,
+        )
+        fit(model, epochs=1)
+        channels = {c.name: c for c in model.optimizer._channels}
+        chosen = channels["compressed"]
+        answers[name] = {
+            "digest": digest(model),
+            "transport": type(chosen.transport).__name__,
+            "compressor": type(chosen.compressor).__name__,
+        }
+    return answers
 
 
 def case_steps_per_execution():

@@ -34,6 +34,8 @@ CASES = (
     "different_models",
     "different_arguments",
     "different_weights",
+    "transports_under_conditions",
+    "auto",
 )
 METHODS = (
     "terngrad",
@@ -57,7 +59,7 @@ def two(tmp_path_factory):
 def three(tmp_path_factory):
     """What three workers answer to some cases."""
     folder = tmp_path_factory.mktemp("three")
-    cases = ("methods", "nonfinite", "overflow")
+    cases = ("methods", "nonfinite", "overflow", "transports")
     answers, _ = run_workers(WORKER, 3, folder, *cases, timeout=580)
     return answers
 
@@ -307,3 +309,33 @@ def test_models_that_differ_are_refused_by_all(two):
         assert "The optimizer arguments of workers [1] differ" in error
         error = answer["different_weights"]["error"]
         assert "The weights or the step count of workers [1] differ" in error
+
+
+def test_all_transports_and_buckets_give_the_same_weights(three):
+    for method, digests in three[0]["transports"].items():
+        assert len(digests) >= 4
+        for answer in three:
+            assert {*answer["transports"][method].values()} == {*digests.values()}
+        assert len({*digests.values()}) == 1, (method, digests)
+    assert len({min(d.values()) for d in three[0]["transports"].values()}) == 5
+
+
+def test_transports_work_inside_of_conditionals(two):
+    (first, second), _ = two
+    digests = first["transports_under_conditions"]
+    assert digests["all_gather"] == digests["sharded"]
+    assert second["transports_under_conditions"] == digests
+
+
+def test_all_workers_take_the_transport_that_one_chose(two):
+    (first, second), output = two
+    assert first["auto"] == second["auto"]
+    # Where words cost much, one bit is better than 32; where they cost nothing, nothing
+    # is worth the work.
+    assert first["auto"]["slow"]["compressor"] == "_MomentumSign"
+    assert first["auto"]["idle"]["compressor"] == "Momentum"
+    assert first["auto"]["idle"]["transport"] == "AllReduce"
+    lines = [line for line in output.splitlines() if "transport='auto'" in line]
+    assert len(lines) == 3
+    assert all(line.startswith("[0] tfgradcomp: ") for line in lines)
+    assert "float32" in lines[-1]
