@@ -46,6 +46,11 @@ def make_optimizer(name: str, transport: str | None) -> keras.optimizers.Optimiz
     """Returns the optimizer of a variant."""
     if name in OF_TENSORFLOW:
         return OF_TENSORFLOW[name]()
+    if name not in tfgradcomp.__all__:
+        raise ValueError(
+            "methods are classes of tfgradcomp, such as TernGrad. Received: "
+            f"method={name!r}"
+        )
     return getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
 
 
@@ -109,7 +114,8 @@ class Bench:
 def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
     """Returns the answer of a variant, without times, and its step.
 
-    A transport that a method cannot go by is the answer's error; there is no step.
+    A method that is unknown, or cannot go by the transport, is the answer's error;
+    there is no step.
     """
     answer = {"seconds": [], "sent": [], "received": []}
     name = variant["name"]
