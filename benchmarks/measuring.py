@@ -318,7 +318,7 @@ def head(rows: list[dict], peak: int) -> str:
 
     return (
         f"{processor()}; {row['workload']}, {row['elements']} elements; "
-        f"{each('workers')} workers of {each('threads')} threads; {row['rounds']} "
+        f"{each('workers')} workers, threads each: {each('threads')}; {row['rounds']} "
         f"rounds; up to {peak / 1e9:.1f} GB a worker; {datetime.date.today()}, commit "
         f"{commit()}."
     )

@@ -10,6 +10,7 @@ another.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import math
@@ -22,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from cluster import interface_bytes
+from tensorflow.python.eager import context
 from workloads import WORKLOADS
 
 import tfgradcomp
@@ -52,6 +54,18 @@ def make_optimizer(name: str, transport: str | None) -> keras.optimizers.Optimiz
             f"method={name!r}"
         )
     return getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
+
+
+def make_strategy() -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Returns the strategy, patient with links that one gradient fills for long.
+
+    TensorFlow ends a run whose signs of life are stuck behind a gradient for seconds.
+    """
+    process = context.context()
+    process.configure_coordination_service = functools.partial(
+        process.configure_coordination_service, heartbeat_timeout_in_ms=600_000
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Bench:
@@ -140,7 +154,7 @@ def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
 def main(folder: Path) -> None:
     """Measures what the task asks for."""
     task = json.loads((folder / "task.json").read_text())
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = make_strategy()
     bench = Bench(strategy, task["workload"])
     prepared = [prepare(bench, variant) for variant in task["variants"]]
     interface = task["interface"]
