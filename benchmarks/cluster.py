@@ -194,7 +194,7 @@ def _remove(namespace):
 def _run(*command, timeout=20):
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-        message = done.stderr.strip()
+        message = done.stderr.strip().rstrip(".")
     except (OSError, subprocess.TimeoutExpired) as error:
         done, message = None, str(error)
     if done is None or done.returncode:

@@ -84,7 +84,7 @@ def main() -> None:
         peaks.append(peak)
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    line = measuring.head(args, rows, max(peaks))
+    line = measuring.head(rows, max(peaks))
     if args.sweep_workers:
         name, file = "exchange sweep", "exchange_sweep"
         lines = [line, "", *sweep_table(rows)]

@@ -43,12 +43,11 @@ COLUMNS += ("of_float32", "of_gloo", "declared_bytes_received")
 
 def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     """Adds the options that the drivers share."""
-    names = lambda text: [name for name in text.split(",") if name]  # noqa: E731
     add = parser.add_argument
     add("--workload", choices=WORKLOADS, default="resnet50")
     add("--workers", type=int, default=4)
-    add("--methods", type=names, default=METHODS, help="classes of tfgradcomp")
-    add("--transports", type=names, default="all_gather", help="for each method")
+    add("--methods", type=_names, default=METHODS, help="classes of tfgradcomp")
+    add("--transports", type=_names, default="all_gather", help="for each method")
     add("--rounds", type=int, default=rounds, help="each variant is timed so often")
     add("--threads", type=int, help="intra-op threads a worker; default: its share")
     add(
@@ -184,7 +183,7 @@ def measure(
         rows += _rows_of_torch(before, after, common)
     gloo = [row["exchange_ms"] for row in rows if row["variant"] == GLOO]
     for row in rows:
-        row["of_gloo"] = row["exchange_ms"] / gloo[0] if gloo else None
+        row["of_gloo"] = _ratio(row, gloo[0] if gloo else 0.0)
     return rows, peak
 
 
@@ -222,7 +221,7 @@ def _rows_of_tensorflow(task, answers, common):
                 rows[-1][way] -= _counted(found[plain][1], way)
     reference = next(row["exchange_ms"] for row in rows if row["variant"] == FLOAT32)
     for row in rows:
-        row["of_float32"] = row["exchange_ms"] / reference if reference else None
+        row["of_float32"] = _ratio(row, reference)
     return rows
 
 
@@ -266,6 +265,11 @@ def _row(of_workers, common, plain):
     return row
 
 
+def _ratio(row, reference):
+    # One worker exchanges nothing: what is left is noise.
+    return row["exchange_ms"] / reference if reference > 0 else None
+
+
 def _slowest(of_workers, key="seconds"):
     rounds = zip(*(worker[key] for worker in of_workers), strict=True)
     return statistics.median(max(times) for times in rounds)
@@ -291,6 +295,10 @@ def _ring(common, width):
     return 2 * (workers - 1) / workers * width * common["elements"]
 
 
+def _names(text):
+    return [name for name in text.split(",") if name]
+
+
 def _plain(variant):
     name = variant["name"]
     return name if name.startswith("SGD") else PLAIN.get(name, "SGD")
@@ -300,15 +308,19 @@ def _label(variant):
     return ", ".join(filter(None, (variant["name"], variant["transport"])))
 
 
-def head(args: argparse.Namespace, rows: list[dict], peak: int) -> str:
+def head(rows: list[dict], peak: int) -> str:
     """Returns the line above a table: where, what, when."""
     row = rows[0]
-    plural = "" if row["threads"] == 1 else "s"
+
+    def each(name):
+        of_workers = {row["workers"]: row[name] for row in rows}
+        return ", ".join(map(str, of_workers.values()))
+
     return (
         f"{processor()}; {row['workload']}, {row['elements']} elements; "
-        f"{row['workers']} workers, {row['threads']} thread{plural} each; "
-        f"{row['rounds']} rounds; up to {peak / 1e9:.1f} GB a worker; "
-        f"{datetime.date.today()}, commit {commit()}."
+        f"{each('workers')} workers, threads each: {each('threads')}; {row['rounds']} "
+        f"rounds; up to {peak / 1e9:.1f} GB a worker; {datetime.date.today()}, commit "
+        f"{commit()}."
     )
 
 

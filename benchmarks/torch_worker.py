@@ -146,8 +146,9 @@ def main(folder: Path) -> None:
         "gloo", f"tcp://{addresses[0]}", rank=rank, world_size=len(addresses)
     )
     rng = np.random.default_rng(rank)
+    # Outputs first, as PyTorch has kernels: PowerSGD takes the rest as columns.
     gradients = [
-        torch.from_numpy(rng.standard_normal(shape, np.float32))
+        torch.from_numpy(np.ascontiguousarray(rng.standard_normal(shape, np.float32).T))
         for shape in WORKLOADS[task["workload"]]()
     ]
     answers = [

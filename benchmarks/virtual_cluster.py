@@ -89,7 +89,7 @@ def main() -> None:
         row |= {"rate": args.rate, "delay": args.delay}
         row["ideal_ms"] = declared and 8e3 * declared / rate
     line = (
-        f"{measuring.head(args, rows, peak)} Links of {args.rate}, delay {args.delay}; "
+        f"{measuring.head(rows, peak)} Links of {args.rate}, delay {args.delay}; "
         f"a plain TCP connection reached {got / 1e6:.0f} Mbit/s."
     )
     lines = [line, "", *table(rows)]

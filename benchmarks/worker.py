@@ -10,6 +10,7 @@ another.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import math
@@ -22,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from cluster import interface_bytes
+from tensorflow.python.eager import context
 from workloads import WORKLOADS
 
 import tfgradcomp
@@ -46,7 +48,24 @@ def make_optimizer(name: str, transport: str | None) -> keras.optimizers.Optimiz
     """Returns the optimizer of a variant."""
     if name in OF_TENSORFLOW:
         return OF_TENSORFLOW[name]()
+    if name not in tfgradcomp.__all__:
+        raise ValueError(
+            "methods are classes of tfgradcomp, such as TernGrad. Received: "
+            f"method={name!r}"
+        )
     return getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
+
+
+def make_strategy() -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Returns the strategy, patient with links that one gradient fills for long.
+
+    TensorFlow ends a run whose signs of life are stuck behind a gradient for seconds.
+    """
+    process = context.context()
+    process.configure_coordination_service = functools.partial(
+        process.configure_coordination_service, heartbeat_timeout_in_ms=600_000
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 class Bench:
@@ -109,7 +128,8 @@ class Bench:
 def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
     """Returns the answer of a variant, without times, and its step.
 
-    A transport that a method cannot go by is the answer's error; there is no step.
+    A method that is unknown, or cannot go by the transport, is the answer's error;
+    there is no step.
     """
     answer = {"seconds": [], "sent": [], "received": []}
     name = variant["name"]
@@ -134,7 +154,7 @@ def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
 def main(folder: Path) -> None:
     """Measures what the task asks for."""
     task = json.loads((folder / "task.json").read_text())
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = make_strategy()
     bench = Bench(strategy, task["workload"])
     prepared = [prepare(bench, variant) for variant in task["variants"]]
     interface = task["interface"]

@@ -26,12 +26,14 @@ def test_the_files_and_what_they_say(tmp_path):
     code, output, errors = run(
         "exchange.py",
         *FEW,
-        *("--methods", "SignSGD,Signum", "--transports", "all_gather,all_reduce"),
+        *("--methods", "SignSGD,Signum,TernGard"),
+        *("--transports", "all_gather,all_reduce"),
         *("--output", tmp_path),
     )
     assert code == 0, errors
-    # A transport that a method cannot go by is said and left out.
-    assert "SignSGD, all_reduce is left out" in errors
+    # What cannot be is said and left out.
+    assert "SignSGD, all_reduce is left out: transport='all_reduce'" in errors
+    assert "TernGard, all_gather is left out: methods are classes" in errors
     rows = rows_of(tmp_path / "exchange.csv")
     assert set(rows) == {
         ("float32", "all_reduce"),
