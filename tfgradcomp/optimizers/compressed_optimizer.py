@@ -114,7 +114,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         min_size: int = 1024,
         seed: int = 0,
         nonfinite: str = "raise",
-        bucket_bytes: int = 32 * 2**20,
+        bucket_bytes: int = 64 * 2**20,
         name: str | None = None,
         **kwargs,
     ):

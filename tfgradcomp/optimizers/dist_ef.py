@@ -35,7 +35,7 @@ class DistEFSGD(CompressedOptimizer):
         weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
             x) \), never compressed; or None.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, name.
+            nonfinite, bucket_bytes, name.
 
     Raises:
         ValueError: If an argument is out of range or unknown.
@@ -83,7 +83,7 @@ class DistEFBlockSGD(CompressedOptimizer):
         block_size: Elements a block. None: a block is a parameter tensor.
         weight_decay: As `DistEFSGD`.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, name.
+            nonfinite, bucket_bytes, name.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -134,7 +134,7 @@ class DistEFBlockSGDM(CompressedOptimizer):
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, name.
+            nonfinite, bucket_bytes, name.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer has

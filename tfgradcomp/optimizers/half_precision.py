@@ -18,7 +18,7 @@ class HalfPrecision(CompressedOptimizer):
         dtype: `"bfloat16"` (the range of float32) or `"float16"` (more digits;
             magnitudes above 65504 overflow).
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, name.
+            nonfinite, bucket_bytes, name.
 
     Raises:
         ValueError: If `dtype` is neither.

@@ -35,7 +35,7 @@ class SignSGD(CompressedOptimizer):
             \( \tau \) times the mean magnitude in their block; 1.6 bits up then.
         quorum: Elements with fewer net votes stay as they are.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, name.
+            nonfinite, bucket_bytes, name.
 
     Raises:
         ValueError: If an argument is none of the choices.
@@ -89,7 +89,7 @@ class Signum(CompressedOptimizer):
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, name.
+            nonfinite, bucket_bytes, name.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer has

@@ -26,7 +26,8 @@ class TernGrad(CompressedOptimizer):
         share_scaler: Whether s is the maximum over workers, which costs a small
             all-reduce. Else each worker has its own, and the reply is float32.
         **kwargs: As `CompressedOptimizer`: transport, exclude (`"last"` is the
-            paper's advice for large models), min_size, seed, nonfinite, name.
+            paper's advice for large models), min_size, seed, nonfinite, bucket_bytes,
+            name.
 
     Raises:
         ValueError: If an argument is out of range.
