@@ -78,7 +78,7 @@ def make_optimizer(method, learning_rate, steps):
     if wrapper is not None:
         # A small model on one machine needs no compression, which "auto" would find
         # out; here it shall travel as the method has it.
-        transport = "all_reduce" if method == "half" else "all_gather"
+        transport = "all_reduce" if method == "half_precision" else "all_gather"
         return getattr(tfgradcomp, wrapper)(sgd, transport=transport)
     # Stock Keras cannot fit on several workers; the wrappers mend that themselves.
     tfgradcomp.enable_multi_worker_fit()

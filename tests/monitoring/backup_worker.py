@@ -49,7 +49,10 @@ def run():
             ]
         )
         schedule = keras.optimizers.schedules.CosineDecay(0.02, 30)
-        model.compile(tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(schedule)), "mse")
+        optimizer = tfgradcomp.DistEFBlockSGDM(
+            keras.optimizers.SGD(schedule), transport="sharded"
+        )
+        model.compile(optimizer, "mse")
     callbacks = []
     if MODE != "uninterrupted":
         keep = MODE in ("interrupt", "resume_and_keep")

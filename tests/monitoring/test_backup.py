@@ -81,7 +81,9 @@ def read(directory, rank, name):
 
 RESIDUAL = "optimizer/vars/compressed.worker.residual"
 MOMENTUM = "optimizer/vars/compressed.worker.momentum"
-SHARED = ("optimizer/vars/compressed.server.residual", "layers/dense/vars/0")
+SHARD = "optimizer/vars/compressed.server_shard.residual"
+SERVER = "optimizer/vars/compressed.server.residual"
+KERNEL = "layers/dense/vars/0"
 
 
 def test_reshard_conserves_what_is_owed(again):
@@ -96,9 +98,12 @@ def test_reshard_conserves_what_is_owed(again):
         after = [read(new, rank, name) for rank in range(3)]
         assert not np.array_equal(*before)
         np.testing.assert_allclose(np.mean(after, 0), np.mean(before, 0), rtol=1e-6)
-    for name in SHARED:
-        for rank in range(3):
-            np.testing.assert_array_equal(read(new, rank, name), read(old, 0, name))
+    shards = [read(old, rank, SHARD) for rank in range(2)]
+    assert all(shard.any() for shard in shards)
+    assert not (shards[0] * shards[1]).any()
+    for rank in range(3):
+        np.testing.assert_array_equal(read(new, rank, SERVER), sum(shards))
+        np.testing.assert_array_equal(read(new, rank, KERNEL), read(old, 0, KERNEL))
     moved = again / "go-on"
     moved.mkdir()
     new.rename(moved / "backup")

@@ -91,19 +91,27 @@ def poisoned(row):
     return x
 
 
+def method(name, sgd, transport="all_gather", **defaults):
+    """A function that makes an optimizer; "auto" might differ from run to run."""
+    rate, momentum = sgd
+
+    def make_one(**kwargs):
+        inner = SGD(rate, momentum=momentum)
+        settings = {"transport": transport, **defaults, **kwargs}
+        return getattr(tfgradcomp, name)(inner, **settings)
+
+    return make_one
+
+
 METHODS = {
-    "terngrad": lambda **kw: tfgradcomp.TernGrad(SGD(0.01, momentum=0.9), **kw),
-    "terngrad_own_scale": lambda **kw: tfgradcomp.TernGrad(
-        SGD(0.01), share_scaler=False, **kw
-    ),
-    "signsgd": lambda **kw: tfgradcomp.SignSGD(SGD(1e-3), **kw),
-    "signum": lambda **kw: tfgradcomp.Signum(SGD(1e-3), **kw),
-    "dist_ef_sgd": lambda **kw: tfgradcomp.DistEFSGD(SGD(0.01), **kw),
-    "dist_ef_block_sgd": lambda **kw: tfgradcomp.DistEFBlockSGD(SGD(0.01), **kw),
-    "dist_ef_block_sgdm": lambda **kw: tfgradcomp.DistEFBlockSGDM(
-        SGD(0.01), weight_decay=1e-3, **kw
-    ),
-    "half_precision": lambda **kw: tfgradcomp.HalfPrecision(SGD(0.01), **kw),
+    "terngrad": method("TernGrad", (0.01, 0.9)),
+    "terngrad_own_scale": method("TernGrad", (0.01, 0.0), share_scaler=False),
+    "signsgd": method("SignSGD", (1e-3, 0.0)),
+    "signum": method("Signum", (1e-3, 0.0)),
+    "dist_ef_sgd": method("DistEFSGD", (0.01, 0.0)),
+    "dist_ef_block_sgd": method("DistEFBlockSGD", (0.01, 0.0)),
+    "dist_ef_block_sgdm": method("DistEFBlockSGDM", (0.01, 0.0), weight_decay=1e-3),
+    "half_precision": method("HalfPrecision", (0.01, 0.0), "all_reduce"),
 }
 
 
@@ -203,7 +211,9 @@ def case_stock():
     return {
         "plain": trained(lambda: SGD(0.05)),
         "identity": trained(
-            lambda: tfgradcomp.DistEFSGD(SGD(0.05), compressor="identity")
+            lambda: tfgradcomp.DistEFSGD(
+                SGD(0.05), compressor="identity", transport="all_gather"
+            )
         ),
     }
 
@@ -275,7 +285,9 @@ def case_keras_rules():
     }
     return {
         name: trained(
-            lambda rule=rule: tfgradcomp.DistEFSGD(SGD(0.05, **rule), "identity"),
+            lambda rule=rule: tfgradcomp.DistEFSGD(
+                SGD(0.05, **rule), "identity", transport="all_gather"
+            ),
             steps_per_execution=2,
         )
         for name, rule in rules.items()
@@ -314,7 +326,9 @@ def case_nonfinite():
     )
     answer["window"] = trained(
         lambda: tfgradcomp.TernGrad(
-            SGD(0.01, gradient_accumulation_steps=2), nonfinite="skip"
+            SGD(0.01, gradient_accumulation_steps=2),
+            nonfinite="skip",
+            transport="all_gather",
         ),
         x=poisoned(8)[:48],
         epochs=1,
