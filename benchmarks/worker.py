@@ -31,6 +31,13 @@ import tfgradcomp
 RATE = 1e-3
 WARM_UP = 2
 SGD = keras.optimizers.SGD
+
+
+def half(dtype):
+    """Returns SGD whose gradients are added up as half floats."""
+    return tfgradcomp.HalfPrecision(SGD(RATE), dtype=dtype, transport="all_reduce")
+
+
 # What nothing is exchanged with: the update of the method that is compared.
 PLAIN = {
     "SGD": lambda: SGD(RATE),
@@ -39,8 +46,8 @@ PLAIN = {
 }
 OF_TENSORFLOW = {
     "float32": lambda: SGD(RATE),
-    "float16": lambda: tfgradcomp.HalfPrecision(SGD(RATE), dtype="float16"),
-    "bfloat16": lambda: tfgradcomp.HalfPrecision(SGD(RATE), dtype="bfloat16"),
+    "float16": lambda: half("float16"),
+    "bfloat16": lambda: half("bfloat16"),
 }
 
 

@@ -26,13 +26,13 @@ def test_the_files_and_what_they_say(tmp_path):
     code, output, errors = run(
         "exchange.py",
         *FEW,
-        *("--methods", "SignSGD,Signum,TernGard"),
+        *("--methods", "SignSGD,Signum,DistEFSGD,TernGard"),
         *("--transports", "all_gather,all_reduce"),
         *("--output", tmp_path),
     )
     assert code == 0, errors
     # What cannot be is said and left out.
-    assert "SignSGD, all_reduce is left out: transport='all_reduce'" in errors
+    assert "DistEFSGD, all_reduce is left out: transport='all_reduce'" in errors
     assert "TernGard, all_gather is left out: methods are classes" in errors
     rows = rows_of(tmp_path / "exchange.csv")
     assert set(rows) == {
@@ -40,7 +40,10 @@ def test_the_files_and_what_they_say(tmp_path):
         ("float16", "all_reduce"),
         ("bfloat16", "all_reduce"),
         ("SignSGD", "all_gather"),
+        ("SignSGD", "all_reduce"),
         ("Signum", "all_gather"),
+        ("Signum", "all_reduce"),
+        ("DistEFSGD", "all_gather"),
     }
     for row in rows.values():
         step, plain = float(row["step_ms"]), float(row["plain_ms"])
@@ -70,7 +73,7 @@ def test_float32_is_the_sum_and_plain_steps_exchange_nothing():
         "workload": "lenet",
         "rounds": 1,
         "interface": None,
-        "variants": [{"name": name, "transport": "auto"} for name in names],
+        "variants": [{"name": name, "transport": "all_gather"} for name in names],
     }
     answers = measuring.run("worker.py", task, exchange.commands(2), 1, 240)
     g = [first_gradients(rank) for rank in range(2)]

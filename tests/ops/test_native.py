@@ -177,7 +177,7 @@ def print_digests():
     digests = []
     x, momentum = (tf.constant(cases.floats(LARGE, seed=i)) for i in range(2))
     parts = Parts(tf.split(x, cases.cuts(LARGE)))
-    splits, stream = cases.row_splits(LARGE, "ragged"), np.array([7, 3])
+    splits, stream = cases.row_splits(LARGE, "ragged"), np.array([7, 3, 0])
     cut = [
         ("pack_signs_checked", (parts, stream)),
         ("pack_momentum_signs", (parts, momentum, 0.9, False, stream)),

@@ -176,7 +176,7 @@ def test_a_vector_in_one_part_of_any_shape():
 def test_shapes_are_static(ops):
     x, m = tf.constant(cases.floats(100)), tf.zeros(100)
     words, scale, splits = tf.zeros([2, 4], tf.int32), tf.ones([2, 1]), [0, 100]
-    stream = tf.constant([7, 3], tf.int64)
+    stream = tf.constant([7, 3, 0], tf.int64)
 
     @tf.function
     def traced(x):
@@ -241,7 +241,7 @@ def test_what_is_not_finite_is_counted(ops, size):
         for given in (tf.constant(x), parts_of(x, cases.cuts(size))):
             nonfinite = ops.pack_signs_checked(given)[1]
             assert nonfinite == np.sum(~np.isfinite(x)) and nonfinite.dtype == tf.int64
-            args = (given, tf.constant(m), 0.5, True, tf.constant([7, 3], tf.int64))
+            args = (given, tf.constant(m), 0.5, True, tf.constant([7, 3, 0], tf.int64))
             _, m_new, nonfinite = ops.pack_momentum_signs(*args)
             assert nonfinite == np.sum(~np.isfinite(x) | ~np.isfinite(m_new))
             assert nonfinite == np.sum(~np.isfinite(x) | ~np.isfinite(m))
@@ -251,7 +251,7 @@ def test_what_is_not_finite_is_counted(ops, size):
 def test_a_momentum_that_overflows_is_counted():
     x = tf.constant([3e38, -3e38, 1, 3e38])
     m = tf.constant([3e38, 3e38, 3e38, 1])
-    stream = tf.constant([7, 3], tf.int64)
+    stream = tf.constant([7, 3, 0], tf.int64)
     for ops in (native, reference):
         # Elements 0, 1 and 3; no training has such a coefficient.
         assert ops.pack_momentum_signs(x, m, -1.0, False, stream)[2] == 3

@@ -16,7 +16,6 @@ import h5py
 import numpy as np
 
 from tfgradcomp.distribute import backups
-from tfgradcomp.optimizers.saving import whole_name
 
 
 def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
@@ -51,7 +50,7 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
                     file[name][...] = value
                 for name, value in wholes.items():
                     del file[name]
-                    file[whole_name(name)] = value
+                    file[name.replace(".server_shard.", ".server.")] = value
                 for group in _state_groups(file):
                     group["place"][...] = (rank, num_workers)
                     group.pop("shards", None)
