@@ -68,14 +68,17 @@ class Digits {
   void Pack(const int32_t* codes, int64_t size, int64_t readable,
             uint32_t* words) const {
     const int64_t padded = CeilDiv(count_, kWidth) * kWidth;
-    for (int64_t first = 0, w = 0; first < size; first += count_, ++w) {
-      if (size - first >= count_ && readable - first >= padded) {
-        words[w] = PackOne(codes + first);
-      } else {
-        int32_t buffer[kMost] = {};
-        memcpy(buffer, codes + first, Smaller(count_, size - first) * sizeof(int32_t));
-        words[w] = PackOne(buffer);
-      }
+    const int64_t whole = Smaller(size, readable - (padded - count_)) / count_;
+    int64_t w = 0;
+    for (; base_ != 2 && w + 4 <= whole; w += 4, codes += 4 * count_) {
+      SumFour(words + w, Weigh(codes), Weigh(codes + count_), Weigh(codes + 2 * count_),
+              Weigh(codes + 3 * count_));
+    }
+    for (; w < whole; ++w, codes += count_) words[w] = PackOne(codes);
+    for (int64_t first = w * count_; first < size; first += count_, codes += count_) {
+      int32_t buffer[kMost] = {};
+      memcpy(buffer, codes, Smaller(count_, size - first) * sizeof(int32_t));
+      words[w++] = PackOne(buffer);
     }
   }
 
@@ -125,11 +128,16 @@ class Digits {
       });
       return word;
     }
+    return SumInts(Weigh(codes));
+  }
+
+  // A vector whose lanes add up to the word of `codes`.
+  I Weigh(const int32_t* codes) const {
     I sum = MulInts(LoadInts(codes), LoadInts(powers_));
     for (int j = kWidth; j < count_; j += kWidth) {
       sum = AddInts(sum, MulInts(LoadInts(codes + j), LoadInts(powers_ + j)));
     }
-    return SumInts(sum);
+    return sum;
   }
 
   // A word is cut into a lower and an upper half of its digits, each a number n below

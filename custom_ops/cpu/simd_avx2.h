@@ -76,12 +76,18 @@ inline F Pick(const float* p, I lanes) {
 }
 inline I AddInts(I a, I b) { return _mm256_add_epi32(a, b); }
 inline I MulInts(I a, I b) { return _mm256_mullo_epi32(a, b); }
+inline __m128i AddFours(I a) {
+  return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+}
 inline uint32_t SumInts(I a) {
-  __m128i sum =
-      _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  __m128i sum = AddFours(a);
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+}
+inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
+  const I abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), AddFours(abcd));
 }
 template <int Part>
 inline I AddBits(I a, uint32_t word) {

@@ -58,14 +58,23 @@ inline F Pick(const float* p, I lanes) {
 }
 inline I AddInts(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
-inline uint32_t SumInts(I a) {
+inline __m128i AddFours(I a) {
   const __m256i eight =
       _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
-  __m128i sum =
-      _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  return _mm_add_epi32(_mm256_castsi256_si128(eight),
+                       _mm256_extracti128_si256(eight, 1));
+}
+inline uint32_t SumInts(I a) {
+  __m128i sum = AddFours(a);
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+}
+inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
+  const I ab = AddInts(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const I cd = AddInts(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  const I abcd = AddInts(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), AddFours(abcd));
 }
 template <int Part>
 inline I AddBits(I a, uint32_t word) {

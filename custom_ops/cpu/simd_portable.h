@@ -83,6 +83,13 @@ inline F Pick(const float* p, I lanes) {
 }
 inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
 inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
+// The sums of the lanes of four vectors.
+inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
+  p[0] = SumInts(a);
+  p[1] = SumInts(b);
+  p[2] = SumInts(c);
+  p[3] = SumInts(d);
+}
 // Adds bit Part * kWidth + i of `word` to lane i.
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
