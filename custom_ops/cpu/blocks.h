@@ -77,6 +77,10 @@ inline void EachChunk(const CutVector<const float>& x, int64_t size,
     const int64_t first = chunk * kChunk;
     while (row_splits[block + 1] <= first) ++block;
     if (first + kChunk <= row_splits[block + 1] && first >= row_splits[block]) {
+      // Meanwhile the memory has time.
+      for (int64_t line = 0; line < kChunk; line += 16) {
+        reader.Prefetch(first + 2 * kChunk + line);
+      }
       sum(reader.At(first, kChunk), chunk + block);
     } else {
       float values[kChunk];

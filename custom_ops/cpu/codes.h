@@ -5,20 +5,14 @@
 // V(plus) - V(minus).
 struct TernaryTables {
   uint32_t low[1 << 10], high[1 << 10];  // V of the lower and the upper ten bits.
-  uint64_t five[243];                    // Five digits of base 3, a byte each.
 
-  constexpr TernaryTables() : low(), high(), five() {
+  constexpr TernaryTables() : low(), high() {
     for (uint32_t mask = 0; mask < 1 << 10; ++mask) {
       uint32_t power = 1;
       for (int j = 0; j < 10; ++j, power *= 3) {
         if (mask >> j & 1) low[mask] += power;
       }
       high[mask] = low[mask] * power;
-    }
-    for (uint32_t number = 0; number < 243; ++number) {
-      uint32_t rest = number;
-      for (int j = 0; j < 5; ++j, rest /= 3)
-        five[number] |= uint64_t{rest % 3} << (8 * j);
     }
   }
   uint32_t V(uint32_t mask) const { return low[mask & 1023] + high[mask >> 10]; }
@@ -62,11 +56,11 @@ constexpr int64_t kSlack = 32;
 class Digits {
  public:
   explicit Digits(uint64_t base) : base_(base), count_(DigitsPerWord(base)) {
-    double power = 1;
-    for (int j = 0; j < kMost; ++j, power *= static_cast<double>(base)) {
+    uint64_t power = 1;
+    for (int j = 0; j < kMost; ++j, power *= base) {
       powers_[j] = j < count_ ? static_cast<int32_t>(static_cast<uint32_t>(power)) : 0;
-      inverse_[j] = 1 / power;
     }
+    FillPatterns();
   }
   int count() const { return count_; }
 
@@ -74,19 +68,22 @@ class Digits {
   void Pack(const int32_t* codes, int64_t size, int64_t readable,
             uint32_t* words) const {
     const int64_t padded = CeilDiv(count_, kWidth) * kWidth;
-    for (int64_t first = 0, w = 0; first < size; first += count_, ++w) {
-      if (size - first >= count_ && readable - first >= padded) {
-        words[w] = PackOne(codes + first);
-      } else {
-        int32_t buffer[kMost] = {};
-        memcpy(buffer, codes + first, Smaller(count_, size - first) * sizeof(int32_t));
-        words[w] = PackOne(buffer);
-      }
+    const int64_t whole = Smaller(size, readable - (padded - count_)) / count_;
+    int64_t w = 0;
+    for (; base_ != 2 && w + 4 <= whole; w += 4, codes += 4 * count_) {
+      SumFour(words + w, Weigh(codes), Weigh(codes + count_), Weigh(codes + 2 * count_),
+              Weigh(codes + 3 * count_));
+    }
+    for (; w < whole; ++w, codes += count_) words[w] = PackOne(codes);
+    for (int64_t first = w * count_; first < size; first += count_, codes += count_) {
+      int32_t buffer[kMost] = {};
+      memcpy(buffer, codes, Smaller(count_, size - first) * sizeof(int32_t));
+      words[w++] = PackOne(buffer);
     }
   }
 
   // Sums of the digits of N words, for each of `size` words; `stride` words lie between
-  // two workers'. Writes kSlack integers past the codes.
+  // two workers'. Writes up to kSlack integers past the codes.
   void Sum(const uint32_t* words, int64_t num_workers, int64_t stride, int64_t size,
            int32_t* codes) const {
     if (base_ == 2) {
@@ -99,23 +96,28 @@ class Digits {
           StoreInts(codes + part.kPart * kWidth, sum);
         });
       }
-    } else if (base_ == 3 && num_workers <= 127) {
-      SumTernary(words, num_workers, stride, size, codes);
+    } else if (count_ == 1) {
+      for (int64_t w = 0; w < size; ++w) {
+        uint32_t sum = 0;
+        for (int64_t i = 0; i < num_workers; ++i) sum += words[i * stride + w];
+        codes[w] = static_cast<int32_t>(sum);
+      }
     } else {
-      for (int64_t w = 0; w < size; ++w, codes += count_) {
-        for (int j = 0; j < count_; j += 8) {
-          D sum = SetDoubles(0);
-          for (int64_t i = 0; i < num_workers; ++i) {
-            sum = Add(sum, EightDigits(words[i * stride + w], j));
-          }
-          StoreAsInts(codes + j, sum);
+      for (int64_t i = 0; i < num_workers;) {
+        const uint32_t* rows = words + i * stride;
+        if (num_workers - i >= 4) {
+          i += AddRows<4>(rows, stride, size, i > 0, codes);
+        } else if (num_workers - i >= 2) {
+          i += AddRows<2>(rows, stride, size, i > 0, codes);
+        } else {
+          i += AddRows<1>(rows, stride, size, i > 0, codes);
         }
       }
     }
   }
 
  private:
-  static constexpr int kMost = 48;
+  static constexpr int kMost = 48, kMostPatterns = 16;
 
   uint32_t PackOne(const int32_t* codes) const {
     if (base_ == 2) {
@@ -126,70 +128,104 @@ class Digits {
       });
       return word;
     }
+    return SumInts(Weigh(codes));
+  }
+
+  // A vector whose lanes add up to the word of `codes`.
+  I Weigh(const int32_t* codes) const {
     I sum = MulInts(LoadInts(codes), LoadInts(powers_));
     for (int j = kWidth; j < count_; j += kWidth) {
       sum = AddInts(sum, MulInts(LoadInts(codes + j), LoadInts(powers_ + j)));
     }
-    return SumInts(sum);
+    return sum;
   }
 
-  // Words of base 3 are cut into fours of five digits; a table has these as bytes, and
-  // bytes are added without carry. All are cut before the first is looked up, so that
-  // the long chains of cutting overlap.
-  static void SumTernary(const uint32_t* words, int64_t num_workers, int64_t stride,
-                         int64_t size, int32_t* codes) {
-    constexpr int64_t kMostWords = CeilDiv(kTile, kTernaryDigits * 8) * 8;
-    int32_t fives[4][kMostWords];
-    uint64_t sums[4][kMostWords];
-    for (int64_t i = 0; i < num_workers; ++i, words += stride) {
-      for (int64_t w = 0; w < size; w += 8) {
-        uint32_t buffer[8] = {};
-        const uint32_t* eight = words + w;
-        if (size - w < 8) {
-          eight = static_cast<uint32_t*>(memcpy(buffer, eight, (size - w) * 4));
-        }
-        const D number = WidenWords(eight);
-        const D high =
-            Floor(Mul(Add(number, SetDoubles(0.5)), SetDoubles(1.0 / 59049)));
-        SplitTen(Sub(number, Mul(high, SetDoubles(59049))), fives[0] + w, fives[1] + w);
-        SplitTen(high, fives[2] + w, fives[3] + w);
+  // A word is cut into a lower and an upper half of its digits, each a number n below
+  // 2^22, and digit j of n is floor(base * fraction(n / base^(j + 1))). Exact: with
+  // half a unit added to a number, its quotients are farther from the next integer than
+  // roundings can carry them, in float64 for a word and in float32 for a half.
+  //
+  // The lanes of a vector are consecutive digits: lane i is of the half that lies
+  // half[i] after the first lane's word, of which it is digit j with inverse[i] =
+  // base^-(j + 1). Vectors follow one of a few patterns in turn.
+  struct Pattern {
+    int64_t first;  // The first lane's word, in halves after the period's.
+    int32_t half[kWidth];
+    float inverse[kWidth];
+  };
+
+  // The patterns of a period, which begins and ends with a word.
+  void FillPatterns() {
+    const int lower = (count_ + 1) / 2;
+    float inverse[kMost];
+    radix_ = 1;
+    for (int j = 0; j < lower; ++j) {
+      radix_ *= static_cast<double>(base_);
+      inverse[j] = static_cast<float>(1 / radix_);
+    }
+    num_patterns_ = 0;
+    int element = 0;
+    do {
+      Pattern& pattern = patterns_[num_patterns_++];
+      const int word = element / count_;
+      pattern.first = 2 * word;
+      for (int i = 0; i < kWidth; ++i, ++element) {
+        const int j = element % count_, upper = j >= lower;
+        pattern.half[i] = 2 * (element / count_ - word) + upper;
+        pattern.inverse[i] = inverse[j - upper * lower];
       }
-      if (num_workers == 1) break;
-      for (int j = 0; j < 4; ++j) {
-        for (int64_t w = 0; w < size; ++w) {
-          const uint64_t digits = kTernary.five[fives[j][w]];
-          sums[j][w] = i == 0 ? digits : sums[j][w] + digits;
+    } while (element % count_ != 0);
+    halves_ = 2 * element / count_;
+  }
+
+  // The halves of words in turn, with half a unit added, and a vector of zeros.
+  void Halve(const uint32_t* words, int64_t size, float* halves) const {
+    const D half = SetDoubles(0.5), radix = SetDoubles(radix_);
+    const D inverse = SetDoubles(1 / radix_);
+    for (int64_t w = 0; w < size; w += 8, halves += 16) {
+      uint32_t buffer[8] = {};
+      const uint32_t* eight = words + w;
+      if (size - w < 8) {
+        eight = static_cast<uint32_t*>(memcpy(buffer, eight, (size - w) * 4));
+      }
+      const D number = Add(WidenWords(eight), half);
+      const D high = Floor(Mul(number, inverse));
+      StorePairs(halves, Sub(number, Mul(high, radix)), Add(high, half));
+    }
+    memset(halves, 0, 16 * sizeof(float));
+  }
+
+  // Adds the digits of some rows to `codes`, or puts them there. Returns their number.
+  template <int Rows>
+  int AddRows(const uint32_t* words, int64_t stride, int64_t size, bool adds,
+              int32_t* codes) const {
+    float halves[Rows][kTile + kSlack];
+    for (int row = 0; row < Rows; ++row) Halve(words + row * stride, size, halves[row]);
+    const F base = Set(static_cast<float>(base_));
+    const int64_t vectors = CeilDiv(size * count_, kWidth);
+    int64_t at = 0;
+    for (int64_t v = 0; v < vectors; at += halves_) {
+      const int64_t last = Smaller(vectors, v + num_patterns_);
+      for (const Pattern* pattern = patterns_; v < last; ++v, ++pattern) {
+        I sum = adds ? LoadInts(codes + v * kWidth) : SetInts(0);
+        for (int row = 0; row < Rows; ++row) {
+          const float* first = halves[row] + at + pattern->first;
+          const F half = Pick(first, LoadInts(pattern->half));
+          const F quotient = Mul(half, Load(pattern->inverse));
+          sum = AddInts(sum, Truncate(Mul(Fraction(quotient), base)));
         }
+        StoreInts(codes + v * kWidth, sum);
       }
     }
-    for (int64_t w = 0; w < size; ++w, codes += kTernaryDigits) {
-      for (int j = 0; j < 4; ++j) {
-        StoreBytes(codes + 5 * j,
-                   num_workers == 1 ? &kTernary.five[fives[j][w]] : &sums[j][w]);
-      }
-    }
-  }
-
-  // Ten digits of base 3 into twice five. Exact, as EightDigits.
-  static void SplitTen(D ten, int32_t* low, int32_t* high) {
-    const D quotient = Floor(Mul(Add(ten, SetDoubles(0.5)), SetDoubles(1.0 / 243)));
-    StoreAsInts(low, Sub(ten, Mul(quotient, SetDoubles(243))));
-    StoreAsInts(high, quotient);
-  }
-
-  // Digits j to j + 7 of a word, 0 past the last one. Exact: with half a unit added, a
-  // quotient is farther from the next integer than two roundings can carry it.
-  D EightDigits(uint32_t word, int j) const {
-    const D number = SetDoubles(word + 0.5);
-    const D here = Floor(Mul(number, LoadDoubles(inverse_ + j)));
-    const D next = Floor(Mul(number, LoadDoubles(inverse_ + j + 1)));
-    return Sub(here, Mul(next, SetDoubles(static_cast<double>(base_))));
+    return Rows;
   }
 
   uint64_t base_;
   int count_;
   int32_t powers_[kMost];
-  double inverse_[kMost];
+  double radix_;               // base^(digits of a lower half)
+  int num_patterns_, halves_;  // A period's.
+  Pattern patterns_[kMostPatterns];
 };
 
 void Kernel(const Parallel& parallel, const PackCodes& args) {

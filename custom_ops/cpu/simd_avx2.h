@@ -69,14 +69,25 @@ inline I AndNot(I a, I b) { return _mm256_andnot_si256(b, a); }
 inline I MaxInts(I a, I b) { return _mm256_max_epi32(a, b); }
 inline I MagnitudeBits(F a) { return _mm256_castps_si256(Abs(a)); }
 inline F ToFloats(I a) { return _mm256_cvtepi32_ps(a); }
+inline I Truncate(F a) { return _mm256_cvttps_epi32(a); }
+inline F Fraction(F a) { return Sub(a, _mm256_floor_ps(a)); }
+inline F Pick(const float* p, I lanes) {
+  return _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), lanes);
+}
 inline I AddInts(I a, I b) { return _mm256_add_epi32(a, b); }
 inline I MulInts(I a, I b) { return _mm256_mullo_epi32(a, b); }
+inline __m128i AddFours(I a) {
+  return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+}
 inline uint32_t SumInts(I a) {
-  __m128i sum =
-      _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  __m128i sum = AddFours(a);
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+}
+inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
+  const I abcd = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), AddFours(abcd));
 }
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
@@ -86,14 +97,7 @@ inline uint32_t NonzeroBits(I a) {
   const __m256i zero = _mm256_cmpeq_epi32(a, _mm256_setzero_si256());
   return ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero))) & 0xFF;
 }
-inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
-  StoreInts(p, _mm256_cvtepu8_epi32(
-                   _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
-}
 
-inline D LoadDoubles(const double* p) {
-  return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
-}
 inline D Widen(const float* p) {
   return {_mm256_cvtps_pd(_mm_loadu_ps(p)), _mm256_cvtps_pd(_mm_loadu_ps(p + 4))};
 }
@@ -132,13 +136,13 @@ inline double SumLanes(D a) {
       _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
-inline void StoreAsInts(int32_t* p, D a) {
-  // 2^52 + n holds the integer n in its low bits.
-  const __m256d magic = _mm256_set1_pd(4503599627370496.0);
-  const __m256 low = _mm256_castpd_ps(_mm256_add_pd(a.low, magic));
-  const __m256 high = _mm256_castpd_ps(_mm256_add_pd(a.high, magic));
-  const __m256 even = _mm256_shuffle_ps(low, high, 0x88);
-  StoreInts(p, _mm256_permute4x64_epi64(_mm256_castps_si256(even), 0xD8));
+inline void StorePairs(float* p, D low, D high) {
+  const __m128 low0 = _mm256_cvtpd_ps(low.low), low4 = _mm256_cvtpd_ps(low.high);
+  const __m128 high0 = _mm256_cvtpd_ps(high.low), high4 = _mm256_cvtpd_ps(high.high);
+  _mm_storeu_ps(p, _mm_unpacklo_ps(low0, high0));
+  _mm_storeu_ps(p + 4, _mm_unpackhi_ps(low0, high0));
+  _mm_storeu_ps(p + 8, _mm_unpacklo_ps(low4, high4));
+  _mm_storeu_ps(p + 12, _mm_unpackhi_ps(low4, high4));
 }
 
 // The keys of Philox' rounds, which all blocks share.

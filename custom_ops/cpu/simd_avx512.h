@@ -49,16 +49,32 @@ inline I AndNot(I a, I b) { return _mm512_andnot_si512(b, a); }
 inline I MaxInts(I a, I b) { return _mm512_max_epi32(a, b); }
 inline I MagnitudeBits(F a) { return _mm512_castps_si512(Abs(a)); }
 inline F ToFloats(I a) { return _mm512_cvtepi32_ps(a); }
+inline I Truncate(F a) { return _mm512_cvttps_epi32(a); }
+inline F Fraction(F a) {
+  return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+inline F Pick(const float* p, I lanes) {
+  return _mm512_permutexvar_ps(lanes, _mm512_loadu_ps(p));
+}
 inline I AddInts(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
-inline uint32_t SumInts(I a) {
+inline __m128i AddFours(I a) {
   const __m256i eight =
       _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
-  __m128i sum =
-      _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  return _mm_add_epi32(_mm256_castsi256_si128(eight),
+                       _mm256_extracti128_si256(eight, 1));
+}
+inline uint32_t SumInts(I a) {
+  __m128i sum = AddFours(a);
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
   sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+}
+inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
+  const I ab = AddInts(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const I cd = AddInts(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  const I abcd = AddInts(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), AddFours(abcd));
 }
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
@@ -66,13 +82,6 @@ inline I AddBits(I a, uint32_t word) {
                                _mm512_set1_epi32(1));
 }
 inline uint32_t NonzeroBits(I a) { return _mm512_test_epi32_mask(a, a); }
-inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
-  _mm256_storeu_si256(
-      reinterpret_cast<__m256i*>(p),
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
-}
-
-inline D LoadDoubles(const double* p) { return _mm512_loadu_pd(p); }
 inline D Widen(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 inline D WidenWords(const uint32_t* p) {
   return _mm512_cvtepu32_pd(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -97,8 +106,11 @@ inline double SumLanes(D a) {
       _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
-inline void StoreAsInts(int32_t* p, D a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvttpd_epu32(a));
+inline void StorePairs(float* p, D low, D high) {
+  const __m512i pairs =
+      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  Store(p, _mm512_permutex2var_ps(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), pairs,
+                                  _mm512_castps256_ps512(_mm512_cvtpd_ps(high))));
 }
 
 // As in simd_avx2.h, eight blocks at a time.

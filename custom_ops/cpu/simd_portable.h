@@ -73,8 +73,23 @@ inline I MaxInts(I a, I b) { return a > b ? a : b; }
 inline I MagnitudeBits(F a) { return (I)Abs(a); }
 inline F ToFloats(I a) { return __builtin_convertvector(a, F); }
 // Modulo 2^32.
+// Towards zero.
+inline I Truncate(F a) { return __builtin_convertvector(a, I); }
+// a - floor(a), of numbers in [0, 2^31).
+inline F Fraction(F a) { return a - ToFloats(Truncate(a)); }
+// Lane i is p[lanes[i]], which is one of p's first kWidth.
+inline F Pick(const float* p, I lanes) {
+  return F{p[lanes[0]], p[lanes[1]], p[lanes[2]], p[lanes[3]]};
+}
 inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
 inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
+// The sums of the lanes of four vectors.
+inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
+  p[0] = SumInts(a);
+  p[1] = SumInts(b);
+  p[2] = SumInts(c);
+  p[3] = SumInts(d);
+}
 // Adds bit Part * kWidth + i of `word` to lane i.
 template <int Part>
 inline I AddBits(I a, uint32_t word) {
@@ -83,12 +98,7 @@ inline I AddBits(I a, uint32_t word) {
 }
 // One bit a lane that is not 0.
 inline uint32_t NonzeroBits(I a) { return SumInts((a != 0) & kLaneBits); }
-// The eight bytes as 32-bit integers.
-inline void StoreBytes(int32_t* p, const uint64_t* bytes) {
-  for (int i = 0; i < 8; ++i) p[i] = static_cast<int32_t>(*bytes >> (8 * i) & 0xFF);
-}
 
-inline D LoadDoubles(const double* p) { return LoadAs<D>(p); }
 inline D Widen(const float* p) {
   using Eight = float __attribute__((vector_size(32)));
   return __builtin_convertvector(LoadAs<Eight>(p), D);
@@ -118,10 +128,11 @@ inline D Floor(D a) {
 inline double SumLanes(D a) {
   return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
-// Integers in [0, 2^32) as the bits of uint32.
-inline void StoreAsInts(int32_t* p, D a) {
+// low[0], high[0], low[1], ... as sixteen float32.
+inline void StorePairs(float* p, D low, D high) {
   for (int i = 0; i < 8; ++i) {
-    p[i] = static_cast<int32_t>(static_cast<uint32_t>(static_cast<int64_t>(a[i])));
+    p[2 * i] = static_cast<float>(low[i]);
+    p[2 * i + 1] = static_cast<float>(high[i]);
   }
 }
 
