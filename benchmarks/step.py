@@ -1,0 +1,127 @@
+"""Time a training step of LeNet on one worker, wrapped and unwrapped.
+
+    python benchmarks/step.py
+
+With one worker nothing travels: what a wrapped step takes longer is what the wrapper
+costs, its compression included. Steps run as `model.fit` runs them, in Keras' own train
+function; those of all optimizers alternate in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import statistics
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from report import commit, processor, write_csv, write_table
+
+import tfgradcomp
+
+HERE = Path(__file__).resolve().parent
+SGD = keras.optimizers.SGD
+# Momentum where the wrapper has one of its own.
+PLAIN = {"SGD": lambda: SGD(1e-3), "SGD, momentum": lambda: SGD(1e-3, momentum=0.9)}
+WRAPPED = {
+    "TernGrad": "SGD",
+    "SignSGD": "SGD",
+    "Signum": "SGD, momentum",
+    "DistEFSGD": "SGD",
+    "DistEFBlockSGD": "SGD",
+    "DistEFBlockSGDM": "SGD, momentum",
+}
+
+
+def lenet() -> keras.Model:
+    """Returns the LeNet of 431,080 parameters that TernGrad's paper trains."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(20, 5),
+            layers.MaxPooling2D(),
+            layers.Conv2D(50, 5),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(500, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def step_of(optimizer: keras.optimizers.Optimizer, batch: int):
+    """Returns a function that takes one step."""
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.random((batch, 28, 28, 1), np.float32))
+    y = tf.constant(rng.integers(0, 10, batch))
+    model = lenet()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss)
+    model.make_train_function()
+    data = iter(tf.data.Dataset.from_tensors((x, y)).repeat())
+    return lambda: model.train_function(data)
+
+
+def main() -> None:
+    """Measures, and writes table and CSV."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=10, help="in a round, of each")
+    parser.add_argument("--output", type=Path, help="folder; default: results, README")
+    arguments = parser.parse_args()
+    makers = dict(PLAIN)
+    for name in WRAPPED:
+        makers[name] = lambda name=name: getattr(tfgradcomp, name)(SGD(1e-3))
+    steps = {name: step_of(make(), arguments.batch) for name, make in makers.items()}
+    times = {name: [] for name in steps}
+    for step in steps.values():
+        for _ in range(arguments.steps):
+            step()
+    for _ in range(arguments.rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            for _ in range(arguments.steps):
+                step()
+            elapsed = time.perf_counter() - began
+            times[name].append(1e3 * elapsed / arguments.steps)
+    median = {name: statistics.median(values) for name, values in times.items()}
+    rows = []
+    for name, plain in WRAPPED.items():
+        ratios = [a / b for a, b in zip(times[name], times[plain], strict=True)]
+        rows.append(
+            {
+                "optimizer": name,
+                "step_ms": median[name],
+                "plain": plain,
+                "plain_ms": median[plain],
+                "ratio": statistics.median(ratios),
+            }
+        )
+    today = datetime.date.today()
+    lines = [
+        f"{processor()}; batches of {arguments.batch}; {arguments.rounds} rounds of "
+        f"{arguments.steps} steps; {today}, commit {commit()}.",
+        "",
+        "| optimizer | step, ms | unwrapped | step, ms | wrapped / unwrapped |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{row['optimizer']}` | {row['step_ms']:.2f} | {row['plain']} | "
+            f"{row['plain_ms']:.2f} | {row['ratio']:.3f} |"
+            for row in rows
+        ),
+    ]
+    folder = arguments.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "step.csv", rows[0], rows)
+    if arguments.output is None:
+        write_table(HERE / "README.md", "step", lines)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
