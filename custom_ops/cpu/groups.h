@@ -195,8 +195,8 @@ class GroupWriter {
 
   // All groups of the part are aligned as the one at `begin`.
   void SetStreams(int64_t begin) {
-    streams_ =
-        is_large_ && reinterpret_cast<uintptr_t>(part_.At(begin)) % sizeof(F) == 0;
+    streams_ = is_large_ &&
+               reinterpret_cast<uintptr_t>(part_.At(begin)) % kStreamAlignment == 0;
   }
 
   PartOfVector<float> part_;

@@ -12,6 +12,7 @@ inline F Load(const float* p) { return _mm256_loadu_ps(p); }
 inline F Set(float x) { return _mm256_set1_ps(x); }
 inline void Store(float* p, F a) { _mm256_storeu_ps(p, a); }
 constexpr bool kStreams = true;
+constexpr int kStreamAlignment = 32;
 inline void Stream(float* p, F a) { _mm256_stream_ps(p, a); }
 inline void Fence() { _mm_sfence(); }
 inline F Add(F a, F b) { return _mm256_add_ps(a, b); }

@@ -26,7 +26,9 @@ inline F Set(float x) { return x - F{}; }
 inline void Store(float* p, F a) { memcpy(p, &a, sizeof(a)); }
 // Whether there are stores past the caches.
 constexpr bool kStreams = false;
-// One of these; p is aligned to a vector. Fence() before others may read.
+constexpr int kStreamAlignment = 16;
+// One of these, at a multiple of kStreamAlignment bytes. Fence() before others may
+// read.
 inline void Stream(float* p, F a) { Store(p, a); }
 inline void Fence() {}
 inline F Add(F a, F b) { return a + b; }

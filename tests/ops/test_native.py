@@ -263,6 +263,20 @@ def test_codes_by_every_instruction_set(kernels):
             cases.same(kernels.unpack_codes(words, base, size), codes, (base, size))
 
 
+def test_digits_next_to_a_carry(kernels):
+    """Where quotients are nearest to integers: words around multiples of powers."""
+    rng = np.random.default_rng(0)
+    for base in (3, 4, 5, 6, 7, 9, 11, 15, 23, 40, 84, 255, 256, 1625, 65535, 65536):
+        digits = max(k for k in range(1, 33) if base**k <= 2**32)
+        powers = base ** np.arange(digits, dtype=np.int64)
+        multiples = powers * rng.integers(1, base**digits // powers + 1, [2000, digits])
+        numbers = np.concatenate([multiples.ravel() - 1, multiples.ravel() % 2**32])
+        numbers = numbers[numbers < base**digits]
+        codes = (numbers[:, np.newaxis] // powers % base).astype(np.int32).ravel()
+        words = numbers.astype(np.uint32).view(np.int32)
+        cases.same(kernels.unpack_codes(words, base, codes.size), codes, base)
+
+
 @pytest.mark.parametrize("kind", ["tiny", "special"])
 def test_instruction_sets_agree_on_denormals_and_nan(kernels, kind):
     for layout in ("ragged", "ones"):
