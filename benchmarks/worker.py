@@ -29,7 +29,7 @@ from workloads import WORKLOADS
 import tfgradcomp
 
 RATE = 1e-3
-WARM_UP = 2
+WARM_UP = 6
 SGD = keras.optimizers.SGD
 
 

@@ -9,7 +9,13 @@ import tfgradcomp
 from tests.helpers import Rates, bits, make_variables
 from tfgradcomp.compressors import Layout
 from tfgradcomp.optimizers.buckets import Bucket, Piece, buckets_of
-from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
+from tfgradcomp.transports import (
+    AllGather,
+    AllReduce,
+    Collectives,
+    Loopback,
+    Sharded,
+)
 
 SHAPES = [(40, 20), (7,), (3, 300), (1500,), (11, 11), (2, 3, 4)]
 SIZES = [int(np.prod(shape)) for shape in SHAPES]
@@ -182,3 +188,50 @@ def test_a_lead_keeps_the_places_of_chunks():
     assert bucket.layout(layout) == Layout((0, 88, 188, 193), (88, 100, 5))
     assert bucket.pieces(layout) == [Piece(1, 0, 100), Piece(2, 0, 5)]
     assert Bucket(0, 600).layout(layout) == Layout((0, 600), (600,))
+
+
+class Wires(Collectives):
+    """Two workers that say the same, in a graph too; keeps what they are given."""
+
+    num_workers = 2
+    rank = 0
+
+    def __init__(self):
+        self.messages = []
+
+    def gather(self, vector, site):
+        self.messages.append(vector)
+        return tf.stack([vector, vector])
+
+
+def ancestors(tensor):
+    """The names of the placeholders that a tensor of a graph is computed from."""
+    seen, left = set(), [tensor.op]
+    while left:
+        operation = left.pop()
+        if operation.name not in seen:
+            seen.add(operation.name)
+            left += [t.op for t in operation.inputs] + list(operation.control_inputs)
+    graph = tensor.graph
+    return {n for n in seen if graph.get_operation_by_name(n).type == "Placeholder"}
+
+
+@pytest.mark.parametrize("name", ["SignSGD", "DistEFBlockSGDM"])
+def test_a_bucket_waits_for_its_own_gradients_only(name):
+    wires = Wires()
+    variables = make_variables(SHAPES)
+    optimizer = METHODS[name](
+        transport=AllGather(wires), bucket_bytes=1, min_size=1, nonfinite="skip"
+    )
+    optimizer.build(variables)
+
+    @tf.function
+    def step(*gradients):
+        optimizer.apply(gradients, variables)
+
+    specs = [tf.TensorSpec(s, name=f"g{i}") for i, s in enumerate(SHAPES)]
+    step.get_concrete_function(*specs)
+    gradients = {f"g{i}" for i in range(len(SHAPES))}
+    # The last layer's gradient is the first to travel.
+    waits = [ancestors(message) & gradients for message in wires.messages]
+    assert waits == [{f"g{i}"} for i in reversed(range(len(SHAPES)))]
