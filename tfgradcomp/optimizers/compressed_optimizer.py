@@ -240,7 +240,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         else:
             moves = collectives.for_strategy(strategy)
         self._collectives = moves
-        hosts = across_hosts(strategy) if is_multi_worker(strategy) else None
+        has_network = moves.num_workers > 1 and is_multi_worker(strategy)
+        hosts = across_hosts(strategy) if has_network else None
         self._channels = tuple(self._make_channels(list(variables), moves, hosts))
         self._seed = PerWorkerVariable(tf.constant(self.seed, tf.int64), "seed")
         self._previous_learning_rate = PerWorkerVariable(
