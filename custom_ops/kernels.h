@@ -139,6 +139,50 @@ struct MeanOfSigns {
   CutVector<float> values;
 };
 
+// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference.py, which
+// says what they are to the bit: sums are integers there, exact in any order. Blocks
+// with an element that is infinite or NaN have levels 0; *nonfinite counts these.
+enum class LevelRule { kOptimal, kQuantiles, kSymmetric, kMeans };
+struct FindLevels {
+  CutVector<const float> x;
+  int64_t size;
+  LevelRule rule;
+  int64_t count;
+  int64_t sweeps;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  float* levels;  // [num_blocks, count]
+  int64_t* nonfinite;
+};
+
+// With k the number of levels 1 .. count - 2 of the block that are <= x_j, words of base
+// `count` with the codes
+//   k + (Uniform(RandomWord(stream, j)) * (levels[k + 1] - levels[k]) < x_j - levels[k])
+// or, where `stream` is null, words of base `count` - 1 with the codes k.
+struct PackLevels {
+  CutVector<const float> x;
+  int64_t size;
+  const float* levels;  // [num_blocks, count]
+  int64_t count;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  const uint64_t* stream;  // {key, high, first} or null
+  uint32_t* words;
+};
+
+// The mean of N vectors of levels, added in the order of workers:
+//   values[j] = ((levels[0, b, code_0j] + levels[1, b, code_1j]) + ...) / float(N).
+struct MeanOfLevels {
+  const uint32_t* words;  // [num_workers, WordsFor(size, count)]
+  const float* levels;    // [num_workers, num_blocks, count]
+  int64_t num_workers;
+  int64_t size;
+  int64_t count;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  CutVector<float> values;
+};
+
 // The vote of N vectors of signs (base 2: code 1 for plus) or of signs and abstentions
 // (base 3: codes 0, 1, 2 for minus, none, plus). net is the number of plus less that of
 // minus; the vote is sign(net). Where net is 0 and `stream` is given it is that of
@@ -242,6 +286,9 @@ struct MeanSignResidual {
   X(SumCodes)                         \
   X(SumLevels)                        \
   X(MeanOfSigns)                      \
+  X(FindLevels)                       \
+  X(PackLevels)                       \
+  X(MeanOfLevels)                     \
   X(MajorityVote)                     \
   X(SignErrorFeedback)                \
   X(MeanSignErrorFeedback)            \
