@@ -72,17 +72,15 @@ class Elements {
   __device__ Elements(const float* x, int64_t size, bool magnitudes, uint32_t* keys)
       : size(size), x_(x), magnitudes_(magnitudes), keys_(keys) {
     uint32_t most = 0, most_reversed = 0;
-    int64_t infinite = 0;
-    for (int64_t i = threadIdx.x; i < size; i += blockDim.x) {
-      const uint32_t key = KeyAt(i);
-      if (size <= kKept) keys_[i] = key;
-      most = Larger()(most, key);
-      most_reversed = Larger()(most_reversed, ~key);
-      infinite += ExponentOf(NumberOf(key)) == kInfinite;
-    }
+    InBatches(
+        0, size, [&](int64_t i) { return KeyAt(i); },
+        [&](int64_t i, uint32_t key) {
+          if (size <= kKept) keys_[i] = key;
+          most = Larger()(most, key);
+          most_reversed = Larger()(most_reversed, ~key);
+        });
     largest = CombineThreads(most, Larger());
     smallest = ~CombineThreads(most_reversed, Larger());
-    nonfinite = CombineThreads(infinite, Plus());
     exponent = Larger()(ExponentOf(NumberOf(smallest)), ExponentOf(NumberOf(largest)));
     // The fixed point's scale, 2^(156 - exponent), has no float: its two factors do.
     const int power = 156 - exponent;
@@ -162,7 +160,7 @@ class Elements {
     return key;
   }
 
-  int64_t size, nonfinite;
+  int64_t size;
   uint32_t smallest, largest;
   int exponent;  // Of the largest magnitude.
 
@@ -171,22 +169,31 @@ class Elements {
     return KeyOf(magnitudes_ ? fabsf(x_[i]) : x_[i]);
   }
 
-  // Calls body(key) for the elements [begin, end), a part of them in each thread.
-  template <typename Body>
-  __device__ void ForEach(int64_t begin, int64_t end, const Body& body) const {
+  // Calls body(i, load(i)) for i in [begin, end), a part of them in each thread.
+  template <typename Load, typename Body>
+  static __device__ void InBatches(int64_t begin, int64_t end, const Load& load,
+                                   const Body& body) {
     constexpr int kAtOnce = 4;  // Loads, so that the memory has enough to do.
-    for (int64_t i = begin + threadIdx.x; i < end; i += kAtOnce * blockDim.x) {
+    const int threads = static_cast<int>(blockDim.x);
+    for (int64_t i = begin + threadIdx.x; i < end; i += kAtOnce * threads) {
       uint32_t key[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int64_t j = i + k * static_cast<int>(blockDim.x);
-        key[k] = j >= end ? 0 : size <= kKept ? keys_[j] : KeyAt(j);
+        key[k] = i + k * threads < end ? load(i + k * threads) : 0;
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        if (i + k * static_cast<int>(blockDim.x) < end) body(key[k]);
+        if (i + k * threads < end) body(i + k * threads, key[k]);
       }
     }
+  }
+
+  // Calls body(key) for the elements [begin, end).
+  template <typename Body>
+  __device__ void ForEach(int64_t begin, int64_t end, const Body& body) const {
+    InBatches(
+        begin, end, [&](int64_t i) { return size <= kKept ? keys_[i] : KeyAt(i); },
+        [&](int64_t, uint32_t key) { body(key); });
   }
 
   const float* x_;
@@ -292,8 +299,10 @@ __global__ void __launch_bounds__(kManyThreads) FindLevelsKernel(FindLevels args
     float* levels = args.levels + block * args.count;
     const Elements elements(args.x.whole + begin, args.row_splits[block + 1] - begin,
                             args.rule == LevelRule::kSymmetric, keys);
-    if (elements.nonfinite > 0) {
-      if (WarpInBlock() == 0) AddCount(args.nonfinite, elements.nonfinite);
+    if (elements.exponent == kInfinite) {
+      const int64_t nonfinite = elements.Sum(
+          [](uint32_t key) { return ExponentOf(NumberOf(key)) == kInfinite; });
+      if (WarpInBlock() == 0) AddCount(args.nonfinite, nonfinite);
       for (int64_t k = threadIdx.x; k < args.count; k += blockDim.x) levels[k] = 0;
     } else if (args.rule == LevelRule::kOptimal) {
       FindOptimal(elements, args.count, args.sweeps, levels);

@@ -131,6 +131,31 @@ void VisitBuffers(MeanOfSigns& a, Visit& visit) {
 }
 
 template <typename Visit>
+void VisitBuffers(FindLevels& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.levels, a.num_blocks * a.count);
+  visit.Output(a.nonfinite, 1);
+}
+
+template <typename Visit>
+void VisitBuffers(PackLevels& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.levels, a.num_blocks * a.count);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  if (a.stream != nullptr) visit.Input(a.stream, 3);
+  visit.Output(a.words, WordsFor(a.size, a.stream != nullptr ? a.count : a.count - 1));
+}
+
+template <typename Visit>
+void VisitBuffers(MeanOfLevels& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, a.count));
+  visit.Input(a.levels, a.num_workers * a.num_blocks * a.count);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.values.whole, a.size);
+}
+
+template <typename Visit>
 void VisitBuffers(MajorityVote& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
   if (a.stream != nullptr) visit.Input(a.stream, 3);
@@ -329,6 +354,8 @@ class Inputs {
     if (nonfinite) Put(x, {infinity, -infinity, nan});
     wild = Numbers(size);
     if (nonfinite) Put(wild, {infinity, -infinity, nan, -nan});
+    coarse = Array<float>(size);
+    for (int64_t j = 0; j < size; ++j) coarse[j] = std::round(residual[j]);
     scale = Magnitudes(num_workers * num_blocks);
     wild_scale = Magnitudes(num_workers * num_blocks);
     if (nonfinite) Put(wild_scale, {infinity, nan, 0.0f});
@@ -365,10 +392,21 @@ class Inputs {
     return packed;
   }
 
+  // Levels in ascending order, some of them equal, for each worker and block.
+  Array<float> Levels(int64_t count) {
+    Array<float> levels = Numbers(num_workers * num_blocks * count);
+    for (int64_t first = 0; first < levels.count(); first += count) {
+      std::sort(&levels[first], &levels[first] + count);
+      if (Below(8) == 0) std::fill_n(&levels[first], count, levels[first]);
+    }
+    return levels;
+  }
+
   int64_t size, num_workers, num_blocks;
   Array<int64_t> row_splits;
   Array<float> x, momentum, residual;  // [size]
   Array<float> wild;                   // [size], with NaN of either sign
+  Array<float> coarse;                 // [size], many of them equal
   Array<float> scale, wild_scale;      // [num_workers, num_blocks]
   Array<float> limit;                  // [num_blocks]
   Array<float> ratio{1};
@@ -450,6 +488,37 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   const Array<uint32_t> signs = in.Words(2);
   run("MeanOfSigns",
       MeanOfSigns{signs.data(), in.wild_scale.data(), workers, n, splits, blocks, {}});
+  const struct {
+    const char* name;
+    LevelRule rule;
+    int64_t count, sweeps;
+  } rules[] = {{"optimal", LevelRule::kOptimal, 9, 0},
+               {"optimal", LevelRule::kOptimal, 3, 2},
+               {"quantiles", LevelRule::kQuantiles, 6, 0},
+               {"symmetric", LevelRule::kSymmetric, 2, 0},
+               {"means", LevelRule::kMeans, 3, 0}};
+  for (const auto& rule : rules) {
+    if (workers != 2 && workers != 3) break;  // Slow to emulate, and for one worker.
+    for (const float* x : {in.wild.data(), in.coarse.data()}) {
+      run(std::string("FindLevels ") + rule.name + with("count", rule.count) +
+              (x == in.coarse.data() ? " coarse" : ""),
+          FindLevels{x, n, rule.rule, rule.count, rule.sweeps, splits, blocks, {}, {}});
+    }
+  }
+  for (int64_t count : {2, 3, 5, 9, 16, 257}) {
+    const std::string of_count = with("count", count);
+    const Array<float> levels = in.Levels(count);
+    for (const uint64_t* stream : streams) {
+      if (stream == nullptr && count == 2) continue;
+      run("PackLevels" + of_count + with("stream", stream != nullptr),
+          PackLevels{
+              in.wild.data(), n, levels.data(), count, splits, blocks, stream, {}});
+    }
+    const Array<uint32_t> words = in.Words(count);
+    run("MeanOfLevels" + of_count,
+        MeanOfLevels{
+            words.data(), levels.data(), workers, n, count, splits, blocks, {}});
+  }
   for (const bool* moving : flags) {
     const std::string moves = with("moving", *moving);
     for (const float* momentum : {static_cast<const float*>(nullptr),
