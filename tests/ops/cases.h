@@ -118,7 +118,6 @@ void VisitBuffers(SumLevels& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
-  if (a.addend != nullptr) visit.Input(a.addend, a.size);
   visit.Output(a.values.whole, a.size);
 }
 
@@ -144,7 +143,7 @@ void VisitBuffers(PackLevels& a, Visit& visit) {
   visit.Input(a.levels, a.num_blocks * a.count);
   visit.Input(a.row_splits, a.num_blocks + 1);
   if (a.stream != nullptr) visit.Input(a.stream, 3);
-  visit.Output(a.words, WordsFor(a.size, a.stream != nullptr ? a.count : a.count - 1));
+  visit.Output(a.words, WordsFor(a.size, a.count - (a.stream == nullptr)));
 }
 
 template <typename Visit>
@@ -392,12 +391,13 @@ class Inputs {
     return packed;
   }
 
-  // Levels in ascending order, some of them equal, for each worker and block.
+  // `count` levels a block of each worker, in ascending order; of some blocks all
+  // equal.
   Array<float> Levels(int64_t count) {
     Array<float> levels = Numbers(num_workers * num_blocks * count);
     for (int64_t first = 0; first < levels.count(); first += count) {
-      std::sort(&levels[first], &levels[first] + count);
-      if (Below(8) == 0) std::fill_n(&levels[first], count, levels[first]);
+      std::sort(levels.data() + first, levels.data() + first + count);
+      if (Below(8) == 0) std::fill_n(levels.data() + first, count, levels[first]);
     }
     return levels;
   }
@@ -488,37 +488,6 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   const Array<uint32_t> signs = in.Words(2);
   run("MeanOfSigns",
       MeanOfSigns{signs.data(), in.wild_scale.data(), workers, n, splits, blocks, {}});
-  const struct {
-    const char* name;
-    LevelRule rule;
-    int64_t count, sweeps;
-  } rules[] = {{"optimal", LevelRule::kOptimal, 9, 0},
-               {"optimal", LevelRule::kOptimal, 3, 2},
-               {"quantiles", LevelRule::kQuantiles, 6, 0},
-               {"symmetric", LevelRule::kSymmetric, 2, 0},
-               {"means", LevelRule::kMeans, 3, 0}};
-  for (const auto& rule : rules) {
-    if (workers != 2 && workers != 3) break;  // Slow to emulate, and for one worker.
-    for (const float* x : {in.wild.data(), in.coarse.data()}) {
-      run(std::string("FindLevels ") + rule.name + with("count", rule.count) +
-              (x == in.coarse.data() ? " coarse" : ""),
-          FindLevels{x, n, rule.rule, rule.count, rule.sweeps, splits, blocks, {}, {}});
-    }
-  }
-  for (int64_t count : {2, 3, 5, 9, 16, 257}) {
-    const std::string of_count = with("count", count);
-    const Array<float> levels = in.Levels(count);
-    for (const uint64_t* stream : streams) {
-      if (stream == nullptr && count == 2) continue;
-      run("PackLevels" + of_count + with("stream", stream != nullptr),
-          PackLevels{
-              in.wild.data(), n, levels.data(), count, splits, blocks, stream, {}});
-    }
-    const Array<uint32_t> words = in.Words(count);
-    run("MeanOfLevels" + of_count,
-        MeanOfLevels{
-            words.data(), levels.data(), workers, n, count, splits, blocks, {}});
-  }
   for (const bool* moving : flags) {
     const std::string moves = with("moving", *moving);
     for (const float* momentum : {static_cast<const float*>(nullptr),
@@ -580,21 +549,47 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   for (uint64_t base : {2, 3, 5, 9, 17, 256, 257, 65537}) {
     const Array<uint32_t> words = in.Words(base);
     const int64_t zero = workers * static_cast<int64_t>(base - 1);
-    for (const float* addend :
-         {static_cast<const float*>(nullptr), static_cast<const float*>(in.x.data())}) {
-      run("SumLevels" + with("base", base) + with("addend", addend != nullptr),
-          SumLevels{words.data(),
-                    workers,
-                    n,
-                    base,
-                    2,
-                    zero,
-                    in.wild_scale.data(),
-                    splits,
-                    blocks,
-                    addend,
-                    {}});
+    run("SumLevels" + with("base", base), SumLevels{words.data(),
+                                                    workers,
+                                                    n,
+                                                    base,
+                                                    2,
+                                                    zero,
+                                                    in.wild_scale.data(),
+                                                    splits,
+                                                    blocks,
+                                                    {}});
+  }
+  const struct {
+    const char* name;
+    LevelRule rule;
+    int64_t count, sweeps;
+  } rules[] = {{"optimal", LevelRule::kOptimal, 9, 0},
+               {"optimal", LevelRule::kOptimal, 3, 2},
+               {"quantiles", LevelRule::kQuantiles, 2, 0},
+               {"quantiles", LevelRule::kQuantiles, 7, 0},
+               {"symmetric", LevelRule::kSymmetric, 2, 0},
+               {"means", LevelRule::kMeans, 3, 0}};
+  for (const auto& [name, rule, count, sweeps] : rules) {
+    if (workers == 1 || workers > 4) break;  // Slow to emulate, and of one worker only.
+    for (const Array<float>* x : {&in.wild, &in.coarse}) {
+      run("FindLevels " + std::string(name) + with("count", count) +
+              with("sweeps", sweeps) + (x == &in.coarse ? " coarse" : ""),
+          FindLevels{x->data(), n, rule, count, sweeps, splits, blocks, {}, {}});
     }
+  }
+  for (int64_t count : {2, 3, 9, 16, 17, 40}) {
+    const Array<float> levels = in.Levels(count);
+    const Array<uint32_t> words = in.Words(count);
+    for (const uint64_t* stream : streams) {
+      if (stream == nullptr && count == 2) continue;  // There is no base 1.
+      run("PackLevels" + with("count", count) + with("stream", stream != nullptr),
+          PackLevels{
+              in.wild.data(), n, levels.data(), count, splits, blocks, stream, {}});
+    }
+    run("MeanOfLevels" + with("count", count),
+        MeanOfLevels{
+            words.data(), levels.data(), workers, n, count, splits, blocks, {}});
   }
   if (!independent_of_blocks) return;
 
