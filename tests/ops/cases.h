@@ -566,17 +566,16 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
     int64_t count, sweeps;
   } rules[] = {{"optimal", LevelRule::kOptimal, 9, 0},
                {"optimal", LevelRule::kOptimal, 3, 2},
-               {"quantiles", LevelRule::kQuantiles, 2, 0},
                {"quantiles", LevelRule::kQuantiles, 7, 0},
                {"symmetric", LevelRule::kSymmetric, 2, 0},
                {"means", LevelRule::kMeans, 3, 0}};
+  // Not for each number of workers, nor for many blocks of one: slow to emulate.
+  const Array<float>& vector = workers == 2 ? in.coarse : in.wild;
   for (const auto& [name, rule, count, sweeps] : rules) {
-    if (workers == 1 || workers > 4) break;  // Slow to emulate, and of one worker only.
-    for (const Array<float>* x : {&in.wild, &in.coarse}) {
-      run("FindLevels " + std::string(name) + with("count", count) +
-              with("sweeps", sweeps) + (x == &in.coarse ? " coarse" : ""),
-          FindLevels{x->data(), n, rule, count, sweeps, splits, blocks, {}, {}});
-    }
+    if (workers == 1 || workers > 4 || (n > 100 && blocks == n)) break;
+    run("FindLevels " + std::string(name) + with("count", count) +
+            with("sweeps", sweeps),
+        FindLevels{vector.data(), n, rule, count, sweeps, splits, blocks, {}, {}});
   }
   for (int64_t count : {2, 3, 9, 16, 17, 40}) {
     const Array<float> levels = in.Levels(count);
