@@ -442,6 +442,10 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         *ops.pack_momentum_signs(x, m, 0.9, flag, stream),
         ops.pack_ternary(x, scale, scale, splits, stream),
         *ops.block_statistics(x, splits),
+        *ops.find_levels(x, splits, "optimal", 9, 1),
+        *ops.find_levels(x, splits, "quantiles", 9),
+        *ops.find_levels(x, splits, "symmetric", 2),
+        *ops.find_levels(x, splits, "means", 3),
         ops.sum_codes(words, 3, size),
         # Sums that a caller goes on with.
         ops.sum_levels(words, scale, splits, 3, 2, 6) + x,

@@ -322,12 +322,13 @@ def find_levels(
     x = tf.convert_to_tensor(x)
     bits = tf.bitcast(x, tf.int32)
     magnitude = bits & 0x7FFFFFFF
-    bits = tf.where(tf.equal(magnitude, 0), 0, bits)
     top = _exponent(_reduce_blocks(magnitude, row_splits, tf.maximum))
+    # A block that has no levels becomes one of zeros, whose levels are 0.
+    bits = tf.where(spread(top < 255, row_splits) & (magnitude > 0), bits, 0)
     if rule == "means":
         levels = _mean_levels(bits, top, row_splits)
     else:
-        key = magnitude if rule == "symmetric" else _ordered(bits)
+        key = bits & 0x7FFFFFFF if rule == "symmetric" else _ordered(bits)
         key = _sorted_in_blocks(key, row_splits)
         value = _ordered(key)
         indices = {
@@ -340,7 +341,6 @@ def find_levels(
             # By bits: a processor may take denormals for zeros.
             found = tf.concat([tf.where(found > 0, found | _SIGN, 0), found], 1)
         levels = tf.bitcast(found, tf.float32)
-    levels = tf.where(top[:, tf.newaxis] < 255, levels, 0.0)
     return levels, tf.math.count_nonzero(magnitude >= 0x7F800000)
 
 
@@ -598,11 +598,9 @@ def _fixed_point(bits, top, row_splits) -> tf.Tensor:
     """The q of `find_levels`, int64; `top` is the exponent field of the largest."""
     scale = _power_of_two(156 - top)
     x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
-    # Numbers that are no numbers are left out as well: their block has no levels.
-    exponent = _exponent(bits & 0x7FFFFFFF)
-    scaled = tf.where((exponent > 0) & (exponent < 255), x, 0) * spread(
-        scale, row_splits
-    )
+    # Of a denormal, what a processor makes is not certain.
+    x = tf.where(_exponent(bits & 0x7FFFFFFF) > 0, x, 0)
+    scaled = x * spread(scale, row_splits)
     return tf.cast(tf.round(scaled), tf.int64)
 
 
@@ -668,7 +666,7 @@ def _mean_levels(bits, top, row_splits) -> tf.Tensor:
             tf.cast(total, tf.float64), tf.cast(count, tf.float64)
         )
         wide *= unit
-        return tf.cast(tf.where(tf.abs(wide) < 2.0**-126, 0, wide), tf.float32)
+        return tf.cast(tf.where(tf.abs(wide) >= 2.0**-126, wide, 0), tf.float32)
 
     size = tf.constant(np.diff(row_splits), tf.int64)
     middle = mean(total(q), size)
