@@ -84,9 +84,9 @@ def carriers(
         carrier = _BY_NAME[name](collectives) if isinstance(name, str) else name
         if not carrier.can_carry(pair[0], servers.fused(pair[1]), layout):
             raise ValueError(
-                f"transport={name!r} cannot carry what this method sends; use 'auto' "
-                f"or one of {possible}. Received: compressor={compressor}, "
-                f"server={server}"
+                f"transport={name!r} cannot carry what this method sends: it carries "
+                f"{carrier.carries}. Use 'auto' or one of {possible}. "
+                f"Received: compressor={compressor}, server={server}"
             )
         chosen.append((*pair, carrier))
     return chosen
