@@ -24,12 +24,13 @@ class ORQ(Quantizer):
         bucket_size: d, elements a block. None: a block is a parameter tensor.
         clip_factor: c: each block is clipped to \( \pm c\sigma \) first; the paper
             takes 1.7 or 2.5 for few levels. None for no clipping.
-        refine: Sweeps that move every level to its best place between its neighbours.
+        refine: Sweeps that move every level to its best place between its neighbours;
+            without, 9 levels have 1 to 4 % more error than the best.
         reply: `"float32"`, or `"requantize"`: the mean with s levels of its own,
             rounded at random again.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
-            quantized reply the server does so, too. Rounding at random loses much in
-            a block with few large elements: for 9 levels and more.
+            quantized reply the server does so, too. For 5 levels and more: of 3 the
+            error is larger than the gradient, so that what is owed grows.
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as
             not finite.
@@ -109,7 +110,7 @@ class BinGrad(Quantizer):
         bucket_size: Elements a block. None: a block is a parameter tensor.
         clip_factor: As `ORQ`.
         reply: As `ORQ`.
-        error_feedback: As `ORQ`; `"b"` always gains by it.
+        error_feedback: As `ORQ`, and good for both variants.
         table_dtype: As `ORQ`.
         **kwargs: As `ORQ`.
 
