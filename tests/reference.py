@@ -228,7 +228,7 @@ def rounded_at_random(v, levels, coins):
     probability = (v - low) / width
     # float32 may see it the other way; take another seed.
     inside = (probability > 0) & (probability < 1)
-    if (inside & (np.abs(coins - probability) < 1e-6)).any():
+    if (inside & (np.abs(coins - probability) < 5e-7)).any():
         raise ArithmeticError("A coin is too close to call.")
     return np.where(coins < probability, high, low)
 
