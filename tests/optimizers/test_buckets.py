@@ -38,9 +38,9 @@ METHODS = {
     ),
     "ORQ": lambda **kw: tfgradcomp.ORQ(rate(), 5, 512, 2.5, **kw),
     "ORQ, requantized": lambda **kw: tfgradcomp.ORQ(
-        rate(), 3, 100, reply="requantize", **kw
+        rate(), 3, 300, reply="requantize", **kw
     ),
-    "BinGrad": lambda **kw: tfgradcomp.BinGrad(rate(), "pb", 70, **kw),
+    "BinGrad": lambda **kw: tfgradcomp.BinGrad(rate(), "pb", 350, **kw),
     "BinGrad, two-way": lambda **kw: tfgradcomp.BinGrad(
         rate(), "b", 512, reply="requantize", error_feedback=True, **kw
     ),

@@ -76,7 +76,9 @@ class SentTable(LevelTable):
     def table(self, payloads, layout):
         """See `LevelTable.table`."""
         levels = tf.cast(payloads["levels"], tf.float32)
-        return tf.reshape(levels, [-1, layout.num_blocks, self.count])
+        # Not -1: a shard may be empty.
+        shape = [levels.shape[0], layout.num_blocks, self.count]
+        return tf.reshape(levels, shape)
 
 
 def check_levels(levels: int, fits: bool, kind: str) -> None:
