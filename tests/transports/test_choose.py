@@ -8,7 +8,14 @@ from tfgradcomp import transports
 from tfgradcomp.compressors import Layout
 from tfgradcomp.transports import AllGather, AllReduce, Costs, Line, Loopback, Sharded
 from tfgradcomp.transports.base import Call
-from tfgradcomp.transports.choose import PLAIN, Choice, agree, measure, quickest
+from tfgradcomp.transports.choose import (
+    PLAIN,
+    Choice,
+    _block_size,
+    agree,
+    measure,
+    quickest,
+)
 
 LARGE = Layout.from_sizes([10_000_000])
 FREE = Line(0.0, 0.0)
@@ -24,7 +31,9 @@ def test_seconds_of_collectives():
     assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6)
 
 
-@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
+@pytest.mark.parametrize(
+    "name", ["TernGrad", "signSGD", "dist-EF", "ORQ", "BinGrad-pb", "QSGD"]
+)
 def test_the_network_decides(name):
     compressor, server = METHODS[name]
 
@@ -40,6 +49,13 @@ def test_the_network_decides(name):
     # One round is better than two where rounds are all that counts.
     rounds = Costs(Line(1.0, slow), Line(1.0, slow), Line(2.0, 1e-3))
     assert chosen(2, rounds) == "all_gather"
+
+
+def test_a_probe_has_blocks_like_those_of_the_bucket():
+    assert _block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
+    assert _block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
+    assert _block_size(Layout.from_sizes([1])) == 1
+    assert _block_size(LARGE) < LARGE.size
 
 
 def test_an_all_reduce_where_it_is_cheap():

@@ -84,9 +84,9 @@ def carriers(
         carrier = _BY_NAME[name](collectives) if isinstance(name, str) else name
         if not carrier.can_carry(pair[0], servers.fused(pair[1]), layout):
             raise ValueError(
-                f"transport={name!r} cannot carry what this method sends; use 'auto' "
-                f"or one of {possible}. Received: compressor={compressor}, "
-                f"server={server}"
+                f"transport={name!r} cannot carry what this method sends: it carries "
+                f"{carrier.carries}. Use 'auto' or one of {possible}. "
+                f"Received: compressor={compressor}, server={server}"
             )
         chosen.append((*pair, carrier))
     return chosen
@@ -178,7 +178,9 @@ def quickest(
     for name in candidates(compressor, server, layout, echo):
         transport = _BY_NAME[name](echo)
         calls = rounds + transport.calls(compressor, server, layout)
-        per_element = _seconds_per_element(name, compressor, server, num_workers)
+        per_element = _seconds_per_element(
+            name, compressor, server, num_workers, _block_size(layout)
+        )
         seconds[name] = costs.seconds(calls) + per_element * layout.size
     best = min(seconds, key=seconds.get)
     seconds[PLAIN] = costs.seconds([Call("sum", layout.size)])
@@ -229,8 +231,15 @@ class _Echo(Collectives):
         return vector
 
 
+def _block_size(layout):
+    """The size of the block that the middle element is in, as a probe can have it."""
+    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
+    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
+    return min(width, _PROBE_ELEMENTS[0])
+
+
 @functools.lru_cache(maxsize=64)
-def _seconds_per_element(name, compressor, server, num_workers):
+def _seconds_per_element(name, compressor, server, num_workers, block_size):
     """What encoding, the server's rule and decoding take for each element."""
     context = Context(
         step=tf.constant(0, tf.int64),
@@ -244,7 +253,7 @@ def _seconds_per_element(name, compressor, server, num_workers):
     transport = _BY_NAME[name](_Echo(num_workers))
 
     def seconds(size):
-        layout = Layout.from_sizes([size])
+        layout = Layout.from_sizes([size], block_size)
         x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
         state = compressor.init(layout)
         server_state = transport.init_server(compressor, server, layout)
