@@ -29,6 +29,8 @@ from tfgradcomp.ops.word_format import digits_per_word, words_for
 # The order of a sum over a block; custom_ops/word_format.h says the same.
 _CHUNK, _LANES = 512, 8
 
+_SIGN = -(2**31)  # The sign's bit.
+
 
 class Statistics(NamedTuple):
     """Statistics of blocks, float64 `[num_blocks]` each.
@@ -337,10 +339,12 @@ def find_levels(
             "quantiles": _quantile_indices,
             "symmetric": _symmetric_index,
         }[rule](_fixed_point(value, top, row_splits), value, row_splits, count, sweeps)
-        levels = tf.bitcast(tf.gather(value, indices), tf.float32)
+        found = tf.gather(value, indices)
         if rule == "symmetric":
-            levels = tf.concat([-levels, levels], 1)
-    levels = tf.where(top[:, tf.newaxis] < 255, levels + 0.0, 0.0)
+            # By bits: a processor may take denormals for zeros.
+            found = tf.concat([tf.where(found > 0, found | _SIGN, 0), found], 1)
+        levels = tf.bitcast(found, tf.float32)
+    levels = tf.where(top[:, tf.newaxis] < 255, levels, 0.0)
     return levels, tf.math.count_nonzero(magnitude >= 0x7F800000)
 
 
