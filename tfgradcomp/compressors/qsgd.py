@@ -68,4 +68,4 @@ class QSGD(LevelTable):
         places = (2 * k / (self.levels - 1) - 1).astype(np.float32)
         levels = payloads["norm"][..., tf.newaxis] * places
         # A processor may take denormals for zeros, and another one may not.
-        return tf.where(tf.abs(levels) < np.finfo(np.float32).tiny, 0, levels)
+        return tf.where(tf.abs(levels) < np.finfo(np.float32).tiny, 0.0, levels)
