@@ -111,8 +111,8 @@ struct SumCodes {
   uint32_t* sum;  // [WordsFor(size, sum_base)]
 };
 
-// values[j] = scale[b] * float(step * sum_i code_ij - zero), then + addend[j] where
-// that is given. The integer stays below 2^31.
+// values[j] = scale[b] * float(step * sum_i code_ij - zero). The integer stays below
+// 2^31.
 struct SumLevels {
   const uint32_t* words;  // [num_workers, WordsFor(size, base)]
   int64_t num_workers;
@@ -123,7 +123,6 @@ struct SumLevels {
   const float* scale;  // [num_blocks]
   const int64_t* row_splits;
   int64_t num_blocks;
-  const float* addend;  // [size] or null
   CutVector<float> values;
 };
 
@@ -155,9 +154,10 @@ struct FindLevels {
   int64_t* nonfinite;
 };
 
-// With k the number of levels 1 .. count - 2 of the block that are <= x_j, words of base
-// `count` with the codes
-//   k + (Uniform(RandomWord(stream, j)) * (levels[k + 1] - levels[k]) < x_j - levels[k])
+// With k the number of levels 1 .. count - 2 of the block that are <= x_j, words of
+// base `count` with the codes
+//   k + (Uniform(RandomWord(stream, j)) * (levels[k + 1] - levels[k])
+//        < x_j - levels[k])
 // or, where `stream` is null, words of base `count` - 1 with the codes k.
 struct PackLevels {
   CutVector<const float> x;

@@ -370,10 +370,9 @@ def sum_codes(words, base, count, sum_base=None):
     return pack(total_codes(words, base, count), sum_base)
 
 
-def sum_levels(words, scale, splits, base, step, zero, addend=None):
+def sum_levels(words, scale, splits, base, step, zero):
     levels = step * total_codes(words, base, splits[-1]) - zero
-    values = spread(scale, splits) * levels.astype(np.float32)
-    return values if addend is None else values + addend
+    return spread(scale, splits) * levels.astype(np.float32)
 
 
 def mean_of_signs(words, scale, splits):

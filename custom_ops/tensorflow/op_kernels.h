@@ -466,7 +466,6 @@ class SumLevelsOp : public KernelOp<Device, SumLevels> {
     TF_RETURN_IF_ERROR(CheckLevels(args->num_workers, base_, step_, zero_));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(Vector(context, 1, "scale", args->num_blocks, &args->scale));
-    TF_RETURN_IF_ERROR(OptionalVector(context, 3, "addend", count_, &args->addend));
     return OutputParts<Device>(context, sizes_, memory, args);
   }
 

@@ -201,8 +201,6 @@ absl::Status SumLevelsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, base, &num_workers));
   TF_RETURN_IF_ERROR(Blocks(c, 2, &num_blocks));
   TF_RETURN_IF_ERROR(MergeVector(c, 1, &num_blocks));
-  DimensionHandle size = c->MakeDim(count);
-  if (c->num_inputs() > 3) TF_RETURN_IF_ERROR(MergeVector(c, 3, &size));
   return SetParts(c, count);
 }
 
@@ -404,9 +402,7 @@ REGISTER_OP("Tfgradcomp>SumLevels")
     .Input("words: int32")
     .Input("scale: float")
     .Input("row_splits: int64")
-    .Input("addend: num_addends * float")
     .Output("values: num_values * float")
-    .Attr("num_addends: int >= 0")
     .Attr("base: int")
     .Attr("num_values: int >= 1")
     .Attr("sizes: list(int)")

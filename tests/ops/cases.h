@@ -118,7 +118,6 @@ void VisitBuffers(SumLevels& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
-  if (a.addend != nullptr) visit.Input(a.addend, a.size);
   visit.Output(a.values.whole, a.size);
 }
 
@@ -126,6 +125,31 @@ template <typename Visit>
 void VisitBuffers(MeanOfSigns& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, 2));
   visit.Input(a.scale, a.num_workers * a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.values.whole, a.size);
+}
+
+template <typename Visit>
+void VisitBuffers(FindLevels& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.levels, a.num_blocks * a.count);
+  visit.Output(a.nonfinite, 1);
+}
+
+template <typename Visit>
+void VisitBuffers(PackLevels& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.levels, a.num_blocks * a.count);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  if (a.stream != nullptr) visit.Input(a.stream, 3);
+  visit.Output(a.words, WordsFor(a.size, a.count - (a.stream == nullptr)));
+}
+
+template <typename Visit>
+void VisitBuffers(MeanOfLevels& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, a.count));
+  visit.Input(a.levels, a.num_workers * a.num_blocks * a.count);
   visit.Input(a.row_splits, a.num_blocks + 1);
   visit.Output(a.values.whole, a.size);
 }
@@ -365,6 +389,15 @@ class Inputs {
     return packed;
   }
 
+  // `count` levels a block of each worker, in ascending order.
+  Array<float> Levels(int64_t count) {
+    Array<float> levels = Numbers(num_workers * num_blocks * count);
+    for (int64_t first = 0; first < levels.count(); first += count) {
+      std::sort(levels.data() + first, levels.data() + first + count);
+    }
+    return levels;
+  }
+
   int64_t size, num_workers, num_blocks;
   Array<int64_t> row_splits;
   Array<float> x, momentum, residual;  // [size]
@@ -511,21 +544,41 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   for (uint64_t base : {2, 3, 5, 9, 17, 256, 257, 65537}) {
     const Array<uint32_t> words = in.Words(base);
     const int64_t zero = workers * static_cast<int64_t>(base - 1);
-    for (const float* addend :
-         {static_cast<const float*>(nullptr), static_cast<const float*>(in.x.data())}) {
-      run("SumLevels" + with("base", base) + with("addend", addend != nullptr),
-          SumLevels{words.data(),
-                    workers,
-                    n,
-                    base,
-                    2,
-                    zero,
-                    in.wild_scale.data(),
-                    splits,
-                    blocks,
-                    addend,
-                    {}});
+    run("SumLevels" + with("base", base), SumLevels{words.data(),
+                                                    workers,
+                                                    n,
+                                                    base,
+                                                    2,
+                                                    zero,
+                                                    in.wild_scale.data(),
+                                                    splits,
+                                                    blocks,
+                                                    {}});
+  }
+  const std::pair<LevelRule, int64_t> rules[] = {
+      {LevelRule::kOptimal, 9},   {LevelRule::kOptimal, 33},
+      {LevelRule::kQuantiles, 2}, {LevelRule::kQuantiles, 7},
+      {LevelRule::kSymmetric, 2}, {LevelRule::kMeans, 3}};
+  for (const auto& [rule, count] : rules) {
+    const std::string how =
+        with("rule", static_cast<uint64_t>(rule)) + with("count", count);
+    for (const Array<float>* x : {&in.wild, &in.residual}) {
+      run("FindLevels" + how,
+          FindLevels{x->data(), n, rule, count, 1, splits, blocks, {}, {}});
     }
+  }
+  for (int64_t count : {2, 3, 9, 16, 17, 40}) {
+    const Array<float> levels = in.Levels(count);
+    const Array<uint32_t> words = in.Words(count);
+    for (const uint64_t* stream : streams) {
+      if (stream == nullptr && count == 2) continue;  // There is no base 1.
+      run("PackLevels" + with("count", count) + with("stream", stream != nullptr),
+          PackLevels{
+              in.wild.data(), n, levels.data(), count, splits, blocks, stream, {}});
+    }
+    run("MeanOfLevels" + with("count", count),
+        MeanOfLevels{
+            words.data(), levels.data(), workers, n, count, splits, blocks, {}});
   }
   if (!independent_of_blocks) return;
 

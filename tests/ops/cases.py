@@ -123,7 +123,7 @@ def calls(size, layout="one", workers=3, kind="normal"):
             ("sum_codes", (ballots[:1], base, size, zero + 1)),
             ("sum_codes", (ballots, base, size, zero + 70)),
             ("sum_levels", (ballots, scale, splits, base, 2, zero)),
-            ("sum_levels", (ballots, scale, splits, base, 1, zero // 2, m)),
+            ("sum_levels", (ballots, scale, splits, base, 1, zero // 2)),
             ("sum_levels", (ballots[:1], scale, splits, base, 2, base - 1)),
         ]
     for rule, count, sweeps in (

@@ -37,7 +37,7 @@ STRUCTS = {
     "BlockStatistics": "c:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
     "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
     "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
-    "p:row_splits i:num_blocks p:addend c:values",
+    "p:row_splits i:num_blocks c:values",
     "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
     "c:values",
     "FindLevels": "c:x i:size e:rule i:count i:sweeps p:row_splits i:num_blocks "
@@ -215,9 +215,7 @@ class CpuLibrary:
             sum=_words_like(count, sum_base),
         )[0]
 
-    def sum_levels(
-        self, words, scale, row_splits, base, step, zero, addend=None, sizes=None
-    ):
+    def sum_levels(self, words, scale, row_splits, base, step, zero, sizes=None):
         return self._run(
             "SumLevels",
             ["values"],
@@ -228,7 +226,6 @@ class CpuLibrary:
             step=step,
             zero=zero,
             scale=scale,
-            addend=addend,
             values=_values(row_splits[-1], sizes),
             **_blocks(row_splits),
         )[0]

@@ -292,13 +292,12 @@ def sum_levels(
     base: int,
     step: int,
     zero: int,
-    addend: tf.Tensor | None = None,
     sizes: Sequence[int] | None = None,
 ) -> tf.Tensor | Parts:
     """As `reference.sum_levels`."""
     return _in_parts(
         _op("sum_levels"),
-        (words, scale, _splits(row_splits), _optional(addend)),
+        (words, scale, _splits(row_splits)),
         sizes,
         base=base,
         count=int(row_splits[-1]),

@@ -233,10 +233,9 @@ def sum_levels(
     base: int,
     step: int,
     zero: int,
-    addend: tf.Tensor | None = None,
     sizes: Sequence[int] | None = None,
 ) -> tf.Tensor | Parts:
-    """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero), + addend.
+    """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
 
     Args:
         words: int32 `[N, words]`, the codes of N workers.
@@ -245,7 +244,6 @@ def sum_levels(
         base: Base of the codes.
         step: Integer between two levels, in units of the scale.
         zero: Integer that counts as 0.
-        addend: float32 `[count]` or None.
         sizes: Elements of each of the parts that are returned, or None for no parts.
 
     Returns:
@@ -253,9 +251,7 @@ def sum_levels(
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
     levels = tf.cast(step * total - zero, tf.float32)
-    if addend is None:
-        return _in_parts(spread(scale, row_splits) * levels, sizes)
-    return _in_parts(addend - spread(-scale, row_splits) * levels, sizes)
+    return _in_parts(spread(scale, row_splits) * levels, sizes)
 
 
 def mean_of_signs(
