@@ -33,7 +33,8 @@ HERE = Path(__file__).resolve().parent
 FLOAT32, GLOO = "float32", "gloo all-reduce, one vector"
 OF_TENSORFLOW = (FLOAT32, "float16", "bfloat16")
 OF_TORCH = (GLOO, "DDP", "DDP, float16", "DDP, PowerSGD rank 1")
-METHODS = "TernGrad,SignSGD,Signum,DistEFSGD,DistEFBlockSGDM"
+METHODS = "TernGrad,SignSGD,Signum,DistEFBlockSGDM"
+TRANSPORTS = "all_gather,sharded,auto"
 # The step that a variant is compared with; plain SGD for all others.
 PLAIN = {"Signum": "SGD, momentum", "DistEFBlockSGDM": "SGD, Nesterov"}
 COLUMNS = ("framework", "variant", "transport", "workload", "elements", "workers")
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     add("--workload", choices=WORKLOADS, default="resnet50")
     add("--workers", type=int, default=4)
     add("--methods", type=_names, default=METHODS, help="classes of tfgradcomp")
-    add("--transports", type=_names, default="all_gather", help="for each method")
+    add("--transports", type=_names, default=TRANSPORTS, help="for each method")
     add("--rounds", type=int, default=rounds, help="each variant is timed so often")
     add("--threads", type=int, help="intra-op threads a worker; default: its share")
     add(
@@ -339,6 +340,28 @@ def markdown(titles: list[str], rows: list[list]) -> list[str]:
         "|---" * len(titles) + "|",
         *(f"| {' | '.join(map(cell, row))} |" for row in rows),
     ]
+
+
+def summary(rows: list[dict]) -> list[str]:
+    """Returns the lines of a small table: float32, and each method at its best."""
+    best = {}
+    for row in sorted(rows, key=lambda row: row["exchange_ms"]):
+        if row["framework"] == "tfgradcomp":
+            best.setdefault(row["variant"], row)
+    reference = [row for row in rows if row["variant"] == "float32"]
+    titles = ["gradients travel by", "transport", "exchange, ms", "times as fast"]
+    shown = (*reference, *sorted(best.values(), key=rows.index))
+    names = ("variant", "transport", "exchange_ms")
+    return markdown(
+        titles,
+        [
+            [
+                *(row[name] for name in names),
+                row["of_float32"] and 1 / row["of_float32"],
+            ]
+            for row in shown
+        ],
+    )
 
 
 def label(row: dict) -> str:

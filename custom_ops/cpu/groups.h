@@ -110,21 +110,25 @@ class PartOfVector {
   int64_t begin_, end_;
 };
 
-// As GroupReader, of a vector that may be cut: `Count` elements that lie in one part
-// are read in place, others in the buffer.
+// As GroupReader, of a vector that may be cut and has a gain: `Count` elements that lie
+// in one part are read in place, others, and all with a gain, in the buffer.
 template <int64_t Count>
 class CutReader {
  public:
-  CutReader(const CutVector<const float>& vector, int64_t size) : part_(vector, size) {}
+  CutReader(const CutVector<const float>& vector, int64_t size)
+      : part_(vector, size), gain_(vector.gain) {}
 
   // Elements [begin, begin + count); less than `Count` only at the vector's end.
   inline __attribute__((always_inline)) const float* At(int64_t begin, int64_t count) {
-    return part_.Holds(begin, begin + Count) ? part_.At(begin) : Find(begin, count);
+    if (!part_.Holds(begin, begin + Count)) return Find(begin, count);
+    return gain_ == 1 ? part_.At(begin) : Multiplied(part_.At(begin));
   }
 
   __attribute__((noinline)) void Copy(int64_t begin, int64_t end, float* to) {
     part_.EachPiece(begin, end, [&](const float* p, int64_t at, int64_t count) {
+      // A product, be it with 1, may flush denormals.
       memcpy(to + (at - begin), p, count * sizeof(float));
+      for (int64_t i = 0; gain_ != 1 && i < count; ++i) to[at - begin + i] *= gain_;
     });
   }
 
@@ -136,13 +140,22 @@ class CutReader {
  private:
   __attribute__((noinline)) const float* Find(int64_t begin, int64_t count) {
     part_.Seek(begin);
-    if (part_.Holds(begin, begin + Count)) return part_.At(begin);
+    if (part_.Holds(begin, begin + Count)) return At(begin, count);
     memset(buffer_, 0, sizeof(buffer_));
     Copy(begin, begin + count, buffer_);
     return buffer_;
   }
 
+  inline __attribute__((always_inline)) const float* Multiplied(const float* p) {
+    const F gain = Set(gain_);
+    for (int64_t i = 0; i < Count; i += kWidth) {
+      Store(buffer_ + i, Mul(gain, Load(p + i)));
+    }
+    return buffer_;
+  }
+
   PartOfVector<const float> part_;
+  float gain_;
   float buffer_[Count];
 };
 

@@ -15,6 +15,7 @@
 #include "../kernels.h"
 #include "../word_format.h"
 #include "arguments.h"
+#include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -236,7 +237,7 @@ absl::Status CheckParts(const char* name, int64_t num_parts) {
                  "Received: ", num_parts, " tensors");
 }
 
-// The vector x, whose parts are the first inputs, and how many they are.
+// The vector x, whose parts are the first inputs, with its gain, and how many they are.
 template <typename Device, typename Args>
 absl::Status InputParts(OpKernelContext* context, Memory* memory, Args* args,
                         int* num_parts) {
@@ -250,7 +251,10 @@ absl::Status InputParts(OpKernelContext* context, Memory* memory, Args* args,
   }
   args->size = memory->splits.back();
   SetParts(*memory, &args->x);
-  return absl::OkStatus();
+  TF_RETURN_IF_ERROR(
+      tensorflow::GetNodeAttr(context->op_kernel().def(), "gain", &args->x.gain));
+  if (Device::kOnHost || args->x.gain == 1) return absl::OkStatus();
+  return Invalid("gain must be 1 on this device. Received: gain=", args->x.gain);
 }
 
 // The vector of values, whose parts are the only outputs.

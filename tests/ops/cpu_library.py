@@ -13,6 +13,7 @@ class CutVector(ctypes.Structure):
         ("parts", ctypes.c_void_p),
         ("splits", ctypes.c_void_p),
         ("num_parts", ctypes.c_int64),
+        ("gain", ctypes.c_float),
     ]
 
 
@@ -113,12 +114,12 @@ class CpuLibrary:
                 splits = np.cumsum([0, *(part.size for part in value)])
                 kept[name, "table"] = pointers, splits
                 value = CutVector(
-                    None, pointers.ctypes.data, splits.ctypes.data, len(pointers)
+                    None, pointers.ctypes.data, splits.ctypes.data, len(pointers), 1
                 )
             elif kind in "pc" and value is not None:
                 kept[name] = self._moved(value)
                 value = kept[name].ctypes.data
-                value = CutVector(value) if kind == "c" else value
+                value = CutVector(value, gain=1) if kind == "c" else value
             setattr(struct, name, value)
         function = getattr(self.library, f"tfgradcomp_cpu_{kernel}")
         function(ctypes.byref(struct))

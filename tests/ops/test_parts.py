@@ -110,6 +110,17 @@ def test_parts_are_a_leaf_and_leave_a_function_as_the_flat_vector():
     np.testing.assert_array_equal(either(tf.constant(True)), array)
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_gain_multiplies_before_all_else(in_graph):
+    array = np.random.default_rng(0).normal(size=999).astype(np.float32)
+
+    def use():
+        return np.float32(0.1) * Parts(tf.split(tf.constant(array), 3), 3.0)
+
+    result = tf.function(use)() if in_graph else use()
+    assert bits(result) == bits(np.float32(0.1) * (np.float32(3) * array))
+
+
 def test_a_size_may_be_unknown():
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def joined(x):
@@ -139,6 +150,19 @@ def on_tensors(ops, name, args, **kwargs):
     args = [tf.constant(a) if isinstance(a, np.ndarray) else a for a in args]
     with np.errstate(all="ignore"):
         return getattr(ops, name)(*args, **kwargs)
+
+
+# Of special numbers a product of TensorFlow's may flush denormals, one of NumPy's not.
+@pytest.mark.parametrize("gain", [3.0, 0.5])
+@pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
+@needs_library
+def test_a_gain_is_as_good_as_a_product(gain, shape):
+    for what, name, (x, *args), _ in calls(READERS, shape):
+        with np.errstate(all="ignore"):
+            product = np.float32(gain) * x
+        cut = Parts(tf.split(tf.constant(x), cases.cuts(len(x))), gain)
+        result = cases.flat(on_tensors(reference, name, (product, *args)))
+        cases.same_results(on_tensors(native, name, (cut, *args)), result, what)
 
 
 @pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])

@@ -237,7 +237,7 @@ def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tens
 
 def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
     """As `reference.pack_signs_checked`."""
-    return tuple(_op("pack_signs")(_tensors(x), _optional(stream)))
+    return tuple(_op("pack_signs")(_tensors(x), _optional(stream), gain=_gain(x)))
 
 
 def pack_momentum_signs(
@@ -256,6 +256,7 @@ def pack_momentum_signs(
             _optional(stream),
             beta=beta,
             one_minus_beta=1 - beta,
+            gain=_gain(x),
         )
     )
 
@@ -268,12 +269,14 @@ def pack_ternary(
     stream: tf.Tensor,
 ) -> tf.Tensor:
     """As `reference.pack_ternary`."""
-    return _op("pack_ternary")(_tensors(x), limit, scale, _splits(row_splits), stream)
+    return _op("pack_ternary")(
+        _tensors(x), limit, scale, _splits(row_splits), stream, gain=_gain(x)
+    )
 
 
 def block_statistics(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> Statistics:
     """As `reference.block_statistics`."""
-    table = _op("block_statistics")(_tensors(x), _splits(row_splits))
+    table = _op("block_statistics")(_tensors(x), _splits(row_splits), gain=_gain(x))
     return Statistics(*tf.unstack(table))
 
 
@@ -400,6 +403,7 @@ def sign_error_feedback(
         _splits(row_splits),
         _optional(momentum),
         mu=mu,
+        gain=_gain(x),
     )
     return words, scale, new_momentum[0] if new_momentum else None, new_residual
 
@@ -464,9 +468,15 @@ def _op(name: str) -> Callable:
 
 def _tensors(x: tf.Tensor | Parts) -> list[tf.Tensor]:
     """The parts of a vector; joined for a GPU, whose kernels read one tensor."""
-    if not isinstance(x, Parts) or gpu_is_visible():
-        return [tf.convert_to_tensor(x, tf.float32)]
-    return list(x)
+    return list(x) if _in_pieces(x) else [tf.convert_to_tensor(x, tf.float32)]
+
+
+def _gain(x: tf.Tensor | Parts) -> float:
+    return x.gain if _in_pieces(x) else 1.0
+
+
+def _in_pieces(x: tf.Tensor | Parts) -> bool:
+    return isinstance(x, Parts) and not gpu_is_visible()
 
 
 def _in_parts(operation: Callable, arguments: tuple, sizes, **attributes):

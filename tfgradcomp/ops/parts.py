@@ -20,14 +20,16 @@ class Parts:
     Attributes:
         tensors: float32 tensors of any static shapes, in order; at least one. A tensor
             is read row by row. It may be empty.
+        gain: What all elements are to be multiplied by, where they are read.
     """
 
     dtype = tf.float32
     # NumPy leaves `array + parts` to this class.
     __array_ufunc__ = None
 
-    def __init__(self, tensors: Iterable[tf.Tensor]):
+    def __init__(self, tensors: Iterable[tf.Tensor], gain: float = 1.0):
         self.tensors = tuple(tensors)
+        self.gain = gain
         if not self.tensors:
             raise ValueError(
                 "Parts are one tensor at least; an empty vector is tf.zeros([0]). "
@@ -55,13 +57,16 @@ class Parts:
         return iter(self.tensors)
 
     def __repr__(self) -> str:
-        return f"Parts({list(self.tensors)})"
+        return f"Parts({list(self.tensors)}, {self.gain})"
 
 
 def _joined(parts: Parts, dtype=None, name=None, as_ref=False):
     # Each time anew: a tensor of one graph must not get into another, and in a graph
     # TensorFlow merges equal operations.
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in parts], 0)
+    if parts.gain != 1:
+        # Not `*`: a graph would multiply the gain by the next constant beforehand.
+        flat = tf.math.multiply_no_nan(flat, parts.gain)
     return tf.convert_to_tensor(flat, dtype)
 
 

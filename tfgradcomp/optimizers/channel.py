@@ -86,10 +86,10 @@ class Channel:
         """Whether the server's state is spread over the workers."""
         return self.held(0) != range(self.layout.size) or self.held(0) != self.held(-1)
 
-    def flatten(self, tensors: list[tf.Tensor | None]) -> Parts:
+    def flatten(self, tensors: list[tf.Tensor | None], gain: float = 1.0) -> Parts:
         """Returns the channel's share of a list over all variables, as float32.
 
-        A variable without a gradient counts as zero.
+        A variable without a gradient counts as zero. All are multiplied by `gain`.
         """
         parts = [tf.zeros([self.bucket.lead])] if self.bucket.lead else []
         for position, begin, end in self.pieces:
@@ -101,7 +101,7 @@ class Channel:
             if end - begin < tensor.shape.num_elements():
                 tensor = tf.reshape(tensor, [-1])[begin:end]
             parts.append(tf.cast(tensor, tf.float32))
-        return Parts(parts)
+        return Parts(parts, gain)
 
     def split(self, vector: tf.Tensor | Parts) -> dict[Piece, tf.Tensor]:
         """Cuts a flat vector into the pieces of variables."""

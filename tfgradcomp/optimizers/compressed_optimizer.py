@@ -354,16 +354,16 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 return
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
-            factor = self._collectives.num_workers / (inner.loss_scale_factor or 1)
-            grads = [
-                _dense(g, v) * tf.cast(factor, g.dtype)
-                for g, v in zip(grads, variables, strict=True)
-            ]
+            gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
+            grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
+            if inner.gradient_accumulation_steps or seam.clips(inner):
+                grads = [g * tf.cast(gain, g.dtype) for g in grads]
+                gain = 1.0
 
             def update(grads):
                 if inner.gradient_accumulation_steps:
                     grads = seam.accumulated(inner, grads, variables)
-                self._update(seam.clipped(inner, grads), variables)
+                self._update(seam.clipped(inner, grads), variables, gain)
 
             if inner.gradient_accumulation_steps:
                 conditional(
@@ -375,7 +375,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             else:
                 update(grads)
 
-    def _update(self, gradients, variables):
+    def _update(self, gradients, variables, gain):
         inner = self.inner_optimizer
         positions = [seam.position(inner, v) for v in variables]
         table = [None] * len(self._trainable_variables)
@@ -385,11 +385,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         pieces, states, statuses = {}, [], []
         for channel in self._channels:
             update, state, seen = channel.step(
-                channel.flatten(table),
+                channel.flatten(table, gain),
                 lambda channel=channel: channel.flatten(self._trainable_variables),
                 context,
                 lambda channel=channel: finite_vote.locate(
-                    {i: table[i] for i in channel.positions}, len(table)
+                    {i: table[i] for i in channel.positions}, len(table), gain
                 ),
             )
             pieces.update(channel.split(update))

@@ -12,17 +12,18 @@ import tensorflow as tf
 from tfgradcomp.compressors.base import all_finite
 
 
-def locate(gradients: dict, num_variables: int) -> tf.Tensor:
+def locate(gradients: dict, num_variables: int, gain: float) -> tf.Tensor:
     """Returns this worker's status where something is not finite.
 
     Args:
         gradients: What is compressed: tensors, or None, by the variables' positions.
         num_variables: The number of variables.
+        gain: What gradients are multiplied by before they are compressed.
     """
     # Looked at as float32, as in the vector: 1e300 overflows there.
     bad = [
         gradient is not None
-        and tf.logical_not(all_finite([tf.cast(gradient, tf.float32)]))
+        and tf.logical_not(all_finite([gain * tf.cast(gradient, tf.float32)]))
         for gradient in gradients.values()
     ]
     positions = tf.constant([*gradients, num_variables])

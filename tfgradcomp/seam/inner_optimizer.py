@@ -35,6 +35,12 @@ def step_counter(optimizer) -> keras.Variable:
     return optimizer._iterations
 
 
+def clips(optimizer) -> bool:
+    """Whether the optimizer clips gradients."""
+    limits = optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm
+    return any(limit is not None for limit in limits)
+
+
 def clipped(optimizer, gradients):
     """Applies `clipnorm`, `clipvalue` or `global_clipnorm` of the optimizer."""
     return optimizer._clip_gradients(gradients)
