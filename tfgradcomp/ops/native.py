@@ -334,7 +334,12 @@ def find_levels(
     """As `reference.find_levels`."""
     return tuple(
         _op("find_levels")(
-            _tensors(x), _splits(row_splits), rule=rule, count=count, sweeps=sweeps
+            _tensors(x),
+            _splits(row_splits),
+            rule=rule,
+            count=count,
+            sweeps=sweeps,
+            gain=_gain(x),
         )
     )
 
@@ -347,7 +352,7 @@ def pack_levels(
 ) -> tf.Tensor:
     """As `reference.pack_levels`."""
     return _op("pack_levels")(
-        _tensors(x), levels, _splits(row_splits), _optional(stream)
+        _tensors(x), levels, _splits(row_splits), _optional(stream), gain=_gain(x)
     )
 
 
