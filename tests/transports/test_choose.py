@@ -31,9 +31,15 @@ def test_seconds_of_collectives():
     assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6)
 
 
-@pytest.mark.parametrize(
-    "name", ["TernGrad", "signSGD", "dist-EF", "ORQ", "BinGrad-pb", "QSGD"]
-)
+@pytest.mark.parametrize("name", ["ORQ, requantized", "BinGrad-pb", "QSGD"])
+def test_a_very_slow_network_decides_whatever_levels_cost(name):
+    line = Line(0.0, 1e-4)
+    slow = Costs(Line(0.0, 63 * line.per_word), line, Line(0.0, 2 * line.per_word))
+    layout = Layout.from_sizes([1_000_000], 2048)
+    assert quickest(*METHODS[name], layout, 64, slow).name == "sharded"
+
+
+@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
 def test_the_network_decides(name):
     compressor, server = METHODS[name]
 
