@@ -166,5 +166,5 @@ def test_the_files_and_what_they_say(tmp_path):
     assert float(rows["normal", "QSGD-3, max"]["error"]) == pytest.approx(lost, 1e-4)
     for row in rows.values():
         assert 0 <= float(row["utilisation"]) <= 1 + 1e-9
-    assert int(rows["ResNet, end", "ORQ-3"]["elements"]) == 8 * 77_850
+    assert int(rows["ResNet, end", "ORQ-3"]["elements"]) == 2 * 77_754
     assert "| ORQ-3 | QSGD-3, max | 9 of 9 | 100.00 % of" in output

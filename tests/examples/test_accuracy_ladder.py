@@ -98,7 +98,7 @@ def test_optimizers_are_what_the_rows_say():
 def test_resnet_8():
     model = models.make_resnet()
     # A stem and two convolutions for each of three blocks, and two projections.
-    kernels = [v.shape for v in model.trainable_variables if len(v.shape) == 4]
+    kernels = [tuple(v.shape) for v in model.trainable_variables if len(v.shape) == 4]
     expected = [(3, 3, 1, 16), (3, 3, 16, 16), (3, 3, 16, 16)]
     expected += [(1, 1, 16, 32), (3, 3, 16, 32), (3, 3, 32, 32)]
     expected += [(1, 1, 32, 64), (3, 3, 32, 64), (3, 3, 64, 64)]
