@@ -668,8 +668,7 @@ def _mean_levels(bits, top, row_splits) -> tf.Tensor:
             tf.cast(total, tf.float64), tf.cast(count, tf.float64)
         )
         wide *= unit
-        is_normal = tf.abs(wide) >= 2.0**-126
-        return tf.cast(tf.where(is_normal, wide, tf.zeros_like(wide)), tf.float32)
+        return tf.cast(tf.where(tf.abs(wide) >= 2.0**-126, wide, 0), tf.float32)
 
     size = tf.constant(np.diff(row_splits), tf.int64)
     middle = mean(total(q), size)
