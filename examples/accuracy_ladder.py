@@ -123,10 +123,10 @@ def make_optimizer(run: Run, steps: int, seed: int):
 
 
 def load(images: int):
-    """Return the first images for training and all for testing, as datasets."""
+    """Return the first images for training, as many of 10,000 for testing, a name."""
     source = data.load()
     pairs = []
-    for dataset, count in ((source.train, images), (source.test, 10_000)):
+    for dataset, count in ((source.train, images), (source.test, min(images, 10_000))):
         arrays = next(dataset.take(count).batch(count).as_numpy_iterator())
         pairs.append(tf.data.Dataset.from_tensor_slices(arrays))
     return *pairs, source.source

@@ -46,12 +46,12 @@ def run_ladder(*arguments):
 def test_two_seeds_train_and_report():
     before = compare_methods.README.read_text()
     code, output, errors = run_ladder(
-        *("--quick", "--studies", "ladder", "clipping"),
+        *("--quick", "--studies", "ladder"),
         *("--methods", "FP", "ORQ-3", "--seeds", "0", "5"),
     )
     assert code == 0, errors
     assert compare_methods.README.read_text() == before
-    ladder, clipping = output.split("\nladder\n")[1].split("\nclipping\n")
+    ladder = output.split("\nladder\n")[1]
     assert "256 images; 1 epochs; seeds 0, 5:" in ladder
     rows = [line.split(" | ") for line in ladder.splitlines() if "FP |" in line[:8]]
     assert [row[1] for row in rows] == ["32.00"]
@@ -59,11 +59,9 @@ def test_two_seeds_train_and_report():
     # words and buckets that are not full.
     bits = float(re.search(r"\| ORQ-3 \| ([\d.]+) \|", ladder)[1])
     assert bits == pytest.approx(32 / 20 + 3 * 32 / 2048, abs=0.01)
-    assert clipping.count("| FP |") == 1
-    assert re.search(r"\| ORQ-3 \| .* to .* \| .* to .* \|", clipping)
-    # Each process says what it found, each run once.
-    assert len(re.findall(r"^seed 0: Run", output, re.MULTILINE)) == 5
-    assert len(re.findall(r"^seed 5: Run", output, re.MULTILINE)) == 5
+    # Each process says what it found.
+    assert len(re.findall(r"^seed 0: Run", output, re.MULTILINE)) == 2
+    assert len(re.findall(r"^seed 5: Run", output, re.MULTILINE)) == 2
 
 
 def test_rate_warms_up_from_a_tenth_and_falls_to_zero():
