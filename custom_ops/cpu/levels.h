@@ -80,7 +80,7 @@ class LevelFinder {
     Read(begin, end);
     if (largest_ >= kInfinity) {
       for (int64_t k = 0; k < args_.count; ++k) levels[k] = 0;
-      return CountNonfinite(begin, end);
+      return CountNonfinite();
     }
     if (args_.rule == LevelRule::kMeans) {
       FixPoints();
@@ -138,25 +138,24 @@ class LevelFinder {
     Reserve(end - begin);
     const uint32_t kept =
         args_.rule == LevelRule::kSymmetric ? kMagnitude : ~uint32_t{0};
+    x_.Copy(begin, end, reinterpret_cast<float*>(keys_));
     uint32_t largest = 0;
-    x_.EachPiece(begin, end, [&](const float* p, int64_t at, int64_t count) {
-      uint32_t* const keys = keys_ + (at - begin);
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t bits = BitsOf(p[i]), magnitude = bits & kMagnitude;
-        largest = largest < magnitude ? magnitude : largest;
-        keys[i] = KeyOf(magnitude == 0 ? 0 : bits & kept);
-      }
-    });
+    for (int64_t i = 0; i < size_; ++i) {
+      uint32_t bits;
+      memcpy(&bits, keys_ + i, sizeof(bits));
+      const uint32_t magnitude = bits & kMagnitude;
+      largest = largest < magnitude ? magnitude : largest;
+      keys_[i] = KeyOf(magnitude == 0 ? 0 : bits & kept);
+    }
     largest_ = largest;
   }
 
-  int64_t CountNonfinite(int64_t begin, int64_t end) {
+  // Of the block that was read and not sorted yet.
+  int64_t CountNonfinite() const {
     int64_t nonfinite = 0;
-    x_.EachPiece(begin, end, [&](const float* p, int64_t, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        nonfinite += (BitsOf(p[i]) & kMagnitude) >= kInfinity;
-      }
-    });
+    for (int64_t i = 0; i < size_; ++i) {
+      nonfinite += (BitsOfKey(keys_[i]) & kMagnitude) >= kInfinity;
+    }
     return nonfinite;
   }
 
@@ -279,7 +278,7 @@ class LevelFinder {
   }
 
   const FindLevels args_;
-  PartOfVector<const float> x_;
+  CutReader<kGroup> x_;
   int64_t* index_;  // [count]
   uint32_t *keys_ = nullptr, *spare_ = nullptr;
   int64_t* sums_ = nullptr;
