@@ -261,6 +261,15 @@ def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
     assert ideal <= sent == received <= 1.03 * ideal
 
 
+def test_what_cannot_be_cut_is_not_padded():
+    method, layout = METHODS["dist-EF ORQ"], LAYOUTS["one block"]
+    sharded = Sharded(alone(3))
+    assert len(sharded.held(0, *method, layout)) == layout.size
+    assert sharded.held(2, *method, layout) == range(layout.size, layout.size)
+    row = 1 + wire.message_words(method[0].fields(layout))
+    assert sharded.words(*method, layout).sent < 3 * row
+
+
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "signSGD, abstention"])
 def test_what_a_sum_of_codes_moves(name):
     layout = Layout.from_sizes([1_000_000])

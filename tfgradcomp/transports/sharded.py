@@ -100,7 +100,9 @@ class Shards:
             *server.reply_fields(layout, num_workers).values(),
         ]
         unit = math.lcm(CHUNK, server.unit(layout), *map(_per_word, fields))
-        self.width = unit * math.ceil(layout.size / unit / num_workers)
+        width = unit * math.ceil(layout.size / unit / num_workers)
+        # Where nothing can be cut, one worker serves all of it.
+        self.width = min(width, layout.size)
         cuts = [min(i * self.width, layout.size) for i in range(num_workers + 1)]
         shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
         self._shards = shards
