@@ -319,7 +319,8 @@ def test_all_transports_and_buckets_give_the_same_weights(three):
         for answer in three:
             assert {*answer["transports"][method].values()} == {*digests.values()}
         assert len({*digests.values()}) == 1, (method, digests)
-    assert len({min(d.values()) for d in three[0]["transports"].values()}) == 5
+    digests = [min(d.values()) for d in three[0]["transports"].values()]
+    assert len({*digests}) == len(digests)
 
 
 def test_transports_work_inside_of_conditionals(two):
