@@ -136,56 +136,63 @@ def _sum_to(x, shape):
 def _conv(call, delta):
     layer = call.layer
     a, delta = _work(layer, call.input, delta)
-    if layer.data_format == "channels_first":
-        a, delta = _channels_last(a), _channels_last(delta)
+    last = layer.data_format == "channels_last"
+    if not last:
+        delta = tf.transpose(delta, [0, *range(2, delta.shape.rank), 1])
     # A property that lora makes a sum, but not in depthwise layers.
     variable = layer._kernel if hasattr(layer, "_kernel") else layer.kernel
-    groups = getattr(layer, "groups", a.shape[-1])
+    channels, filters = a.shape[-1 if last else 1], delta.shape[-1]
+    groups = getattr(layer, "groups", channels)
     size = math.prod(layer.kernel_size)
 
     def kernel(inputs, deltas):
-        samples, n = _two(inputs[0])
-        (a, delta) = (_merge(x) for x in (inputs[0], deltas[0]))
-        windows = _windows(layer, a, tf.shape(delta)[1:-1])
-        delta = tf.reshape(delta, [samples, -1, delta.shape[-1]])
+        a, delta = inputs[0], deltas[0]
+        samples, rank = tf.shape(a)[0], a.shape.rank
+        # Channels first: slices along a row copy fast, whatever their number.
+        a = tf.transpose(
+            a,
+            [0, rank - 1, *range(1, rank - 1)] if last else [0, 2, 1, *range(3, rank)],
+        )
+        windows = _windows(layer, a, tf.shape(delta)[2:-1])
         if groups == 1:
-            windows = tf.reshape(windows, [samples, -1, size * a.shape[-1]])
-            gradient = tf.matmul(windows, delta, transpose_a=True)
+            windows = tf.reshape(windows, [samples, size * channels, -1])
+            gradient = tf.matmul(windows, _rows(delta))
         else:
-            inside, outside = a.shape[-1] // groups, delta.shape[-1] // groups
-            windows = tf.reshape(windows, [samples, -1, size, groups, inside])
-            delta = tf.reshape(delta, [samples, tf.shape(delta)[1], groups, outside])
-            gradient = tf.einsum("spkgi,spgo->skigo", windows, delta)
+            shape = [samples, size, groups, channels // groups, -1]
+            windows = tf.reshape(windows, shape)
+            delta = tf.reshape(delta, [samples, -1, groups, filters // groups])
+            gradient = tf.einsum("skgip,spgo->skigo", windows, delta)
         return [tf.reshape(gradient, [samples, *variable.shape])]
 
     positions = tf.reduce_prod(tf.shape(delta)[1:-1])
-    floats = math.prod(variable.shape) + positions * size * a.shape[-1]
+    floats = math.prod(variable.shape) + positions * size * channels
     term = Term([variable], [a], [delta], kernel, floats=floats)
     return [term, *_bias(layer, delta)]
 
 
 def _windows(layer, a, out):
-    """The inputs [m, *space, c] under each position of the kernel, [m, *out, k, c]."""
-    rank = len(layer.kernel_size)
-    paddings = [[0, 0]]
+    """What [s, c, n, *space] has under each place of the kernel: [s, k, c, n, *out]."""
+    paddings = [[0, 0]] * 3
     for axis, (size, stride, rate) in enumerate(
         zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
     ):
         reach = (out[axis] - 1) * stride + (size - 1) * rate + 1
-        missing = tf.maximum(reach - tf.shape(a)[axis + 1], 0)
+        missing = tf.maximum(reach - tf.shape(a)[axis + 3], 0)
         before = {"valid": 0, "same": missing // 2, "causal": (size - 1) * rate}
         before = before[layer.padding]
         paddings.append([before, missing - before])
-    a = tf.pad(a, [*paddings, [0, 0]])
+    if layer.padding != "valid":
+        a = tf.pad(a, paddings)
     windows = []
     for place in itertools.product(*map(range, layer.kernel_size)):
         slices = []
-        for axis in range(rank):
-            begin = place[axis] * layer.dilation_rate[axis]
-            stride = layer.strides[axis]
+        for axis, (stride, rate) in enumerate(
+            zip(layer.strides, layer.dilation_rate, strict=True)
+        ):
+            begin = place[axis] * rate
             slices.append(slice(begin, begin + (out[axis] - 1) * stride + 1, stride))
-        windows.append(a[(slice(None), *slices)])
-    return tf.stack(windows, axis=-2)
+        windows.append(a[(..., *slices)])
+    return tf.stack(windows, axis=1)
 
 
 def _embedding(call, delta):
@@ -361,18 +368,9 @@ def _two(x):
     return tf.shape(x)[0], tf.shape(x)[1]
 
 
-def _merge(x):
-    """[samples, n, ...] -> [samples · n, ...]."""
-    return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], 0))
-
-
 def _rows(x):
     """[samples, ..., c] -> [samples, rows, c]."""
     return tf.reshape(x, [tf.shape(x)[0], -1, x.shape[-1]])
-
-
-def _channels_last(x):
-    return tf.transpose(x, [0, *range(2, x.shape.rank), 1])
 
 
 _RULES = {

@@ -181,8 +181,8 @@ class _Groups:
     def squares(self, terms) -> dict:
         """Returns the sums of squares by the variables' ids."""
         squares = {}
-        for terms in _connected(terms):
-            squares.update(self._squares(terms))
+        for together in _connected(terms):
+            squares.update(self._squares(together))
         return squares
 
     def _squares(self, terms):
@@ -190,12 +190,10 @@ class _Groups:
         if len(terms) == 1 and not self.grouped and term.squares:
             inputs, deltas = self._rows(term, None, None)
             return {id(term.variables[0]): term.squares(inputs, deltas)}
-        floats = sum(term.floats for term in terms) * self.size
+        floats = sum(term.floats for term in terms)
         if isinstance(floats, int) and not floats:
-            sums = self._sums(terms, None, None)
-        else:
-            sums = self._in_chunks(terms, floats)
-        return sums
+            return self._sums(terms, None, None)
+        return self._in_chunks(terms, floats * self.size)
 
     def _in_chunks(self, terms, floats):
         chunk = tf.clip_by_value(_CHUNK // floats, 1, self.samples)
