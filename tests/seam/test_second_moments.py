@@ -248,3 +248,472 @@ def check_layer(name, **kwargs):
     x = random(7, *shape)
     y = random(*model(x).shape)
     check(compiled(model), x, y, **kwargs)
+
+
+# Weights with another form, or used more than once.
+
+
+@pytest.mark.parametrize("microbatches", [None, 3])
+def test_embedding_sums_a_tokens_uses_before_it_squares(microbatches):
+    model = sequential((6,), layers.Embedding(5, 3), layers.Dense(2))
+    tokens = np.random.default_rng(0).integers(0, 4, (7, 6))
+    tokens[0] = 2
+    gradients, moments = traced(compiled(model), tokens, random(7, 12))
+    check(model, tokens, random(7, 12), microbatches=microbatches)
+    # The token that nobody uses.
+    assert not np.array(moments[0])[4].any() and np.array(moments[0])[2].all()
+
+
+def test_weights_used_twice():
+    shared, table = layers.Dense(4, activation="tanh"), layers.Embedding(5, 4)
+    one, two = keras.Input((4,)), keras.Input((3,), dtype="int32")
+    hidden = layers.Add()([shared(shared(one)), layers.Flatten()(table(two))[:, :4]])
+    again = layers.GlobalAveragePooling1D()(table(two))
+    model = compiled(keras.Model([one, two], shared(hidden) + again))
+    tokens = np.random.default_rng(0).integers(0, 5, (7, 3))
+    check(model, [random(7, 4), tokens], random(7, 4))
+
+
+class Tied(keras.Model):
+    """The embedding's table is the output's kernel too, which no sublayer reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(5, 4)
+        self.hidden = layers.Dense(4, activation="tanh")
+
+    def call(self, x):
+        x = self.hidden(self.table(x))
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+
+def test_weights_that_a_model_reads_itself():
+    model = Tied()
+    tokens = np.random.default_rng(0).integers(0, 5, (7, 3))
+    model(tokens)
+    with pytest.warns(UserWarning, match=r"\(Tied\) has no rule.*which is slow"):
+        check(compiled(model), tokens, random(7, 3, 5))
+
+
+class Positions(layers.Layer):
+    """Adds vectors to positions: their layer never sees an example."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(6, 4)
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(6))
+
+
+def test_layers_that_see_no_example_are_those_of_the_layer_around_them():
+    model = sequential((6, 4), Positions(), layers.Activation("tanh"))
+    with pytest.warns(UserWarning, match=r"\(Positions\) has no rule"):
+        check(compiled(model), random(7, 6, 4), random(7, 24))
+
+
+class InLoop(layers.Layer):
+    """Calls a layer inside of a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return tf.while_loop(
+            lambda i, x: i < 2, lambda i, x: (i + 1, self.inner(x)), (0, x)
+        )[1]
+
+
+def test_layers_called_inside_a_loop():
+    model = sequential((4,), InLoop())
+    check(compiled(model), random(7, 4), random(7, 4))
+
+
+class Two(layers.Layer):
+    """One output leads to the other."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        x = keras.ops.tanh(self.w * x)
+        return x, keras.ops.square(x)
+
+
+def test_outputs_that_depend_on_each_other():
+    x = keras.Input((4,))
+    a, b = Two()(x)
+    check(compiled(keras.Model(x, a + 2 * b)), random(7, 4), random(7, 4))
+
+
+# Models.
+
+
+def functional():
+    """Nested models, two inputs, two outputs, a residual connection."""
+    block = keras.Sequential(
+        [keras.Input((6, 6, 3)), layers.Conv2D(3, 3, padding="same", activation="tanh")]
+    )
+    image, flat = keras.Input((6, 6, 3)), keras.Input((5,))
+    x = block(image) + image
+    x = layers.GlobalAveragePooling2D()(block(x))
+    x = layers.Concatenate()([x, layers.Dense(4, activation="tanh")(flat)])
+    outputs = {"a": layers.Dense(2, name="a")(x), "b": layers.Dense(3, name="b")(x)}
+    return keras.Model({"image": image, "flat": flat}, outputs)
+
+
+def functional_data():
+    y = {"a": random(7, 2), "b": np.arange(7) % 3}
+    return {"image": random(7, 6, 6, 3), "flat": random(7, 5)}, y
+
+
+FUNCTIONAL = {
+    "loss": {
+        "a": "mse",
+        "b": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    },
+    "loss_weights": {"a": 0.7, "b": 2.0},
+}
+
+
+def test_nested_models_several_losses_and_sample_weights():
+    model = compiled(functional(), **FUNCTIONAL)
+    x, y = functional_data()
+    check(model, x, y)
+    weights = {"a": 1 + np.arange(7.0), "b": np.arange(7) % 2 + 0.5}
+    check(model, x, y, weights)
+
+
+class Subclassed(keras.Model):
+    """Layers in a list, called with other arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Dense(4, activation="tanh") for _ in range(2)]
+        self.norm = layers.LayerNormalization()
+        self.attention = layers.MultiHeadAttention(2, 3)
+
+    def call(self, inputs, training=None):
+        for part in self.parts:
+            inputs = part(inputs=inputs)
+        x = self.attention(inputs, inputs, use_causal_mask=True)
+        return self.norm(x + inputs)
+
+
+def test_subclassed_model_with_attention(recwarn):
+    model = Subclassed()
+    model(random(2, 5, 4))
+    check(compiled(model), random(7, 5, 4), random(7, 5, 4))
+    assert not [w for w in recwarn if "has no rule" in str(w.message)]
+
+
+def test_frozen_weights_have_no_moment():
+    model = sequential((5,), layers.Dense(4, activation="tanh"), layers.Dense(3))
+    model.layers[0].trainable = False
+    assert len(check(compiled(model), random(7, 5), random(7, 3))[1]) == 2
+
+
+def test_a_weight_without_a_gradient_has_no_moment():
+    x = keras.Input((4,))
+    used, unused = layers.Dense(2)(x), layers.Dense(3)(x)
+    model = keras.Model(x, [used, unused])
+    model.compile(Keep(), ["mse", None])
+    gradients, moments = traced(model, random(7, 4), [random(7, 2), None])
+    assert [m is None for m in moments] == [g is None for g in gradients]
+    assert [m is None for m in moments] == [False, False, True, True]
+
+
+class AtRest(layers.Layer):
+    """Calls a layer as if not in training."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x, training=False)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_normalization_with_its_statistics_held(axis, training):
+    """g_z of gamma is the sum over positions of δ_z x̂_z, of beta that of δ_z."""
+    norm = layers.BatchNormalization(axis=axis)
+    part = norm if training else AtRest(norm)
+    model = compiled(sequential((4, 3, 2), part, layers.Activation("tanh")))
+    norm.moving_mean.assign(random(*norm.moving_mean.shape))
+    x, y = random(7, 4, 3, 2), random(7, 24)
+    shape = [1, 1, 1, 2] if axis == -1 else [1, 4, 1, 1]
+    over = (0, 1, 2) if axis == -1 else (0, 2, 3)
+    gamma, beta = (np.reshape(v, shape) for v in (norm.gamma, norm.beta))
+    if training:
+        mean, variance = x.mean(over, keepdims=True), x.var(over, keepdims=True)
+    else:
+        mean, variance = np.reshape(norm.moving_mean, shape), 1.0
+    normal = (x - mean) / np.sqrt(variance + norm.epsilon)
+    out = np.tanh(gamma * normal + beta)
+    delta = 2 * (out - y.reshape(out.shape)) / y.size * (1 - out**2)
+    _, (m_gamma, m_beta) = traced(model, x, y)
+    for m, terms in ((m_gamma, delta * normal), (m_beta, delta)):
+        want = np.square(terms.sum(over[1:])).sum(0)
+        np.testing.assert_allclose(m, want, rtol=1e-9)
+
+
+def test_batch_normalization_under_a_mask():
+    norm = layers.BatchNormalization()
+    model = sequential((5, 2), layers.Masking(), norm, layers.Activation("tanh"))
+    x, y = random(7, 5, 2), random(7, 10)
+    x[1, 3:] = x[4, 1:] = 0
+    there = x.any(-1, keepdims=True)
+    mean = (x * there).sum((0, 1)) / there.sum()
+    variance = (np.square(x - mean) * there).sum((0, 1)) / there.sum()
+    normal = (x - mean) / np.sqrt(variance + norm.epsilon)
+    out = np.tanh(normal)
+    delta = 2 * (out - y.reshape(out.shape)) / y.size * (1 - out**2)
+    model.compile(Keep(), "mse")
+    _, moments = traced(model, x, y)
+    want = np.square((delta * normal).sum(1)).sum(0)
+    # Keras adds an epsilon to the number of positions.
+    np.testing.assert_allclose(moments[0], want, rtol=1e-6)
+
+
+def test_renorm_is_refused():
+    model = sequential((3,), layers.BatchNormalization(renorm=True))
+    with pytest.raises(ValueError, match="with renorm=False"):
+        traced(compiled(model), random(7, 3), random(7, 3))
+
+
+# Losses that belong to no example.
+
+
+@pytest.mark.parametrize("microbatches", [None, 7])
+def test_a_regularizer_is_shared_by_all_examples(microbatches):
+    model = sequential(
+        (5,),
+        layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.3)),
+        layers.Dense(3, bias_regularizer="l1"),
+    )
+    check(compiled(model), random(7, 5), random(7, 3), microbatches=microbatches)
+
+
+def test_activity_regularizers_are_the_examples_own():
+    dense = layers.Dense(4, activity_regularizer=keras.regularizers.L2(0.3))
+    model = sequential((5,), dense, layers.ActivityRegularization(l2=0.01))
+    x, y = random(7, 5), random(7, 4)
+    _, moments = traced(compiled(model), x, y)
+    out = x @ np.array(dense.kernel) + np.array(dense.bias)
+    delta = 2 * (out - y) / y.size + 2 * (0.3 + 0.01) * out / 7
+    np.testing.assert_allclose(moments[0], (x**2).T @ delta**2, rtol=1e-9)
+
+
+class OwnLoss(layers.Layer):
+    """Reads a weight and adds a loss."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        self.add_loss(keras.ops.sum(keras.ops.square(self.w)))
+        return x * self.w
+
+
+def test_a_loss_added_next_to_weights_is_refused():
+    model = sequential((5,), OwnLoss())
+    with pytest.raises(ValueError, match="in a layer of its own"):
+        traced(compiled(model), random(7, 5), random(7, 5))
+
+
+# What cannot be told apart.
+
+
+def test_one_microbatch_is_refused():
+    model = compiled(sequential((5,), layers.Dense(3)))
+    with pytest.raises(ValueError, match="one group has no variance"):
+        traced(model, random(7, 5), random(7, 3), microbatches=1)
+
+
+def test_random_numbers_without_a_rule_are_refused():
+    model = sequential((5, 3), layers.LSTM(4, dropout=0.5))
+    with pytest.raises(ValueError, match="draws random numbers or keeps state"):
+        traced(compiled(model), random(7, 5, 3), random(7, 4))
+
+
+def test_an_axis_that_hides_the_examples_is_refused():
+    x = keras.Input((6, 4))
+    y = layers.Dense(3)(keras.ops.reshape(x, (-1, 4)))
+    model = compiled(keras.Model(x, keras.ops.reshape(y, (-1, 18))))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="be that of the batch"):
+        traced(model, random(7, 6, 4), random(7, 18))
+
+
+# Ways to run.
+
+
+def network():
+    """A little of everything, without batch normalisation."""
+    return sequential(
+        (8, 8, 2),
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.MaxPooling2D(),
+        layers.DepthwiseConv2D(2),
+        layers.LayerNormalization(),
+        layers.Reshape((2, -1)),
+        layers.LSTM(5),
+        layers.Dense(3),
+    )
+
+
+@pytest.mark.parametrize("size", [1, 100, 1000])
+def test_chunks_of_bounded_memory_change_nothing(size, monkeypatch):
+    model = compiled(network())
+    monkeypatch.setattr(second_moments, "_CHUNK", size)
+    check(model, random(7, 8, 8, 2), random(7, 3))
+
+
+def test_static_batch():
+    check(compiled(network()), random(7, 8, 8, 2), random(7, 3), static=True)
+
+
+@pytest.mark.parametrize("microbatches", [None, 3])
+def test_xla(microbatches):
+    model = sequential(
+        (8, 8, 2),
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.LayerNormalization(),
+        layers.Flatten(),
+        layers.Dense(3),
+    )
+    model = compiled(model, jit_compile=True)
+    x, y = random(7, 8, 8, 2), random(7, 3)
+    check(model, x, y, microbatches=microbatches, static=True, jit=True)
+
+
+def test_xla_embedding():
+    model = compiled(sequential((6,), layers.Embedding(5, 3)), jit_compile=True)
+    tokens = np.random.default_rng(0).integers(0, 4, (7, 6))
+    check(model, tokens, random(7, 18), static=True, jit=True)
+
+
+@pytest.mark.parametrize("mode", ["full", "activations"])
+def test_recomputed_layers(mode):
+    with keras.RematScope(mode=mode):
+        part = layers.Dense(4, activation="tanh")
+        block = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model = sequential((5,), part, block)
+    check(compiled(model), random(7, 5), random(7, 3))
+
+
+def fitted(optimizer, model, x, y, **kwargs):
+    """Weights and history after two epochs of batches of 4, 4 and 2."""
+    model.compile(optimizer, "mse", metrics=["mae"], **kwargs)
+    history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
+    return model.get_weights(), history.history
+
+
+def with_dropout():
+    """Float32, dropout and batch normalisation."""
+    keras.utils.set_random_seed(5)
+    return sequential(
+        (8, 8, 2),
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.4),
+        layers.Conv2D(4, 3, padding="same", strides=2),
+        layers.Flatten(),
+        layers.Dense(8, activation="relu", kernel_regularizer="l2"),
+        layers.Dropout(0.4),
+        layers.Dense(3),
+    )
+
+
+@pytest.mark.parametrize(
+    "manner",
+    [{}, {"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True}],
+    ids=lambda manner: next(iter(manner), "graph"),
+)
+@pytest.mark.parametrize("microbatches", [None, 2])
+def test_training_is_that_without_moments_bit_for_bit(manner, microbatches):
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    x, y = random(10, 8, 8, 2).astype("float32"), random(10, 3).astype("float32")
+    keep = Keep(microbatches=microbatches)
+    weights, history = fitted(keep, with_dropout(), x, y, **manner)
+    plain = keras.optimizers.SGD(0.1)
+    expected, expected_history = fitted(plain, with_dropout(), x, y, **manner)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert history == expected_history
+    assert all((np.array(m) > 0).any() for m in keep.moments)
+
+
+def test_fit_hands_over_the_moments_of_its_last_batch():
+    model = network()
+    model.compile(Keep(), "mse")
+    x, y = random(10, 8, 8, 2), random(10, 3)
+    model.fit(x[:8], y[:8], batch_size=4, epochs=2, verbose=0, shuffle=False)
+    expected = brute_force(model, x[8:], y[8:])
+    model.fit(x[8:], y[8:], batch_size=4, verbose=0)
+    for got, want in zip(model.optimizer.moments, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-18)
+
+
+def test_mixed_precision_hands_over_unscaled_moments():
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+    parts = layers.Dense(6, activation="tanh"), layers.Dense(3, dtype="float32")
+    model = sequential((5,), *parts)
+    model.compile(Keep(0.0), "mse")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    x, y = random(8, 5).astype("float32"), random(8, 3).astype("float32")
+    for steps_per_execution in (1, 2):
+        model.steps_per_execution = steps_per_execution
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        expected = brute_force(model, x, y)
+        moments = model.optimizer.inner_optimizer.moments
+        for got, want in zip(moments, expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0.02, atol=1e-6)
+    # An overflow skips the step, moments included.
+    kept = [np.array(m) for m in moments]
+    model.fit(np.full_like(x, 6e4), np.full_like(y, 1e30), batch_size=8, verbose=0)
+    for got, want in zip(moments, kept, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_static_loss_scale_is_in_the_moments_as_in_the_gradients():
+    model = sequential((5,), layers.Dense(4, activation="tanh"))
+    model = compiled(model)
+    x, y = random(7, 5), random(7, 4)
+    _, plain = traced(model, x, y)
+    model.compile(Keep(loss_scale_factor=8.0), "mse")
+    _, scaled = traced(model, x, y)
+    for one, other in zip(plain, scaled, strict=True):
+        np.testing.assert_array_equal(64 * one, other)
+
+
+def test_a_train_step_of_ones_own_is_left_alone():
+    given = object()
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            self.optimizer.apply([], [], second_moments=given)
+            return {}
+
+    class Optimizer(Keep):
+        def apply(self, grads, trainable_variables=None, second_moments=None):
+            seen.append(second_moments)
+
+    seen = []
+    model = Model([keras.Input((5,)), layers.Dense(3)])
+    model.compile(Optimizer(), "mse")
+    model.fit(random(7, 5), random(7, 3), verbose=0)
+    assert seen and all(one is given for one in seen)
+
+
+def test_other_optimizers_see_nothing():
+    model = sequential((5,), layers.Dense(3))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(random(7, 5), random(7, 3), verbose=0)

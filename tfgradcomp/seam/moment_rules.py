@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import math
 import string
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -164,8 +165,7 @@ def _conv(call, delta):
             gradient = tf.einsum("skgip,spgo->skigo", windows, delta)
         return [tf.reshape(gradient, [samples, *variable.shape])]
 
-    positions = tf.reduce_prod(tf.shape(delta)[1:-1])
-    floats = math.prod(variable.shape) + positions * size * channels
+    floats = math.prod(variable.shape) + _count(delta[..., 0]) * size * channels
     term = Term([variable], [a], [delta], kernel, floats=floats)
     return [term, *_bias(layer, delta)]
 
@@ -320,6 +320,11 @@ def _einsum_dense(call, delta):
 def _any_layer(call, deltas, batch):
     """Calls the layer again, once for each sample."""
     layer, variables = call.layer, list(call.variables.values())
+    warnings.warn(
+        f"Layer {layer.name!r} ({type(layer).__name__}) has no rule for second "
+        "moments: it is called again for each example, which is slow.",
+        stacklevel=2,
+    )
     structure = call.args, call.kwargs
     inputs = per_example(*structure, batch)
     places = {id(x): i for i, x in enumerate(inputs)}
@@ -350,7 +355,7 @@ def _any_layer(call, deltas, batch):
 
     floats = sum(math.prod(v.shape) for v in variables)
     for x in [*inputs, *call.outputs]:
-        floats += 4 * tf.reduce_prod(tf.shape(x)[1:])
+        floats += 4 * _count(x)
     deltas = [
         tf.zeros_like(x) if d is None else d
         for x, d in zip(call.outputs, deltas, strict=True)
@@ -366,6 +371,13 @@ def _work(layer, *tensors):
 
 def _two(x):
     return tf.shape(x)[0], tf.shape(x)[1]
+
+
+def _count(x):
+    """Numbers in one example of [examples, ...]; static where the shape is."""
+    if x.shape[1:].is_fully_defined():
+        return math.prod(x.shape[1:])
+    return tf.reduce_prod(tf.shape(x, tf.int64)[1:])
 
 
 def _rows(x):

@@ -8,7 +8,8 @@ respect to the outputs of the layers (δ) are asked for along with those of the 
 and a rule for each type of layer makes g_z of inputs and δ.
 
 What a loss takes from the weights directly belongs to no example, as a regularizer
-does: each of the B examples has an equal share, r / B, so that Σ_z g_z = g still holds.
+does: all n examples have equal shares of its gradient r, so that Σ_z g_z = g still
+holds, m = Σ_z (g_z + r / n)².
 Batch statistics are taken as they are: how an example acts on others through the mean
 and the variance of a batch normalisation is part of the others' δ.
 """
@@ -134,12 +135,13 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
     watched = [moment_rules.watched(call) for call in calls.leaves]
     gradients, deltas = tape.gradient(scaled, [variables, watched])
     shares = direct.gradient(scaled, variables)
-    batch = _batch(x)
-    groups = _Groups(batch, microbatches)
+    batch = _first(x).shape[0]
+    groups = _Groups(_batch(x) if batch is None else batch, microbatches)
     terms = []
     for call, delta in zip(calls.leaves, deltas, strict=True):
         if any(d is not None for d in delta):
-            terms += moment_rules.terms_of(call, delta, _first(x).shape[0])
+            _check_rows(call, delta, groups.batch)
+            terms += moment_rules.terms_of(call, delta, batch)
     squares = groups.squares(terms)
     moments = []
     for variable, gradient, share in zip(variables, gradients, shares, strict=True):
@@ -193,10 +195,18 @@ class _Groups:
         floats = sum(term.floats for term in terms)
         if isinstance(floats, int) and not floats:
             return self._sums(terms, None, None)
-        return self._in_chunks(terms, floats * self.size)
+        numbers = floats, self.samples, self.size
+        if all(isinstance(number, int) for number in numbers):
+            chunk = max(1, min(_CHUNK // (floats * self.size), self.samples))
+            if chunk == self.samples:
+                return self._sums(terms, None, None)
+        else:
+            floats = tf.cast(floats, tf.int64) * tf.cast(self.size, tf.int64)
+            chunk = tf.cast(tf.maximum(_CHUNK // floats, 1), tf.int32)
+            chunk = tf.minimum(chunk, self.samples)
+        return self._in_chunks(terms, chunk)
 
-    def _in_chunks(self, terms, floats):
-        chunk = tf.clip_by_value(_CHUNK // floats, 1, self.samples)
+    def _in_chunks(self, terms, chunk):
         shapes = {id(v): v for term in terms for v in term.variables}
 
         def more(first, _):
@@ -246,6 +256,18 @@ class _Groups:
             shape = tf.concat([[count, self.size], tf.shape(delta)[1:]], 0)
             deltas[-1] = tf.reshape(deltas[-1], shape)
         return [taken(x) for x in term.inputs], deltas
+
+
+def _check_rows(call, deltas, batch):
+    for delta in deltas:
+        if delta is not None:
+            tf.debugging.assert_equal(
+                tf.shape(delta)[0],
+                batch,
+                f"The first axis of what layer {call.layer.name!r} returns should be "
+                "that of the batch, so that its examples can be told apart. Reshape "
+                "and call it within one layer of your own.",
+            )
 
 
 def _connected(terms):
