@@ -1,10 +1,17 @@
 """Second moments against gradients of one example after the other, in float64."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cluster import run_workers
 from tfgradcomp.seam import second_moments
 
 layers = keras.layers
@@ -507,7 +514,7 @@ def test_activity_regularizers_are_the_examples_own():
     _, moments = traced(compiled(model), x, y)
     out = x @ np.array(dense.kernel) + np.array(dense.bias)
     delta = 2 * (out - y) / y.size + 2 * (0.3 + 0.01) * out / 7
-    np.testing.assert_allclose(moments[0], (x**2).T @ delta**2, rtol=1e-9)
+    np.testing.assert_allclose(moments[0], (x**2).T @ delta**2, rtol=1e-6)
 
 
 class OwnLoss(layers.Layer):
@@ -601,10 +608,14 @@ def test_xla_embedding():
 @pytest.mark.parametrize("mode", ["full", "activations"])
 def test_recomputed_layers(mode):
     with keras.RematScope(mode=mode):
-        part = layers.Dense(4, activation="tanh")
-        block = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    model = sequential((5,), part, block)
-    check(compiled(model), random(7, 5), random(7, 3))
+        part = layers.Conv1D(4, 3, activation="tanh")
+    model = sequential((5, 3), part, layers.Activation("tanh"))
+    check(compiled(model), random(7, 5, 3), random(7, 12))
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_one_example(static):
+    check(compiled(network()), random(1, 8, 8, 2), random(1, 3), static=static)
 
 
 def fitted(optimizer, model, x, y, **kwargs):
@@ -700,7 +711,7 @@ def test_a_train_step_of_ones_own_is_left_alone():
     class Model(keras.Sequential):
         def train_step(self, data):
             self.optimizer.apply([], [], second_moments=given)
-            return {}
+            return {"loss": tf.constant(0.0)}
 
     class Optimizer(Keep):
         def apply(self, grads, trainable_variables=None, second_moments=None):
@@ -717,3 +728,62 @@ def test_other_optimizers_see_nothing():
     model = sequential((5,), layers.Dense(3))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(random(7, 5), random(7, 3), verbose=0)
+
+
+# Several workers.
+
+WORKER = Path(__file__).with_name("moments_worker.py")
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory):
+    """What two processes answer."""
+    folder = tmp_path_factory.mktemp("two")
+    return run_workers(WORKER, 2, folder, timeout=580)[0]
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """What two devices of one process answer."""
+    folder = tmp_path_factory.mktemp("mirrored")
+    done = subprocess.run(
+        [sys.executable, str(WORKER), str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / "answer-0.json").read_text())]
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "two_workers"])
+def test_workers_train_as_without_moments_bit_for_bit(strategy, request):
+    for answer in request.getfixturevalue(strategy):
+        assert answer["plain"] == answer["with_moments"]
+
+
+@pytest.mark.parametrize("manner", ["a_step", "several_steps", "mixed"])
+@pytest.mark.parametrize("strategy", ["mirrored", "two_workers"])
+def test_each_worker_has_the_moments_of_its_own_examples(strategy, manner, request):
+    answers = [answer[manner] for answer in request.getfixturevalue(strategy)]
+    got = [moments for answer in answers for moments in answer["moments"]]
+    model = sequential(
+        (8, 8, 2),
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.PReLU(shared_axes=[1, 2]),
+        layers.Flatten(),
+        layers.Dense(3, kernel_regularizer="l2"),
+    )
+    model.compile(Keep(), "mse")
+    model.set_weights([np.array(w) for w in answers[0]["weights"]])
+    rng = np.random.default_rng(7)
+    x, y = (rng.normal(size=s).astype("float32") for s in ((16, 8, 8, 2), (16, 3)))
+    rtol = 0.05 if manner == "mixed" else 1e-4
+    for rank, moments in enumerate(got):
+        mine = slice(8 + 4 * rank, 12 + 4 * rank)
+        # Keras divides by the number of replicas.
+        expected = [e / 4 for e in brute_force(model, x[mine], y[mine])]
+        for one, other in zip(moments, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol, 1e-3 * np.max(other))
+    assert len(got) == 2

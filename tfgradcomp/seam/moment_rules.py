@@ -35,6 +35,7 @@ class Term:
             Zero where that is no more than the inputs, so that no chunks are needed.
         squares: A short form: (inputs, deltas) in samples -> the sum of squares over
             the samples, of the only variable.
+        least: Number of samples that `gradients` must be given at once.
     """
 
     variables: list[keras.Variable]
@@ -43,6 +44,7 @@ class Term:
     gradients: Callable
     floats: int | tf.Tensor = 0
     squares: Callable | None = None
+    least: int = 1
 
 
 def terms_of(call: Call, deltas: list, batch: int | None) -> list[Term]:
@@ -323,7 +325,7 @@ def _any_layer(call, deltas, batch):
     warnings.warn(
         f"Layer {layer.name!r} ({type(layer).__name__}) has no rule for second "
         "moments: it is called again for each example, which is slow.",
-        stacklevel=2,
+        stacklevel=3,
     )
     structure = call.args, call.kwargs
     inputs = per_example(*structure, batch)
@@ -360,7 +362,8 @@ def _any_layer(call, deltas, batch):
         tf.zeros_like(x) if d is None else d
         for x, d in zip(call.outputs, deltas, strict=True)
     ]
-    return Term(variables, inputs, deltas, gradients, floats)
+    # TensorFlow cannot vectorise a recurrent layer's loop over a single sample.
+    return Term(variables, inputs, deltas, gradients, floats, least=2)
 
 
 def _work(layer, *tensors):

@@ -195,15 +195,15 @@ class _Groups:
         floats = sum(term.floats for term in terms)
         if isinstance(floats, int) and not floats:
             return self._sums(terms, None, None)
-        numbers = floats, self.samples, self.size
-        if all(isinstance(number, int) for number in numbers):
-            chunk = max(1, min(_CHUNK // (floats * self.size), self.samples))
+        least = max(term.least for term in terms)
+        if all(isinstance(i, int) for i in (floats, self.samples, self.size)):
+            chunk = max(min(_CHUNK // (floats * self.size), self.samples), least)
             if chunk == self.samples:
                 return self._sums(terms, None, None)
         else:
             floats = tf.cast(floats, tf.int64) * tf.cast(self.size, tf.int64)
-            chunk = tf.cast(tf.maximum(_CHUNK // floats, 1), tf.int32)
-            chunk = tf.minimum(chunk, self.samples)
+            chunk = tf.minimum(_CHUNK // floats, tf.cast(self.samples, tf.int64))
+            chunk = tf.cast(tf.maximum(chunk, least), tf.int32)
         return self._in_chunks(terms, chunk)
 
     def _in_chunks(self, terms, chunk):
@@ -245,17 +245,17 @@ class _Groups:
         there = rows < self.batch
         rows = tf.minimum(rows, self.batch - 1)
 
-        def taken(x):
-            x = tf.gather(x, rows)
+        def in_samples(x):
             return tf.reshape(x, tf.concat([[count, self.size], tf.shape(x)[1:]], 0))
 
-        deltas = []
-        for delta in term.deltas:
-            mask = tf.reshape(there, [-1, *[1] * (delta.shape.rank - 1)])
-            deltas.append(tf.where(mask, tf.gather(delta, rows), 0))
-            shape = tf.concat([[count, self.size], tf.shape(delta)[1:]], 0)
-            deltas[-1] = tf.reshape(deltas[-1], shape)
-        return [taken(x) for x in term.inputs], deltas
+        def masked(x):
+            mask = tf.reshape(there, [-1, *[1] * (x.shape.rank - 1)])
+            return tf.where(mask, x, tf.zeros_like(x))
+
+        return [
+            [in_samples(tf.gather(x, rows)) for x in term.inputs],
+            [in_samples(masked(tf.gather(x, rows))) for x in term.deltas],
+        ]
 
 
 def _check_rows(call, deltas, batch):
