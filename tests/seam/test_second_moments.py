@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests.cluster import run_workers
-from tfgradcomp.seam import second_moments
+from tfgradcomp.seam import moment_rules, second_moments
+from tfgradcomp.seam.layer_calls import Call
 
 layers = keras.layers
 pytestmark = pytest.mark.timeout(600)
@@ -255,6 +256,29 @@ def check_layer(name, **kwargs):
     x = random(7, *shape)
     y = random(*model(x).shape)
     check(compiled(model), x, y, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [layers.Conv2D, layers.DepthwiseConv2D])
+def test_channels_first(kind):
+    """By the rule alone: few processors run such a convolution."""
+    arguments = (4, 3) if kind is layers.Conv2D else (3,)
+    x, delta = random(7, 6, 5, 3), random(7, 4, 3, 4 if kind is layers.Conv2D else 3)
+    gradients = {}
+    for order in ("channels_last", "channels_first"):
+        layer = kind(*arguments, data_format=order)
+        pair = [x, delta]
+        if order == "channels_first":
+            pair = [np.moveaxis(value, -1, 1) for value in pair]
+        layer.build(pair[0].shape)
+        call = Call(layer, (tf.constant(pair[0]),), {})
+        call.variables = {id(v): v for v in layer.trainable_variables}
+        terms = moment_rules.terms_of(call, [tf.constant(pair[1])], 7)
+        gradients[order] = [
+            t.gradients(*([v[:, None] for v in vs] for vs in (t.inputs, t.deltas)))
+            for t in terms
+        ]
+    for last, first in zip(*gradients.values(), strict=True):
+        np.testing.assert_allclose(last[0], first[0], rtol=1e-12)
 
 
 # Weights with another form, or used more than once.
