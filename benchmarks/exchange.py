@@ -99,6 +99,8 @@ def main() -> None:
         (folder / f"{file}.md").write_text("\n".join([*lines, ""]))
         return
     write_table(HERE / "README.md", name, lines)
+    if not args.sweep_workers:
+        write_table(HERE.parent / "README.md", name, measuring.summary(rows))
 
 
 if __name__ == "__main__":

@@ -342,6 +342,28 @@ def markdown(titles: list[str], rows: list[list]) -> list[str]:
     ]
 
 
+def summary(rows: list[dict]) -> list[str]:
+    """Returns the lines of a small table: float32, and each method at its best."""
+    best = {}
+    for row in sorted(rows, key=lambda row: row["exchange_ms"]):
+        if row["framework"] == "tfgradcomp":
+            best.setdefault(row["variant"], row)
+    reference = [row for row in rows if row["variant"] == "float32"]
+    titles = ["gradients travel by", "transport", "exchange, ms", "times as fast"]
+    shown = (*reference, *sorted(best.values(), key=rows.index))
+    names = ("variant", "transport", "exchange_ms")
+    return markdown(
+        titles,
+        [
+            [
+                *(row[name] for name in names),
+                row["of_float32"] and 1 / row["of_float32"],
+            ]
+            for row in shown
+        ],
+    )
+
+
 def label(row: dict) -> str:
     """Returns what a row is called in a plot."""
     if row["framework"] == "tfgradcomp":

@@ -90,7 +90,8 @@ def make_rows(size: int) -> list[Row]:
     x, m, e = normal(), normal(), normal()
     codes = tf.constant(rng.integers(0, 3, size, np.int32))
     signs_1, signs_8, signs_4 = words(2, 1), words(2, 8), words(2, 4)
-    ternary_1, ternary_4, nine_1 = words(3, 1), words(3, 4), words(9, 1)
+    ternary_1, ternary_4 = words(3, 1), words(3, 4)
+    nine_1, nine_4 = words(9, 1), words(9, 4)
     one = np.array([0, size])
     widths = sizes(resnet_50())
     while sum(widths) < size:
@@ -100,6 +101,7 @@ def make_rows(size: int) -> list[Row]:
     limit, stream = tf.constant([2.5]), tf.constant([7, 3, 0], tf.int64)
     ratio, true, false = tf.constant(0.9), tf.constant(True), tf.constant(False)
     scale = scales(1)
+    buckets = np.append(np.arange(0, size, 2048), size)
 
     def levels(base, packed):
         zero = packed.shape[0] * (base - 1) // 2 if base > 2 else 1
@@ -108,6 +110,22 @@ def make_rows(size: int) -> list[Row]:
             lambda w, s: ops.sum_levels(w, s, one, base, step, zero),
             (packed, scale),
         )
+
+    def orq(ops):
+        def encode(x, stream):
+            found, nonfinite = ops.find_levels(x, buckets, "optimal", 9)
+            return ops.pack_levels(x, found, buckets, stream), found, nonfinite
+
+        return encode, (x, stream)
+
+    def qsgd(ops):
+        def encode(x, stream):
+            largest = ops.block_statistics(x, buckets).maximum
+            unit = tf.cast(largest, tf.float32)[:, tf.newaxis] / 4
+            even = unit * tf.range(-4.0, 5.0)
+            return ops.pack_levels(x, even, buckets, stream), unit
+
+        return encode, (x, stream)
 
     def feedback(splits):
         return lambda ops: (
@@ -236,6 +254,22 @@ def make_rows(size: int) -> list[Row]:
             lambda ops: (
                 lambda w, r: ops.majority_vote(w, size, 2, 2, 0, r),
                 (signs_8, stream),
+            ),
+        ),
+        Row(
+            "find levels, ORQ-9",
+            lambda ops: (
+                lambda x: ops.find_levels(x, buckets, "optimal", 9),
+                (x,),
+            ),
+        ),
+        Row("clipless ORQ-9 encode", orq),
+        Row("QSGD-9 encode", qsgd),
+        Row(
+            "mean of 4 base-9 payloads of levels",
+            lambda ops: (
+                lambda w, table: ops.mean_of_levels(w, table, buckets),
+                (nine_4, tf.sort(scales(4, len(buckets) - 1, 9))),
             ),
         ),
         Row(

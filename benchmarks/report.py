@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+
 _COLOURS = {"TensorFlow": "#7f7f7f", "tfgradcomp": "#1f77b4", "PyTorch": "#dd8452"}
 
 
@@ -105,10 +107,32 @@ def plot_lines(path: Path, rows: list[dict], label: Callable) -> None:
     axes.figure.savefig(path, bbox_inches="tight", dpi=120)
 
 
-def _axes(width, height):
+def plot_histograms(path: Path, panels: dict) -> None:
+    """Draws how values are distributed, one panel each, if matplotlib is there.
+
+    Args:
+        path: Of the picture.
+        panels: Arrays, by title. The first one is clipped to 2.5 deviations, which
+            is what all panels show; bins are relative to the fullest.
+    """
+    row = _axes(2.6 * len(panels), 2.4, columns=len(panels))
+    if row is None:
+        return
+    limit = 2.5 * next(iter(panels.values())).std()
+    for axes, (title, values) in zip(row, panels.items(), strict=True):
+        counts, edges = np.histogram(values.clip(-limit, limit), 101, (-limit, limit))
+        axes.stairs(counts / counts.max(), edges, fill=True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(title)
+    row[0].figure.savefig(path, bbox_inches="tight", dpi=120)
+
+
+def _axes(width, height, columns=1):
     try:
         from matplotlib.figure import Figure
     except ImportError:
         print("no matplotlib here, so no plot: pip install matplotlib", file=sys.stderr)
         return None
-    return Figure(figsize=(width, height)).add_subplot()
+    return Figure(figsize=(width, height)).subplots(
+        1, columns, sharex=True, sharey=True
+    )

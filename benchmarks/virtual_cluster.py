@@ -102,7 +102,9 @@ def main() -> None:
     if args.output is not None:
         (folder / f"{file}.md").write_text("\n".join([*lines, ""]))
         return
-    write_table(HERE / "README.md", f"virtual cluster {args.rate}", lines)
+    name = f"virtual cluster {args.rate}"
+    write_table(HERE / "README.md", name, lines)
+    write_table(HERE.parent / "README.md", name, measuring.summary(rows))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,16 @@ METHODS = {
     "DistEFSGD": lambda **kw: tfgradcomp.DistEFSGD(SGD(), **kw),
     "DistEFBlockSGD": lambda **kw: tfgradcomp.DistEFBlockSGD(SGD(), **kw),
     "DistEFBlockSGDM": lambda **kw: tfgradcomp.DistEFBlockSGDM(SGD(), **kw),
+    "ORQ": lambda **kw: tfgradcomp.ORQ(SGD(), **kw),
+    "ORQ(levels=5)": lambda **kw: tfgradcomp.ORQ(SGD(), levels=5, **kw),
+    "ORQ(levels=3)": lambda **kw: tfgradcomp.ORQ(SGD(), levels=3, **kw),
+    "ORQ(reply='requantize')": lambda **kw: tfgradcomp.ORQ(
+        SGD(), reply="requantize", **kw
+    ),
+    "BinGrad": lambda **kw: tfgradcomp.BinGrad(SGD(), **kw),
+    "QSGD": lambda **kw: tfgradcomp.QSGD(SGD(), **kw),
+    "LinearQuantization": lambda **kw: tfgradcomp.LinearQuantization(SGD(), **kw),
+    "ScaledSign": lambda **kw: tfgradcomp.ScaledSign(SGD(), **kw),
     "HalfPrecision": lambda **kw: tfgradcomp.HalfPrecision(SGD(), **kw),
 }
 

@@ -167,7 +167,7 @@ def main(folder: Path) -> None:
     interface = task["interface"]
     gc.collect()
     gc.disable()
-    for round_ in range(-WARM_UP, task["rounds"]):
+    for round_ in range(-min(WARM_UP, task["rounds"]), task["rounds"]):
         for answer, step in prepared:
             if step is None:
                 continue

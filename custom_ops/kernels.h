@@ -113,8 +113,8 @@ struct SumCodes {
   uint32_t* sum;  // [WordsFor(size, sum_base)]
 };
 
-// values[j] = scale[b] * float(step * sum_i code_ij - zero), then + addend[j] where
-// that is given. The integer stays below 2^31.
+// values[j] = scale[b] * float(step * sum_i code_ij - zero). The integer stays below
+// 2^31.
 struct SumLevels {
   const uint32_t* words;  // [num_workers, WordsFor(size, base)]
   int64_t num_workers;
@@ -125,7 +125,6 @@ struct SumLevels {
   const float* scale;  // [num_blocks]
   const int64_t* row_splits;
   int64_t num_blocks;
-  const float* addend;  // [size] or null
   CutVector<float> values;
 };
 
@@ -136,6 +135,51 @@ struct MeanOfSigns {
   const float* scale;     // [num_workers, num_blocks]
   int64_t num_workers;
   int64_t size;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  CutVector<float> values;
+};
+
+// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference.py, which
+// says what they are to the bit: sums are integers there, exact in any order. Blocks
+// with an element that is infinite or NaN have levels 0; *nonfinite counts these.
+enum class LevelRule { kOptimal, kQuantiles, kSymmetric, kMeans };
+struct FindLevels {
+  CutVector<const float> x;
+  int64_t size;
+  LevelRule rule;
+  int64_t count;
+  int64_t sweeps;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  float* levels;  // [num_blocks, count]
+  int64_t* nonfinite;
+};
+
+// With k the number of levels 1 .. count - 2 of the block that are <= x_j, words of
+// base `count` with the codes
+//   k + (Uniform(RandomWord(stream, j)) * (levels[k + 1] - levels[k])
+//        < x_j - levels[k])
+// or, where `stream` is null, words of base `count` - 1 with the codes k.
+struct PackLevels {
+  CutVector<const float> x;
+  int64_t size;
+  const float* levels;  // [num_blocks, count]
+  int64_t count;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  const uint64_t* stream;  // {key, high, first} or null
+  uint32_t* words;
+};
+
+// The mean of N vectors of levels, added in the order of workers:
+//   values[j] = ((levels[0, b, code_0j] + levels[1, b, code_1j]) + ...) / float(N).
+struct MeanOfLevels {
+  const uint32_t* words;  // [num_workers, WordsFor(size, count)]
+  const float* levels;    // [num_workers, num_blocks, count]
+  int64_t num_workers;
+  int64_t size;
+  int64_t count;
   const int64_t* row_splits;
   int64_t num_blocks;
   CutVector<float> values;
@@ -244,6 +288,9 @@ struct MeanSignResidual {
   X(SumCodes)                         \
   X(SumLevels)                        \
   X(MeanOfSigns)                      \
+  X(FindLevels)                       \
+  X(PackLevels)                       \
+  X(MeanOfLevels)                     \
   X(MajorityVote)                     \
   X(SignErrorFeedback)                \
   X(MeanSignErrorFeedback)            \

@@ -18,7 +18,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "examples" / "README.md"
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 METHODS = (
     "none",
     "half_precision",
@@ -108,7 +107,7 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def conditions(workers: int) -> str:
+def conditions(workers: str, threads: str) -> str:
     """Return date, commit, device, threads and versions: what a number needs."""
     commit = git("rev-parse", "--short", "HEAD")
     # The table itself changes the README, so that one does not count.
@@ -119,28 +118,31 @@ def conditions(workers: int) -> str:
     if cpuinfo.exists():
         model = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
         cpu = model[1] if model else cpu
-    # The launcher's share of the cores, unless the user says otherwise.
-    share = max(1, len(os.sched_getaffinity(0)) // workers)
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", share)
     versions = {
         name.removesuffix("-cpu"): metadata.version(name)
         for name in ("tensorflow", "tensorflow-cpu", "keras")
         if any(metadata.distributions(name=name))
     }
     return (
-        f"{datetime.date.today()}, commit {commit}; {workers} workers on one machine, "
+        f"{datetime.date.today()}, commit {commit}; {workers} on one machine, "
         f"CPU {cpu}, {os.cpu_count()} logical cores, {threads} thread(s) per worker; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
     )
 
 
-def replace_table(text: str, table: str) -> str:
-    """Return ``text`` with ``table`` between the two markers."""
-    before, found_begin, rest = text.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
+def replace_table(text: str, table: str, name: str = "results") -> str:
+    """Return ``text`` with ``table`` between the two markers of that name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
     if not (found_begin and found_end):
-        raise ValueError(f"The README should hold {BEGIN} and then {END}.")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+        raise ValueError(f"The README should hold {begin} and then {end}.")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def write_table(table: str, name: str = "results"):
+    """Put ``table`` into the README, between the markers of that name."""
+    README.write_text(replace_table(README.read_text(), table, name))
 
 
 def main():
@@ -151,7 +153,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     arguments = parser.parse_args()
-    measured_on = conditions(arguments.workers)
+    # The launcher's share of the cores, unless the user says otherwise.
+    share = max(1, len(os.sched_getaffinity(0)) // arguments.workers)
+    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", str(share))
+    measured_on = conditions(f"{arguments.workers} workers", threads)
     results = [
         run(method, arguments.workers, arguments.epochs, arguments.seed)
         for method in arguments.methods
@@ -166,7 +171,7 @@ def main():
         "|---" * len(COLUMNS) + "|",
         *rows,
     ]
-    README.write_text(replace_table(README.read_text(), "\n".join(table)))
+    write_table("\n".join(table))
 
 
 if __name__ == "__main__":

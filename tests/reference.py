@@ -165,6 +165,123 @@ class DistEF:
         return reply + decay
 
 
+# Quantizers: the levels of one block in ascending order, and rounding to them.
+
+
+def optimal_levels(v, count, sweeps=0):
+    """ORQ: the ends, middles of middles, then `sweeps` of moves between neighbours."""
+    v = np.sort(np.asarray(v, np.float64))
+    ranks = [0] * (count - 1) + [len(v) - 1]
+
+    def middle(left, right):
+        low, high = v[left], v[right]
+        if low == high:
+            return right
+        m = np.sum(v[left : right + 1] - low) / (high - low)
+        return right + 1 - max(math.ceil(m - 1e-9), 1)
+
+    step = count - 1
+    while step > 1:
+        for left in range(0, count - 1, step):
+            ranks[left + step // 2] = middle(ranks[left], ranks[left + step])
+        step //= 2
+    for _ in range(sweeps):
+        for k in range(1, count - 1):
+            ranks[k] = middle(ranks[k - 1], ranks[k + 1])
+    return v[ranks]
+
+
+def quantile_levels(v, count):
+    """Linear: rank k (n - 1) / (count - 1), halves upwards."""
+    places = np.arange(count) * (len(v) - 1) / (count - 1)
+    return np.sort(v)[np.floor(places + 0.5).astype(int)]
+
+
+def even_levels(v, count, norm="max"):
+    """QSGD: evenly spaced from -||v|| to ||v||."""
+    v = np.asarray(v, np.float64)
+    size = np.abs(v).max() if norm == "max" else math.sqrt(np.sum(v**2))
+    return size * np.linspace(-1, 1, count)
+
+
+def symmetric_levels(v):
+    """BinGrad-pb: n b = sum of the |v| >= b, as nearly as an element comes to it."""
+    a = np.sort(np.abs(np.asarray(v, np.float64)))
+    distance = [abs(len(a) * b - a[a >= b].sum()) for b in a]
+    b = a[np.argmin(distance)]
+    return np.array([-b, b])
+
+
+def mean_levels(v):
+    """BinGrad-b: the means of the two sides of the mean."""
+    v = np.asarray(v, np.float64)
+    below = v < v.mean()
+    sides = [v[below], v[~below]]
+    return np.array([side.mean() if len(side) else v.mean() for side in sides])
+
+
+def rounded_at_random(v, levels, coins):
+    """Up with probability (v - b_{k-1}) / (b_k - b_{k-1}); outside, the nearest end."""
+    k = np.searchsorted(levels[1:-1], v, side="right")
+    low, high = levels[k], levels[k + 1]
+    width = np.where(high > low, high - low, 1)
+    probability = (v - low) / width
+    # float32 may see it the other way; take another seed.
+    inside = (probability > 0) & (probability < 1)
+    if (inside & (np.abs(coins - probability) < 5e-7)).any():
+        raise ArithmeticError("A coin is too close to call.")
+    return np.where(coins < probability, high, low)
+
+
+def rounding_error(v, levels):
+    """What is expected of the square of the error, summed over the block (Eq. 9)."""
+    v, levels = np.asarray(v, np.float64), np.asarray(levels, np.float64)
+    k = np.searchsorted(levels[1:-1], v, side="right")
+    return np.sum((v - levels[k]) * (levels[k + 1] - v))
+
+
+def quantize(x, splits, levels_of, coins):
+    """Rounds each block to its own levels."""
+    result = np.array(x, np.float64)
+    for block in blocks(splits):
+        v = result[block]
+        result[block] = rounded_at_random(v, levels_of(v), coins[block])
+    return result
+
+
+def bingrad_b(x, splits):
+    """Each element becomes the mean of its side."""
+    result = np.array(x, np.float64)
+    for block in blocks(splits):
+        v = result[block]
+        low, high = mean_levels(v)
+        result[block] = np.where(v < v.mean(), low, high)
+    return result
+
+
+class Quantized:
+    """The mean of what workers quantized, with or without residuals; one vector.
+
+    compress: Function of a vector, the step and the rank; -1 is the server.
+    """
+
+    def __init__(self, compress, requantizes=False, feeds_back=False):
+        self.compress, self.requantizes = compress, requantizes
+        self.feeds_back = feeds_back
+        self.e = self.server_e = self.unit = 0.0
+
+    def __call__(self, step, gradients, weights, rate):
+        ratio = self.unit / rate if rate and self.feeds_back else 0.0
+        p = gradients + ratio * self.e
+        pushed = np.stack([self.compress(v, step, i) for i, v in enumerate(p)])
+        server_p = reply = pushed.mean(0) + ratio * self.server_e
+        if self.requantizes:
+            reply = self.compress(server_p, step, -1)
+        if rate:
+            self.e, self.server_e, self.unit = p - pushed, server_p - reply, rate
+        return reply
+
+
 # The operations on flat float32 vectors, from custom_ops/word_format.h and kernels.h.
 # float32 in the order written, so that equality means every bit. A stream is a triple
 # (key, high, first).
@@ -253,10 +370,9 @@ def sum_codes(words, base, count, sum_base=None):
     return pack(total_codes(words, base, count), sum_base)
 
 
-def sum_levels(words, scale, splits, base, step, zero, addend=None):
+def sum_levels(words, scale, splits, base, step, zero):
     levels = step * total_codes(words, base, splits[-1]) - zero
-    values = spread(scale, splits) * levels.astype(np.float32)
-    return values if addend is None else values + addend
+    return spread(scale, splits) * levels.astype(np.float32)
 
 
 def mean_of_signs(words, scale, splits):

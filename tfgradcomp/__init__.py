@@ -43,11 +43,16 @@ if _tool() == "tfgradcomp.ops":
 if _tool() is None:
     from tfgradcomp import callbacks, compressors, servers, transports
     from tfgradcomp.optimizers import (
+        ORQ,
+        QSGD,
+        BinGrad,
         CompressedOptimizer,
         DistEFBlockSGD,
         DistEFBlockSGDM,
         DistEFSGD,
         HalfPrecision,
+        LinearQuantization,
+        ScaledSign,
         SignSGD,
         Signum,
         TernGrad,
@@ -55,11 +60,16 @@ if _tool() is None:
     from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
 
 __all__ = [
+    "ORQ",
+    "QSGD",
+    "BinGrad",
     "CompressedOptimizer",
     "DistEFBlockSGD",
     "DistEFBlockSGDM",
     "DistEFSGD",
     "HalfPrecision",
+    "LinearQuantization",
+    "ScaledSign",
     "SignSGD",
     "Signum",
     "TernGrad",

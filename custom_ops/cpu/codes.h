@@ -301,7 +301,6 @@ void LevelsOf(const SumLevels& shared, const Digits& digits, int64_t tile,
   const I step = SetInts(static_cast<int32_t>(args.step));
   const I negative_zero = SetInts(static_cast<int32_t>(-args.zero));
   Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
-  GroupReader addend;
   GroupWriter values(args.values, args.size);
   int32_t codes[kTile + kSlack];
   for (int64_t unit = begin; unit < end; ++unit) {
@@ -325,12 +324,6 @@ void LevelsOf(const SumLevels& shared, const Digits& digits, int64_t tile,
         }
         group[part.kPart] = Mul(Load(s + kFirst), group[part.kPart]);
       });
-      if (args.addend != nullptr) {
-        const float* more = addend.At(args.addend + at, count);
-        for (int part = 0; part < kParts; ++part) {
-          group[part] = Add(group[part], Load(more + part * kWidth));
-        }
-      }
       values.Put(at, group);
     }
   }

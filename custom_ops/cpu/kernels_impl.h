@@ -6,6 +6,7 @@
 #include "groups.h"
 #include "codes.h"
 #include "signs.h"
+#include "levels.h"
 #include "votes.h"
 #include "blocks.h"
 #include "error_feedback.h"

@@ -75,7 +75,18 @@ inline F Fraction(F a) { return Sub(a, _mm256_floor_ps(a)); }
 inline F Pick(const float* p, I lanes) {
   return _mm256_permutevar8x32_ps(_mm256_loadu_ps(p), lanes);
 }
+inline F PickOf16(const float* p, I lanes) {
+  const F of_upper = _mm256_castsi256_ps(_mm256_slli_epi32(lanes, 28));
+  return _mm256_blendv_ps(Pick(p, lanes), Pick(p + 8, lanes), of_upper);
+}
+inline F Gather(const float* p, I lanes) { return _mm256_i32gather_ps(p, lanes, 4); }
 inline I AddInts(I a, I b) { return _mm256_add_epi32(a, b); }
+inline I AddLess(I a, F x, F y) {
+  return _mm256_sub_epi32(a, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LT_OQ)));
+}
+inline I AddAtMost(I a, F x, F y) {
+  return _mm256_sub_epi32(a, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LE_OQ)));
+}
 inline I MulInts(I a, I b) { return _mm256_mullo_epi32(a, b); }
 inline __m128i AddFours(I a) {
   return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));

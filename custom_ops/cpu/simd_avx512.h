@@ -63,7 +63,18 @@ inline F Fraction(F a) {
 inline F Pick(const float* p, I lanes) {
   return _mm512_permutexvar_ps(lanes, _mm512_loadu_ps(p));
 }
+inline F PickOf16(const float* p, I lanes) { return Pick(p, lanes); }
+inline F Gather(const float* p, I lanes) { return _mm512_i32gather_ps(lanes, p, 4); }
 inline I AddInts(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I AddWhere(I a, __mmask16 lanes) {
+  return _mm512_mask_add_epi32(a, lanes, a, _mm512_set1_epi32(1));
+}
+inline I AddLess(I a, F x, F y) {
+  return AddWhere(a, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ));
+}
+inline I AddAtMost(I a, F x, F y) {
+  return AddWhere(a, _mm512_cmp_ps_mask(x, y, _CMP_LE_OQ));
+}
 inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
 inline __m128i AddFours(I a) {
   const __m256i eight =

@@ -83,7 +83,15 @@ inline F Fraction(F a) { return a - ToFloats(Truncate(a)); }
 inline F Pick(const float* p, I lanes) {
   return F{p[lanes[0]], p[lanes[1]], p[lanes[2]], p[lanes[3]]};
 }
+// Lane i is p[lanes[i]], which is one of p's first sixteen.
+inline F PickOf16(const float* p, I lanes) { return Pick(p, lanes); }
+// Lane i is p[lanes[i]].
+inline F Gather(const float* p, I lanes) { return Pick(p, lanes); }
 inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
+// Adds 1 where x < y.
+inline I AddLess(I a, F x, F y) { return a - (x < y); }
+// Adds 1 where x <= y.
+inline I AddAtMost(I a, F x, F y) { return a - (x <= y); }
 inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
 // The sums of the lanes of four vectors.
 inline void SumFour(uint32_t* p, I a, I b, I c, I d) {

@@ -78,10 +78,8 @@ __global__ void __launch_bounds__(kThreads)
       // Modulo 2^32: only the result has to be below 2^31.
       const uint32_t level = static_cast<uint32_t>(args.step) * tile[PlaceOf(e)] -
                              static_cast<uint32_t>(args.zero);
-      float value = __fmul_rn(args.scale[blocks.Of(j)],
-                              static_cast<float>(static_cast<int32_t>(level)));
-      if (args.addend != nullptr) value = __fadd_rn(value, args.addend[j]);
-      args.values.whole[j] = value;
+      args.values.whole[j] = __fmul_rn(args.scale[blocks.Of(j)],
+                                       static_cast<float>(static_cast<int32_t>(level)));
     }
     __syncwarp();
   }

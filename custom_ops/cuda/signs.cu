@@ -11,19 +11,6 @@ __device__ inline int CountNonfinite(float value) {
   return __popc(__ballot_sync(kAllLanes, (BitsOf(value) & 0x7FFFFFFF) >= kInfinity));
 }
 
-// Adds what a warp counted: integers, so that the order of warps is no matter.
-__device__ inline void AddCount(int64_t* total, int count) {
-  if (Lane() != 0 || count == 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(total),  // NOLINT: CUDA's own type.
-            static_cast<unsigned long long>(count));       // NOLINT
-}
-
-const char* SetZero(const Gpu& gpu, int64_t* count) {
-  const cudaError_t error =
-      cudaMemsetAsync(count, 0, sizeof(*count), static_cast<cudaStream_t>(gpu.stream));
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
 __global__ void __launch_bounds__(kThreads) PackSignsKernel(PackSigns args) {
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
     const int64_t begin = chunk * kChunk + Lane();

@@ -40,20 +40,6 @@ __device__ inline void ReadRows(const float* tile, float rows[kRowsPerLane]) {
   }
 }
 
-struct Plus {
-  template <typename T>
-  __device__ T operator()(T a, T b) const {
-    return a + b;
-  }
-};
-
-struct Larger {
-  template <typename T>
-  __device__ T operator()(T a, T b) const {
-    return a < b ? b : a;
-  }
-};
-
 // Combines value(first), ..., value(first + kCount - 1) in adjacent pairs.
 template <int kCount, typename Combine, typename Value>
 __device__ auto CombinePairs(Combine combine, const Value& value, int first = 0) {

@@ -1,5 +1,6 @@
 // What all kernels share. One warp takes a tile of the flat vector at a time; which
-// thread block it belongs to never matters, so thread blocks need no barriers.
+// thread block it belongs to never matters, so thread blocks need no barriers (but see
+// levels.cu).
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
@@ -24,21 +25,37 @@ constexpr unsigned kAllLanes = 0xFFFFFFFF;
 // Enough thread blocks to fill any GPU several times; beyond it warps take more tiles.
 constexpr int64_t kMaxThreadBlocks = 1 << 14;
 
-// Launches one warp a tile. Returns null or CUDA's message.
+TFGRADCOMP_HOST_DEVICE constexpr int64_t CeilDiv(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Launches `blocks` thread blocks, or as many as there may be. Returns null or CUDA's
+// message.
 template <typename... Parameters, typename... Arguments>
-const char* Launch(const Gpu& gpu, int64_t tiles, void (*kernel)(Parameters...),
-                   const Arguments&... arguments) {
-  if (tiles <= 0) return nullptr;
-  const int64_t blocks = (tiles + kWarpsPerBlock - 1) / kWarpsPerBlock;
+const char* LaunchBlocks(const Gpu& gpu, int64_t blocks, int threads,
+                         void (*kernel)(Parameters...), const Arguments&... arguments) {
+  if (blocks <= 0) return nullptr;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks < kMaxThreadBlocks ? blocks : kMaxThreadBlocks);
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(threads);
   config.stream = static_cast<cudaStream_t>(gpu.stream);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Launches one warp a tile.
+template <typename... Parameters, typename... Arguments>
+const char* Launch(const Gpu& gpu, int64_t tiles, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  return LaunchBlocks(gpu, CeilDiv(tiles, kWarpsPerBlock), kThreads, kernel,
+                      arguments...);
+}
+
+inline const char* SetZero(const Gpu& gpu, int64_t* count) {
+  const cudaError_t error =
+      cudaMemsetAsync(count, 0, sizeof(*count), static_cast<cudaStream_t>(gpu.stream));
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
 
 __device__ inline int Lane() { return threadIdx.x % kWarp; }
 __device__ inline int WarpInBlock() { return threadIdx.x / kWarp; }
@@ -48,6 +65,27 @@ __device__ inline int64_t FirstTile() {
   return int64_t{blockIdx.x} * kWarpsPerBlock + WarpInBlock();
 }
 __device__ inline int64_t TileStride() { return int64_t{gridDim.x} * kWarpsPerBlock; }
+
+struct Plus {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+struct Larger {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
+};
+
+// Adds what a warp counted: integers, so that the order of warps is no matter.
+__device__ inline void AddCount(int64_t* total, int64_t count) {
+  if (Lane() != 0 || count == 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(total),  // NOLINT: CUDA's own type.
+            static_cast<unsigned long long>(count));       // NOLINT
+}
 
 __device__ inline RandomStream ReadStream(const uint64_t* stream) {
   return RandomStream{stream[0], stream[1], stream[2]};

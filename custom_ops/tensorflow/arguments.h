@@ -5,8 +5,10 @@
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "../kernels.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,6 +17,7 @@ namespace tfgradcomp {
 
 constexpr int64_t kMaxBase = int64_t{1} << 32;
 constexpr int64_t kMaxCount = int64_t{1} << 48;  // Far from overflow.
+constexpr int64_t kMaxLevels = int64_t{1} << 16;
 
 template <typename... Parts>
 absl::Status Invalid(const Parts&... message) {
@@ -29,6 +32,40 @@ inline absl::Status CheckBase(int64_t base) {
 inline absl::Status CheckCount(int64_t count) {
   if (count >= 0 && count <= kMaxCount) return absl::OkStatus();
   return Invalid("count must be in [0, 2**48]. Received: count=", count);
+}
+
+// A block's levels, whose places are codes.
+inline absl::Status CheckLevelCount(int64_t least, int64_t count) {
+  if (count >= least && count <= kMaxLevels) return absl::OkStatus();
+  return Invalid("levels must be at least ", least, " and at most ", kMaxLevels,
+                 " a block. Received: ", count);
+}
+
+// The rules of find_levels, and how many levels each of them finds.
+inline absl::Status CheckRule(const std::string& rule, int64_t count, int64_t sweeps,
+                              LevelRule* found) {
+  const bool in_range = count >= 2 && count <= kMaxLevels;
+  bool fits = sweeps >= 0;
+  if (rule == "optimal") {
+    *found = LevelRule::kOptimal;
+    fits = fits && in_range && ((count - 1) & (count - 2)) == 0;
+  } else if (rule == "quantiles") {
+    *found = LevelRule::kQuantiles;
+    fits = fits && in_range;
+  } else if (rule == "symmetric") {
+    *found = LevelRule::kSymmetric;
+    fits = fits && count == 2;
+  } else {
+    *found = LevelRule::kMeans;
+    fits = fits && rule == "means" && count == 3;
+  }
+  if (fits) return absl::OkStatus();
+  return Invalid(
+      "rule must be 'optimal' with a power of two plus 1 as count, 'quantiles' with a "
+      "count from 2 on, 'symmetric' with count=2 or 'means' with count=3; count must "
+      "be at most ",
+      kMaxLevels, " and sweeps not negative. Received: rule='", rule,
+      "', count=", count, ", sweeps=", sweeps);
 }
 
 // The sizes of the parts that a vector of `count` elements is written to.

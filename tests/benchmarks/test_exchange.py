@@ -115,7 +115,9 @@ def test_apart_gives_every_method_its_own_processes():
     measuring = import_script("measuring")
     parser = argparse.ArgumentParser()
     measuring.add_arguments(parser, rounds=3)
-    args = parser.parse_args(["--apart", "--methods", "SignSGD,Signum"])
+    args = parser.parse_args(
+        ["--apart", "--methods", "SignSGD,Signum", "--transports", "sharded"]
+    )
     named = [
         [variant["name"] for variant in task["variants"]]
         for task in measuring.tasks(args, None)

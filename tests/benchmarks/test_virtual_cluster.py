@@ -116,6 +116,7 @@ def test_the_files_and_what_they_say(permitted, tmp_path):
         "virtual_cluster.py",
         *FEW,
         *("--rate", "200mbit", "--methods", "SignSGD", "--output", tmp_path),
+        *("--transports", "all_gather"),
     )
     assert code == 0, errors
     rows = rows_of(tmp_path / "virtual_cluster_200mbit.csv")

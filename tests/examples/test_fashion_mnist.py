@@ -121,12 +121,13 @@ def test_comparison_refuses_what_it_cannot_vouch_for(old, new, message):
 def test_table_goes_between_the_markers_only():
     text = compare_methods.README.read_text()
     changed = compare_methods.replace_table(text, "a table")
-    before, _, after = text.partition(compare_methods.BEGIN)
+    begin, end = "<!-- results: begin -->", "<!-- results: end -->"
+    before, _, after = text.partition(begin)
     assert changed.startswith(before)
-    assert changed.endswith(after.partition(compare_methods.END)[2])
+    assert changed.endswith(after.partition(end)[2])
     again = compare_methods.replace_table(changed, "another")
     assert "a table" not in again
-    assert f"{compare_methods.BEGIN}\nanother\n{compare_methods.END}" in again
+    assert f"{begin}\nanother\n{end}" in again
     with pytest.raises(ValueError, match="should hold"):
         compare_methods.replace_table("no markers", "a table")
 

@@ -118,7 +118,6 @@ void VisitBuffers(SumLevels& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, a.base));
   visit.Input(a.scale, a.num_blocks);
   visit.Input(a.row_splits, a.num_blocks + 1);
-  if (a.addend != nullptr) visit.Input(a.addend, a.size);
   visit.Output(a.values.whole, a.size);
 }
 
@@ -126,6 +125,31 @@ template <typename Visit>
 void VisitBuffers(MeanOfSigns& a, Visit& visit) {
   visit.Input(a.words, a.num_workers * WordsFor(a.size, 2));
   visit.Input(a.scale, a.num_workers * a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.values.whole, a.size);
+}
+
+template <typename Visit>
+void VisitBuffers(FindLevels& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.levels, a.num_blocks * a.count);
+  visit.Output(a.nonfinite, 1);
+}
+
+template <typename Visit>
+void VisitBuffers(PackLevels& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.levels, a.num_blocks * a.count);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  if (a.stream != nullptr) visit.Input(a.stream, 3);
+  visit.Output(a.words, WordsFor(a.size, a.count - (a.stream == nullptr)));
+}
+
+template <typename Visit>
+void VisitBuffers(MeanOfLevels& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * WordsFor(a.size, a.count));
+  visit.Input(a.levels, a.num_workers * a.num_blocks * a.count);
   visit.Input(a.row_splits, a.num_blocks + 1);
   visit.Output(a.values.whole, a.size);
 }
@@ -329,6 +353,8 @@ class Inputs {
     if (nonfinite) Put(x, {infinity, -infinity, nan});
     wild = Numbers(size);
     if (nonfinite) Put(wild, {infinity, -infinity, nan, -nan});
+    coarse = Array<float>(size);
+    for (int64_t j = 0; j < size; ++j) coarse[j] = std::round(residual[j]);
     scale = Magnitudes(num_workers * num_blocks);
     wild_scale = Magnitudes(num_workers * num_blocks);
     if (nonfinite) Put(wild_scale, {infinity, nan, 0.0f});
@@ -365,10 +391,22 @@ class Inputs {
     return packed;
   }
 
+  // `count` levels a block of each worker, in ascending order; of some blocks all
+  // equal.
+  Array<float> Levels(int64_t count) {
+    Array<float> levels = Numbers(num_workers * num_blocks * count);
+    for (int64_t first = 0; first < levels.count(); first += count) {
+      std::sort(levels.data() + first, levels.data() + first + count);
+      if (Below(8) == 0) std::fill_n(levels.data() + first, count, levels[first]);
+    }
+    return levels;
+  }
+
   int64_t size, num_workers, num_blocks;
   Array<int64_t> row_splits;
   Array<float> x, momentum, residual;  // [size]
   Array<float> wild;                   // [size], with NaN of either sign
+  Array<float> coarse;                 // [size], many of them equal
   Array<float> scale, wild_scale;      // [num_workers, num_blocks]
   Array<float> limit;                  // [num_blocks]
   Array<float> ratio{1};
@@ -511,21 +549,46 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   for (uint64_t base : {2, 3, 5, 9, 17, 256, 257, 65537}) {
     const Array<uint32_t> words = in.Words(base);
     const int64_t zero = workers * static_cast<int64_t>(base - 1);
-    for (const float* addend :
-         {static_cast<const float*>(nullptr), static_cast<const float*>(in.x.data())}) {
-      run("SumLevels" + with("base", base) + with("addend", addend != nullptr),
-          SumLevels{words.data(),
-                    workers,
-                    n,
-                    base,
-                    2,
-                    zero,
-                    in.wild_scale.data(),
-                    splits,
-                    blocks,
-                    addend,
-                    {}});
+    run("SumLevels" + with("base", base), SumLevels{words.data(),
+                                                    workers,
+                                                    n,
+                                                    base,
+                                                    2,
+                                                    zero,
+                                                    in.wild_scale.data(),
+                                                    splits,
+                                                    blocks,
+                                                    {}});
+  }
+  const struct {
+    const char* name;
+    LevelRule rule;
+    int64_t count, sweeps;
+  } rules[] = {{"optimal", LevelRule::kOptimal, 9, 0},
+               {"optimal", LevelRule::kOptimal, 3, 2},
+               {"quantiles", LevelRule::kQuantiles, 7, 0},
+               {"symmetric", LevelRule::kSymmetric, 2, 0},
+               {"means", LevelRule::kMeans, 3, 0}};
+  // Not for each number of workers, nor for many blocks of one: slow to emulate.
+  const Array<float>& vector = workers == 2 ? in.coarse : in.wild;
+  for (const auto& [name, rule, count, sweeps] : rules) {
+    if (workers == 1 || workers > 4 || (n > 100 && blocks == n)) break;
+    run("FindLevels " + std::string(name) + with("count", count) +
+            with("sweeps", sweeps),
+        FindLevels{vector.data(), n, rule, count, sweeps, splits, blocks, {}, {}});
+  }
+  for (int64_t count : {2, 3, 9, 16, 17, 40}) {
+    const Array<float> levels = in.Levels(count);
+    const Array<uint32_t> words = in.Words(count);
+    for (const uint64_t* stream : streams) {
+      if (stream == nullptr && count == 2) continue;  // There is no base 1.
+      run("PackLevels" + with("count", count) + with("stream", stream != nullptr),
+          PackLevels{
+              in.wild.data(), n, levels.data(), count, splits, blocks, stream, {}});
     }
+    run("MeanOfLevels" + with("count", count),
+        MeanOfLevels{
+            words.data(), levels.data(), workers, n, count, splits, blocks, {}});
   }
   if (!independent_of_blocks) return;
 

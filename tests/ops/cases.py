@@ -123,9 +123,33 @@ def calls(size, layout="one", workers=3, kind="normal"):
             ("sum_codes", (ballots[:1], base, size, zero + 1)),
             ("sum_codes", (ballots, base, size, zero + 70)),
             ("sum_levels", (ballots, scale, splits, base, 2, zero)),
-            ("sum_levels", (ballots, scale, splits, base, 1, zero // 2, m)),
+            ("sum_levels", (ballots, scale, splits, base, 1, zero // 2)),
             ("sum_levels", (ballots[:1], scale, splits, base, 2, base - 1)),
         ]
+    for rule, count, sweeps in (
+        ("optimal", 2, 0),
+        ("optimal", 9, 0),
+        ("optimal", 5, 2),
+        ("optimal", 33, 1),
+        ("quantiles", 2, 0),
+        ("quantiles", 9, 0),
+        ("quantiles", 7, 0),
+        ("symmetric", 2, 0),
+        ("means", 3, 0),
+    ):
+        # Many equal elements, too, and of such magnitudes that some have no bits left.
+        coarse = np.where(np.abs(m) < 1, np.round(m), m * np.abs(m) ** 9)
+        for vector in (x, coarse):
+            result.append(("find_levels", (vector, splits, rule, count, sweeps)))
+    for count in (2, 3, 4, 5, 9, 16, 17, 100):
+        table = np.sort(floats(workers * blocks * count, seed=3)) * scale[:1]
+        table = table.reshape(workers, blocks, count)
+        if blocks:
+            table[0, 0] = table[0, 0, 0]  # All of one block the same.
+        result.append(("pack_levels", (x, table[-1], splits, streams[0])))
+        if count > 2:
+            result.append(("pack_levels", (x, table[0], splits)))
+        result.append(("mean_of_levels", (words(count, workers, size), table, splits)))
     for base in (2, 3):
         ballots = words(base, workers, size, seed=1)
         for reply_base in (2, 3):

@@ -23,9 +23,10 @@ TYPES = {
     "i": ctypes.c_int64,
     "u": ctypes.c_uint64,
     "f": ctypes.c_float,
+    "e": ctypes.c_int,
 }
 # Fields in the order of the structs: p for a pointer, c for a vector that may be cut, i
-# and u for int64 and uint64, f for float32.
+# and u for int64 and uint64, f for float32, e for an enumeration.
 STRUCTS = {
     "PackCodes": "p:codes i:size u:base p:words",
     "UnpackCodes": "p:words i:rows i:size u:base p:codes",
@@ -37,9 +38,15 @@ STRUCTS = {
     "BlockStatistics": "c:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
     "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
     "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
-    "p:row_splits i:num_blocks p:addend c:values",
+    "p:row_splits i:num_blocks c:values",
     "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
     "c:values",
+    "FindLevels": "c:x i:size e:rule i:count i:sweeps p:row_splits i:num_blocks "
+    "p:levels p:nonfinite",
+    "PackLevels": "c:x i:size p:levels i:count p:row_splits i:num_blocks p:stream "
+    "p:words",
+    "MeanOfLevels": "p:words p:levels i:num_workers i:size i:count p:row_splits "
+    "i:num_blocks c:values",
     "MajorityVote": "p:words i:num_workers i:size i:base i:reply_base i:quorum "
     "p:stream p:votes",
     "SignErrorFeedback": "c:x p:momentum p:residual i:size f:mu p:ratio p:moving "
@@ -209,9 +216,7 @@ class CpuLibrary:
             sum=_words_like(count, sum_base),
         )[0]
 
-    def sum_levels(
-        self, words, scale, row_splits, base, step, zero, addend=None, sizes=None
-    ):
+    def sum_levels(self, words, scale, row_splits, base, step, zero, sizes=None):
         return self._run(
             "SumLevels",
             ["values"],
@@ -222,7 +227,6 @@ class CpuLibrary:
             step=step,
             zero=zero,
             scale=scale,
-            addend=addend,
             values=_values(row_splits[-1], sizes),
             **_blocks(row_splits),
         )[0]
@@ -235,6 +239,48 @@ class CpuLibrary:
             scale=scale,
             num_workers=words.shape[0],
             size=row_splits[-1],
+            values=_values(row_splits[-1], sizes),
+            **_blocks(row_splits),
+        )[0]
+
+    def find_levels(self, x, row_splits, rule, count, sweeps=0):
+        levels, nonfinite = self._run(
+            "FindLevels",
+            ["levels", "nonfinite"],
+            x=x,
+            size=_size(x),
+            rule=("optimal", "quantiles", "symmetric", "means").index(rule),
+            count=count,
+            sweeps=sweeps,
+            levels=np.full([len(row_splits) - 1, count], 7, np.float32),
+            nonfinite=np.full(1, 7),
+            **_blocks(row_splits),
+        )
+        return levels, nonfinite[0]
+
+    def pack_levels(self, x, levels, row_splits, stream=None):
+        count = levels.shape[1]
+        return self._run(
+            "PackLevels",
+            ["words"],
+            x=x,
+            size=_size(x),
+            levels=levels,
+            count=count,
+            stream=stream,
+            words=_words_like(_size(x), count - (stream is None)),
+            **_blocks(row_splits),
+        )[0]
+
+    def mean_of_levels(self, words, levels, row_splits, sizes=None):
+        return self._run(
+            "MeanOfLevels",
+            ["values"],
+            words=words,
+            levels=levels,
+            num_workers=words.shape[0],
+            size=row_splits[-1],
+            count=levels.shape[-1],
             values=_values(row_splits[-1], sizes),
             **_blocks(row_splits),
         )[0]

@@ -324,10 +324,20 @@ CALLS = {
     "block_statistics": dict(x=X, row_splits=[0, 2, 5]),
     "sum_codes": dict(words=WORDS, base=3, count=5, sum_base=7),
     "sum_levels": dict(
-        words=WORDS, scale=TWO, row_splits=[0, 2, 5], base=3, step=1, zero=2, addend=X
+        words=WORDS, scale=TWO, row_splits=[0, 2, 5], base=3, step=1, zero=2
     ),
     "mean_of_signs": dict(
         words=WORDS, scale=np.ones((2, 2), np.float32), row_splits=[0, 2, 5]
+    ),
+    "find_levels": dict(x=X, row_splits=[0, 2, 5], rule="optimal", count=5, sweeps=1),
+    "pack_levels": dict(
+        x=X,
+        levels=np.ones((2, 3), np.float32),
+        row_splits=[0, 2, 5],
+        stream=STREAM,
+    ),
+    "mean_of_levels": dict(
+        words=WORDS, levels=np.ones((2, 2, 3), np.float32), row_splits=[0, 2, 5]
     ),
     "majority_vote": dict(words=WORDS, count=5, base=3, reply_base=2, stream=STREAM),
     "sign_error_feedback": dict(
@@ -429,12 +439,44 @@ BAD = {
         base=BAD_BASE,
         step=[2**31, -(2**31), 2**30, HUGE],
         zero=[2**31, -(2**31), HUGE],
-        addend=BAD_VECTOR,
     ),
     "mean_of_signs": dict(
         sizes=BAD_SIZES,
         words=BAD_WORDS,
         scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
+        row_splits=BAD_SPLITS_FIRST,
+    ),
+    "find_levels": dict(
+        x=BAD_X,
+        row_splits=BAD_SPLITS_ALONE,
+        rule=["best", "", "symmetric", "means"],
+        count=[-1, 0, 1, 4, 6, 2**16 + 1, HUGE],
+        sweeps=[-1],
+    ),
+    "pack_levels": dict(
+        x=BAD_X,
+        levels=[
+            TWO,
+            np.ones((1, 3), np.float32),
+            np.ones((2, 0), np.float32),
+            np.ones((2, 1), np.float32),
+            np.ones((2, 2**16 + 1), np.float32),
+            np.ones((2, 3, 1), np.float32),
+        ],
+        row_splits=BAD_SPLITS,
+        stream=BAD_STREAM,
+    ),
+    "mean_of_levels": dict(
+        sizes=BAD_SIZES,
+        words=BAD_WORDS,
+        levels=[
+            np.ones((2, 3), np.float32),
+            np.ones((1, 2, 3), np.float32),
+            np.ones((2, 1, 3), np.float32),
+            np.ones((2, 2, 0), np.float32),
+            np.ones((2, 2, 1), np.float32),
+            np.ones((2, 2, 2**16 + 1), np.float32),
+        ],
         row_splits=BAD_SPLITS_FIRST,
     ),
     "majority_vote": dict(
@@ -495,9 +537,11 @@ def test_a_wrong_argument_is_an_error_never_a_crash(name, argument):
 
 @pytest.mark.parametrize("name", native.NAMES)
 def test_vectors_may_be_empty(name):
-    empty = dict(row_splits=[0], count=0)
+    empty = dict(row_splits=[0])
+    if name != "find_levels":  # There it is the number of levels.
+        empty["count"] = 0
     nothing = np.zeros(0, np.float32)
-    for argument in ("x", "momentum", "residual", "limit", "addend", "codes"):
+    for argument in ("x", "momentum", "residual", "limit", "codes"):
         dtype = np.asarray(CALLS[name].get(argument, nothing)).dtype
         empty[argument] = nothing.astype(dtype)
     words = np.asarray(CALLS[name].get("words", WORDS))
@@ -505,6 +549,8 @@ def test_vectors_may_be_empty(name):
     scale = np.ndim(CALLS[name].get("scale", nothing))
     empty["scale"] = np.zeros((2, 0), np.float32) if scale == 2 else nothing
     empty["sent_scale"] = np.zeros((2, 0), np.float32)
+    levels = np.shape(CALLS[name].get("levels", WORDS))
+    empty["levels"] = np.zeros([*levels[:-2], 0, 3], np.float32)
     arguments = {k: empty.get(k, v) for k, v in CALLS[name].items()}
     for result in tf.nest.flatten(on_cpu(name, arguments)):
         # A count of nothing is a number, too.
@@ -513,7 +559,7 @@ def test_vectors_may_be_empty(name):
 
 @pytest.mark.parametrize(
     "name, argument",
-    [(name, a) for name in CALLS for a in ("stream", "momentum", "addend", "sum_base")],
+    [(name, a) for name in CALLS for a in ("stream", "momentum", "sum_base")],
 )
 def test_optional_arguments_may_be_left_out(name, argument):
     if argument not in CALLS[name] or (name, argument) in [

@@ -110,14 +110,17 @@ def test_results_that_go_past_the_caches():
     scale = tf.constant(cases.positive([2, len(splits) - 1]))
     signs = tf.constant(cases.words(2, 2, STREAMED))
     ternary = tf.constant(cases.words(3, 2, STREAMED))
+    table = tf.constant(cases.positive([2, len(splits) - 1, 3]))
     stream = tf.constant([7, 3, 0], tf.int64)
     for name, args in (
         ("unpack_codes", (ternary[0], 3, STREAMED)),
         ("sum_levels", (signs[:1], scale[0], splits, 2, 2, 1)),
-        ("sum_levels", (ternary, scale[0], splits, 3, 1, 2, x)),
+        ("sum_levels", (ternary, scale[0], splits, 3, 1, 2)),
         ("mean_of_signs", (signs, scale, splits)),
         ("pack_momentum_signs", (x, m, 0.9, False, stream)),
-        ("sum_levels", (ternary, scale[0], splits, 3, 1, 2, x, PARTS_OF_STREAMED)),
+        ("sum_levels", (ternary, scale[0], splits, 3, 1, 2, PARTS_OF_STREAMED)),
+        ("mean_of_levels", (ternary, table, splits)),
+        ("mean_of_levels", (ternary, table, splits, PARTS_OF_STREAMED)),
         ("mean_of_signs", (signs, scale, splits, PARTS_OF_STREAMED)),
         ("sign_error_feedback", (x, m, e, 0.9, tf.constant(0.5), True, splits)),
         ("sign_error_feedback", (x, None, e, 0.0, tf.constant(0.5), False, splits)),
@@ -178,10 +181,13 @@ def print_digests():
     x, momentum = (tf.constant(cases.floats(LARGE, seed=i)) for i in range(2))
     parts = Parts(tf.split(x, cases.cuts(LARGE)))
     splits, stream = cases.row_splits(LARGE, "ragged"), np.array([7, 3, 0])
+    levels = cases.positive([len(splits) - 1, 9]).cumsum(1) - 5
     cut = [
         ("pack_signs_checked", (parts, stream)),
         ("pack_momentum_signs", (parts, momentum, 0.9, False, stream)),
         ("block_statistics", (parts, splits)),
+        ("find_levels", (parts, splits, "optimal", 9)),
+        ("pack_levels", (parts, levels, splits, stream)),
         ("sign_error_feedback", (parts, momentum, x, 0.9, 0.5, True, splits)),
     ]
     for what, name, args in [*made(shape), *(("cut " + c[0], *c) for c in cut)]:

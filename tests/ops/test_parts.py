@@ -18,9 +18,11 @@ READERS = (
     "pack_momentum_signs",
     "pack_ternary",
     "block_statistics",
+    "find_levels",
+    "pack_levels",
     "sign_error_feedback",
 )
-WRITERS = ("sum_levels", "mean_of_signs")
+WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels")
 
 needs_library = pytest.mark.skipif(
     shutil.which("g++") is None and native.find_library() is None,
@@ -212,12 +214,19 @@ def test_shapes_are_static(ops):
         ternary = ops.pack_ternary(parts, scale[0], scale[0], splits, stream)
         assert ternary.shape == [5]
         assert ops.block_statistics(parts, splits).l1.shape == [1]
+        levels, nonfinite = ops.find_levels(parts, splits, "optimal", 9)
+        assert (levels.shape, nonfinite.shape) == ([1, 9], [])
+        assert ops.pack_levels(parts, levels, splits, stream).shape == [10]
+        assert ops.pack_levels(parts, levels, splits).shape == [10]
         signs, mean, m_new, left = ops.sign_error_feedback(
             parts, m, m, 0.9, tf.constant(1.0), tf.constant(True), splits
         )
         assert (signs.shape, mean.shape) == ([4], [1])
         assert m_new.shape == left.shape == [100]
         values = ops.mean_of_signs(words, scale, splits, sizes=(99, 0, 1))
+        assert [part.shape for part in values] == [[99], [0], [1]]
+        table = tf.ones([2, 1, 2])
+        values = ops.mean_of_levels(words, table, splits, sizes=(99, 0, 1))
         assert [part.shape for part in values] == [[99], [0], [1]]
         return signs
 

@@ -295,15 +295,13 @@ def test_mean_magnitude(size, layout):
 def test_levels(base, size, layout):
     splits = cases.row_splits(size, layout)
     scale = cases.positive(len(splits) - 1)
-    addend = cases.floats(size, "zeros")
     for workers in (1, 3):
         words = cases.words(base, workers, size)
         zero = workers * (base - 1)
-        for plus in (None, addend):
-            values = ops.sum_levels(
-                tf.constant(words), tf.constant(scale), splits, base, 2, zero, plus
-            )
-            same(values, oracle.sum_levels(words, scale, splits, base, 2, zero, plus))
+        values = ops.sum_levels(
+            tf.constant(words), tf.constant(scale), splits, base, 2, zero
+        )
+        same(values, oracle.sum_levels(words, scale, splits, base, 2, zero))
 
 
 @pytest.mark.parametrize("workers", cases.WORKERS)
@@ -444,9 +442,13 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         *ops.pack_momentum_signs(x, m, 0.9, flag, stream),
         ops.pack_ternary(x, scale, scale, splits, stream),
         *ops.block_statistics(x, splits),
+        *ops.find_levels(x, splits, "optimal", 9, 1),
+        *ops.find_levels(x, splits, "quantiles", 9),
+        *ops.find_levels(x, splits, "symmetric", 2),
+        *ops.find_levels(x, splits, "means", 3),
         ops.sum_codes(words, 3, size),
         # Sums that a caller goes on with.
-        ops.sum_levels(words, scale, splits, 3, 2, 6, m) + x,
+        ops.sum_levels(words, scale, splits, 3, 2, 6) + x,
         x + ops.mean_of_signs(signs, scales, splits),
         ops.mean_of_signs(signs, scales, splits),
         ops.majority_vote(words, size, 3, 3, 1, stream),

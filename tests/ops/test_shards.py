@@ -53,6 +53,15 @@ def test_a_part_draws_what_the_whole_vector_draws_there(ops, offset, first):
         codes(got, 3, left), codes(expected, 3, SIZE)[offset:]
     )
 
+    table = np.sort(cases.floats(9))[np.newaxis]
+    expected = ops.pack_levels(
+        tf.constant(x), table, [0, SIZE], tf.constant(whole, tf.int64)
+    )
+    got = ops.pack_levels(rest, table, [0, left], part)
+    np.testing.assert_array_equal(
+        codes(got, 9, left), codes(expected, 9, SIZE)[offset:]
+    )
+
     for base in (2, 3):
         ballots = np.random.default_rng(base).integers(0, base, [4, SIZE])
         sent = np.stack([oracle.pack(row, base) for row in ballots])

@@ -20,7 +20,13 @@ WRAPPERS = [
     tfgradcomp.DistEFBlockSGD,
     tfgradcomp.DistEFBlockSGDM,
     tfgradcomp.HalfPrecision,
+    tfgradcomp.ORQ,
+    tfgradcomp.BinGrad,
+    tfgradcomp.QSGD,
+    tfgradcomp.LinearQuantization,
+    tfgradcomp.ScaledSign,
 ]
+QUANTIZERS = ["ORQ", "BinGrad", "QSGD", "LinearQuantization", "ScaledSign"]
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 
 
@@ -87,7 +93,11 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
             {"compressor": "zip"},
             [
                 "compressor must be",
+                "bingrad",
                 "identity",
+                "linear",
+                "orq",
+                "qsgd",
                 "scaled_sign",
                 "ternary",
                 "top_k",
@@ -121,6 +131,41 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
         ),
         ("Signum", {"warmup_steps": "soon"}, ["warmup_steps must be", "'soon'"]),
         ("Signum", {"warmup_steps": 1.5}, ["warmup_steps must be", "=1.5"]),
+        *[
+            ("ORQ", {"levels": levels}, ["a power of two plus 1", f"levels={levels}"])
+            for levels in (2, 4, 7, 513, 9.0, True, None)
+        ],
+        ("ORQ", {"refine": -1}, ["refine must be a number of sweeps", "refine=-1"]),
+        ("ORQ", {"refine": 0.5}, ["refine must be", "refine=0.5"]),
+        ("ORQ", {"clip_factor": 0}, ["clip_factor must be positive", "=0"]),
+        (
+            "ORQ",
+            {"table_dtype": "int8"},
+            ["table_dtype must be one of", "bfloat16", "table_dtype='int8'"],
+        ),
+        (
+            "BinGrad",
+            {"variant": "c"},
+            ["variant must be one of", "b", "pb", "variant='c'"],
+        ),
+        ("BinGrad", {"table_dtype": 2}, ["table_dtype must be one of", "=2"]),
+        ("QSGD", {"levels": 4}, ["an odd integer, at least 3", "levels=4"]),
+        ("QSGD", {"levels": 1}, ["an odd integer, at least 3", "levels=1"]),
+        ("QSGD", {"levels": 259}, ["at most 257", "levels=259"]),
+        ("QSGD", {"norm": "l1"}, ["norm must be one of", "max", "l2", "norm='l1'"]),
+        ("LinearQuantization", {"levels": 1}, ["at least 2", "levels=1"]),
+        ("LinearQuantization", {"levels": 300}, ["at most 257", "levels=300"]),
+        *[
+            (name, {argument: value}, [text, f"{argument}={value!r}"])
+            for name in QUANTIZERS
+            for argument, value, text in (
+                ("bucket_size", 0, "bucket_size must be an integer"),
+                ("bucket_size", "model", "bucket_size must be an integer"),
+                ("reply", "float16", "reply must be one of"),
+                ("error_feedback", "yes", "error_feedback must be one of"),
+            )
+        ],
+        ("DistEFSGD", {"bucket_size": 0}, ["bucket_size must be", "bucket_size=0"]),
         ("DistEFSGD", {"weight_decay": -0.1}, ["weight_decay must be", "=-0.1"]),
         ("DistEFBlockSGD", {"weight_decay": -1}, ["weight_decay must be", "=-1"]),
         ("DistEFBlockSGDM", {"weight_decay": -1}, ["weight_decay must be", "=-1"]),
@@ -204,13 +249,19 @@ def test_methods_without_momentum_take_an_inner_one(inner):
     [
         tfgradcomp.DistEFSGD,
         tfgradcomp.DistEFBlockSGDM,
+        tfgradcomp.ORQ,
+        tfgradcomp.BinGrad,
+        tfgradcomp.QSGD,
+        tfgradcomp.LinearQuantization,
+        tfgradcomp.ScaledSign,
         lambda *args, **kw: tfgradcomp.TernGrad(*args, share_scaler=False, **kw),
     ],
 )
 def test_what_cannot_be_added_up_is_not_all_reduced(make):
     optimizer = make(sgd(), transport="all_reduce", min_size=1)
-    choices = "use 'auto' or one of ['all_gather', 'sharded']"
-    with refused("transport='all_reduce'", choices, "compressor="):
+    choices = "Use 'auto' or one of ['all_gather', 'sharded']"
+    why = "what can be added up: numbers, or codes of levels that all workers share"
+    with refused("transport='all_reduce'", why, choices, "compressor="):
         optimizer.build(make_variables([(3,)]))
 
 
@@ -218,7 +269,7 @@ def test_what_needs_the_whole_vector_is_not_sharded():
     optimizer = tfgradcomp.DistEFSGD(
         sgd(), compressor="top_k", transport="sharded", min_size=1
     )
-    with refused("transport='sharded'", "use 'auto' or one of ['all_gather']"):
+    with refused("transport='sharded'", "Use 'auto' or one of ['all_gather']"):
         optimizer.build(make_variables([(3,)]))
 
 

@@ -36,6 +36,15 @@ METHODS = {
     "DistEFBlockSGDM, buckets": lambda **kw: tfgradcomp.DistEFBlockSGDM(
         rate(), block_size=700, **kw
     ),
+    "ORQ": lambda **kw: tfgradcomp.ORQ(rate(), 5, 512, 2.5, **kw),
+    "ORQ, requantized": lambda **kw: tfgradcomp.ORQ(
+        rate(), 3, 300, reply="requantize", **kw
+    ),
+    "BinGrad": lambda **kw: tfgradcomp.BinGrad(rate(), "pb", 350, **kw),
+    "BinGrad, two-way": lambda **kw: tfgradcomp.BinGrad(
+        rate(), "b", 512, reply="requantize", error_feedback=True, **kw
+    ),
+    "QSGD": lambda **kw: tfgradcomp.QSGD(rate(), 5, None, "l2", **kw),
     "top-k": lambda **kw: tfgradcomp.DistEFSGD(rate(), compressor="top_k", **kw),
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)

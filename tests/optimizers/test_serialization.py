@@ -11,9 +11,13 @@ import tensorflow as tf
 import tfgradcomp
 from tests.helpers import Rates, bits, make_variables, named
 from tfgradcomp.compressors import (
+    ORQ,
+    QSGD,
+    BinGrad,
     Clip,
     ErrorFeedback,
     Identity,
+    LinearQuantization,
     Momentum,
     NesterovMomentum,
     ScaledSign,
@@ -22,7 +26,7 @@ from tfgradcomp.compressors import (
     TopK,
 )
 from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress
+from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -57,7 +61,7 @@ WRAPPERS = {
         "quorum": 0,
         "allow_inner_momentum": True,
     },
-    "DistEFSGD": {"compressor": "top_k", "weight_decay": 0.25},
+    "DistEFSGD": {"compressor": "orq", "weight_decay": 0.25, "bucket_size": 512},
     "DistEFBlockSGD": {"block_size": 77, "weight_decay": 0.125},
     "DistEFBlockSGDM": {
         "momentum": 0.75,
@@ -66,6 +70,38 @@ WRAPPERS = {
         "allow_inner_momentum": True,
     },
     "HalfPrecision": {"dtype": "float16"},
+    "ORQ": {
+        "levels": 17,
+        "bucket_size": None,
+        "clip_factor": 2.5,
+        "refine": 2,
+        "reply": "requantize",
+        "error_feedback": True,
+        "table_dtype": "float16",
+    },
+    "BinGrad": {
+        "variant": "pb",
+        "bucket_size": 100,
+        "clip_factor": 1.7,
+        "reply": "requantize",
+        "error_feedback": True,
+        "table_dtype": "bfloat16",
+    },
+    "QSGD": {
+        "levels": 5,
+        "bucket_size": None,
+        "norm": "l2",
+        "reply": "requantize",
+        "error_feedback": True,
+    },
+    "LinearQuantization": {
+        "levels": 4,
+        "bucket_size": None,
+        "reply": "requantize",
+        "error_feedback": True,
+        "table_dtype": "float16",
+    },
+    "ScaledSign": {"bucket_size": 64, "reply": "requantize", "error_feedback": True},
 }
 COMPOSED = {
     "clip, momentum, signs": (Clip(Momentum(Sign(), 0.5, 3), 1.5), MajorityVote()),
@@ -76,6 +112,8 @@ COMPOSED = {
         NesterovMomentum(ErrorFeedback(ScaledSign()), 0.3),
         Recompress(ScaledSign()),
     ),
+    "levels": (Clip(ORQ(33, 1, "float16"), 2.0), Requantize(QSGD(5, "l2"))),
+    "quantiles": (LinearQuantization(3, "bfloat16"), Mean(BinGrad("pb"))),
     "half": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
 }
 every_wrapper = pytest.mark.parametrize(("name", "own"), WRAPPERS.items(), ids=WRAPPERS)
@@ -172,6 +210,9 @@ RUNS = {
         sgd(), ErrorFeedback(TopK(0.2)), Mean(TopK(0.2)), min_size=10
     ),
     "HalfPrecision": lambda: tfgradcomp.HalfPrecision(sgd(momentum=0.5), min_size=10),
+    "ORQ": lambda: tfgradcomp.ORQ(
+        sgd(), 5, 16, reply="requantize", error_feedback=True, min_size=10, seed=9
+    ),
 }
 every_run = pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
 # With one worker there is nothing left for the server to lose.

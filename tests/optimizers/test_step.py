@@ -29,6 +29,10 @@ METHODS = {
         inner, weight_decay=0.01, **kw
     ),
     "HalfPrecision": lambda inner, **kw: tfgradcomp.HalfPrecision(inner, **kw),
+    "ORQ": lambda inner, **kw: tfgradcomp.ORQ(
+        inner, 5, reply="requantize", error_feedback=True, **kw
+    ),
+    "BinGrad": lambda inner, **kw: tfgradcomp.BinGrad(inner, "pb", **kw),
 }
 every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 
@@ -519,6 +523,9 @@ def test_exclusion_by_layer_needs_a_model():
         ("DistEFBlockSGD", 1.05),
         ("DistEFBlockSGDM", 1.05),
         ("HalfPrecision", 16.05),
+        # 13 digits a word and five levels a block of 2048; one bit and two levels.
+        ("ORQ", 2.56),
+        ("BinGrad", 1.05),
     ],
 )
 def test_bits_per_element(name, up):
@@ -527,7 +534,8 @@ def test_bits_per_element(name, up):
         _ = optimizer.traffic
     assert elements(optimizer, big_model()) == KERNELS > 100_000
     traffic = optimizer.traffic
-    floor = {"TernGrad": np.log2(3), "HalfPrecision": 16}.get(name, 1)
+    floor = {"TernGrad": np.log2(3), "HalfPrecision": 16, "ORQ": 2.53}
+    floor = floor.get(name, 1)
     assert floor <= traffic.bits_per_element_up <= up
     assert traffic.num_workers == 1
     assert traffic.words_sent == traffic.bytes_received == 0

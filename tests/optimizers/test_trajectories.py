@@ -206,6 +206,7 @@ def dist_ef_rules(workers, shapes, min_size, compress, momentum=None, decay=0.0)
 
 
 RULES = {
+    "bingrad": lambda v, splits: reference.bingrad_b(v, [0, len(v)]),
     "scaled_sign": lambda v, splits: reference.scaled_sign(v, [0, len(v)]),
     "top_k": lambda v, splits: reference.top_k(v, 0.01),
     "identity": lambda v, splits: v,
@@ -216,7 +217,7 @@ RULES = {
 @pytest.mark.parametrize(
     ("workers", "name"),
     [(2, "scaled_sign"), (3, "scaled_sign"), (4, "scaled_sign")]
-    + [(3, "top_k"), (2, "identity")],
+    + [(3, "top_k"), (2, "identity"), (2, "bingrad")],
 )
 def test_dist_ef_sgd(workers, name, shapes, size_argument, min_size):
     run = Run(
@@ -272,6 +273,20 @@ def test_dist_ef_block_sgdm(workers, decay, shapes, size_argument, min_size):
         ),
         atol=1e-5,
     )
+
+
+def test_dist_ef_sgd_in_buckets():
+    run = Run(
+        lambda transport: tfgradcomp.DistEFSGD(
+            sgd(), "bingrad", bucket_size=40, transport=transport, min_size=1
+        ),
+        3,
+        SHAPES,
+    )
+    rules = dist_ef_rules(
+        3, SHAPES, 1, lambda v, splits: reference.bingrad_b(v, [0, 40, 80, 99])
+    )
+    run.follows(rules, atol=1e-5)
 
 
 def test_dist_ef_weight_decay_without_momentum():
@@ -339,6 +354,92 @@ def test_terngrad(workers, arguments, shapes, size_argument, min_size):
         return gradients.mean(0)
 
     run.follows(in_parts(shapes, min_size, ternary, mean), momentum=0.6, atol=1e-5)
+
+
+LEVELS = {
+    "ORQ": lambda v: reference.optimal_levels(v, 5),
+    "BinGrad": reference.symmetric_levels,
+    "QSGD": lambda v: reference.even_levels(v, 7, "l2"),
+    "LinearQuantization": lambda v: reference.quantile_levels(v, 4),
+}
+QUANTIZERS = {
+    "ORQ": {"levels": 5},
+    "BinGrad": {"variant": "pb"},
+    "QSGD": {"levels": 7, "norm": "l2"},
+    "LinearQuantization": {"levels": 4},
+}
+
+
+@every_model
+@pytest.mark.parametrize(
+    ("workers", "name", "bucket_size", "arguments"),
+    [
+        (2, "ORQ", 16, {}),
+        (3, "ORQ", 40, {"reply": "requantize"}),
+        (2, "ORQ", None, {"clip_factor": 1.7}),
+        (3, "ORQ", 16, {"error_feedback": True, "reply": "requantize"}),
+        (2, "BinGrad", 16, {"reply": "requantize"}),
+        (3, "BinGrad", 40, {"clip_factor": 2.5, "variant": "b"}),
+        (4, "BinGrad", 16, {"variant": "b", "reply": "requantize"}),
+        (2, "BinGrad", None, {"variant": "b", "error_feedback": True}),
+        (3, "QSGD", 16, {}),
+        (2, "QSGD", None, {"reply": "requantize"}),
+        (2, "QSGD", 40, {"norm": "max", "levels": 9, "error_feedback": True}),
+        (2, "LinearQuantization", 16, {"reply": "requantize"}),
+        (3, "ScaledSign", 16, {"reply": "requantize"}),
+        (2, "ScaledSign", None, {"error_feedback": True}),
+    ],
+    ids=str,
+)
+def test_quantizers(
+    workers, name, bucket_size, arguments, shapes, size_argument, min_size
+):
+    own = {**QUANTIZERS.get(name, {}), **arguments}
+    run = Run(
+        lambda transport: getattr(tfgradcomp, name)(
+            sgd(0.6),
+            bucket_size=bucket_size,
+            seed=SEED,
+            transport=transport,
+            **own,
+            **size_argument,
+        ),
+        workers,
+        shapes,
+        # With more coins, some would be too close to call.
+        rates=RATES[:8],
+    )
+    compressed, splits, _ = parts_of(shapes, min_size)
+    if bucket_size is not None:
+        splits = [*range(0, len(compressed), bucket_size), len(compressed)]
+
+    def levels(v):
+        if own.get("norm") == "max":
+            return reference.even_levels(v, own["levels"])
+        return LEVELS[name](v)
+
+    def compress(v, step, rank):
+        if "clip_factor" in own and rank >= 0:
+            v = reference.clip(v, splits, own["clip_factor"])
+        if name == "ScaledSign":
+            return reference.scaled_sign(v, splits)
+        if own.get("variant") == "b":
+            return reference.bingrad_b(v, splits)
+        coins = reference.uniform(len(v), SEED, step, rank)
+        return reference.quantize(v, splits, levels, coins)
+
+    feeds_back = "error_feedback" in own
+    requantizes = "reply" in own
+    run.follows(
+        in_parts(
+            shapes,
+            min_size,
+            reference.Quantized(compress, requantizes, feeds_back),
+            lambda step, gradients, weights, rate: gradients.mean(0),
+        ),
+        momentum=0.6,
+        atol=2e-5,
+    )
 
 
 def half(values, dtype):

@@ -112,6 +112,7 @@ METHODS = {
     "dist_ef_block_sgd": method("DistEFBlockSGD", (0.01, 0.0)),
     "dist_ef_block_sgdm": method("DistEFBlockSGDM", (0.01, 0.0), weight_decay=1e-3),
     "half_precision": method("HalfPrecision", (0.01, 0.0), "all_reduce"),
+    "orq": method("ORQ", (0.01, 0.9), levels=5, reply="requantize"),
 }
 
 
@@ -129,6 +130,7 @@ TRANSPORTS = {
     "signum": ("all_gather", "all_reduce", "sharded"),
     "dist_ef_sgd": ("all_gather", "sharded"),
     "dist_ef_block_sgdm": ("all_gather", "sharded"),
+    "orq": ("all_gather", "sharded"),
 }
 
 

@@ -46,6 +46,7 @@ METHODS = (
     "dist_ef_block_sgd",
     "dist_ef_block_sgdm",
     "half_precision",
+    "orq",
 )
 
 
@@ -257,10 +258,11 @@ def test_traffic_is_what_the_collectives_are_given(two, method):
         # Two workers: a gather sends the vector once, a ring's reduce sends it once.
         words += -(-size * bytes_each // 4)
     assert answer["sent"] == answer["received"] == words
-    limit = {"terngrad": 1.65, "half_precision": 16.0}.get(
+    limit = {"terngrad": 1.65, "half_precision": 16.0, "orq": 2.6}.get(
         method.split("_own")[0], 1.05
     )
-    # 2560 compressed elements; the scale of the one block is 32 bits of them.
+    # 2560 compressed elements; the scale of the one block is 32 bits of them, five
+    # levels of two blocks are 320.
     assert answer["up"] <= limit
 
 
@@ -317,7 +319,8 @@ def test_all_transports_and_buckets_give_the_same_weights(three):
         for answer in three:
             assert {*answer["transports"][method].values()} == {*digests.values()}
         assert len({*digests.values()}) == 1, (method, digests)
-    assert len({min(d.values()) for d in three[0]["transports"].values()}) == 5
+    digests = [min(d.values()) for d in three[0]["transports"].values()]
+    assert len({*digests}) == len(digests)
 
 
 def test_transports_work_inside_of_conditionals(two):

@@ -6,12 +6,23 @@ import tensorflow as tf
 
 from tests import reference
 from tests.helpers import bits, make_context
-from tfgradcomp.compressors import Identity, Layout, ScaledSign, Sign, Ternary, TopK
+from tfgradcomp.compressors import (
+    ORQ,
+    BinGrad,
+    ErrorFeedback,
+    Identity,
+    Layout,
+    ScaledSign,
+    Sign,
+    Ternary,
+    TopK,
+)
 from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
     Mean,
     Recompress,
+    Requantize,
     SignOfMean,
     fused,
 )
@@ -219,8 +230,52 @@ def test_the_mean_is_compressed_again_with_a_residual(compressor, rule):
 
 
 @pytest.mark.parametrize(
+    ("compressor", "rule"),
+    [
+        (ScaledSign(), lambda v, coins: reference.scaled_sign(v, SPLITS)),
+        (BinGrad(), lambda v, coins: reference.bingrad_b(v, SPLITS)),
+        (
+            ORQ(5),
+            lambda v, coins: reference.quantize(
+                v, SPLITS, lambda u: reference.optimal_levels(u, 5), coins
+            ),
+        ),
+    ],
+    ids=["scaled sign", "BinGrad", "ORQ"],
+)
+def test_the_mean_is_compressed_again_and_nothing_is_kept(compressor, rule):
+    server = Requantize(compressor)
+    assert server.init(LAYOUT) == ()
+    for step in range(3):
+        payloads = compressed(compressor, vectors_of(3, step))
+        reply, state = combine(server, payloads, step=step, seed=5, rank=2)
+        check_reply(server, reply, 3)
+        assert state == ()
+        mean = compressor.mean(payloads, LAYOUT)
+        # The server's numbers are nobody's own: those of rank -1.
+        coins = reference.uniform(LAYOUT.size, 5, step, -1)
+        np.testing.assert_allclose(
+            server.decompress(reply, LAYOUT, 3),
+            rule(np.asarray(mean, np.float64), coins),
+            rtol=1e-6,
+            atol=1e-7,
+        )
+
+
+def test_a_server_that_compresses_needs_its_blocks_whole():
+    for server in (Requantize(ORQ()), Recompress(ORQ())):
+        assert server.unit(Layout((0, 10, 20, 25))) == 10
+        assert server.unit(Layout((0, 25))) == 25
+        assert server.unit(Layout((0, 10, 25, 30))) is None
+    assert Requantize(TopK()).unit(Layout((0, 10))) is None
+    with pytest.raises(ValueError, match="stateless.*ErrorFeedback"):
+        Requantize(ErrorFeedback(ORQ()))
+
+
+@pytest.mark.parametrize(
     ("server", "expected"),
     [
+        (Requantize(ORQ()), Mean()),
         (MajorityVote(), SignOfMean()),
         (CodeSum(Sign()), SignOfMean()),
         (CodeSum(Ternary()), Mean()),
@@ -288,5 +343,5 @@ def test_a_fused_server_gives_the_same_bits(workers, rate):
 
 
 def test_what_no_kernel_does_at_once_stays_as_it_is():
-    for server in (Recompress(TopK()), Mean(ScaledSign()), MajorityVote()):
+    for server in (Recompress(TopK()), Requantize(ScaledSign()), MajorityVote()):
         assert fused(server) is server

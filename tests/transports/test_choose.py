@@ -8,7 +8,14 @@ from tfgradcomp import transports
 from tfgradcomp.compressors import Layout
 from tfgradcomp.transports import AllGather, AllReduce, Costs, Line, Loopback, Sharded
 from tfgradcomp.transports.base import Call
-from tfgradcomp.transports.choose import PLAIN, Choice, agree, measure, quickest
+from tfgradcomp.transports.choose import (
+    PLAIN,
+    Choice,
+    _block_size,
+    agree,
+    measure,
+    quickest,
+)
 
 LARGE = Layout.from_sizes([10_000_000])
 FREE = Line(0.0, 0.0)
@@ -22,6 +29,14 @@ def test_seconds_of_collectives():
     some = Costs(Line(1.0, 0.5), Line(10.0, 0.0), Line(100.0, 2.0))
     calls = [Call("gather", 4), Call("all_to_all", 9), Call("sum", 3)]
     assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6)
+
+
+@pytest.mark.parametrize("name", ["ORQ, requantized", "BinGrad-pb", "QSGD"])
+def test_a_very_slow_network_decides_whatever_levels_cost(name):
+    line = Line(0.0, 1e-4)
+    slow = Costs(Line(0.0, 63 * line.per_word), line, Line(0.0, 2 * line.per_word))
+    layout = Layout.from_sizes([1_000_000], 2048)
+    assert quickest(*METHODS[name], layout, 64, slow).name == "sharded"
 
 
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
@@ -40,6 +55,13 @@ def test_the_network_decides(name):
     # One round is better than two where rounds are all that counts.
     rounds = Costs(Line(1.0, slow), Line(1.0, slow), Line(2.0, 1e-3))
     assert chosen(2, rounds) == "all_gather"
+
+
+def test_a_probe_has_blocks_like_those_of_the_bucket():
+    assert _block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
+    assert _block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
+    assert _block_size(Layout.from_sizes([1])) == 1
+    assert _block_size(LARGE) < LARGE.size
 
 
 def test_an_all_reduce_where_it_is_cheap():

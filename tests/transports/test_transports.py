@@ -9,10 +9,14 @@ import tensorflow as tf
 from tests.helpers import bits, make_context
 from tfgradcomp import servers, transports
 from tfgradcomp.compressors import (
+    ORQ,
+    QSGD,
+    BinGrad,
     Clip,
     ErrorFeedback,
     Identity,
     Layout,
+    LinearQuantization,
     Momentum,
     NesterovMomentum,
     ScaledSign,
@@ -20,7 +24,7 @@ from tfgradcomp.compressors import (
     Ternary,
     TopK,
 )
-from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress
+from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce
@@ -41,6 +45,16 @@ METHODS = {
         Recompress(ScaledSign()),
     ),
     "dist-EF top-k": (ErrorFeedback(TopK(0.1)), Recompress(TopK(0.1))),
+    "ORQ": (ORQ(5), Mean(ORQ(5))),
+    "ORQ, requantized": (
+        Clip(ORQ(9, 1, "float16")),
+        Requantize(ORQ(9, 1, "float16")),
+    ),
+    "dist-EF ORQ": (ErrorFeedback(ORQ(17)), Recompress(ORQ(17))),
+    "BinGrad": (ErrorFeedback(BinGrad()), Mean(BinGrad())),
+    "BinGrad-pb": (BinGrad("pb", "bfloat16"), Requantize(BinGrad("pb", "bfloat16"))),
+    "QSGD": (QSGD(7, "l2"), Requantize(QSGD(7, "l2"))),
+    "linear": (LinearQuantization(3), Mean(LinearQuantization(3))),
     "bfloat16": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
     "float16": (Identity("float16"), Mean(Identity("float16"))),
     "float32": (Identity(), Mean()),
@@ -54,6 +68,9 @@ LAYOUTS = {
     "one block": Layout.from_sizes([70_000, 3], "model"),
     "buckets": Layout.from_sizes([50_000], 2048),
 }
+# What they send cannot be added up.
+NO_SUMS = {"TernGrad, own scales", "BinGrad", "BinGrad-pb", "ORQ", "ORQ, requantized"}
+NO_SUMS |= {"QSGD", "linear", *(name for name in METHODS if "dist-EF" in name)}
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -244,6 +261,16 @@ def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
     assert ideal <= sent == received <= 1.03 * ideal
 
 
+def test_what_cannot_be_cut_is_not_padded():
+    method, layout = METHODS["dist-EF ORQ"], LAYOUTS["one block"]
+    sharded = Sharded(alone(3))
+    assert len(sharded.held(0, *method, layout)) == layout.size
+    assert sharded.held(2, *method, layout) == range(layout.size, layout.size)
+    payload = wire.message_words(method[0].fields(layout))
+    # To each of the others a row, with the status, and from one to each the reply.
+    assert sharded.words(*method, layout).sent == 2 * (1 + payload) + 2 * payload
+
+
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "signSGD, abstention"])
 def test_what_a_sum_of_codes_moves(name):
     layout = Layout.from_sizes([1_000_000])
@@ -299,7 +326,7 @@ def test_the_choice_of_a_transport(workers):
         expected = AllReduce if is_float else AllGather
         assert chosen("auto", compressor, server) is expected
         assert chosen("all_gather", compressor, server) is AllGather
-        if name not in {"TernGrad, own scales"} and not name.startswith("dist-EF"):
+        if name not in NO_SUMS:
             assert chosen("all_reduce", compressor, server) is AllReduce
         else:
             with pytest.raises(ValueError, match="'all_reduce' cannot.*all_gather"):

@@ -1,18 +1,27 @@
 """The worker's half of each method; pure functions over flat float32 vectors."""
 
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
+from tfgradcomp.compressors.bingrad import BinGrad
 from tfgradcomp.compressors.clip import Clip
 from tfgradcomp.compressors.error_feedback import ErrorFeedback
 from tfgradcomp.compressors.fused import fused
 from tfgradcomp.compressors.identity import Identity
+from tfgradcomp.compressors.level_table import LevelTable
 from tfgradcomp.compressors.levels import EvenLevels
+from tfgradcomp.compressors.linear import LinearQuantization
 from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
+from tfgradcomp.compressors.orq import ORQ
+from tfgradcomp.compressors.qsgd import QSGD
 from tfgradcomp.compressors.sign import ScaledSign, Sign
 from tfgradcomp.compressors.sparse import TopK
 from tfgradcomp.compressors.ternary import Ternary
 
 _BY_NAME = {
+    "bingrad": BinGrad,
     "identity": Identity,
+    "linear": LinearQuantization,
+    "orq": ORQ,
+    "qsgd": QSGD,
     "scaled_sign": ScaledSign,
     "ternary": Ternary,
     "top_k": TopK,
@@ -36,6 +45,9 @@ def get(identifier: str | Compressor) -> Compressor:
 
 
 __all__ = [
+    "ORQ",
+    "QSGD",
+    "BinGrad",
     "Clip",
     "Compressor",
     "Context",
@@ -44,6 +56,8 @@ __all__ = [
     "Field",
     "Identity",
     "Layout",
+    "LevelTable",
+    "LinearQuantization",
     "Momentum",
     "NesterovMomentum",
     "ScaledSign",

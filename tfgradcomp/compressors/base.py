@@ -30,12 +30,14 @@ class Field(NamedTuple):
             so that a part of the vector has a part of the field. `"sum"`: float64
             sums over parts of blocks, which add up to one for each block
             (`tfgradcomp.ops.block_sums`). None: none of these.
+        each: How many there are for each element or block, one after the other.
     """
 
     count: int
     base: int | None = None
     dtype: str = "float32"
     per: str | None = None
+    each: int = 1
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class Component:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        package = cls.__module__.partition(".")[0]
+        package = cls.__module__.rpartition(".")[0] or cls.__module__
         keras.saving.register_keras_serializable(package)(cls)
 
     def get_config(self) -> dict:

@@ -36,16 +36,14 @@ class EvenLevels(Compressor):
     def mean(self, payloads, layout):
         """See `Compressor.mean`."""
         base = self.fields(layout)["codes"].base
-        num_workers = payloads["codes"].shape[0]
-        total = None
-        for i in range(num_workers):
-            unit = self.unit({name: v[i] for name, v in payloads.items()}, layout)
-            words = payloads["codes"][i : i + 1]
-            total = ops.sum_levels(
-                words, unit, layout.row_splits, base, self.step, zero=1, addend=total
-            )
-        # Not `/`: a graph would multiply by the reciprocal instead.
-        return tf.math.divide_no_nan(total, num_workers)
+        words = payloads["codes"]
+        units = [
+            self.unit({name: v[i] for name, v in payloads.items()}, layout)
+            for i in range(words.shape[0])
+        ]
+        levels = tf.cast(self.step * tf.range(base) - 1, tf.float32)
+        table = tf.stack(units)[..., tf.newaxis] * levels
+        return ops.mean_of_levels(words, table, layout.row_splits, layout.sizes)
 
     def mean_of_codes(
         self,

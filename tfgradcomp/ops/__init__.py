@@ -34,14 +34,17 @@ __all__ = [
     "Statistics",
     "block_statistics",
     "digits_per_word",
+    "find_levels",
     "majority_vote",
     "mean_magnitude",
+    "mean_of_levels",
     "mean_of_signs",
     "mean_of_sums",
     "mean_sign_error_feedback",
     "mean_sign_residual",
     "mean_sign_sums",
     "pack_codes",
+    "pack_levels",
     "pack_momentum_signs",
     "pack_signs",
     "pack_signs_checked",
@@ -137,6 +140,9 @@ block_statistics = _choosing("block_statistics")
 sum_codes = _choosing("sum_codes")
 sum_levels = _choosing("sum_levels")
 mean_of_signs = _choosing("mean_of_signs")
+find_levels = _choosing("find_levels")
+pack_levels = _choosing("pack_levels")
+mean_of_levels = _choosing("mean_of_levels")
 majority_vote = _choosing("majority_vote")
 sign_error_feedback = _choosing("sign_error_feedback")
 mean_sign_error_feedback = _choosing("mean_sign_error_feedback")

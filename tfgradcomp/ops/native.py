@@ -34,6 +34,9 @@ NAMES = (
     "sum_codes",
     "sum_levels",
     "mean_of_signs",
+    "find_levels",
+    "pack_levels",
+    "mean_of_levels",
     "majority_vote",
     "sign_error_feedback",
     "mean_sign_error_feedback",
@@ -292,13 +295,12 @@ def sum_levels(
     base: int,
     step: int,
     zero: int,
-    addend: tf.Tensor | None = None,
     sizes: Sequence[int] | None = None,
 ) -> tf.Tensor | Parts:
     """As `reference.sum_levels`."""
     return _in_parts(
         _op("sum_levels"),
-        (words, scale, _splits(row_splits), _optional(addend)),
+        (words, scale, _splits(row_splits)),
         sizes,
         base=base,
         count=int(row_splits[-1]),
@@ -317,6 +319,53 @@ def mean_of_signs(
     return _in_parts(
         _op("mean_of_signs"),
         (words, scale, _splits(row_splits)),
+        sizes,
+        count=int(row_splits[-1]),
+    )
+
+
+def find_levels(
+    x: tf.Tensor | Parts,
+    row_splits: Sequence[int],
+    rule: str,
+    count: int,
+    sweeps: int = 0,
+):
+    """As `reference.find_levels`."""
+    return tuple(
+        _op("find_levels")(
+            _tensors(x),
+            _splits(row_splits),
+            rule=rule,
+            count=count,
+            sweeps=sweeps,
+            gain=_gain(x),
+        )
+    )
+
+
+def pack_levels(
+    x: tf.Tensor | Parts,
+    levels: tf.Tensor,
+    row_splits: Sequence[int],
+    stream: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """As `reference.pack_levels`."""
+    return _op("pack_levels")(
+        _tensors(x), levels, _splits(row_splits), _optional(stream), gain=_gain(x)
+    )
+
+
+def mean_of_levels(
+    words: tf.Tensor,
+    levels: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
+    """As `reference.mean_of_levels`."""
+    return _in_parts(
+        _op("mean_of_levels"),
+        (words, levels, _splits(row_splits)),
         sizes,
         count=int(row_splits[-1]),
     )

@@ -29,6 +29,8 @@ from tfgradcomp.ops.word_format import digits_per_word, words_for
 # The order of a sum over a block; custom_ops/word_format.h says the same.
 _CHUNK, _LANES = 512, 8
 
+_SIGN = -(2**31)  # The sign's bit.
+
 
 class Statistics(NamedTuple):
     """Statistics of blocks, float64 `[num_blocks]` each.
@@ -231,10 +233,9 @@ def sum_levels(
     base: int,
     step: int,
     zero: int,
-    addend: tf.Tensor | None = None,
     sizes: Sequence[int] | None = None,
 ) -> tf.Tensor | Parts:
-    """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero), + addend.
+    """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
 
     Args:
         words: int32 `[N, words]`, the codes of N workers.
@@ -243,7 +244,6 @@ def sum_levels(
         base: Base of the codes.
         step: Integer between two levels, in units of the scale.
         zero: Integer that counts as 0.
-        addend: float32 `[count]` or None.
         sizes: Elements of each of the parts that are returned, or None for no parts.
 
     Returns:
@@ -251,9 +251,7 @@ def sum_levels(
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
     levels = tf.cast(step * total - zero, tf.float32)
-    if addend is None:
-        return _in_parts(spread(scale, row_splits) * levels, sizes)
-    return _in_parts(addend - spread(-scale, row_splits) * levels, sizes)
+    return _in_parts(spread(scale, row_splits) * levels, sizes)
 
 
 def mean_of_signs(
@@ -281,6 +279,130 @@ def mean_of_signs(
             total = tf.where(plus, s, -s)
         else:
             total -= tf.where(plus, -s, s)
+    return _in_parts(_divide(total, words.shape[0]), sizes)
+
+
+def find_levels(
+    x: tf.Tensor | Parts,
+    row_splits: Sequence[int],
+    rule: str,
+    count: int,
+    sweeps: int = 0,
+):
+    """Finds the levels that each block of float32 `[size]` is rounded to.
+
+    With q the block's elements as integers, multiples of the power of two that gives
+    the largest magnitude 30 bits (halves to even), so that sums are exact in any order:
+
+    - `"optimal"`: the ends are the smallest and the largest element; then, level by
+      level of a binary tree, the middle of `l` and `r`, elements by rank, is the m-th
+      largest of those from `l` to `r`, m = ceil(sum(q - q_l) / (q_r - q_l)) over them,
+      at least 1. `count` is a power of two plus 1. Each sweep then does so for every
+      level between its two neighbours, from the second on.
+    - `"quantiles"`: the elements of rank k (n - 1) / (count - 1), halves upwards.
+    - `"symmetric"`: -b and b, the element of |x| for which n q_b comes nearest to the
+      sum of all |q| with |x| >= b; the smallest, if there are several. `count` is 2.
+    - `"means"`: the mean of the elements below the mean, the mean, the mean of the
+      others; where there are none, the mean. `count` is 3.
+
+    Elements count by their bits: both zeros are one, and so is q = 0 for a denormal.
+    Levels that are means are 0 where they would be denormal. No level is -0.
+
+    Args:
+        x: The vector.
+        row_splits: The blocks.
+        rule: One of the above.
+        count: Number of levels.
+        sweeps: Of `"optimal"`.
+
+    Returns:
+        The levels in ascending order, float32 `[num_blocks, count]`, 0 for a block with
+        an element that is infinite or NaN; and the number of such elements (int64).
+    """
+    x = tf.convert_to_tensor(x)
+    bits = tf.bitcast(x, tf.int32)
+    magnitude = bits & 0x7FFFFFFF
+    top = _exponent(_reduce_blocks(magnitude, row_splits, tf.maximum))
+    # A block that has no levels becomes one of zeros, whose levels are 0.
+    bits = tf.where(spread(top < 255, row_splits) & (magnitude > 0), bits, 0)
+    if rule == "means":
+        levels = _mean_levels(bits, top, row_splits)
+    else:
+        key = bits & 0x7FFFFFFF if rule == "symmetric" else _ordered(bits)
+        key = _sorted_in_blocks(key, row_splits)
+        value = _ordered(key)
+        indices = {
+            "optimal": _optimal_indices,
+            "quantiles": _quantile_indices,
+            "symmetric": _symmetric_index,
+        }[rule](_fixed_point(value, top, row_splits), value, row_splits, count, sweeps)
+        found = tf.gather(value, indices)
+        if rule == "symmetric":
+            # By bits: a processor may take denormals for zeros.
+            found = tf.concat([tf.where(found > 0, found | _SIGN, 0), found], 1)
+        levels = tf.bitcast(found, tf.float32)
+    return levels, tf.math.count_nonzero(magnitude >= 0x7F800000)
+
+
+def pack_levels(
+    x: tf.Tensor | Parts,
+    levels: tf.Tensor,
+    row_splits: Sequence[int],
+    stream: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Rounds each element to a level of its block, at random and without bias.
+
+    With k the number of inner levels (all but the first and the last) that are <= x_j,
+    the code is k + 1 where u_j (b_{k+1} - b_k) < x_j - b_k, else k; u_j are the uniform
+    numbers of the stream. What lies outside goes to the nearest end.
+
+    Args:
+        x: float32 `[size]`.
+        levels: b, ascending, float32 `[num_blocks, count]`.
+        row_splits: The blocks.
+        stream: The random stream. None: the code is k.
+
+    Returns:
+        The words of the codes: of base `count`, or `count - 1` without a stream.
+    """
+    x = tf.convert_to_tensor(x)
+    count = levels.shape[1]
+    k = tf.zeros_like(x, tf.int32)
+    for inner in range(1, count - 1):
+        k += tf.cast(spread(levels[:, inner], row_splits) <= x, tf.int32)
+    if stream is None:
+        return pack_codes(k, count - 1)
+    place = count * _block_of(row_splits) + k
+    low = tf.gather(tf.reshape(levels, [-1]), place)
+    high = tf.gather(tf.reshape(levels, [-1]), place + 1)
+    up = uniform(stream, x.shape[0]) * (high - low) < x - low
+    return pack_codes(k + tf.cast(up, tf.int32), count)
+
+
+def mean_of_levels(
+    words: tf.Tensor,
+    levels: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
+    """Returns the mean of N vectors of levels, added in the order of workers.
+
+    Args:
+        words: int32 `[N, words]`, codes of base `count`.
+        levels: What they stand for, float32 `[N, num_blocks, count]`.
+        row_splits: The blocks.
+        sizes: As in `sum_levels`.
+
+    Returns:
+        float32 `[size]`, or `Parts` of it.
+    """
+    count = levels.shape[-1]
+    total = None
+    for codes, table in zip(tf.unstack(words), tf.unstack(levels), strict=True):
+        codes = unpack_codes(codes, count, row_splits[-1])
+        place = count * _block_of(row_splits) + codes
+        value = tf.gather(tf.reshape(table, [-1]), place)
+        total = value if total is None else total - -value
     return _in_parts(_divide(total, words.shape[0]), sizes)
 
 
@@ -441,6 +563,120 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
         if a < b
     ]
     return tf.concat(parts, 0) if parts else values
+
+
+def _ordered(bits: tf.Tensor) -> tf.Tensor:
+    """Integers in the order of the numbers whose bits are given; its own inverse."""
+    return bits ^ (tf.bitwise.right_shift(bits, 31) & 0x7FFFFFFF)
+
+
+def _exponent(magnitude: tf.Tensor) -> tf.Tensor:
+    """The exponent field of non-negative numbers, of their bits."""
+    return tf.bitwise.right_shift(magnitude, 23)
+
+
+def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
+    biased = tf.cast(exponent, tf.int64) + 1023
+    shift = tf.constant(52, tf.int64)
+    return tf.bitcast(tf.bitwise.left_shift(biased, shift), tf.float64)
+
+
+def _block_of(row_splits: Sequence[int]) -> np.ndarray:
+    """The block of each element, int32 `[size]`."""
+    widths = np.diff(row_splits)
+    return np.repeat(np.arange(len(widths), dtype=np.int32), widths)
+
+
+def _sorted_in_blocks(key: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Sorts the int32 keys of each block."""
+    block = tf.constant(_block_of(row_splits), tf.int64)
+    joined = tf.sort(block * 2**32 + tf.cast(key, tf.int64) + 2**31)
+    return tf.cast(joined - block * 2**32 - 2**31, tf.int32)
+
+
+def _fixed_point(bits, top, row_splits) -> tf.Tensor:
+    """The q of `find_levels`, int64; `top` is the exponent field of the largest."""
+    scale = _power_of_two(156 - top)
+    x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
+    # Of a denormal, what a processor makes is not certain.
+    x = tf.where(_exponent(bits & 0x7FFFFFFF) > 0, x, 0)
+    scaled = x * spread(scale, row_splits)
+    return tf.cast(tf.round(scaled), tf.int64)
+
+
+def _ends(row_splits: Sequence[int]):
+    splits = np.asarray(row_splits, np.int64)
+    return tf.constant(splits[:-1]), tf.constant(splits[1:] - 1)
+
+
+def _optimal_indices(q, value, row_splits, count, sweeps) -> tf.Tensor:
+    total = tf.cumsum(q)
+    index = [None] * count
+    index[0], index[-1] = _ends(row_splits)
+
+    def middle(left, right):
+        low, high = tf.gather(q, left), tf.gather(q, right)
+        over = tf.gather(total, right) - tf.gather(total, left) - (right - left) * low
+        width = tf.maximum(high - low, 1)
+        return right + 1 - tf.maximum((over + width - 1) // width, 1)
+
+    step = count - 1
+    while step > 1:
+        for left in range(0, count - 1, step):
+            index[left + step // 2] = middle(index[left], index[left + step])
+        step //= 2
+    for _ in range(sweeps):
+        for k in range(1, count - 1):
+            index[k] = middle(index[k - 1], index[k + 1])
+    return tf.stack(index, 1)
+
+
+def _quantile_indices(q, value, row_splits, count, sweeps) -> tf.Tensor:
+    first, last = (end[:, tf.newaxis] for end in _ends(row_splits))
+    k = tf.range(count, dtype=tf.int64)
+    return first + (2 * k * (last - first) + count - 1) // (2 * (count - 1))
+
+
+def _symmetric_index(q, value, row_splits, count, sweeps) -> tf.Tensor:
+    block, num_blocks = tf.constant(_block_of(row_splits)), len(row_splits) - 1
+    first, last = _ends(row_splits)
+    total = tf.cumsum(q)
+    above = tf.gather(tf.gather(total, last), block) - total + q
+    distance = tf.abs(spread(last - first + 1, row_splits) * q - above)
+    # Of equal elements the first one has all of them above or beside it.
+    place = tf.range(q.shape[0], dtype=tf.int64)
+    again = tf.equal(value, tf.roll(value, 1, 0)) & (place > spread(first, row_splits))
+    distance = tf.where(again, tf.int64.max, distance)
+    least = tf.math.unsorted_segment_min(distance, block, num_blocks)
+    nearest = tf.equal(distance, tf.gather(least, block))
+    place = tf.where(nearest, place, tf.int64.max)
+    return tf.math.unsorted_segment_min(place, block, num_blocks)[:, tf.newaxis]
+
+
+def _mean_levels(bits, top, row_splits) -> tf.Tensor:
+    block, num_blocks = tf.constant(_block_of(row_splits)), len(row_splits) - 1
+    q = _fixed_point(bits, top, row_splits)
+    unit = _power_of_two(top - 156)
+
+    def total(values):
+        return tf.math.unsorted_segment_sum(values, block, num_blocks)
+
+    def mean(total, count):
+        wide = tf.math.divide_no_nan(
+            tf.cast(total, tf.float64), tf.cast(count, tf.float64)
+        )
+        wide *= unit
+        return tf.cast(tf.where(tf.abs(wide) >= 2.0**-126, wide, 0), tf.float32)
+
+    size = tf.constant(np.diff(row_splits), tf.int64)
+    middle = mean(total(q), size)
+    edge = _ordered(tf.bitcast(middle, tf.int32))
+    is_below = _ordered(bits) < spread(edge, row_splits)
+    below, number = total(tf.where(is_below, q, 0)), total(tf.cast(is_below, tf.int64))
+    low = tf.where(number > 0, mean(below, number), middle)
+    above = mean(total(q) - below, size - number)
+    high = tf.where(number < size, above, middle)
+    return tf.stack([low, middle, high], 1)
 
 
 def _sum_of_magnitudes(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:

@@ -5,15 +5,22 @@ import keras
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.dist_ef import DistEFBlockSGD, DistEFBlockSGDM, DistEFSGD
 from tfgradcomp.optimizers.half_precision import HalfPrecision
+from tfgradcomp.optimizers.orq import ORQ, BinGrad
+from tfgradcomp.optimizers.qsgd import QSGD, LinearQuantization, ScaledSign
 from tfgradcomp.optimizers.signsgd import SignSGD, Signum
 from tfgradcomp.optimizers.terngrad import TernGrad
 
 __all__ = [
+    "ORQ",
+    "QSGD",
+    "BinGrad",
     "CompressedOptimizer",
     "DistEFBlockSGD",
     "DistEFBlockSGDM",
     "DistEFSGD",
     "HalfPrecision",
+    "LinearQuantization",
+    "ScaledSign",
     "SignSGD",
     "Signum",
     "TernGrad",

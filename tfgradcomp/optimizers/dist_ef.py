@@ -10,7 +10,7 @@ from tfgradcomp.compressors import (
     ScaledSign,
 )
 from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.optimizers.arguments import refuse_inner_momentum
+from tfgradcomp.optimizers.arguments import check_integer, refuse_inner_momentum
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Recompress
 
@@ -30,10 +30,12 @@ class DistEFSGD(CompressedOptimizer):
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.
-        compressor: C: `"scaled_sign"` (one bit, one scale for all of the model),
-            `"top_k"`, `"ternary"`, `"identity"`, or a stateless `Compressor`.
+        compressor: C: `"scaled_sign"` (one bit and a scale a block), `"bingrad"`,
+            `"orq"`, `"qsgd"`, `"linear"`, `"top_k"`, `"ternary"`, `"identity"`, or a
+            stateless `Compressor`.
         weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
             x) \), never compressed; or None.
+        bucket_size: Elements a block. None: the whole model is one block.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, bucket_bytes, name.
 
@@ -50,26 +52,30 @@ class DistEFSGD(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 2, Appendix A.
     """
 
-    _own_arguments = ("compressor", "weight_decay")
+    _own_arguments = ("compressor", "weight_decay", "bucket_size")
 
     def __init__(
         self,
         inner_optimizer,
         compressor: str | Compressor = "scaled_sign",
         weight_decay: float | None = None,
+        bucket_size: int | None = None,
         **kwargs,
     ):
+        if bucket_size is not None:
+            check_integer("bucket_size", bucket_size, 1)
         c = compressors.get(compressor)
         super().__init__(
             inner_optimizer,
             ErrorFeedback(c),
             Recompress(c),
-            block_size="model",
+            block_size="model" if bucket_size is None else bucket_size,
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
         self.compressor = compressor
         self.weight_decay = weight_decay
+        self.bucket_size = bucket_size
 
 
 class DistEFBlockSGD(CompressedOptimizer):

@@ -88,7 +88,7 @@ def _make_function(original, trainer, step_function):
         getattr(step_function, "__func__", None)
         is keras_trainer.TensorFlowTrainer.test_step
     )
-    if not is_stock_test or not is_multi_worker(trainer.distribute_strategy):
+    if not is_multi_worker(trainer.distribute_strategy):
         return original(trainer, step_function)
 
     def test_step_unless_empty(data):
@@ -97,7 +97,18 @@ def _make_function(original, trainer, step_function):
             rows > 0, lambda: step_function(data), trainer.get_metrics_result
         )
 
-    return original(trainer, test_step_unless_empty)
+    def step_then_logs(data):
+        logs = step_function(data)
+        if trainer.optimizer is None:
+            return logs
+        # Where a step ends in an error, no worker may begin to reduce its logs: half of
+        # a collective would be left behind for the next one of its name.
+        with tf.control_dependencies([tf.identity(trainer.optimizer.iterations)]):
+            return tf.nest.map_structure(tf.identity, logs)
+
+    return original(
+        trainer, test_step_unless_empty if is_stock_test else step_then_logs
+    )
 
 
 def _reduce_per_replica(original, values, strategy, reduction):

@@ -21,6 +21,8 @@ class AllReduce(Transport):
     divided by N first; half floats must not overflow.
     """
 
+    carries = "what can be added up: numbers, or codes of levels that all workers share"
+
     def can_carry(self, compressor, server, layout):
         """The server must need no more of the payloads than their sum."""
         fields = compressor.fields(layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -44,8 +44,11 @@ class Transport:
     """Carries payloads to where the server is, and replies back.
 
     Attributes:
+        carries: What a method must send to go this way, in words.
         collectives: What moves vectors between the workers.
     """
+
+    carries: ClassVar[str] = "any payload"
 
     def __init__(self, collectives: Collectives):
         self.collectives = collectives

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import sys
 import time
 from typing import NamedTuple
@@ -26,9 +25,10 @@ PLAIN = "float32"
 
 # Uncompressed training is another method: it must be this much quicker to be chosen.
 _PLAIN_MARGIN = 1.1
-_PROBE_WORDS = 64, 1 << 15
-_PROBE_ELEMENTS = 1 << 17, 1 << 19
-_ROUNDS = 3
+_PROBE_WORDS = 64, 1 << 15, 1 << 17, 1 << 19
+_PROBE_SECONDS = 0.01
+_PROBE_ELEMENTS = 1 << 17, 1 << 20
+_ROUNDS = 5
 
 
 def candidates(
@@ -84,9 +84,9 @@ def carriers(
         carrier = _BY_NAME[name](collectives) if isinstance(name, str) else name
         if not carrier.can_carry(pair[0], servers.fused(pair[1]), layout):
             raise ValueError(
-                f"transport={name!r} cannot carry what this method sends; use 'auto' "
-                f"or one of {possible}. Received: compressor={compressor}, "
-                f"server={server}"
+                f"transport={name!r} cannot carry what this method sends: it carries "
+                f"{carrier.carries}. Use 'auto' or one of {possible}. "
+                f"Received: compressor={compressor}, server={server}"
             )
         chosen.append((*pair, carrier))
     return chosen
@@ -130,7 +130,8 @@ class Costs(NamedTuple):
 def measure(collectives: Collectives) -> Costs:
     """Measures the collectives on the cluster, once; all workers must call it.
 
-    That moves a few megabytes: half a second at 100 Mbit/s.
+    Vectors grow until one takes a hundredth of a second: what buffers on the way
+    swallow costs nothing yet. At 100 Mbit/s all of it takes half a second.
     """
     num_workers = collectives.num_workers
 
@@ -139,13 +140,20 @@ def measure(collectives: Collectives) -> Costs:
         shape = [num_workers, words // num_workers] if kind == "all_to_all" else [words]
         vector = tf.zeros(shape, tf.int32)
         collective, site = getattr(collectives, kind), f"measure/{words}"
-        return _median_seconds(lambda: collective(vector, site))
+        own = _least_seconds(lambda: collective(vector, site))
+        # The slowest worker's, so that all stop at the same size.
+        return float(collectives.max(tf.constant([own]), "measure/seconds")[0])
 
     def line(kind):
-        few, many = _PROBE_WORDS
-        low, high = seconds(kind, few), seconds(kind, many)
-        per_word = max(high - low, 0.0) / (many - few)
-        return Line(max(low - few * per_word, 0.0), per_word)
+        few, *more = _PROBE_WORDS
+        latency = high = seconds(kind, few)
+        for many in more:
+            low, high = high, seconds(kind, many)
+            per_word = max(high - low, 0.0) / (many - few)
+            few = many
+            if high > _PROBE_SECONDS:
+                break
+        return Line(latency, per_word)
 
     return Costs(*(line(kind) for kind in Costs._fields))
 
@@ -178,7 +186,9 @@ def quickest(
     for name in candidates(compressor, server, layout, echo):
         transport = _BY_NAME[name](echo)
         calls = rounds + transport.calls(compressor, server, layout)
-        per_element = _seconds_per_element(name, compressor, server, num_workers)
+        per_element = _seconds_per_element(
+            name, compressor, server, num_workers, _block_size(layout)
+        )
         seconds[name] = costs.seconds(calls) + per_element * layout.size
     best = min(seconds, key=seconds.get)
     seconds[PLAIN] = costs.seconds([Call("sum", layout.size)])
@@ -229,8 +239,15 @@ class _Echo(Collectives):
         return vector
 
 
+def _block_size(layout):
+    """The size of the block that the middle element is in, as a probe can have it."""
+    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
+    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
+    return min(width, _PROBE_ELEMENTS[0])
+
+
 @functools.lru_cache(maxsize=64)
-def _seconds_per_element(name, compressor, server, num_workers):
+def _seconds_per_element(name, compressor, server, num_workers, block_size):
     """What encoding, the server's rule and decoding take for each element."""
     context = Context(
         step=tf.constant(0, tf.int64),
@@ -244,7 +261,7 @@ def _seconds_per_element(name, compressor, server, num_workers):
     transport = _BY_NAME[name](_Echo(num_workers))
 
     def seconds(size):
-        layout = Layout.from_sizes([size])
+        layout = Layout.from_sizes([size], block_size)
         x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
         state = compressor.init(layout)
         server_state = transport.init_server(compressor, server, layout)
@@ -257,17 +274,20 @@ def _seconds_per_element(name, compressor, server, num_workers):
                 "probe",
             )
 
-        return _median_seconds(step)
+        return _least_seconds(step)
 
     few, many = _PROBE_ELEMENTS
-    return max(seconds(many) - seconds(few), 0.0) / (many - few)
+    low, high = seconds(few), seconds(many)
+    # A neighbour's noise must not make it free.
+    return max(high - low, high / 8) / (many - few)
 
 
-def _median_seconds(function):
+def _least_seconds(function):
     function()
     times = []
     for _ in range(_ROUNDS):
         began = time.perf_counter()
         tf.nest.flatten(function())[0].numpy()
         times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    # What else the machine does makes them longer, never shorter.
+    return min(times)

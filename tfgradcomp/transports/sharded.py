@@ -23,6 +23,8 @@ class Sharded(Transport):
     are: b of the payload, r of the reply. The server's state is sharded as well.
     """
 
+    carries = "parts of a vector, in blocks of one size where the server compresses"
+
     def can_carry(self, compressor, server, layout):
         """There must be shards of payloads that can be served one by one."""
         fields = compressor.fields(layout).values()
@@ -98,7 +100,9 @@ class Shards:
             *server.reply_fields(layout, num_workers).values(),
         ]
         unit = math.lcm(CHUNK, server.unit(layout), *map(_per_word, fields))
-        self.width = unit * math.ceil(layout.size / unit / num_workers)
+        width = unit * math.ceil(layout.size / unit / num_workers)
+        # Where nothing can be cut, one worker serves all of it.
+        self.width = min(width, layout.size)
         cuts = [min(i * self.width, layout.size) for i in range(num_workers + 1)]
         shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
         self._shards = shards
@@ -143,25 +147,29 @@ class Shards:
         if field.per == "element":
             row = _length(field)
             return tf.reshape(_padded(values, num_workers * row), [num_workers, row])
+        blocks = field.count // field.each
         index = [
-            [min(i, self.layout.num_blocks - 1) for i in _span(shard, field.count)]
+            [min(i, self.layout.num_blocks - 1) for i in _span(shard, blocks)]
             for shard in self._shards
         ]
-        return tf.gather(values, index)
+        rows = tf.gather(tf.reshape(values, [-1, field.each]), index)
+        return tf.reshape(rows, [len(self._shards), field.count])
 
     def _whole(self, parts, field):
         if field.per == "element":
-            size = _length(field._replace(count=self.layout.size))
+            size = _length(field._replace(count=self.layout.size * field.each))
             return tf.reshape(parts, [-1])[:size]
         flat = tf.reshape(parts, [-1])
         if field.per == "block":
+            blocks = field.count // field.each
             places = {
-                block: rank * field.count + i
+                block: rank * blocks + i
                 for rank, shard in reversed([*enumerate(self._shards)])
                 for i, block in enumerate(_span(shard, shard.layout.num_blocks))
             }
             index = [places[block] for block in range(self.layout.num_blocks)]
-            return tf.gather(flat, tf.constant(index, tf.int32))
+            rows = tf.reshape(flat, [-1, field.each])
+            return tf.reshape(tf.gather(rows, tf.constant(index, tf.int32)), [-1])
         sums = [
             (part, rank * field.count + i)
             for rank, shard in enumerate(self._shards)

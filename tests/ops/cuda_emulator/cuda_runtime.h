@@ -1,15 +1,16 @@
 // Runs kernels of CUDA on a CPU, so that their logic can be tested where no GPU is.
 // Found before CUDA's own header, it makes a .cu file plain C++ for `g++ -x c++`.
 //
-// Threads of a thread block are fibers of one thread. A fiber runs until its warp has
-// to meet (__syncwarp, a ballot, a shuffle), then the next one does: a forgotten
+// Threads of a thread block are fibers of one thread. A fiber runs until its warp or
+// its thread block has to meet (__syncwarp, a ballot, a shuffle; __syncthreads), then
+// the next one does: a forgotten
 // meeting shows as a wrong result, and for certain in one of the two orders of fibers
 // and thread blocks, so tests run both (`reverse_order`). Thread blocks run one after
 // the other.
 //
 // It has what the kernels and their test program use and no more: thread blocks of
-// whole warps in one dimension, meetings of all lanes, one device, whose memory is the
-// host's.
+// whole warps in one dimension, meetings of all lanes or all threads, one device, whose
+// memory is the host's.
 
 #ifndef TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
 #define TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
@@ -86,6 +87,16 @@ class ThreadBlock {
     return values;
   }
 
+  // Waits for all threads.
+  void MeetAll() {
+    const uint64_t meeting = meetings_;
+    if (++arrived_ == done_.size()) {
+      arrived_ = 0;
+      ++meetings_;
+    }
+    while (meetings_ == meeting) Yield();
+  }
+
   static inline ThreadBlock* current;
 
  private:
@@ -140,6 +151,8 @@ class ThreadBlock {
   std::vector<char> done_;
   std::vector<Warp> warps_;
   unsigned left_;
+  unsigned arrived_ = 0;
+  uint64_t meetings_ = 0;
   jmp_buf caller_;
 };
 
@@ -162,6 +175,8 @@ T FromBits(uint64_t bits) {
 
 inline void __syncwarp() { cuda_emulator::ThreadBlock::current->Meet(0); }
 
+inline void __syncthreads() { cuda_emulator::ThreadBlock::current->MeetAll(); }
+
 inline unsigned __ballot_sync(unsigned, bool vote) {
   const uint64_t* votes = cuda_emulator::ThreadBlock::current->Meet(vote);
   unsigned ballot = 0;
@@ -176,6 +191,14 @@ T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   return FromBits<T>(values[threadIdx.x % kWarpSize ^ lane_mask]);
 }
 
+template <typename T>
+T __shfl_up_sync(unsigned, T value, unsigned delta) {
+  using namespace cuda_emulator;
+  const uint64_t* values = ThreadBlock::current->Meet(ToBits(value));
+  const unsigned lane = threadIdx.x % kWarpSize;
+  return FromBits<T>(values[lane < delta ? lane : lane - delta]);
+}
+
 // One thread runs at a time.
 template <typename T>
 T atomicAdd(T* target, T value) {
@@ -188,6 +211,8 @@ T atomicAdd(T* target, T value) {
 
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
+inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(a); }
+inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
 inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>(a); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }

@@ -1,0 +1,54 @@
+"""The networks of the examples, for images of Fashion-MNIST and 10 classes."""
+
+import keras
+from keras import layers
+
+# Mean 0 and deviation 1: SGD gains half a point in a few epochs.
+MEAN, DEVIATION = 0.286, 0.353
+
+
+def make_lenet():
+    """Return LeNet-5's plan with ReLU and max pooling."""
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Rescaling(1 / DEVIATION, offset=-MEAN / DEVIATION),
+            layers.Conv2D(16, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 5, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def make_resnet():
+    """Return ResNet-8: the CIFAR plan with one basic block a stage, stem of stride 2.
+
+    References:
+        He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition, 2016,
+        Section 4.2.
+    """
+    images = keras.Input((28, 28, 1))
+    x = layers.Rescaling(1 / DEVIATION, offset=-MEAN / DEVIATION)(images)
+    x = layers.ReLU()(_convolution(x, 16, strides=2))
+    for filters, strides in ((16, 1), (32, 2), (64, 2)):
+        x = _basic_block(x, filters, strides)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(images, layers.Dense(10)(x))
+
+
+def _basic_block(x, filters, strides):
+    """Return ReLU(shortcut + two convolutions), projected where the shape changes."""
+    shortcut = x
+    if strides > 1:
+        shortcut = _convolution(x, filters, strides, size=1)
+    x = layers.ReLU()(_convolution(x, filters, strides))
+    return layers.ReLU()(layers.add([shortcut, _convolution(x, filters)]))
+
+
+def _convolution(x, filters, strides=1, size=3):
+    x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
+    return layers.BatchNormalization(momentum=0.9)(x)

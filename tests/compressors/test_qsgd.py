@@ -1,0 +1,103 @@
+"""The baselines: QSGD and linear quantization, element by element."""
+
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.compressors.test_orq import blocks_of, compress, every_kind
+from tfgradcomp.compressors import QSGD, Layout, LinearQuantization, Ternary
+
+SPLITS = [0, 100, 101, 165, 168]
+
+
+def gradient(seed=0):
+    x = np.random.default_rng(seed).normal(size=168).astype(np.float32)
+    x[[3, 120]] = 0.0, -0.0
+    return x
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize("levels", [3, 5, 7, 9, 257])
+def test_levels_are_even_up_to_the_norm(levels, norm):
+    x = gradient()
+    payload, table, vector, _ = compress(QSGD(levels, norm), x, SPLITS, seed=4, rank=2)
+    assert payload["norm"].shape == [4]
+    for block, own in zip(reference.blocks(SPLITS), table, strict=True):
+        expected = reference.even_levels(x[block], levels, norm)
+        np.testing.assert_allclose(own, expected, rtol=2e-7, atol=1e-12)
+        assert own[levels // 2] == 0
+        assert (own == -own[::-1]).all()
+    coins = reference.uniform(len(x), 4, 0, 2)
+    expected = reference.quantize(
+        x, SPLITS, lambda v: reference.even_levels(v, levels, norm), coins
+    )
+    np.testing.assert_allclose(vector, expected, rtol=3e-7, atol=1e-12)
+
+
+def test_qsgd_3_has_the_levels_of_terngrad():
+    x = gradient()
+    assert set(np.unique(compress(QSGD(3), x[:100], [0, 100])[1])) == {
+        -np.abs(x[:100]).max(),
+        0.0,
+        np.abs(x[:100]).max(),
+    }
+    fields = Ternary(False).fields, QSGD(3).fields
+    layout = Layout.from_sizes([1000], 100)
+    ternary, qsgd = (list(field(layout).values()) for field in fields)
+    assert ternary == qsgd
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_zeros_stay_zeros(norm):
+    for block in (np.zeros(20), np.full(7, -0.0), np.full(5, 1e-42)):
+        _, table, vector, finite = compress(QSGD(9, norm), block, [0, len(block)])
+        np.testing.assert_array_equal(vector, 0)
+        np.testing.assert_array_equal(table, 0)
+        assert finite
+
+
+def test_one_element_is_kept():
+    for value in (2.5, -1e-20):
+        for norm in ("max", "l2"):
+            _, _, vector, _ = compress(QSGD(5, norm), np.array([value]), [0, 1])
+            np.testing.assert_allclose(vector, [value], rtol=1e-6)
+
+
+@every_kind
+def test_the_l2_norm_sends_more_zeros(kind):
+    v = blocks_of(kind)[0]
+    zeros = [
+        np.mean(compress(QSGD(5, norm), v, [0, len(v)])[2] == 0)
+        for norm in ("max", "l2")
+    ]
+    assert zeros[0] + 0.1 < zeros[1]
+
+
+def test_a_norm_beyond_float32_is_not_finite():
+    x = np.full(50, 3e38)
+    assert compress(QSGD(5, "max"), x, [0, 50])[-1]
+    assert not compress(QSGD(5, "l2"), x, [0, 50])[-1]
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 9, 100, 257])
+def test_linear_levels_are_quantiles(levels):
+    x = gradient()
+    _, table, vector, _ = compress(
+        LinearQuantization(levels), x, SPLITS, seed=5, step=3
+    )
+    for block, own in zip(reference.blocks(SPLITS), table, strict=True):
+        np.testing.assert_array_equal(own, reference.quantile_levels(x[block], levels))
+    coins = reference.uniform(len(x), 5, 3, 0)
+    expected = reference.quantize(
+        x, SPLITS, lambda v: reference.quantile_levels(v, levels), coins
+    )
+    np.testing.assert_array_equal(vector, expected)
+
+
+@every_kind
+def test_linear_levels_are_used_equally_often(kind):
+    v = blocks_of(kind)[:4].reshape(-1)
+    _, (table,), vector, _ = compress(LinearQuantization(9), v, [0, len(v)])
+    used = np.array([np.mean(vector == level) for level in table])
+    # The inner ones: half of the elements on either side of a level go to it.
+    assert (np.abs(used[1:-1] - 1 / 8) < 0.06).all()

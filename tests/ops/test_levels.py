@@ -1,0 +1,231 @@
+"""Levels of blocks, found, rounded to and averaged, against exact sums in Python."""
+
+import math
+import shutil
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import reference as oracle
+from tests.ops import cases
+from tests.ops.cases import same
+from tfgradcomp.ops import native, reference
+
+STREAM = (7, 3, 2**32 - 100)
+SHAPES = [(1, "one"), (2, "ones"), (65, "ones"), (300, "one"), (1000, "ragged")]
+SHAPES += [(6007, "buckets of 100")]
+
+
+@pytest.fixture(params=["native", "python"])
+def ops(request):
+    if request.param == "python":
+        return reference
+    if shutil.which("g++") is None and native.find_library() is None:
+        pytest.skip("There is no library of native ops and no g++ to build one.")
+    return native
+
+
+def blocks_of(x, splits):
+    return [x[block] + np.float32(0) for block in oracle.blocks(splits)]
+
+
+def fixed(v):
+    """The integers that stand for a block's elements, and their unit."""
+    exponent = math.frexp(max(abs(float(e)) for e in v))[1]
+    unit = Fraction(2) ** (exponent - 30)
+    tiny = 2.0**-126
+    return [round(Fraction(float(e)) / unit) * (abs(e) >= tiny) for e in v], unit
+
+
+def optimal(v, count, sweeps):
+    v = np.sort(v)
+    q, _ = fixed(v)
+    rank = [0] * (count - 1) + [len(v) - 1]
+
+    def middle(left, right):
+        width = max(q[right] - q[left], 1)
+        total = sum(e - q[left] for e in q[left : right + 1])
+        return right + 1 - max(math.ceil(Fraction(total, width)), 1)
+
+    step = count - 1
+    while step > 1:
+        for left in range(0, count - 1, step):
+            rank[left + step // 2] = middle(rank[left], rank[left + step])
+        step //= 2
+    for _ in range(sweeps):
+        for k in range(1, count - 1):
+            rank[k] = middle(rank[k - 1], rank[k + 1])
+    return v[rank]
+
+
+def quantiles(v, count, sweeps):
+    ranks = [Fraction(k * (len(v) - 1), count - 1) for k in range(count)]
+    return np.sort(v)[[math.floor(rank + Fraction(1, 2)) for rank in ranks]]
+
+
+def symmetric(v, count, sweeps):
+    v = np.sort(np.abs(v))
+    q, _ = fixed(v)
+    distances = []
+    for element, least in zip(v, q, strict=True):
+        above = sum(e for e, other in zip(q, v, strict=True) if other >= element)
+        distances.append(abs(len(v) * least - above))
+    b = v[distances.index(min(distances))]
+    return np.array([-b, b]) + np.float32(0)
+
+
+def means(v, count, sweeps):
+    q, unit = fixed(v)
+
+    def mean(chosen):
+        # To float64 and on to float32, as the sum and its quotient are rounded.
+        value = float(sum(chosen)) / len(chosen) * float(unit)
+        return np.float32(0 if abs(value) < 2.0**-126 else value)
+
+    middle = mean(q)
+    low = [n for n, e in zip(q, v, strict=True) if e < middle]
+    high = [n for n, e in zip(q, v, strict=True) if not e < middle]
+    return np.array([mean(low or q), middle, mean(high or q)])
+
+
+RULES = {
+    "optimal": (optimal, [(2, 0), (3, 0), (9, 0), (9, 3), (33, 1)]),
+    "quantiles": (quantiles, [(2, 0), (7, 0), (9, 0)]),
+    "symmetric": (symmetric, [(2, 0)]),
+    "means": (means, [(3, 0)]),
+}
+
+
+def vectors(size):
+    """Ordinary numbers, many equal ones, many orders of magnitude, one alone."""
+    x = cases.floats(size)
+    yield x
+    yield np.round(x)
+    yield np.exp(12 * x) * np.sign(np.roll(x, 1))
+    yield np.full(size, -2.5, np.float32)
+    yield np.clip(x, -3, 3) * np.float32(1.1e38)
+    yield np.sign(x) * np.float32(2.0**-126) * (1 + np.abs(x))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("size", "layout"), SHAPES)
+def test_levels_are_those_of_exact_sums(ops, rule, size, layout):
+    levels_of, settings = RULES[rule]
+    splits = cases.row_splits(size, layout)
+    for x in vectors(size):
+        for count, sweeps in settings:
+            expected = [levels_of(v, count, sweeps) for v in blocks_of(x, splits)]
+            levels, nonfinite = ops.find_levels(
+                tf.constant(x), splits, rule, count, sweeps
+            )
+            same(levels, np.stack(expected).astype(np.float32), (rule, count, sweeps))
+            assert nonfinite == 0 and nonfinite.dtype == tf.int64
+
+
+def test_the_middle_of_three_levels_makes_the_least_error(ops):
+    for seed in range(20):
+        x = np.random.default_rng(seed).integers(-50, 50, 30).astype(np.float32)
+        levels = ops.find_levels(tf.constant(x), [0, 30], "optimal", 3)[0].numpy()[0]
+
+        def error(middle, x=x):
+            table = np.array([x.min(), middle, x.max()])
+            k = (middle <= x).astype(int)
+            return np.sum((x - table[k]) * (table[k + 1] - x))
+
+        assert error(levels[1]) == min(error(element) for element in x)
+
+
+@pytest.mark.parametrize("largest", [2e-39, 1.0])
+def test_a_denormal_is_a_level_but_adds_nothing(ops, largest):
+    x = np.array([1e-40, -1e-41, 0, -0.0, 3e-45, -2e-45, largest, -0.0], np.float32)
+    ordered = np.sort(x + np.float32(0))
+    one = float(largest == 1)
+    for rule, count, expected in (
+        ("optimal", 3, [-1e-41, one or 2e-39, largest]),
+        ("quantiles", 8, ordered),
+        ("symmetric", 2, [0, 0]),
+        ("means", 3, [0, one / 8, one]),
+    ):
+        levels, nonfinite = ops.find_levels(tf.constant(x), [0, 8], rule, count)
+        # Bits: a comparison of numbers might take denormals for zeros.
+        same(levels.numpy().view(np.int32), np.float32([expected]).view(np.int32), rule)
+        assert nonfinite == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_block_that_is_not_finite_has_levels_0(ops, rule):
+    x = cases.floats(1000)
+    splits = cases.row_splits(1000, "buckets of 100")
+    count = RULES[rule][1][0][0]
+    finite = ops.find_levels(tf.constant(x), splits, rule, count)[0].numpy()
+    x[[105, 107, 999]] = np.inf, np.nan, -np.inf
+    levels, nonfinite = ops.find_levels(tf.constant(x), splits, rule, count)
+    finite[[1, 9]] = 0
+    same(levels, finite)
+    assert nonfinite == 3
+
+
+def level_codes(x, table, splits, stream=None):
+    """k, and k + 1 where u (b_{k+1} - b_k) < x - b_k."""
+    codes = []
+    u = (oracle.stream_bits(len(x), *(stream or STREAM)) >> 8) * np.float32(2.0**-24)
+    for levels, block in zip(table, oracle.blocks(splits), strict=True):
+        for value, coin in zip(x[block], u[block], strict=True):
+            k = int(sum(level <= value for level in levels[1:-1]))
+            if stream is not None:
+                width = np.float32(levels[k + 1] - levels[k])
+                k += int(np.float32(coin) * width < value - levels[k])
+            codes.append(k)
+    return np.array(codes)
+
+
+def tables(*shape):
+    rng = np.random.default_rng(shape)
+    return np.sort(rng.normal(size=shape), -1).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [2, 3, 9, 16, 17, 40])
+@pytest.mark.parametrize(("size", "layout"), SHAPES)
+def test_rounding_to_levels(ops, count, size, layout):
+    splits = cases.row_splits(size, layout)
+    x, table = cases.floats(size), tables(len(splits) - 1, count)
+    table[0] = table[0, 0]
+    # Elements that are a level, and some beyond the ends.
+    x[::3] = np.repeat(table[:, count // 2], np.diff(splits))[::3]
+    x[::7] *= 100
+    stream = tf.constant(np.array(STREAM, np.uint64).view(np.int64))
+    expected = oracle.pack(level_codes(x, table, splits, STREAM), count)
+    same(ops.pack_levels(x, table, splits, stream), expected)
+    if count > 2:
+        expected = oracle.pack(level_codes(x, table, splits), count - 1)
+        same(ops.pack_levels(x, table, splits), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+@pytest.mark.parametrize("count", [2, 3, 9, 16, 17, 300])
+@pytest.mark.parametrize(("size", "layout"), SHAPES)
+def test_the_mean_of_levels(ops, workers, count, size, layout):
+    splits = cases.row_splits(size, layout)
+    words = cases.words(count, workers, size)
+    table = tables(workers, len(splits) - 1, count)
+    # A sum that shows the order in which workers are added.
+    table[::2] *= np.float32(1e6)
+    block = np.repeat(np.arange(len(splits) - 1), np.diff(splits))
+    total = np.float32(0)
+    for row, levels in zip(words, table, strict=True):
+        total = total + levels[block, oracle.unpack(row, count, size)]
+    expected = total / np.float32(workers)
+    same(ops.mean_of_levels(tf.constant(words), table, splits), expected)
+
+
+def test_words_that_no_codes_make_are_no_fault():
+    if shutil.which("g++") is None and native.find_library() is None:
+        pytest.skip("There is no library of native ops and no g++ to build one.")
+    for count in (2, 3, 9, 17, 300, 2**16):
+        digits = oracle.digits_per_word(count)
+        words = np.full([2, 3], -1, np.int32)
+        table = np.ones([2, 1, count], np.float32)
+        values = native.mean_of_levels(words, table, [0, 3 * digits])
+        np.testing.assert_array_equal(values, np.ones(3 * digits))

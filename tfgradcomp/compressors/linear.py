@@ -1,0 +1,53 @@
+"""Linear quantization: random rounding to evenly spaced quantiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import all_finite
+from tfgradcomp.compressors.level_table import SentTable, check_levels, outward
+
+
+@dataclass(frozen=True)
+class LinearQuantization(SentTable):
+    r"""Rounds each element at random to one of the two quantiles beside it, unbiased.
+
+    Level k of a block of n elements is the one of rank \( k (n - 1) / (s - 1) \), so
+    that all levels are used equally often; most of them lie where the elements are
+    dense, close to zero.
+
+    Attributes:
+        levels: s, from 2 to 257. Codes take \( \log_2 s \) bits each.
+        table_dtype: As `ORQ`.
+
+    References:
+        Xu, Huo, Huang, Optimal Gradient Quantization Condition for
+        Communication-Efficient Distributed Training, 2019, Section 5 (Linear-s).
+    """
+
+    levels: int = 9
+    table_dtype: str = "float32"
+
+    def __post_init__(self):
+        super().__post_init__()
+        fits = isinstance(self.levels, int) and self.levels >= 2
+        check_levels(self.levels, fits, "an integer, at least 2")
+
+    @property
+    def count(self):
+        """See `SentTable.count`."""
+        return self.levels
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        splits = layout.row_splits
+        levels, nonfinite = ops.find_levels(x, splits, "quantiles", self.levels)
+        levels = outward(levels, self.table_dtype)
+        codes = ops.pack_levels(
+            x, tf.cast(levels, tf.float32), splits, context.random_stream()
+        )
+        payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
+        return payload, state, tf.equal(nonfinite, 0) & all_finite([levels])

@@ -1,0 +1,71 @@
+"""ORQ: random rounding to the levels that are best for each block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import all_finite
+from tfgradcomp.compressors.level_table import SentTable, check_levels, outward
+
+
+@dataclass(frozen=True)
+class ORQ(SentTable):
+    r"""Rounds each element at random to one of the two levels beside it, unbiased.
+
+    v between \( b_{k-1} \) and \( b_k \) becomes \( b_k \) with probability \( (v -
+    b_{k-1}) / (b_k - b_{k-1}) \). The levels are elements of the block: its smallest
+    and its largest; then, recursively, the middle one between \( b_l \) and \( b_r \)
+    is the m-th largest of the n elements from one to the other, \( m = \lceil \sum_j
+    (v_j - b_l) / (b_r - b_l) \rceil \): no other value has a smaller expected square
+    error, given these two.
+
+    Attributes:
+        levels: s, \( 2^K + 1 \) from 3 to 257. Codes take \( \log_2 s \) bits each.
+        refine: Sweeps in which every level moves to its best place between its
+            neighbours.
+        table_dtype: The type in which the s levels of each block travel: `"float32"`,
+            `"bfloat16"`, or `"float16"`, in which an end beyond \( \pm 65504 \) is
+            infinite and the step one that is skipped. The ends are rounded outward
+            and codes are those of the rounded levels, so that nothing is biased.
+
+    References:
+        Xu, Huo, Huang, Optimal Gradient Quantization Condition for
+        Communication-Efficient Distributed Training, 2019, Eq. 7 and 12, Algorithm 1.
+    """
+
+    levels: int = 9
+    refine: int = 0
+    table_dtype: str = "float32"
+
+    def __post_init__(self):
+        super().__post_init__()
+        s = self.levels
+        fits = isinstance(s, int) and s >= 3 and (s - 1) & (s - 2) == 0
+        check_levels(s, fits, "a power of two plus 1, at least 3")
+        is_integer = isinstance(self.refine, int) and not isinstance(self.refine, bool)
+        if not is_integer or self.refine < 0:
+            raise ValueError(
+                "refine must be a number of sweeps, 0 or more. "
+                f"Received: refine={self.refine!r}"
+            )
+
+    @property
+    def count(self):
+        """See `SentTable.count`."""
+        return self.levels
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        splits = layout.row_splits
+        levels, nonfinite = ops.find_levels(
+            x, splits, "optimal", self.levels, self.refine
+        )
+        levels = outward(levels, self.table_dtype)
+        codes = ops.pack_levels(
+            x, tf.cast(levels, tf.float32), splits, context.random_stream()
+        )
+        payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
+        return payload, state, tf.equal(nonfinite, 0) & all_finite([levels])

@@ -1,0 +1,71 @@
+"""QSGD: random rounding to evenly spaced levels, up to the norm of the block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Field, all_finite
+from tfgradcomp.compressors.level_table import LevelTable, check_levels
+
+NORMS = ("max", "l2")
+
+
+@dataclass(frozen=True)
+class QSGD(LevelTable):
+    r"""Rounds each element at random to one of the two levels beside it, unbiased.
+
+    The levels are \( \|v\| (2k / (s - 1) - 1) \), \( k = 0 \ldots s - 1 \): evenly
+    spaced, zero among them. Of a block its norm travels. A block of zeros stays one.
+
+    Attributes:
+        levels: s, odd, from 3 to 257. Codes take \( \log_2 s \) bits each.
+        norm: `"max"`: \( \max_j |v_j| \), or `"l2"`: \( \sqrt{\sum_j v_j^2} \), which
+            sends more zeros.
+
+    References:
+        Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via
+        Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
+    """
+
+    levels: int = 9
+    norm: str = "max"
+
+    def __post_init__(self):
+        fits = isinstance(self.levels, int) and self.levels >= 3 and self.levels % 2
+        check_levels(self.levels, fits, "an odd integer, at least 3")
+        if self.norm not in NORMS:
+            raise ValueError(
+                f"norm must be one of {NORMS}. Received: norm={self.norm!r}"
+            )
+
+    def fields(self, layout):
+        """See `Compressor.fields`."""
+        return {
+            "codes": Field(layout.size, base=self.levels, per="element"),
+            "norm": Field(layout.num_blocks, per="block"),
+        }
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        statistics = ops.block_statistics(x, layout.row_splits)
+        norm = statistics.maximum
+        if self.norm == "l2":
+            norm = tf.sqrt(statistics.sum_of_squares)
+        payload = {"norm": tf.cast(norm, tf.float32)}
+        payload["codes"] = ops.pack_levels(
+            x, self.table(payload, layout), layout.row_splits, context.random_stream()
+        )
+        finite = tf.reduce_all(tf.equal(statistics.nonfinite, 0))
+        return payload, state, finite & all_finite([payload["norm"]])
+
+    def table(self, payloads, layout):
+        """See `LevelTable.table`."""
+        k = np.arange(self.levels)
+        places = (2 * k / (self.levels - 1) - 1).astype(np.float32)
+        levels = payloads["norm"][..., tf.newaxis] * places
+        # A processor may take denormals for zeros, and another one may not.
+        return tf.where(tf.abs(levels) < np.finfo(np.float32).tiny, 0.0, levels)

@@ -1,0 +1,161 @@
+"""The usual quantizers: QSGD, linear quantization and the scaled sign."""
+
+from __future__ import annotations
+
+from tfgradcomp import compressors
+from tfgradcomp.optimizers.quantizer import Quantizer
+
+
+class QSGD(Quantizer):
+    r"""Evenly spaced levels up to the norm of each block, unbiased.
+
+    Worker: the s levels of a block are \( \|v\| (2k / (s - 1) - 1) \), \( k = 0 \ldots
+    s - 1 \); v between two of them goes up with probability \( (v - b_{k-1}) / (b_k -
+    b_{k-1}) \). Server: the mean. A worker sends \( \log_2 s \) bits an element and one
+    number a block. The learning rate is that of uncompressed training.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        levels: s, odd: 3, 5, ..., 257.
+        bucket_size: Elements a block. None: a block is a parameter tensor.
+        norm: `"max"`: the largest magnitude, or `"l2"`: the root of the sum of
+            squares, which sends more zeros and has more variance.
+        reply: `"float32"`, or `"requantize"`: the mean rounded to levels of its own.
+        error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
+            error is larger than the gradient, what is owed grows.
+        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
+            nonfinite, bucket_bytes, name. Codes of different norms cannot be added up,
+            so there is no transport `"all_reduce"`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.QSGD(keras.optimizers.SGD(0.1), levels=5), "mse")
+        ```
+
+    References:
+        Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via
+        Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
+    """
+
+    _own_arguments = ("levels", "bucket_size", "norm", "reply", "error_feedback")
+
+    def __init__(
+        self,
+        inner_optimizer,
+        levels: int = 9,
+        bucket_size: int | None = 2048,
+        norm: str = "max",
+        reply: str = "float32",
+        error_feedback: bool = False,
+        **kwargs,
+    ):
+        compressor = compressors.QSGD(levels, norm)
+        super().__init__(
+            inner_optimizer, compressor, bucket_size, reply, error_feedback, **kwargs
+        )
+        self.levels = levels
+        self.norm = norm
+
+
+class LinearQuantization(Quantizer):
+    r"""Levels at evenly spaced quantiles of each block, unbiased: a baseline of ORQ's.
+
+    Worker: level k of a block of n elements is the one of rank \( k (n - 1) / (s - 1)
+    \); rounding, server and traffic are those of `ORQ`. All levels are used equally
+    often, and the shape of the gradient suffers.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        levels: s, from 2 to 257.
+        bucket_size: Elements a block. None: a block is a parameter tensor.
+        reply: As `ORQ`.
+        error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
+            error is larger than the gradient, what is owed grows.
+        table_dtype: As `ORQ`.
+        **kwargs: As `ORQ`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        ```python
+        optimizer = tfgradcomp.LinearQuantization(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, "mse")
+        ```
+
+    References:
+        Xu, Huo, Huang, Optimal Gradient Quantization Condition for
+        Communication-Efficient Distributed Training, 2019, Section 5 (Linear-s).
+    """
+
+    _own_arguments = (
+        "levels",
+        "bucket_size",
+        "reply",
+        "error_feedback",
+        "table_dtype",
+    )
+
+    def __init__(
+        self,
+        inner_optimizer,
+        levels: int = 9,
+        bucket_size: int | None = 2048,
+        reply: str = "float32",
+        error_feedback: bool = False,
+        table_dtype: str = "float32",
+        **kwargs,
+    ):
+        compressor = compressors.LinearQuantization(levels, table_dtype)
+        super().__init__(
+            inner_optimizer, compressor, bucket_size, reply, error_feedback, **kwargs
+        )
+        self.levels = levels
+        self.table_dtype = table_dtype
+
+
+class ScaledSign(Quantizer):
+    r"""The sign of each element times the mean magnitude of its block: one bit.
+
+    Worker: \( \frac{\|v\|_1}{d}\,\mathrm{sign}(v) \) on each block of d elements.
+    Server: the mean. The sign of a zero is plus. Biased: without error feedback it need
+    not converge; with it and a quantized reply it is `DistEFBlockSGD`.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        bucket_size: d, elements a block. None: a block is a parameter tensor.
+        reply: `"float32"`, or `"requantize"`: the scaled sign of the mean.
+        error_feedback: Whether a worker adds what it lost to its next gradient; with a
+            quantized reply the server does so, too.
+        **kwargs: As `QSGD`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.ScaledSign(keras.optimizers.SGD(0.05)), "mse")
+        ```
+
+    References:
+        Xu, Huo, Huang, Optimal Gradient Quantization Condition for
+        Communication-Efficient Distributed Training, 2019, Eq. 13.
+    """
+
+    _own_arguments = ("bucket_size", "reply", "error_feedback")
+
+    def __init__(
+        self,
+        inner_optimizer,
+        bucket_size: int | None = None,
+        reply: str = "float32",
+        error_feedback: bool = False,
+        **kwargs,
+    ):
+        compressor = compressors.ScaledSign()
+        super().__init__(
+            inner_optimizer, compressor, bucket_size, reply, error_feedback, **kwargs
+        )

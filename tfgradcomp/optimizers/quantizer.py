@@ -1,0 +1,53 @@
+"""What wrappers of quantizers have in common: blocks, the reply, error feedback."""
+
+from __future__ import annotations
+
+from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback
+from tfgradcomp.optimizers.arguments import check_choice, check_integer
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.servers import Mean, Recompress, Requantize
+
+REPLIES = ("float32", "requantize")
+
+
+class Quantizer(CompressedOptimizer):
+    """Quantizes each block by itself; the server takes the mean.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        compressor: The quantizer, stateless.
+        bucket_size: Elements a block. None: a block is a parameter tensor.
+        reply: `"float32"`, or `"requantize"`: the mean by the same quantizer.
+        error_feedback: Whether what is lost is added to the next gradient, and to the
+            next mean where the reply is quantized.
+        clip_factor: What workers clip blocks at, in deviations, or None.
+        **kwargs: As `CompressedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer,
+        compressor: Compressor,
+        bucket_size: int | None,
+        reply: str,
+        error_feedback: bool,
+        clip_factor: float | None = None,
+        **kwargs,
+    ):
+        if bucket_size is not None:
+            check_integer("bucket_size", bucket_size, 1)
+        check_choice("reply", reply, REPLIES)
+        check_choice("error_feedback", error_feedback, (False, True))
+        server = Mean(compressor)
+        if reply == "requantize":
+            server = (Recompress if error_feedback else Requantize)(compressor)
+        if clip_factor is not None:
+            compressor = Clip(compressor, clip_factor)
+        if error_feedback:
+            compressor = ErrorFeedback(compressor)
+        super().__init__(
+            inner_optimizer, compressor, server, block_size=bucket_size, **kwargs
+        )
+        self.bucket_size = bucket_size
+        self.reply = reply
+        self.error_feedback = error_feedback
