@@ -435,6 +435,7 @@ def test_mean_sign_error_feedback(moving, workers, size, layout):
 def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
     """All operations on one set of arguments, as a flat list of results."""
     size = splits[-1]
+    levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
     return [
         ops.pack_codes(codes, 5),
         ops.unpack_codes(words, 3, size),
@@ -451,6 +452,8 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         ops.sum_levels(words, scale, splits, 3, 2, 6) + x,
         x + ops.mean_of_signs(signs, scales, splits),
         ops.mean_of_signs(signs, scales, splits),
+        ops.pack_levels(x, levels[0], splits, stream),
+        ops.mean_of_levels(words, levels, splits),
         ops.majority_vote(words, size, 3, 3, 1, stream),
         *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),

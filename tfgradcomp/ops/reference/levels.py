@@ -10,9 +10,7 @@ import tensorflow as tf
 from tfgradcomp.ops.parts import Parts
 from tfgradcomp.ops.reference.blocks import block_of, reduce_blocks, spread
 from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
-from tfgradcomp.ops.reference.vectors import divide, in_parts
-
-_SIGN = -(2**31)  # The sign's bit.
+from tfgradcomp.ops.reference.vectors import SIGN, add, divide, exponent, in_parts
 
 
 def find_levels(
@@ -55,7 +53,7 @@ def find_levels(
     x = tf.convert_to_tensor(x)
     bits = tf.bitcast(x, tf.int32)
     magnitude = bits & 0x7FFFFFFF
-    top = _exponent(reduce_blocks(magnitude, row_splits, tf.maximum))
+    top = exponent(reduce_blocks(magnitude, row_splits, tf.maximum))
     # A block that has no levels becomes one of zeros, whose levels are 0.
     bits = tf.where(spread(top < 255, row_splits) & (magnitude > 0), bits, 0)
     if rule == "means":
@@ -72,7 +70,7 @@ def find_levels(
         found = tf.gather(value, indices)
         if rule == "symmetric":
             # By bits: a processor may take denormals for zeros.
-            found = tf.concat([tf.where(found > 0, found | _SIGN, 0), found], 1)
+            found = tf.concat([tf.where(found > 0, found | SIGN, 0), found], 1)
         levels = tf.bitcast(found, tf.float32)
     return levels, tf.math.count_nonzero(magnitude >= 0x7F800000)
 
@@ -135,18 +133,13 @@ def mean_of_levels(
         codes = unpack_codes(codes, count, row_splits[-1])
         place = count * block_of(row_splits) + codes
         value = tf.gather(tf.reshape(table, [-1]), place)
-        total = value if total is None else total - -value
+        total = value if total is None else add(total, value)
     return in_parts(divide(total, words.shape[0]), sizes)
 
 
 def _ordered(bits: tf.Tensor) -> tf.Tensor:
     """Integers in the order of the numbers whose bits are given; its own inverse."""
     return bits ^ (tf.bitwise.right_shift(bits, 31) & 0x7FFFFFFF)
-
-
-def _exponent(magnitude: tf.Tensor) -> tf.Tensor:
-    """The exponent field of non-negative numbers, of their bits."""
-    return tf.bitwise.right_shift(magnitude, 23)
 
 
 def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
@@ -167,7 +160,7 @@ def _fixed_point(bits, top, row_splits) -> tf.Tensor:
     scale = _power_of_two(156 - top)
     x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
     # Of a denormal, what a processor makes is not certain.
-    x = tf.where(_exponent(bits & 0x7FFFFFFF) > 0, x, 0)
+    x = tf.where(exponent(bits & 0x7FFFFFFF) > 0, x, 0)
     scaled = x * spread(scale, row_splits)
     return tf.cast(tf.round(scaled), tf.int64)
 

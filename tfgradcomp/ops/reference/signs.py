@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfgradcomp.ops.parts import Parts
 from tfgradcomp.ops.reference.blocks import mean_magnitude, spread, sum_of_magnitudes
 from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
-from tfgradcomp.ops.reference.vectors import count_nonfinite, divide, in_parts
+from tfgradcomp.ops.reference.vectors import add, count_nonfinite, divide, in_parts
 
 
 def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tensor:
@@ -87,10 +87,8 @@ def mean_of_signs(
     for signs, s in zip(tf.unstack(words), tf.unstack(scale), strict=True):
         s = spread(s, row_splits)
         plus = unpack_codes(signs, 2, row_splits[-1]) > 0
-        if total is None:
-            total = tf.where(plus, s, -s)
-        else:
-            total -= tf.where(plus, -s, s)
+        value = tf.where(plus, s, -s)
+        total = value if total is None else add(total, value)
     return in_parts(divide(total, words.shape[0]), sizes)
 
 
@@ -157,7 +155,7 @@ def sign_error_feedback(
     if momentum is not None:
         momentum = mu * momentum + x
         p = mu * momentum + x
-    p -= -ratio * residual
+    p = add(p, ratio * residual)
     scale = mean_magnitude(p, row_splits)
     words = pack_signs(p)
     left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)
@@ -200,7 +198,7 @@ def mean_sign_sums(
         The words of the signs of p and the sum of |p| of each block, float64
         `[num_blocks]`.
     """
-    p = mean_of_signs(sent_words, sent_scale, row_splits) - -ratio * residual
+    p = add(mean_of_signs(sent_words, sent_scale, row_splits), ratio * residual)
     return pack_signs(p), sum_of_magnitudes(p, row_splits)
 
 
@@ -229,6 +227,6 @@ def mean_sign_residual(
     Returns:
         The new residual, p less the scaled signs.
     """
-    p = mean_of_signs(sent_words, sent_scale, row_splits) - -ratio * residual
+    p = add(mean_of_signs(sent_words, sent_scale, row_splits), ratio * residual)
     left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)
     return tf.where(moving, left, residual)

@@ -9,6 +9,23 @@ import tensorflow as tf
 
 from tfgradcomp.ops.parts import Parts
 
+SIGN = -(2**31)  # The sign's bit.
+
+
+def add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Adds two float32 tensors: a sum that stays one of its own.
+
+    Inside functions TensorFlow adds up a sum of sums, a + (b + c), in an order of its
+    own. Where the order counts, that of workers or of terms, a - (-b) stands for a + b:
+    the same bits. A Neg would not do, as TensorFlow knows what that means.
+    """
+    return a - tf.bitcast(tf.bitcast(b, tf.int32) ^ SIGN, tf.float32)
+
+
+def exponent(magnitude: tf.Tensor) -> tf.Tensor:
+    """Returns the exponent field of non-negative numbers, of their bits."""
+    return tf.bitwise.right_shift(magnitude, 23)
+
 
 def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> tf.Tensor | Parts:
     """Cuts a vector into `Parts` of the given sizes; None: it stays whole."""
