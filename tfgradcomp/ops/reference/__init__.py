@@ -8,10 +8,6 @@ Philox-4x32-10 block whose key is `key` and whose counter has the low 64 bits
 first + j // 4 and the high 64 bits `high` (Salmon et al., Parallel random numbers: as
 easy as 1, 2, 3, 2011). With `first` = o / 4, for a multiple o of 4, the elements of a
 vector from o on draw what they draw in the whole vector.
-
-Inside functions TensorFlow adds up a sum of sums, (a + b) + c, in an order of its own.
-Where the order counts, that of workers or of terms, a - (-b) stands for a + b: the same
-bits, and nothing that TensorFlow rearranges.
 """
 
 from tfgradcomp.ops.reference.blocks import (
@@ -45,6 +41,11 @@ from tfgradcomp.ops.reference.signs import (
     pack_signs_checked,
     sign_error_feedback,
 )
+from tfgradcomp.ops.reference.sparse import (
+    mean_of_sparse,
+    pack_over_threshold,
+    pack_unambiguous,
+)
 
 __all__ = [
     "Statistics",
@@ -54,15 +55,18 @@ __all__ = [
     "mean_magnitude",
     "mean_of_levels",
     "mean_of_signs",
+    "mean_of_sparse",
     "mean_sign_error_feedback",
     "mean_sign_residual",
     "mean_sign_sums",
     "pack_codes",
     "pack_levels",
     "pack_momentum_signs",
+    "pack_over_threshold",
     "pack_signs",
     "pack_signs_checked",
     "pack_ternary",
+    "pack_unambiguous",
     "random_bits",
     "sign_error_feedback",
     "spread",
