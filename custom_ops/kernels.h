@@ -140,9 +140,10 @@ struct MeanOfSigns {
   CutVector<float> values;
 };
 
-// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference.py, which
-// says what they are to the bit: sums are integers there, exact in any order. Blocks
-// with an element that is infinite or NaN have levels 0; *nonfinite counts these.
+// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference/levels.py,
+// which says what they are to the bit: sums are integers there, exact in any order.
+// Blocks with an element that is infinite or NaN have levels 0; *nonfinite counts
+// these.
 enum class LevelRule { kOptimal, kQuantiles, kSymmetric, kMeans };
 struct FindLevels {
   CutVector<const float> x;
