@@ -138,7 +138,7 @@ def run(workers, transport, method, layout, steps=3):
             )
             x = tf.constant(rng.normal(size=layout.size), tf.float32)
             payload, state = compressor.compress(x, state, layout, context)
-            update, server_state, statuses = carrier.exchange(
+            update, server_state, statuses, _ = carrier.exchange(
                 payload,
                 compressor,
                 server,
@@ -208,7 +208,7 @@ def test_a_sum_of_half_floats_does_not_overflow(value):
 
     def worker(rank, collectives):
         payload = {"values": tf.fill([layout.size], tf.constant(value, tf.float16))}
-        update, _, _ = AllReduce(collectives).exchange(
+        update, *_ = AllReduce(collectives).exchange(
             payload,
             Identity("float16"),
             Mean(Identity("float16")),

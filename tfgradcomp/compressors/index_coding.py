@@ -19,10 +19,12 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.ops import INDEX_BITS, NOTHING
+from tfgradcomp.seam.xla import in_xla
+
 CODINGS = ("fixed", "delta")
 
 _WORD_BITS = 32
-_INDEX_BITS = 28
 _GAP_BITS = np.arange(1, 25)
 
 
@@ -30,8 +32,11 @@ def encode(words: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
     """Returns the message, int32 `[any]`, of words, int32 `[n]`."""
     if coding == "fixed":
         return words
+    if in_xla():
+        # Nothing there has a size of its own.
+        return tf.concat([[0], words], 0)
     numbers = _unsigned(words)
-    index = numbers & (2**_INDEX_BITS - 1)
+    index = numbers & (2**INDEX_BITS - 1)
     gaps = index - tf.concat([[-1], index[:-1]], 0) - 1
     lengths = _stream_words(gaps, value_bits)
     gap_bits = tf.gather(_GAP_BITS, tf.argmin(lengths))
@@ -51,12 +56,11 @@ def encode(words: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
 
 
 def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
-    """Returns words, int32 `[N, any]`, of messages, int32 `[N, any]` padded with -1.
-
-    There is a word of ones for each field that skips.
-    """
+    """Returns words of messages, both int32 `[N, any]` padded with -1."""
     if coding == "fixed":
         return messages
+    if in_xla():
+        return messages[:, 1:]
     gap_bits = tf.cast(messages[:, :1], tf.int64)
     is_plain = tf.equal(gap_bits, 0)
     width = tf.where(is_plain, _int64(_WORD_BITS), value_bits + gap_bits)
@@ -69,8 +73,9 @@ def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
     index = tf.cumsum(gap + tf.cast(sends, tf.int64), axis=1) - 1
     value = tf.bitwise.right_shift(field, gap_bits)
     word = tf.bitwise.left_shift(value, _int64(_WORD_BITS - value_bits)) + index
-    word = tf.where(is_plain, field, word)
-    return tf.where(sends, _as_words(word), -1)
+    words = _as_words(tf.where(is_plain, field, word))
+    words = tf.ragged.boolean_mask(words, sends).to_tensor(NOTHING)
+    return tf.ensure_shape(words, [messages.shape[0], None])
 
 
 def _stream_words(gaps, value_bits):

@@ -25,7 +25,7 @@ class SparseWords(Compressor):
     """
 
     value_bits: ClassVar[int] = 1
-    most_elements: ClassVar[int | None] = 2**28 - 1
+    most_elements: ClassVar[int | None] = 2**ops.INDEX_BITS - 1
 
     def __post_init__(self):
         if self.index_coding not in index_coding.CODINGS:
@@ -53,7 +53,7 @@ class SparseWords(Compressor):
         return index_coding.encode(words, self.index_coding, self.value_bits)
 
     def words_of(self, messages: tf.Tensor) -> tf.Tensor:
-        """Returns what was given to `message`, of messages `[N, any]`; -1 between."""
+        """Returns what was given to `message`, of messages `[N, any]`."""
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
     def scale(self, payloads, layout) -> tf.Tensor:
@@ -63,7 +63,7 @@ class SparseWords(Compressor):
     def elements_sent(self, payload, layout):
         """See `Compressor.elements_sent`."""
         words = self.words_of(payload["words"][tf.newaxis])
-        return tf.math.count_nonzero(words != -1, dtype=tf.int32)
+        return tf.math.count_nonzero(words != ops.NOTHING, dtype=tf.int32)
 
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""

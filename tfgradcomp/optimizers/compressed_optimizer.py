@@ -358,7 +358,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     # The step.
 
     def apply(self, grads, trainable_variables=None, second_moments=None):
-        """Exchanges the gradients and updates the variables.
+        r"""Exchanges the gradients and updates the variables.
 
         Args:
             grads: Gradients of this replica's share of the loss, which Keras divides

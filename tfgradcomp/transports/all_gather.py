@@ -34,6 +34,7 @@ class AllGather(Transport):
         )
         statuses, rows = messages[:, 0], messages[:, 1:]
         if wire.varies(fields):
+            varying = tf.size(rest)
             if self.collectives.num_workers > 1:
                 varying = padded_size(tf.reduce_max(rows[:, 0]))
                 rest = wire.padded(rest, varying)

@@ -14,7 +14,7 @@ import math
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Field
-from tfgradcomp.ops import words_for
+from tfgradcomp.ops import NOTHING, words_for
 
 
 def words_in(field: Field) -> int:
@@ -58,7 +58,7 @@ def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
 
 def padded(words: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
     """Returns the words of a field that varies, `size` of them: the rest is -1."""
-    return tf.pad(words, [[0, size - tf.size(words)]], constant_values=-1)
+    return tf.pad(words, [[0, size - tf.size(words)]], constant_values=NOTHING)
 
 
 def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:

@@ -3,7 +3,8 @@
 The word of element j is its sign (the top bit), d in three bits and j in the lowest
 `INDEX_BITS`: it stands for +-scale * 2^-d, the scale that of j's block. The words of a
 worker are in the order of j. `NOTHING`, and any other word with an index that the
-vector has not got, stands for nothing; such words come last.
+vector has not got, stands for nothing; such words come last, but inside XLA, where each
+element has a word, they come anywhere.
 
 Elements gather what they are given until they are sent: r the terms, v their squares.
 With r and v after this step's were added, each product and each sum is rounded to
@@ -27,7 +28,8 @@ from tfgradcomp.ops.reference.vectors import (
     exponent,
     in_parts,
 )
-from tfgradcomp.ops.word_format import INDEX_BITS
+from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING
+from tfgradcomp.seam.xla import in_xla
 
 _NORMAL, _INFINITE = 0x00800000, 0x7F800000  # Bits of the least number of each kind.
 _MOST = 7  # The largest d.
@@ -172,6 +174,9 @@ def _accumulate(gathered: tf.Tensor, x: tf.Tensor | Parts) -> tf.Tensor:
 
 def _words(sent: tf.Tensor, upper: tf.Tensor) -> tf.Tensor:
     """The words of what is sent, given the bits above their indices."""
+    if in_xla():
+        # Sizes are fixed there: a word for each element.
+        return tf.where(sent, upper | tf.range(sent.shape[0]), NOTHING)
     index = tf.reshape(tf.where(sent), [-1])
     return tf.gather(upper, index) | tf.cast(index, tf.int32)
 
