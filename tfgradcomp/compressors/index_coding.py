@@ -80,13 +80,9 @@ def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
 
 def _stream_words(gaps, value_bits):
     """Words of the stream for each number of gap bits, int64 `[24]`."""
-
-    def words(gap_bits):
-        fields = tf.size(gaps, tf.int64) + tf.reduce_sum(gaps // _ones(gap_bits))
-        return -(-fields * (value_bits + gap_bits) // _WORD_BITS)
-
-    # One after the other: gaps may be as long as the vector.
-    return tf.map_fn(words, tf.constant(_GAP_BITS, tf.int64), parallel_iterations=1)
+    count = tf.size(gaps, tf.int64)
+    fields = tf.stack([count + tf.reduce_sum(gaps // (2**b - 1)) for b in _GAP_BITS])
+    return -(-fields * (value_bits + _GAP_BITS) // _WORD_BITS)
 
 
 def _written(fields, places, width, length):

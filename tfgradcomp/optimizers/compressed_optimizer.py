@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from tfgradcomp import transports
 from tfgradcomp.compressors.base import Compressor, Context, Layout
-from tfgradcomp.compressors.sparse_words import moments_missing
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.monitoring.traffic import Traffic
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers import finite_vote
+from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.arguments import (
     check_choice,
     check_integer,
@@ -388,12 +388,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self._check_workers()
         inner = self.inner_optimizer
         grads, variables = list(grads), list(trainable_variables)
-        moments = self._moments_by_variable(second_moments, grads, variables)
+        moments = second.checked(
+            second_moments, grads, self._compressor, type(self).__name__
+        )
+        moment_of = dict(zip(map(id, variables), moments, strict=True))
         with keras.name_scope(self.name):
             grads, variables = seam.filtered(inner, grads, variables)
             if not grads:
                 return
-            moments = [moments[id(variable)] for variable in variables]
+            moments = [moment_of[id(variable)] for variable in variables]
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
             gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
@@ -403,10 +406,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             is_exact = math.frexp(gain)[0] == 0.5
             if inner.gradient_accumulation_steps or seam.clips(inner) or not is_exact:
                 grads = [g * tf.cast(gain, g.dtype) for g in grads]
-                moments = [
-                    m if m is None else m * tf.cast(gain * gain, m.dtype)
-                    for m in moments
-                ]
+                moments = second.multiplied(moments, gain)
                 gain = 1.0
 
             def update(grads, moments):
@@ -414,7 +414,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                     grads = seam.accumulated(inner, grads, variables)
                 clipped, kept = seam.clipped(inner, grads), None
                 if seam.clips(inner) and self.needs_second_moments:
-                    kept = [_kept(*pair) for pair in zip(clipped, grads, strict=True)]
+                    kept = second.kept(clipped, grads)
                 self._update(clipped, moments, kept, variables, gain)
 
             def accumulate(grads, moments):
@@ -434,33 +434,6 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             else:
                 update(grads, moments)
 
-    def _moments_by_variable(self, second_moments, grads, variables):
-        """Second moments by the variables' ids; None for each where none are needed."""
-        if second_moments is None and not self.needs_second_moments:
-            return {id(variable): None for variable in variables}
-        if not self.needs_second_moments:
-            raise ValueError(
-                f"{type(self).__name__} takes no second moments: its compressor needs "
-                "none. Leave `second_moments` out, or take a method that does, such as "
-                f"VarianceBased. Received: compressor={self._compressor}"
-            )
-        if second_moments is None:
-            raise ValueError(moments_missing(self._compressor))
-        moments = list(second_moments)
-        missing = [
-            g is not None and m is None for g, m in zip(grads, moments, strict=False)
-        ]
-        if len(moments) != len(grads) or any(missing):
-            raise ValueError(
-                "second_moments must be a list with a tensor for each gradient that is "
-                f"not None. Received: {len(grads)} gradients, {len(moments)} second "
-                f"moments; missing for {sum(missing)}"
-            )
-        return {
-            id(variable): None if moment is None else tf.convert_to_tensor(moment)
-            for variable, moment in zip(variables, moments, strict=True)
-        }
-
     def _table(self, values, variables):
         """A list over all variables of what there is of some, None for the others."""
         table = [None] * len(self._trainable_variables)
@@ -471,22 +444,22 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     def _update(self, gradients, moments, kept, variables, gain):
         inner = self.inner_optimizer
         table = self._table(gradients, variables)
+        moments = self._table(moments, variables)
+        kept = kept and self._table(kept, variables)
         context = self._context()
         pieces, steps = {}, []
         for channel in self._channels:
-            if self.needs_second_moments:
-                context = context._replace(
+            own = context
+            if channel.compressor.needs_second_moments:
+                own = context._replace(
                     second_moments=channel.second_moments(
-                        self._table(moments, variables),
-                        gain,
-                        inner.gradient_accumulation_steps,
-                        kept and self._table(kept, variables),
+                        moments, gain, inner.gradient_accumulation_steps, kept
                     )
                 )
             step = channel.step(
                 channel.flatten(table, gain),
                 lambda channel=channel: channel.flatten(self._trainable_variables),
-                context,
+                own,
                 lambda channel=channel: finite_vote.locate(
                     {i: table[i] for i in channel.positions}, len(table), gain
                 ),
@@ -511,12 +484,13 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         ]
         if self._moved is not None:
             varying = [
-                tf.stack([0, step.elements_sent, step.varying_words])
+                tf.cast(tf.stack([0, step.elements_sent, step.varying_words]), tf.int64)
                 for step, channel in zip(steps, self._channels, strict=True)
                 if channel.varies
             ]
-            moved = tf.cast(tf.add_n([[1, 0, 0], *varying]), tf.int64)
-            new_state.append(tf.convert_to_tensor(self._moved) + moved)
+            one_step = tf.constant([1, 0, 0], tf.int64)
+            moved = tf.add_n([tf.convert_to_tensor(self._moved), one_step, *varying])
+            new_state.append(moved)
             variables_of_state.append(self._moved)
 
         def commit(applied, new_state, statuses):
@@ -710,13 +684,6 @@ def _joined(pieces, position, shape):
     parts = [pieces[piece] for piece in own]
     vector = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     return tf.reshape(vector, shape)
-
-
-def _kept(clipped, gradient) -> tf.Tensor:
-    """What is left of each element of a gradient, as a factor; 1 of a zero."""
-    one = tf.ones_like(gradient)
-    is_zero = tf.equal(gradient, 0)
-    return tf.where(is_zero, one, clipped / tf.where(is_zero, one, gradient))
 
 
 def _dense(gradient, variable) -> tf.Tensor:

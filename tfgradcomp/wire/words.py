@@ -68,13 +68,15 @@ def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
         int32 words for codes, `[..., count]` of the field's type for numbers; of what
         varies all that is left of the words.
     """
-    sizes = [-1 if field.varies else words_in(field) for field in fields.values()]
-    payload = {}
-    parts = tf.split(words, sizes, axis=-1)
-    for (name, field), part in zip(fields.items(), parts, strict=True):
-        if field.base is None and not field.varies:
-            part = _numbers(part, field)
-        payload[name] = part
+    payload, begin = {}, 0
+    for name, field in fields.items():
+        if field.varies:
+            payload[name] = words[..., begin:]
+            continue
+        end = begin + words_in(field)
+        part = words[..., begin:end]
+        payload[name] = _numbers(part, field) if field.base is None else part
+        begin = end
     return payload
 
 
