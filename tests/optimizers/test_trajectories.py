@@ -634,8 +634,9 @@ class Late:
         return values
 
 
-@pytest.mark.parametrize("coding", ["fixed", "delta"])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("workers", "coding"), [(1, "fixed"), (2, "delta"), (3, "fixed"), (4, "delta")]
+)
 @pytest.mark.parametrize("method", ["VarianceBased", "Strom", "Hybrid"])
 def test_what_is_late(method, workers, coding):
     arguments = {
