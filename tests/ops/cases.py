@@ -187,6 +187,19 @@ def calls(size, layout="one", workers=3, kind="normal"):
             ),
         ]
     result.append(("mean_sign_sums", (signs, scales, e, ratio, splits)))
+    # Some selected, all of them with many too small to be sent, none.
+    v, nothing = np.abs(floats(size, "zeros" if kind == "special" else kind, 4)), 0 * e
+    result += [
+        ("pack_unambiguous", (x, np.abs(m), e, v, 1.5, 0.999, splits)),
+        ("pack_unambiguous", (coarse, nothing, nothing, nothing, 1.0, 1.0, splits)),
+        ("pack_unambiguous", (x, np.abs(m), e, v, 1e30, 0.0, splits)),
+        ("pack_over_threshold", (x, np.abs(m), e, v, 0.8, 1.5, 0.999)),
+        ("pack_over_threshold", (coarse, nothing, e, nothing, 1e-3, 1.0, 1.0)),
+        ("pack_over_threshold", (x, None, e, None, 0.8, 1.0, 1.0)),
+    ]
+    for share in (0, 0.3, 1):
+        sent = sparse_words(workers, size, share)
+        result.append(("mean_of_sparse", (sent, scales, splits)))
     return [(f"{i}: {name}", name, args) for i, (name, args) in enumerate(result)]
 
 

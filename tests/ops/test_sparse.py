@@ -1,5 +1,7 @@
 """Sparse words: packed and averaged, against one element after the other."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,15 +9,19 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
-from tfgradcomp.ops import Parts, reference
+from tfgradcomp.ops import Parts, native, reference
 
 SHAPES = [(0, "one"), (1, "one"), (2, "ones"), (65, "ones"), (1000, "ragged")]
 SHAPES += [(513, "one"), (6007, "buckets of 100")]
 
 
-@pytest.fixture
-def ops():
-    return reference
+@pytest.fixture(params=["native", "python"])
+def ops(request):
+    if request.param == "python":
+        return reference
+    if shutil.which("g++") is None and native.find_library() is None:
+        pytest.skip("There is no library of native ops and no g++ to build one.")
+    return native
 
 
 def flushed(x):
@@ -132,12 +138,28 @@ def test_the_mean_of_sparse_words(ops, workers, size, layout):
         same(parts.numpy(), expected)
 
 
-def test_a_vector_has_at_most_as_many_elements_as_there_are_indices():
+def test_a_vector_has_at_most_as_many_elements_as_there_are_indices(ops):
     huge = tf.TensorSpec([2**28])
 
     @tf.function(input_signature=[huge, huge])
     def pack(x, residual):
-        return reference.pack_over_threshold(x, None, residual, None, 1.0, 1.0, 1.0)
+        return ops.pack_over_threshold(x, None, residual, None, 1.0, 1.0, 1.0)
 
-    with pytest.raises(ValueError, match=r"less than 2\*\*28 .*Received"):
+    with pytest.raises(ValueError, match="less than 2.* elements; .*Received"):
         pack.get_concrete_function()
+
+
+def test_both_vectors_may_be_cut_each_with_a_gain(ops):
+    x, m, e, v = (tf.constant(cases.floats(1000, seed=i)) for i in range(4))
+    x, m, v, splits = 10 * x, abs(m), abs(v), cases.row_splits(1000, "ragged")
+    cut = Parts(tf.split(x, cases.cuts(1000)), 0.3)
+    moments = Parts(tf.split(m, cases.cuts(1000, 1)), 0.3**2)
+    whole = np.float32(0.3) * x.numpy(), np.float32(0.3**2) * m.numpy()
+    for pack, arguments in (
+        (oracle.pack_unambiguous, (1.5, 0.999, splits)),
+        (oracle.pack_over_threshold, (0.8, 1.5, 0.999)),
+    ):
+        result = getattr(ops, pack.__name__)(cut, moments, e, v, *arguments)
+        expected = pack(*whole, e.numpy(), v.numpy(), *arguments)
+        cases.same_results(result[:-1], expected[:-1])
+        assert 100 < len(expected[0]) < 900

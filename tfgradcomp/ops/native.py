@@ -42,6 +42,9 @@ NAMES = (
     "mean_sign_error_feedback",
     "mean_sign_sums",
     "mean_sign_residual",
+    "pack_unambiguous",
+    "pack_over_threshold",
+    "mean_of_sparse",
 )
 
 
