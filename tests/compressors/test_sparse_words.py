@@ -223,7 +223,7 @@ def test_bad_arguments(make, text):
 
 
 def test_a_vector_that_indices_cannot_reach_is_refused():
-    with pytest.raises(ValueError, match=r"less than 2\*\*28 elements.*268435456"):
+    with pytest.raises(ValueError, match=r"less than .* elements.*268435456"):
         size = tf.TensorSpec([2**28], tf.float32)
         layout = Layout.from_sizes([2**28])
         tf.function(

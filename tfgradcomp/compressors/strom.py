@@ -37,7 +37,7 @@ class Strom(SparseWords):
     def compress_checked(self, x, state, layout, context):
         """See `Compressor.compress_checked`."""
         words, residual, _, nonfinite = ops.pack_over_threshold(
-            x, None, state["residual"], None, self.threshold, 0.0, 1.0
+            x, None, state["residual"], None, self.threshold, 1.0, 1.0
         )
         state = {"residual": context.if_moving(residual, state["residual"])}
         return {"words": self.message(words)}, state, tf.equal(nonfinite, 0)

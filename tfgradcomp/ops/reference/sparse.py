@@ -121,7 +121,9 @@ def pack_over_threshold(
     sign = tf.bitcast(r, tf.int32) & SIGN
     words, nonfinite = _words(sent, sign), _count_nonfinite(r, v)
     if v is not None:
-        lower = tf.maximum((v - magnitude * (t + t)) + t * t, 0)
+        # A function would add constants first: (v + t^2) - 2 t |r|.
+        square = tf.where(sent, t * t, 0)
+        lower = tf.maximum((v - magnitude * (t + t)) + square, 0)
         v = tf.where(sent, lower, v) * decay
     r = tf.where(sent, tf.where(sign < 0, r + t, r - t), r)
     return words, r, v, nonfinite
