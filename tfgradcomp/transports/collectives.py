@@ -115,6 +115,7 @@ class Replicas(Collectives):
         self.num_workers = num_workers
         self.place = place
         self._next_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
+        self._end_key = self._next_key + _KEYS_PER_INSTANCE
         self._keys = {}
 
     @property
@@ -175,6 +176,12 @@ class Replicas(Collectives):
         if site not in self._keys:
             self._keys[site] = self._next_key
             self._next_key += 1 if varying_size is None else len(_SIZES)
+            if self._next_key > self._end_key:
+                raise ValueError(
+                    f"There are {_KEYS_PER_INSTANCE} keys for collectives; a site whose "
+                    f"size varies takes {len(_SIZES)}. Take larger buckets "
+                    f"(`bucket_bytes`). Received: {len(self._keys)} sites"
+                )
         key = self._keys[site]
         return {
             "group_size": self.num_workers,
