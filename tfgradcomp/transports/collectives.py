@@ -178,7 +178,7 @@ class Replicas(Collectives):
             self._next_key += 1 if varying_size is None else len(_SIZES)
             if self._next_key > self._end_key:
                 raise ValueError(
-                    f"There are {_KEYS_PER_INSTANCE} keys for collectives; a site whose "
+                    f"Collectives have {_KEYS_PER_INSTANCE} keys; a site whose "
                     f"size varies takes {len(_SIZES)}. Take larger buckets "
                     f"(`bucket_bytes`). Received: {len(self._keys)} sites"
                 )
