@@ -42,6 +42,10 @@ if _tool() == "tfgradcomp.ops":
 
 if _tool() is None:
     from tfgradcomp import callbacks, compressors, servers, transports
+    from tfgradcomp.distribute.parameter_server import (
+        ParameterServerLostError,
+        ParameterServerTrainer,
+    )
     from tfgradcomp.optimizers import (
         ORQ,
         QSGD,
@@ -69,6 +73,8 @@ __all__ = [
     "DistEFSGD",
     "HalfPrecision",
     "LinearQuantization",
+    "ParameterServerLostError",
+    "ParameterServerTrainer",
     "ScaledSign",
     "SignSGD",
     "Signum",

@@ -383,10 +383,10 @@ def test_a_slurm_job_of_one_task_is_no_cluster(script):
 
 def test_threads_are_shared_out_and_the_user_has_the_last_word(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(32))
-    env = worker_env({"OMP_NUM_THREADS": "7"}, ["a:1"], 0, on_this_host=2, attempt=0)
+    env = worker_env({"OMP_NUM_THREADS": "7"}, {}, {}, on_this_host=2, attempt=0)
     assert env["TF_NUM_INTRAOP_THREADS"] == env["TF_NUM_INTEROP_THREADS"] == "16"
     assert env["OMP_NUM_THREADS"] == "7" and env["TF_CPP_MIN_LOG_LEVEL"] == "2"
-    env = worker_env({"TF_CPP_MIN_LOG_LEVEL": "0"}, ["a:1"], 0, 64, attempt=0)
+    env = worker_env({"TF_CPP_MIN_LOG_LEVEL": "0"}, {}, {}, 64, attempt=0)
     assert env["TF_NUM_INTRAOP_THREADS"] == "1" and env["TF_CPP_MIN_LOG_LEVEL"] == "0"
     assert int(env["TF_NUM_INTEROP_THREADS"]) >= 4
 

@@ -355,7 +355,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 return
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
-            gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
+            gain = self._collectives.loss_divisor / (inner.loss_scale_factor or 1)
             grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
             # Exact where it is a power of two. Other products are rounded, and a graph
             # may join them with what follows: the buckets would differ in a bit.

@@ -6,6 +6,11 @@ from tfgradcomp.transports.base import Transport, Words
 from tfgradcomp.transports.choose import NAMES, Costs, Line, candidates, carriers
 from tfgradcomp.transports.collectives import Collectives
 from tfgradcomp.transports.loopback import DirectExchange, Loopback
+from tfgradcomp.transports.parameter_server import (
+    Meeting,
+    ParameterServer,
+    ServerCollectives,
+)
 from tfgradcomp.transports.sharded import Sharded
 
 __all__ = [
@@ -17,6 +22,9 @@ __all__ = [
     "DirectExchange",
     "Line",
     "Loopback",
+    "Meeting",
+    "ParameterServer",
+    "ServerCollectives",
     "Sharded",
     "Transport",
     "Words",

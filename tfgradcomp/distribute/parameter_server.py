@@ -1,0 +1,542 @@
+"""Training with parameter servers: weights stay on the workers, words travel."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.ops import native
+from tfgradcomp.optimizers import CompressedOptimizer
+from tfgradcomp.optimizers.arguments import check_choice, check_integer
+from tfgradcomp.seam import remote
+from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
+from tfgradcomp.transports import Meeting, ParameterServer, ServerCollectives
+
+ON_WORKER_LOSS = ("continue", "wait")
+
+_PROBE_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+_END_SECONDS = 60.0
+_STEPS = tf.TensorSpec([], tf.int32)
+_GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+class ParameterServerLostError(RuntimeError):
+    """A parameter server is gone, and the words and the state that it held."""
+
+
+class ParameterServerTrainer:
+    """Trains a Keras model on workers that meet on parameter servers.
+
+    Run one script in all roles, with `TF_CONFIG` set: a chief, workers and parameter
+    servers (ps). Workers and servers never get past the constructor: they serve. The
+    chief goes on, and `fit` drives them. Every worker has weights of its own, which
+    cross the wire when training begins, when an epoch ends (one worker's, to the
+    chief) and when a worker joins again. In a step words cross it: payloads to the
+    servers, one reply back. The weights of all workers are the same bits.
+
+    Args:
+        make_model: Function that returns a new Keras model, not compiled; called
+            once for the chief and once for each worker.
+        optimizer: A compressed optimizer with `transport="auto"`. It is copied for
+            the chief and for each worker.
+        loss: As in `keras.Model.compile`.
+        metrics: As in `keras.Model.compile`.
+        on_worker_loss: What follows the loss of a worker: `"continue"` with the
+            others, or `"wait"` until it has been started again. A worker that is back
+            gets the weights; where training went on, at the next epoch.
+        steps_per_execution: Steps that workers take before the chief hears of them.
+
+    Attributes:
+        model: The chief's model, with the weights as of the last epoch.
+        optimizer: Its optimizer, with counters and momenta as of then.
+
+    Raises:
+        ValueError: If an argument is out of range, or `TF_CONFIG` does not describe a
+            chief, workers and parameter servers.
+
+    Example:
+        ```python
+        trainer = tfgradcomp.ParameterServerTrainer(
+            make_model,
+            tfgradcomp.TernGrad(keras.optimizers.SGD(0.1)),
+            loss="sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+        )
+        history = trainer.fit(dataset_fn, epochs=3, steps_per_epoch=200)
+        ```
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], keras.Model],
+        optimizer: CompressedOptimizer,
+        loss,
+        metrics=(),
+        on_worker_loss: str = "continue",
+        steps_per_execution: int = 1,
+    ):
+        check_choice("on_worker_loss", on_worker_loss, ON_WORKER_LOSS)
+        check_integer("steps_per_execution", steps_per_execution, 1)
+        _check_optimizer(optimizer)
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        cluster = resolver.cluster_spec()
+        _check_cluster(cluster)
+        if resolver.task_type in ("worker", "ps"):
+            serve(resolver)
+        self._addresses = {
+            f"/job:{job}/replica:0/task:{index}": cluster.task_address(job, index)
+            for job in ("worker", "ps")
+            for index in range(cluster.num_tasks(job))
+        }
+        # Connected to a cluster, this process loses what variables it has so far.
+        self._optimizer_config = optimizer.get_config()
+        self._optimizer_class = type(optimizer)
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._make_model = make_model
+        self._loss, self._metrics = loss, list(metrics)
+        self._on_worker_loss = on_worker_loss
+        self._steps_per_execution = steps_per_execution
+        self._workers = []
+        self.optimizer = self._new_optimizer()
+        self.model = self._compiled(self.optimizer)
+
+    def fit(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        epochs: int = 1,
+        steps_per_epoch: int = 1,
+        validation_data=None,
+        callbacks=None,
+        verbose=1,
+        initial_epoch: int = 0,
+    ) -> keras.callbacks.History:
+        """Trains the model, as `keras.Model.fit` does.
+
+        Args:
+            dataset_fn: Function of a `tf.distribute.InputContext` that returns a
+                worker's dataset, batched and without an end (`repeat()`). It is called
+                for each worker, which then runs its operations.
+            epochs: The epoch to end with.
+            steps_per_epoch: Rounds an epoch: each takes a batch from every worker.
+            validation_data: What the chief evaluates after each epoch: anything that
+                `keras.Model.evaluate` takes.
+            callbacks: Keras callbacks; their model is the chief's.
+            verbose: As in `keras.Model.fit`.
+            initial_epoch: The epoch to begin with.
+
+        Returns:
+            The history of logs, which are means over the workers.
+
+        Raises:
+            ParameterServerLostError: If a parameter server is gone.
+            RuntimeError: If all workers are gone.
+            tf.errors.InvalidArgumentError: If a gradient is not finite and the
+                optimizer's `nonfinite` is `"raise"`.
+        """
+        check_integer("steps_per_epoch", steps_per_epoch, 1)
+        self._dataset_fn = dataset_fn
+        for worker in self._workers:
+            worker.close()
+        self._assemble(self._devices("worker"), self._workers)
+        remote.build(self.model, self._workers[0].spec)
+        callbacks = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=steps_per_epoch,
+            model=self.model,
+        )
+        self.model.stop_training = False
+        callbacks.on_train_begin()
+        for worker in self._workers:
+            worker.take(_values(_shared(self.model)))
+        logs = {}
+        for epoch in range(initial_epoch, epochs):
+            self._welcome()
+            callbacks.on_epoch_begin(epoch)
+            for worker in self._workers:
+                worker.reset_metrics()
+            done = 0
+            while done < steps_per_epoch and not self.model.stop_training:
+                callbacks.on_train_batch_begin(done)
+                wanted = min(self._steps_per_execution, steps_per_epoch - done)
+                taken, logs = self._run(wanted)
+                done += taken
+                callbacks.on_train_batch_end(max(done, 1) - 1, logs)
+            self._fetch()
+            logs = dict(logs)
+            if validation_data is not None:
+                seen = self.model.evaluate(
+                    validation_data, verbose=0, callbacks=callbacks, return_dict=True
+                )
+                logs.update({f"val_{name}": value for name, value in seen.items()})
+            callbacks.on_epoch_end(epoch, logs)
+            if self.model.stop_training:
+                break
+        self.optimizer.finalize_variable_values(self.model.trainable_variables)
+        callbacks.on_train_end(logs)
+        return self.model.history
+
+    def weights_of_workers(self) -> list[list[np.ndarray]]:
+        """Returns the trainable weights of each worker, as they are now."""
+        return [_values(w.model.trainable_variables) for w in self._workers]
+
+    def _new_optimizer(self):
+        return self._optimizer_class.from_config(self._optimizer_config)
+
+    def _compiled(self, optimizer):
+        model = self._make_model()
+        metrics = keras.tree.map_structure(_copy, self._metrics)
+        model.compile(optimizer, self._loss, metrics=metrics)
+        return model
+
+    # Some steps.
+
+    def _run(self, steps):
+        """Returns how many steps were taken, all unless somebody was lost, and logs."""
+        rate = self.optimizer.learning_rate
+        for worker in self._workers:
+            # A schedule is followed by the workers themselves.
+            if isinstance(rate, keras.Variable):
+                worker.take_learning_rate(float(rate.numpy()))
+        before = self._workers[0].rounds()
+        calls = {worker.device: worker.run for worker in self._workers}
+        outcomes = _together({**calls, **self._serving}, steps, self._close)
+        errors = {d: o for d, o in outcomes.items() if isinstance(o, Exception)}
+        if not errors:
+            logs = np.mean([outcomes[w.device] for w in self._workers], axis=0)
+            return steps, self._workers[0].named(logs)
+        lost = self._lost(errors)
+        if not lost:
+            raise _cause(errors)
+        servers = [device for device in lost if "/job:ps/" in device]
+        if servers:
+            raise ParameterServerLostError(
+                "Parameter servers are gone, with the state that they held. Start all "
+                "tasks again and resume from the last checkpoint, for example by "
+                f"keras.callbacks.BackupAndRestore. Received: {servers}"
+            )
+        survivors = [w for w in self._workers if w.device not in lost]
+        if not survivors:
+            raise RuntimeError(
+                "All workers are gone. Start all tasks again and resume from the last "
+                f"checkpoint. Received: {lost}"
+            )
+        rounds = {worker.rounds() for worker in survivors}
+        if len(rounds) > 1:
+            raise RuntimeError(f"The workers left took different rounds: {rounds}")
+        self._go_on(lost, survivors)
+        return rounds.pop() - before, survivors[0].logs()
+
+    def _close(self, waiting):
+        """Ends what somebody failed in, a bit further with each call."""
+        # Replies stay open until no server can give one to some workers and not others.
+        serves = any(device in waiting for device in self._serving)
+        self._meeting.close("up" if serves else "down")
+
+    def _lost(self, errors):
+        gone = [device for device in errors if not self._answers(device)]
+        # One that was started again at once answers, but does not know this cluster.
+        new = [
+            device
+            for device, error in errors.items()
+            if isinstance(error, _GONE) and f"target {device}" in str(error)
+        ]
+        return sorted({*gone, *new})
+
+    def _answers(self, device):
+        host, _, port = self._addresses[device].rpartition(":")
+        try:
+            address = host.strip("[]"), int(port)
+            with socket.create_connection(address, _PROBE_SECONDS):
+                return True
+        except OSError:
+            return False
+
+    # Who takes part.
+
+    def _devices(self, job):
+        return [device for device in self._addresses if f"/job:{job}/" in device]
+
+    def _go_on(self, lost, survivors):
+        if self._on_worker_loss == "continue":
+            _say(f"lost {', '.join(lost)}; going on with {len(survivors)} worker(s)")
+            self._assemble([worker.device for worker in survivors], survivors)
+            return
+        _say(f"lost {', '.join(lost)}; waiting until started again")
+        while not all(map(self._answers, self._addresses)):
+            time.sleep(_POLL_SECONDS)
+        remote.reconnect()
+        self._assemble([worker.device for worker in self._workers], survivors)
+
+    def _welcome(self):
+        """Takes in workers that were lost and are back."""
+        back = {*self._devices("worker")} - {w.device for w in self._workers}
+        if back and all(map(self._answers, self._addresses)):
+            _say(f"back: {', '.join(sorted(back))}")
+            remote.reconnect()
+            self._assemble(self._devices("worker"), self._workers)
+
+    def _assemble(self, devices, old):
+        """Makes the workers of these devices meet, of which `old` are there already."""
+        states, shared = {}, None
+        if old:
+            states = self._meeting.whole_states(old[0].optimizer.iterations.numpy())
+            shared = _values(_shared(old[0].model))
+            self._meeting.free()
+        servers = [f"{device}/device:CPU:0" for device in self._devices("ps")]
+        name = f"tfgradcomp/{uuid.uuid4().hex}"
+        self._meeting = Meeting(name, servers, len(devices), states)
+        by_device = {worker.device: worker for worker in old}
+        self._workers = []
+        for rank, device in enumerate(devices):
+            worker = by_device.get(device)
+            if worker is None:
+                place = ServerCollectives(self._meeting, rank)
+                worker = _Worker(device, self._new_optimizer, self._compiled, place)
+            worker.open(self._dataset_fn, len(devices), rank)
+            worker.join(self._meeting, rank)
+            if shared and device not in by_device:
+                worker.take(shared)
+            self._workers.append(worker)
+        self._serving = {
+            device: self._meeting.serve(index)
+            for index, device in enumerate(self._devices("ps"))
+        }
+
+    def _fetch(self):
+        """Brings the weights, counters and momenta to the chief."""
+        first = self._workers[0].model
+        for own, value in zip(
+            _shared(self.model), _values(_shared(first)), strict=True
+        ):
+            own.assign(value)
+        # What no gradient changes, as the statistics of a batch, differs by worker.
+        others = [_values(w.model.non_trainable_weights) for w in self._workers]
+        for own, values in zip(
+            self.model.non_trainable_weights, zip(*others, strict=True), strict=True
+        ):
+            if np.issubdtype(values[0].dtype, np.floating):
+                own.assign(np.mean(values, axis=0))
+
+
+class _Worker:
+    """A worker's model, data and optimizer, driven from the chief.
+
+    Attributes:
+        device: The worker's device, `/job:worker/...`.
+        model: Its replica of the model.
+        optimizer: Its replica of the optimizer.
+        spec: The `element_spec` of its dataset.
+    """
+
+    def __init__(self, device, new_optimizer, compiled, place):
+        self.device = device
+        self._place = place
+        self._iterator = self._rate = None
+        with tf.device(device):
+            self.optimizer = new_optimizer()
+            self.optimizer.transport = ParameterServer(place)
+            self.model = compiled(self.optimizer)
+
+    def open(self, dataset_fn, num_workers, rank):
+        """Opens the worker's dataset, if it is not open."""
+        if self._iterator is None:
+            with tf.device(self.device):
+                dataset = dataset_fn(
+                    tf.distribute.InputContext(num_workers, rank, num_workers)
+                )
+                self.spec = dataset.element_spec
+                self._iterator = iter(dataset)
+                remote.build(self.model, self.spec)
+
+    def close(self):
+        """Closes the worker's dataset."""
+        self._iterator = None
+
+    def join(self, meeting, rank):
+        """Makes the worker one of those of a meeting."""
+        self._place.join(meeting, rank)
+
+        @tf.function(autograph=False)
+        def run(iterator, steps):
+            with tf.device(self.device):
+                index = tf.while_loop(
+                    lambda index: index < steps,
+                    lambda index: (self._step(index, iterator),),
+                    [tf.constant(0)],
+                    parallel_iterations=1,
+                )
+                with tf.control_dependencies(index):
+                    return self._result()
+
+        self._function = run
+        # Says what servers must answer.
+        self._function.get_concrete_function(self._iterator, _STEPS)
+
+    def _step(self, index, iterator):
+        self.model.train_step(next(iterator))
+        return index + 1
+
+    def _result(self):
+        logs = self.model.get_metrics_result()
+        self._names = [*logs]
+        return tf.stack([tf.cast(value, tf.float32) for value in logs.values()])
+
+    def run(self, steps):
+        """Takes some steps; returns what the metrics are then."""
+        return self._function(self._iterator, steps)
+
+    def named(self, values):
+        """Returns the logs of these values."""
+        return dict(zip(self._names, map(float, values), strict=True))
+
+    def logs(self):
+        """Returns what the worker's metrics are."""
+        with tf.device(self.device):
+            return self.named(self._result().numpy())
+
+    def rounds(self):
+        """Returns how many rounds it took part in, skipped ones included."""
+        return int(self.optimizer.iterations.numpy()) + self.optimizer.skipped_steps
+
+    def reset_metrics(self):
+        """Forgets what the metrics have seen."""
+        with tf.device(self.device):
+            self.model.reset_metrics()
+
+    def take(self, values):
+        """Takes over weights, counters and momenta."""
+        with tf.device(self.device):
+            for variable, value in zip(_shared(self.model), values, strict=True):
+                variable.assign(value)
+
+    def take_learning_rate(self, rate):
+        """Takes over a learning rate, where it is another one."""
+        if rate != self._rate:
+            with tf.device(self.device):
+                self.optimizer.learning_rate = self._rate = rate
+
+
+def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+    """Serves as the worker or the parameter server that `resolver` says, for ever."""
+    try:
+        native.library()
+    except native.UnavailableError as error:
+        _say(f"the native operations are missing here: {error}")
+    server = tf.distribute.Server(
+        resolver.cluster_spec(),
+        job_name=resolver.task_type,
+        task_index=resolver.task_id,
+        protocol=resolver.rpc_layer or "grpc",
+    )
+    server.join()
+
+
+def _together(calls, steps, on_error):
+    """Runs functions of a number of steps, each on its device, in threads.
+
+    Args:
+        calls: Functions by devices.
+        steps: Their argument.
+        on_error: Called with the devices that are still waited for, when one function
+            has failed, and again with each that ends after that.
+
+    Returns:
+        What they returned, as arrays, or the errors that they ended in.
+    """
+    ended = queue.SimpleQueue()
+
+    def run(device, call):
+        try:
+            with remote.own_executor(), tf.device(device):
+                ended.put((device, call(tf.constant(steps)).numpy()))
+        except Exception as error:
+            ended.put((device, error))
+
+    for device, call in calls.items():
+        threading.Thread(target=run, args=(device, call), daemon=True).start()
+    outcomes, has_failed = {}, False
+    while len(outcomes) < len(calls):
+        try:
+            device, outcome = ended.get(timeout=_END_SECONDS if has_failed else None)
+        except queue.Empty:
+            missing = {*calls} - {*outcomes}
+            raise RuntimeError(
+                f"After an error, {missing} did not end within {_END_SECONDS:g} s. "
+                f"Received: {outcomes}"
+            ) from None
+        outcomes[device] = outcome
+        has_failed = has_failed or isinstance(outcome, Exception)
+        if has_failed:
+            on_error({*calls} - {*outcomes})
+    return outcomes
+
+
+def _cause(errors):
+    """The error that the others follow from: those met closed queues."""
+    first = [error for error in errors.values() if "is closed" not in str(error)]
+    return (first or [*errors.values()])[0]
+
+
+def _shared(model):
+    """The variables that a worker takes over from another, in any replica's order."""
+    own = [v for v in model.optimizer.variables if isinstance(v, PerWorkerVariable)]
+    scalars = [v for v in own if v.name in ("seed", "previous_learning_rate")]
+    return [*model.weights, *model.optimizer.inner_optimizer.variables, *scalars]
+
+
+def _values(variables):
+    return [variable.numpy() for variable in variables]
+
+
+def _copy(metric):
+    if not isinstance(metric, keras.metrics.Metric):
+        return metric
+    config = keras.saving.serialize_keras_object(metric)
+    return keras.saving.deserialize_keras_object(config)
+
+
+def _check_optimizer(optimizer):
+    if not isinstance(optimizer, CompressedOptimizer):
+        raise ValueError(
+            "optimizer must be a compressed one, such as tfgradcomp.TernGrad("
+            f"keras.optimizers.SGD(0.1)). Received: optimizer={optimizer!r}"
+        )
+    if optimizer.transport != "auto":
+        raise ValueError(
+            "With parameter servers there is one way for gradients: leave transport="
+            f"'auto'. Received: transport={optimizer.transport!r}"
+        )
+    if optimizer.inner_optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Parameter servers expect gradients at every step. Take larger batches "
+            "instead of gradient_accumulation_steps="
+            f"{optimizer.inner_optimizer.gradient_accumulation_steps}"
+        )
+
+
+def _check_cluster(cluster):
+    tasks = {job: cluster.num_tasks(job) for job in cluster.jobs}
+    if tasks.get("chief") != 1 or not tasks.get("worker") or not tasks.get("ps"):
+        raise ValueError(
+            "TF_CONFIG must describe a cluster of one chief, workers and parameter "
+            "servers, and the task that this process is. `python -m tfgradcomp.launch "
+            f"--workers 2 --ps 1 script.py` sets it. Received: tasks={tasks}"
+        )
+
+
+def _say(text):
+    print(f"tfgradcomp: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,471 @@
+"""The server is on parameter servers: words go up to them, and one reply comes down.
+
+A worker's step hands a message to a queue on each server and takes the reply out of
+another queue there. The servers' half is a function of its own on each server: it takes
+one message a worker, in the order of ranks, runs the server's rule and hands the reply
+to all. Tracing a worker's step writes down, by the way, what servers must answer.
+
+Queues end a round as a whole: once those for messages are closed no server replies any
+more, and what it has replied is there for all workers. So either all workers of a
+round commit it or none does. Servers learn which from the step that the next
+messages are of, and keep the state before the last round until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.compressors.base import Layout, State
+from tfgradcomp.servers.base import Server
+from tfgradcomp.transports.base import Transport, Words
+from tfgradcomp.transports.collectives import Collectives
+from tfgradcomp.transports.sharded import Shards
+from tfgradcomp.wire import words as wire
+
+# A message begins with a status, the step, the seed and two learning rates.
+_HEAD = 7
+
+
+class Site(NamedTuple):
+    """What servers answer at a call site, once a step.
+
+    Attributes:
+        words: int32 words of a worker's message to each server; 0: it gets none.
+        answer: Function of a server's index and the messages, int32 `[N, words]`,
+            that returns the reply, int32 `[replied]`.
+        replied: Words of each server's reply.
+    """
+
+    words: tuple[int, ...]
+    answer: Callable[[int, tf.Tensor], tf.Tensor]
+    replied: tuple[int, ...]
+
+
+class Meeting:
+    """The queues by which N workers and the servers meet, until one of them is lost.
+
+    Attributes:
+        name: Distinguishes the queues from those of other meetings.
+        devices: Names of the servers' devices.
+        num_workers: N.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[str],
+        num_workers: int,
+        states: dict[str, list[np.ndarray]],
+    ):
+        """Creates a meeting.
+
+        Args:
+            name: Its name.
+            devices: Names of the servers' devices.
+            num_workers: N.
+            states: What `whole_states` of an earlier meeting returned, or nothing.
+        """
+        self.name = name
+        self.devices = tuple(devices)
+        self.num_workers = num_workers
+        self._inherited = states
+        self._states = {}
+        self._sites = {}
+        self._queues = {}
+        self._closed = set()
+
+    def ask(self, name: str, site: Site, rank: int, messages) -> list[tf.Tensor]:
+        """Sends a worker's messages, and returns the servers' replies.
+
+        Args:
+            name: Name of the call site, the same on all workers.
+            site: What is to be answered; the first worker's counts.
+            rank: The worker's.
+            messages: int32 vectors, one for each server.
+        """
+        site = self._sites.setdefault(name, site)
+        replies = []
+        for server, message in enumerate(messages):
+            if not site.words[server]:
+                continue
+            up = self._queue("up", name, server, rank)
+            down = self._queue("down", name, server, rank)
+            with tf.device(self.devices[server]):
+                tf.raw_ops.QueueEnqueueV2(handle=up, components=[message])
+                (reply,) = tf.raw_ops.QueueDequeueV2(
+                    handle=down, component_types=[tf.int32]
+                )
+            replies.append(tf.ensure_shape(reply, [site.replied[server]]))
+        return replies
+
+    def serve(self, server: int) -> Callable:
+        """Returns the half of a server: a function of a number of rounds.
+
+        Every worker's step must have been traced before.
+        """
+
+        def round_of(index):
+            for name, site in self._sites.items():
+                if not site.words[server]:
+                    continue
+                rows = []
+                for rank in range(self.num_workers):
+                    up = self._queue("up", name, server, rank)
+                    (row,) = tf.raw_ops.QueueDequeueV2(
+                        handle=up, component_types=[tf.int32]
+                    )
+                    rows.append(tf.ensure_shape(row, [site.words[server]]))
+                reply = site.answer(server, tf.stack(rows))
+                for rank in range(self.num_workers):
+                    down = self._queue("down", name, server, rank)
+                    tf.raw_ops.QueueEnqueueV2(handle=down, components=[reply])
+            return index + 1
+
+        @tf.function(autograph=False)
+        def serve(rounds):
+            with tf.device(self.devices[server]):
+                return tf.while_loop(
+                    lambda index: index < rounds,
+                    lambda index: (round_of(index),),
+                    [tf.constant(0)],
+                    parallel_iterations=1,
+                )[0]
+
+        return serve
+
+    def close(self, kind: str) -> None:
+        """Closes the queues for messages, `"up"`, or for replies, `"down"`.
+
+        Who waits for something to come out of one that is empty fails.
+        """
+        if kind in self._closed:
+            return
+        self._closed.add(kind)
+        for (of, _, server, _), queue in self._queues.items():
+            # A server that is gone has closed them in its way.
+            with tf.device(self.devices[server]), _unless_gone():
+                if of == kind:
+                    tf.raw_ops.QueueCloseV2(handle=queue)
+
+    def free(self) -> None:
+        """Destroys the queues, with all that is in them."""
+        for (_, _, server, _), queue in self._queues.items():
+            with tf.device(self.devices[server]), _unless_gone():
+                tf.raw_ops.DestroyResourceOp(resource=queue)
+        self._queues = {}
+
+    def state(self, site: str, server: int, initial: State, part: slice) -> ServerState:
+        """Returns the state of a server at a call site.
+
+        Args:
+            site: Name of the call site.
+            server: Index of the server.
+            initial: The first state, a nest of vectors.
+            part: The elements of the whole vector that the server serves.
+        """
+        if (site, server) not in self._states:
+            if site in self._inherited:
+                leaves = [whole[part] for whole in self._inherited[site]]
+                initial = tf.nest.pack_sequence_as(initial, leaves)
+            with tf.init_scope(), tf.device(self.devices[server]):
+                self._states[site, server] = ServerState(initial)
+        return self._states[site, server]
+
+    def whole_states(self, step: int) -> dict[str, list[np.ndarray]]:
+        """Returns the states at each call site, of all servers together.
+
+        Args:
+            step: The number of steps that the workers have committed.
+        """
+        wholes = {}
+        for (site, _), state in sorted(self._states.items()):
+            leaves = state.leaves(step)
+            before = wholes.get(site, [leaf[:0] for leaf in leaves])
+            pairs = zip(before, leaves, strict=True)
+            wholes[site] = [np.append(*pair) for pair in pairs]
+        return wholes
+
+    def _queue(self, *key):
+        if key not in self._queues:
+            with tf.init_scope(), tf.device(self.devices[key[2]]):
+                self._queues[key] = tf.raw_ops.FIFOQueueV2(
+                    component_types=[tf.int32],
+                    shared_name="/".join(map(str, (self.name, *key))),
+                )
+        return self._queues[key]
+
+
+class ServerCollectives(Collectives):
+    """One worker's view of a `Meeting`.
+
+    Attributes:
+        meeting: Where the workers meet.
+    """
+
+    loss_divisor = 1
+
+    def __init__(self, meeting: Meeting, rank: int):
+        self.join(meeting, rank)
+
+    def join(self, meeting: Meeting, rank: int) -> None:
+        """Goes over to another meeting; what was traced stays with the old one."""
+        self.meeting = meeting
+        self.num_workers = meeting.num_workers
+        self.place = (rank, meeting.num_workers)
+
+    @property
+    def rank(self):
+        """See `Collectives.rank`."""
+        return self.place[0]
+
+    def gather(self, vector, site):
+        """See `Collectives.gather`."""
+        return self._combined("gather", lambda rows: rows, vector, site)
+
+    def sum(self, vector, site):
+        """See `Collectives.sum`."""
+        return self._combined(
+            "sum", lambda rows: tf.add_n(tf.unstack(rows)), vector, site
+        )
+
+    def max(self, vector, site):
+        """See `Collectives.max`."""
+        return self._combined(
+            "max", lambda rows: tf.reduce_max(rows, axis=0), vector, site
+        )
+
+    def _combined(self, kind, combine, vector, site):
+        """Each server combines a part of the vectors of 32-bit numbers."""
+        servers = len(self.meeting.devices)
+        width = -(-vector.shape[0] // servers)
+        parts = [vector[k * width : (k + 1) * width] for k in range(servers)]
+        messages = [tf.bitcast(part, tf.int32) for part in parts]
+
+        def answer(server, rows):
+            combined = combine(tf.bitcast(rows, vector.dtype))
+            return tf.reshape(tf.bitcast(combined, tf.int32), [-1])
+
+        words = tuple(part.shape[0] for part in parts)
+        times = self.num_workers if kind == "gather" else 1
+        declared = Site(words, answer, tuple(times * count for count in words))
+        replies = self.meeting.ask(f"{kind}/{site}", declared, self.rank, messages)
+        shape = [self.num_workers, -1] if kind == "gather" else [-1]
+        replies = [tf.reshape(reply, shape) for reply in replies]
+        return tf.bitcast(tf.concat(replies, -1), vector.dtype)
+
+
+class ParameterServer(Transport):
+    """Each parameter server serves its own part of the vector.
+
+    What cannot be cut in parts is served by the first of them.
+    """
+
+    def init_server(self, compressor, server, layout):
+        """The state is on the servers."""
+        return ()
+
+    def exchange(
+        self, payload, compressor, server, server_state, layout, context, status, site
+    ):
+        """See `Transport.exchange`."""
+        meeting, num_workers = self.collectives.meeting, context.num_workers
+        cut = _cut(compressor, server, layout, num_workers, len(meeting.devices))
+        head = _head(status, context)
+        messages = [tf.concat([head, part], 0) for part in cut.messages(payload)]
+
+        def answer(index, rows):
+            statuses, there = _read(rows[:, :_HEAD], context)
+            state = meeting.state(site, index, cut.init(index), cut.part(index))
+            reply = state.next(
+                there.step,
+                lambda held: cut.combine(index, rows[:, _HEAD:], held, there),
+            )
+            return tf.concat([statuses, reply], 0)
+
+        declared = Site(
+            tuple(message.shape[0] for message in messages),
+            answer,
+            tuple(num_workers + words for words in cut.replied),
+        )
+        replies = meeting.ask(
+            f"exchange/{site}", declared, self.collectives.rank, messages
+        )
+        update = cut.decode([reply[num_workers:] for reply in replies])
+        return update, server_state, replies[0][:num_workers]
+
+    def calls(self, compressor, server, layout):
+        """See `Transport.calls`: there are none."""
+        return []
+
+    def words(self, compressor, server, layout):
+        """See `Transport.words`."""
+        meeting, num_workers = self.collectives.meeting, self.collectives.num_workers
+        cut = _cut(compressor, server, layout, num_workers, len(meeting.devices))
+        heads = len(cut.replied)
+        return Words(
+            sent=heads * _HEAD + sum(cut.sent),
+            received=heads * num_workers + sum(cut.replied),
+        )
+
+
+class ServerState:
+    """A server's state after the last round, and before it.
+
+    Workers may fail to commit a round that the server has replied to. The step of
+    the next messages tells: one that was committed is never seen again.
+    """
+
+    def __init__(self, initial):
+        self._before, self._after = (
+            tf.nest.map_structure(tf.Variable, initial) for _ in range(2)
+        )
+        self._step = tf.Variable(tf.constant(-1, tf.int64))
+
+    def next(self, step: tf.Tensor, combine: Callable) -> tf.Tensor:
+        """Returns the reply of a round: `combine` maps the state to it and the next."""
+        held = tf.nest.map_structure(
+            lambda before, after: tf.where(step > self._step, after, before),
+            self._before,
+            self._after,
+        )
+        reply, state = combine(held)
+        tf.nest.map_structure(lambda v, value: v.assign(value), self._before, held)
+        tf.nest.map_structure(lambda v, value: v.assign(value), self._after, state)
+        self._step.assign(step)
+        return reply
+
+    def leaves(self, step: int) -> list[np.ndarray]:
+        """Returns the vectors of the state that the messages of `step` will meet."""
+        is_after = step > self._step.numpy()
+        leaves = tf.nest.flatten(self._after if is_after else self._before)
+        return [leaf.numpy() for leaf in leaves]
+
+
+@contextlib.contextmanager
+def _unless_gone():
+    with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
+        yield
+
+
+def _head(status, context):
+    """The words that every message begins with."""
+    return tf.concat(
+        [
+            status[tf.newaxis],
+            tf.bitcast(context.step, tf.int32),
+            tf.bitcast(context.seed, tf.int32),
+            tf.bitcast(context.learning_rate, tf.int32)[tf.newaxis],
+            tf.bitcast(context.previous_learning_rate, tf.int32)[tf.newaxis],
+        ],
+        0,
+    )
+
+
+def _read(heads, context):
+    """The workers' statuses, and the first worker's context as a server sees it."""
+    first = heads[0]
+    return heads[:, 0], context.at_server()._replace(
+        step=tf.bitcast(first[1:3], tf.int64),
+        seed=tf.bitcast(first[3:5], tf.int64),
+        learning_rate=tf.bitcast(first[5], tf.float32),
+        previous_learning_rate=tf.bitcast(first[6], tf.float32),
+    )
+
+
+class _Whole:
+    """All of the vector, on the first server.
+
+    Attributes:
+        sent: Words of a payload for each server.
+        replied: Words of each server's reply.
+    """
+
+    def __init__(self, compressor, server, layout, num_workers):
+        self._server, self._layout = server, layout
+        self._num_workers = num_workers
+        self._fields = compressor.fields(layout)
+        self._reply_fields = server.reply_fields(layout, num_workers)
+        self.sent = (wire.message_words(self._fields),)
+        self.replied = (wire.message_words(self._reply_fields),)
+
+    def messages(self, payload):
+        """Returns the words for each server."""
+        return [wire.pack(payload, self._fields)]
+
+    def part(self, index):
+        """Returns the elements that a server serves."""
+        return slice(0, self._layout.size)
+
+    def init(self, index):
+        """Returns the first state of a server."""
+        return self._server.init(self._layout)
+
+    def combine(self, index, rows, state, context):
+        """Returns a server's reply to the workers' words, and its new state."""
+        payloads = wire.unpack(rows, self._fields)
+        blocks = Layout(self._layout.row_splits)
+        reply, state = self._server.combine(payloads, state, blocks, context)
+        return wire.pack(reply, self._reply_fields), state
+
+    def decode(self, replies):
+        """Returns the update that the servers' replies stand for."""
+        reply = wire.unpack(replies[0], self._reply_fields)
+        return self._server.decompress(reply, self._layout, self._num_workers)
+
+
+class _Parts:
+    """Parts of the vector that servers can serve by themselves; see `_Whole`."""
+
+    def __init__(self, compressor, server, layout, num_workers, servers):
+        self._compressor, self._server, self._layout = compressor, server, layout
+        self._num_workers = num_workers
+        self._shards = Shards(compressor, server, layout, num_workers, servers)
+        self._used = sum(shard.size > 0 for shard in self._shards)
+        self.sent = self._used * (wire.message_words(self._shards.payload_fields),)
+        self.replied = self._used * (wire.message_words(self._shards.reply_fields),)
+
+    def messages(self, payload):
+        """See `_Whole.messages`."""
+        rows = self._shards.cut(payload)
+        words = wire.pack(rows, self._shards.payload_fields)
+        return tf.unstack(words[: self._used])
+
+    def part(self, index):
+        """See `_Whole.part`."""
+        return slice(self._shards[index].begin, self._shards[index].end)
+
+    def init(self, index):
+        """See `_Whole.init`."""
+        return self._server.init(self._shards[index].layout)
+
+    def combine(self, index, rows, state, context):
+        """See `_Whole.combine`."""
+        shard = self._shards[index]
+        payloads = self._shards.held(rows, self._compressor.fields(shard.layout))
+        context = context._replace(offset=context.offset + shard.begin)
+        part, state = self._server.combine_shard(payloads, state, shard, context)
+        return self._shards.message(part), state
+
+    def decode(self, replies):
+        """See `_Whole.decode`."""
+        unused = len(self._shards) - self._used
+        rows = tf.pad(tf.stack(replies), [[0, unused], [0, 0]])
+        reply = self._server.reply_of(self._shards.join(rows), self._layout)
+        return self._server.decompress(reply, self._layout, self._num_workers)
+
+
+@functools.lru_cache(maxsize=64)
+def _cut(compressor, server, layout, num_workers, servers):
+    fields = compressor.fields(layout).values()
+    can_be_cut = server.unit(layout) is not None and all(f.per for f in fields)
+    # A state that waits for what all parts reply is held by one server.
+    waits = type(server).settle is not Server.settle
+    if servers == 1 or waits or not can_be_cut:
+        return _Whole(compressor, server, layout, num_workers)
+    return _Parts(compressor, server, layout, num_workers, servers)
