@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import queue
 import socket
 import sys
@@ -14,13 +16,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.distribute.asynchronous import asynchronous
+from tfgradcomp.monitoring.traffic import Traffic
 from tfgradcomp.ops import native
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.optimizers.arguments import check_choice, check_integer
 from tfgradcomp.seam import remote
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
-from tfgradcomp.transports import Meeting, ParameterServer, ServerCollectives
+from tfgradcomp.transports import (
+    Log,
+    LogCollectives,
+    Meeting,
+    ParameterServer,
+    PushPull,
+    ServerCollectives,
+)
 
+MODES = ("sync", "async")
 ON_WORKER_LOSS = ("continue", "wait")
 
 _PROBE_SECONDS = 5.0
@@ -51,6 +63,10 @@ class ParameterServerTrainer:
             the chief and for each worker.
         loss: As in `keras.Model.compile`.
         metrics: As in `keras.Model.compile`.
+        mode: `"sync"`: all workers take a step together. `"async"`: each pushes when
+            it has a gradient, and then applies what others pushed before it, and its
+            own, in the servers' order. History has the mean staleness: how many pushes
+            of others came in between.
         on_worker_loss: What follows the loss of a worker: `"continue"` with the
             others, or `"wait"` until it has been started again. A worker that is back
             gets the weights; where training went on, at the next epoch.
@@ -82,9 +98,11 @@ class ParameterServerTrainer:
         optimizer: CompressedOptimizer,
         loss,
         metrics=(),
+        mode: str = "sync",
         on_worker_loss: str = "continue",
         steps_per_execution: int = 1,
     ):
+        check_choice("mode", mode, MODES)
         check_choice("on_worker_loss", on_worker_loss, ON_WORKER_LOSS)
         check_integer("steps_per_execution", steps_per_execution, 1)
         _check_optimizer(optimizer)
@@ -98,16 +116,17 @@ class ParameterServerTrainer:
             for job in ("worker", "ps")
             for index in range(cluster.num_tasks(job))
         }
-        # Connected to a cluster, this process loses what variables it has so far.
+        # This process loses what variables it has when it connects.
         self._optimizer_config = optimizer.get_config()
         self._optimizer_class = type(optimizer)
-        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        _connect(os.environ["TF_CONFIG"])
         self._make_model = make_model
         self._loss, self._metrics = loss, list(metrics)
+        self._is_sync = mode == "sync"
         self._on_worker_loss = on_worker_loss
         self._steps_per_execution = steps_per_execution
         self._workers = []
-        self.optimizer = self._new_optimizer()
+        self.optimizer = self._optimizer_class.from_config(self._optimizer_config)
         self.model = self._compiled(self.optimizer)
 
     def fit(
@@ -127,7 +146,8 @@ class ParameterServerTrainer:
                 worker's dataset, batched and without an end (`repeat()`). It is called
                 for each worker, which then runs its operations.
             epochs: The epoch to end with.
-            steps_per_epoch: Rounds an epoch: each takes a batch from every worker.
+            steps_per_epoch: Rounds an epoch, which take a batch from every worker; in
+                mode `"async"` pushes, which take one batch.
             validation_data: What the chief evaluates after each epoch: anything that
                 `keras.Model.evaluate` takes.
             callbacks: Keras callbacks; their model is the chief's.
@@ -170,11 +190,9 @@ class ParameterServerTrainer:
                 worker.reset_metrics()
             done = 0
             while done < steps_per_epoch and not self.model.stop_training:
-                callbacks.on_train_batch_begin(done)
-                wanted = min(self._steps_per_execution, steps_per_epoch - done)
-                taken, logs = self._run(wanted)
+                run = self._run if self._is_sync else self._run_free
+                taken, logs = run(done, steps_per_epoch, callbacks)
                 done += taken
-                callbacks.on_train_batch_end(max(done, 1) - 1, logs)
             self._fetch()
             logs = dict(logs)
             if validation_data is not None:
@@ -189,12 +207,26 @@ class ParameterServerTrainer:
         callbacks.on_train_end(logs)
         return self.model.history
 
+    @property
+    def traffic(self) -> Traffic:
+        """What one worker moves in one step; to be asked after `fit`."""
+        return self._workers[0].optimizer.traffic
+
     def weights_of_workers(self) -> list[list[np.ndarray]]:
         """Returns the trainable weights of each worker, as they are now."""
         return [_values(w.model.trainable_variables) for w in self._workers]
 
-    def _new_optimizer(self):
-        return self._optimizer_class.from_config(self._optimizer_config)
+    def _new_worker(self, device, rank):
+        kind = self._optimizer_class
+        if self._is_sync:
+            transport = ParameterServer(ServerCollectives(self._meeting, rank))
+        else:
+            kind = asynchronous(kind)
+            transport = PushPull(LogCollectives(self._meeting, rank))
+        with tf.device(device):
+            optimizer = kind.from_config(self._optimizer_config)
+            optimizer.transport = transport
+            return _Worker(device, self._compiled(optimizer))
 
     def _compiled(self, optimizer):
         model = self._make_model()
@@ -204,47 +236,127 @@ class ParameterServerTrainer:
 
     # Some steps.
 
-    def _run(self, steps):
-        """Returns how many steps were taken, all unless somebody was lost, and logs."""
+    def _run(self, done, end, callbacks):
+        """Lets the workers take some steps; `done` of `end` have been taken.
+
+        Returns:
+            How many were taken, and the logs.
+        """
+        before = self._workers[0].rounds()
         rate = self.optimizer.learning_rate
         for worker in self._workers:
             # A schedule is followed by the workers themselves.
             if isinstance(rate, keras.Variable):
                 worker.take_learning_rate(float(rate.numpy()))
-        before = self._workers[0].rounds()
-        calls = {worker.device: worker.run for worker in self._workers}
-        outcomes = _together({**calls, **self._serving}, steps, self._close)
-        errors = {d: o for d, o in outcomes.items() if isinstance(o, Exception)}
+        run = self._run_together if self._is_sync else self._run_freely
+        logs, errors = run(done, end, callbacks)
+        survivors = self._survivors(errors)
+        rounds = {worker.rounds() for worker in survivors}
+        if len(rounds) > 1:
+            raise RuntimeError(f"The workers took different numbers of steps: {rounds}")
+        if errors:
+            logs = survivors[0].logs()
+            self._go_on(survivors)
+        return rounds.pop() - before, logs
+
+    def _run_together(self, done, end, callbacks):
+        """All workers take the same steps; returns the logs and the errors."""
+        callbacks.on_train_batch_begin(done)
+        steps = min(self._steps_per_execution, end - done)
+        calls = {w.device: functools.partial(w.run, steps) for w in self._workers}
+        for device, functions in self._serving.items():
+            calls[device] = functools.partial(functions["rounds"], tf.constant(steps))
+        waiting, values, errors = {*calls}, [], {}
+        told = _start([*calls.items()])
+        while waiting:
+            device, outcome = _next(told, errors)
+            waiting.discard(device)
+            if isinstance(outcome, Exception):
+                errors[device] = outcome
+            elif device not in self._serving:
+                values.append(outcome)
+            if errors:
+                # Replies stay open until no server can give them to some workers only.
+                serves = not waiting.isdisjoint(self._serving)
+                self._meeting.close("up" if serves else "down")
+        if errors:
+            return {}, errors
+        logs = self._workers[0].named(np.mean(values, axis=0))
+        callbacks.on_train_batch_end(done + steps - 1, logs)
+        return logs, {}
+
+    def _run_freely(self, done, end, callbacks):
+        """Each worker pushes when it can; returns the logs and the errors."""
+        stale = self._staleness()
+        budget = _Budget(end - done, self._steps_per_execution)
+        told = queue.SimpleQueue()
+
+        def drive(worker):
+            while steps := budget.take():
+                told.put((worker.device, (steps, worker.run(steps))))
+
+        serving = [
+            (device, function)
+            for device, functions in self._serving.items()
+            for function in functions.values()
+        ]
+        served = _start(serving)
+        drives = [(w.device, functools.partial(drive, w)) for w in self._workers]
+        _start(drives, told)
+        waiting, values, errors, pushes = {*dict(drives)}, {}, {}, 0
+        while waiting:
+            device, outcome = told.get()
+            if isinstance(outcome, tuple):
+                steps, values[device] = outcome
+                callbacks.on_train_batch_begin(done + pushes)
+                pushes += steps
+                logs = self._workers[0].named(np.mean([*values.values()], axis=0))
+                callbacks.on_train_batch_end(done + pushes - 1, logs)
+                if self.model.stop_training:
+                    budget.end()
+                continue
+            waiting.discard(device)
+            if isinstance(outcome, Exception):
+                errors[device] = outcome
+                # The loss of a worker is no reason for the others to end.
+                if device not in self._lost(errors):
+                    budget.end()
+        self._meeting.stop()
+        for _ in serving:
+            device, outcome = _next(served, errors)
+            if isinstance(outcome, Exception):
+                errors[device] = outcome
+        self._meeting.end()
+        for worker in self._survivors(errors):
+            with tf.device(worker.device):
+                worker.drain()
+        stale = (self._staleness() - stale) / max(pushes, 1)
+        return {**logs, "staleness": stale}, errors
+
+    def _staleness(self):
+        return sum(worker.optimizer.staleness for worker in self._workers)
+
+    def _survivors(self, errors):
+        """Returns the workers left, or raises what cannot be borne."""
         if not errors:
-            logs = np.mean([outcomes[w.device] for w in self._workers], axis=0)
-            return steps, self._workers[0].named(logs)
+            return self._workers
         lost = self._lost(errors)
-        if not lost:
-            raise _cause(errors)
-        servers = [device for device in lost if "/job:ps/" in device]
+        servers = [device for device in lost if device in self._serving]
         if servers:
             raise ParameterServerLostError(
                 "Parameter servers are gone, with the state that they held. Start all "
                 "tasks again and resume from the last checkpoint, for example by "
                 f"keras.callbacks.BackupAndRestore. Received: {servers}"
             )
+        if not lost:
+            raise _cause(errors)
         survivors = [w for w in self._workers if w.device not in lost]
         if not survivors:
             raise RuntimeError(
                 "All workers are gone. Start all tasks again and resume from the last "
                 f"checkpoint. Received: {lost}"
             )
-        rounds = {worker.rounds() for worker in survivors}
-        if len(rounds) > 1:
-            raise RuntimeError(f"The workers left took different rounds: {rounds}")
-        self._go_on(lost, survivors)
-        return rounds.pop() - before, survivors[0].logs()
-
-    def _close(self, waiting):
-        """Ends what somebody failed in, a bit further with each call."""
-        # Replies stay open until no server can give one to some workers and not others.
-        serves = any(device in waiting for device in self._serving)
-        self._meeting.close("up" if serves else "down")
+        return survivors
 
     def _lost(self, errors):
         gone = [device for device in errors if not self._answers(device)]
@@ -270,12 +382,14 @@ class ParameterServerTrainer:
     def _devices(self, job):
         return [device for device in self._addresses if f"/job:{job}/" in device]
 
-    def _go_on(self, lost, survivors):
+    def _go_on(self, survivors):
+        devices = [worker.device for worker in survivors]
+        lost = ", ".join(w.device for w in self._workers if w.device not in devices)
         if self._on_worker_loss == "continue":
-            _say(f"lost {', '.join(lost)}; going on with {len(survivors)} worker(s)")
-            self._assemble([worker.device for worker in survivors], survivors)
+            _say(f"lost {lost}; going on with {len(survivors)} worker(s)")
+            self._assemble(devices, survivors)
             return
-        _say(f"lost {', '.join(lost)}; waiting until started again")
+        _say(f"lost {lost}; waiting until started again")
         while not all(map(self._answers, self._addresses)):
             time.sleep(_POLL_SECONDS)
         remote.reconnect()
@@ -298,23 +412,23 @@ class ParameterServerTrainer:
             self._meeting.free()
         servers = [f"{device}/device:CPU:0" for device in self._devices("ps")]
         name = f"tfgradcomp/{uuid.uuid4().hex}"
-        self._meeting = Meeting(name, servers, len(devices), states)
+        kind = Meeting if self._is_sync else Log
+        self._meeting = kind(name, servers, len(devices), states)
         by_device = {worker.device: worker for worker in old}
         self._workers = []
         for rank, device in enumerate(devices):
             worker = by_device.get(device)
             if worker is None:
-                place = ServerCollectives(self._meeting, rank)
-                worker = _Worker(device, self._new_optimizer, self._compiled, place)
+                worker = self._new_worker(device, rank)
             worker.open(self._dataset_fn, len(devices), rank)
             worker.join(self._meeting, rank)
             if shared and device not in by_device:
                 worker.take(shared)
             self._workers.append(worker)
-        self._serving = {
-            device: self._meeting.serve(index)
-            for index, device in enumerate(self._devices("ps"))
-        }
+        self._serving = {}
+        for index, device in enumerate(self._devices("ps")):
+            served = self._meeting.serve(index)
+            self._serving[device] = {"rounds": served} if self._is_sync else served
 
     def _fetch(self):
         """Brings the weights, counters and momenta to the chief."""
@@ -342,14 +456,10 @@ class _Worker:
         spec: The `element_spec` of its dataset.
     """
 
-    def __init__(self, device, new_optimizer, compiled, place):
+    def __init__(self, device, model):
         self.device = device
-        self._place = place
+        self.model, self.optimizer = model, model.optimizer
         self._iterator = self._rate = None
-        with tf.device(device):
-            self.optimizer = new_optimizer()
-            self.optimizer.transport = ParameterServer(place)
-            self.model = compiled(self.optimizer)
 
     def open(self, dataset_fn, num_workers, rank):
         """Opens the worker's dataset, if it is not open."""
@@ -368,7 +478,7 @@ class _Worker:
 
     def join(self, meeting, rank):
         """Makes the worker one of those of a meeting."""
-        self._place.join(meeting, rank)
+        self.optimizer.transport.collectives.join(meeting, rank)
 
         @tf.function(autograph=False)
         def run(iterator, steps):
@@ -382,7 +492,12 @@ class _Worker:
                 with tf.control_dependencies(index):
                     return self._result()
 
-        self._function = run
+        @tf.function(autograph=False)
+        def drain():
+            with tf.device(self.device):
+                self.optimizer.drain()
+
+        self._function, self.drain = run, drain
         # Says what servers must answer.
         self._function.get_concrete_function(self._iterator, _STEPS)
 
@@ -397,7 +512,7 @@ class _Worker:
 
     def run(self, steps):
         """Takes some steps; returns what the metrics are then."""
-        return self._function(self._iterator, steps)
+        return self._function(self._iterator, tf.constant(steps)).numpy()
 
     def named(self, values):
         """Returns the logs of these values."""
@@ -445,44 +560,68 @@ def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     server.join()
 
 
-def _together(calls, steps, on_error):
-    """Runs functions of a number of steps, each on its device, in threads.
+@functools.cache
+def _connect(config):
+    """Connects this process with all tasks of a cluster, once."""
+    return tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    )
+
+
+class _Budget:
+    """Steps that threads take from, some at a time."""
+
+    def __init__(self, steps, at_once):
+        self._steps, self._at_once = steps, at_once
+        self._lock = threading.Lock()
+
+    def take(self):
+        """Returns how many steps the caller is to take."""
+        with self._lock:
+            steps = min(self._at_once, self._steps)
+            self._steps -= steps
+        return steps
+
+    def end(self):
+        """Leaves nothing to take."""
+        with self._lock:
+            self._steps = 0
+
+
+def _start(calls, told=None):
+    """Calls functions in threads of their own.
 
     Args:
-        calls: Functions by devices.
-        steps: Their argument.
-        on_error: Called with the devices that are still waited for, when one function
-            has failed, and again with each that ends after that.
+        calls: Pairs of a device and a function, which is called for it.
+        told: The queue of pairs of a device and what the function returned, or the
+            error that it ended in; None: a new one.
 
     Returns:
-        What they returned, as arrays, or the errors that they ended in.
+        The queue.
     """
-    ended = queue.SimpleQueue()
+    told = told or queue.SimpleQueue()
 
     def run(device, call):
         try:
             with remote.own_executor(), tf.device(device):
-                ended.put((device, call(tf.constant(steps)).numpy()))
+                told.put((device, call()))
         except Exception as error:
-            ended.put((device, error))
+            told.put((device, error))
 
-    for device, call in calls.items():
-        threading.Thread(target=run, args=(device, call), daemon=True).start()
-    outcomes, has_failed = {}, False
-    while len(outcomes) < len(calls):
-        try:
-            device, outcome = ended.get(timeout=_END_SECONDS if has_failed else None)
-        except queue.Empty:
-            missing = {*calls} - {*outcomes}
-            raise RuntimeError(
-                f"After an error, {missing} did not end within {_END_SECONDS:g} s. "
-                f"Received: {outcomes}"
-            ) from None
-        outcomes[device] = outcome
-        has_failed = has_failed or isinstance(outcome, Exception)
-        if has_failed:
-            on_error({*calls} - {*outcomes})
-    return outcomes
+    for pair in calls:
+        threading.Thread(target=run, args=pair, daemon=True).start()
+    return told
+
+
+def _next(told, errors):
+    """Returns what is told next; after an error nobody is waited for without end."""
+    try:
+        return told.get(timeout=_END_SECONDS if errors else None)
+    except queue.Empty:
+        raise RuntimeError(
+            f"After an error, others did not end within {_END_SECONDS:g} s. "
+            f"Received: {errors}"
+        ) from None
 
 
 def _cause(errors):

@@ -379,12 +379,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             else:
                 update(grads)
 
-    def _update(self, gradients, variables, gain):
-        inner = self.inner_optimizer
-        positions = [seam.position(inner, v) for v in variables]
+    def _table(self, gradients, variables):
+        """A gradient for each trainable variable, None where there is none."""
         table = [None] * len(self._trainable_variables)
-        for position, gradient in zip(positions, gradients, strict=True):
-            table[position] = gradient
+        for variable, gradient in zip(variables, gradients, strict=True):
+            table[seam.position(self.inner_optimizer, variable)] = gradient
+        return table
+
+    def _update(self, gradients, variables, gain):
+        table = self._table(gradients, variables)
         context = self._context()
         pieces, states, statuses = {}, [], []
         for channel in self._channels:
@@ -399,7 +402,29 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             pieces.update(channel.split(update))
             states.append(state)
             statuses.append(seen)
-        statuses = finite_vote.first_of(statuses)
+        own = [channel.state for channel in self._channels]
+        self._commit(
+            pieces,
+            list(zip(tf.nest.flatten(own), tf.nest.flatten(states), strict=True)),
+            finite_vote.first_of(statuses),
+            gradients,
+            variables,
+            context,
+        )
+
+    def _commit(self, pieces, state, statuses, gradients, variables, context):
+        """Updates weights and state, or nothing where a status is not 0.
+
+        Args:
+            pieces: The decoded reply, by the pieces of variables.
+            state: Pairs of a variable of the method's state and its new value.
+            statuses: All workers' statuses.
+            gradients: Tensors of the variables' shapes and types.
+            variables: The variables to update.
+            context: The step.
+        """
+        inner = self.inner_optimizer
+        positions = [seam.position(inner, v) for v in variables]
         applied = [
             tf.cast(_joined(pieces, position, gradient.shape), gradient.dtype)
             for position, gradient in zip(positions, gradients, strict=True)
@@ -407,14 +432,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         previous = context.if_moving(
             context.learning_rate, context.previous_learning_rate
         )
-        new_state = [*tf.nest.flatten(states), previous]
+        targets = [*(variable for variable, _ in state), self._previous_learning_rate]
+        new_state = [*(value for _, value in state), previous]
 
         def commit(applied, new_state, statuses):
-            variables_of_state = [
-                *tf.nest.flatten([channel.state for channel in self._channels]),
-                self._previous_learning_rate,
-            ]
-            for variable, value in zip(variables_of_state, new_state, strict=True):
+            for variable, value in zip(targets, new_state, strict=True):
                 variable.assign(value)
             seam.update(inner, applied, variables)
 

@@ -11,6 +11,7 @@ from tfgradcomp.transports.parameter_server import (
     ParameterServer,
     ServerCollectives,
 )
+from tfgradcomp.transports.push_pull import Log, LogCollectives, PushPull
 from tfgradcomp.transports.sharded import Sharded
 
 __all__ = [
@@ -21,9 +22,12 @@ __all__ = [
     "Costs",
     "DirectExchange",
     "Line",
+    "Log",
+    "LogCollectives",
     "Loopback",
     "Meeting",
     "ParameterServer",
+    "PushPull",
     "ServerCollectives",
     "Sharded",
     "Transport",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Layout, State
+from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports.base import Transport, Words
 from tfgradcomp.transports.collectives import Collectives
@@ -29,14 +29,14 @@ from tfgradcomp.transports.sharded import Shards
 from tfgradcomp.wire import words as wire
 
 # A message begins with a status, the step, the seed and two learning rates.
-_HEAD = 7
+HEAD = 7
 
 
 class Site(NamedTuple):
-    """What servers answer at a call site, once a step.
+    """What the servers, or the first of them, answer at a call site, once a step.
 
     Attributes:
-        words: int32 words of a worker's message to each server; 0: it gets none.
+        words: int32 words of a worker's message to each server.
         answer: Function of a server's index and the messages, int32 `[N, words]`,
             that returns the reply, int32 `[replied]`.
         replied: Words of each server's reply.
@@ -87,13 +87,11 @@ class Meeting:
             name: Name of the call site, the same on all workers.
             site: What is to be answered; the first worker's counts.
             rank: The worker's.
-            messages: int32 vectors, one for each server.
+            messages: int32 vectors, one for each server that answers.
         """
         site = self._sites.setdefault(name, site)
         replies = []
         for server, message in enumerate(messages):
-            if not site.words[server]:
-                continue
             up = self._queue("up", name, server, rank)
             down = self._queue("down", name, server, rank)
             with tf.device(self.devices[server]):
@@ -112,7 +110,7 @@ class Meeting:
 
         def round_of(index):
             for name, site in self._sites.items():
-                if not site.words[server]:
+                if server >= len(site.words):
                     continue
                 rows = []
                 for rank in range(self.num_workers):
@@ -149,31 +147,27 @@ class Meeting:
         self._closed.add(kind)
         for (of, _, server, _), queue in self._queues.items():
             # A server that is gone has closed them in its way.
-            with tf.device(self.devices[server]), _unless_gone():
+            with tf.device(self.devices[server]), unless_gone():
                 if of == kind:
                     tf.raw_ops.QueueCloseV2(handle=queue)
 
     def free(self) -> None:
         """Destroys the queues, with all that is in them."""
         for (_, _, server, _), queue in self._queues.items():
-            with tf.device(self.devices[server]), _unless_gone():
+            with tf.device(self.devices[server]), unless_gone():
                 tf.raw_ops.DestroyResourceOp(resource=queue)
         self._queues = {}
 
-    def state(self, site: str, server: int, initial: State, part: slice) -> ServerState:
-        """Returns the state of a server at a call site.
-
-        Args:
-            site: Name of the call site.
-            server: Index of the server.
-            initial: The first state, a nest of vectors.
-            part: The elements of the whole vector that the server serves.
-        """
+    def state(self, site: str, server: int, cut: Whole | InParts) -> ServerState:
+        """Returns the state of a server at a call site, where the vector is cut so."""
         if (site, server) not in self._states:
-            if site in self._inherited:
-                leaves = [whole[part] for whole in self._inherited[site]]
-                initial = tf.nest.pack_sequence_as(initial, leaves)
             with tf.init_scope(), tf.device(self.devices[server]):
+                initial = cut.init(server)
+                if site in self._inherited:
+                    leaves = [
+                        whole[cut.part(server)] for whole in self._inherited[site]
+                    ]
+                    initial = tf.nest.pack_sequence_as(initial, leaves)
                 self._states[site, server] = ServerState(initial)
         return self._states[site, server]
 
@@ -242,9 +236,9 @@ class ServerCollectives(Collectives):
 
     def _combined(self, kind, combine, vector, site):
         """Each server combines a part of the vectors of 32-bit numbers."""
-        servers = len(self.meeting.devices)
-        width = -(-vector.shape[0] // servers)
-        parts = [vector[k * width : (k + 1) * width] for k in range(servers)]
+        size = vector.shape[0]
+        width = -(-size // len(self.meeting.devices))
+        parts = [vector[begin : begin + width] for begin in range(0, size, width)]
         messages = [tf.bitcast(part, tf.int32) for part in parts]
 
         def answer(server, rows):
@@ -275,16 +269,16 @@ class ParameterServer(Transport):
     ):
         """See `Transport.exchange`."""
         meeting, num_workers = self.collectives.meeting, context.num_workers
-        cut = _cut(compressor, server, layout, num_workers, len(meeting.devices))
-        head = _head(status, context)
+        cut = cut_of(compressor, server, layout, num_workers, len(meeting.devices))
+        head = head_of(status, context)
         messages = [tf.concat([head, part], 0) for part in cut.messages(payload)]
 
         def answer(index, rows):
-            statuses, there = _read(rows[:, :_HEAD], context)
-            state = meeting.state(site, index, cut.init(index), cut.part(index))
+            statuses, there = read_head(rows[:, :HEAD], context)
+            state = meeting.state(site, index, cut)
             reply = state.next(
                 there.step,
-                lambda held: cut.combine(index, rows[:, _HEAD:], held, there),
+                lambda held: cut.combine(index, rows[:, HEAD:], held, there),
             )
             return tf.concat([statuses, reply], 0)
 
@@ -306,10 +300,10 @@ class ParameterServer(Transport):
     def words(self, compressor, server, layout):
         """See `Transport.words`."""
         meeting, num_workers = self.collectives.meeting, self.collectives.num_workers
-        cut = _cut(compressor, server, layout, num_workers, len(meeting.devices))
+        cut = cut_of(compressor, server, layout, num_workers, len(meeting.devices))
         heads = len(cut.replied)
         return Words(
-            sent=heads * _HEAD + sum(cut.sent),
+            sent=heads * HEAD + sum(cut.sent),
             received=heads * num_workers + sum(cut.replied),
         )
 
@@ -340,6 +334,16 @@ class ServerState:
         self._step.assign(step)
         return reply
 
+    def follow(self, is_valid: tf.Tensor, combine: Callable) -> tf.Tensor:
+        """Returns the reply of a round that is committed where it is valid."""
+        held = tf.nest.map_structure(tf.convert_to_tensor, self._after)
+        reply, state = combine(held)
+        tf.nest.map_structure(
+            lambda variable, old, new: variable.assign(tf.where(is_valid, new, old)),
+            *(self._after, held, state),
+        )
+        return reply
+
     def leaves(self, step: int) -> list[np.ndarray]:
         """Returns the vectors of the state that the messages of `step` will meet."""
         is_after = step > self._step.numpy()
@@ -348,13 +352,14 @@ class ServerState:
 
 
 @contextlib.contextmanager
-def _unless_gone():
+def unless_gone():
+    """Passes over what cannot be done where a server is gone."""
     with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
         yield
 
 
-def _head(status, context):
-    """The words that every message begins with."""
+def head_of(status: tf.Tensor, context: Context) -> tf.Tensor:
+    """Returns the words that every message begins with, int32 `[HEAD]`."""
     return tf.concat(
         [
             status[tf.newaxis],
@@ -367,8 +372,13 @@ def _head(status, context):
     )
 
 
-def _read(heads, context):
-    """The workers' statuses, and the first worker's context as a server sees it."""
+def read_head(heads: tf.Tensor, context: Context):
+    """Returns the workers' statuses, and the first one's context for the server.
+
+    Args:
+        heads: What `head_of` returned on each worker, int32 `[N, HEAD]`.
+        context: Says what is the same in all steps.
+    """
     first = heads[0]
     return heads[:, 0], context.at_server()._replace(
         step=tf.bitcast(first[1:3], tf.int64),
@@ -378,7 +388,7 @@ def _read(heads, context):
     )
 
 
-class _Whole:
+class Whole:
     """All of the vector, on the first server.
 
     Attributes:
@@ -419,8 +429,8 @@ class _Whole:
         return self._server.decompress(reply, self._layout, self._num_workers)
 
 
-class _Parts:
-    """Parts of the vector that servers can serve by themselves; see `_Whole`."""
+class InParts:
+    """Parts of the vector that servers can serve by themselves; see `Whole`."""
 
     def __init__(self, compressor, server, layout, num_workers, servers):
         self._compressor, self._server, self._layout = compressor, server, layout
@@ -431,21 +441,21 @@ class _Parts:
         self.replied = self._used * (wire.message_words(self._shards.reply_fields),)
 
     def messages(self, payload):
-        """See `_Whole.messages`."""
+        """See `Whole.messages`."""
         rows = self._shards.cut(payload)
         words = wire.pack(rows, self._shards.payload_fields)
         return tf.unstack(words[: self._used])
 
     def part(self, index):
-        """See `_Whole.part`."""
+        """See `Whole.part`."""
         return slice(self._shards[index].begin, self._shards[index].end)
 
     def init(self, index):
-        """See `_Whole.init`."""
+        """See `Whole.init`."""
         return self._server.init(self._shards[index].layout)
 
     def combine(self, index, rows, state, context):
-        """See `_Whole.combine`."""
+        """See `Whole.combine`."""
         shard = self._shards[index]
         payloads = self._shards.held(rows, self._compressor.fields(shard.layout))
         context = context._replace(offset=context.offset + shard.begin)
@@ -453,7 +463,7 @@ class _Parts:
         return self._shards.message(part), state
 
     def decode(self, replies):
-        """See `_Whole.decode`."""
+        """See `Whole.decode`."""
         unused = len(self._shards) - self._used
         rows = tf.pad(tf.stack(replies), [[0, unused], [0, 0]])
         reply = self._server.reply_of(self._shards.join(rows), self._layout)
@@ -461,11 +471,18 @@ class _Parts:
 
 
 @functools.lru_cache(maxsize=64)
-def _cut(compressor, server, layout, num_workers, servers):
+def cut_of(
+    compressor: Compressor,
+    server: Server,
+    layout: Layout,
+    num_workers: int,
+    servers: int,
+) -> Whole | InParts:
+    """Returns how payloads and replies are cut for a number of servers."""
     fields = compressor.fields(layout).values()
     can_be_cut = server.unit(layout) is not None and all(f.per for f in fields)
     # A state that waits for what all parts reply is held by one server.
     waits = type(server).settle is not Server.settle
     if servers == 1 or waits or not can_be_cut:
-        return _Whole(compressor, server, layout, num_workers)
-    return _Parts(compressor, server, layout, num_workers, servers)
+        return Whole(compressor, server, layout, num_workers)
+    return InParts(compressor, server, layout, num_workers, servers)
