@@ -1,13 +1,16 @@
 """What tests run in all roles: training during which a task is killed.
 
 `loss_worker.py folder mode on_worker_loss task...`: the chief kills the tasks named
-("worker 1") one after the other, in the fourth round of epochs 0, 1, ...
+("worker 1") one after the other, in the middle of epochs 0, 1, ... It waits at the end
+of the epoch for a task that is said to come back ("worker 1 back").
 """
 
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -20,20 +23,34 @@ EPOCHS, STEPS = 3, 8
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills a task with SIGKILL while the round after the fourth is run."""
+    """Kills a task with SIGKILL after the fourth step of an epoch."""
 
-    def __init__(self, folder, tasks):
+    def __init__(self, folder, tasks, cluster):
         super().__init__()
-        self._folder, self._tasks = Path(folder), list(tasks)
+        self._folder, self._tasks, self._cluster = Path(folder), list(tasks), cluster
+        self._expected = None
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3 and self._tasks:
-            pid = (self._folder / self._tasks.pop(0)).read_text()
+            job, index, *back = self._tasks.pop(0).split()
+            pid = (self._folder / f"{job} {index}").read_text()
             os.kill(int(pid), signal.SIGKILL)
+            if back:
+                self._expected = self._cluster[job][int(index)]
+
+    def on_epoch_end(self, epoch, logs=None):
+        while self._expected:
+            host, port = self._expected.split(":")
+            try:
+                socket.create_connection((host, int(port))).close()
+                self._expected = None
+            except OSError:
+                time.sleep(0.2)
 
 
 def main(folder, mode, on_worker_loss, *tasks):
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    config = json.loads(os.environ["TF_CONFIG"])
+    task = config["task"]
     name = f"{task['type']} {task['index']}"
     (Path(folder) / name).write_text(str(os.getpid()))
     keras.utils.set_random_seed(0)
@@ -51,7 +68,7 @@ def main(folder, mode, on_worker_loss, *tasks):
             common.dataset,
             epochs=EPOCHS,
             steps_per_epoch=STEPS,
-            callbacks=[Kill(folder, tasks)],
+            callbacks=[Kill(folder, tasks, config["cluster"])],
             verbose=0,
         )
         answer["loss"] = history.history["loss"]

@@ -25,7 +25,7 @@ def train(folder, mode, on_worker_loss, *tasks, restarts=0):
 def test_others_go_on_and_who_is_back_joins_them(tmp_path, mode):
     # The first kill is of the worker whose weights others get.
     answer, output = train(
-        tmp_path, mode, "continue", "worker 0", "worker 2", restarts=1
+        tmp_path, mode, "continue", "worker 0 back", "worker 2", restarts=1
     )
     assert "going on with 2 worker(s)" in output
     assert "back: /job:worker/replica:0/task:0" in output

@@ -20,13 +20,13 @@ FEATURES, CLASSES, BATCH = 100, 4, 8
 EPOCHS, STEPS = 2, 5
 METHODS = {
     "TernGrad": lambda **kw: tfgradcomp.TernGrad(
-        keras.optimizers.SGD(0.1, momentum=0.9), **kw
+        keras.optimizers.SGD(0.005, momentum=0.9), **kw
     ),
-    "Signum": lambda **kw: tfgradcomp.Signum(keras.optimizers.SGD(0.01), **kw),
+    "Signum": lambda **kw: tfgradcomp.Signum(keras.optimizers.SGD(0.001), **kw),
     "DistEF": lambda **kw: tfgradcomp.DistEFBlockSGDM(
-        keras.optimizers.SGD(0.05), 0.9, **kw
+        keras.optimizers.SGD(0.003), 0.9, **kw
     ),
-    "ORQ": lambda **kw: tfgradcomp.ORQ(keras.optimizers.Adam(0.01), **kw),
+    "ORQ": lambda **kw: tfgradcomp.ORQ(keras.optimizers.Adam(0.002), **kw),
 }
 
 

@@ -15,8 +15,8 @@ def asynchronous(kind: type[CompressedOptimizer]) -> type[CompressedOptimizer]:
     """Returns a class like `kind` that pushes its gradient and follows the log.
 
     Its transport must be a `tfgradcomp.transports.PushPull`. `drain` applies what is
-    left of the log; `staleness` says how many pushes of others came between a
-    gradient's weights and its own push, added up over all own pushes.
+    left of the log; the variable `staleness` counts how many pushes of others came
+    between a gradient's weights and its own push, over all own pushes.
     """
     return type(kind.__name__, (_Asynchronous, kind), {})
 
@@ -28,12 +28,7 @@ class _Asynchronous:
         super().build(variables)
         for channel in self._channels:
             channel.transport = self.transport
-        self._staleness = PerWorkerVariable(tf.constant(0, tf.int64), "staleness")
-
-    @property
-    def staleness(self):
-        """Pushes of others before own ones, after the gradient's weights, in all."""
-        return int(self._staleness.numpy())
+        self.staleness = PerWorkerVariable(tf.constant(0, tf.int64), "staleness")
 
     def _update(self, gradients, variables, gain):
         table = self._table(gradients, variables)
@@ -52,7 +47,7 @@ class _Asynchronous:
             [tf.constant(-1), tf.constant(0, tf.int64)],
             parallel_iterations=1,
         )
-        self._staleness.assign(self._staleness + count - 1)
+        self.staleness.assign(self.staleness + count - 1)
 
     def drain(self):
         """Applies what is left of the log, to its end."""

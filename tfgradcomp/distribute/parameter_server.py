@@ -38,6 +38,7 @@ ON_WORKER_LOSS = ("continue", "wait")
 _PROBE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 _END_SECONDS = 60.0
+_STALENESS = "staleness"
 _STEPS = tf.TensorSpec([], tf.int32)
 _GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -182,18 +183,17 @@ class ParameterServerTrainer:
         callbacks.on_train_begin()
         for worker in self._workers:
             worker.take(_values(_shared(self.model)))
+        self._rounds = self._workers[0].rounds()
         logs = {}
         for epoch in range(initial_epoch, epochs):
             self._welcome()
             callbacks.on_epoch_begin(epoch)
-            for worker in self._workers:
-                worker.reset_metrics()
+            self._surely(self._reset_metrics)
             done = 0
             while done < steps_per_epoch and not self.model.stop_training:
-                run = self._run if self._is_sync else self._run_free
-                taken, logs = run(done, steps_per_epoch, callbacks)
+                taken, logs = self._run(done, steps_per_epoch, callbacks)
                 done += taken
-            self._fetch()
+            self._surely(self._fetch)
             logs = dict(logs)
             if validation_data is not None:
                 seen = self.model.evaluate(
@@ -242,25 +242,40 @@ class ParameterServerTrainer:
         Returns:
             How many were taken, and the logs.
         """
-        before = self._workers[0].rounds()
-        rate = self.optimizer.learning_rate
-        for worker in self._workers:
-            # A schedule is followed by the workers themselves.
-            if isinstance(rate, keras.Variable):
-                worker.take_learning_rate(float(rate.numpy()))
+        self._surely(self._send_learning_rate)
+        before = self._rounds
         run = self._run_together if self._is_sync else self._run_freely
-        logs, errors = run(done, end, callbacks)
-        survivors = self._survivors(errors)
-        rounds = {worker.rounds() for worker in survivors}
-        if len(rounds) > 1:
-            raise RuntimeError(f"The workers took different numbers of steps: {rounds}")
+        taken, logs, errors = run(done, end, callbacks)
+        self._rounds += taken
         if errors:
-            logs = survivors[0].logs()
-            self._go_on(survivors)
-        return rounds.pop() - before, logs
+            remote.forget_errors()
+            self._go_on(self._survivors(errors))
+            logs = self._surely(self._workers[0].logs)
+        return self._rounds - before, logs
+
+    def _surely(self, action):
+        """Returns what an action returns, repeated without workers that are lost."""
+        while True:
+            try:
+                return action()
+            except _GONE as error:
+                remote.forget_errors()
+                current = [*self._serving, *(w.device for w in self._workers)]
+                self._go_on(self._survivors(dict.fromkeys(current, error)))
+
+    def _send_learning_rate(self):
+        rate = self.optimizer.learning_rate
+        # A schedule is followed by the workers themselves.
+        if isinstance(rate, keras.Variable):
+            for worker in self._workers:
+                worker.take_learning_rate(float(rate.numpy()))
+
+    def _reset_metrics(self):
+        for worker in self._workers:
+            worker.reset_metrics()
 
     def _run_together(self, done, end, callbacks):
-        """All workers take the same steps; returns the logs and the errors."""
+        """All workers take the same steps; returns how many, the logs, and errors."""
         callbacks.on_train_batch_begin(done)
         steps = min(self._steps_per_execution, end - done)
         calls = {w.device: functools.partial(w.run, steps) for w in self._workers}
@@ -278,16 +293,16 @@ class ParameterServerTrainer:
             if errors:
                 # Replies stay open until no server can give them to some workers only.
                 serves = not waiting.isdisjoint(self._serving)
-                self._meeting.close("up" if serves else "down")
+                with remote.own_executor():
+                    self._meeting.close("up" if serves else "down")
         if errors:
-            return {}, errors
+            return 0, {}, errors
         logs = self._workers[0].named(np.mean(values, axis=0))
         callbacks.on_train_batch_end(done + steps - 1, logs)
-        return logs, {}
+        return steps, logs, {}
 
     def _run_freely(self, done, end, callbacks):
-        """Each worker pushes when it can; returns the logs and the errors."""
-        stale = self._staleness()
+        """Each worker pushes when it can; as `_run_together`."""
         budget = _Budget(end - done, self._steps_per_execution)
         told = queue.SimpleQueue()
 
@@ -303,7 +318,7 @@ class ParameterServerTrainer:
         served = _start(serving)
         drives = [(w.device, functools.partial(drive, w)) for w in self._workers]
         _start(drives, told)
-        waiting, values, errors, pushes = {*dict(drives)}, {}, {}, 0
+        waiting, values, errors, logs, pushes = {*dict(drives)}, {}, {}, {}, 0
         while waiting:
             device, outcome = told.get()
             if isinstance(outcome, tuple):
@@ -311,6 +326,7 @@ class ParameterServerTrainer:
                 callbacks.on_train_batch_begin(done + pushes)
                 pushes += steps
                 logs = self._workers[0].named(np.mean([*values.values()], axis=0))
+                logs[_STALENESS] *= len(values) / (done + pushes)
                 callbacks.on_train_batch_end(done + pushes - 1, logs)
                 if self.model.stop_training:
                     budget.end()
@@ -327,14 +343,13 @@ class ParameterServerTrainer:
             if isinstance(outcome, Exception):
                 errors[device] = outcome
         self._meeting.end()
-        for worker in self._survivors(errors):
-            with tf.device(worker.device):
-                worker.drain()
-        stale = (self._staleness() - stale) / max(pushes, 1)
-        return {**logs, "staleness": stale}, errors
-
-    def _staleness(self):
-        return sum(worker.optimizer.staleness for worker in self._workers)
+        drains = [(w.device, w.drain) for w in self._workers if w.device not in errors]
+        drained = _start(drains)
+        for _ in drains:
+            device, outcome = _next(drained, errors)
+            if isinstance(outcome, Exception):
+                errors[device] = outcome
+        return 0 if errors else pushes, logs, errors
 
     def _survivors(self, errors):
         """Returns the workers left, or raises what cannot be borne."""
@@ -383,6 +398,10 @@ class ParameterServerTrainer:
         return [device for device in self._addresses if f"/job:{job}/" in device]
 
     def _go_on(self, survivors):
+        rounds = {worker.rounds() for worker in survivors}
+        if len(rounds) > 1:
+            raise RuntimeError(f"The workers took different numbers of steps: {rounds}")
+        (self._rounds,) = rounds
         devices = [worker.device for worker in survivors]
         lost = ", ".join(w.device for w in self._workers if w.device not in devices)
         if self._on_worker_loss == "continue":
@@ -497,16 +516,19 @@ class _Worker:
             with tf.device(self.device):
                 self.optimizer.drain()
 
-        self._function, self.drain = run, drain
-        # Says what servers must answer.
-        self._function.get_concrete_function(self._iterator, _STEPS)
+        # Traced now, as that says what servers must answer.
+        self._function = run.get_concrete_function(self._iterator, _STEPS)
+        if isinstance(self.optimizer.transport, PushPull):
+            self.drain = drain.get_concrete_function()
 
     def _step(self, index, iterator):
         self.model.train_step(next(iterator))
         return index + 1
 
     def _result(self):
-        logs = self.model.get_metrics_result()
+        logs = dict(self.model.get_metrics_result())
+        if isinstance(self.optimizer.transport, PushPull):
+            logs[_STALENESS] = tf.convert_to_tensor(self.optimizer.staleness)
         self._names = [*logs]
         return tf.stack([tf.cast(value, tf.float32) for value in logs.values()])
 
@@ -531,6 +553,8 @@ class _Worker:
         """Forgets what the metrics have seen."""
         with tf.device(self.device):
             self.model.reset_metrics()
+            if isinstance(self.optimizer.transport, PushPull):
+                self.optimizer.staleness.assign(tf.zeros([], tf.int64))
 
     def take(self, values):
         """Takes over weights, counters and momenta."""

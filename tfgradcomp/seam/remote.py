@@ -14,8 +14,18 @@ def own_executor():
 
     Threads that share an executor get each other's errors.
     """
-    with context.executor_scope(executor.new_executor(enable_async=False)):
-        yield
+    own = executor.new_executor(enable_async=False)
+    try:
+        with context.executor_scope(own):
+            yield
+    finally:
+        # Else it would report them once more, when it is deleted.
+        own.clear_error()
+
+
+def forget_errors() -> None:
+    """Makes operations of this thread possible again after a task was lost."""
+    context.context().executor.clear_error()
 
 
 def reconnect() -> None:

@@ -135,7 +135,7 @@ class Meeting:
                     parallel_iterations=1,
                 )[0]
 
-        return serve
+        return serve.get_concrete_function(tf.TensorSpec([], tf.int32))
 
     def close(self, kind: str) -> None:
         """Closes the queues for messages, `"up"`, or for replies, `"down"`.

@@ -56,7 +56,7 @@ class Log(Meeting):
 
     def next(self, rank: int) -> tf.Tensor:
         """Returns whose push is the next that a worker has to apply."""
-        return self._take("down", _ORDER, 0, rank)[0]
+        return tf.ensure_shape(self._take("down", _ORDER, 0, rank), [1])[0]
 
     def pull(self, name: str, site: Site, rank: int, pusher: tf.Tensor):
         """Returns the servers' answers to the next push of `pusher`."""
@@ -137,7 +137,7 @@ class Log(Meeting):
                     parallel_iterations=1,
                 )[0]
 
-        return serve
+        return serve.get_concrete_function()
 
     def _send(self, kind, name, server, key, message):
         queue = self._queue(kind, name, server, key)
