@@ -72,8 +72,7 @@ def stock():
         optimizer = keras.optimizers.SGD(1e-4)
         optimizer.build(model.trainable_variables)
 
-    @tf.function
-    def step():
+    def on_replica():
         x = tf.random.normal([4, FEATURES])
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - x[:, :1]) ** 2)
@@ -81,7 +80,10 @@ def stock():
         optimizer.apply_gradients(
             zip(gradients, model.trainable_variables, strict=True)
         )
-        return loss
+
+    @tf.function
+    def step():
+        strategy.run(on_replica)
 
     def rounds(count):
         for _ in range(count * WORKERS):

@@ -38,7 +38,7 @@ ON_WORKER_LOSS = ("continue", "wait")
 _PROBE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 _END_SECONDS = 60.0
-_STALENESS = "staleness"
+_STALENESS, _TOLD = "staleness", ".server.told"
 _STEPS = tf.TensorSpec([], tf.int32)
 _GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -426,7 +426,8 @@ class ParameterServerTrainer:
         """Makes the workers of these devices meet, of which `old` are there already."""
         states, shared = {}, None
         if old:
-            states = self._meeting.whole_states(old[0].optimizer.iterations.numpy())
+            steps = int(old[0].optimizer.iterations.numpy())
+            states = self._meeting.whole_states(steps, old[0].told())
             shared = _values(_shared(old[0].model))
             self._meeting.free()
         servers = [f"{device}/device:CPU:0" for device in self._devices("ps")]
@@ -548,6 +549,15 @@ class _Worker:
     def rounds(self):
         """Returns how many rounds it took part in, skipped ones included."""
         return int(self.optimizer.iterations.numpy()) + self.optimizer.skipped_steps
+
+    def told(self):
+        """Returns what the transport keeps to tell the servers, by call sites."""
+        states = {v.name: v for v in self.optimizer.variables}
+        return {
+            name.removesuffix(_TOLD): variable.numpy()
+            for name, variable in states.items()
+            if name.endswith(_TOLD)
+        }
 
     def reset_metrics(self):
         """Forgets what the metrics have seen."""

@@ -8,7 +8,8 @@ to all. Tracing a worker's step writes down, by the way, what servers must answe
 Queues end a round as a whole: once those for messages are closed no server replies any
 more, and what it has replied is there for all workers. So either all workers of a
 round commit it or none does. Servers learn which from the step that the next
-messages are of, and keep the state before the last round until then.
+messages are of, and keep the state before the last round until then. What a server's
+state needs of the other servers' replies comes with the next messages, too.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Compressor, Context, Layout
+from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports.base import Transport, Words
 from tfgradcomp.transports.collectives import Collectives
@@ -158,28 +159,38 @@ class Meeting:
                 tf.raw_ops.DestroyResourceOp(resource=queue)
         self._queues = {}
 
-    def state(self, site: str, server: int, cut: Whole | InParts) -> ServerState:
-        """Returns the state of a server at a call site, where the vector is cut so."""
+    def state(self, site: str, server: int, make: Callable, initial, part: slice):
+        """Returns the state of a server at a call site.
+
+        Args:
+            site: Name of the call site.
+            server: Index of the server.
+            make: Function that returns it, of its first value.
+            initial: Function that returns the first value where none is inherited.
+            part: The elements of the vector that the server serves.
+        """
         if (site, server) not in self._states:
             with tf.init_scope(), tf.device(self.devices[server]):
-                initial = cut.init(server)
+                value = initial()
                 if site in self._inherited:
-                    leaves = [
-                        whole[cut.part(server)] for whole in self._inherited[site]
-                    ]
-                    initial = tf.nest.pack_sequence_as(initial, leaves)
-                self._states[site, server] = ServerState(initial)
+                    leaves = [whole[part] for whole in self._inherited[site]]
+                    value = tf.nest.pack_sequence_as(value, leaves)
+                self._states[site, server] = make(value)
         return self._states[site, server]
 
-    def whole_states(self, step: int) -> dict[str, list[np.ndarray]]:
+    def whole_states(
+        self, step: int, told: dict[str, np.ndarray]
+    ) -> dict[str, list[np.ndarray]]:
         """Returns the states at each call site, of all servers together.
 
         Args:
             step: The number of steps that the workers have committed.
+            told: What the transport keeps as `told` on a worker, by call sites.
         """
         wholes = {}
-        for (site, _), state in sorted(self._states.items()):
-            leaves = state.leaves(step)
+        for (site, server), state in sorted(self._states.items()):
+            with tf.device(self.devices[server]):
+                leaves = state.leaves(step, told.get(site))
             before = wholes.get(site, [leaf[:0] for leaf in leaves])
             pairs = zip(before, leaves, strict=True)
             wholes[site] = [np.append(*pair) for pair in pairs]
@@ -261,25 +272,31 @@ class ParameterServer(Transport):
     """
 
     def init_server(self, compressor, server, layout):
-        """The state is on the servers."""
-        return ()
+        """The state is on the servers, but for what they have to be told."""
+        told = self._cut(compressor, server, layout).told
+        return {"told": tf.zeros([wire.message_words(told)])} if told else ()
 
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
     ):
         """See `Transport.exchange`."""
         meeting, num_workers = self.collectives.meeting, context.num_workers
-        cut = cut_of(compressor, server, layout, num_workers, len(meeting.devices))
-        head = head_of(status, context)
+        cut = self._cut(compressor, server, layout)
+        told = tf.zeros([0], tf.int32)
+        if cut.told:
+            told = tf.bitcast(server_state["told"], tf.int32)
+        sizes = HEAD, told.shape[0]
+        head = tf.concat([head_of(status, context), told], 0)
         messages = [tf.concat([head, part], 0) for part in cut.messages(payload)]
 
         def answer(index, rows):
-            statuses, there = read_head(rows[:, :HEAD], context)
-            state = meeting.state(site, index, cut)
-            reply = state.next(
-                there.step,
-                lambda held: cut.combine(index, rows[:, HEAD:], held, there),
+            heads, tellings, words = tf.split(rows, [*sizes, cut.sent[index]], 1)
+            statuses, there = read_head(heads, context)
+            state = meeting.state(
+                *(site, index, functools.partial(cut.state, index, context)),
+                *(functools.partial(cut.init, index), cut.part(index)),
             )
+            reply = state.next(there, words, tellings[0])
             return tf.concat([statuses, reply], 0)
 
         declared = Site(
@@ -290,8 +307,16 @@ class ParameterServer(Transport):
         replies = meeting.ask(
             f"exchange/{site}", declared, self.collectives.rank, messages
         )
-        update = cut.decode([reply[num_workers:] for reply in replies])
+        reply = cut.reply([reply[num_workers:] for reply in replies])
+        if cut.told:
+            told = wire.pack(reply, cut.told)
+            server_state = {"told": tf.bitcast(told, tf.float32)}
+        update = server.decompress(reply, layout, num_workers)
         return update, server_state, replies[0][:num_workers]
+
+    def _cut(self, compressor, server, layout):
+        servers = len(self.collectives.meeting.devices)
+        return cut_of(compressor, server, layout, self.collectives.num_workers, servers)
 
     def calls(self, compressor, server, layout):
         """See `Transport.calls`: there are none."""
@@ -299,12 +324,12 @@ class ParameterServer(Transport):
 
     def words(self, compressor, server, layout):
         """See `Transport.words`."""
-        meeting, num_workers = self.collectives.meeting, self.collectives.num_workers
-        cut = cut_of(compressor, server, layout, num_workers, len(meeting.devices))
-        heads = len(cut.replied)
+        cut = self._cut(compressor, server, layout)
+        head = HEAD + wire.message_words(cut.told)
+        workers, servers = self.collectives.num_workers, len(cut.replied)
         return Words(
-            sent=heads * HEAD + sum(cut.sent),
-            received=heads * num_workers + sum(cut.replied),
+            sent=servers * head + sum(cut.sent),
+            received=servers * workers + sum(cut.replied),
         )
 
 
@@ -313,42 +338,116 @@ class ServerState:
 
     Workers may fail to commit a round that the server has replied to. The step of
     the next messages tells: one that was committed is never seen again.
+
+    Args:
+        combine: Maps the workers' words, a state and the step's context to the words
+            of the reply and the next state.
+        initial: The first state.
     """
 
-    def __init__(self, initial):
-        self._before, self._after = (
-            tf.nest.map_structure(tf.Variable, initial) for _ in range(2)
-        )
+    def __init__(self, combine: Callable, initial: State):
+        self._combine = combine
+        self._before, self._after = _variables(initial), _variables(initial)
         self._step = tf.Variable(tf.constant(-1, tf.int64))
 
-    def next(self, step: tf.Tensor, combine: Callable) -> tf.Tensor:
-        """Returns the reply of a round: `combine` maps the state to it and the next."""
+    def next(self, context: Context, words: tf.Tensor, told: tf.Tensor) -> tf.Tensor:
+        """Returns the reply of a round."""
         held = tf.nest.map_structure(
-            lambda before, after: tf.where(step > self._step, after, before),
-            self._before,
-            self._after,
+            lambda before, after: tf.where(context.step > self._step, after, before),
+            *(self._before, self._after),
         )
-        reply, state = combine(held)
-        tf.nest.map_structure(lambda v, value: v.assign(value), self._before, held)
-        tf.nest.map_structure(lambda v, value: v.assign(value), self._after, state)
-        self._step.assign(step)
+        reply, state = self._combine(words, held, context)
+        _assign(self._before, held)
+        _assign(self._after, state)
+        self._step.assign(context.step)
         return reply
 
-    def follow(self, is_valid: tf.Tensor, combine: Callable) -> tf.Tensor:
+    def follow(
+        self, context: Context, words: tf.Tensor, is_valid: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the reply of a round that is committed where it is valid."""
         held = tf.nest.map_structure(tf.convert_to_tensor, self._after)
-        reply, state = combine(held)
-        tf.nest.map_structure(
-            lambda variable, old, new: variable.assign(tf.where(is_valid, new, old)),
-            *(self._after, held, state),
+        reply, state = self._combine(words, held, context)
+        chosen = tf.nest.map_structure(
+            lambda old, new: tf.where(is_valid, new, old), held, state
         )
+        _assign(self._after, chosen)
         return reply
 
-    def leaves(self, step: int) -> list[np.ndarray]:
+    def leaves(self, step: int, told: np.ndarray | None) -> list[np.ndarray]:
         """Returns the vectors of the state that the messages of `step` will meet."""
         is_after = step > self._step.numpy()
         leaves = tf.nest.flatten(self._after if is_after else self._before)
         return [leaf.numpy() for leaf in leaves]
+
+
+class WaitingState:
+    """A server's state before the last round, and what the next follows from.
+
+    That is what the server got and replied in that round, and what the workers tell
+    it with their next messages: what all servers replied.
+
+    Args:
+        combine: As in `ServerState`; its next state counts for nothing.
+        settle: Maps the workers' words, the reply, what they told, the state before
+            and the round's context to the state after it.
+        initial: The first state.
+        sizes: Shapes of the workers' words and of the reply.
+        context: Says what is the same in all steps.
+    """
+
+    def __init__(self, combine, settle, initial, sizes, context):
+        self._combine, self._settle, self._context = combine, settle, context
+        self._before = _variables(initial)
+        self._words, self._reply = (
+            tf.Variable(tf.zeros(size, tf.int32)) for size in sizes
+        )
+        # With a learning rate of 0 no state changes.
+        self._rates = tf.Variable([0.0, 0.0])
+        self._step = tf.Variable(tf.constant(-1, tf.int64))
+
+    def next(self, context: Context, words: tf.Tensor, told: tf.Tensor) -> tf.Tensor:
+        """Returns the reply of a round."""
+        held = self._held(context.step, told)
+        reply, _ = self._combine(words, held, context)
+        _assign(self._before, held)
+        self._words.assign(words)
+        self._reply.assign(reply)
+        rates = context.learning_rate, context.previous_learning_rate
+        self._rates.assign(tf.stack(rates))
+        self._step.assign(context.step)
+        return reply
+
+    def leaves(self, step: int, told: np.ndarray) -> list[np.ndarray]:
+        """See `ServerState.leaves`."""
+        words = tf.bitcast(tf.constant(told), tf.int32)
+        held = self._held(tf.constant(step, tf.int64), words)
+        return [leaf.numpy() for leaf in tf.nest.flatten(held)]
+
+    def _held(self, step, told):
+        rate, previous = tf.unstack(tf.convert_to_tensor(self._rates))
+        context = self._context.at_server()._replace(
+            learning_rate=rate, previous_learning_rate=previous
+        )
+        before = tf.nest.map_structure(tf.convert_to_tensor, self._before)
+        words, reply = (
+            tf.convert_to_tensor(variable) for variable in (self._words, self._reply)
+        )
+        return tf.cond(
+            step > self._step,
+            lambda: self._settle(words, reply, told, before, context),
+            lambda: before,
+        )
+
+
+def _variables(nest):
+    return tf.nest.map_structure(tf.Variable, nest)
+
+
+def _assign(variables, values):
+    tf.nest.map_structure(
+        lambda variable, value: variable.assign(value), variables, values
+    )
 
 
 @contextlib.contextmanager
@@ -394,11 +493,13 @@ class Whole:
     Attributes:
         sent: Words of a payload for each server.
         replied: Words of each server's reply.
+        told: What of the reply servers must be told for their states, as fields.
     """
+
+    told: ClassVar[dict[str, Field]] = {}
 
     def __init__(self, compressor, server, layout, num_workers):
         self._server, self._layout = server, layout
-        self._num_workers = num_workers
         self._fields = compressor.fields(layout)
         self._reply_fields = server.reply_fields(layout, num_workers)
         self.sent = (wire.message_words(self._fields),)
@@ -413,20 +514,22 @@ class Whole:
         return slice(0, self._layout.size)
 
     def init(self, index):
-        """Returns the first state of a server."""
+        """Returns the first value of a server's state."""
         return self._server.init(self._layout)
 
-    def combine(self, index, rows, state, context):
-        """Returns a server's reply to the workers' words, and its new state."""
+    def state(self, index, context, initial):
+        """Returns a server's state."""
+        return ServerState(functools.partial(self._combine, index), initial)
+
+    def reply(self, replies):
+        """Returns the fields of the whole reply, of the words of all servers."""
+        return wire.unpack(replies[0], self._reply_fields)
+
+    def _combine(self, index, rows, state, context):
         payloads = wire.unpack(rows, self._fields)
         blocks = Layout(self._layout.row_splits)
         reply, state = self._server.combine(payloads, state, blocks, context)
         return wire.pack(reply, self._reply_fields), state
-
-    def decode(self, replies):
-        """Returns the update that the servers' replies stand for."""
-        reply = wire.unpack(replies[0], self._reply_fields)
-        return self._server.decompress(reply, self._layout, self._num_workers)
 
 
 class InParts:
@@ -439,6 +542,10 @@ class InParts:
         self._used = sum(shard.size > 0 for shard in self._shards)
         self.sent = self._used * (wire.message_words(self._shards.payload_fields),)
         self.replied = self._used * (wire.message_words(self._shards.reply_fields),)
+        self.told = {}
+        if waits(server):
+            fields = server.reply_fields(layout, num_workers)
+            self.told = {n: f for n, f in fields.items() if f.per != "element"}
 
     def messages(self, payload):
         """See `Whole.messages`."""
@@ -454,20 +561,42 @@ class InParts:
         """See `Whole.init`."""
         return self._server.init(self._shards[index].layout)
 
-    def combine(self, index, rows, state, context):
-        """See `Whole.combine`."""
-        shard = self._shards[index]
-        payloads = self._shards.held(rows, self._compressor.fields(shard.layout))
-        context = context._replace(offset=context.offset + shard.begin)
+    def state(self, index, context, initial):
+        """See `Whole.state`."""
+        combine = functools.partial(self._combine, index)
+        if not self.told:
+            return ServerState(combine, initial)
+        settle = functools.partial(self._settle, index)
+        sizes = [self._num_workers, self.sent[index]], [self.replied[index]]
+        return WaitingState(combine, settle, initial, sizes, context)
+
+    def reply(self, replies):
+        """See `Whole.reply`."""
+        unused = len(self._shards) - self._used
+        rows = tf.pad(tf.stack(replies), [[0, unused], [0, 0]])
+        return self._server.reply_of(self._shards.join(rows), self._layout)
+
+    def _combine(self, index, rows, state, context):
+        shard, payloads, context = self._own(index, rows, context)
         part, state = self._server.combine_shard(payloads, state, shard, context)
         return self._shards.message(part), state
 
-    def decode(self, replies):
-        """See `Whole.decode`."""
-        unused = len(self._shards) - self._used
-        rows = tf.pad(tf.stack(replies), [[0, unused], [0, 0]])
-        reply = self._server.reply_of(self._shards.join(rows), self._layout)
-        return self._server.decompress(reply, self._layout, self._num_workers)
+    def _settle(self, index, rows, reply, told, state, context):
+        shard, payloads, context = self._own(index, rows, context)
+        fields = self._server.shard_fields(shard, self._num_workers)
+        part = self._shards.part_of(reply, fields)
+        whole = wire.unpack(told, self.told)
+        return self._server.settle(payloads, part, whole, state, shard, context)
+
+    def _own(self, index, rows, context):
+        shard = self._shards[index]
+        payloads = self._shards.held(rows, self._compressor.fields(shard.layout))
+        return shard, payloads, context._replace(offset=context.offset + shard.begin)
+
+
+def waits(server: Server) -> bool:
+    """Returns whether a shard's state depends on what all shards reply."""
+    return type(server).settle is not Server.settle
 
 
 @functools.lru_cache(maxsize=64)
@@ -481,8 +610,6 @@ def cut_of(
     """Returns how payloads and replies are cut for a number of servers."""
     fields = compressor.fields(layout).values()
     can_be_cut = server.unit(layout) is not None and all(f.per for f in fields)
-    # A state that waits for what all parts reply is held by one server.
-    waits = type(server).settle is not Server.settle
-    if servers == 1 or waits or not can_be_cut:
+    if servers == 1 or not can_be_cut:
         return Whole(compressor, server, layout, num_workers)
     return InParts(compressor, server, layout, num_workers, servers)

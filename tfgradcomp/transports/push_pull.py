@@ -12,6 +12,7 @@ others last pushed: no smaller than its own, so the codes stay unbiased.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from tfgradcomp.transports.parameter_server import (
     head_of,
     read_head,
     unless_gone,
+    waits,
 )
 
 _ORDER = "order"
@@ -206,7 +208,7 @@ class PushPull(ParameterServer):
             site: Name of the call site.
         """
         log = self.collectives.log
-        cut = cut_of(compressor, server, layout, 1, len(log.devices))
+        cut = self._cut(compressor, server, layout)
         head = head_of(status, context)
         messages = [tf.concat([head, part], 0) for part in cut.messages(payload)]
         count = agreed.shape[0]
@@ -214,12 +216,13 @@ class PushPull(ParameterServer):
 
         def answer(index, rows):
             own = count if index == 0 else 0
-            rows, last = tf.split(rows, [rows.shape[1] - own, own], axis=1)
-            statuses, there = read_head(rows[:, :HEAD], context)
-            reply = log.state(site, index, cut).follow(
-                tf.equal(statuses[0], 0),
-                lambda held: cut.combine(index, rows[:, HEAD:], held, there),
+            heads, words, last = tf.split(rows, [HEAD, cut.sent[index], own], axis=1)
+            statuses, there = read_head(heads, context)
+            state = log.state(
+                *(site, index, functools.partial(cut.state, index, context)),
+                *(functools.partial(cut.init, index), cut.part(index)),
             )
+            reply = state.follow(there, words, tf.equal(statuses[0], 0))
             return tf.concat([statuses, reply, last[0]], 0)
 
         site_of = self._site(cut, messages, count, answer)
@@ -232,24 +235,30 @@ class PushPull(ParameterServer):
             The update, the pusher's status and what it had of what all agree on.
         """
         log = self.collectives.log
-        cut = cut_of(compressor, server, layout, 1, len(log.devices))
+        cut = self._cut(compressor, server, layout)
         count = _agreed(compressor, layout)
         answers = log.pull(site, self._site(cut, (), count, None), self._rank, pusher)
         status = answers[0][0]
         end = answers[0].shape[0] - count
         last = tf.bitcast(answers[0][end:], tf.float32)
         answers[0] = answers[0][:end]
-        return cut.decode([answer[1:] for answer in answers]), status, last
+        reply = cut.reply([answer[1:] for answer in answers])
+        return server.decompress(reply, layout, 1), status, last
 
     def words(self, compressor, server, layout):
         """See `Transport.words`: of a push, and of as many answers as workers."""
         log = self.collectives.log
-        cut = cut_of(compressor, server, layout, 1, len(log.devices))
+        cut = self._cut(compressor, server, layout)
         count = _agreed(compressor, layout)
         return Words(
             sent=len(cut.sent) * (1 + HEAD) + sum(cut.sent) + count,
             received=log.num_workers * (len(cut.replied) + sum(cut.replied) + count),
         )
+
+    def _cut(self, compressor, server, layout):
+        # A state that waits for the next push of all is held by one server.
+        servers = 1 if waits(server) else len(self.collectives.log.devices)
+        return cut_of(compressor, server, layout, 1, servers)
 
     @property
     def _rank(self):

@@ -142,6 +142,13 @@ class Shards:
         padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
         return wire.pack(padded, fields)
 
+    def part_of(
+        self, message: tf.Tensor, fields: dict[str, Field]
+    ) -> dict[str, tf.Tensor]:
+        """Returns the fields of a shard's reply, of the words of `message`."""
+        part = wire.unpack(message, self.reply_fields)
+        return {name: part[name][: _length(field)] for name, field in fields.items()}
+
     def join(self, messages: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the fields of the whole vector, of the replies of all shards."""
         parts = wire.unpack(messages, self.reply_fields)
