@@ -42,10 +42,7 @@ if _tool() == "tfgradcomp.ops":
 
 if _tool() is None:
     from tfgradcomp import callbacks, compressors, servers, transports
-    from tfgradcomp.distribute.parameter_server import (
-        ParameterServerLostError,
-        ParameterServerTrainer,
-    )
+    from tfgradcomp.distribute.parameter_server import ParameterServerTrainer
     from tfgradcomp.optimizers import (
         ORQ,
         QSGD,
@@ -73,7 +70,6 @@ __all__ = [
     "DistEFSGD",
     "HalfPrecision",
     "LinearQuantization",
-    "ParameterServerLostError",
     "ParameterServerTrainer",
     "ScaledSign",
     "SignSGD",

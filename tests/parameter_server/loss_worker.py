@@ -77,7 +77,7 @@ def main(folder, mode, on_worker_loss, *tasks):
             weight.numpy() for weight in trainer.model.trainable_weights
         )
         answer["iterations"] = int(trainer.optimizer.iterations.numpy())
-    except tfgradcomp.ParameterServerLostError as error:
+    except ConnectionError as error:
         answer["error"] = str(error)
     report(folder, 0, answer)
 

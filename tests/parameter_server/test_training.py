@@ -9,7 +9,7 @@ from tests.cluster import run_workers
 
 HERE = Path(__file__).parent
 METHODS = ("TernGrad", "Signum", "DistEF", "ORQ")
-STEPS = 10
+STEPS, PUSHES = 10, 40
 
 pytestmark = pytest.mark.timeout(560)
 
@@ -55,7 +55,8 @@ def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
     found = with_servers[0][f"{method} async"]
     # Both have applied the same log, and all of it.
     assert len({*found["workers"], found["chief"]}) == 1
-    assert found["iterations"] == STEPS
+    assert found["iterations"] == PUSHES
     losses = found["history"]["loss"]
-    assert losses[1] < 0.8 * losses[0]
-    assert all(0 <= stale <= 1 + STEPS for stale in found["history"]["staleness"])
+    assert losses[1] < losses[0]
+    # Two workers at once: about one push of the other comes before each.
+    assert all(0 < stale < 4 for stale in found["history"]["staleness"])

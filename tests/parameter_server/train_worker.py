@@ -17,10 +17,10 @@ import tfgradcomp
 from tests.cluster import report
 
 FEATURES, CLASSES, BATCH = 100, 4, 8
-EPOCHS, STEPS = 2, 5
+EPOCHS, STEPS, PUSHES = 2, 5, 20
 METHODS = {
     "TernGrad": lambda **kw: tfgradcomp.TernGrad(
-        keras.optimizers.SGD(0.005, momentum=0.9), **kw
+        keras.optimizers.SGD(0.002, momentum=0.9), **kw
     ),
     "Signum": lambda **kw: tfgradcomp.Signum(keras.optimizers.SGD(0.001), **kw),
     "DistEF": lambda **kw: tfgradcomp.DistEFBlockSGDM(
@@ -75,7 +75,7 @@ def with_servers(folder, methods):
         history = trainer.fit(
             dataset,
             epochs=EPOCHS,
-            steps_per_epoch=STEPS,
+            steps_per_epoch=PUSHES if mode else STEPS,
             validation_data=dataset_of_chief(),
             verbose=0,
         )

@@ -35,16 +35,13 @@ from tfgradcomp.transports import (
 MODES = ("sync", "async")
 ON_WORKER_LOSS = ("continue", "wait")
 
+_THREADS = 16
 _PROBE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 _END_SECONDS = 60.0
 _STALENESS, _TOLD = "staleness", ".server.told"
 _STEPS = tf.TensorSpec([], tf.int32)
 _GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-
-
-class ParameterServerLostError(RuntimeError):
-    """A parameter server is gone, and the words and the state that it held."""
 
 
 class ParameterServerTrainer:
@@ -159,7 +156,7 @@ class ParameterServerTrainer:
             The history of logs, which are means over the workers.
 
         Raises:
-            ParameterServerLostError: If a parameter server is gone.
+            ConnectionError: If a parameter server is gone.
             RuntimeError: If all workers are gone.
             tf.errors.InvalidArgumentError: If a gradient is not finite and the
                 optimizer's `nonfinite` is `"raise"`.
@@ -358,7 +355,7 @@ class ParameterServerTrainer:
         lost = self._lost(errors)
         servers = [device for device in lost if device in self._serving]
         if servers:
-            raise ParameterServerLostError(
+            raise ConnectionError(
                 "Parameter servers are gone, with the state that they held. Start all "
                 "tasks again and resume from the last checkpoint, for example by "
                 f"keras.callbacks.BackupAndRestore. Received: {servers}"
@@ -585,11 +582,16 @@ def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         native.library()
     except native.UnavailableError as error:
         _say(f"the native operations are missing here: {error}")
+    # What waits for other tasks may hold a thread each; were all held, it would wait
+    # for ever. Waiting threads cost no core.
+    threads = int(os.environ.get("TF_NUM_INTEROP_THREADS", 0))
+    threads = max(_THREADS, threads, os.cpu_count())
     server = tf.distribute.Server(
         resolver.cluster_spec(),
         job_name=resolver.task_type,
         task_index=resolver.task_id,
         protocol=resolver.rpc_layer or "grpc",
+        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads),
     )
     server.join()
 
