@@ -45,7 +45,12 @@ def test_others_wait_for_who_is_started_again(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_loss_of_a_server_is_told(tmp_path, mode):
-    answer, _ = train(tmp_path, mode, "continue", "ps 0")
+def test_after_the_loss_of_a_server_training_resumes(tmp_path, mode):
+    answer, _ = train(tmp_path, mode, "continue", "nobody 0", "ps 0")
     assert "Parameter servers are gone" in answer["error"]
     assert "/job:ps/replica:0/task:0" in answer["error"]
+    answer, _ = train(tmp_path, mode, "continue")
+    # The first epoch was saved, and is not trained anew.
+    assert len(answer["loss"]) == 2
+    assert answer["iterations"] == ROUNDS
+    assert len({*answer["workers"], answer["chief"]}) == 1

@@ -34,11 +34,12 @@ class _Asynchronous:
         table = self._table(gradients, variables)
         log, rank = self.transport.collectives.log, self.transport.collectives.rank
         pushes = [self._push(channel, table, gain) for channel in self._channels]
-        log.announce(rank, sum(pushes, []))
+        log.announce(rank, [sent for sendings, _ in pushes for sent in sendings])
+        own = [answers for _, answers in pushes]
 
         def follow(_, count):
             pusher = log.next(rank)
-            self._follow(pusher, gradients, variables)
+            self._follow(pusher, gradients, variables, own)
             return pusher, count + 1
 
         _, count = tf.while_loop(
@@ -55,7 +56,7 @@ class _Asynchronous:
         variables = self._trainable_variables
 
         def follow(pusher):
-            self._follow(pusher, variables, variables)
+            self._follow(pusher, variables, variables, [()] * len(self._channels))
             return (log.next(rank),)
 
         tf.while_loop(
@@ -96,15 +97,15 @@ class _Asynchronous:
             *(context, status, channel.name),
         )
 
-    def _follow(self, pusher, gradients, variables):
-        """Applies a push."""
+    def _follow(self, pusher, gradients, variables, own):
+        """Applies a push; `own` are the answers that this worker knows itself."""
         rank = self.transport.collectives.rank
         context = self._context()
         pieces, state, statuses = {}, [], []
-        for channel in self._channels:
+        for channel, answers in zip(self._channels, own, strict=True):
             update, status, had = channel.transport.pull(
                 *(channel.compressor, channel.server, channel.layout),
-                *(channel.name, pusher),
+                *(channel.name, pusher, answers),
             )
             if channel.weight_decay:
                 weights = channel.flatten(self._trainable_variables)

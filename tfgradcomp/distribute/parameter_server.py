@@ -23,6 +23,7 @@ from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.optimizers.arguments import check_choice, check_integer
 from tfgradcomp.seam import remote
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
+from tfgradcomp.seam.trainer import epoch_to_resume_at
 from tfgradcomp.transports import (
     Log,
     LogCollectives,
@@ -182,7 +183,7 @@ class ParameterServerTrainer:
             worker.take(_values(_shared(self.model)))
         self._rounds = self._workers[0].rounds()
         logs = {}
-        for epoch in range(initial_epoch, epochs):
+        for epoch in range(epoch_to_resume_at(self.model) or initial_epoch, epochs):
             self._welcome()
             callbacks.on_epoch_begin(epoch)
             self._surely(self._reset_metrics)

@@ -41,11 +41,13 @@ class Site(NamedTuple):
         answer: Function of a server's index and the messages, int32 `[N, words]`,
             that returns the reply, int32 `[replied]`.
         replied: Words of each server's reply.
+        is_known: Whether a worker knows the answer to its message by itself.
     """
 
     words: tuple[int, ...]
     answer: Callable[[int, tf.Tensor], tf.Tensor]
     replied: tuple[int, ...]
+    is_known: bool = False
 
 
 class Meeting:
@@ -519,13 +521,14 @@ class Whole:
 
     def state(self, index, context, initial):
         """Returns a server's state."""
-        return ServerState(functools.partial(self._combine, index), initial)
+        return ServerState(functools.partial(self.combine, index), initial)
 
     def reply(self, replies):
         """Returns the fields of the whole reply, of the words of all servers."""
         return wire.unpack(replies[0], self._reply_fields)
 
-    def _combine(self, index, rows, state, context):
+    def combine(self, index, rows, state, context):
+        """Returns a server's reply to the workers' words, and its next state."""
         payloads = wire.unpack(rows, self._fields)
         blocks = Layout(self._layout.row_splits)
         reply, state = self._server.combine(payloads, state, blocks, context)
@@ -563,7 +566,7 @@ class InParts:
 
     def state(self, index, context, initial):
         """See `Whole.state`."""
-        combine = functools.partial(self._combine, index)
+        combine = functools.partial(self.combine, index)
         if not self.told:
             return ServerState(combine, initial)
         settle = functools.partial(self._settle, index)
@@ -576,7 +579,8 @@ class InParts:
         rows = tf.pad(tf.stack(replies), [[0, unused], [0, 0]])
         return self._server.reply_of(self._shards.join(rows), self._layout)
 
-    def _combine(self, index, rows, state, context):
+    def combine(self, index, rows, state, context):
+        """See `Whole.combine`."""
         shard, payloads, context = self._own(index, rows, context)
         part, state = self._server.combine_shard(payloads, state, shard, context)
         return self._shards.message(part), state

@@ -60,19 +60,29 @@ class Log(Meeting):
         """Returns whose push is the next that a worker has to apply."""
         return tf.ensure_shape(self._take("down", _ORDER, 0, rank), [1])[0]
 
-    def pull(self, name: str, site: Site, rank: int, pusher: tf.Tensor):
-        """Returns the servers' answers to the next push of `pusher`."""
+    def pull(self, name: str, site: Site, rank: int, pusher: tf.Tensor, own=()):
+        """Returns the servers' answers to the next push of `pusher`.
+
+        Args:
+            name: Name of the call site.
+            site: Its site.
+            rank: The worker that pulls.
+            pusher: Rank of the one that pushed, int32 scalar.
+            own: The answers to this worker's push, where it knows them itself.
+        """
+
+        def answer_to(of, server):
+            if of == rank and own:
+                return own[server]
+            return self._take("down", name, server, f"{rank} from {of}")
+
         answers = []
         for server, words in enumerate(site.replied):
-            answer = tf.switch_case(
-                pusher,
-                [
-                    lambda of=of, server=server: self._take(
-                        "down", name, server, f"{rank} from {of}"
-                    )
-                    for of in range(self.num_workers)
-                ],
-            )
+            branches = [
+                functools.partial(answer_to, of, server)
+                for of in range(self.num_workers)
+            ]
+            answer = tf.switch_case(pusher, branches)
             answers.append(tf.ensure_shape(answer, [words]))
         return answers
 
@@ -111,6 +121,8 @@ class Log(Meeting):
 
             def hand_out(pusher):
                 for rank in ranks:
+                    if rank == pusher and site.is_known:
+                        continue
                     key = f"{rank} from {pusher}"
                     self._send("down", name, server, key, answer)
                 return tf.constant(True)
@@ -192,9 +204,7 @@ class PushPull(ParameterServer):
         rows = self.collectives.log.num_workers
         return {"last": tf.zeros([rows, count])} if count else ()
 
-    def push(
-        self, payload, agreed, compressor, server, layout, context, status, site
-    ) -> list[tf.Operation]:
+    def push(self, payload, agreed, compressor, server, layout, context, status, site):
         """Sends a payload to the servers.
 
         Args:
@@ -206,6 +216,10 @@ class PushPull(ParameterServer):
             context: The step.
             status: int32 scalar; not 0: nobody is to apply it.
             site: Name of the call site.
+
+        Returns:
+            The operations that send, and the servers' answers as far as the worker
+            knows them itself: those of a server without a state.
         """
         log = self.collectives.log
         cut = self._cut(compressor, server, layout)
@@ -214,22 +228,36 @@ class PushPull(ParameterServer):
         count = agreed.shape[0]
         messages[0] = tf.concat([messages[0], tf.bitcast(agreed, tf.int32)], 0)
 
+        is_known = not tf.nest.flatten(server.init(layout))
+
         def answer(index, rows):
             own = count if index == 0 else 0
             heads, words, last = tf.split(rows, [HEAD, cut.sent[index], own], axis=1)
             statuses, there = read_head(heads, context)
-            state = log.state(
-                *(site, index, functools.partial(cut.state, index, context)),
-                *(functools.partial(cut.init, index), cut.part(index)),
-            )
-            reply = state.follow(there, words, tf.equal(statuses[0], 0))
+            if is_known:
+                reply, _ = cut.combine(index, words, (), there)
+            else:
+                state = log.state(
+                    *(site, index, functools.partial(cut.state, index, context)),
+                    *(functools.partial(cut.init, index), cut.part(index)),
+                )
+                reply = state.follow(there, words, tf.equal(statuses[0], 0))
             return tf.concat([statuses, reply, last[0]], 0)
 
-        site_of = self._site(cut, messages, count, answer)
-        return log.push(site, site_of, self._rank, messages)
+        site_of = self._site(cut, messages, count, answer)._replace(is_known=is_known)
+        own = [answer(k, row[tf.newaxis]) for k, row in enumerate(messages) if is_known]
+        return log.push(site, site_of, self._rank, messages), own
 
-    def pull(self, compressor, server, layout, site, pusher):
+    def pull(self, compressor, server, layout, site, pusher, own=()):
         """Returns the answer to a worker's push.
+
+        Args:
+            compressor: As in `push`.
+            server: As in `push`.
+            layout: As in `push`.
+            site: As in `push`.
+            pusher: The worker's rank.
+            own: The answers that `push` returned last.
 
         Returns:
             The update, the pusher's status and what it had of what all agree on.
@@ -237,7 +265,8 @@ class PushPull(ParameterServer):
         log = self.collectives.log
         cut = self._cut(compressor, server, layout)
         count = _agreed(compressor, layout)
-        answers = log.pull(site, self._site(cut, (), count, None), self._rank, pusher)
+        site_of = self._site(cut, (), count, None)
+        answers = log.pull(site, site_of, self._rank, pusher, own)
         status = answers[0][0]
         end = answers[0].shape[0] - count
         last = tf.bitcast(answers[0][end:], tf.float32)
@@ -246,13 +275,14 @@ class PushPull(ParameterServer):
         return server.decompress(reply, layout, 1), status, last
 
     def words(self, compressor, server, layout):
-        """See `Transport.words`: of a push, and of as many answers as workers."""
+        """See `Transport.words`: of a push, and of an answer to each worker's."""
         log = self.collectives.log
         cut = self._cut(compressor, server, layout)
         count = _agreed(compressor, layout)
+        pulled = log.num_workers - (not tf.nest.flatten(server.init(layout)))
         return Words(
             sent=len(cut.sent) * (1 + HEAD) + sum(cut.sent) + count,
-            received=log.num_workers * (len(cut.replied) + sum(cut.replied) + count),
+            received=pulled * (len(cut.replied) + sum(cut.replied) + count),
         )
 
     def _cut(self, compressor, server, layout):
