@@ -8,16 +8,38 @@ import sys
 from pathlib import Path
 
 
-def run_workers(script: Path, workers: int, folder: Path, *arguments, timeout=240):
+def run_workers(
+    script: Path,
+    workers: int,
+    folder: Path,
+    *arguments,
+    timeout=240,
+    servers=0,
+    options=(),
+    prefix=(),
+):
     """Runs `script folder *arguments` on N workers; returns a dict from each.
 
-    A worker answers with `report(folder, rank, ...)`. A run that hangs is killed.
+    A worker answers with `report(folder, rank, ...)`; with parameter servers the chief
+    alone does, as rank 0. A run that hangs is killed.
+
+    Args:
+        script: What all processes run.
+        workers: N.
+        folder: Where answers are written.
+        *arguments: The script's.
+        timeout: Seconds after which the run has failed.
+        servers: Number of parameter servers; 0: workers alone.
+        options: More options of the launcher.
+        prefix: A command that runs the launcher.
     """
+    options = [*options, *(("--ps", str(servers)) if servers else ())]
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "tfgradcomp.launch", "--workers", str(workers)),
+            *(*prefix, sys.executable, "-m", "tfgradcomp.launch"),
+            *("--workers", str(workers), *options),
             *(str(script), str(folder), *arguments),
         ],
         stdout=subprocess.PIPE,
@@ -39,7 +61,7 @@ def run_workers(script: Path, workers: int, folder: Path, *arguments, timeout=24
         raise AssertionError(f"exit code {process.returncode}:\n{output}")
     answers = [
         json.loads((folder / f"answer-{rank}.json").read_text())
-        for rank in range(workers)
+        for rank in range(1 if servers else workers)
     ]
     return answers, output
 

@@ -42,6 +42,7 @@ if _tool() == "tfgradcomp.ops":
 
 if _tool() is None:
     from tfgradcomp import callbacks, compressors, servers, transports
+    from tfgradcomp.distribute.parameter_server import ParameterServerTrainer
     from tfgradcomp.optimizers import (
         ORQ,
         QSGD,
@@ -73,6 +74,7 @@ __all__ = [
     "HalfPrecision",
     "Hybrid",
     "LinearQuantization",
+    "ParameterServerTrainer",
     "ScaledSign",
     "SignSGD",
     "Signum",

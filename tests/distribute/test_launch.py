@@ -375,6 +375,66 @@ def test_a_cluster_described_elsewhere_is_left_alone(script, env, says, workers)
     assert ("--workers ignored" in done.stderr) == bool(workers)
 
 
+SERVING = """
+TASK = CONFIG["task"]["type"]
+print("got", json.dumps(CONFIG), "pid", os.getpid(), flush=True)
+if TASK != "chief":
+    with open(f"{sys.argv[1]}/{TASK} {INDEX}", "a") as file:
+        file.write("started\\n")
+"""
+
+
+def test_with_servers_the_chief_decides_when_all_end(script, tmp_path):
+    path = script(f"""{SERVING}
+if TASK != "chief":
+    time.sleep(600)
+while len(os.listdir(sys.argv[1])) < 3:
+    time.sleep(0.02)
+""")
+    folder = tmp_path / "started"
+    folder.mkdir()
+    done = run("--workers", "2", "--ps", "1", path, str(folder))
+    assert done.returncode == 0, done.stderr
+    got = re.findall(r"^\[(.*)\] got (.*) pid (\d+)$", done.stdout, re.M)
+    configs = {label: json.loads(config) for label, config, _ in got}
+    assert configs.keys() == {"chief", "worker 0", "worker 1", "ps 0"}
+    for label, config in configs.items():
+        task = config["task"]
+        assert f"{task['type']} {task['index']}".startswith(label)
+    clusters = [config["cluster"] for config in configs.values()]
+    assert all(cluster == clusters[0] for cluster in clusters)
+    sizes = {job: len(addresses) for job, addresses in clusters[0].items()}
+    assert sizes == {"chief": 1, "worker": 2, "ps": 1}
+    assert_gone([int(pid) for _, _, pid in got])
+
+
+def test_with_servers_a_worker_is_started_anew_alone(script, tmp_path):
+    path = script(f"""{SERVING}
+name = f"{{sys.argv[1]}}/worker 1"
+if TASK == "worker" and INDEX == 1:
+    if len(open(name).readlines()) < 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+if TASK == "ps":
+    sys.exit(3)
+while TASK != "chief":
+    time.sleep(600)
+while len(os.listdir(sys.argv[1])) < 3 or len(open(name).readlines()) < 2:
+    time.sleep(0.02)
+sys.exit(7)
+""")
+    folder = tmp_path / "started"
+    folder.mkdir()
+    done = run(
+        *("--workers", "2", "--ps", "1", "--max-restarts", "1", path, str(folder))
+    )
+    # The code is the chief's, whatever befell the others.
+    assert done.returncode == 7, done.stderr
+    assert re.search(
+        r"worker 1 \(pid \d+\) died: SIGKILL; starting it anew", done.stderr
+    )
+    assert (folder / "worker 0").read_text() == "started\n"
+
+
 def test_a_slurm_job_of_one_task_is_no_cluster(script):
     env = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
     done = run("--workers", "2", script("print(INDEX)"), env=env)
@@ -383,10 +443,10 @@ def test_a_slurm_job_of_one_task_is_no_cluster(script):
 
 def test_threads_are_shared_out_and_the_user_has_the_last_word(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(32))
-    env = worker_env({"OMP_NUM_THREADS": "7"}, ["a:1"], 0, on_this_host=2, attempt=0)
+    env = worker_env({"OMP_NUM_THREADS": "7"}, {}, {}, on_this_host=2, attempt=0)
     assert env["TF_NUM_INTRAOP_THREADS"] == env["TF_NUM_INTEROP_THREADS"] == "16"
     assert env["OMP_NUM_THREADS"] == "7" and env["TF_CPP_MIN_LOG_LEVEL"] == "2"
-    env = worker_env({"TF_CPP_MIN_LOG_LEVEL": "0"}, ["a:1"], 0, 64, attempt=0)
+    env = worker_env({"TF_CPP_MIN_LOG_LEVEL": "0"}, {}, {}, 64, attempt=0)
     assert env["TF_NUM_INTRAOP_THREADS"] == "1" and env["TF_CPP_MIN_LOG_LEVEL"] == "0"
     assert int(env["TF_NUM_INTEROP_THREADS"]) >= 4
 

@@ -44,6 +44,7 @@ _EXAMPLES = """\
 examples:
   python -m tfgradcomp.launch --workers 4 train.py --epochs 3
   python -m tfgradcomp.launch --workers 2 -m my_package.train --epochs 3
+  python -m tfgradcomp.launch --workers 2 --ps 1 train.py   (with a chief besides)
   python -m tfgradcomp.launch --cluster a:4000,b:4000 --index 0 train.py   (on host a)
 
 Each worker gets TF_CONFIG, TFGRADCOMP_RESTART_COUNT (0 at first) and
@@ -54,8 +55,11 @@ notices at every start are left out as well.
 Where TF_CONFIG or Slurm already describes the cluster, the script runs as one
 process with the environment as it is.
 
-exit code: 0 when all workers ended with 0, else that of the worker that failed first
-(128 + signal when a signal ended it, or when one ended the launcher).
+With --ps the chief decides: when it ends, the workers and parameter servers are ended.
+A worker that dies is started anew, alone, up to K times with --max-restarts K.
+
+exit code: 0 when all workers ended with 0, else that of the worker that failed first;
+with --ps that of the chief (128 + signal when a signal ended it, or the launcher).
 """
 
 
@@ -63,7 +67,7 @@ def main(argv=None) -> int:
     """Run the command line `argv` and return the exit code."""
     options = _parse(argv)
     if found := _cluster_in(os.environ):
-        given = ("workers", "cluster", "max_restarts")
+        given = ("workers", "ps", "cluster", "max_restarts")
         ignored = [f"--{n.replace('_', '-')}" for n in given if getattr(options, n)]
         _say(
             f"{found}, so the script runs as one process in the environment as it is"
@@ -73,6 +77,8 @@ def main(argv=None) -> int:
     # Kept until the launcher ends, so that a restart gets ports never used before.
     locks = []
     with _signal_socket() as signals:
+        if options.ps:
+            return _run_with_servers(options, signals)
         for attempt in range(options.max_restarts + 1):
             if options.cluster:
                 cluster, indices = options.cluster, [options.index]
@@ -81,7 +87,13 @@ def main(argv=None) -> int:
                 locks += (fresh := reserve_ports(options.workers))
                 cluster = [f"127.0.0.1:{lock.getsockname()[1]}" for lock in fresh]
             envs = {
-                index: worker_env(os.environ, cluster, index, len(indices), attempt)
+                str(index): worker_env(
+                    os.environ,
+                    {"worker": cluster},
+                    {"type": "worker", "index": index},
+                    len(indices),
+                    attempt,
+                )
                 for index in indices
             }
             group = _Group(options.grace, signals)
@@ -91,11 +103,27 @@ def main(argv=None) -> int:
             _say(f"restart {attempt + 1} of {options.max_restarts}")
 
 
+def _run_with_servers(options, signals):
+    """Run a chief, workers and parameter servers; return the chief's exit code."""
+    counts = {"chief": 1, "worker": options.workers, "ps": options.ps}
+    locks = reserve_ports(sum(counts.values()))
+    addresses = iter([f"127.0.0.1:{lock.getsockname()[1]}" for lock in locks])
+    cluster = {job: [next(addresses) for _ in range(n)] for job, n in counts.items()}
+    envs = {}
+    for job, count in counts.items():
+        for index in range(count):
+            task = {"type": job, "index": index}
+            label = job if job == "chief" else f"{job} {index}"
+            envs[label] = worker_env(os.environ, cluster, task, len(locks), 0)
+    group = _Group(options.grace, signals, "chief", options.max_restarts)
+    return group.run(options.command, envs)
+
+
 def _parse(argv):
     """Read the command line; `command` is what follows the Python executable."""
     parser = argparse.ArgumentParser(
         prog="python -m tfgradcomp.launch",
-        usage="%(prog)s (--workers N | --cluster HOST:PORT,... --index I)\n"
+        usage="%(prog)s (--workers N [--ps P] | --cluster HOST:PORT,... --index I)\n"
         "         [--max-restarts K] [--grace SECONDS] (SCRIPT | -m MODULE) [ARGS ...]",
         description="Start the workers of one training run, show their output as "
         "`[index] line`,\nand end all of them when one fails.",
@@ -105,6 +133,7 @@ def _parse(argv):
     )
     add, rest = parser.add_argument, argparse.REMAINDER
     add("--workers", type=int, metavar="N", help="start N workers on this host")
+    add("--ps", type=int, metavar="P", help="and P parameter servers with a chief")
     add(
         "--cluster",
         type=_addresses,
@@ -137,6 +166,10 @@ def _parse(argv):
         parser.error(f"--grace is {options.grace}: give seconds, 0 or more")
     if options.workers is not None and options.workers < 1:
         parser.error(f"--workers is {options.workers}: give 1 or more")
+    if options.ps is not None and options.ps < 1:
+        parser.error(f"--ps is {options.ps}: give 1 or more, or leave it out")
+    if options.ps and options.cluster:
+        parser.error("--ps goes with --workers: on several hosts set TF_CONFIG")
     if not (options.workers or options.cluster or _cluster_in(os.environ)):
         parser.error("no workers given: say how many with --workers N, or --cluster")
     if options.workers and options.cluster:
@@ -213,8 +246,8 @@ def reserve_ports(count):
     )
 
 
-def worker_env(base, cluster, index, on_this_host, attempt):
-    """Return the environment of worker `index`; what the user set in `base` wins."""
+def worker_env(base, cluster, task, on_this_host, attempt):
+    """Return the environment of a task; what the user set in `base` wins."""
     share = max(1, len(os.sched_getaffinity(0)) // on_this_host)
     defaults = {
         "OMP_NUM_THREADS": share,
@@ -224,11 +257,10 @@ def worker_env(base, cluster, index, on_this_host, attempt):
         "TF_NUM_INTEROP_THREADS": max(4, share),
         "TF_CPP_MIN_LOG_LEVEL": 2,
     }
-    task = {"type": "worker", "index": index}
     return {
         **{name: str(value) for name, value in defaults.items()},
         **base,
-        "TF_CONFIG": json.dumps({"cluster": {"worker": cluster}, "task": task}),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
         "TFGRADCOMP_RESTART_COUNT": str(attempt),
         "PYTHONUNBUFFERED": "1",
     }
@@ -262,11 +294,11 @@ class LineCutter:
 class _Worker:
     """One worker process in a session of its own, and its last lines."""
 
-    def __init__(self, index, command, env):
+    def __init__(self, label, command, env):
         python, launcher = sys.executable, str(os.getpid())
         # -I -S: the bootstrap needs no site packages and nothing of the user's.
         bootstrap = [python, "-I", "-S", "-c", _DIE_WITH_PARENT, launcher]
-        self.index = index
+        self.label, self.env = label, env
         self.tail = deque(maxlen=TAIL_LINES)
         # The session's id is the process id: signals reach what the worker starts, and
         # Ctrl-C in the terminal reaches the launcher alone, which passes it on.
@@ -304,14 +336,17 @@ class _Worker:
         code = self.process.returncode
         names = {s.value: s.name for s in signal.Signals}
         how = f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
-        return f"worker {self.index} (pid {self.process.pid}) died: {how}"
+        name = f"worker {self.label}" if self.label.isdigit() else self.label
+        return f"{name} (pid {self.process.pid}) died: {how}"
 
 
 class _Group:
     """The workers of one attempt, watched by one loop without threads."""
 
-    def __init__(self, grace, signals):
+    def __init__(self, grace, signals, leader=None, restarts=0):
         self.grace, self.signals = grace, signals
+        self.leader = leader  # Whose end is everybody's; None: the first failure is.
+        self.restarts = restarts  # Of single workers, where there is a leader.
         self.selector = selectors.DefaultSelector()
         self.selector.register(signals, selectors.EVENT_READ)
         self.workers = []
@@ -324,8 +359,9 @@ class _Group:
     def run(self, command, envs):
         """Start a worker for each of `envs`, wait for all, return the exit code."""
         try:
-            for index, env in envs.items():
-                self._start(_Worker(index, command, env))
+            self.command = command
+            for label, env in envs.items():
+                self._start(_Worker(label, command, env))
             self._watch()
         finally:
             for worker in self.workers:
@@ -351,6 +387,8 @@ class _Group:
             failed = [
                 worker for worker in self.workers if worker.ended() and worker.code
             ]
+            if self.leader and not self.stopping:
+                failed = self._led(failed)
             if failed and not self.stopping:
                 # The first seen dead; of several at once the one that a signal ended,
                 # as a broken collective makes its peers raise rather than crash.
@@ -366,6 +404,22 @@ class _Group:
             # Wakes as soon as a worker dies, for SIGCHLD is among the signals.
             for key, _ in self.selector.select(wait):
                 self._read(key) if key.data else self._take_signals()
+
+    def _led(self, failed):
+        """Return the leader if it failed; bear with others, and start workers anew."""
+        leader = next(w for w in self.workers if w.label == self.leader)
+        for worker in failed:
+            if worker is leader:
+                continue
+            self.workers.remove(worker)
+            restart = self.restarts and worker.label.startswith("worker")
+            _say(f"{worker}" + "; starting it anew" * bool(restart))
+            if restart:
+                self.restarts -= 1
+                self._start(_Worker(worker.label, self.command, worker.env))
+        if leader.ended() and not leader.code:
+            self._stop(signal.SIGTERM)
+        return [leader] if leader in failed else []
 
     def _take_signals(self):
         for signum in self.signals.recv(CHUNK):
@@ -414,7 +468,8 @@ class _Group:
         self.selector.close()
 
     def _show(self, fd, worker, lines):
-        data = b"".join(b"[%d] %s\n" % (worker.index, line) for line in lines)
+        label = worker.label.encode()
+        data = b"".join(b"[%s] %s\n" % (label, line) for line in lines)
         if not _write(fd, data) and not self.stopping:
             # Nobody reads any more (`| head`, a closed terminal): end like any filter.
             self.told_to_stop = signal.SIGPIPE

@@ -399,7 +399,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             moments = [moment_of[id(variable)] for variable in variables]
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
-            gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
+            gain = self._collectives.loss_divisor / (inner.loss_scale_factor or 1)
             grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
             if inner.gradient_accumulation_steps or seam.clips(inner):
                 grads = [g * tf.cast(gain, g.dtype) for g in grads]
@@ -463,7 +463,35 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             )
             pieces.update(channel.split(step.update))
             steps.append(step)
+        states = (
+            [channel.state for channel in self._channels],
+            [step.state for step in steps],
+        )
+        state = list(zip(*map(tf.nest.flatten, states), strict=True))
+        if self._moved is not None:
+            varying = [
+                tf.cast(tf.stack([0, step.elements_sent, step.varying_words]), tf.int64)
+                for step, channel in zip(steps, self._channels, strict=True)
+                if channel.varies
+            ]
+            one_step = tf.constant([1, 0, 0], tf.int64)
+            moved = tf.add_n([tf.convert_to_tensor(self._moved), one_step, *varying])
+            state.append((self._moved, moved))
         statuses = finite_vote.first_of([step.statuses for step in steps])
+        self._commit(pieces, state, statuses, gradients, variables, context)
+
+    def _commit(self, pieces, state, statuses, gradients, variables, context):
+        """Updates weights and state, or nothing where a status is not 0.
+
+        Args:
+            pieces: The decoded reply, by the pieces of variables.
+            state: Pairs of a variable of the method's state and its new value.
+            statuses: All workers' statuses.
+            gradients: Tensors of the variables' shapes and types.
+            variables: The variables to update.
+            context: The step.
+        """
+        inner = self.inner_optimizer
         applied = [
             tf.cast(
                 _joined(pieces, seam.position(inner, variable), gradient.shape),
@@ -474,24 +502,11 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         previous = context.if_moving(
             context.learning_rate, context.previous_learning_rate
         )
-        new_state = [*tf.nest.flatten([step.state for step in steps]), previous]
-        variables_of_state = [
-            *tf.nest.flatten([channel.state for channel in self._channels]),
-            self._previous_learning_rate,
-        ]
-        if self._moved is not None:
-            varying = [
-                tf.cast(tf.stack([0, step.elements_sent, step.varying_words]), tf.int64)
-                for step, channel in zip(steps, self._channels, strict=True)
-                if channel.varies
-            ]
-            one_step = tf.constant([1, 0, 0], tf.int64)
-            moved = tf.add_n([tf.convert_to_tensor(self._moved), one_step, *varying])
-            new_state.append(moved)
-            variables_of_state.append(self._moved)
+        targets = [*(variable for variable, _ in state), self._previous_learning_rate]
+        new_state = [*(value for _, value in state), previous]
 
         def commit(applied, new_state, statuses):
-            for variable, value in zip(variables_of_state, new_state, strict=True):
+            for variable, value in zip(targets, new_state, strict=True):
                 variable.assign(value)
             seam.update(inner, applied, variables)
 

@@ -23,6 +23,11 @@ def prepare_to_resume(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
+def epoch_to_resume_at(model: keras.Model) -> int:
+    """Returns the epoch that a callback wants `fit` to start at, or 0."""
+    return model._initial_epoch or 0
+
+
 def random_states(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns the states of the model's seed generators (dropout, ...) by their paths.
 

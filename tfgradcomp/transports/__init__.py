@@ -6,6 +6,12 @@ from tfgradcomp.transports.base import Transport, Words
 from tfgradcomp.transports.choose import NAMES, Costs, Line, candidates, carriers
 from tfgradcomp.transports.collectives import Collectives
 from tfgradcomp.transports.loopback import DirectExchange, Loopback
+from tfgradcomp.transports.parameter_server import (
+    Meeting,
+    ParameterServer,
+    ServerCollectives,
+)
+from tfgradcomp.transports.push_pull import Log, LogCollectives, PushPull
 from tfgradcomp.transports.sharded import Sharded
 
 __all__ = [
@@ -16,7 +22,13 @@ __all__ = [
     "Costs",
     "DirectExchange",
     "Line",
+    "Log",
+    "LogCollectives",
     "Loopback",
+    "Meeting",
+    "ParameterServer",
+    "PushPull",
+    "ServerCollectives",
     "Sharded",
     "Transport",
     "Words",

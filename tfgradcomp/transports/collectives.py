@@ -44,6 +44,11 @@ class Collectives:
         """This worker's index in [0, N)."""
         raise NotImplementedError
 
+    @property
+    def loss_divisor(self) -> int:
+        """What the loss was divided by that a worker's gradients are of."""
+        return self.num_workers
+
     def gather(self, vector: tf.Tensor, site: str) -> tf.Tensor:
         """Returns all workers' vectors, shape `[N, size]`, in the order of ranks."""
         raise NotImplementedError

@@ -78,7 +78,7 @@ class Sharded(Transport):
 
 
 class Shards:
-    """The vector in N parts, and what of a payload or a reply belongs to each.
+    """The vector in parts, and what of a payload or a reply belongs to each.
 
     All are `width` elements wide but the last ones, which may be shorter or empty. They
     are cut between the words of payload and reply and between the chunks of a sum.
@@ -87,12 +87,17 @@ class Shards:
     Attributes:
         layout: The blocks of the whole vector.
         width: Elements of a shard, at most.
-        payload_fields: What a worker sends to another one.
-        reply_fields: What a worker replies to all.
+        payload_fields: What a worker sends to who serves a part.
+        reply_fields: What that one replies to all.
     """
 
     def __init__(
-        self, compressor: Compressor, server: Server, layout: Layout, num_workers: int
+        self,
+        compressor: Compressor,
+        server: Server,
+        layout: Layout,
+        num_workers: int,
+        num_shards: int,
     ):
         self.layout = layout
         fields = [
@@ -100,10 +105,10 @@ class Shards:
             *server.reply_fields(layout, num_workers).values(),
         ]
         unit = math.lcm(CHUNK, server.unit(layout), *map(_per_word, fields))
-        width = unit * math.ceil(layout.size / unit / num_workers)
+        width = unit * math.ceil(layout.size / unit / num_shards)
         # Where nothing can be cut, one worker serves all of it.
         self.width = min(width, layout.size)
-        cuts = [min(i * self.width, layout.size) for i in range(num_workers + 1)]
+        cuts = [min(i * self.width, layout.size) for i in range(num_shards + 1)]
         shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
         self._shards = shards
         self.payload_fields = _longest(compressor.fields(s.layout) for s in shards)
@@ -111,11 +116,14 @@ class Shards:
             server.shard_fields(s, num_workers) for s in shards
         )
 
+    def __len__(self) -> int:
+        return len(self._shards)
+
     def __getitem__(self, rank: int) -> Shard:
         return self._shards[rank]
 
     def cut(self, payload: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the fields of a payload with a row for each worker."""
+        """Returns the fields of a payload with a row for each shard."""
         return {
             name: self._rows(payload[name], field)
             for name, field in self.payload_fields.items()
@@ -134,6 +142,13 @@ class Shards:
         padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
         return wire.pack(padded, fields)
 
+    def part_of(
+        self, message: tf.Tensor, fields: dict[str, Field]
+    ) -> dict[str, tf.Tensor]:
+        """Returns the fields of a shard's reply, of the words of `message`."""
+        part = wire.unpack(message, self.reply_fields)
+        return {name: part[name][: _length(field)] for name, field in fields.items()}
+
     def join(self, messages: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the fields of the whole vector, of the replies of all shards."""
         parts = wire.unpack(messages, self.reply_fields)
@@ -143,17 +158,17 @@ class Shards:
         }
 
     def _rows(self, values, field):
-        num_workers = len(self._shards)
+        shards = len(self._shards)
         if field.per == "element":
             row = _length(field)
-            return tf.reshape(_padded(values, num_workers * row), [num_workers, row])
+            return tf.reshape(_padded(values, shards * row), [shards, row])
         blocks = field.count // field.each
         index = [
             [min(i, self.layout.num_blocks - 1) for i in _span(shard, blocks)]
             for shard in self._shards
         ]
         rows = tf.gather(tf.reshape(values, [-1, field.each]), index)
-        return tf.reshape(rows, [len(self._shards), field.count])
+        return tf.reshape(rows, [shards, field.count])
 
     def _whole(self, parts, field):
         if field.per == "element":
@@ -183,7 +198,7 @@ class Shards:
 
 @functools.lru_cache(maxsize=64)
 def _shards(compressor, server, layout, num_workers):
-    return Shards(compressor, server, layout, num_workers)
+    return Shards(compressor, server, layout, num_workers, num_workers)
 
 
 def _shard(layout, begin, end):

@@ -1,0 +1,56 @@
+"""Tasks that are killed while they train."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import run_workers
+
+SCRIPT = Path(__file__).parent / "loss_worker.py"
+ROUNDS = 24
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def train(folder, mode, on_worker_loss, *tasks, restarts=0):
+    (answer,), output = run_workers(
+        *(SCRIPT, 3, folder, mode, on_worker_loss, *tasks),
+        servers=1,
+        options=["--max-restarts", str(restarts)],
+    )
+    return answer, output
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_others_go_on_and_who_is_back_joins_them(tmp_path, mode):
+    # The first kill is of the worker whose weights others get.
+    answer, output = train(
+        tmp_path, mode, "continue", "worker 0 back", "worker 2", restarts=1
+    )
+    assert "going on with 2 worker(s)" in output
+    assert "back: /job:worker/replica:0/task:0" in output
+    assert "lost /job:worker/replica:0/task:2" in output
+    assert answer["iterations"] == ROUNDS
+    assert len(answer["workers"]) == 2
+    assert len({*answer["workers"], answer["chief"]}) == 1
+    assert answer["loss"][-1] < answer["loss"][0]
+
+
+def test_others_wait_for_who_is_started_again(tmp_path):
+    answer, output = train(tmp_path, "sync", "wait", "worker 1", restarts=1)
+    assert "waiting until started again" in output
+    assert answer["iterations"] == ROUNDS
+    assert len(answer["workers"]) == 3
+    assert len({*answer["workers"], answer["chief"]}) == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_after_the_loss_of_a_server_training_resumes(tmp_path, mode):
+    answer, _ = train(tmp_path, mode, "continue", "nobody 0", "ps 0")
+    assert "Parameter servers are gone" in answer["error"]
+    assert "/job:ps/replica:0/task:0" in answer["error"]
+    answer, _ = train(tmp_path, mode, "continue")
+    # The first epoch was saved, and is not trained anew.
+    assert len(answer["loss"]) == 2
+    assert answer["iterations"] == ROUNDS
+    assert len({*answer["workers"], answer["chief"]}) == 1

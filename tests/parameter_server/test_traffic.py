@@ -1,0 +1,32 @@
+"""The bytes that cross the network in a step."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import run_workers
+
+SCRIPT = Path(__file__).parent / "traffic_worker.py"
+WORKERS = 2
+NETWORK = Path(__file__).parent / "own_network.py"
+IN_A_NETWORK = ["unshare", "--net", "--map-root-user", sys.executable, str(NETWORK)]
+
+
+def test_words_alone_cross_the_network(tmp_path):
+    done = subprocess.run([*IN_A_NETWORK, "true"], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no network of one's own here: {done.stderr}")
+    (seen,), _ = run_workers(SCRIPT, WORKERS, tmp_path, servers=1, prefix=IN_A_NETWORK)
+    declared = WORKERS * (seen["declared_up"] + seen["declared_down"])
+    # Besides words there are headers, and what the chief says to start steps.
+    assert declared <= seen["sync"] <= 1.1 * declared + 60_000
+    # Weights down, gradients up, on each worker.
+    assert seen["stock"] >= WORKERS * 8 * seen["elements"]
+    assert seen["stock"] >= 10 * seen["sync"]
+    # Of two pushes, ternary codes, each worker gets the other's.
+    assert seen["stock"] >= 18 * seen["async"]
+    float32 = 4 * seen["elements"]
+    assert 10 * seen["declared_up"] <= float32
+    assert 10 * seen["declared_down"] <= float32

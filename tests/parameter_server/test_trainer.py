@@ -1,0 +1,59 @@
+"""What the trainer refuses, before it connects to anything."""
+
+import json
+
+import keras
+import pytest
+
+import tfgradcomp
+
+
+def trainer(optimizer=None, **arguments):
+    optimizer = optimizer or tfgradcomp.TernGrad("sgd")
+    return tfgradcomp.ParameterServerTrainer(
+        lambda: keras.Sequential([keras.layers.Dense(1)]), optimizer, "mse", **arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"mode": "fast"}, "mode.*sync.*async.*Received.*'fast'"),
+        ({"on_worker_loss": "cry"}, "on_worker_loss.*continue.*wait"),
+        ({"steps_per_execution": 0}, "steps_per_execution"),
+        ({"optimizer": keras.optimizers.SGD()}, "must be a compressed one"),
+        (
+            {"optimizer": tfgradcomp.SignSGD("sgd", transport="sharded")},
+            "transport='auto'. Received: transport='sharded'",
+        ),
+        (
+            {
+                "optimizer": tfgradcomp.SignSGD(
+                    keras.optimizers.SGD(gradient_accumulation_steps=2)
+                )
+            },
+            "gradient_accumulation_steps=2",
+        ),
+        ({"optimizer": tfgradcomp.Strom("sgd", 0.1)}, "one size.*Received.*Strom"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        trainer(**arguments)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {},
+        {"worker": ["a:1", "b:1"]},
+        {"chief": ["a:1"], "worker": ["b:1"]},
+        {"chief": ["a:1"], "ps": ["b:1"]},
+    ],
+)
+def test_a_cluster_must_have_all_roles(monkeypatch, cluster):
+    task = {"type": "worker", "index": 0}
+    config = {"cluster": cluster, "task": task} if cluster else {}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match="one chief, workers and parameter servers"):
+        trainer()

@@ -1,0 +1,62 @@
+"""Training with parameter servers, in processes of their own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster import run_workers
+
+HERE = Path(__file__).parent
+METHODS = ("TernGrad", "Signum", "DistEF", "ORQ")
+STEPS, PUSHES = 10, 40
+
+pytestmark = pytest.mark.timeout(560)
+
+
+def train(folder, workers, servers, *methods):
+    script = HERE / "train_worker.py"
+    answers, output = run_workers(script, workers, folder, *methods, servers=servers)
+    return answers, output
+
+
+@pytest.fixture(scope="module")
+def with_servers(tmp_path_factory):
+    """Two workers and two servers, by each method and mode."""
+    methods = [*METHODS, *(f"{name} async" for name in METHODS)]
+    folder = tmp_path_factory.mktemp("servers")
+    (answers,), output = train(folder, 2, 2, *methods)
+    return answers, output
+
+
+@pytest.fixture(scope="module")
+def with_collectives(tmp_path_factory):
+    """The same under MultiWorkerMirroredStrategy, transport="all_gather"."""
+    answers, _ = train(tmp_path_factory.mktemp("collectives"), 2, 0, *METHODS)
+    return answers
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_give_the_bits_of_collectives(with_servers, with_collectives, method):
+    found, expected = with_servers[0][method], with_collectives[0][method]
+    assert len({answer[method]["weights"] for answer in with_collectives}) == 1
+    assert found["workers"] == 2 * [expected["weights"]]
+    assert found["chief"] == expected["weights"]
+    assert found["iterations"] == STEPS
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(
+            found["history"][name], expected["history"][name], rtol=1e-6
+        )
+    assert len(found["history"]["val_loss"]) == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
+    found = with_servers[0][f"{method} async"]
+    # Both have applied the same log, and all of it.
+    assert len({*found["workers"], found["chief"]}) == 1
+    assert found["iterations"] == PUSHES
+    losses = found["history"]["loss"]
+    assert losses[1] < losses[0]
+    # Two workers at once: about one push of the other comes before each.
+    assert all(0 < stale < 4 for stale in found["history"]["staleness"])

@@ -1,0 +1,58 @@
+"""Remote tasks of a TensorFlow cluster: what has no public name."""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+from tensorflow.python.eager import context, executor
+
+
+@contextlib.contextmanager
+def own_executor():
+    """Runs eager operations of this thread by themselves.
+
+    Threads that share an executor get each other's errors.
+    """
+    own = executor.new_executor(enable_async=False)
+    try:
+        with context.executor_scope(own):
+            yield
+    finally:
+        # Else it would report them once more, when it is deleted.
+        own.clear_error()
+
+
+def forget_errors() -> None:
+    """Makes operations of this thread possible again after a task was lost."""
+    context.context().executor.clear_error()
+
+
+def reconnect() -> None:
+    """Connects to tasks that were started anew; all must be there.
+
+    What the others hold stays.
+    """
+    context.context().update_server_def(context.get_server_def())
+
+
+def build(model, spec) -> None:
+    """Creates all variables of a compiled model: its own, metrics', the optimizer's.
+
+    Args:
+        model: A Keras model.
+        spec: The `element_spec` of the dataset that it is trained on.
+    """
+    model._symbolic_build(data_batch=_ranked(spec))
+
+
+def _ranked(spec):
+    for leaf in tf.nest.flatten(spec):
+        if leaf.shape.rank is None:
+            raise ValueError(
+                "The dataset's batches must have a known number of axes, so that the "
+                "model can be built before its first batch. Give `from_generator` an "
+                "`output_signature`, or use `tf.ensure_shape`. "
+                f"Received: element_spec={spec}"
+            )
+    return spec
