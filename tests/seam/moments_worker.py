@@ -28,7 +28,6 @@ else:
     STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     RANK = 0
 MANNERS = {
-    "a_step": {},
     "several_steps": {"steps_per_execution": 2},
     "mixed": {"policy": "mixed_float16"},
 }

@@ -352,13 +352,13 @@ def test_sizes_that_vary_in_the_depths_of_a_graph(two, three, mirrored):
     """In loops and conditionals, with a loss scale, in many buckets: equal weights."""
     for answers in (two[0], three):
         first, *others = (answer["varying"] for answer in answers)
-        for method in VARYING:
+        for method in ("variance_based", "hybrid"):
             for other in others:
                 assert other[method]["digest"] == first[method]["digest"]
             assert first[method]["iterations"] == 10
             loss = first[method]["history"]["loss"]
             assert loss[-1] < loss[0]
-    for method in VARYING:
+    for method in ("variance_based", "hybrid"):
         one = mirrored["varying"][method]
         assert one["digest"] == two[0][0]["varying"][method]["digest"]
 
@@ -376,7 +376,7 @@ def test_fit_does_what_workers_in_one_process_do(request, workers, method):
     arguments = {
         "variance_based": (tfgradcomp.VarianceBased, 0.01, 0.9, {}),
         "strom": (tfgradcomp.Strom, 0.05, 0.0, {"threshold": 0.02}),
-        "hybrid": (tfgradcomp.Hybrid, 0.05, 0.0, {"threshold": 0.01, "alpha": 1.0}),
+        "hybrid": (tfgradcomp.Hybrid, 0.05, 0.0, {"threshold": 0.01, "alpha": 1.3}),
     }
     kind, rate, momentum, own = arguments[method]
     model = one_process_model()

@@ -27,8 +27,11 @@ class AllGather(Transport):
         varying = 0
         if wire.varies(fields):
             fixed = wire.fixed_words(fields)
-            words, rest = words[:fixed], words[fixed:]
-            words = tf.concat([tf.shape(rest), words], 0)
+            rest = words[fixed:]
+            # What is joined to something that varies has lost its size in a graph.
+            words = tf.concat(
+                [tf.shape(rest), tf.ensure_shape(words[:fixed], fixed)], 0
+            )
         messages = self.collectives.gather(
             tf.concat([status[tf.newaxis], words], 0), site
         )
