@@ -231,6 +231,10 @@ class ServerCollectives(Collectives):
         """See `Collectives.rank`."""
         return self.place[0]
 
+    def moved(self, call):
+        """See `Collectives.moved`: to the servers, once."""
+        return call.words
+
     def gather(self, vector, site):
         """See `Collectives.gather`."""
         return self._combined("gather", lambda rows: rows, vector, site)
