@@ -140,9 +140,10 @@ struct MeanOfSigns {
   CutVector<float> values;
 };
 
-// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference.py, which
-// says what they are to the bit: sums are integers there, exact in any order. Blocks
-// with an element that is infinite or NaN have levels 0; *nonfinite counts these.
+// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference/levels.py,
+// which says what they are to the bit: sums are integers there, exact in any order.
+// Blocks with an element that is infinite or NaN have levels 0; *nonfinite counts
+// these.
 enum class LevelRule { kOptimal, kQuantiles, kSymmetric, kMeans };
 struct FindLevels {
   CutVector<const float> x;
@@ -277,6 +278,69 @@ struct MeanSignResidual {
   float* new_residual;  // [size]
 };
 
+// Sparse words (word_format.h) of the elements whose sum outweighs its variance:
+//   r = residual + x, v = variance + moments
+//   selected where r is a normal number and r * r > alpha * v
+//   exponents[b] = e, the exponent of the largest |r| selected in the block; -128: none
+//   sent where selected, with d = FallOf(r, that largest), if d <= kMostFall
+//   new_residual = r, new_variance = v * decay; both 0 where sent.
+// *nonfinite is the number of elements of which r or v is infinite or NaN.
+struct PackUnambiguous {
+  CutVector<const float> x;
+  CutVector<const float> moments;
+  const float* residual;
+  const float* variance;
+  int64_t size;  // Less than 2^kIndexBits.
+  float alpha;
+  float decay;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  uint32_t* scratch;    // [SparseScratch(size, num_blocks)]
+  uint32_t* words;      // [size], of which the first *count are written.
+  int64_t* count;       // Of the elements sent.
+  int8_t* exponents;    // [num_blocks]
+  float* new_residual;  // [size]
+  float* new_variance;  // [size]
+  int64_t* nonfinite;
+};
+
+// Sparse words, with d = 0, of the elements that have gathered more than a threshold t,
+// with r and v as above:
+//   sent where |r| > t and r * r > alpha * v
+//   new_residual = r - (+-t) where sent, with the sign of r, else r
+//   new_variance = decay * (sent ? max((v - (2 * t) * |r|) + t * t, 0) : v).
+// Without variance there is no v: then |r| > t is enough.
+struct PackOverThreshold {
+  CutVector<const float> x;
+  CutVector<const float> moments;  // Where variance is given.
+  const float* residual;
+  const float* variance;  // [size] or null
+  int64_t size;           // Less than 2^kIndexBits.
+  float threshold;
+  float alpha;
+  float decay;
+  uint32_t* scratch;    // [SparseScratch(size, 0)]
+  uint32_t* words;      // [size], of which the first *count are written.
+  int64_t* count;       // Of the elements sent.
+  float* new_residual;  // [size]
+  float* new_variance;  // [size] where variance is given
+  int64_t* nonfinite;
+};
+
+// The mean of N sparse vectors, added in the order of workers, to 0 at first:
+//   values[j] = ((0 +- scale[0, b] * 2^-d_0j) +- scale[1, b] * 2^-d_1j ...) / float(N)
+// where a worker that did not send j adds nothing. Each product is rounded.
+struct MeanOfSparse {
+  const uint32_t* words;  // [num_workers, num_words], as word_format.h says.
+  int64_t num_words;
+  const float* scale;  // [num_workers, num_blocks]
+  int64_t num_workers;
+  int64_t size;  // Less than 2^kIndexBits.
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  CutVector<float> values;
+};
+
 // All of them: X(PackCodes) X(UnpackCodes) ...
 #define TFGRADCOMP_FOR_EACH_KERNEL(X) \
   X(PackCodes)                        \
@@ -295,7 +359,10 @@ struct MeanSignResidual {
   X(SignErrorFeedback)                \
   X(MeanSignErrorFeedback)            \
   X(MeanSignSums)                     \
-  X(MeanSignResidual)
+  X(MeanSignResidual)                 \
+  X(PackUnambiguous)                  \
+  X(PackOverThreshold)                \
+  X(MeanOfSparse)
 
 }  // namespace tfgradcomp
 

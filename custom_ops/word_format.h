@@ -4,6 +4,8 @@
 // element j is digit j mod k of word j / k. k is the largest with s^k <= 2^32. Unused
 // digits are 0. For s = 2, element j is bit j mod 32.
 //
+// Sparse words are something else: a word is one element. See below.
+//
 // Beside it stands what else CPU, GPU and pure TensorFlow must agree on to the bit:
 // which random word an element draws, and in which order a block is summed.
 
@@ -51,6 +53,12 @@ TFGRADCOMP_HOST_DEVICE inline uint32_t BitsOf(float value) {
   return bits;
 }
 
+TFGRADCOMP_HOST_DEVICE inline float FloatOf(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 // Signs and zeros are read off the bits: what a processor does with denormals must not
 // decide a code. A NaN has the sign of its sign bit.
 TFGRADCOMP_HOST_DEVICE inline bool IsZero(float x) { return (BitsOf(x) << 1) == 0; }
@@ -58,6 +66,46 @@ TFGRADCOMP_HOST_DEVICE inline bool IsZero(float x) { return (BitsOf(x) << 1) == 
 // 1 for plus; either zero counts as plus.
 TFGRADCOMP_HOST_DEVICE inline uint32_t SignCode(float x) {
   return (BitsOf(x) >> 31) == 0 || IsZero(x);
+}
+
+// -- Sparse words -----------------------------------------------------------------
+
+// The word of element j is its sign (the top bit), d in three bits and j in the lowest
+// kIndexBits: it stands for +-scale * 2^-d, the scale that of j's block. Words are in
+// the order of j. kNothing, and any other word with an index that the vector has not
+// got, stands for nothing; such words come last.
+constexpr int kIndexBits = 28, kMostFall = 7;
+constexpr uint32_t kIndexMask = (uint32_t{1} << kIndexBits) - 1;
+constexpr uint32_t kNothing = 0xFFFFFFFF;
+
+// The sign is that of the number with these bits.
+TFGRADCOMP_HOST_DEVICE inline uint32_t SparseWord(uint32_t bits, int d, int64_t j) {
+  return (bits & 0x80000000) | static_cast<uint32_t>(d) << kIndexBits |
+         static_cast<uint32_t>(j);
+}
+
+TFGRADCOMP_HOST_DEVICE inline int64_t IndexOf(uint32_t word) {
+  return word & kIndexMask;
+}
+
+// +-2^-d
+TFGRADCOMP_HOST_DEVICE inline float FactorOf(uint32_t word) {
+  const uint32_t d = word >> kIndexBits & kMostFall;
+  return FloatOf((word & 0x80000000) | (127 - d) << 23);
+}
+
+TFGRADCOMP_HOST_DEVICE inline bool IsNormal(float x) {
+  const uint32_t magnitude = BitsOf(x) & 0x7FFFFFFF;
+  return magnitude >= 0x00800000 && magnitude < 0x7F800000;
+}
+
+// d of a normal number x beside the largest, whose power of two is the one below it:
+// that of x is the nearer one, the upper of two as near, and not above the largest's.
+TFGRADCOMP_HOST_DEVICE inline int FallOf(float x, float largest) {
+  const uint32_t top = (BitsOf(largest) & 0x7FFFFFFF) >> 23;
+  // Added to the top bit of the mantissa, 1 carries where it is to be rounded up.
+  const uint32_t nearer = ((BitsOf(x) & 0x7FFFFFFF) + (1 << 22)) >> 23;
+  return nearer < top ? static_cast<int>(top - nearer) : 0;
 }
 
 // -- Random words -----------------------------------------------------------------
@@ -126,6 +174,13 @@ constexpr int64_t kChunk = 512, kLanes = 8, kRows = kChunk / kLanes;
 // empty and in order.
 TFGRADCOMP_HOST_DEVICE constexpr int64_t SlotsFor(int64_t size, int64_t num_blocks) {
   return (size + kChunk - 1) / kChunk + num_blocks;
+}
+
+// What is sent of a vector is found out in these words: a bit an element, a count a
+// chunk and the largest of each block.
+TFGRADCOMP_HOST_DEVICE constexpr int64_t SparseScratch(int64_t size,
+                                                       int64_t num_blocks) {
+  return WordsFor(size, 2) + (size + kChunk - 1) / kChunk + num_blocks;
 }
 
 }  // namespace tfgradcomp_format

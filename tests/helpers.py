@@ -10,7 +10,14 @@ from tfgradcomp.compressors import Context
 
 
 def make_context(
-    step=0, seed=0, rank=0, num_workers=1, rate=0.1, previous_rate=0.0, maximum=None
+    step=0,
+    seed=0,
+    rank=0,
+    num_workers=1,
+    rate=0.1,
+    previous_rate=0.0,
+    maximum=None,
+    moments=None,
 ):
     return Context(
         step=tf.cast(step, tf.int64),
@@ -20,6 +27,7 @@ def make_context(
         learning_rate=tf.cast(rate, tf.float32),
         previous_learning_rate=tf.cast(previous_rate, tf.float32),
         max=maximum or tf.identity,
+        second_moments=moments,
     )
 
 

@@ -416,3 +416,78 @@ def mean_sign_error_feedback(sent_words, sent_scale, residual, ratio, moving, sp
         x, None, residual, 0.0, ratio, moving, splits
     )
     return words, scale, left
+
+
+# Sparse words. Of each element in turn, in the words of the paper: no tricks with bits.
+
+
+def sparse_word(index, d, minus):
+    return np.array(minus * 2**31 + d * 2**28 + index, np.uint32).view(np.int32)
+
+
+def not_finite(r, v):
+    return sum(
+        not (np.isfinite(a) and np.isfinite(b)) for a, b in zip(r, v, strict=True)
+    )
+
+
+def pack_unambiguous(x, moments, residual, variance, alpha, decay, splits):
+    """What is sent of |r| is 2^e at most, else the nearer power of two, d = 0 ... 7."""
+    r, v = residual + x, variance + moments
+    clear = r * r > np.float32(alpha) * v
+    new_r, new_v = r.copy(), v * np.float32(decay)
+    words, exponents = [], []
+    for block in blocks(splits):
+        selected = [
+            (j, abs(float(r[j])))
+            for j in range(block.start, block.stop)
+            if clear[j] and 2.0**-126 <= abs(r[j]) < np.inf
+        ]
+        if not selected:
+            exponents.append(-128)
+            continue
+        e = max(math.frexp(size)[1] - 1 for _, size in selected)
+        exponents.append(e)
+        for j, size in selected:
+            low = math.frexp(size)[1] - 1
+            nearer = low if size - 2.0**low < 2.0 ** (low + 1) - size else low + 1
+            d = e - min(nearer, e)
+            if d <= 7:
+                words.append(sparse_word(j, d, r[j] < 0))
+                new_r[j] = new_v[j] = 0
+    return (
+        np.array(words, np.int32),
+        np.array(exponents, np.int8),
+        new_r,
+        new_v,
+        not_finite(r, v),
+    )
+
+
+def pack_over_threshold(x, moments, residual, variance, threshold, alpha, decay):
+    """sign(r) t is sent where |r| > t; v loses what r^2 would, had r been that term."""
+    t, zero = np.float32(threshold), np.float32(0)
+    r = residual + x
+    v = np.zeros_like(r) if variance is None else variance + moments
+    sent = np.abs(r) > t
+    if variance is not None:
+        sent &= r * r > np.float32(alpha) * v
+    words = [sparse_word(j, 0, r[j] < 0) for j in np.flatnonzero(sent)]
+    lower = np.maximum(v - 2 * t * np.abs(r) + t * t, zero)
+    new_v = np.where(sent, lower, v) * np.float32(decay)
+    new_r = np.where(sent, r - np.copysign(t, r), r)
+    nonfinite = not_finite(r, v)
+    new_v = None if variance is None else new_v
+    return np.array(words, np.int32), new_r, new_v, nonfinite
+
+
+def mean_of_sparse(words, scale, splits):
+    total = np.zeros(splits[-1], np.float32)
+    for row, s in zip(words.view(np.uint32).tolist(), scale, strict=True):
+        of_block = spread(s, splits)
+        for word in row:
+            minus, d, index = word >> 31, word >> 28 & 7, word & 2**28 - 1
+            if index < len(total):
+                value = of_block[index] * np.float32(2.0**-d)
+                total[index] += -value if minus else value
+    return total / np.float32(len(words))

@@ -41,6 +41,24 @@ inline uint32_t LowBits(int64_t count) {
   return count >= 32 ? ~uint32_t{0} : (uint32_t{1} << count) - 1;
 }
 
+// Divides sums of N terms.
+class DivideBy {
+ public:
+  explicit DivideBy(int64_t n)
+      : divisor_(Set(static_cast<float>(n))),
+        reciprocal_(Set(1 / static_cast<float>(n))),
+        is_power_of_two_((n & (n - 1)) == 0) {}
+
+  // The same number: the reciprocal of a power of two is exact.
+  F operator()(F sum) const {
+    return is_power_of_two_ ? Mul(sum, reciprocal_) : Div(sum, divisor_);
+  }
+
+ private:
+  F divisor_, reciprocal_;
+  bool is_power_of_two_;
+};
+
 // A group of a vector for reading: in place, or, where fewer than 32 elements are left,
 // in a buffer padded with zeros.
 class GroupReader {

@@ -10,4 +10,5 @@
 #include "votes.h"
 #include "blocks.h"
 #include "error_feedback.h"
+#include "sparse.h"
 // clang-format on

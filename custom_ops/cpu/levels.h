@@ -9,11 +9,6 @@ inline uint32_t KeyOf(uint32_t bits) {
 inline uint32_t BitsOfKey(uint32_t key) {
   return key ^ (key >> 31 ? uint32_t{1} << 31 : ~uint32_t{0});
 }
-inline float FloatOf(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // Up to here it takes less time than a radix sort's counters.
 constexpr int64_t kInserted = 64;
@@ -436,7 +431,7 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
   const MeanOfLevels args = shared;  // A vector store may alias what others can see.
   const int64_t tile = GroupTile(digits), elements = tile * digits.count();
   const int64_t words = WordsFor(args.size, args.count);
-  const float num_workers = static_cast<float>(args.num_workers);
+  const DivideBy divide(args.num_workers);
   GroupWriter values(args.values, args.size);
   int32_t codes[kTile + kSlack] = {};  // Each of them is a place in a table.
   float sum[kTile + kSlack], next[kTile + kSlack];
@@ -454,7 +449,7 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
     for (int64_t at = first; at < last; at += kGroup) {
       F mean[kParts];
       LoadGroup(sum + (at - first), mean);
-      for (F& part : mean) part = Div(part, Set(num_workers));
+      for (F& part : mean) part = divide(part);
       values.Put(at, mean);
     }
   }

@@ -92,9 +92,7 @@ class SignMean {
       : words_(words),
         num_workers_(num_workers),
         stride_(stride),
-        count_(Set(static_cast<float>(num_workers))),
-        reciprocal_(Set(1 / static_cast<float>(num_workers))),
-        is_power_of_two_((num_workers & (num_workers - 1)) == 0) {}
+        divide_(num_workers) {}
 
   // The group of a word; `scale` has a row of 32 a worker.
   inline __attribute__((always_inline)) void At(int64_t word, const float* scale,
@@ -111,18 +109,13 @@ class SignMean {
         mean[part.kPart] = Add(mean[part.kPart], Negate<part.kPart>(~*words, value));
       });
     }
-    for (int part = 0; part < kParts; ++part) {
-      // The same number: the reciprocal of a power of two is exact.
-      mean[part] =
-          is_power_of_two_ ? Mul(mean[part], reciprocal_) : Div(mean[part], count_);
-    }
+    for (F& part : mean) part = divide_(part);
   }
 
  private:
   const uint32_t* words_;
   int64_t num_workers_, stride_;
-  F count_, reciprocal_;
-  bool is_power_of_two_;
+  DivideBy divide_;
 };
 
 void Kernel(const Parallel& parallel, const MeanOfSigns& args) {

@@ -21,6 +21,7 @@ inline F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F Div(F a, F b) { return _mm256_div_ps(a, b); }
 inline F Abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline F Min(F a, F b) { return _mm256_min_ps(a, b); }
+inline F Max(F a, F b) { return _mm256_max_ps(a, b); }
 
 inline uint32_t LessBits(F a, F b) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));

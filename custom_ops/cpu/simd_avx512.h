@@ -25,6 +25,7 @@ inline F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F Div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F Abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
 inline F Min(F a, F b) { return _mm512_min_ps(a, b); }
+inline F Max(F a, F b) { return _mm512_max_ps(a, b); }
 
 inline uint32_t LessBits(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 inline uint32_t MinusBits(F a) { return _mm512_movepi32_mask(_mm512_castps_si512(a)); }

@@ -38,6 +38,8 @@ inline F Div(F a, F b) { return a / b; }
 inline F Abs(F a) { return (F)((I)a & 0x7FFFFFFF); }
 // a < b ? a : b
 inline F Min(F a, F b) { return a < b ? a : b; }
+// a > b ? a : b
+inline F Max(F a, F b) { return a > b ? a : b; }
 
 inline uint32_t SumInts(I a) {
   const U u = (U)a;
@@ -74,7 +76,6 @@ inline I AndNot(I a, I b) { return a & ~b; }
 inline I MaxInts(I a, I b) { return a > b ? a : b; }
 inline I MagnitudeBits(F a) { return (I)Abs(a); }
 inline F ToFloats(I a) { return __builtin_convertvector(a, F); }
-// Modulo 2^32.
 // Towards zero.
 inline I Truncate(F a) { return __builtin_convertvector(a, I); }
 // a - floor(a), of numbers in [0, 2^31).
@@ -87,6 +88,7 @@ inline F Pick(const float* p, I lanes) {
 inline F PickOf16(const float* p, I lanes) { return Pick(p, lanes); }
 // Lane i is p[lanes[i]].
 inline F Gather(const float* p, I lanes) { return Pick(p, lanes); }
+// Modulo 2^32.
 inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
 // Adds 1 where x < y.
 inline I AddLess(I a, F x, F y) { return a - (x < y); }

@@ -17,6 +17,10 @@ struct Gpu {
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
 #undef TFGRADCOMP_DECLARE
 
+// Copies a number from the device when all before it on the stream is done. Returns
+// null or CUDA's message.
+const char* ReadNumber(const Gpu& gpu, const int64_t* number, int64_t* copy);
+
 }  // namespace tfgradcomp
 
 // For callers without C++: tfgradcomp_cuda_PackCodes(stream, args), ...

@@ -4,6 +4,7 @@
 // block's elements as often as needed, kept in shared memory where they fit. All sums
 // are of integers, so their order is no matter.
 
+#include "block.h"
 #include "digits.h"
 
 namespace tfgradcomp {
@@ -11,43 +12,9 @@ namespace {
 
 using tfgradcomp_format::WordsFor;
 
-// -- Thread blocks ----------------------------------------------------------------
-
-// Threads of a thread block for blocks of up to kKept elements, and for larger ones.
-constexpr int kKept = 4096, kFewThreads = 256, kManyThreads = 1024;
-
-// Combines the values of all threads. They meet, before and after.
-template <typename T, typename Combine>
-__device__ T CombineThreads(T value, Combine combine) {
-  __shared__ T parts[kWarp];
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  if (Lane() == 0) parts[WarpInBlock()] = value;
-  __syncthreads();
-  const int warps = blockDim.x / kWarp;
-  value = parts[Lane() % warps];
-  for (int distance = warps / 2; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  __syncthreads();
-  return value;
-}
-
-// The sum of the values of the threads before this one.
-__device__ inline int64_t SumBefore(int64_t value) {
-  __shared__ int64_t parts[kWarp];
-  int64_t sum = value;
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const int64_t other = __shfl_up_sync(kAllLanes, sum, distance);
-    if (Lane() >= distance) sum += other;
-  }
-  if (Lane() == kWarp - 1) parts[WarpInBlock()] = sum;
-  __syncthreads();
-  for (int warp = 0; warp < WarpInBlock(); ++warp) sum += parts[warp];
-  __syncthreads();
-  return sum - value;
-}
+// Threads of a thread block for blocks of up to kKept elements; for larger ones they
+// are kManyThreads.
+constexpr int kKept = 4096, kFewThreads = 256;
 
 // -- Elements of a block ----------------------------------------------------------
 

@@ -5,12 +5,6 @@
 namespace tfgradcomp {
 namespace {
 
-// How many lanes hold an infinity or a NaN.
-__device__ inline int CountNonfinite(float value) {
-  constexpr uint32_t kInfinity = 0x7F800000;
-  return __popc(__ballot_sync(kAllLanes, (BitsOf(value) & 0x7FFFFFFF) >= kInfinity));
-}
-
 __global__ void __launch_bounds__(kThreads) PackSignsKernel(PackSigns args) {
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
     const int64_t begin = chunk * kChunk + Lane();
@@ -25,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) PackSignsKernel(PackSigns args) {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       words.Add(m, begin + m * kWarp < args.size, x[m]);
-      nonfinite += CountNonfinite(x[m]);
+      nonfinite += CountLanes(IsNonfinite(x[m]));
     }
     AddCount(args.nonfinite, nonfinite);
     words.Store(chunk, args.size, args.stream, args.words);
@@ -53,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
                                     __fmul_rn(args.one_minus_beta, x[m]));
       if (j < args.size) args.new_momentum[j] = moved;
       words.Add(m, j < args.size, warming_up ? x[m] : moved);
-      nonfinite += CountNonfinite(moved);
+      nonfinite += CountLanes(IsNonfinite(moved));
     }
     AddCount(args.nonfinite, nonfinite);
     words.Store(chunk, args.size, args.stream, args.words);

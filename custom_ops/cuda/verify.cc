@@ -54,6 +54,11 @@ class DeviceBuffers {
     bytes += count * sizeof(T);
   }
 
+  template <typename T>
+  void Some(T*& field, int64_t most, const int64_t*) {
+    field = Allocate(field, most, true);
+  }
+
   void CopyOutputs() const {
     for (const Buffer& buffer : buffers_) {
       std::vector<char> copy(buffer.before + buffer.size + kGuard);

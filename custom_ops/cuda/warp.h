@@ -1,6 +1,6 @@
 // What all kernels share. One warp takes a tile of the flat vector at a time; which
 // thread block it belongs to never matters, so thread blocks need no barriers (but see
-// levels.cu).
+// block.h).
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
@@ -51,9 +51,10 @@ const char* Launch(const Gpu& gpu, int64_t tiles, void (*kernel)(Parameters...),
                       arguments...);
 }
 
-inline const char* SetZero(const Gpu& gpu, int64_t* count) {
-  const cudaError_t error =
-      cudaMemsetAsync(count, 0, sizeof(*count), static_cast<cudaStream_t>(gpu.stream));
+template <typename T>
+const char* SetZero(const Gpu& gpu, T* numbers, int64_t count = 1) {
+  const cudaError_t error = cudaMemsetAsync(numbers, 0, count * sizeof(T),
+                                            static_cast<cudaStream_t>(gpu.stream));
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
@@ -79,6 +80,15 @@ struct Larger {
     return a < b ? b : a;
   }
 };
+
+// On how many lanes something holds.
+__device__ inline int CountLanes(bool holds) {
+  return __popc(__ballot_sync(kAllLanes, holds));
+}
+
+__device__ inline bool IsNonfinite(float value) {
+  return (BitsOf(value) & 0x7FFFFFFF) >= 0x7F800000;
+}
 
 // Adds what a warp counted: integers, so that the order of warps is no matter.
 __device__ inline void AddCount(int64_t* total, int64_t count) {

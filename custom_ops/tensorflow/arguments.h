@@ -4,11 +4,13 @@
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "../kernels.h"
+#include "../word_format.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -128,6 +130,28 @@ inline absl::Status CheckLevels(int64_t num_workers, int64_t base, int64_t step,
       "num_workers * (base - 1) - zero must be less than 2**31 in magnitude. Received: "
       "num_workers=",
       num_workers, ", base=", base, ", step=", step, ", zero=", zero);
+}
+
+// An index has to fit into a sparse word.
+inline absl::Status CheckSparseSize(int64_t size) {
+  constexpr int64_t kLimit = int64_t{1} << tfgradcomp_format::kIndexBits;
+  if (size >= 0 && size < kLimit) return absl::OkStatus();
+  return Invalid("a vector of sparse words must have less than ", kLimit,
+                 " elements; cut it into several. Received: ", size, " elements");
+}
+
+inline absl::Status CheckVariance(float alpha, float decay) {
+  if (alpha > 0 && std::isfinite(alpha) && decay >= 0 && decay <= 1) {
+    return absl::OkStatus();
+  }
+  return Invalid("alpha must be positive and finite, decay in [0, 1]. Received: alpha=",
+                 alpha, ", decay=", decay);
+}
+
+inline absl::Status CheckThreshold(float threshold) {
+  if (threshold > 0 && std::isfinite(threshold)) return absl::OkStatus();
+  return Invalid("threshold must be positive and finite. Received: threshold=",
+                 threshold);
 }
 
 }  // namespace tfgradcomp

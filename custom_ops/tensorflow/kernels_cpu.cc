@@ -68,6 +68,11 @@ struct OnCpu {
     Run(Parallel{RunInPool, const_cast<CpuWorkerThreads*>(threads)}, args);
     return absl::OkStatus();
   }
+
+  static absl::Status Read(OpKernelContext*, const int64_t* number, int64_t* copy) {
+    *copy = *number;
+    return absl::OkStatus();
+  }
 };
 
 #define TFGRADCOMP_REGISTER(Kernel) \

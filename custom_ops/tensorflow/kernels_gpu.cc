@@ -14,11 +14,24 @@ struct OnGpu {
 
   template <typename Args>
   static absl::Status Launch(OpKernelContext* context, const Args& args) {
-    auto* stream = context->op_device_context()->stream();
-    const char* error = Run(Gpu{stream->platform_specific_handle().stream}, args);
+    const char* error = Run(StreamOf(context), args);
     if (error == nullptr) return absl::OkStatus();
     return absl::InternalError(
         absl::StrCat("CUDA could not launch the kernel: ", error));
+  }
+
+  // Waits for what has been launched.
+  static absl::Status Read(OpKernelContext* context, const int64_t* number,
+                           int64_t* copy) {
+    const char* error = ReadNumber(StreamOf(context), number, copy);
+    if (error == nullptr) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("CUDA could not copy a number: ", error));
+  }
+
+ private:
+  static Gpu StreamOf(OpKernelContext* context) {
+    auto* stream = context->op_device_context()->stream();
+    return Gpu{stream->platform_specific_handle().stream};
   }
 };
 

@@ -63,10 +63,15 @@ inline absl::Status CheckOptional(const char* name, int64_t length) {
 // What is kept until a kernel has been launched; then the device gives the memory to
 // what is launched later only.
 struct Memory {
-  Tensor scratch;
   // Of a CutVector.
-  std::vector<float*> parts;
-  std::vector<int64_t> splits = {0};
+  struct Cut {
+    std::vector<float*> parts;
+    std::vector<int64_t> splits = {0};
+  };
+
+  Tensor scratch;
+  Cut cut, moments;
+  Tensor words, count;  // Of words whose number only the kernel finds.
 };
 
 // What all ops do. The attributes are read by the constructors below.
@@ -80,12 +85,19 @@ class KernelOp : public tensorflow::OpKernel {
     Memory memory;
     OP_REQUIRES_OK(context, Prepare(context, &args, &memory));
     OP_REQUIRES_OK(context, Device::Launch(context, args));
+    OP_REQUIRES_OK(context, Finish(context, args, memory));
   }
 
  protected:
   // Checks the inputs, allocates the outputs and fills `args` with them.
   virtual absl::Status Prepare(OpKernelContext* context, Args* args,
                                Memory* memory) const = 0;
+
+  // What there is to do when the kernel has been launched.
+  virtual absl::Status Finish(OpKernelContext* context, const Args& args,
+                              const Memory& memory) const {
+    return absl::OkStatus();
+  }
 };
 
 inline absl::Status Vector(OpKernelContext* context, int index, const char* name,
@@ -166,6 +178,13 @@ absl::Status Blocks(OpKernelContext* context, int index, Args* args) {
   return absl::OkStatus();
 }
 
+// Rows of N workers.
+inline absl::Status CheckWorkers(const char* name, const Tensor& tensor) {
+  if (tensor.dim_size(0) >= 1) return absl::OkStatus();
+  return Invalid(name, " must be those of one worker at least. Received: ", name,
+                 " of shape ", tensor.shape().DebugString());
+}
+
 // The words of N workers, [N, WordsFor(size, base)].
 inline absl::Status WorkersWords(OpKernelContext* context, int index, const char* name,
                                  int64_t size, int64_t base, int64_t* num_workers,
@@ -173,10 +192,7 @@ inline absl::Status WorkersWords(OpKernelContext* context, int index, const char
   const Tensor& tensor = context->input(index);
   TF_RETURN_IF_ERROR(CheckRank(name, tensor, 2));
   *num_workers = tensor.dim_size(0);
-  if (*num_workers < 1) {
-    return Invalid(name, " must be those of one worker at least. Received: ", name,
-                   " of shape ", tensor.shape().DebugString());
-  }
+  TF_RETURN_IF_ERROR(CheckWorkers(name, tensor));
   TF_RETURN_IF_ERROR(
       CheckShape(name, tensor,
                  TensorShape({*num_workers, tfgradcomp_format::WordsFor(size, base)})));
@@ -217,15 +233,15 @@ inline absl::Status Scratch(OpKernelContext* context, int64_t size, Memory* memo
   return absl::OkStatus();
 }
 
-// A vector of the tensors in `memory`.
+// The vector of these tensors.
 template <typename T>
-void SetParts(const Memory& memory, CutVector<T>* vector) {
-  vector->num_parts = static_cast<int64_t>(memory.parts.size());
+void SetParts(const Memory::Cut& cut, CutVector<T>* vector) {
+  vector->num_parts = static_cast<int64_t>(cut.parts.size());
   if (vector->num_parts == 1) {
-    vector->whole = memory.parts[0];
+    vector->whole = cut.parts[0];
   } else {
-    vector->parts = memory.parts.data();
-    vector->splits = memory.splits.data();
+    vector->parts = cut.parts.data();
+    vector->splits = cut.splits.data();
   }
 }
 
@@ -237,24 +253,34 @@ absl::Status CheckParts(const char* name, int64_t num_parts) {
                  "Received: ", num_parts, " tensors");
 }
 
-// The vector x, whose parts are the first inputs, with its gain, and how many they are.
+// A vector in parts, with its gain.
+template <typename Device>
+absl::Status InputVector(OpKernelContext* context, const char* name,
+                         const char* gain_name, Memory::Cut* cut,
+                         CutVector<const float>* vector) {
+  tensorflow::OpInputList list;
+  TF_RETURN_IF_ERROR(context->input_list(name, &list));
+  TF_RETURN_IF_ERROR(CheckParts<Device>(name, list.size()));
+  for (const Tensor& part : list) {
+    cut->parts.push_back(static_cast<float*>(part.data()));
+    cut->splits.push_back(cut->splits.back() + part.NumElements());
+  }
+  SetParts(*cut, vector);
+  TF_RETURN_IF_ERROR(
+      tensorflow::GetNodeAttr(context->op_kernel().def(), gain_name, &vector->gain));
+  if (Device::kOnHost || vector->gain == 1) return absl::OkStatus();
+  return Invalid(gain_name, " must be 1 on this device. Received: ", gain_name, "=",
+                 vector->gain);
+}
+
+// The vector x, whose parts are the first inputs, and how many they are.
 template <typename Device, typename Args>
 absl::Status InputParts(OpKernelContext* context, Memory* memory, Args* args,
                         int* num_parts) {
-  tensorflow::OpInputList list;
-  TF_RETURN_IF_ERROR(context->input_list("x", &list));
-  *num_parts = list.size();
-  TF_RETURN_IF_ERROR(CheckParts<Device>("x", *num_parts));
-  for (const Tensor& part : list) {
-    memory->parts.push_back(static_cast<float*>(part.data()));
-    memory->splits.push_back(memory->splits.back() + part.NumElements());
-  }
-  args->size = memory->splits.back();
-  SetParts(*memory, &args->x);
-  TF_RETURN_IF_ERROR(
-      tensorflow::GetNodeAttr(context->op_kernel().def(), "gain", &args->x.gain));
-  if (Device::kOnHost || args->x.gain == 1) return absl::OkStatus();
-  return Invalid("gain must be 1 on this device. Received: gain=", args->x.gain);
+  TF_RETURN_IF_ERROR(InputVector<Device>(context, "x", "gain", &memory->cut, &args->x));
+  *num_parts = static_cast<int>(memory->cut.parts.size());
+  args->size = memory->cut.splits.back();
+  return absl::OkStatus();
 }
 
 // The vector of values, whose parts are the only outputs.
@@ -262,24 +288,33 @@ template <typename Device, typename Args>
 absl::Status OutputParts(OpKernelContext* context, const std::vector<int64_t>& sizes,
                          Memory* memory, Args* args) {
   TF_RETURN_IF_ERROR(CheckParts<Device>("values", context->num_outputs()));
+  Memory::Cut* const cut = &memory->cut;
   for (int i = 0; i < context->num_outputs(); ++i) {
-    memory->parts.push_back(nullptr);
-    memory->splits.push_back(memory->splits.back() + sizes[i]);
-    TF_RETURN_IF_ERROR(
-        Output(context, i, TensorShape({sizes[i]}), &memory->parts.back()));
+    cut->parts.push_back(nullptr);
+    cut->splits.push_back(cut->splits.back() + sizes[i]);
+    TF_RETURN_IF_ERROR(Output(context, i, TensorShape({sizes[i]}), &cut->parts.back()));
   }
-  SetParts(*memory, &args->values);
+  SetParts(*cut, &args->values);
   return absl::OkStatus();
 }
 
-// The attributes that say what the parts of `count` values are.
-inline absl::Status GetSizes(OpKernelConstruction* context, int64_t count,
-                             std::vector<int64_t>* sizes) {
-  int64_t num_values;
-  TF_RETURN_IF_ERROR(context->GetAttr("sizes", sizes));
-  TF_RETURN_IF_ERROR(context->GetAttr("num_values", &num_values));
-  return CheckSizes(*sizes, num_values, count);
-}
+// What writes a vector of `count` values, in parts of the given sizes.
+template <typename Device, typename Args>
+class ValuesOp : public KernelOp<Device, Args> {
+ public:
+  explicit ValuesOp(OpKernelConstruction* context) : KernelOp<Device, Args>(context) {
+    int64_t num_values;
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, CheckCount(count_));
+    OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
+    OP_REQUIRES_OK(context, context->GetAttr("num_values", &num_values));
+    OP_REQUIRES_OK(context, CheckSizes(sizes_, num_values, count_));
+  }
+
+ protected:
+  int64_t count_ = 0;
+  std::vector<int64_t> sizes_;
+};
 
 template <typename Device>
 class PackCodesOp : public KernelOp<Device, PackCodes> {
@@ -445,15 +480,12 @@ class SumCodesOp : public KernelOp<Device, SumCodes> {
 };
 
 template <typename Device>
-class SumLevelsOp : public KernelOp<Device, SumLevels> {
+class SumLevelsOp : public ValuesOp<Device, SumLevels> {
  public:
   explicit SumLevelsOp(OpKernelConstruction* context)
-      : KernelOp<Device, SumLevels>(context) {
+      : ValuesOp<Device, SumLevels>(context) {
     OP_REQUIRES_OK(context, context->GetAttr("base", &base_));
     OP_REQUIRES_OK(context, CheckBase(base_));
-    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
-    OP_REQUIRES_OK(context, CheckCount(count_));
-    OP_REQUIRES_OK(context, GetSizes(context, count_, &sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("step", &step_));
     OP_REQUIRES_OK(context, context->GetAttr("zero", &zero_));
   }
@@ -461,46 +493,37 @@ class SumLevelsOp : public KernelOp<Device, SumLevels> {
  private:
   absl::Status Prepare(OpKernelContext* context, SumLevels* args,
                        Memory* memory) const override {
-    args->size = count_;
+    args->size = this->count_;
     args->base = base_;
     args->step = step_;
     args->zero = zero_;
-    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, base_,
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", this->count_, base_,
                                     &args->num_workers, &args->words));
     TF_RETURN_IF_ERROR(CheckLevels(args->num_workers, base_, step_, zero_));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(Vector(context, 1, "scale", args->num_blocks, &args->scale));
-    return OutputParts<Device>(context, sizes_, memory, args);
+    return OutputParts<Device>(context, this->sizes_, memory, args);
   }
 
-  int64_t base_, count_, step_, zero_;
-  std::vector<int64_t> sizes_;
+  int64_t base_, step_, zero_;
 };
 
 template <typename Device>
-class MeanOfSignsOp : public KernelOp<Device, MeanOfSigns> {
+class MeanOfSignsOp : public ValuesOp<Device, MeanOfSigns> {
  public:
-  explicit MeanOfSignsOp(OpKernelConstruction* context)
-      : KernelOp<Device, MeanOfSigns>(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
-    OP_REQUIRES_OK(context, CheckCount(count_));
-    OP_REQUIRES_OK(context, GetSizes(context, count_, &sizes_));
-  }
+  using ValuesOp<Device, MeanOfSigns>::ValuesOp;
 
  private:
   absl::Status Prepare(OpKernelContext* context, MeanOfSigns* args,
                        Memory* memory) const override {
-    args->size = count_;
-    TF_RETURN_IF_ERROR(
-        WorkersWords(context, 0, "words", count_, 2, &args->num_workers, &args->words));
+    args->size = this->count_;
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", this->count_, 2,
+                                    &args->num_workers, &args->words));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
                                     args->num_blocks, &args->scale));
-    return OutputParts<Device>(context, sizes_, memory, args);
+    return OutputParts<Device>(context, this->sizes_, memory, args);
   }
-
-  int64_t count_;
-  std::vector<int64_t> sizes_;
 };
 
 template <typename Device>
@@ -559,35 +582,27 @@ class PackLevelsOp : public KernelOp<Device, PackLevels> {
 };
 
 template <typename Device>
-class MeanOfLevelsOp : public KernelOp<Device, MeanOfLevels> {
+class MeanOfLevelsOp : public ValuesOp<Device, MeanOfLevels> {
  public:
-  explicit MeanOfLevelsOp(OpKernelConstruction* context)
-      : KernelOp<Device, MeanOfLevels>(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
-    OP_REQUIRES_OK(context, CheckCount(count_));
-    OP_REQUIRES_OK(context, GetSizes(context, count_, &sizes_));
-  }
+  using ValuesOp<Device, MeanOfLevels>::ValuesOp;
 
  private:
   absl::Status Prepare(OpKernelContext* context, MeanOfLevels* args,
                        Memory* memory) const override {
-    args->size = count_;
+    args->size = this->count_;
     const Tensor& levels = context->input(1);
     TF_RETURN_IF_ERROR(CheckRank("levels", levels, 3));
     args->count = levels.dim_size(2);
     TF_RETURN_IF_ERROR(CheckLevelCount(2, args->count));
-    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", count_, args->count,
+    TF_RETURN_IF_ERROR(WorkersWords(context, 0, "words", this->count_, args->count,
                                     &args->num_workers, &args->words));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(
         CheckShape("levels", levels,
                    TensorShape({args->num_workers, args->num_blocks, args->count})));
     args->levels = Data<float>(levels);
-    return OutputParts<Device>(context, sizes_, memory, args);
+    return OutputParts<Device>(context, this->sizes_, memory, args);
   }
-
-  int64_t count_;  // Of the values.
-  std::vector<int64_t> sizes_;
 };
 
 template <typename Device>
@@ -718,6 +733,148 @@ class MeanSignResidualOp : public KernelOp<Device, MeanSignResidual> {
     args->words = Data<uint32_t>(words);
     TF_RETURN_IF_ERROR(Vector(context, 6, "scale", args->num_blocks, &args->scale));
     return Output(context, 0, TensorShape({args->size}), &args->new_residual);
+  }
+};
+
+// What packs sparse words, as many as the kernel finds. They are the first output.
+template <typename Device, typename Args>
+class SparseOp : public KernelOp<Device, Args> {
+ public:
+  explicit SparseOp(OpKernelConstruction* context) : KernelOp<Device, Args>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+    OP_REQUIRES_OK(context, context->GetAttr("decay", &decay_));
+    OP_REQUIRES_OK(context, CheckVariance(alpha_, decay_));
+  }
+
+ protected:
+  // x, moments and the residual, the first inputs; returns where the next one is.
+  absl::Status Gathered(OpKernelContext* context, Args* args, Memory* memory,
+                        int* next) const {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(CheckSparseSize(args->size));
+    TF_RETURN_IF_ERROR(InputVector<Device>(context, "moments", "moments_gain",
+                                           &memory->moments, &args->moments));
+    const int moments = static_cast<int>(memory->moments.parts.size());
+    const int64_t found = memory->moments.splits.back();
+    if (moments > 0 && found != args->size) {
+      return Invalid("moments must have as many elements as x, ", args->size,
+                     ". Received: moments of ", found, " elements");
+    }
+    args->alpha = alpha_;
+    args->decay = decay_;
+    *next = parts + moments + 1;
+    return Vector(context, *next - 1, "residual", args->size, &args->residual);
+  }
+
+  // Room for all words that there may be, and for what else the kernel needs.
+  absl::Status Room(OpKernelContext* context, int64_t num_blocks, Args* args,
+                    Memory* memory) const {
+    const auto allocate = [context](tensorflow::DataType type, int64_t size,
+                                    Tensor* tensor) {
+      return context->allocate_temp(type, TensorShape({size}), tensor);
+    };
+    const int64_t scratch = tfgradcomp_format::SparseScratch(args->size, num_blocks);
+    TF_RETURN_IF_ERROR(allocate(tensorflow::DT_INT32, scratch, &memory->scratch));
+    TF_RETURN_IF_ERROR(allocate(tensorflow::DT_INT32, args->size, &memory->words));
+    TF_RETURN_IF_ERROR(allocate(tensorflow::DT_INT64, 1, &memory->count));
+    args->scratch = Data<uint32_t>(&memory->scratch);
+    args->words = Data<uint32_t>(&memory->words);
+    args->count = Data<int64_t>(&memory->count);
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Finish(OpKernelContext* context, const Args& args,
+                      const Memory& memory) const override {
+    int64_t count = 0;
+    TF_RETURN_IF_ERROR(Device::Read(context, args.count, &count));
+    context->set_output(0, memory.words.Slice(0, count));
+    return absl::OkStatus();
+  }
+
+  float alpha_, decay_;
+};
+
+template <typename Device>
+class PackUnambiguousOp : public SparseOp<Device, PackUnambiguous> {
+ public:
+  using SparseOp<Device, PackUnambiguous>::SparseOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, PackUnambiguous* args,
+                       Memory* memory) const override {
+    int next;
+    TF_RETURN_IF_ERROR(this->Gathered(context, args, memory, &next));
+    const int64_t size = args->size;
+    TF_RETURN_IF_ERROR(Vector(context, next, "variance", size, &args->variance));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, next + 1, args));
+    TF_RETURN_IF_ERROR(this->Room(context, args->num_blocks, args, memory));
+    TF_RETURN_IF_ERROR(
+        Output(context, 1, TensorShape({args->num_blocks}), &args->exponents));
+    TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({size}), &args->new_residual));
+    TF_RETURN_IF_ERROR(Output(context, 3, TensorShape({size}), &args->new_variance));
+    return Output(context, 4, TensorShape({}), &args->nonfinite);
+  }
+};
+
+template <typename Device>
+class PackOverThresholdOp : public SparseOp<Device, PackOverThreshold> {
+ public:
+  explicit PackOverThresholdOp(OpKernelConstruction* context)
+      : SparseOp<Device, PackOverThreshold>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("threshold", &threshold_));
+    OP_REQUIRES_OK(context, CheckThreshold(threshold_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, PackOverThreshold* args,
+                       Memory* memory) const override {
+    int next;
+    TF_RETURN_IF_ERROR(this->Gathered(context, args, memory, &next));
+    const int64_t size = args->size;
+    TF_RETURN_IF_ERROR(
+        OptionalVector(context, next, "variance", size, &args->variance));
+    const bool has_variance = context->num_inputs() > next;
+    if (has_variance != (args->moments.num_parts > 0)) {
+      return Invalid(
+          "moments and variance must be given both or neither. Received: moments of ",
+          args->moments.num_parts, " tensors, variance of ",
+          context->num_inputs() - next);
+    }
+    args->threshold = threshold_;
+    TF_RETURN_IF_ERROR(this->Room(context, 0, args, memory));
+    TF_RETURN_IF_ERROR(Output(context, 1, TensorShape({size}), &args->new_residual));
+    TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({}), &args->nonfinite));
+    if (!has_variance) return absl::OkStatus();
+    return Output(context, 3, TensorShape({size}), &args->new_variance);
+  }
+
+  float threshold_;
+};
+
+template <typename Device>
+class MeanOfSparseOp : public ValuesOp<Device, MeanOfSparse> {
+ public:
+  explicit MeanOfSparseOp(OpKernelConstruction* context)
+      : ValuesOp<Device, MeanOfSparse>(context) {
+    OP_REQUIRES_OK(context, CheckSparseSize(this->count_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MeanOfSparse* args,
+                       Memory* memory) const override {
+    args->size = this->count_;
+    const Tensor& words = context->input(0);
+    TF_RETURN_IF_ERROR(CheckRank("words", words, 2));
+    args->words = Data<uint32_t>(words);
+    args->num_workers = words.dim_size(0);
+    args->num_words = words.dim_size(1);
+    TF_RETURN_IF_ERROR(CheckWorkers("words", words));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
+    TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
+                                    args->num_blocks, &args->scale));
+    return OutputParts<Device>(context, this->sizes_, memory, args);
   }
 };
 

@@ -47,15 +47,21 @@ absl::Status MergeVector(InferenceContext* c, int index, DimensionHandle* size) 
   return c->Merge(*size, c->Dim(shape, 0), size);
 }
 
+// The elements of the inputs [begin, end) in all.
+absl::Status AddElements(InferenceContext* c, int begin, int end,
+                         DimensionHandle* size) {
+  *size = c->MakeDim(0);
+  for (int i = begin; i < end; ++i) {
+    TF_RETURN_IF_ERROR(c->Add(*size, c->NumElements(c->input(i)), size));
+  }
+  return absl::OkStatus();
+}
+
 // The parts of a vector, the first inputs: their elements in all, and how many they
 // are.
 absl::Status JoinParts(InferenceContext* c, DimensionHandle* size, int* num_parts) {
   TF_RETURN_IF_ERROR(c->GetAttr("num_parts", num_parts));
-  *size = c->MakeDim(0);
-  for (int i = 0; i < *num_parts; ++i) {
-    TF_RETURN_IF_ERROR(c->Add(*size, c->NumElements(c->input(i)), size));
-  }
-  return absl::OkStatus();
+  return AddElements(c, 0, *num_parts, size);
 }
 
 // The vector of `count` elements in parts, the only outputs.
@@ -337,6 +343,67 @@ absl::Status MeanSignResidualShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+// What the ops read alike that pack sparse words: x, moments and the residual. `next`
+// is the input after them.
+absl::Status Gathered(InferenceContext* c, DimensionHandle* size, int* next) {
+  DimensionHandle moments;
+  float alpha, decay;
+  int parts, more;
+  TF_RETURN_IF_ERROR(c->GetAttr("alpha", &alpha));
+  TF_RETURN_IF_ERROR(c->GetAttr("decay", &decay));
+  TF_RETURN_IF_ERROR(CheckVariance(alpha, decay));
+  TF_RETURN_IF_ERROR(JoinParts(c, size, &parts));
+  TF_RETURN_IF_ERROR(c->GetAttr("num_moments", &more));
+  *next = parts + more + 1;
+  if (more > 0) {
+    TF_RETURN_IF_ERROR(AddElements(c, parts, parts + more, &moments));
+    TF_RETURN_IF_ERROR(c->Merge(*size, moments, size));
+  }
+  TF_RETURN_IF_ERROR(MergeVector(c, *next - 1, size));
+  return c->ValueKnown(*size) ? CheckSparseSize(c->Value(*size)) : absl::OkStatus();
+}
+
+absl::Status PackUnambiguousShape(InferenceContext* c) {
+  DimensionHandle size, num_blocks;
+  int next;
+  TF_RETURN_IF_ERROR(Gathered(c, &size, &next));
+  TF_RETURN_IF_ERROR(MergeVector(c, next, &size));
+  TF_RETURN_IF_ERROR(Blocks(c, next + 1, &num_blocks));
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(num_blocks));
+  c->set_output(2, c->Vector(size));
+  c->set_output(3, c->Vector(size));
+  c->set_output(4, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status PackOverThresholdShape(InferenceContext* c) {
+  DimensionHandle size;
+  float threshold;
+  int next;
+  TF_RETURN_IF_ERROR(c->GetAttr("threshold", &threshold));
+  TF_RETURN_IF_ERROR(CheckThreshold(threshold));
+  TF_RETURN_IF_ERROR(Gathered(c, &size, &next));
+  if (c->num_inputs() > next) TF_RETURN_IF_ERROR(MergeVector(c, next, &size));
+  c->set_output(0, c->Vector(c->UnknownDim()));
+  c->set_output(1, c->Vector(size));
+  c->set_output(2, c->Scalar());
+  for (int i = 3; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(size));
+  return absl::OkStatus();
+}
+
+absl::Status MeanOfSparseShape(InferenceContext* c) {
+  int64_t count;
+  DimensionHandle num_blocks;
+  ShapeHandle words;
+  TF_RETURN_IF_ERROR(GetInt(c, "count", &count));
+  TF_RETURN_IF_ERROR(CheckSparseSize(count));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &words));
+  TF_RETURN_IF_ERROR(Blocks(c, 2, &num_blocks));
+  TF_RETURN_IF_ERROR(WorkersScale(c, 1, c->Dim(words, 0), num_blocks));
+  return SetParts(c, count);
+}
+
 REGISTER_OP("Tfgradcomp>PackCodes")
     .Input("codes: int32")
     .Output("words: int32")
@@ -519,6 +586,54 @@ REGISTER_OP("Tfgradcomp>MeanSignResidual")
     .Input("row_splits: int64")
     .Output("new_residual: float")
     .SetShapeFn(MeanSignResidualShape);
+
+REGISTER_OP("Tfgradcomp>PackUnambiguous")
+    .Input("x: num_parts * float")
+    .Input("moments: num_moments * float")
+    .Input("residual: float")
+    .Input("variance: float")
+    .Input("row_splits: int64")
+    .Output("words: int32")
+    .Output("exponents: int8")
+    .Output("new_residual: float")
+    .Output("new_variance: float")
+    .Output("nonfinite: int64")
+    .Attr("num_parts: int >= 1")
+    .Attr("gain: float = 1.0")
+    .Attr("num_moments: int >= 1")
+    .Attr("moments_gain: float = 1.0")
+    .Attr("alpha: float")
+    .Attr("decay: float")
+    .SetShapeFn(PackUnambiguousShape);
+
+REGISTER_OP("Tfgradcomp>PackOverThreshold")
+    .Input("x: num_parts * float")
+    .Input("moments: num_moments * float")
+    .Input("residual: float")
+    .Input("variance: num_variances * float")
+    .Output("words: int32")
+    .Output("new_residual: float")
+    .Output("nonfinite: int64")
+    .Output("new_variance: num_variances * float")
+    .Attr("num_parts: int >= 1")
+    .Attr("gain: float = 1.0")
+    .Attr("num_moments: int >= 0")
+    .Attr("moments_gain: float = 1.0")
+    .Attr("num_variances: int >= 0")
+    .Attr("threshold: float")
+    .Attr("alpha: float")
+    .Attr("decay: float")
+    .SetShapeFn(PackOverThresholdShape);
+
+REGISTER_OP("Tfgradcomp>MeanOfSparse")
+    .Input("words: int32")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .Output("values: num_values * float")
+    .Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("count: int")
+    .SetShapeFn(MeanOfSparseShape);
 
 }  // namespace
 }  // namespace tfgradcomp

@@ -18,6 +18,7 @@ from tfgradcomp.compressors import (
     Compressor,
     ErrorFeedback,
     EvenLevels,
+    Hybrid,
     Identity,
     Layout,
     LevelTable,
@@ -26,8 +27,10 @@ from tfgradcomp.compressors import (
     NesterovMomentum,
     ScaledSign,
     Sign,
+    Strom,
     Ternary,
     TopK,
+    VarianceBased,
     fused,
 )
 from tfgradcomp.ops import Parts
@@ -38,7 +41,8 @@ class Row(NamedTuple):
     """A compressor and what it promises of the first step.
 
     kind: `exact`; `rounded` to `digits` bits; `unbiased`; `contracting`, with the
-    share of the squared length that at least goes; `sign`: nothing but the sign.
+    share of the squared length that at least goes; `sign`: nothing but the sign;
+    `late`: an element at its time.
     target: What the payload stands for, of the input (the clipped, m, ...).
     levels: What an unbiased row rounds a block of the target to.
     largest: Magnitude up to which the format stays finite.
@@ -191,6 +195,11 @@ ROWS = [
         lambda x, splits: np.float32(0.9) * x + x,
         kept=kept_by_signs,
     ),
+    # A second moment overflows long before.
+    Row("variance", VarianceBased(), "late", largest=1e15),
+    Row("variance, gaps", VarianceBased(1.1, 0.9, "delta"), "late", largest=1e15),
+    Row("Strom", Strom(0.5), "late"),
+    Row("hybrid, gaps", Hybrid(0.5, index_coding="delta"), "late", largest=1e15),
     Row(
         "Nesterov",
         NesterovMomentum(ErrorFeedback(Identity()), 0.5),
@@ -218,9 +227,19 @@ def gradient_of(layout, seed=0):
     ).astype(np.float32)
 
 
+def moments_of(x):
+    """Sums of squares of three terms, or of a hundred that cancel."""
+    x = tf.convert_to_tensor(x)
+    shares = tf.where(tf.range(x.shape[0]) % 5 > 0, 1 / 3, 100.0)
+    return tf.minimum(shares * x * x, 1e38)
+
+
 def compress(row, x, layout, **context):
     return row.compressor.compress(
-        tf.constant(x), row.compressor.init(layout), layout, make_context(**context)
+        tf.constant(x),
+        row.compressor.init(layout),
+        layout,
+        make_context(moments=moments_of(x), **context),
     )
 
 
@@ -243,7 +262,8 @@ def test_payloads_are_as_declared_and_survive_the_wire(row, layout):
     assert payload.keys() == fields.keys()
     for name, field in fields.items():
         if field.base is None:
-            assert payload[name].shape == [field.count], name
+            assert field.varies or payload[name].shape == [field.count], name
+            assert payload[name].shape[0] <= field.count
             assert payload[name].dtype == field.dtype, name
         else:
             assert payload[name].dtype == tf.int32, name
@@ -252,7 +272,8 @@ def test_payloads_are_as_declared_and_survive_the_wire(row, layout):
                 payload[name], reference.pack(codes, field.base), name
             )
     words = wire.pack(payload, fields)
-    assert words.shape == [wire.message_words(fields)]
+    if not wire.varies(fields):
+        assert words.shape == [wire.message_words(fields)]
     again = wire.unpack(words, fields)
     for name, value in payload.items():
         assert bits(again[name]) == bits(value), name
@@ -303,7 +324,9 @@ def test_extremes_stay_finite(row, layout, make):
     x = make(layout.size, row.largest).astype(np.float32)
     state = row.compressor.init(layout)
     for step in range(3):
-        context = make_context(step=step, previous_rate=0.1 if step else 0.0)
+        context = make_context(
+            step=step, previous_rate=0.1 if step else 0.0, moments=moments_of(x)
+        )
         payload, state = row.compressor.compress(x, state, layout, context)
         vector = row.compressor.decompress(payload, layout).numpy()
         assert np.isfinite(vector).all()
@@ -460,7 +483,9 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
 
     @tf.function(jit_compile=jit_compile)
     def step_of(x, state, step, rank, previous_rate):
-        context = make_context(step, 5, rank, previous_rate=previous_rate)
+        context = make_context(
+            step, 5, rank, previous_rate=previous_rate, moments=moments_of(x)
+        )
         payload, state = compressor.compress(x, state, layout, context)
         vector = compressor.decompress(payload, layout)
         words = wire.pack(payload, compressor.fields(layout))
@@ -474,7 +499,7 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
         payload, _, vector, new_state = step_of(
             tf.constant(x), state, tf.constant(step), tf.constant(1), rate
         )
-        context = make_context(step, 5, 1, previous_rate=rate)
+        context = make_context(step, 5, 1, previous_rate=rate, moments=moments_of(x))
         expected, expected_state = compressor.compress(
             tf.constant(x), state, layout, context
         )
@@ -507,7 +532,7 @@ def test_a_gradient_in_parts_is_compressed_as_the_flat_one(row, layout):
     for compressor in {row.compressor, fused(row.compressor)}:
         state = compressor.init(layout)
         for step in range(2):
-            context = make_context(step, 5, 1, previous_rate=0.1)
+            context = make_context(step, 5, 1, previous_rate=0.1, moments=moments_of(x))
             payload, new_state = compressor.compress(parts, state, layout, context)
             expected, state = compressor.compress(x, state, layout, context)
             assert payload.keys() == expected.keys()
@@ -565,7 +590,8 @@ def test_finite_is_said_of_the_gradient_and_of_the_payload(row, layout, in_parts
                 given = Parts(tf.split(given, layout.sizes))
             for compressor in {row.compressor, fused(row.compressor)}:
                 state = compressor.init(layout)
-                arguments = given, state, layout, make_context(1, 5, 1)
+                context = make_context(1, 5, 1, moments=moments_of(x))
+                arguments = given, state, layout, context
                 payload, new_state, finite = compressor.compress_checked(*arguments)
                 assert finite.shape == [] and finite.dtype == tf.bool
                 assert finite == all_finite(x, payload)
@@ -624,8 +650,9 @@ def test_finite_is_said_inside_functions(row):
 
     @tf.function
     def finite(tensors):
-        state, context = compressor.init(layout), make_context(1, 5, 1)
-        return compressor.compress_checked(Parts(tensors), state, layout, context)[2]
+        x, state = Parts(tensors), compressor.init(layout)
+        context = make_context(1, 5, 1, moments=moments_of(x))
+        return compressor.compress_checked(x, state, layout, context)[2]
 
     x = gradient_of(layout)
     assert finite(tf.split(x, layout.sizes))

@@ -36,6 +36,7 @@ namespace tfgradcomp_cases {
 
 using namespace tfgradcomp;  // NOLINT: the kernels are the subject here.
 using tfgradcomp_format::SlotsFor;
+using tfgradcomp_format::SparseScratch;
 using tfgradcomp_format::WordsFor;
 
 // -- Buffers ----------------------------------------------------------------------
@@ -57,7 +58,8 @@ class Array {
 };
 
 // Calls visit.Input(pointer, count) for each array that a kernel reads, .Scratch and
-// .Output for those that it writes. Pointers are given as the struct's own fields.
+// .Output for those that it writes, .Some for one of which a kernel writes as many as
+// another one says. Pointers are given as the struct's own fields.
 template <typename Visit>
 void VisitBuffers(PackCodes& a, Visit& visit) {
   visit.Input(a.codes, a.size);
@@ -215,15 +217,55 @@ void VisitBuffers(MeanSignResidual& a, Visit& visit) {
   visit.Output(a.new_residual, a.size);
 }
 
+template <typename Visit>
+void VisitBuffers(PackUnambiguous& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.moments.whole, a.size);
+  visit.Input(a.residual, a.size);
+  visit.Input(a.variance, a.size);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Scratch(a.scratch, SparseScratch(a.size, a.num_blocks));
+  visit.Output(a.count, 1);
+  visit.Some(a.words, a.size, a.count);
+  visit.Output(a.exponents, a.num_blocks);
+  visit.Output(a.new_residual, a.size);
+  visit.Output(a.new_variance, a.size);
+  visit.Output(a.nonfinite, 1);
+}
+
+template <typename Visit>
+void VisitBuffers(PackOverThreshold& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.residual, a.size);
+  visit.Scratch(a.scratch, SparseScratch(a.size, 0));
+  visit.Output(a.count, 1);
+  visit.Some(a.words, a.size, a.count);
+  visit.Output(a.new_residual, a.size);
+  visit.Output(a.nonfinite, 1);
+  if (a.variance == nullptr) return;
+  visit.Input(a.moments.whole, a.size);
+  visit.Input(a.variance, a.size);
+  visit.Output(a.new_variance, a.size);
+}
+
+template <typename Visit>
+void VisitBuffers(MeanOfSparse& a, Visit& visit) {
+  visit.Input(a.words, a.num_workers * a.num_words);
+  visit.Input(a.scale, a.num_workers * a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Output(a.values.whole, a.size);
+}
+
 // -- Cut vectors ------------------------------------------------------------------
 
 // The parts of a vector, each in memory of its own. Their ends lie inside and on those
 // of groups, words and chunks; several of them lie in one, and some are empty.
 class Cut {
  public:
-  explicit Cut(int64_t size) {
+  // Another `turn`, another cut.
+  explicit Cut(int64_t size, int turn = 0) {
     constexpr int64_t kSizes[] = {0, 1, 31, 33, 20, 7, 0, 64, 512, 3, 700, 1, 1, 2000};
-    for (int64_t i = size; splits_.back() < size; ++i) {
+    for (int64_t i = size + turn; splits_.back() < size; ++i) {
       Add(std::min(kSizes[i % (sizeof(kSizes) / sizeof(*kSizes))],
                    size - splits_.back()));
     }
@@ -275,19 +317,30 @@ template <typename Kernel>
 struct HasCutX<Kernel, decltype(static_cast<void>(std::declval<Kernel>().x))>
     : std::true_type {};
 template <typename Kernel, typename = void>
+struct HasMoments : std::false_type {};
+template <typename Kernel>
+struct HasMoments<Kernel, decltype(static_cast<void>(std::declval<Kernel>().moments))>
+    : std::true_type {};
+template <typename Kernel, typename = void>
 struct HasCutValues : std::false_type {};
 template <typename Kernel>
 struct HasCutValues<Kernel, decltype(static_cast<void>(std::declval<Kernel>().values))>
     : std::true_type {};
 
-// Calls run(args) with the vector that may be cut in parts.
+// Calls run(args) with the vectors that may be cut in parts.
 template <typename Kernel, typename Run>
 void RunCut(const Kernel& args, const Run& run) {
   Kernel copy = args;
-  Cut cut(args.size);
+  Cut cut(args.size), moments(args.size, 5);
   if constexpr (HasCutX<Kernel>::value) {
     cut.CopyFrom(args.x.whole);
     cut.Set(&copy.x);
+  }
+  if constexpr (HasMoments<Kernel>::value) {
+    if (args.moments.whole != nullptr) {
+      moments.CopyFrom(args.moments.whole);
+      moments.Set(&copy.moments);
+    }
   }
   if constexpr (HasCutValues<Kernel>::value) cut.Set(&copy.values);
   run(copy);
@@ -350,6 +403,13 @@ class Inputs {
     x = Numbers(size);
     momentum = Numbers(size);
     residual = Numbers(size);
+    moments = Magnitudes(size);
+    variance = Magnitudes(size);
+    for (int64_t j = 0; j < size; ++j) {
+      moments[j] *= residual[j] * residual[j];
+      variance[j] *= Below(3) == 0 ? 0.01f : residual[j] * residual[j];
+    }
+    if (nonfinite) Put(variance, {infinity, nan});
     if (nonfinite) Put(x, {infinity, -infinity, nan});
     wild = Numbers(size);
     if (nonfinite) Put(wild, {infinity, -infinity, nan, -nan});
@@ -402,9 +462,30 @@ class Inputs {
     return levels;
   }
 
+  // Sparse words, in `row` a worker, of about a share of the elements; rows are filled
+  // up with what stands for nothing.
+  Array<uint32_t> SparseWords(uint32_t one_in, int64_t* row) {
+    std::vector<std::vector<uint32_t>> words(num_workers);
+    *row = 0;
+    for (std::vector<uint32_t>& one : words) {
+      for (int64_t j = 0; j < size; ++j) {
+        if (Below(one_in) == 0) one.push_back((Next() & 0xF0000000) | j);
+      }
+      *row = std::max(*row, static_cast<int64_t>(one.size()) + Below(3));
+    }
+    Array<uint32_t> all(num_workers * *row);
+    for (int64_t i = 0; i < all.count(); ++i) {
+      const std::vector<uint32_t>& one = words[i / *row];
+      const size_t at = i % *row;
+      all[i] = at < one.size() ? one[at] : tfgradcomp_format::kNothing;
+    }
+    return all;
+  }
+
   int64_t size, num_workers, num_blocks;
   Array<int64_t> row_splits;
   Array<float> x, momentum, residual;  // [size]
+  Array<float> moments, variance;      // [size], around the squares of residual
   Array<float> wild;                   // [size], with NaN of either sign
   Array<float> coarse;                 // [size], many of them equal
   Array<float> scale, wild_scale;      // [num_workers, num_blocks]
@@ -590,6 +671,32 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
         MeanOfLevels{
             words.data(), levels.data(), workers, n, count, splits, blocks, {}});
   }
+  for (float alpha : {1.5f, 1e-30f, 1e30f}) {
+    run("PackUnambiguous" + with("alpha < 1", alpha < 1) + with("> 2", alpha > 2),
+        PackUnambiguous{in.x.data(),
+                        in.moments.data(),
+                        in.residual.data(),
+                        in.variance.data(),
+                        n,
+                        alpha,
+                        0.999f,
+                        splits,
+                        blocks,
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {},
+                        {}});
+  }
+  for (uint32_t one_in : {1, 3, 100}) {
+    int64_t row;
+    const Array<uint32_t> words = in.SparseWords(one_in, &row);
+    run("MeanOfSparse" + with("one in", one_in),
+        MeanOfSparse{
+            words.data(), row, in.scale.data(), workers, n, splits, blocks, {}});
+  }
   if (!independent_of_blocks) return;
 
   for (uint64_t base : {uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{9},
@@ -634,6 +741,29 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
       }
     }
   }
+  for (const float* variance : {static_cast<const float*>(nullptr),
+                                static_cast<const float*>(in.variance.data())}) {
+    for (float threshold : {0.25f, 1e-6f}) {
+      CutVector<const float> moments;
+      if (variance != nullptr) moments = in.moments.data();
+      run("PackOverThreshold" + with("variance", variance != nullptr) +
+              with("large", threshold > 0.1f),
+          PackOverThreshold{in.x.data(),
+                            moments,
+                            in.residual.data(),
+                            variance,
+                            n,
+                            threshold,
+                            1.5f,
+                            0.999f,
+                            {},
+                            {},
+                            {},
+                            {},
+                            {},
+                            {}});
+    }
+  }
   const Array<float> zeros(n);
   run("PackSigns zeros", PackSigns{zeros.data(), n, streams[1], {}, {}});
 }
@@ -661,6 +791,10 @@ class OwnOutputs {
   void Output(T*& field, int64_t count) {
     Scratch(field, count);
   }
+  template <typename T>
+  void Some(T*& field, int64_t most, const int64_t*) {
+    Scratch(field, most);
+  }
 
  private:
   unsigned char pattern_;
@@ -673,7 +807,7 @@ class ListOutputs {
   struct Item {
     const void* data;
     int64_t count;
-    enum { kWord, kCount, kFloat, kDouble } type;
+    enum { kWord, kCount, kFloat, kDouble, kByte } type;
   };
 
   template <typename T>
@@ -686,7 +820,12 @@ class ListOutputs {
                      std::is_same<T, double>::value    ? Item::kDouble
                      : std::is_same<T, float>::value   ? Item::kFloat
                      : std::is_same<T, int64_t>::value ? Item::kCount
+                     : std::is_same<T, int8_t>::value  ? Item::kByte
                                                        : Item::kWord});
+  }
+  template <typename T>
+  void Some(T*& field, int64_t, const int64_t* count) {
+    Output(field, *count);
   }
 
   std::vector<Item> items;
@@ -741,12 +880,15 @@ class Comparison {
     VisitBuffers(second, b);
     for (size_t i = 0; i < a.items.size(); ++i) {
       const ListOutputs::Item &x = a.items[i], &y = b.items[i];
+      if (x.count != y.count) break;  // As many as a count says, which differs.
       const int64_t at = x.type == ListOutputs::Item::kDouble
                              ? FirstDifference<double>(x.data, y.data, x.count)
                          : x.type == ListOutputs::Item::kFloat
                              ? FirstDifference<float>(x.data, y.data, x.count)
                          : x.type == ListOutputs::Item::kCount
                              ? FirstDifference<int64_t>(x.data, y.data, x.count)
+                         : x.type == ListOutputs::Item::kByte
+                             ? FirstDifference<int8_t>(x.data, y.data, x.count)
                              : FirstDifference<uint32_t>(x.data, y.data, x.count);
       if (at < 0) continue;
       if (++differences_ > 50) continue;

@@ -76,6 +76,21 @@ def words(base, rows, size, seed=0):
     return packed.astype(np.uint32).view(np.int32)
 
 
+def sparse_words(rows, size, share=0.3, seed=0):
+    """Words of a random share of the elements, int32 `[rows, words]`.
+
+    Rows are filled up with words for nothing, of two kinds.
+    """
+    rng = np.random.default_rng([seed, rows, size])
+    chosen = [np.flatnonzero(rng.random(size) < share) for _ in range(rows)]
+    words = np.full([rows, max(map(len, chosen))], 2**32 - 1, np.uint32)
+    words[::2] = size  # An element that the vector has not got.
+    for row, index in zip(words, chosen, strict=True):
+        upper = rng.integers(0, 16, len(index)) << 28
+        row[: len(index)] = (index + upper).astype(np.uint32)
+    return words.view(np.int32)
+
+
 def positive(shape, seed=0):
     """Scales."""
     rng = np.random.default_rng([seed, 99])
@@ -172,6 +187,19 @@ def calls(size, layout="one", workers=3, kind="normal"):
             ),
         ]
     result.append(("mean_sign_sums", (signs, scales, e, ratio, splits)))
+    # Some selected, all of them with many too small to be sent, none.
+    v, nothing = np.abs(floats(size, "zeros" if kind == "special" else kind, 4)), 0 * e
+    result += [
+        ("pack_unambiguous", (x, np.abs(m), e, v, 1.5, 0.999, splits)),
+        ("pack_unambiguous", (coarse, nothing, nothing, nothing, 1.0, 1.0, splits)),
+        ("pack_unambiguous", (x, np.abs(m), e, v, 1e30, 0.0, splits)),
+        ("pack_over_threshold", (x, np.abs(m), e, v, 0.8, 1.5, 0.999)),
+        ("pack_over_threshold", (coarse, nothing, e, nothing, 1e-3, 1.0, 1.0)),
+        ("pack_over_threshold", (x, None, e, None, 0.8, 1.0, 1.0)),
+    ]
+    for share in (0, 0.3, 1):
+        sent = sparse_words(workers, size, share)
+        result.append(("mean_of_sparse", (sent, scales, splits)))
     return [(f"{i}: {name}", name, args) for i, (name, args) in enumerate(result)]
 
 
@@ -196,7 +224,7 @@ def same(actual, expected, what=""):
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype, what
     assert actual.shape == expected.shape, what
-    kind = {4: np.uint32, 8: np.uint64}.get(actual.dtype.itemsize)
+    kind = f"u{actual.dtype.itemsize}"
     equal = actual.view(kind) == expected.view(kind)
     if actual.dtype.kind == "f":
         equal |= np.isnan(actual) & np.isnan(expected)

@@ -56,6 +56,14 @@ STRUCTS = {
     "p:scale p:words",
     "MeanSignSums": "p:sent_words p:sent_scale i:num_workers p:residual i:size p:ratio "
     "p:row_splits i:num_blocks p:scratch p:l1 p:words",
+    "PackUnambiguous": "c:x c:moments p:residual p:variance i:size f:alpha f:decay "
+    "p:row_splits i:num_blocks p:scratch p:words p:count p:exponents p:new_residual "
+    "p:new_variance p:nonfinite",
+    "PackOverThreshold": "c:x c:moments p:residual p:variance i:size f:threshold "
+    "f:alpha f:decay p:scratch p:words p:count p:new_residual p:new_variance "
+    "p:nonfinite",
+    "MeanOfSparse": "p:words i:num_words p:scale i:num_workers i:size p:row_splits "
+    "i:num_blocks c:values",
     "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
     "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
 }
@@ -378,6 +386,44 @@ class CpuLibrary:
             **_blocks(row_splits),
         )[0]
 
+    def pack_unambiguous(
+        self, x, moments, residual, variance, alpha, decay, row_splits
+    ):
+        count, words, *rest, nonfinite = self._run(
+            "PackUnambiguous",
+            "count words exponents new_residual new_variance nonfinite".split(),
+            alpha=alpha,
+            exponents=np.full(len(row_splits) - 1, 7, np.int8),
+            **_blocks(row_splits),
+            **_gathered(x, moments, residual, variance, decay, len(row_splits) - 1),
+        )
+        return words[: count[0]], *rest, nonfinite[0]
+
+    def pack_over_threshold(
+        self, x, moments, residual, variance, threshold, alpha, decay
+    ):
+        count, words, r, v, nonfinite = self._run(
+            "PackOverThreshold",
+            "count words new_residual new_variance nonfinite".split(),
+            threshold=threshold,
+            alpha=alpha,
+            **_gathered(x, moments, residual, variance, decay, 0),
+        )
+        return words[: count[0]], r, None if variance is None else v, nonfinite[0]
+
+    def mean_of_sparse(self, words, scale, row_splits, sizes=None):
+        return self._run(
+            "MeanOfSparse",
+            ["values"],
+            words=words,
+            num_words=words.shape[1],
+            scale=scale,
+            num_workers=words.shape[0],
+            size=row_splits[-1],
+            values=_values(row_splits[-1], sizes),
+            **_blocks(row_splits),
+        )[0]
+
 
 def _size(x):
     return sum(part.size for part in x) if isinstance(x, list) else len(x)
@@ -387,6 +433,26 @@ def _values(size, sizes):
     if sizes is None:
         return np.full(size, 7, np.float32)
     return [np.full(part, 7, np.float32) for part in sizes]
+
+
+def _gathered(x, moments, residual, variance, decay, num_blocks):
+    """What the kernels have in common that pack sparse words."""
+    size = _size(x)
+    return {
+        "x": x,
+        "moments": moments,
+        "residual": residual,
+        "variance": variance,
+        "decay": decay,
+        "size": size,
+        "scratch": np.full(-(-size // 32) + -(-size // 512) + num_blocks, 7, np.int32),
+        "words": np.full(size, 7, np.int32),
+        "count": np.full(1, 7),
+        "new_residual": np.full(size, 7, np.float32),
+        # Not looked at where there is no variance.
+        "new_variance": np.full(size, 7, np.float32),
+        "nonfinite": np.full(1, 7),
+    }
 
 
 def _words_like(count, base):

@@ -111,6 +111,7 @@ def test_results_that_go_past_the_caches():
     signs = tf.constant(cases.words(2, 2, STREAMED))
     ternary = tf.constant(cases.words(3, 2, STREAMED))
     table = tf.constant(cases.positive([2, len(splits) - 1, 3]))
+    sent = tf.constant(cases.sparse_words(2, STREAMED, 0.01))
     stream = tf.constant([7, 3, 0], tf.int64)
     for name, args in (
         ("unpack_codes", (ternary[0], 3, STREAMED)),
@@ -129,6 +130,9 @@ def test_results_that_go_past_the_caches():
             "mean_sign_residual",
             (signs, scale, e, tf.constant(0.5), True, signs[0], scale[0], splits),
         ),
+        ("pack_unambiguous", (x, m * m, e, m * m, 1.5, 0.9, splits)),
+        ("pack_over_threshold", (x, m * m, e, m * m, 0.8, 1.5, 0.9)),
+        ("mean_of_sparse", (sent, scale, splits, PARTS_OF_STREAMED)),
     ):
         cases.same_results(
             getattr(native, name)(*args), getattr(reference, name)(*args), name
@@ -189,6 +193,8 @@ def print_digests():
         ("find_levels", (parts, splits, "optimal", 9)),
         ("pack_levels", (parts, levels, splits, stream)),
         ("sign_error_feedback", (parts, momentum, x, 0.9, 0.5, True, splits)),
+        ("pack_unambiguous", (parts, x * x, x, abs(momentum), 1.5, 0.9, splits)),
+        ("pack_over_threshold", (x, parts, x, abs(momentum), 0.8, 1.5, 0.9)),
     ]
     for what, name, args in [*made(shape), *(("cut " + c[0], *c) for c in cut)]:
         digest = hashlib.sha256()

@@ -21,8 +21,10 @@ READERS = (
     "find_levels",
     "pack_levels",
     "sign_error_feedback",
+    "pack_unambiguous",
+    "pack_over_threshold",
 )
-WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels")
+WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels", "mean_of_sparse")
 
 needs_library = pytest.mark.skipif(
     shutil.which("g++") is None and native.find_library() is None,

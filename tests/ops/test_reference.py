@@ -435,6 +435,7 @@ def test_mean_sign_error_feedback(moving, workers, size, layout):
 def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
     """All operations on one set of arguments, as a flat list of results."""
     size = splits[-1]
+    levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
     return [
         ops.pack_codes(codes, 5),
         ops.unpack_codes(words, 3, size),
@@ -451,12 +452,24 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         ops.sum_levels(words, scale, splits, 3, 2, 6) + x,
         x + ops.mean_of_signs(signs, scales, splits),
         ops.mean_of_signs(signs, scales, splits),
+        ops.pack_levels(x, levels[0], splits, stream),
+        ops.mean_of_levels(words, levels, splits),
+        ops.mean_of_sparse(words & 0x700001FF, scales, splits),
         ops.majority_vote(words, size, 3, 3, 1, stream),
         *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),
         *ops.mean_sign_sums(signs, scales, m, ratio, splits),
         ops.mean_sign_residual(signs, scales, m, ratio, flag, signs[0], scale, splits),
+        *sparse(x + m, x * m, m, splits),
     ]
+
+
+def sparse(total, product, m, splits):
+    """What has no static shape, of a sum and a product that a caller hands in."""
+    v = abs(product)
+    packed = ops.pack_unambiguous(total, v, m, m * m, 1.5, 0.999, splits)
+    more = ops.pack_over_threshold(total, v, m, m * m, 0.5, 1.5, 0.999)
+    return [*packed, *more, m + packed[2], 0.5 * more[2]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Errors say what came, what was expected and how to mend it."""
 
+import functools
 import re
 
 import keras
@@ -25,6 +26,9 @@ WRAPPERS = [
     tfgradcomp.QSGD,
     tfgradcomp.LinearQuantization,
     tfgradcomp.ScaledSign,
+    tfgradcomp.VarianceBased,
+    functools.partial(tfgradcomp.Strom, threshold=0.1),
+    functools.partial(tfgradcomp.Hybrid, threshold=0.1),
 ]
 QUANTIZERS = ["ORQ", "BinGrad", "QSGD", "LinearQuantization", "ScaledSign"]
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)

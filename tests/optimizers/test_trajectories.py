@@ -37,11 +37,20 @@ class Run:
         start: Weights before the first step.
         weights: Weights after each step, `[steps, size]`, the same on all workers.
         optimizers: One a worker, as the last step left them.
+        moments: Second moments of the gradients, in their units; None where the
+            method needs none.
         watched: After each step, what each worker has in the variables of `watch`.
     """
 
     def __init__(
-        self, make, workers, shapes, transport=AllGather, rates=RATES, watch=()
+        self,
+        make,
+        workers,
+        shapes,
+        transport=AllGather,
+        rates=RATES,
+        watch=(),
+        moments=False,
     ):
         rng = np.random.default_rng([workers, len(shapes)])
         size = sum(int(np.prod(shape)) for shape in shapes)
@@ -54,14 +63,23 @@ class Run:
         self.gradients = shares * np.float32(workers)
         self.start = flat([v.numpy() for v in make_variables(shapes)])
         self.rates = rates
+        self.moments, squares = None, None
+        if moments:
+            # Some terms agree, others cancel.
+            spread = np.exp(rng.normal(size=wanted.shape) - 1).astype(np.float32)
+            squares = shares**2 * spread + np.float32(1e-3)
+            self.moments = squares * np.float32(workers) ** 2
 
         def worker(rank, collectives):
             variables = make_variables(shapes)
             optimizer = make(transport=transport(collectives))
             weights, watched = [], []
             for step in range(len(rates)):
-                parts = split(shares[step, rank], shapes)
-                optimizer.apply([tf.constant(part) for part in parts], variables)
+                parts = [tf.constant(p) for p in split(shares[step, rank], shapes)]
+                given = {}
+                if moments:
+                    given["second_moments"] = split(squares[step, rank], shapes)
+                optimizer.apply(parts, variables, **given)
                 weights.append(flat([v.numpy() for v in variables]))
                 watched.append([named(optimizer, name) for name in watch])
             return np.stack(weights), optimizer, watched
@@ -570,3 +588,75 @@ def test_nothing_moves_in_a_step_without_a_rate():
     for step in still:
         assert bits(run.weights[step]) == bits(run.weights[step - 1])
         assert bits(run.watched[step]) == bits(run.watched[step - 1])
+
+
+class Late:
+    """Variance-based compression, Strom's and the hybrid: N workers and their mean."""
+
+    def __init__(self, run, shapes, threshold=None, alpha=None, zeta=None):
+        self.run, self.shapes = run, shapes
+        self.threshold, self.alpha, self.zeta = threshold, alpha, zeta
+        self.r, self.v, self.sent = 0.0, 0.0, []
+
+    def __call__(self, step, gradients, weights, rate):
+        r = self.r + gradients
+        v = 0.0 if self.alpha is None else self.v + self.run.moments[step]
+        where = np.ones(r.shape, bool) if self.alpha is None else r**2 > self.alpha * v
+        if self.threshold is None:
+            blocks = reference.blocks(parts_of(self.shapes, 0)[1])
+            pairs = zip(r, where, strict=True)
+            values = np.array([self.powers(*pair, blocks) for pair in pairs])
+            left = np.where(values != 0, 0, r), np.where(values != 0, 0, v)
+        else:
+            where &= np.abs(r) > self.threshold
+            values = np.where(where, np.sign(r) * self.threshold, 0)
+            less = v - 2 * np.abs(r) * self.threshold + self.threshold**2
+            left = r - values, np.where(where, np.maximum(less, 0), v)
+        self.sent.append(np.count_nonzero(values, axis=1))
+        if rate:
+            self.r, self.v = left[0], left[1] * (self.zeta or 0)
+        return values.mean(0)
+
+    @staticmethod
+    def powers(r, where, blocks):
+        """The nearer power of two, 2^-7 to 1 times the block's highest."""
+        values = np.zeros(len(r))
+        for block in blocks:
+            chosen = np.flatnonzero(where[block]) + block.start
+            if not len(chosen):
+                continue
+            size = np.abs(r[chosen])
+            highest = 2 ** np.floor(np.log2(size.max()))
+            low = 2 ** np.floor(np.log2(size))
+            near = np.minimum(np.where(size < 1.5 * low, low, 2 * low), highest)
+            near[near < highest / 128] = 0
+            values[chosen] = np.sign(r[chosen]) * near
+        return values
+
+
+@pytest.mark.parametrize(
+    ("workers", "coding"), [(1, "fixed"), (2, "delta"), (3, "fixed"), (4, "delta")]
+)
+@pytest.mark.parametrize("method", ["VarianceBased", "Strom", "Hybrid"])
+def test_what_is_late(method, workers, coding):
+    arguments = {
+        "VarianceBased": {"alpha": 1.2, "zeta": 0.9},
+        "Strom": {"threshold": 1.5},
+        "Hybrid": {"threshold": 1.5, "alpha": 1.2, "zeta": 0.9},
+    }[method]
+    run = Run(
+        lambda transport: getattr(tfgradcomp, method)(
+            sgd(momentum=0.5), transport=transport, index_coding=coding, **arguments
+        ),
+        workers,
+        SHAPES,
+        moments=method != "Strom",
+    )
+    rule = Late(run, SHAPES, **arguments)
+    run.follows(rule, momentum=0.5, atol=1e-5)
+    means = np.mean(rule.sent, 0)
+    assert (means > 5).all() and (means < 90).all()
+    for rank, optimizer in enumerate(run.optimizers):
+        assert optimizer.traffic.elements_sent == pytest.approx(means[rank])
+        residual = named(optimizer, "compressed.worker.residual")
+        np.testing.assert_allclose(residual, rule.r[rank], rtol=0, atol=1e-4)

@@ -95,8 +95,8 @@ def method(name, sgd, transport="all_gather", **defaults):
     """A function that makes an optimizer; "auto" might differ from run to run."""
     rate, momentum = sgd
 
-    def make_one(**kwargs):
-        inner = SGD(rate, momentum=momentum)
+    def make_one(accumulation=None, **kwargs):
+        inner = SGD(rate, momentum=momentum, gradient_accumulation_steps=accumulation)
         settings = {"transport": transport, **defaults, **kwargs}
         return getattr(tfgradcomp, name)(inner, **settings)
 
@@ -113,6 +113,11 @@ METHODS = {
     "dist_ef_block_sgdm": method("DistEFBlockSGDM", (0.01, 0.0), weight_decay=1e-3),
     "half_precision": method("HalfPrecision", (0.01, 0.0), "all_reduce"),
     "orq": method("ORQ", (0.01, 0.9), levels=5, reply="requantize"),
+    "variance_based": method("VarianceBased", (0.01, 0.9)),
+    "strom": method("Strom", (0.05, 0.0), "auto", threshold=0.02),
+    "hybrid": method(
+        "Hybrid", (0.05, 0.0), threshold=0.01, alpha=1.0, index_coding="delta"
+    ),
 }
 
 
@@ -174,6 +179,22 @@ def case_transports_under_conditions():
             steps_per_execution=2,
         )["digest"]
         for transport in ("all_gather", "sharded")
+    }
+
+
+def case_varying():
+    """Sizes that vary, where a graph is deepest: loops, overflows, windows, buckets."""
+    arguments = {
+        "steps_per_execution": 4,
+        "policy": "mixed_float16",
+        "epochs": 4,
+    }
+    return {
+        name: trained(
+            lambda name=name: METHODS[name](accumulation=2, bucket_bytes=64),
+            **arguments,
+        )
+        for name in ("variance_based", "strom", "hybrid")
     }
 
 
@@ -340,14 +361,16 @@ def case_nonfinite():
 
 def case_traffic():
     """What the collectives are given, against what is declared."""
-    seen = []
+    seen, varying = [], []
     kind = tfgradcomp.transports.collectives.Replicas
     gather, reduce = kind.gather, kind._reduce
 
     def record(self, *arguments):
-        seen.append(
-            (arguments[-1], int(arguments[0].shape[0]), arguments[0].dtype.name)
-        )
+        vector, site = arguments[0], arguments[-1]
+        if vector.shape[0] is None:
+            tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
+        else:
+            seen.append((site, int(vector.shape[0]), vector.dtype.name))
 
     def gather_recorded(self, vector, site):
         record(self, vector, site)
@@ -362,6 +385,7 @@ def case_traffic():
     try:
         for name, make_one in METHODS.items():
             seen.clear()
+            varying.clear()
             model = make(make_one)
             fit(model, epochs=1)
             traffic = model.optimizer.traffic
@@ -370,6 +394,8 @@ def case_traffic():
                 "sent": traffic.words_sent,
                 "received": traffic.words_received,
                 "up": traffic.bits_per_element_up,
+                "ratio": traffic.ratio,
+                "varying": varying[:],
             }
     finally:
         kind.gather, kind._reduce = gather, reduce

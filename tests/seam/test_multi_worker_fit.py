@@ -4,13 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tfgradcomp
 from tests.cluster import run_workers
+from tfgradcomp.seam.second_moments import step_of
+from tfgradcomp.transports import Loopback
+from tfgradcomp.transports.all_gather import AllGather
 
 # A fixture trains in many ways, which a loaded machine takes minutes for.
 pytestmark = pytest.mark.timeout(600)
@@ -35,6 +41,7 @@ CASES = (
     "different_arguments",
     "different_weights",
     "transports_under_conditions",
+    "varying",
     "auto",
 )
 METHODS = (
@@ -47,7 +54,11 @@ METHODS = (
     "dist_ef_block_sgdm",
     "half_precision",
     "orq",
+    "variance_based",
+    "strom",
+    "hybrid",
 )
+VARYING = METHODS[-3:]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +71,7 @@ def two(tmp_path_factory):
 def three(tmp_path_factory):
     """What three workers answer to some cases."""
     folder = tmp_path_factory.mktemp("three")
-    cases = ("methods", "nonfinite", "overflow", "transports")
+    cases = ("methods", "nonfinite", "overflow", "transports", "varying")
     answers, _ = run_workers(WORKER, 3, folder, *cases, timeout=580)
     return answers
 
@@ -71,7 +82,7 @@ def mirrored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mirrored")
     cases = (
         *("methods", "steps_per_execution", "eagerly", "keras_rules", "overflow"),
-        *("nonfinite", "state", "no_iterator_to_build"),
+        *("nonfinite", "state", "no_iterator_to_build", "varying"),
     )
     done = subprocess.run(
         [sys.executable, str(WORKER), str(folder), *cases],
@@ -257,7 +268,14 @@ def test_traffic_is_what_the_collectives_are_given(two, method):
         bytes_each = {"int32": 4, "float32": 4, "bfloat16": 2}[dtype]
         # Two workers: a gather sends the vector once, a ring's reduce sends it once.
         words += -(-size * bytes_each // 4)
-    assert answer["sent"] == answer["received"] == words
+    if method in VARYING:
+        # Five steps, each with a size of its own that is the same on both workers.
+        sizes = answer["varying"]
+        assert len(sizes) == 5 and sizes == two[0][1]["traffic"][method]["varying"]
+        assert answer["sent"] == answer["received"] == words + np.mean(sizes)
+        assert answer["ratio"] > 1.1 and len(set(sizes)) > 1
+        return
+    assert answer["sent"] == answer["received"] == words and not answer["varying"]
     limit = {"terngrad": 1.65, "half_precision": 16.0, "orq": 2.6}.get(
         method.split("_own")[0], 1.05
     )
@@ -328,6 +346,68 @@ def test_transports_work_inside_of_conditionals(two):
     digests = first["transports_under_conditions"]
     assert digests["all_gather"] == digests["sharded"]
     assert second["transports_under_conditions"] == digests
+
+
+def test_sizes_that_vary_in_the_depths_of_a_graph(two, three, mirrored):
+    """In loops and conditionals, with a loss scale, in many buckets: equal weights."""
+    for answers in (two[0], three):
+        first, *others = (answer["varying"] for answer in answers)
+        for method in VARYING:
+            for other in others:
+                assert other[method]["digest"] == first[method]["digest"]
+            assert first[method]["iterations"] == 10
+            loss = first[method]["history"]["loss"]
+            assert loss[-1] < loss[0]
+    for method in VARYING:
+        one = mirrored["varying"][method]
+        assert one["digest"] == two[0][0]["varying"][method]["digest"]
+
+
+@pytest.mark.parametrize("method", VARYING)
+@pytest.mark.parametrize("workers", ["two", "three"])
+def test_fit_does_what_workers_in_one_process_do(request, workers, method):
+    """Gradients and moments of each worker's share, exchanged over a `Loopback`."""
+    answers = request.getfixturevalue(workers)
+    answers = answers[0] if workers == "two" else answers
+    count = len(answers)
+    random = np.random.default_rng(7)
+    x = random.normal(size=(60, 64)).astype("float32")
+    y = random.normal(size=(60, 3)).astype("float32")
+    arguments = {
+        "variance_based": (tfgradcomp.VarianceBased, 0.01, 0.9, {}),
+        "strom": (tfgradcomp.Strom, 0.05, 0.0, {"threshold": 0.02}),
+        "hybrid": (tfgradcomp.Hybrid, 0.05, 0.0, {"threshold": 0.01, "alpha": 1.0}),
+    }
+    kind, rate, momentum, own = arguments[method]
+    model = one_process_model()
+    model.compile("sgd", "mse")
+    start = model.get_weights()
+
+    def worker(rank, collectives):
+        variables = [keras.Variable(w) for w in start]
+        optimizer = kind(
+            keras.optimizers.SGD(rate, momentum),
+            transport=AllGather(collectives),
+            **own,
+        )
+        for step in range(10):
+            begin = 12 * (step % 5) + 12 // count * rank
+            rows = slice(begin, begin + 12 // count)
+            with lock:
+                model.set_weights([np.array(v) for v in variables])
+                done = step_of(model, tf.constant(x[rows]), tf.constant(y[rows]))
+            given = {}
+            if optimizer.needs_second_moments:
+                given["second_moments"] = [m / count**2 for m in done.moments]
+            optimizer.apply([g / count for g in done.gradients], variables, **given)
+        return [np.array(v) for v in variables]
+
+    lock = threading.Lock()
+    for weights in Loopback(count, timeout=60).run(worker):
+        for got, want in zip(
+            answers[0]["methods"][method]["weights"], weights, strict=True
+        ):
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
 def test_all_workers_take_the_transport_that_one_chose(two):

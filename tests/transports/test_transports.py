@@ -21,8 +21,10 @@ from tfgradcomp.compressors import (
     NesterovMomentum,
     ScaledSign,
     Sign,
+    Strom,
     Ternary,
     TopK,
+    VarianceBased,
 )
 from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
 from tfgradcomp.transports import DirectExchange, Loopback
@@ -55,6 +57,11 @@ METHODS = {
     "BinGrad-pb": (BinGrad("pb", "bfloat16"), Requantize(BinGrad("pb", "bfloat16"))),
     "QSGD": (QSGD(7, "l2"), Requantize(QSGD(7, "l2"))),
     "linear": (LinearQuantization(3), Mean(LinearQuantization(3))),
+    "variance, gaps": (
+        VarianceBased(index_coding="delta"),
+        Mean(VarianceBased(index_coding="delta")),
+    ),
+    "Strom": (Strom(0.7), Mean(Strom(0.7))),
     "bfloat16": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
     "float16": (Identity("float16"), Mean(Identity("float16"))),
     "float32": (Identity(), Mean()),
@@ -68,9 +75,14 @@ LAYOUTS = {
     "one block": Layout.from_sizes([70_000, 3], "model"),
     "buckets": Layout.from_sizes([50_000], 2048),
 }
+ONE = LAYOUTS["one"]
 # What they send cannot be added up.
 NO_SUMS = {"TernGrad, own scales", "BinGrad", "BinGrad-pb", "ORQ", "ORQ, requantized"}
 NO_SUMS |= {"QSGD", "linear", *(name for name in METHODS if "dist-EF" in name)}
+VARYING = {
+    name for name, (method, _) in METHODS.items() if "words" in method.fields(ONE)
+}
+NO_SUMS |= VARYING
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -89,6 +101,7 @@ class Recorder(Collectives):
         self.num_workers = collectives.num_workers
         self.place = collectives.place
         self.calls = []
+        self.varying = 0
 
     @property
     def rank(self):
@@ -137,8 +150,12 @@ def run(workers, transport, method, layout, steps=3):
                 maximum=lambda vector: recorder.max(vector, "agreed"),
             )
             x = tf.constant(rng.normal(size=layout.size), tf.float32)
+            # Every worker is sure of some elements, each of others, and now and then
+            # of none.
+            unsure = rng.random(layout.size) + (step == 1) * rank
+            context = context._replace(second_moments=unsure * tf.square(x))
             payload, state = compressor.compress(x, state, layout, context)
-            update, server_state, statuses = carrier.exchange(
+            update, server_state, statuses, varying = carrier.exchange(
                 payload,
                 compressor,
                 server,
@@ -154,7 +171,8 @@ def run(workers, transport, method, layout, steps=3):
             )
             held = [s.numpy() for s in tf.nest.flatten(server_state)]
             seen.append((update.numpy(), held))
-        return seen, recorder.calls, carrier
+            recorder.varying += int(varying)
+        return seen, recorder, carrier
 
     return Loopback(workers, timeout=60).run(worker)
 
@@ -208,7 +226,7 @@ def test_a_sum_of_half_floats_does_not_overflow(value):
 
     def worker(rank, collectives):
         payload = {"values": tf.fill([layout.size], tf.constant(value, tf.float16))}
-        update, _, _ = AllReduce(collectives).exchange(
+        update, *_ = AllReduce(collectives).exchange(
             payload,
             Identity("float16"),
             Mean(Identity("float16")),
@@ -233,17 +251,25 @@ def test_the_collectives_get_what_is_declared(workers, layout, method):
     rounds = [("max", size) for size in agreed]
     for name in transports.candidates(*method, layout, alone(workers)):
         ran = run(workers, TRANSPORTS[name], method, layout, steps=2)
-        for _, calls, carrier in ran:
+        for _, recorder, carrier in ran:
             declared = carrier.calls(compressor, servers.fused(server), layout)
             expected = rounds + [(call.kind, 4 * call.words) for call in declared]
-            assert [(kind, -(-size // 4) * 4) for kind, size in calls] == 2 * expected
+            calls = [(kind, -(-size // 4) * 4) for kind, size in recorder.calls]
+            # Each followed by a gather of a size of its own, of what varies.
+            varying = calls[1::2] if wire.varies(compressor.fields(layout)) else []
+            calls = calls[::2] if varying else calls
+            assert {kind for kind, _ in varying} <= {"gather"}
+            assert sum(size for _, size in varying) == 4 * recorder.varying
+            assert varying == [c for c in ran[0][1].calls[1::2] if varying]
+            assert calls == 2 * expected
 
 
 @every_method
 @every_layout
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_gather_moves_all_payloads(workers, layout, method):
-    words = 1 + wire.message_words(method[0].fields(layout))
+    fields = method[0].fields(layout)
+    words = 1 + wire.varies(fields) + wire.fixed_words(fields)
     # Everybody gets the words of all others, and gives them its own.
     expected = ((workers - 1) * words, (workers - 1) * words)
     assert AllGather(alone(workers)).words(*method, layout) == expected
@@ -291,10 +317,10 @@ def test_what_a_sum_of_codes_moves(name):
 def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
     method = Identity(dtype), Mean(Identity(dtype))
     size = 4 if dtype == "float32" else 2
-    for _, calls, carrier in run(workers, AllReduce, method, layout, steps=2):
+    for _, recorder, carrier in run(workers, AllReduce, method, layout, steps=2):
         # The statuses of all workers ride along, three numbers each.
         moved = size * (layout.size + 3 * workers)
-        assert calls == 2 * [("sum", moved)]
+        assert recorder.calls == 2 * [("sum", moved)]
         sent, received = carrier.words(*method, layout)
         ring = 2 * (workers - 1) / workers * np.ceil(moved / 4)
         np.testing.assert_allclose([sent, received], ring)
@@ -325,13 +351,17 @@ def test_the_choice_of_a_transport(workers):
         is_float = isinstance(compressor, Identity)
         expected = AllReduce if is_float else AllGather
         assert chosen("auto", compressor, server) is expected
+        if name in VARYING:
+            # Whatever it costs: nothing else carries them.
+            free = transports.Costs(*[transports.Line(1.0, 1.0)] * 3)
+            assert chosen(free, compressor, server) is AllGather
         assert chosen("all_gather", compressor, server) is AllGather
         if name not in NO_SUMS:
             assert chosen("all_reduce", compressor, server) is AllReduce
         else:
             with pytest.raises(ValueError, match="'all_reduce' cannot.*all_gather"):
                 chosen("all_reduce", compressor, server)
-        if name != "dist-EF top-k":
+        if name not in {"dist-EF top-k", *VARYING}:
             assert chosen("sharded", compressor, server) is Sharded
         else:
             with pytest.raises(ValueError, match="'sharded' cannot.*all_gather"):

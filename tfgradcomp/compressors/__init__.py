@@ -5,6 +5,7 @@ from tfgradcomp.compressors.bingrad import BinGrad
 from tfgradcomp.compressors.clip import Clip
 from tfgradcomp.compressors.error_feedback import ErrorFeedback
 from tfgradcomp.compressors.fused import fused
+from tfgradcomp.compressors.hybrid import Hybrid
 from tfgradcomp.compressors.identity import Identity
 from tfgradcomp.compressors.level_table import LevelTable
 from tfgradcomp.compressors.levels import EvenLevels
@@ -14,7 +15,9 @@ from tfgradcomp.compressors.orq import ORQ
 from tfgradcomp.compressors.qsgd import QSGD
 from tfgradcomp.compressors.sign import ScaledSign, Sign
 from tfgradcomp.compressors.sparse import TopK
+from tfgradcomp.compressors.strom import Strom
 from tfgradcomp.compressors.ternary import Ternary
+from tfgradcomp.compressors.variance import VarianceBased
 
 _BY_NAME = {
     "bingrad": BinGrad,
@@ -54,6 +57,7 @@ __all__ = [
     "ErrorFeedback",
     "EvenLevels",
     "Field",
+    "Hybrid",
     "Identity",
     "Layout",
     "LevelTable",
@@ -62,8 +66,10 @@ __all__ = [
     "NesterovMomentum",
     "ScaledSign",
     "Sign",
+    "Strom",
     "Ternary",
     "TopK",
+    "VarianceBased",
     "fused",
     "get",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -31,6 +32,9 @@ class Field(NamedTuple):
             sums over parts of blocks, which add up to one for each block
             (`tfgradcomp.ops.block_sums`). None: none of these.
         each: How many there are for each element or block, one after the other.
+        varies: As many travel as there are in a step; `count` is the most. A method's
+            last field may vary, of type int32, where -1 stands for nothing: messages
+            are padded with it.
     """
 
     count: int
@@ -38,6 +42,7 @@ class Field(NamedTuple):
     dtype: str = "float32"
     per: str | None = None
     each: int = 1
+    varies: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,14 @@ class Layout:
         first = bisect.bisect_right(self.row_splits, begin) - 1
         return range(first, bisect.bisect_left(self.row_splits, end))
 
+    def cut(self, most: int) -> Layout:
+        """Returns the layout with longer blocks cut to `most` elements."""
+        pieces = [
+            range(begin, end, most)
+            for begin, end in itertools.pairwise(self.row_splits)
+        ]
+        return replace(self, row_splits=(*itertools.chain(*pieces), self.size))
+
     def part(self, begin: int, end: int) -> Layout:
         """Returns the layout of elements [begin, end), its blocks cut off there."""
         if begin == end:
@@ -113,6 +126,8 @@ class Context(NamedTuple):
         max: Element-wise maximum of a float32 vector over all workers.
         offset: Index of the vector's first element in the whole vector, a multiple of
             4.
+        second_moments: Of a vector that is a sum over examples, the sums of the
+            squares of its terms, element by element; None where they are not known.
     """
 
     step: tf.Tensor
@@ -123,6 +138,7 @@ class Context(NamedTuple):
     previous_learning_rate: tf.Tensor
     max: Callable[[tf.Tensor], tf.Tensor]
     offset: int = 0
+    second_moments: tf.Tensor | Parts | None = None
 
     @property
     def learning_rate_ratio(self) -> tf.Tensor:
@@ -201,10 +217,15 @@ class Compressor(Component):
         is_scaled: Whether decoded values have the scale of what was compressed; signs
             alone have not.
         is_blockwise: Whether each block is compressed by itself.
+        needs_second_moments: Whether `context.second_moments` must be given.
+        most_elements: Elements of the longest vector that can be compressed; None for
+            any.
     """
 
     is_scaled: ClassVar[bool] = True
     is_blockwise: ClassVar[bool] = True
+    needs_second_moments: ClassVar[bool] = False
+    most_elements: ClassVar[int | None] = None
 
     def fields(self, layout: Layout) -> dict[str, Field]:
         """Declares what a payload is made of: the only statement of its size."""
@@ -239,6 +260,12 @@ class Compressor(Component):
         tensors = list(x) if isinstance(x, Parts) else [x]
         numbers = [value for value in payload.values() if value.dtype.is_floating]
         return payload, state, all_finite([*tensors, *numbers])
+
+    def elements_sent(
+        self, payload: dict[str, tf.Tensor], layout: Layout
+    ) -> tf.Tensor | int:
+        """Returns the number of elements that a payload has a value for."""
+        return layout.size
 
     def decompress(
         self, payload: dict[str, tf.Tensor], layout: Layout
@@ -283,6 +310,11 @@ class Wrapper(Compressor):
         """See `Compressor`."""
         return self.compressor.is_blockwise
 
+    @property
+    def most_elements(self):
+        """See `Compressor`."""
+        return self.compressor.most_elements
+
     def fields(self, layout):
         """See `Compressor.fields`."""
         return self.compressor.fields(layout)
@@ -294,6 +326,10 @@ class Wrapper(Compressor):
     def init(self, layout):
         """See `Compressor.init`."""
         return self.compressor.init(layout)
+
+    def elements_sent(self, payload, layout):
+        """See `Compressor.elements_sent`."""
+        return self.compressor.elements_sent(payload, layout)
 
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""

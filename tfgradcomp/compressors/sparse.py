@@ -47,6 +47,10 @@ class TopK(Compressor):
         }
         return payload, state
 
+    def elements_sent(self, payload, layout):
+        """See `Compressor.elements_sent`."""
+        return self.fields(layout)["values"].count
+
     def decompress(self, payload, layout):
         """See `Compressor.decompress`."""
         field = self.fields(layout)["indices"]

@@ -30,7 +30,7 @@ class _Asynchronous:
             channel.transport = self.transport
         self.staleness = PerWorkerVariable(tf.constant(0, tf.int64), "staleness")
 
-    def _update(self, gradients, variables, gain):
+    def _update(self, gradients, moments, kept, variables, gain):
         table = self._table(gradients, variables)
         log, rank = self.transport.collectives.log, self.transport.collectives.rank
         pushes = [self._push(channel, table, gain) for channel in self._channels]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -20,6 +21,11 @@ class Traffic:
             worker sends no reply.
         words_sent: 32-bit words that a worker sends, whatever for.
         words_received: 32-bit words that a worker receives.
+        elements_sent: Elements that this worker has sent a value for, whether
+            compressed or not.
+
+    Where the size of what travels differs from step to step, figures are means over
+    the steps so far; NaN before the first.
     """
 
     num_workers: int
@@ -29,6 +35,7 @@ class Traffic:
     bits_per_element_reply: float
     words_sent: float
     words_received: float
+    elements_sent: float
 
     @property
     def bytes_sent(self) -> float:
@@ -39,3 +46,9 @@ class Traffic:
     def bytes_received(self) -> float:
         """Bytes that a worker receives."""
         return 4 * self.words_received
+
+    @property
+    def ratio(self) -> float:
+        """All elements over those sent: the compression ratio of sparse methods."""
+        elements = self.elements_compressed + self.elements_plain
+        return elements / self.elements_sent if self.elements_sent else math.inf

@@ -26,10 +26,12 @@ import tensorflow as tf
 from tfgradcomp.ops import native, reference
 from tfgradcomp.ops.parts import Parts
 from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
-from tfgradcomp.ops.word_format import digits_per_word, words_for
+from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
 from tfgradcomp.seam.xla import in_xla
 
 __all__ = [
+    "INDEX_BITS",
+    "NOTHING",
     "Parts",
     "Statistics",
     "block_statistics",
@@ -39,6 +41,7 @@ __all__ = [
     "mean_magnitude",
     "mean_of_levels",
     "mean_of_signs",
+    "mean_of_sparse",
     "mean_of_sums",
     "mean_sign_error_feedback",
     "mean_sign_residual",
@@ -46,9 +49,11 @@ __all__ = [
     "pack_codes",
     "pack_levels",
     "pack_momentum_signs",
+    "pack_over_threshold",
     "pack_signs",
     "pack_signs_checked",
     "pack_ternary",
+    "pack_unambiguous",
     "random_bits",
     "sign_error_feedback",
     "spread",
@@ -148,6 +153,9 @@ sign_error_feedback = _choosing("sign_error_feedback")
 mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
 mean_sign_sums = _choosing("mean_sign_sums")
 mean_sign_residual = _choosing("mean_sign_residual")
+pack_unambiguous = _choosing("pack_unambiguous")
+pack_over_threshold = _choosing("pack_over_threshold")
+mean_of_sparse = _choosing("mean_of_sparse")
 
 
 @functools.wraps(reference.mean_magnitude)

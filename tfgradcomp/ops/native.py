@@ -42,6 +42,9 @@ NAMES = (
     "mean_sign_error_feedback",
     "mean_sign_sums",
     "mean_sign_residual",
+    "pack_unambiguous",
+    "pack_over_threshold",
+    "mean_of_sparse",
 )
 
 
@@ -467,6 +470,70 @@ def mean_sign_residual(
     )
 
 
+def pack_unambiguous(
+    x: tf.Tensor | Parts,
+    moments: tf.Tensor | Parts,
+    residual: tf.Tensor,
+    variance: tf.Tensor,
+    alpha: float,
+    decay: float,
+    row_splits: Sequence[int],
+):
+    """As `reference.pack_unambiguous`."""
+    return tuple(
+        _op("pack_unambiguous")(
+            _tensors(x),
+            _tensors(moments),
+            residual,
+            variance,
+            _splits(row_splits),
+            gain=_gain(x),
+            moments_gain=_gain(moments),
+            alpha=alpha,
+            decay=decay,
+        )
+    )
+
+
+def pack_over_threshold(
+    x: tf.Tensor | Parts,
+    moments: tf.Tensor | Parts | None,
+    residual: tf.Tensor,
+    variance: tf.Tensor | None,
+    threshold: float,
+    alpha: float,
+    decay: float,
+):
+    """As `reference.pack_over_threshold`."""
+    words, new_residual, nonfinite, new_variance = _op("pack_over_threshold")(
+        _tensors(x),
+        [] if moments is None else _tensors(moments),
+        residual,
+        _optional(variance),
+        gain=_gain(x),
+        moments_gain=_gain(moments),
+        threshold=threshold,
+        alpha=alpha,
+        decay=decay,
+    )
+    return words, new_residual, new_variance[0] if new_variance else None, nonfinite
+
+
+def mean_of_sparse(
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
+    """As `reference.mean_of_sparse`."""
+    return _in_parts(
+        _op("mean_of_sparse"),
+        (words, scale, _splits(row_splits)),
+        sizes,
+        count=int(row_splits[-1]),
+    )
+
+
 def _op(name: str) -> Callable:
     return getattr(library().operations, f"tfgradcomp_{name}")
 
@@ -476,11 +543,11 @@ def _tensors(x: tf.Tensor | Parts) -> list[tf.Tensor]:
     return list(x) if _in_pieces(x) else [tf.convert_to_tensor(x, tf.float32)]
 
 
-def _gain(x: tf.Tensor | Parts) -> float:
+def _gain(x: tf.Tensor | Parts | None) -> float:
     return x.gain if _in_pieces(x) else 1.0
 
 
-def _in_pieces(x: tf.Tensor | Parts) -> bool:
+def _in_pieces(x: tf.Tensor | Parts | None) -> bool:
     return isinstance(x, Parts) and not gpu_is_visible()
 
 

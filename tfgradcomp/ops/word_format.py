@@ -3,11 +3,17 @@
 A wire word is int32. Codes of base s sit `digits_per_word(s)` = k to a word, least
 significant digit first: element j is digit j mod k of word j // k. k is the largest
 with s**k <= 2**32; unused digits are 0. For s = 2, element j is bit j mod 32.
+
+A sparse word is one element: its sign (the top bit), d in three bits for a magnitude of
+2^-d times a scale, and its index in the lowest `INDEX_BITS`.
 """
 
 from __future__ import annotations
 
 import math
+
+INDEX_BITS = 28
+NOTHING = -1  # A sparse word that stands for nothing: it fills up rows of words.
 
 
 def digits_per_word(base: int) -> int:

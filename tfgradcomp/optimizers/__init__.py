@@ -8,7 +8,9 @@ from tfgradcomp.optimizers.half_precision import HalfPrecision
 from tfgradcomp.optimizers.orq import ORQ, BinGrad
 from tfgradcomp.optimizers.qsgd import QSGD, LinearQuantization, ScaledSign
 from tfgradcomp.optimizers.signsgd import SignSGD, Signum
+from tfgradcomp.optimizers.strom import Strom
 from tfgradcomp.optimizers.terngrad import TernGrad
+from tfgradcomp.optimizers.variance_based import Hybrid, VarianceBased
 
 __all__ = [
     "ORQ",
@@ -19,11 +21,14 @@ __all__ = [
     "DistEFBlockSGDM",
     "DistEFSGD",
     "HalfPrecision",
+    "Hybrid",
     "LinearQuantization",
     "ScaledSign",
     "SignSGD",
     "Signum",
+    "Strom",
     "TernGrad",
+    "VarianceBased",
 ]
 
 for _name in __all__:

@@ -68,19 +68,23 @@ class Bucket(NamedTuple):
         return pieces
 
 
-def buckets_of(layout: Layout, size: int) -> list[Bucket]:
+def buckets_of(layout: Layout, size: int, most: int | None = None) -> list[Bucket]:
     """Cuts a vector between blocks, from its end: there gradients are ready first.
 
     Args:
         layout: The blocks; each stays whole.
         size: The least number of elements of a bucket. What is left at the front
             joins its neighbour where it is less than half of that.
+        most: The greatest number of elements of a bucket, and of a block; None for
+            any.
     """
     splits, end, buckets = layout.row_splits, layout.size, []
     while end > 0:
         begin = splits[max(bisect.bisect_right(splits, end - size) - 1, 0)]
         if 2 * begin < size:
             begin = 0
+        if most is not None:
+            begin = max(begin, splits[bisect.bisect_left(splits, end - most)])
         buckets.append(Bucket(begin, end))
         end = begin
     return buckets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,25 @@ from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports import Transport
 from tfgradcomp.transports.base import Call, Words
+from tfgradcomp.wire.words import varies
+
+
+class Step(NamedTuple):
+    """What a channel's step gives.
+
+    Attributes:
+        update: float32, the same on all workers.
+        state: The new state.
+        statuses: All workers' statuses, int32 `[N]`.
+        elements_sent: Elements that this worker sent a value for.
+        varying_words: See `tfgradcomp.transports.base.Outcome`.
+    """
+
+    update: tf.Tensor | Parts
+    state: dict
+    statuses: tf.Tensor
+    elements_sent: tf.Tensor | int
+    varying_words: tf.Tensor | int
 
 
 class Channel:
@@ -30,6 +50,7 @@ class Channel:
         server: The server's half.
         transport: Carries the payloads.
         weight_decay: What workers add to the reply, or None.
+        accumulates: Whether second moments add up over several calls before a step.
     """
 
     def __init__(
@@ -42,6 +63,7 @@ class Channel:
         server: Server,
         transport: Transport,
         weight_decay: WeightDecay | None,
+        accumulates: bool = False,
     ):
         self.name = name
         self.bucket = bucket
@@ -54,8 +76,11 @@ class Channel:
         self.server = servers.fused(server)
         self.transport = transport
         self.weight_decay = weight_decay
+        self.varies = varies(compressor.fields(self.layout))
+        self.accumulates = accumulates
         initial = {
             "worker": compressor.init(self.layout),
+            "worker.moments": tf.zeros([self.layout.size]) if accumulates else (),
             "server": transport.init_server(self.compressor, self.server, self.layout),
             "local": weight_decay.init(self.layout) if weight_decay else (),
         }
@@ -103,6 +128,38 @@ class Channel:
             parts.append(tf.cast(tensor, tf.float32))
         return Parts(parts, gain)
 
+    def second_moments(
+        self,
+        moments: list[tf.Tensor | None],
+        gain: float,
+        calls: int | None,
+        kept: list[tf.Tensor | None] | None,
+    ) -> tf.Tensor | Parts:
+        """Returns the second moments that go with what `flatten` returns.
+
+        Args:
+            moments: Those of the gradients of this call, over all variables.
+            gain: What the gradients are multiplied by.
+            calls: Number of calls of which the gradients are the mean, or None.
+            kept: The part of each element that clipping has left, over all variables,
+                or None where nothing is clipped.
+        """
+        total = self.flatten(moments, gain * gain)
+        if calls:
+            before = tf.convert_to_tensor(self.state["worker.moments"])
+            total = (before + total) / calls**2
+        return total if kept is None else tf.square(self.flatten(kept)) * total
+
+    def accumulate(self, moments: list[tf.Tensor | None]) -> None:
+        """Adds to the second moments of the step that a later call takes."""
+        total = self.state["worker.moments"]
+        total.assign(tf.convert_to_tensor(total) + self.flatten(moments))
+
+    def forget(self) -> None:
+        """Drops the second moments that have added up."""
+        for total in tf.nest.flatten(self.state["worker.moments"]):
+            total.assign(tf.zeros_like(total))
+
     def split(self, vector: tf.Tensor | Parts) -> dict[Piece, tf.Tensor]:
         """Cuts a flat vector into the pieces of variables."""
         parts = list(
@@ -110,7 +167,7 @@ class Channel:
         )
         return dict(zip(self.pieces, parts[-len(self.pieces) :], strict=True))
 
-    def step(self, gradient: Parts, weights, context: Context, locate):
+    def step(self, gradient: Parts, weights, context: Context, locate) -> Step:
         """Compresses this worker's mean gradient, exchanges it and decodes the reply.
 
         Args:
@@ -119,9 +176,6 @@ class Channel:
             context: The step.
             locate: Function without arguments that returns the status of a gradient
                 that is not finite.
-
-        Returns:
-            The update, the new state, and all workers' statuses.
         """
         context = context._replace(
             offset=self.bucket.offset,
@@ -131,7 +185,7 @@ class Channel:
         payload, worker, finite = self.compressor.compress_checked(
             gradient, state["worker"], self.layout, context
         )
-        update, server, statuses = self.transport.exchange(
+        update, server, statuses, varying_words = self.transport.exchange(
             payload,
             self.compressor,
             self.server,
@@ -145,8 +199,16 @@ class Channel:
         if self.weight_decay:
             term, local = self.weight_decay.term(weights(), local)
             update += term
-        new_state = {"worker": worker, "server": server, "local": local}
-        return update, new_state, statuses
+        new_state = {
+            "worker": worker,
+            "worker.moments": tf.nest.map_structure(
+                tf.zeros_like, state["worker.moments"]
+            ),
+            "server": server,
+            "local": local,
+        }
+        sent = self.compressor.elements_sent(payload, self.layout)
+        return Step(update, new_state, statuses, sent, varying_words)
 
     def reply_fields(self, num_workers: int) -> dict[str, Field]:
         """Returns what a reply is made of."""
@@ -156,7 +218,7 @@ class Channel:
 
     @property
     def words(self) -> Words:
-        """The words a worker moves in a step."""
+        """The words a worker moves in a step, besides what varies."""
         moved = self.transport.words(self.compressor, self.server, self.layout)
         agreed = self.compressor.agreed(self.layout).values()
         rounds = Call("max", sum(field.count for field in agreed))

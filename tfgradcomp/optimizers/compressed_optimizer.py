@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import warnings
 
@@ -14,7 +15,9 @@ from tfgradcomp import transports
 from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.monitoring.traffic import Traffic
+from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers import finite_vote
+from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.arguments import (
     check_choice,
     check_integer,
@@ -36,10 +39,11 @@ from tfgradcomp.seam.conditional import conditional
 from tfgradcomp.seam.fingerprint import check_same_everywhere, path_of
 from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
 from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
+from tfgradcomp.seam.second_moments import enable_second_moments
 from tfgradcomp.seam.workers import across_hosts, is_multi_worker
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports import Costs, Transport, collectives
-from tfgradcomp.wire.words import message_words
+from tfgradcomp.wire.words import fixed_words, message_words
 
 NONFINITE = ("raise", "skip")
 
@@ -62,6 +66,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     counters stay as they were.
 
     `learning_rate`, `iterations` and the like are those of the inner optimizer.
+
+    Some compressors need second moments, the sums over examples of the squares of the
+    terms of a gradient. `model.fit` computes them and hands them over.
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
@@ -101,6 +108,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         model.compile(optimizer, "mse")
         ```
     """
+
+    microbatches: int | None = None
 
     def __init__(
         self,
@@ -158,6 +167,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self.nonfinite = nonfinite
         self.bucket_bytes = bucket_bytes
         self._is_checked = False
+        self._moved = None
         self._prepare_strategy()
 
     # What Keras asks of an optimizer, answered by the inner one.
@@ -226,7 +236,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             )
         if tf.distribute.has_strategy():
             enable_multi_worker_fit()
+        if self.needs_second_moments:
+            enable_second_moments()
         return strategy
+
+    @property
+    def needs_second_moments(self) -> bool:
+        """Whether `apply` wants second moments."""
+        return self._compressor.needs_second_moments
 
     def build(self, variables):
         """Creates the state of the method and of the inner optimizer."""
@@ -248,6 +265,9 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             tf.constant(0.0), "previous_learning_rate"
         )
         self._skipped = PerWorkerVariable(tf.constant(0, tf.int64), "skipped_steps")
+        if any(channel.varies for channel in self._channels):
+            # Steps, elements sent, words that varied.
+            self._moved = PerWorkerVariable(tf.zeros([3], tf.int64), "moved")
         for channel in self._channels:
             for variable in tf.nest.flatten(channel.state):
                 self._track_variable(variable)
@@ -273,9 +293,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             if not sum(held):
                 continue
             layout = Layout.from_sizes(held, block_size)
+            most = compressor.most_elements
+            if most is not None:
+                # A bucket's lead is shorter than a chunk.
+                most -= CHUNK
+                layout = layout.cut(most)
             buckets = [Bucket(0, layout.size)]
             if wanted and compressor.is_blockwise and server.is_blockwise:
-                buckets = buckets_of(layout, max(self.bucket_bytes // 4, 1))
+                buckets = buckets_of(layout, max(self.bucket_bytes // 4, 1), most)
             carriers = transports.carriers(
                 self.transport if wanted else "auto",
                 compressor,
@@ -289,7 +314,10 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 names = [f"{name}.{index}" for index in range(len(buckets))]
             for own_name, bucket, carrier in zip(names, buckets, carriers, strict=True):
                 yield Channel(
-                    own_name, positions, bucket, layout, *carrier, self._decay
+                    *(own_name, positions, bucket, layout, *carrier, self._decay),
+                    accumulates=wanted
+                    and self.needs_second_moments
+                    and bool(self.inner_optimizer.gradient_accumulation_steps),
                 )
 
     @property
@@ -308,31 +336,42 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         moved = [channel.words for channel in self._channels]
         compressed = [c for c in self._channels if c.name.startswith("compressed")]
         elements = sum(channel.size for channel in compressed)
-        up = sum(message_words(c.compressor.fields(c.layout)) for c in compressed)
+        plain = sum(channel.size for channel in self._channels) - elements
+        sent, varying = elements, 0.0
+        if self._moved is not None:
+            steps, sent, varying = self._moved.numpy().tolist()
+            sent, varying = (x / steps if steps else math.nan for x in (sent, varying))
+        up = sum(fixed_words(c.compressor.fields(c.layout)) for c in compressed)
         reply = sum(message_words(c.reply_fields(workers)) for c in compressed)
         return Traffic(
             num_workers=workers,
             elements_compressed=elements,
-            elements_plain=sum(c.size for c in self._channels) - elements,
-            bits_per_element_up=32 * up / max(elements, 1),
+            elements_plain=plain,
+            bits_per_element_up=32 * (up + varying) / max(elements, 1),
             bits_per_element_reply=32 * reply / max(elements, 1),
-            words_sent=sum(words.sent for words in moved),
-            words_received=sum(words.received for words in moved),
+            words_sent=sum(words.sent for words in moved) + (workers - 1) * varying,
+            words_received=sum(words.received for words in moved)
+            + (workers - 1) * varying,
+            elements_sent=sent + plain,
         )
 
     # The step.
 
-    def apply(self, grads, trainable_variables=None):
-        """Exchanges the gradients and updates the variables.
+    def apply(self, grads, trainable_variables=None, second_moments=None):
+        r"""Exchanges the gradients and updates the variables.
 
         Args:
             grads: Gradients of this replica's share of the loss, which Keras divides
                 by the number of replicas.
             trainable_variables: Their variables, in the same order.
+            second_moments: For compressors that need them: where a gradient is
+                \( \sum_z g_z \) over examples z, \( \sum_z g_z^2 \), element by element
+                and in the units of `grads`, whatever scale is in them.
 
         Raises:
             TypeError: If a gradient is not of a float type.
-            ValueError: If the workers' models differ, at the first step.
+            ValueError: If the workers' models differ, at the first step; if second
+                moments are given to a method that needs none, or not to one that does.
             tf.errors.InvalidArgumentError: If a gradient is not finite and
                 `nonfinite="raise"`.
         """
@@ -348,61 +387,98 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 self.build(list(trainable_variables))
         self._check_workers()
         inner = self.inner_optimizer
+        grads, variables = list(grads), list(trainable_variables)
+        moments = second.checked(
+            second_moments, grads, self._compressor, type(self).__name__
+        )
+        moment_of = dict(zip(map(id, variables), moments, strict=True))
         with keras.name_scope(self.name):
-            grads, variables = seam.filtered(inner, grads, list(trainable_variables))
+            grads, variables = seam.filtered(inner, grads, variables)
             if not grads:
                 return
+            moments = [moment_of[id(variable)] for variable in variables]
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
             gain = self._collectives.loss_divisor / (inner.loss_scale_factor or 1)
             grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
             if inner.gradient_accumulation_steps or seam.clips(inner):
                 grads = [g * tf.cast(gain, g.dtype) for g in grads]
+                moments = second.multiplied(moments, gain)
                 gain = 1.0
 
-            def update(grads):
+            def update(grads, moments):
                 if inner.gradient_accumulation_steps:
                     grads = seam.accumulated(inner, grads, variables)
-                self._update(seam.clipped(inner, grads), variables, gain)
+                clipped, kept = seam.clipped(inner, grads), None
+                if seam.clips(inner) and self.needs_second_moments:
+                    kept = second.kept(clipped, grads)
+                self._update(clipped, moments, kept, variables, gain)
+
+            def accumulate(grads, moments):
+                seam.accumulate(inner, grads, variables)
+                table = self._table(moments, variables)
+                for channel in self._channels:
+                    if channel.accumulates:
+                        channel.accumulate(table)
 
             if inner.gradient_accumulation_steps:
                 conditional(
                     seam.is_update_step(inner),
                     update,
-                    lambda grads: seam.accumulate(inner, grads, variables),
-                    args=(grads,),
+                    accumulate,
+                    args=(grads, moments),
                 )
             else:
-                update(grads)
+                update(grads, moments)
 
-    def _table(self, gradients, variables):
-        """A gradient for each trainable variable, None where there is none."""
+    def _table(self, values, variables):
+        """A list over all variables of what there is of some, None for the others."""
         table = [None] * len(self._trainable_variables)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            table[seam.position(self.inner_optimizer, variable)] = gradient
+        for variable, value in zip(variables, values, strict=True):
+            table[seam.position(self.inner_optimizer, variable)] = value
         return table
 
-    def _update(self, gradients, variables, gain):
+    def _update(self, gradients, moments, kept, variables, gain):
+        inner = self.inner_optimizer
         table = self._table(gradients, variables)
+        moments = self._table(moments, variables)
+        kept = kept and self._table(kept, variables)
         context = self._context()
-        pieces, states, statuses = {}, [], []
+        pieces, steps = {}, []
         for channel in self._channels:
-            update, state, seen = channel.step(
+            own = context
+            if channel.compressor.needs_second_moments:
+                own = context._replace(
+                    second_moments=channel.second_moments(
+                        moments, gain, inner.gradient_accumulation_steps, kept
+                    )
+                )
+            step = channel.step(
                 channel.flatten(table, gain),
                 lambda channel=channel: channel.flatten(self._trainable_variables),
-                context,
+                own,
                 lambda channel=channel: finite_vote.locate(
                     {i: table[i] for i in channel.positions}, len(table), gain
                 ),
             )
-            pieces.update(channel.split(update))
-            states.append(state)
-            statuses.append(seen)
-        own = [channel.state for channel in self._channels]
+            pieces.update(channel.split(step.update))
+            steps.append(step)
+        variables_of_state = tf.nest.flatten([c.state for c in self._channels])
+        new_state = tf.nest.flatten([step.state for step in steps])
+        if self._moved is not None:
+            varying = [
+                tf.cast(tf.stack([0, step.elements_sent, step.varying_words]), tf.int64)
+                for step, channel in zip(steps, self._channels, strict=True)
+                if channel.varies
+            ]
+            one_step = tf.constant([1, 0, 0], tf.int64)
+            moved = tf.add_n([tf.convert_to_tensor(self._moved), one_step, *varying])
+            new_state.append(moved)
+            variables_of_state.append(self._moved)
         self._commit(
             pieces,
-            list(zip(tf.nest.flatten(own), tf.nest.flatten(states), strict=True)),
-            finite_vote.first_of(statuses),
+            list(zip(variables_of_state, new_state, strict=True)),
+            finite_vote.first_of([step.statuses for step in steps]),
             gradients,
             variables,
             context,
@@ -420,10 +496,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             context: The step.
         """
         inner = self.inner_optimizer
-        positions = [seam.position(inner, v) for v in variables]
         applied = [
-            tf.cast(_joined(pieces, position, gradient.shape), gradient.dtype)
-            for position, gradient in zip(positions, gradients, strict=True)
+            tf.cast(
+                _joined(pieces, seam.position(inner, variable), gradient.shape),
+                gradient.dtype,
+            )
+            for variable, gradient in zip(variables, gradients, strict=True)
         ]
         previous = context.if_moving(
             context.learning_rate, context.previous_learning_rate
@@ -439,6 +517,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         def skip(applied, new_state, statuses):
             if inner.gradient_accumulation_steps:
                 seam.drop_window(inner)
+                for channel in self._channels:
+                    channel.forget()
             self._report(statuses)
 
         conditional(
@@ -494,7 +574,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 f"compressor={self._compressor}, server={self._server}, "
                 f"block_size={self._block_size}, weight_decay={self._decay}, "
                 f"exclude={self.exclude}, min_size={self.min_size}, seed={self.seed}, "
-                f"transport={self.transport}, bucket_bytes={self.bucket_bytes}",
+                f"transport={self.transport}, bucket_bytes={self.bucket_bytes}, "
+                f"microbatches={self.microbatches}",
                 seam.step_counter(self.inner_optimizer),
             )
 
@@ -504,7 +585,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         return [v for v in self._variables if isinstance(v, PerWorkerVariable)]
 
     def _scalars(self):
-        return self._seed, self._previous_learning_rate, self._skipped
+        scalars = self._seed, self._previous_learning_rate, self._skipped
+        return scalars if self._moved is None else (*scalars, self._moved)
 
     def _vectors(self):
         """The channels, by the vector that they are buckets of."""

@@ -28,6 +28,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfgradcomp.seam import shared_paths
+from tfgradcomp.seam.replace import replace
 from tfgradcomp.seam.workers import across_hosts, is_multi_worker
 from tfgradcomp.transports import collectives
 
@@ -50,29 +51,16 @@ def enable_multi_worker_fit() -> None:
         model.fit(x, y)
         ```
     """
-    _replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
-    _replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
-    _replace(keras_trainer, "reduce_per_replica", _reduce_per_replica)
-    _replace(keras.Model, "save", shared_paths.save)
-    _replace(keras.Model, "save_weights", shared_paths.save)
-    _replace(keras.callbacks.ModelCheckpoint, "_save_model", shared_paths.checkpoint)
-    _replace(
+    replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
+    replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
+    replace(keras_trainer, "reduce_per_replica", _reduce_per_replica)
+    replace(keras.Model, "save", shared_paths.save)
+    replace(keras.Model, "save_weights", shared_paths.save)
+    replace(keras.callbacks.ModelCheckpoint, "_save_model", shared_paths.checkpoint)
+    replace(
         keras.callbacks.BackupAndRestore, "on_train_begin", shared_paths.begin_backup
     )
-    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
-
-
-def _replace(owner, name, replacement):
-    original = getattr(owner, name)
-    if not hasattr(original, "_tfgradcomp_original"):
-        function = functools.wraps(original)(functools.partial(replacement, original))
-
-        @functools.wraps(original)
-        def method(*args, **kwargs):
-            return function(*args, **kwargs)
-
-        method._tfgradcomp_original = original
-        setattr(owner, name, method)
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
 
 
 def _symbolic_build(original, trainer, iterator=None, data_batch=None):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfgradcomp.transports.base import Call, Transport
+from tfgradcomp.transports.base import Call, Outcome, Transport
+from tfgradcomp.transports.collectives import padded_size
 from tfgradcomp.wire import words as wire
 
 
 class AllGather(Transport):
     """One gather of one int32 vector a step; the reply needs no wire.
 
-    The size is fixed by the fields, so no shapes are exchanged. Every worker runs the
-    server's rule on the same words and so gets the same update.
+    The size is fixed by the fields, so no shapes are exchanged. Where a field varies,
+    its sizes travel with the status, and a second gather has the field itself, padded
+    to the longest. Every worker runs the server's rule on the same words and so gets
+    the same update.
     """
 
     def exchange(
@@ -20,12 +23,29 @@ class AllGather(Transport):
     ):
         """See `Transport.exchange`."""
         fields = compressor.fields(layout)
-        message = tf.concat([status[tf.newaxis], wire.pack(payload, fields)], 0)
-        messages = self.collectives.gather(message, site)
-        payloads = wire.unpack(messages[:, 1:], fields)
+        words = wire.pack(payload, fields)
+        varying = 0
+        if wire.varies(fields):
+            fixed = wire.fixed_words(fields)
+            words, rest = words[:fixed], words[fixed:]
+            words = tf.concat([tf.shape(rest), words], 0)
+        messages = self.collectives.gather(
+            tf.concat([status[tf.newaxis], words], 0), site
+        )
+        statuses, rows = messages[:, 0], messages[:, 1:]
+        if wire.varies(fields):
+            varying = tf.size(rest)
+            if self.collectives.num_workers > 1:
+                varying = padded_size(tf.reduce_max(rows[:, 0]))
+                rest = wire.padded(rest, varying)
+            rest = self.collectives.gather(rest, f"{site}/varying")
+            rows = tf.concat([rows[:, 1:], rest], 1)
+        payloads = wire.unpack(rows, fields)
         update, server_state = server.update(payloads, server_state, layout, context)
-        return update, server_state, messages[:, 0]
+        return Outcome(update, server_state, statuses, varying)
 
     def calls(self, compressor, server, layout):
         """See `Transport.calls`."""
-        return [Call("gather", 1 + wire.message_words(compressor.fields(layout)))]
+        fields = compressor.fields(layout)
+        sizes = 1 if wire.varies(fields) else 0
+        return [Call("gather", 1 + sizes + wire.fixed_words(fields))]

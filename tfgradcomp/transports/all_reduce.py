@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.servers.mean import Mean
-from tfgradcomp.transports.base import Call, Transport
+from tfgradcomp.transports.base import Call, Outcome, Transport
 from tfgradcomp.wire import words as wire
 
 # A status travels as digits that even an 8-bit mantissa holds exactly.
@@ -28,7 +28,8 @@ class AllReduce(Transport):
         fields = compressor.fields(layout)
         if server.sum_base(layout, self.collectives.num_workers) is not None:
             return fields.keys() - compressor.agreed(layout).keys() == {"codes"}
-        return isinstance(server, Mean) and [f.base for f in fields.values()] == [None]
+        numbers = [f.base is None and not f.varies for f in fields.values()]
+        return isinstance(server, Mean) and numbers == [True]
 
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
@@ -51,7 +52,7 @@ class AllReduce(Transport):
         update, server_state = server.update_of_sum(
             words, payload, server_state, layout, context
         )
-        return update, server_state, statuses
+        return Outcome(update, server_state, statuses)
 
     def _exchange_numbers(
         self, payload, server, server_state, layout, context, status, site
@@ -69,7 +70,7 @@ class AllReduce(Transport):
         )
         mean = {name: total[tf.newaxis, num_workers * _DIGITS :]}
         update, server_state = server.update(mean, server_state, layout, context)
-        return update, server_state, statuses
+        return Outcome(update, server_state, statuses)
 
     def reply_fields(self, compressor, server, layout, num_workers):
         """See `Transport.reply_fields`."""

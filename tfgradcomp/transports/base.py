@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
+from tfgradcomp.ops import Parts
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports.collectives import Collectives
 
@@ -38,6 +39,23 @@ class Call(NamedTuple):
             return others / num_workers * self.words
         # A ring: every word goes round twice, less the own part.
         return 2 * others / num_workers * self.words
+
+
+class Outcome(NamedTuple):
+    """What an exchange gives.
+
+    Attributes:
+        update: float32, the same on all workers.
+        server_state: The server's new state, as far as it is held here.
+        statuses: All workers' statuses, int32 `[N]`.
+        varying_words: int32, the words that this worker handed to collectives besides
+            those that `Transport.calls` declares.
+    """
+
+    update: tf.Tensor | Parts
+    server_state: State
+    statuses: tf.Tensor
+    varying_words: tf.Tensor | int = 0
 
 
 class Transport:
@@ -83,7 +101,7 @@ class Transport:
         context: Context,
         status: tf.Tensor,
         site: str,
-    ):
+    ) -> Outcome:
         """Carries one payload a worker to the server, and decodes the reply.
 
         Args:
@@ -95,10 +113,6 @@ class Transport:
             context: The step.
             status: int32 scalar in [0, 2**24), a word that all workers shall see.
             site: Name of the call site, the same on all workers.
-
-        Returns:
-            The update (float32, the same on all workers), the new server state, and
-            all workers' statuses (int32 `[N]`).
         """
         raise NotImplementedError
 
@@ -111,11 +125,14 @@ class Transport:
     def calls(
         self, compressor: Compressor, server: Server, layout: Layout
     ) -> list[Call]:
-        """Returns the collectives of an exchange, the status included."""
+        """Returns the collectives of an exchange, the status included.
+
+        What varies from step to step is left out.
+        """
         raise NotImplementedError
 
     def words(self, compressor: Compressor, server: Server, layout: Layout) -> Words:
-        """Returns what an exchange moves."""
+        """Returns what an exchange moves, besides what varies from step to step."""
         calls = self.calls(compressor, server, layout)
         moved = sum(self.collectives.moved(call) for call in calls)
         return Words(sent=moved, received=moved)

@@ -18,6 +18,7 @@ from tfgradcomp.transports.all_reduce import AllReduce
 from tfgradcomp.transports.base import Call, Transport
 from tfgradcomp.transports.collectives import Collectives
 from tfgradcomp.transports.sharded import Sharded
+from tfgradcomp.wire import words as wire
 
 _BY_NAME = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 NAMES = ("auto", *_BY_NAME)
@@ -65,6 +66,10 @@ def carriers(
     """
     method = compressor, server
     workers = collectives.num_workers
+    if any(wire.varies(compressor.fields(layout)) for layout in layouts):
+        # One transport carries them, and no size says what it takes.
+        transport = "auto" if isinstance(transport, Costs) else transport
+        hosts = None
     names = [transport] * len(layouts)
     if isinstance(transport, Costs) or (transport == "auto" and hosts is not None):
         costs = transport if isinstance(transport, Costs) else measure(hosts)

@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import tensorflow as tf
 
 # Far above the keys that TensorFlow counts up from 1 and 100.
 _GROUP_KEY = 0x54470000
-_KEYS_PER_INSTANCE = 1 << 12
+_KEYS_PER_INSTANCE = 1 << 16
 _instances = itertools.count()
+
+# An instance key belongs to one size, for ever. So vectors whose sizes vary are padded
+# to one of a few: 1 to 15, and eight from each power of two to the next.
+_EIGHTS = [eighths << shift for shift in range(1, 26) for eighths in range(8, 16)]
+_SIZES = np.array([*range(1, 16), *_EIGHTS])
 
 
 class Collectives:
     """Gathers and reduces vectors over workers.
 
-    Each method takes the name of its call site: one name, one shape and type.
+    Each method takes the name of its call site: one name, one shape and type. Of
+    `gather` the size may vary, if it is a `padded_size` that is equal on all workers.
 
     Attributes:
         num_workers: Python integer N.
@@ -63,6 +70,20 @@ class Collectives:
         raise NotImplementedError
 
 
+def padded_size(size: tf.Tensor) -> tf.Tensor:
+    """Returns the size, at most an eighth more, that a vector which varies may have.
+
+    Args:
+        size: int32 scalar, less than 2**28. 0 becomes 1.
+    """
+    return tf.gather(tf.constant(_SIZES, tf.int32), _index_of(size))
+
+
+def _index_of(size):
+    sizes = tf.constant(_SIZES, tf.int32)
+    return tf.searchsorted(sizes, tf.reshape(size, [1]))[0]
+
+
 class SingleWorker(Collectives):
     """One worker: nothing to move."""
 
@@ -102,8 +123,9 @@ class Replicas(Collectives):
     def __init__(self, num_workers: int, place: tuple[int, int] = (0, 1)):
         self.num_workers = num_workers
         self.place = place
-        self._first_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
-        self._sites = {}
+        self._next_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
+        self._end_key = self._next_key + _KEYS_PER_INSTANCE
+        self._keys = {}
 
     @property
     def rank(self):
@@ -118,10 +140,12 @@ class Replicas(Collectives):
         if self._meets_eagerly():
             context = tf.distribute.get_replica_context()
             return context.all_gather(vector[tf.newaxis], axis=0)
+        size = vector.shape[0]
+        varying = tf.size(vector) if size is None else None
         flat = tf.raw_ops.CollectiveGatherV2(
-            input=vector, **self._arguments(f"gather/{site}")
+            input=vector, **self._arguments(f"gather/{site}", varying)
         )
-        return tf.reshape(flat, [self.num_workers, vector.shape[0]])
+        return tf.reshape(flat, [self.num_workers, -1 if size is None else size])
 
     def all_to_all(self, rows, site):
         """See `Collectives.all_to_all`."""
@@ -157,12 +181,23 @@ class Replicas(Collectives):
             **self._arguments(f"{merge_op}/{site}"),
         )
 
-    def _arguments(self, site):
-        index = self._sites.setdefault(site, len(self._sites))
+    def _arguments(self, site, varying_size=None):
+        if site not in self._keys:
+            self._keys[site] = self._next_key
+            self._next_key += 1 if varying_size is None else len(_SIZES)
+            if self._next_key > self._end_key:
+                raise ValueError(
+                    f"Collectives have {_KEYS_PER_INSTANCE} keys; a site whose "
+                    f"size varies takes {len(_SIZES)}. Take larger buckets "
+                    f"(`bucket_bytes`). Received: {len(self._keys)} sites"
+                )
+        key = self._keys[site]
         return {
             "group_size": self.num_workers,
             "group_key": self._group_key,
-            "instance_key": self._first_key + index,
+            "instance_key": key
+            if varying_size is None
+            else key + _index_of(varying_size),
             "ordering_token": [_ordering_token()],
         }
 

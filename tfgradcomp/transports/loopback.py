@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfgradcomp.transports.base import Transport
+from tfgradcomp.transports.base import Outcome, Transport
 from tfgradcomp.transports.collectives import Collectives
+from tfgradcomp.wire import words as wire
 
 
 class Loopback:
@@ -128,13 +129,17 @@ class DirectExchange(Transport):
     ):
         """See `Transport.exchange`."""
         gather = self.collectives.gather
-        payloads = {
-            name: gather(payload[name], f"{site}/{name}")
-            for name in compressor.fields(layout)
-        }
+        payloads = {}
+        for name, field in compressor.fields(layout).items():
+            values = payload[name]
+            if field.varies:
+                sizes = gather(tf.shape(values), f"{site}/{name}/size")
+                values = wire.padded(values, tf.reduce_max(sizes))
+            payloads[name] = gather(values, f"{site}/{name}")
         reply, server_state = server.combine(payloads, server_state, layout, context)
         update = server.decompress(reply, layout, context.num_workers)
-        return update, server_state, gather(status[tf.newaxis], f"{site}/status")[:, 0]
+        statuses = gather(status[tf.newaxis], f"{site}/status")[:, 0]
+        return Outcome(update, server_state, statuses)
 
     def calls(self, compressor, server, layout):
         """See `Transport.calls`."""

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
 from tfgradcomp.servers.base import Server
-from tfgradcomp.transports.base import Transport, Words
+from tfgradcomp.transports.base import Outcome, Transport, Words
 from tfgradcomp.transports.collectives import Collectives
 from tfgradcomp.transports.sharded import Shards
 from tfgradcomp.wire import words as wire
@@ -277,6 +277,12 @@ class ParameterServer(Transport):
     What cannot be cut in parts is served by the first of them.
     """
 
+    carries = "messages of one size"
+
+    def can_carry(self, compressor, server, layout):
+        """Messages must be equally long in each step."""
+        return not wire.varies(compressor.fields(layout))
+
     def init_server(self, compressor, server, layout):
         """The state is on the servers, but for what they have to be told."""
         told = self._cut(compressor, server, layout).told
@@ -318,7 +324,7 @@ class ParameterServer(Transport):
             told = wire.pack(reply, cut.told)
             server_state = {"told": tf.bitcast(told, tf.float32)}
         update = server.decompress(reply, layout, num_workers)
-        return update, server_state, replies[0][:num_workers]
+        return Outcome(update, server_state, replies[0][:num_workers])
 
     def _cut(self, compressor, server, layout):
         servers = len(self.collectives.meeting.devices)

@@ -12,7 +12,7 @@ from tfgradcomp.compressors.base import Compressor, Field, Layout
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers.base import Server, Shard
-from tfgradcomp.transports.base import Call, Transport
+from tfgradcomp.transports.base import Call, Outcome, Transport
 from tfgradcomp.wire import words as wire
 
 
@@ -64,7 +64,7 @@ class Sharded(Transport):
             lambda s: tf.pad(s, [[0, shards.width - shard.size]]), state
         )
         update = server.decompress(reply, layout, num_workers)
-        return update, state, rows[:, 0]
+        return Outcome(update, state, rows[:, 0])
 
     def calls(self, compressor, server, layout):
         """See `Transport.calls`."""

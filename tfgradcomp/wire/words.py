@@ -4,7 +4,7 @@ Codes are packed by whoever makes them (`tfgradcomp.ops`; the word format is sta
 `tfgradcomp.ops.word_format`). Numbers that are no codes travel as their own bits: a
 float32 is a word, two half floats share one, the first in the low half, and a float64
 takes two, the low half first. A message is the words of its fields in the order of
-their declaration.
+their declaration. What varies in size comes last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Field
-from tfgradcomp.ops import words_for
+from tfgradcomp.ops import NOTHING, words_for
 
 
 def words_in(field: Field) -> int:
@@ -25,8 +25,18 @@ def words_in(field: Field) -> int:
 
 
 def message_words(fields: dict[str, Field]) -> int:
-    """Returns the number of 32-bit words of a message with these fields."""
+    """Returns the number of 32-bit words of a message; the most, if it varies."""
     return sum(words_in(field) for field in fields.values())
+
+
+def fixed_words(fields: dict[str, Field]) -> int:
+    """Returns the number of words at the front of a message that do not vary."""
+    return sum(words_in(field) for field in fields.values() if not field.varies)
+
+
+def varies(fields: dict[str, Field]) -> bool:
+    """Whether the size of messages with these fields varies."""
+    return any(field.varies for field in fields.values())
 
 
 def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
@@ -34,6 +44,9 @@ def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
     parts = []
     for name, field in fields.items():
         values = payload[name]
+        if field.varies:
+            parts.append(values)
+            continue
         shape = values.shape[:-1]
         per_word = 4 // values.dtype.size
         if per_word > 1:
@@ -43,19 +56,27 @@ def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
     return tf.concat(parts, -1)
 
 
+def padded(words: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
+    """Returns the words of a field that varies, `size` of them: the rest is -1."""
+    return tf.pad(words, [[0, size - tf.size(words)]], constant_values=NOTHING)
+
+
 def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """Cuts words, shape `[..., words]`, into a tensor for each field.
 
     Returns:
-        int32 words for codes, `[..., count]` of the field's type for numbers.
+        int32 words for codes, `[..., count]` of the field's type for numbers; of what
+        varies all that is left of the words.
     """
-    sizes = [words_in(field) for field in fields.values()]
-    payload = {}
-    parts = tf.split(words, sizes, axis=-1)
-    for (name, field), part in zip(fields.items(), parts, strict=True):
-        if field.base is None:
-            part = _numbers(part, field)
-        payload[name] = part
+    payload, begin = {}, 0
+    for name, field in fields.items():
+        if field.varies:
+            payload[name] = words[..., begin:]
+            continue
+        end = begin + words_in(field)
+        part = words[..., begin:end]
+        payload[name] = _numbers(part, field) if field.base is None else part
+        begin = end
     return payload
 
 

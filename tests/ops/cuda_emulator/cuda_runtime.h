@@ -185,6 +185,12 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
 }
 
 template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  using namespace cuda_emulator;
+  return FromBits<T>(ThreadBlock::current->Meet(ToBits(value))[lane]);
+}
+
+template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane_mask) {
   using namespace cuda_emulator;
   const uint64_t* values = ThreadBlock::current->Meet(ToBits(value));
@@ -204,6 +210,13 @@ template <typename T>
 T atomicAdd(T* target, T value) {
   const T before = *target;
   *target += value;
+  return before;
+}
+
+template <typename T>
+T atomicMax(T* target, T value) {
+  const T before = *target;
+  *target = std::max(before, value);
   return before;
 }
 
@@ -253,7 +266,11 @@ inline cudaError_t cudaMemset(void* memory, int value, size_t size) {
   std::memset(memory, value, size);
   return cudaSuccess;
 }
-constexpr auto cudaMemcpyAsync = cudaMemcpy;
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size,
+                                   cudaMemcpyKind kind, cudaStream_t = nullptr) {
+  return cudaMemcpy(to, from, size, kind);
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t size,
                                    cudaStream_t = nullptr) {
   return cudaMemset(memory, value, size);

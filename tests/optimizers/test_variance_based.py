@@ -1,0 +1,465 @@
+"""Second moments on their way through the optimizer; what is sent and counted."""
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.helpers import flat, make_variables, named, split, state_of
+from tests.transports.test_transports import Recorder
+from tfgradcomp.compressors import Strom as StromCompressor
+from tfgradcomp.distribute import backups
+from tfgradcomp.distribute.reshard import reshard
+from tfgradcomp.transports import DirectExchange, Loopback
+from tfgradcomp.transports.all_gather import AllGather
+
+SHAPES = [(7, 5), (33,), (2, 3, 5)]
+SIZE = 98
+METHODS = {
+    "VarianceBased": {"alpha": 1.2},
+    "Hybrid": {"threshold": 0.3, "alpha": 1.2},
+    "Strom": {"threshold": 0.3},
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.1, **arguments)
+
+
+def make(name, inner=None, **arguments):
+    cls = getattr(tfgradcomp, name)
+    return cls(inner or sgd(), **{**METHODS[name], **arguments})
+
+
+def draw(seed=0, shapes=SHAPES):
+    """A gradient, and its second moments: its square, or a tenth, or the double."""
+    rng = np.random.default_rng(seed)
+    g = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    return g, [rng.uniform(0.1, 2.0, x.shape).astype(np.float32) * x**2 for x in g]
+
+
+def applied(optimizer, gradients, moments, variables=None):
+    """One call; what the weights moved by."""
+    variables = variables or make_variables([g.shape for g in gradients])
+    before = flat([v.numpy() for v in variables])
+    given = {"second_moments": moments} if optimizer.needs_second_moments else {}
+    optimizer.apply([tf.constant(g) for g in gradients], variables, **given)
+    return flat([v.numpy() for v in variables]) - before
+
+
+def state_of_worker(optimizer):
+    names = ["residual"] + ["variance"] * optimizer.needs_second_moments
+    return [named(optimizer, f"compressed.worker.{name}") for name in names]
+
+
+def follows_rule(name, optimizer, r, v):
+    """Whether a first step on r and v leaves what the rule says."""
+    residual, *variance = state_of_worker(optimizer)
+    sent = r**2 > 1.2 * v
+    if name == "VarianceBased":
+        # What is much smaller than the largest waits.
+        kept = residual != 0
+        assert not (kept & sent & (np.abs(r) > 0.05 * np.abs(r).max())).any()
+        assert (kept | sent).all() and 20 < kept.sum() < len(r) - 20
+        np.testing.assert_allclose(residual[kept], r[kept], rtol=1e-5)
+        np.testing.assert_allclose(variance[0][kept], 0.999 * v[kept], rtol=1e-4)
+    else:
+        sent &= np.abs(r) > 0.3
+        assert 20 < sent.sum() < len(r) - 20
+        left = np.where(sent, np.maximum(v - 0.6 * np.abs(r) + 0.09, 0), v)
+        np.testing.assert_allclose(residual, r - 0.3 * np.sign(r) * sent, atol=1e-6)
+        np.testing.assert_allclose(variance[0], 0.999 * left, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["VarianceBased", "Hybrid"])
+@pytest.mark.parametrize("scale", [1.0, 8.0, 3.0])
+def test_moments_are_unscaled_as_gradients_are(name, scale):
+    """Exactly, or multiplied beforehand where the factor is no power of two."""
+    g, m = draw()
+    optimizer = make(name, sgd(loss_scale_factor=scale))
+    applied(optimizer, [scale * x for x in g], [scale**2 * x for x in m])
+    follows_rule(name, optimizer, flat(g), flat(m))
+
+
+@pytest.mark.parametrize("name", ["VarianceBased", "Hybrid"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_moments_are_multiplied_by_the_square_of_the_number_of_workers(name, workers):
+    def worker(rank, collectives):
+        g, m = draw(rank)
+        optimizer = make(name, transport=AllGather(collectives))
+        n = np.float32(workers)
+        applied(optimizer, [x / n for x in g], [x / n**2 for x in m])
+        follows_rule(name, optimizer, flat(g), flat(m))
+
+    Loopback(workers, timeout=60).run(worker)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"clipnorm": 1.5}, {"clipvalue": 0.6}, {"global_clipnorm": 4.0}], ids=str
+)
+def test_clipping_shrinks_moments_with_the_square(rule):
+    g, m = draw(1)
+    optimizer = make("Hybrid", sgd(**rule), threshold=0.05)
+    norms = {
+        "clipnorm": [np.linalg.norm(x) for x in g],
+        "global_clipnorm": [np.linalg.norm(flat(g))] * 3,
+    }
+    ((kind, limit),) = rule.items()
+    if kind == "clipvalue":
+        c = np.clip(flat(g), -limit, limit)
+    else:
+        c = flat([x * min(1, limit / n) for x, n in zip(g, norms[kind], strict=True)])
+    applied(optimizer, g, m)
+    residual, variance = state_of_worker(optimizer)
+    r, v = c, flat(m) * (c / flat(g)) ** 2
+    sent = (np.abs(r) > 0.05) & (r**2 > 1.2 * v)
+    assert 20 < sent.sum() < SIZE - 20 and np.abs(c).max() < np.abs(flat(g)).max()
+    np.testing.assert_allclose(residual, r - 0.05 * np.sign(r) * sent, atol=1e-6)
+    left = np.where(sent, np.maximum(v - 0.1 * np.abs(r) + 0.0025, 0), v)
+    np.testing.assert_allclose(variance, 0.999 * left, rtol=1e-4, atol=1e-6)
+
+
+def test_an_element_of_zero_is_not_clipped():
+    g, m = [np.float32([0.0, 30.0, -40.0])], [np.float32([0.5, 1000.0, 2000.0])]
+    optimizer = make("VarianceBased", sgd(clipnorm=5.0))
+    applied(optimizer, g, m)
+    residual, variance = state_of_worker(optimizer)
+    np.testing.assert_array_equal(residual, np.float32([0, 3, -4]))
+    np.testing.assert_allclose(
+        variance, 0.999 * np.float32([0.5, 10, 2000 / 64 * 0.64])
+    )
+
+
+@every_method
+def test_accumulated_gradients_are_terms_of_one_step(name, tmp_path):
+    """Means over three calls; saved and restored in the middle."""
+    calls = [draw(seed) for seed in range(6)]
+    variables = make_variables(SHAPES)
+    optimizer = make(name, sgd(gradient_accumulation_steps=3))
+    model_file = {}
+    for count, (g, m) in enumerate(calls):
+        moved = applied(optimizer, g, m, variables)
+        assert moved.any() == (count % 3 == 2)
+        if count == 1:
+            optimizer.save_own_variables(model_file)
+            inner_file = {}
+            optimizer.inner_optimizer.save_own_variables(inner_file)
+            again = make(name, sgd(gradient_accumulation_steps=3))
+            others = make_variables(SHAPES)
+            again.build(others)
+            again.load_own_variables({k: np.array(v) for k, v in model_file.items()})
+            again.inner_optimizer.load_own_variables(inner_file)
+        if count == 2:
+            applied(again, g, m, others)
+            assert [b for _, b in state_of(again)] == [
+                b for _, b in state_of(optimizer)
+            ]
+            if name != "Strom":
+                r = np.mean([flat(x) for x, _ in calls[:3]], 0)
+                v = np.sum([flat(x) for _, x in calls[:3]], 0) / 9
+                if name == "Hybrid":
+                    follows_rule(name, optimizer, r, v)
+                kept = named(optimizer, "compressed.worker.variance") != 0
+                assert kept.any() and "compressed.worker.moments" in model_file
+    plain = make(name)
+    others = make_variables(SHAPES)
+    for first in (0, 3):
+        window = calls[first : first + 3]
+        g = [np.mean(x, 0) for x in zip(*[g for g, _ in window], strict=True)]
+        m = [np.sum(x, 0) / 9 for x in zip(*[m for _, m in window], strict=True)]
+        applied(plain, g, m, others)
+    for one, other in zip(variables, others, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_window_with_a_nan_is_dropped_with_its_moments():
+    inner = sgd(gradient_accumulation_steps=2)
+    optimizer = make("VarianceBased", inner, nonfinite="skip")
+    variables = make_variables(SHAPES)
+    (g, m), (h, _) = draw(0), draw(1)
+    broken = [x.copy() for x in m]
+    broken[1][3] = np.inf
+    applied(optimizer, g, m, variables)
+    assert named(optimizer, "compressed.worker.moments").any()
+    moved = applied(optimizer, h, broken, variables)
+    assert optimizer.skipped_steps == 1 and not moved.any()
+    assert not any(x.any() for x in state_of_worker(optimizer))
+    assert not named(optimizer, "compressed.worker.moments").any()
+
+
+def test_variables_without_a_gradient_wait():
+    """A None has no moment; what its residual holds stays."""
+    variables = make_variables(SHAPES)
+    optimizer = make("VarianceBased")
+    g, m = draw()
+    applied(optimizer, g, m, variables)
+    before = [x[35:68] for x in state_of_worker(optimizer)]
+    # And what is sent late, as it was too small beside others.
+    waits = before[0] ** 2 <= 1.2 * before[1]
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply(
+            [tf.constant(g[0]), None, tf.constant(g[2])],
+            variables,
+            second_moments=[m[0], None, m[2]],
+        )
+    residual, variance = (x[35:68] for x in state_of_worker(optimizer))
+    assert before[0].any() and waits.sum() > 20
+    np.testing.assert_array_equal(residual[waits], before[0][waits])
+    np.testing.assert_allclose(variance[waits], 0.999 * before[1][waits], 1e-6)
+
+
+def test_rows_of_an_embedding():
+    """`IndexedSlices`, of which rows come twice: as the dense tensor."""
+    rows, g = [4, 1, 4], draw(2, [(3, 6)])[0][0]
+    slices = tf.IndexedSlices(tf.constant(g), tf.constant(rows), (7, 6))
+    total = tf.convert_to_tensor(slices).numpy()
+    for name in METHODS:
+        moved = []
+        for gradient in (slices, tf.constant(total)):
+            variables = make_variables([(7, 6)])
+            optimizer = make(name)
+            given = {}
+            if optimizer.needs_second_moments:
+                given["second_moments"] = [total**2 / 4]
+            optimizer.apply([gradient], variables, **given)
+            moved.append(variables[0].numpy())
+        np.testing.assert_array_equal(*moved)
+
+
+@every_method
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("coding", ["fixed", "delta"])
+def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
+    """In two buckets, with one variable uncompressed; means over four steps."""
+    sent = []
+
+    def worker(rank, collectives):
+        recorder = Recorder(collectives)
+        optimizer = make(
+            name,
+            transport=AllGather(recorder),
+            index_coding=coding,
+            exclude=lambda v: v.shape == (33,),
+            bucket_bytes=120,
+        )
+        variables = make_variables(SHAPES)
+        optimizer.build(variables)
+        assert np.isnan(optimizer.traffic.elements_sent)
+        recorder.calls.clear()
+        before = flat([v.numpy() for v in variables])
+        for step in range(4):
+            g, m = draw([step, rank])
+            applied(optimizer, g, [x / workers for x in m], variables)
+        traffic = optimizer.traffic
+        ring = 2 * (workers - 1) / workers
+        moved = sum(
+            size * (ring if kind in ("sum", "max") else workers - 1)
+            for kind, size in recorder.calls
+        )
+        assert traffic.bytes_sent == traffic.bytes_received == moved / 4
+        assert {kind for kind, _ in recorder.calls} <= {"gather", "sum"}
+        assert traffic.elements_plain == 33 and traffic.elements_compressed == 65
+        assert 33 < traffic.elements_sent < 98
+        assert traffic.ratio == 98 / traffic.elements_sent
+        assert len(optimizer._channels) == 3
+        sent.append(traffic.elements_sent)
+        return flat([v.numpy() for v in variables]) - before
+
+    moved = Loopback(workers, timeout=60).run(worker)
+    assert len({x.tobytes() for x in moved}) == 1 and len(set(sent)) == workers
+
+
+def test_traffic_of_methods_that_send_the_same_each_step():
+    optimizer = tfgradcomp.TernGrad(sgd(), min_size=1)
+    optimizer.build(make_variables(SHAPES))
+    assert optimizer.traffic.elements_sent == SIZE and optimizer.traffic.ratio == 1
+
+
+@every_method
+def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
+    """Blocks and buckets of at most so many elements: the same steps for Strom."""
+    shapes = [(300,), (50, 50), (700,)]
+    kinds = [tfgradcomp.compressors.VarianceBased, tfgradcomp.compressors.Hybrid]
+    weights = {}
+    for most in (2**28 - 1, 1500):
+        for kind in (*kinds, StromCompressor):
+            monkeypatch.setattr(kind, "most_elements", most)
+
+        def worker(rank, collectives):
+            optimizer = make(name, transport=DirectExchange(collectives))
+            variables = make_variables(shapes)
+            for step in range(3):
+                applied(optimizer, *draw([step, rank], shapes), variables)
+            sizes = [channel.layout.size for channel in optimizer._channels]
+            return flat([v.numpy() for v in variables]), sizes
+
+        (one, sizes), (other, _) = Loopback(2, timeout=60).run(worker)
+        assert one.tobytes() == other.tobytes()
+        assert max(sizes) <= most and (len(sizes) == 1 or most == 1500)
+        weights[most] = one
+    assert len(sizes) > 3
+    same = weights[1500] == weights[2**28 - 1]
+    # Of VarianceBased the largest of a block says what the others become.
+    assert same.all() if name != "VarianceBased" else same.mean() > 0.5
+
+
+@every_method
+def test_resharding_conserves_what_is_owed(name, tmp_path):
+    """Residuals, variances and unfinished windows of two workers, for three."""
+
+    def optimizer_of(collectives):
+        inner = sgd(gradient_accumulation_steps=2)
+        optimizer = make(name, inner, transport=AllGather(collectives))
+        optimizer.build(variables := make_variables(SHAPES))
+        return optimizer, variables
+
+    def save(rank, collectives):
+        optimizer, variables = optimizer_of(collectives)
+        for step in range(3):
+            applied(optimizer, *draw([step, rank]), variables)
+
+        def write(folder):
+            with h5py.File(folder / backups.WEIGHTS, "w") as file:
+                optimizer.save_own_variables(file.create_group("optimizer"))
+
+        backups.write(backups.worker_folder(tmp_path / "old", rank), 1, 2, write)
+        return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
+
+    def load(rank, collectives):
+        optimizer, _ = optimizer_of(collectives)
+        folder = backups.worker_folder(tmp_path / "new", rank)
+        with h5py.File(backups.epoch_folder(folder, 1) / backups.WEIGHTS) as file:
+            optimizer.load_own_variables(file["optimizer"])
+        return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
+
+    saved = Loopback(2, timeout=60).run(save)
+    reshard(tmp_path / "old", 3, tmp_path / "new")
+    for state in Loopback(3, timeout=60).run(load):
+        assert len(state) == (1 if name == "Strom" else 3)
+        for key, value in state.items():
+            mean = (saved[0][key] + saved[1][key]) / 2
+            assert mean.any() and (saved[0][key] != saved[1][key]).any()
+            np.testing.assert_allclose(value, mean, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["VarianceBased", "Hybrid"])
+def test_what_is_wrong_with_moments(name):
+    g, m = draw()
+    variables = make_variables(SHAPES)
+    with pytest.raises(ValueError, match="(?s)needs second moments.*second_moments="):
+        make(name).apply([tf.constant(x) for x in g], variables)
+    with pytest.raises(ValueError, match="3 gradients, 2 second moments"):
+        make(name).apply(g, variables, second_moments=m[:2])
+    with pytest.raises(ValueError, match="None at \\[\\] and \\[1\\]"):
+        make(name).apply(g, variables, second_moments=[m[0], None, m[2]])
+    for other in (tfgradcomp.SignSGD(sgd()), make("Strom")):
+        with pytest.raises(ValueError, match="takes no second moments.*Leave"):
+            other.apply(g, variables, second_moments=m)
+    with pytest.raises(ValueError, match="microbatches must be an integer, at least 2"):
+        make(name, microbatches=1)
+
+
+# In `fit`.
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(96, 12)).astype(np.float32)
+    return x, (x @ rng.normal(size=(12, 2))).astype(np.float32)
+
+
+def fitted(optimizer, policy="float32", epochs=3, **kwargs):
+    keras.config.set_dtype_policy(policy)
+    try:
+        keras.utils.set_random_seed(1)
+        dense = keras.layers.Dense(2, dtype="float32")
+        model = keras.Sequential(
+            [keras.Input((12,)), keras.layers.Dense(16, activation="tanh"), dense]
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile(optimizer, "mse", **kwargs)
+    x, y = data()
+    history = model.fit(
+        x, y, batch_size=16, epochs=epochs, verbose=0, shuffle=False
+    ).history
+    return history["loss"], flat(model.get_weights())
+
+
+INNERS = {
+    "SGD": lambda: sgd(),
+    "momentum": lambda: keras.optimizers.SGD(0.02, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.02),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [
+        ("VarianceBased", "momentum"),
+        ("VarianceBased", "Adam"),
+        ("Hybrid", "momentum"),
+        ("Strom", "SGD"),
+    ],
+)
+def test_training_goes_on(name, inner):
+    optimizer = make(name, INNERS[inner]())
+    loss, _ = fitted(optimizer, epochs=8, jit_compile=False)
+    assert loss[-1] < 0.7 * loss[0]
+    assert 1.2 < optimizer.traffic.ratio < 1000
+
+
+MANNERS = {
+    "VarianceBased": [
+        {"jit_compile": False, "steps_per_execution": 3},
+        {"jit_compile": True},
+    ],
+    "Strom": [{"jit_compile": True}],
+}
+
+
+@pytest.mark.parametrize("name", MANNERS)
+def test_manners_of_fit(name):
+    """In loops, compiled by XLA and with a loss scale: the same training."""
+
+    def run(policy="float32", **manner):
+        optimizer = make(name, index_coding="delta")
+        return fitted(optimizer, policy, epochs=1, **manner)
+
+    expected, weights = run(jit_compile=False)
+    for manner in MANNERS[name]:
+        _, got = run(**manner)
+        np.testing.assert_allclose(got, weights, rtol=0, atol=1e-4, err_msg=str(manner))
+    loss, _ = run("mixed_float16", jit_compile=False)
+    np.testing.assert_allclose(loss, expected, rtol=0.1)
+
+
+def test_microbatches_stand_for_examples():
+    fine, coarse = (make("VarianceBased", microbatches=k) for k in (None, 4))
+    losses = [fitted(optimizer, jit_compile=False)[0] for optimizer in (fine, coarse)]
+    assert losses[0] != losses[1] and losses[1][-1] < losses[1][0]
+
+
+def test_an_embedding_model():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(20, 8),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    optimizer = make("VarianceBased", keras.optimizers.Adam(0.05))
+    model.compile(optimizer, "mse", jit_compile=False)
+    tokens = np.random.default_rng(0).integers(0, 15, (64, 4))
+    target = np.cos(tokens).sum(1, keepdims=True)
+    history = model.fit(tokens, target, batch_size=16, epochs=20, verbose=0).history
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    # Tokens that nobody uses have nothing to say.
+    variance = named(optimizer, "compressed.worker.variance")
+    table = split(variance, [v.shape for v in model.trainable_variables])[0]
+    assert not table[15:].any() and table[:15].any()

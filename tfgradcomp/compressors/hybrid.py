@@ -1,0 +1,75 @@
+"""Variance-based compression and Strom's: what is large and unambiguous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.sparse_words import (
+    SparseWords,
+    check_threshold,
+    check_unambiguity,
+    moments_missing,
+)
+
+
+@dataclass(frozen=True)
+class Hybrid(SparseWords):
+    r"""Sends \( \pm\tau \) for elements beyond it that are well above their variance.
+
+    \( r \mathrel{+}= \sum_z g_z \), \( v \mathrel{+}= \sum_z g_z^2 \) over the examples
+    z of a step. Where \( |r| > \tau \) and \( r^2 > \alpha v \),
+    \( S = \mathrm{sign}(r)\,\tau \) is sent, \( v \leftarrow
+    \max(v - 2|r|\tau + \tau^2, 0) \), as \( a^2 \) becomes \( (a - b)^2 \), and then
+    \( r \mathrel{-}= S \). Everywhere \( v \leftarrow \zeta v \).
+
+    Attributes:
+        threshold: \( \tau \), positive, in the units of a gradient.
+        alpha: \( \alpha \), 1 or more: the larger, the less is sent.
+        zeta: \( \zeta \) in [0, 1], the decay of v.
+        index_coding: As `SparseWords` has it.
+
+    References:
+        Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for Efficient
+        Distributed Deep Learning, 2018, Figure 2 and Section 4.5, whose r in the new
+        v is that from before the sending.
+    """
+
+    threshold: float
+    alpha: float = 2.0
+    zeta: float = 0.999
+    index_coding: str = "fixed"
+
+    needs_second_moments: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_threshold(self.threshold)
+        check_unambiguity(self.alpha, self.zeta)
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        if context.second_moments is None:
+            raise ValueError(moments_missing(self))
+        words, residual, variance, nonfinite = ops.pack_over_threshold(
+            x,
+            context.second_moments,
+            state["residual"],
+            state["variance"],
+            self.threshold,
+            self.alpha,
+            self.zeta,
+        )
+        state = {
+            "residual": context.if_moving(residual, state["residual"]),
+            "variance": context.if_moving(variance, state["variance"]),
+        }
+        return {"words": self.message(words)}, state, tf.equal(nonfinite, 0)
+
+    def scale(self, payloads, layout):
+        """See `SparseWords.scale`."""
+        workers = payloads["words"].shape[0]
+        return tf.fill([workers, layout.num_blocks], self.threshold)

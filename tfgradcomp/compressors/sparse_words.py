@@ -1,0 +1,111 @@
+"""What compressors have in common that send a word for each of a few elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors import index_coding
+from tfgradcomp.compressors.base import Compressor, Field
+
+
+@dataclass(frozen=True)
+class SparseWords(Compressor):
+    """Sends what a rule selects; the rest waits in the state `residual`.
+
+    Subclasses have an attribute `index_coding`, `"fixed"` or `"delta"`: whether an
+    element's word holds its index, or a shorter field the gap since the one before
+    (`tfgradcomp.compressors.index_coding`).
+
+    Attributes:
+        value_bits: Bits of an element besides its index: 1, the sign, or 4.
+    """
+
+    value_bits: ClassVar[int] = 1
+    most_elements: ClassVar[int | None] = 2**ops.INDEX_BITS - 1
+
+    def __post_init__(self):
+        if self.index_coding not in index_coding.CODINGS:
+            raise ValueError(
+                f"index_coding must be one of {index_coding.CODINGS}. "
+                f"Received: index_coding={self.index_coding!r}"
+            )
+
+    def fields(self, layout):
+        """See `Compressor.fields`."""
+        header = 1 if self.index_coding == "delta" else 0
+        return {"words": Field(header + layout.size, dtype="int32", varies=True)}
+
+    def init(self, layout):
+        """See `Compressor.init`."""
+        names = ("residual", "variance") if self.needs_second_moments else ("residual",)
+        return {name: tf.zeros([layout.size]) for name in names}
+
+    def compress(self, x, state, layout, context):
+        """See `Compressor.compress`."""
+        return self.compress_checked(x, state, layout, context)[:2]
+
+    def message(self, words: tf.Tensor) -> tf.Tensor:
+        """Returns the field `words` of the words of the elements that are sent."""
+        return index_coding.encode(words, self.index_coding, self.value_bits)
+
+    def words_of(self, messages: tf.Tensor) -> tf.Tensor:
+        """Returns what was given to `message`, of messages `[N, any]`."""
+        return index_coding.decode(messages, self.index_coding, self.value_bits)
+
+    def scale(self, payloads, layout) -> tf.Tensor:
+        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`."""
+        raise NotImplementedError
+
+    def elements_sent(self, payload, layout):
+        """See `Compressor.elements_sent`."""
+        words = self.words_of(payload["words"][tf.newaxis])
+        return tf.math.count_nonzero(words != ops.NOTHING, dtype=tf.int32)
+
+    def decompress(self, payload, layout):
+        """See `Compressor.decompress`."""
+        return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
+
+    def mean(self, payloads, layout):
+        """See `Compressor.mean`."""
+        return ops.mean_of_sparse(
+            self.words_of(payloads["words"]),
+            self.scale(payloads, layout),
+            layout.row_splits,
+            layout.sizes,
+        )
+
+
+def moments_missing(compressor: Compressor) -> str:
+    """Says how a compressor gets its second moments."""
+    return (
+        f"{type(compressor).__name__} needs second moments, the sums over examples of "
+        "the squares of a gradient's terms. `model.fit` computes them for a model that "
+        "is compiled with its optimizer; a loop of your own calls "
+        "`optimizer.apply(gradients, variables, second_moments=...)` with a tensor for "
+        "each gradient, in its units squared. Another compressor around it (Clip, "
+        "Momentum, ...) has none to give. Received: second_moments=None"
+    )
+
+
+def check_threshold(threshold) -> None:
+    """Raises ValueError unless a threshold is positive and finite."""
+    if not 0 < threshold < float("inf"):
+        raise ValueError(
+            "threshold must be positive and finite, in the units of a gradient. "
+            f"Received: threshold={threshold!r}"
+        )
+
+
+def check_unambiguity(alpha, zeta) -> None:
+    """Raises ValueError unless alpha and zeta are in their ranges."""
+    if not 1 <= alpha < float("inf"):
+        raise ValueError(
+            "alpha must be 1 or more and finite; 1 to 2 is good. "
+            f"Received: alpha={alpha!r}"
+        )
+    if not 0 <= zeta <= 1:
+        raise ValueError(f"zeta must be in [0, 1]. Received: zeta={zeta!r}")

@@ -1,0 +1,82 @@
+"""Variance-based compression: what is ambiguous waits for more examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Field
+from tfgradcomp.compressors.sparse_words import (
+    SparseWords,
+    check_unambiguity,
+    moments_missing,
+)
+
+
+@dataclass(frozen=True)
+class VarianceBased(SparseWords):
+    r"""Sends an element once its square is well above its variance.
+
+    \( r \mathrel{+}= \sum_z g_z \), \( v \mathrel{+}= \sum_z g_z^2 \) over the examples
+    z of a step. Where \( r^2 > \alpha v \), r is sent, and both are zero again;
+    elsewhere \( v \leftarrow \zeta v \).
+
+    What is sent is \( \pm 2^{e-d} \), with \( e = \lfloor \log_2 \max|r| \rfloor \)
+    over what is selected of the block: |r| is truncated to \( 2^e \), or rounded to the
+    nearer power of two. An element with d > 7 is not sent and stays as it is. What
+    rounding loses is not kept.
+
+    Attributes:
+        alpha: \( \alpha \), 1 or more: the larger, the less is sent.
+        zeta: \( \zeta \) in [0, 1], the decay of v.
+        index_coding: As `SparseWords` has it.
+
+    References:
+        Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for Efficient
+        Distributed Deep Learning, 2018, Figure 1, Sections 4.1, 4.2 and 4.4.
+    """
+
+    alpha: float = 1.5
+    zeta: float = 0.999
+    index_coding: str = "fixed"
+
+    value_bits: ClassVar[int] = 4
+    needs_second_moments: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_unambiguity(self.alpha, self.zeta)
+
+    def fields(self, layout):
+        """See `Compressor.fields`."""
+        exponents = Field(layout.num_blocks, dtype="int8", per="block")
+        return {"exponents": exponents, **super().fields(layout)}
+
+    def compress_checked(self, x, state, layout, context):
+        """See `Compressor.compress_checked`."""
+        if context.second_moments is None:
+            raise ValueError(moments_missing(self))
+        words, exponents, residual, variance, nonfinite = ops.pack_unambiguous(
+            x,
+            context.second_moments,
+            state["residual"],
+            state["variance"],
+            self.alpha,
+            self.zeta,
+            layout.row_splits,
+        )
+        payload = {"exponents": exponents, "words": self.message(words)}
+        state = {
+            "residual": context.if_moving(residual, state["residual"]),
+            "variance": context.if_moving(variance, state["variance"]),
+        }
+        return payload, state, tf.equal(nonfinite, 0)
+
+    def scale(self, payloads, layout):
+        """See `SparseWords.scale`."""
+        # The bits of a power of two; 0 where nothing is sent.
+        biased = tf.maximum(tf.cast(payloads["exponents"], tf.int32) + 127, 0)
+        return tf.bitcast(tf.bitwise.left_shift(biased, 23), tf.float32)

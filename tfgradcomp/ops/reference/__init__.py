@@ -1,0 +1,77 @@
+"""The operations in pure TensorFlow: what the native ones must equal, bit for bit.
+
+They run wherever TensorFlow does, inside XLA too. Vectors are flat; a gradient x may be
+`Parts` of one. Blocks are given by `row_splits`: block b is the range
+`[row_splits[b], row_splits[b + 1])`, none is empty.
+A random `stream` is int64 `[key, high, first]`: word j is lane j mod 4 of the
+Philox-4x32-10 block whose key is `key` and whose counter has the low 64 bits
+first + j // 4 and the high 64 bits `high` (Salmon et al., Parallel random numbers: as
+easy as 1, 2, 3, 2011). With `first` = o / 4, for a multiple o of 4, the elements of a
+vector from o on draw what they draw in the whole vector.
+"""
+
+from tfgradcomp.ops.reference.blocks import (
+    Statistics,
+    block_statistics,
+    mean_magnitude,
+    spread,
+)
+from tfgradcomp.ops.reference.codes import (
+    pack_codes,
+    pack_ternary,
+    random_bits,
+    sum_codes,
+    sum_levels,
+    uniform,
+    unpack_codes,
+)
+from tfgradcomp.ops.reference.levels import (
+    find_levels,
+    mean_of_levels,
+    pack_levels,
+)
+from tfgradcomp.ops.reference.signs import (
+    majority_vote,
+    mean_of_signs,
+    mean_sign_error_feedback,
+    mean_sign_residual,
+    mean_sign_sums,
+    pack_momentum_signs,
+    pack_signs,
+    pack_signs_checked,
+    sign_error_feedback,
+)
+from tfgradcomp.ops.reference.sparse import (
+    mean_of_sparse,
+    pack_over_threshold,
+    pack_unambiguous,
+)
+
+__all__ = [
+    "Statistics",
+    "block_statistics",
+    "find_levels",
+    "majority_vote",
+    "mean_magnitude",
+    "mean_of_levels",
+    "mean_of_signs",
+    "mean_of_sparse",
+    "mean_sign_error_feedback",
+    "mean_sign_residual",
+    "mean_sign_sums",
+    "pack_codes",
+    "pack_levels",
+    "pack_momentum_signs",
+    "pack_over_threshold",
+    "pack_signs",
+    "pack_signs_checked",
+    "pack_ternary",
+    "pack_unambiguous",
+    "random_bits",
+    "sign_error_feedback",
+    "spread",
+    "sum_codes",
+    "sum_levels",
+    "uniform",
+    "unpack_codes",
+]

@@ -1,0 +1,142 @@
+"""Blocks of a vector: their statistics, and values spread over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.ops.parts import Parts
+from tfgradcomp.ops.reference.vectors import divide
+
+# The order of a sum over a block; custom_ops/word_format.h says the same.
+_CHUNK, _LANES = 512, 8
+
+
+class Statistics(NamedTuple):
+    """Statistics of blocks, float64 `[num_blocks]` each.
+
+    Attributes:
+        maximum: The largest magnitude.
+        l1: The sum of magnitudes.
+        sum_of_squares: The sum of squares.
+        sum: The sum.
+        nonfinite: The number of elements that are infinite or NaN.
+    """
+
+    maximum: tf.Tensor
+    l1: tf.Tensor
+    sum_of_squares: tf.Tensor
+    sum: tf.Tensor
+    nonfinite: tf.Tensor
+
+
+def block_statistics(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> Statistics:
+    """Returns statistics of each block of float32 `[count]`, in float64.
+
+    Sums are taken in an order that depends on the blocks alone.
+    """
+    x = tf.convert_to_tensor(x)
+    finite_bits = 0x7F800000
+    magnitude_bits = tf.bitcast(x, tf.int32) & 0x7FFFFFFF
+    wide = tf.cast(x, tf.float64)
+    # Bits of magnitudes have the order of the magnitudes, NaN above all.
+    maximum = reduce_blocks(magnitude_bits, row_splits, tf.maximum)
+    count = tf.cast(magnitude_bits >= finite_bits, tf.int32)
+    return Statistics(
+        tf.cast(tf.bitcast(maximum, tf.float32), tf.float64),
+        reduce_blocks(tf.abs(wide), row_splits, tf.add),
+        reduce_blocks(wide * wide, row_splits, tf.add),
+        reduce_blocks(wide, row_splits, tf.add) + 0.0,
+        tf.cast(reduce_blocks(count, row_splits, tf.add), tf.float64),
+    )
+
+
+def mean_magnitude(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> tf.Tensor:
+    """Returns the mean |x| of each block, float32 `[num_blocks]`."""
+    mean = divide(sum_of_magnitudes(x, row_splits), np.diff(row_splits))
+    return tf.cast(mean, tf.float32)
+
+
+def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Repeats a value a block, `[num_blocks]`, for each element of the block."""
+    widths = np.diff(row_splits)
+    # Runs of blocks of equal width, so that few operations do for many buckets.
+    bounds = np.flatnonzero(np.diff(widths)) + 1
+    parts = [
+        tf.reshape(tf.repeat(values[a:b, tf.newaxis], widths[a], axis=1), [-1])
+        for a, b in zip([0, *bounds], [*bounds, len(widths)], strict=True)
+        if a < b
+    ]
+    return tf.concat(parts, 0) if parts else values
+
+
+def block_of(row_splits: Sequence[int]) -> np.ndarray:
+    """The block of each element, int32 `[size]`."""
+    widths = np.diff(row_splits)
+    return np.repeat(np.arange(len(widths), dtype=np.int32), widths)
+
+
+def sum_of_magnitudes(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Returns the sum of |x| of each block, float64 `[num_blocks]`."""
+    return reduce_blocks(tf.cast(tf.abs(x), tf.float64), row_splits, tf.add)
+
+
+def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor:
+    """Reduces each block by `combine`, whose neutral element is 0, in a fixed order.
+
+    The order of custom_ops/word_format.h: rows of a chunk in adjacent pairs, then its
+    lanes by halves, then the chunks of a block in adjacent pairs.
+    """
+    splits = np.asarray(row_splits)
+    starts, ends = splits[:-1], splits[1:]
+    first, last = starts // _CHUNK, (ends - 1) // _CHUNK
+    counts = last - first + 1
+    block = np.repeat(np.arange(len(starts)), counts)
+    chunk = _ranges(counts) + first[block]
+    begin = np.maximum(starts[block] - chunk * _CHUNK, 0)
+    end = np.minimum(ends[block] - chunk * _CHUNK, _CHUNK)
+    chunks = tf.reshape(tf.pad(y, [[0, -y.shape[0] % _CHUNK]]), [-1, _CHUNK])
+    # Most chunks lie within a block. Of the others a block counts its own elements.
+    cut = np.flatnonzero(end - begin < _CHUNK)
+    place = np.arange(_CHUNK)
+    own = (place >= begin[cut, np.newaxis]) & (place < end[cut, np.newaxis])
+    pieces = tf.where(own, tf.gather(chunks, chunk[cut]), tf.zeros([], y.dtype))
+    parts = tf.concat(
+        [_reduce_chunks(chunks, combine), _reduce_chunks(pieces, combine)], 0
+    )
+    source = chunk.copy()
+    source[cut] = chunks.shape[0] + np.arange(len(cut))
+    parts = tf.gather(parts, source)
+    while counts.max(initial=1) > 1:
+        begins = np.cumsum(counts) - counts
+        counts = (counts + 1) // 2
+        left = np.repeat(begins, counts) + 2 * _ranges(counts)
+        ends = np.append(begins, parts.shape[0])[1:]
+        alone = left + 1 == np.repeat(ends, counts)
+        right = tf.gather(parts, np.where(alone, left, left + 1))
+        left = tf.gather(parts, left)
+        parts = tf.where(alone, left, combine(left, right))
+    return parts
+
+
+def _reduce_chunks(chunks: tf.Tensor, combine) -> tf.Tensor:
+    """Reduces the rows of `[num_chunks, 512]`."""
+    parts = tf.reshape(chunks, [-1, _CHUNK // _LANES, _LANES])
+    while parts.shape[1] > 1:
+        pairs = tf.reshape(parts, [-1, parts.shape[1] // 2, 2 * _LANES])
+        parts = combine(pairs[:, :, :_LANES], pairs[:, :, _LANES:])
+    parts = parts[:, 0]
+    while parts.shape[1] > 1:
+        half = parts.shape[1] // 2
+        parts = combine(parts[:, :half], parts[:, half:])
+    return parts[:, 0]
+
+
+def _ranges(counts: np.ndarray) -> np.ndarray:
+    """Concatenates range(count) for each count."""
+    ends = np.cumsum(counts)
+    return np.arange(math.floor(counts.sum())) - np.repeat(ends - counts, counts)

@@ -1,0 +1,145 @@
+"""Codes of any base: random ones, words of them and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfgradcomp.ops.parts import Parts
+from tfgradcomp.ops.reference.blocks import spread
+from tfgradcomp.ops.reference.vectors import in_parts
+from tfgradcomp.ops.word_format import digits_per_word, words_for
+
+
+def random_bits(stream: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns the first `count` words of a random stream, uint32."""
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[count],
+        key=tf.bitcast(stream[:1], tf.uint64),
+        counter=tf.bitcast(tf.gather(stream, [2, 1]), tf.uint64),
+        alg=1,
+        dtype=tf.uint32,
+    )
+
+
+def uniform(stream: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns float32 numbers in [0, 1): the top 24 of the `random_bits`."""
+    bits = tf.bitwise.right_shift(random_bits(stream, count), tf.constant(8, tf.uint32))
+    return tf.cast(bits, tf.float32) * 2.0**-24
+
+
+def pack_codes(codes: tf.Tensor, base: int) -> tf.Tensor:
+    """Packs integer codes in `[0, base)`, shape `[count]`, into int32 words."""
+    digits = digits_per_word(base)
+    count = codes.shape[0]
+    rows = words_for(count, base)
+    padded = tf.pad(tf.cast(codes, tf.uint32), [[0, rows * digits - count]])
+    table = tf.reshape(padded, [rows, digits])
+    return tf.bitcast(tf.reduce_sum(table * _powers(base), axis=1), tf.int32)
+
+
+def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
+    """Unpacks int32 words, shape `[..., words]`, into int32 codes `[..., count]`."""
+    column = tf.bitcast(words, tf.uint32)[..., tf.newaxis]
+    if base == 2:
+        shifts = tf.range(32, dtype=tf.int32)
+        table = tf.bitwise.right_shift(column, tf.cast(shifts, tf.uint32)) & 1
+    else:
+        table = column // _powers(base)
+        if base < 2**32:
+            table = table % tf.constant(base, tf.uint32)
+    shape = [*words.shape[:-1], words.shape[-1] * digits_per_word(base)]
+    return tf.cast(tf.reshape(table, shape)[..., :count], tf.int32)
+
+
+def pack_ternary(
+    x: tf.Tensor | Parts,
+    limit: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+    stream: tf.Tensor,
+) -> tf.Tensor:
+    """Rounds to -s, 0, s at random and packs the signs plus one into base-3 words.
+
+    Element j is kept where u_j s < min(|x_j|, limit), u_j the uniform numbers of the
+    stream: with probability min(|x_j|, limit) / s.
+
+    Args:
+        x: float32 `[count]`.
+        limit: What magnitudes are clipped to, float32 `[num_blocks]`.
+        scale: s, not less than the largest magnitude left, float32 `[num_blocks]`.
+        row_splits: The blocks.
+        stream: The random stream.
+    """
+    x = tf.convert_to_tensor(x)
+    magnitude, most = tf.abs(x), spread(limit, row_splits)
+    magnitude = tf.where(most < magnitude, most, magnitude)
+    threshold = uniform(stream, x.shape[0]) * spread(scale, row_splits)
+    sign = tf.where(tf.bitcast(x, tf.int32) < 0, -1, 1)
+    return pack_codes(tf.where(threshold < magnitude, sign, 0) + 1, 3)
+
+
+def sum_codes(
+    words: tf.Tensor, base: int, count: int, sum_base: int | None = None
+) -> tf.Tensor:
+    """Adds up the codes of N workers.
+
+    Words of one `sum_base` that holds the largest total can be added on, as plain int32
+    numbers that wrap: digits add up without a carry. So the codes of one worker,
+    written in the base of the sum of all, are added by an ordinary all-reduce.
+
+    Args:
+        words: int32 `[N, words]`, of codes in `[0, base)`.
+        base: Their base.
+        count: Codes of a worker.
+        sum_base: Base of the result, at least N * (base - 1) + 1, its default.
+
+    Returns:
+        The words of the sums.
+
+    Raises:
+        ValueError: If `sum_base` is too small or above 2**32.
+    """
+    least = words.shape[0] * (base - 1) + 1
+    if sum_base is None:
+        sum_base = least
+    elif sum_base < least:
+        raise ValueError(
+            f"sum_base must be at least N * (base - 1) + 1 = {least} for N = "
+            f"{words.shape[0]} workers. Received: sum_base={sum_base}"
+        )
+    total = tf.reduce_sum(unpack_codes(words, base, count), axis=0)
+    return pack_codes(total, sum_base)
+
+
+def sum_levels(
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+    base: int,
+    step: int,
+    zero: int,
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
+    """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
+
+    Args:
+        words: int32 `[N, words]`, the codes of N workers.
+        scale: float32 `[num_blocks]`.
+        row_splits: The blocks.
+        base: Base of the codes.
+        step: Integer between two levels, in units of the scale.
+        zero: Integer that counts as 0.
+        sizes: Elements of each of the parts that are returned, or None for no parts.
+
+    Returns:
+        float32 `[count]`, or `Parts` of it, flat tensors.
+    """
+    total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
+    levels = tf.cast(step * total - zero, tf.float32)
+    return in_parts(spread(scale, row_splits) * levels, sizes)
+
+
+def _powers(base: int) -> tf.Tensor:
+    return tf.constant([base**j for j in range(digits_per_word(base))], tf.uint32)

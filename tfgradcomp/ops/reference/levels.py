@@ -1,0 +1,240 @@
+"""Levels of blocks: found, rounded to and averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.ops.parts import Parts
+from tfgradcomp.ops.reference.blocks import block_of, reduce_blocks, spread
+from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
+from tfgradcomp.ops.reference.vectors import SIGN, add, divide, exponent, in_parts
+
+
+def find_levels(
+    x: tf.Tensor | Parts,
+    row_splits: Sequence[int],
+    rule: str,
+    count: int,
+    sweeps: int = 0,
+):
+    """Finds the levels that each block of float32 `[size]` is rounded to.
+
+    With q the block's elements as integers, multiples of the power of two that gives
+    the largest magnitude 30 bits (halves to even), so that sums are exact in any order:
+
+    - `"optimal"`: the ends are the smallest and the largest element; then, level by
+      level of a binary tree, the middle of `l` and `r`, elements by rank, is the m-th
+      largest of those from `l` to `r`, m = ceil(sum(q - q_l) / (q_r - q_l)) over them,
+      at least 1. `count` is a power of two plus 1. Each sweep then does so for every
+      level between its two neighbours, from the second on.
+    - `"quantiles"`: the elements of rank k (n - 1) / (count - 1), halves upwards.
+    - `"symmetric"`: -b and b, the element of |x| for which n q_b comes nearest to the
+      sum of all |q| with |x| >= b; the smallest, if there are several. `count` is 2.
+    - `"means"`: the mean of the elements below the mean, the mean, the mean of the
+      others; where there are none, the mean. `count` is 3.
+
+    Elements count by their bits: both zeros are one, and so is q = 0 for a denormal.
+    Levels that are means are 0 where they would be denormal. No level is -0.
+
+    Args:
+        x: The vector.
+        row_splits: The blocks.
+        rule: One of the above.
+        count: Number of levels.
+        sweeps: Of `"optimal"`.
+
+    Returns:
+        The levels in ascending order, float32 `[num_blocks, count]`, 0 for a block with
+        an element that is infinite or NaN; and the number of such elements (int64).
+    """
+    x = tf.convert_to_tensor(x)
+    bits = tf.bitcast(x, tf.int32)
+    magnitude = bits & 0x7FFFFFFF
+    top = exponent(reduce_blocks(magnitude, row_splits, tf.maximum))
+    # A block that has no levels becomes one of zeros, whose levels are 0.
+    bits = tf.where(spread(top < 255, row_splits) & (magnitude > 0), bits, 0)
+    if rule == "means":
+        levels = _mean_levels(bits, top, row_splits)
+    else:
+        key = bits & 0x7FFFFFFF if rule == "symmetric" else _ordered(bits)
+        key = _sorted_in_blocks(key, row_splits)
+        value = _ordered(key)
+        indices = {
+            "optimal": _optimal_indices,
+            "quantiles": _quantile_indices,
+            "symmetric": _symmetric_index,
+        }[rule](_fixed_point(value, top, row_splits), value, row_splits, count, sweeps)
+        found = tf.gather(value, indices)
+        if rule == "symmetric":
+            # By bits: a processor may take denormals for zeros.
+            found = tf.concat([tf.where(found > 0, found | SIGN, 0), found], 1)
+        levels = tf.bitcast(found, tf.float32)
+    return levels, tf.math.count_nonzero(magnitude >= 0x7F800000)
+
+
+def pack_levels(
+    x: tf.Tensor | Parts,
+    levels: tf.Tensor,
+    row_splits: Sequence[int],
+    stream: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Rounds each element to a level of its block, at random and without bias.
+
+    With k the number of inner levels (all but the first and the last) that are <= x_j,
+    the code is k + 1 where u_j (b_{k+1} - b_k) < x_j - b_k, else k; u_j are the uniform
+    numbers of the stream. What lies outside goes to the nearest end.
+
+    Args:
+        x: float32 `[size]`.
+        levels: b, ascending, float32 `[num_blocks, count]`.
+        row_splits: The blocks.
+        stream: The random stream. None: the code is k.
+
+    Returns:
+        The words of the codes: of base `count`, or `count - 1` without a stream.
+    """
+    x = tf.convert_to_tensor(x)
+    count = levels.shape[1]
+    k = tf.zeros_like(x, tf.int32)
+    for inner in range(1, count - 1):
+        k += tf.cast(spread(levels[:, inner], row_splits) <= x, tf.int32)
+    if stream is None:
+        return pack_codes(k, count - 1)
+    place = count * block_of(row_splits) + k
+    low = tf.gather(tf.reshape(levels, [-1]), place)
+    high = tf.gather(tf.reshape(levels, [-1]), place + 1)
+    up = uniform(stream, x.shape[0]) * (high - low) < x - low
+    return pack_codes(k + tf.cast(up, tf.int32), count)
+
+
+def mean_of_levels(
+    words: tf.Tensor,
+    levels: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
+    """Returns the mean of N vectors of levels, added in the order of workers.
+
+    Args:
+        words: int32 `[N, words]`, codes of base `count`.
+        levels: What they stand for, float32 `[N, num_blocks, count]`.
+        row_splits: The blocks.
+        sizes: As in `sum_levels`.
+
+    Returns:
+        float32 `[size]`, or `Parts` of it.
+    """
+    count = levels.shape[-1]
+    total = None
+    for codes, table in zip(tf.unstack(words), tf.unstack(levels), strict=True):
+        codes = unpack_codes(codes, count, row_splits[-1])
+        place = count * block_of(row_splits) + codes
+        value = tf.gather(tf.reshape(table, [-1]), place)
+        total = value if total is None else add(total, value)
+    return in_parts(divide(total, words.shape[0]), sizes)
+
+
+def _ordered(bits: tf.Tensor) -> tf.Tensor:
+    """Integers in the order of the numbers whose bits are given; its own inverse."""
+    return bits ^ (tf.bitwise.right_shift(bits, 31) & 0x7FFFFFFF)
+
+
+def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
+    biased = tf.cast(exponent, tf.int64) + 1023
+    shift = tf.constant(52, tf.int64)
+    return tf.bitcast(tf.bitwise.left_shift(biased, shift), tf.float64)
+
+
+def _sorted_in_blocks(key: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Sorts the int32 keys of each block."""
+    block = tf.constant(block_of(row_splits), tf.int64)
+    joined = tf.sort(block * 2**32 + tf.cast(key, tf.int64) + 2**31)
+    return tf.cast(joined - block * 2**32 - 2**31, tf.int32)
+
+
+def _fixed_point(bits, top, row_splits) -> tf.Tensor:
+    """The q of `find_levels`, int64; `top` is the exponent field of the largest."""
+    scale = _power_of_two(156 - top)
+    x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
+    # Of a denormal, what a processor makes is not certain.
+    x = tf.where(exponent(bits & 0x7FFFFFFF) > 0, x, 0)
+    scaled = x * spread(scale, row_splits)
+    return tf.cast(tf.round(scaled), tf.int64)
+
+
+def _ends(row_splits: Sequence[int]):
+    splits = np.asarray(row_splits, np.int64)
+    return tf.constant(splits[:-1]), tf.constant(splits[1:] - 1)
+
+
+def _optimal_indices(q, value, row_splits, count, sweeps) -> tf.Tensor:
+    total = tf.cumsum(q)
+    index = [None] * count
+    index[0], index[-1] = _ends(row_splits)
+
+    def middle(left, right):
+        low, high = tf.gather(q, left), tf.gather(q, right)
+        over = tf.gather(total, right) - tf.gather(total, left) - (right - left) * low
+        width = tf.maximum(high - low, 1)
+        return right + 1 - tf.maximum((over + width - 1) // width, 1)
+
+    step = count - 1
+    while step > 1:
+        for left in range(0, count - 1, step):
+            index[left + step // 2] = middle(index[left], index[left + step])
+        step //= 2
+    for _ in range(sweeps):
+        for k in range(1, count - 1):
+            index[k] = middle(index[k - 1], index[k + 1])
+    return tf.stack(index, 1)
+
+
+def _quantile_indices(q, value, row_splits, count, sweeps) -> tf.Tensor:
+    first, last = (end[:, tf.newaxis] for end in _ends(row_splits))
+    k = tf.range(count, dtype=tf.int64)
+    return first + (2 * k * (last - first) + count - 1) // (2 * (count - 1))
+
+
+def _symmetric_index(q, value, row_splits, count, sweeps) -> tf.Tensor:
+    block, num_blocks = tf.constant(block_of(row_splits)), len(row_splits) - 1
+    first, last = _ends(row_splits)
+    total = tf.cumsum(q)
+    above = tf.gather(tf.gather(total, last), block) - total + q
+    distance = tf.abs(spread(last - first + 1, row_splits) * q - above)
+    # Of equal elements the first one has all of them above or beside it.
+    place = tf.range(q.shape[0], dtype=tf.int64)
+    again = tf.equal(value, tf.roll(value, 1, 0)) & (place > spread(first, row_splits))
+    distance = tf.where(again, tf.int64.max, distance)
+    least = tf.math.unsorted_segment_min(distance, block, num_blocks)
+    nearest = tf.equal(distance, tf.gather(least, block))
+    place = tf.where(nearest, place, tf.int64.max)
+    return tf.math.unsorted_segment_min(place, block, num_blocks)[:, tf.newaxis]
+
+
+def _mean_levels(bits, top, row_splits) -> tf.Tensor:
+    block, num_blocks = tf.constant(block_of(row_splits)), len(row_splits) - 1
+    q = _fixed_point(bits, top, row_splits)
+    unit = _power_of_two(top - 156)
+
+    def total(values):
+        return tf.math.unsorted_segment_sum(values, block, num_blocks)
+
+    def mean(total, count):
+        wide = tf.math.divide_no_nan(
+            tf.cast(total, tf.float64), tf.cast(count, tf.float64)
+        )
+        wide *= unit
+        return tf.cast(tf.where(tf.abs(wide) >= 2.0**-126, wide, 0), tf.float32)
+
+    size = tf.constant(np.diff(row_splits), tf.int64)
+    middle = mean(total(q), size)
+    edge = _ordered(tf.bitcast(middle, tf.int32))
+    is_below = _ordered(bits) < spread(edge, row_splits)
+    below, number = total(tf.where(is_below, q, 0)), total(tf.cast(is_below, tf.int64))
+    low = tf.where(number > 0, mean(below, number), middle)
+    above = mean(total(q) - below, size - number)
+    high = tf.where(number < size, above, middle)
+    return tf.stack([low, middle, high], 1)

@@ -1,0 +1,232 @@
+"""Signs of one bit: packed, averaged, voted on, with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfgradcomp.ops.parts import Parts
+from tfgradcomp.ops.reference.blocks import mean_magnitude, spread, sum_of_magnitudes
+from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
+from tfgradcomp.ops.reference.vectors import add, count_nonfinite, divide, in_parts
+
+
+def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tensor:
+    """Packs the signs of float32 `[count]` into base-2 words, code 1 for plus.
+
+    Args:
+        x: The vector. A NaN has the sign of its sign bit.
+        stream: Random stream whose words' lowest bits are the codes of exact zeros
+            (either zero); without it they count as plus.
+    """
+    return pack_signs_checked(x, stream)[0]
+
+
+def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
+    """Packs signs as `pack_signs` does.
+
+    Returns:
+        The words and the number of elements of `x` that are infinite or NaN (int64).
+    """
+    x = tf.convert_to_tensor(x)
+    # The bits are compared, not the numbers: a processor may take denormals for zeros.
+    bits = tf.bitcast(x, tf.int32)
+    zero = tf.equal(bits & 0x7FFFFFFF, 0)
+    codes = tf.cast(bits >= 0, tf.int32)
+    at_zero = 1
+    if stream is not None:
+        at_zero = tf.cast(random_bits(stream, x.shape[0]) & 1, tf.int32)
+    return pack_codes(tf.where(zero, at_zero, codes), 2), count_nonfinite(x)
+
+
+def pack_momentum_signs(
+    x: tf.Tensor | Parts,
+    momentum: tf.Tensor,
+    beta: float,
+    warming_up: tf.Tensor | bool,
+    stream: tf.Tensor,
+):
+    """Packs the signs of the moving average m = beta m + (1 - beta) x.
+
+    Args:
+        x: float32 `[count]`.
+        momentum: m, float32 `[count]`.
+        beta: Its coefficient.
+        warming_up: Boolean scalar: whether the signs of `x` are packed instead.
+        stream: As in `pack_signs`.
+
+    Returns:
+        The words, the new m and the number of its elements that are infinite or NaN
+        (int64): where x is, m is, too.
+    """
+    x = tf.convert_to_tensor(x)
+    m = beta * momentum + (1 - beta) * x
+    words = pack_signs(tf.where(warming_up, x, m), stream)
+    return words, m, count_nonfinite(m)
+
+
+def mean_of_signs(
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+    sizes: Sequence[int] | None = None,
+) -> tf.Tensor | Parts:
+    """Returns the mean of N vectors of scaled signs, added in the order of workers.
+
+    Args:
+        words: int32 `[N, words]`, base 2.
+        scale: float32 `[N, num_blocks]`.
+        row_splits: The blocks.
+        sizes: As in `sum_levels`.
+
+    Returns:
+        float32 `[count]`, or `Parts` of it.
+    """
+    total = None
+    for signs, s in zip(tf.unstack(words), tf.unstack(scale), strict=True):
+        s = spread(s, row_splits)
+        plus = unpack_codes(signs, 2, row_splits[-1]) > 0
+        value = tf.where(plus, s, -s)
+        total = value if total is None else add(total, value)
+    return in_parts(divide(total, words.shape[0]), sizes)
+
+
+def majority_vote(
+    words: tf.Tensor,
+    count: int,
+    base: int,
+    reply_base: int,
+    quorum: int = 0,
+    stream: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Takes the vote of N workers' signs.
+
+    Args:
+        words: int32 `[N, words]`. Base 2: code 1 for plus; base 3: codes 0, 1, 2 for
+            minus, an abstention, plus.
+        count: Codes of a worker.
+        base: 2 or 3.
+        reply_base: 3: codes 0, 1, 2 for minus, no change, plus. 2: code 1 for plus;
+            a split vote counts as minus.
+        quorum: With base-3 replies, fewer net votes than this count as none.
+        stream: Random stream whose words' lowest bits decide split votes, 1 for plus.
+
+    Returns:
+        The words of the reply.
+    """
+    num_workers = words.shape[0]
+    total = tf.reduce_sum(unpack_codes(words, base, count), axis=0)
+    net = 2 * total - num_workers if base == 2 else total - num_workers
+    votes = tf.sign(net)
+    if stream is not None:
+        coin = tf.cast(random_bits(stream, count) & 1, tf.int32)
+        votes = tf.where(tf.equal(net, 0), 2 * coin - 1, votes)
+    if reply_base == 2:
+        return pack_codes((votes + 1) // 2, 2)
+    return pack_codes(tf.where(tf.abs(net) < quorum, 0, votes) + 1, 3)
+
+
+def sign_error_feedback(
+    x: tf.Tensor | Parts,
+    momentum: tf.Tensor | None,
+    residual: tf.Tensor,
+    mu: float,
+    ratio: tf.Tensor,
+    moving: tf.Tensor,
+    row_splits: Sequence[int],
+):
+    """Error feedback with scaled signs: p = mu m' + x + ratio e, m' = mu m + x.
+
+    Args:
+        x: float32 `[count]`.
+        momentum: m, float32 `[count]`, or None: p = x + ratio e.
+        residual: e, float32 `[count]`.
+        mu: Coefficient of the momentum.
+        ratio: float32 scalar.
+        moving: Boolean scalar; where it is false the residual stays.
+        row_splits: The blocks.
+
+    Returns:
+        The base-2 words of the signs of p (a zero counts as plus), the mean |p| of
+        each block (float32 `[num_blocks]`), the new m (or None) and the new residual.
+    """
+    x = p = tf.convert_to_tensor(x)
+    if momentum is not None:
+        momentum = mu * momentum + x
+        p = mu * momentum + x
+    p = add(p, ratio * residual)
+    scale = mean_magnitude(p, row_splits)
+    words = pack_signs(p)
+    left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)
+    return words, scale, momentum, tf.where(moving, left, residual)
+
+
+def mean_sign_error_feedback(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    moving: tf.Tensor,
+    row_splits: Sequence[int],
+):
+    """`sign_error_feedback` of the `mean_of_signs` that N workers sent.
+
+    Returns:
+        The words, the scale and the new residual.
+    """
+    x = mean_of_signs(sent_words, sent_scale, row_splits)
+    words, scale, _, left = sign_error_feedback(
+        x, None, residual, 0.0, ratio, moving, row_splits
+    )
+    return words, scale, left
+
+
+def mean_sign_sums(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    row_splits: Sequence[int],
+):
+    """The first half of `mean_sign_error_feedback`, which has the scale yet to come.
+
+    A server that holds a part of the vector knows a block's scale, the mean |p|, only
+    when the sums of the block's parts have met.
+
+    Returns:
+        The words of the signs of p and the sum of |p| of each block, float64
+        `[num_blocks]`.
+    """
+    p = add(mean_of_signs(sent_words, sent_scale, row_splits), ratio * residual)
+    return pack_signs(p), sum_of_magnitudes(p, row_splits)
+
+
+def mean_sign_residual(
+    sent_words: tf.Tensor,
+    sent_scale: tf.Tensor,
+    residual: tf.Tensor,
+    ratio: tf.Tensor,
+    moving: tf.Tensor,
+    words: tf.Tensor,
+    scale: tf.Tensor,
+    row_splits: Sequence[int],
+) -> tf.Tensor:
+    """The second half of `mean_sign_error_feedback`: what is left of p.
+
+    Args:
+        sent_words: As in the first half.
+        sent_scale: As in the first half.
+        residual: As in the first half.
+        ratio: As in the first half.
+        moving: Boolean scalar; where it is false the residual stays.
+        words: What the first half returned.
+        scale: float32 `[num_blocks]`.
+        row_splits: The blocks.
+
+    Returns:
+        The new residual, p less the scaled signs.
+    """
+    p = add(mean_of_signs(sent_words, sent_scale, row_splits), ratio * residual)
+    left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)
+    return tf.where(moving, left, residual)
