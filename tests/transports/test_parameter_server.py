@@ -11,7 +11,7 @@ from tests.helpers import bits, make_context
 from tests.transports.test_transports import LAYOUTS, METHODS, run, status_of
 from tfgradcomp import servers
 from tfgradcomp.compressors import Layout
-from tfgradcomp.transports import DirectExchange, Meeting, ParameterServer
+from tfgradcomp.transports import DirectExchange, Loopback, Meeting, ParameterServer
 from tfgradcomp.transports import ServerCollectives as Place
 from tfgradcomp.transports.parameter_server import cut_of
 
@@ -66,7 +66,7 @@ class Cluster:
                 maximum=lambda vector: place.max(vector, "agreed"),
             )
             payload, state = self.compressor.compress(x, state, self.layout, context)
-            update, kept, statuses = carrier.exchange(
+            update, kept, statuses, _ = carrier.exchange(
                 payload,
                 *(self.compressor, self.server, kept, self.layout, context),
                 *(status, "site"),
@@ -93,6 +93,7 @@ class Cluster:
 
         def take(rank):
             x = self.rngs[rank].normal(size=self.layout.size)
+            self.rngs[rank].random(self.layout.size)  # As `run` draws.
             update, statuses, *state = self.steps[rank](
                 tf.constant(x, tf.float32),
                 tf.constant(number, tf.int64),
@@ -114,7 +115,15 @@ class Cluster:
         return self.meeting.whole_states(step, told).get("site", [])
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+# Messages whose size varies go another way.
+SERVED = {
+    name: method
+    for name, method in METHODS.items()
+    if ParameterServer(Loopback(1).collectives(0)).can_carry(*method, LAYOUTS["one"])
+}
+
+
+@pytest.mark.parametrize("method", SERVED.values(), ids=SERVED)
 def test_servers_give_the_bits_of_a_direct_exchange(method):
     layout = LAYOUTS["long"]
     direct = run(WORKERS, DirectExchange, method, layout)[0][0]

@@ -698,6 +698,12 @@ def _check_optimizer(optimizer):
             "With parameter servers there is one way for gradients: leave transport="
             f"'auto'. Received: transport={optimizer.transport!r}"
         )
+    if optimizer.needs_second_moments:
+        raise ValueError(
+            "Parameter servers take no method that needs second moments. Use "
+            "MultiWorkerMirroredStrategy, or another method. "
+            f"Received: optimizer={type(optimizer).__name__}"
+        )
     if optimizer.inner_optimizer.gradient_accumulation_steps:
         raise ValueError(
             "Parameter servers expect gradients at every step. Take larger batches "

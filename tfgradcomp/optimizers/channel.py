@@ -222,8 +222,8 @@ class Channel:
         moved = self.transport.words(self.compressor, self.server, self.layout)
         agreed = self.compressor.agreed(self.layout).values()
         rounds = Call("max", sum(field.count for field in agreed))
-        ring = rounds.moved(self.transport.collectives.num_workers)
-        return Words(moved.sent + ring, moved.received + ring)
+        agreeing = self.transport.collectives.moved(rounds)
+        return Words(moved.sent + agreeing, moved.received + agreeing)
 
 
 def named_leaves(nest) -> list[tuple[str, object]]:

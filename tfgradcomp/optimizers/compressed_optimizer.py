@@ -463,11 +463,8 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             )
             pieces.update(channel.split(step.update))
             steps.append(step)
-        states = (
-            [channel.state for channel in self._channels],
-            [step.state for step in steps],
-        )
-        state = list(zip(*map(tf.nest.flatten, states), strict=True))
+        variables_of_state = tf.nest.flatten([c.state for c in self._channels])
+        new_state = tf.nest.flatten([step.state for step in steps])
         if self._moved is not None:
             varying = [
                 tf.cast(tf.stack([0, step.elements_sent, step.varying_words]), tf.int64)
@@ -476,9 +473,16 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             ]
             one_step = tf.constant([1, 0, 0], tf.int64)
             moved = tf.add_n([tf.convert_to_tensor(self._moved), one_step, *varying])
-            state.append((self._moved, moved))
-        statuses = finite_vote.first_of([step.statuses for step in steps])
-        self._commit(pieces, state, statuses, gradients, variables, context)
+            new_state.append(moved)
+            variables_of_state.append(self._moved)
+        self._commit(
+            pieces,
+            list(zip(variables_of_state, new_state, strict=True)),
+            finite_vote.first_of([step.statuses for step in steps]),
+            gradients,
+            variables,
+            context,
+        )
 
     def _commit(self, pieces, state, statuses, gradients, variables, context):
         """Updates weights and state, or nothing where a status is not 0.

@@ -134,5 +134,5 @@ class Transport:
     def words(self, compressor: Compressor, server: Server, layout: Layout) -> Words:
         """Returns what an exchange moves, besides what varies from step to step."""
         calls = self.calls(compressor, server, layout)
-        moved = sum(call.moved(self.collectives.num_workers) for call in calls)
+        moved = sum(self.collectives.moved(call) for call in calls)
         return Words(sent=moved, received=moved)

@@ -49,6 +49,10 @@ class Collectives:
         """What the loss was divided by that a worker's gradients are of."""
         return self.num_workers
 
+    def moved(self, call) -> float:
+        """Returns the words that a worker sends for a `transports.base.Call`."""
+        return call.moved(self.num_workers)
+
     def gather(self, vector: tf.Tensor, site: str) -> tf.Tensor:
         """Returns all workers' vectors, shape `[N, size]`, in the order of ranks."""
         raise NotImplementedError

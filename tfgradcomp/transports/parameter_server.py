@@ -231,6 +231,10 @@ class ServerCollectives(Collectives):
         """See `Collectives.rank`."""
         return self.place[0]
 
+    def moved(self, call):
+        """See `Collectives.moved`: to the servers, once."""
+        return call.words
+
     def gather(self, vector, site):
         """See `Collectives.gather`."""
         return self._combined("gather", lambda rows: rows, vector, site)
@@ -273,10 +277,10 @@ class ParameterServer(Transport):
     What cannot be cut in parts is served by the first of them.
     """
 
-    carries = "payloads of one size"
+    carries = "messages of one size"
 
     def can_carry(self, compressor, server, layout):
-        """The queues' words are counted when a step is traced."""
+        """Messages must be equally long in each step."""
         return not wire.varies(compressor.fields(layout))
 
     def init_server(self, compressor, server, layout):
