@@ -20,8 +20,8 @@ quickstart: $(BIN)/tfgradcomp-launch  ## Train on two real workers on this machi
 test: $(BIN)/tfgradcomp-launch  ## What CI runs.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	TFGRADCOMP_OPS=python $(BIN)/pytest $(METHODS)
-	$(BIN)/pytest -m "not slow"
+	TFGRADCOMP_OPS=python $(BIN)/pytest -n 2 $(METHODS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 clean:
 	rm -rf $(VENV) build *.egg-info tfgradcomp/ops/*.so

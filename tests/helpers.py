@@ -1,5 +1,7 @@
 """What several tests need of the package: a context, N workers, their variables."""
 
+import re
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -50,6 +52,11 @@ def make_variables(shapes, seed=0):
         keras.Variable(rng.normal(size=shape).astype(np.float32), name=f"weight_{i}")
         for i, shape in enumerate(shapes)
     ]
+
+
+def stable_id(value):
+    """A parameter as the name of a test, the same in every process."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(value))
 
 
 def flat(arrays):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.helpers import Rates, bits, flat, make_variables, state_of
+from tests.helpers import Rates, bits, flat, make_variables, stable_id, state_of
 from tfgradcomp.compressors import TopK
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
@@ -289,7 +289,7 @@ def test_a_variable_without_a_gradient_stays(make):
         {"gradient_accumulation_steps": 3, "use_ema": True, "clipnorm": 0.3},
         {"learning_rate": Rates([0.1, 0.0, 0.2, 0.01])},
     ],
-    ids=str,
+    ids=stable_id,
 )
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_an_exact_method_steps_like_the_inner_optimizer(kind, arguments):
@@ -387,7 +387,7 @@ def test_a_bad_gradient_drops_its_window_of_accumulation():
             lambda gs: [g * min(1, 0.5 / np.linalg.norm(flat(gs))) for g in gs],
         ),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_gradients_are_clipped_before_the_method(arguments, clip):
     # The scale of a block is the mean magnitude of what was clipped.
@@ -485,7 +485,7 @@ KERNELS = 64 * 500 + 500 * 140 + 1400
             ["head", "norm/gamma"],
         ),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_what_is_not_compressed(arguments, out):
     model = big_model()

@@ -41,8 +41,9 @@ class WeightDecay(Component):
 
     def term(self, weights: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         """Returns what is added to the update, and the new state."""
-        decay = self.rate * weights
         if not self.momentum:
-            return decay, state
-        m = self.momentum * state["decay_momentum"] + decay
-        return self.momentum * m + decay, {"decay_momentum": m}
+            return self.rate * weights, state
+        # Not `+`: what is added to it, a graph would add to its summands instead.
+        negative = -self.rate * weights
+        m = self.momentum * state["decay_momentum"] - negative
+        return self.momentum * m - negative, {"decay_momentum": m}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import sys
 import warnings
 
@@ -401,10 +400,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             # see this worker's own mean gradient, whatever N is.
             gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
             grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
-            # Exact where it is a power of two. Other products are rounded, and a graph
-            # may join them with what follows: the buckets would differ in a bit.
-            is_exact = math.frexp(gain)[0] == 0.5
-            if inner.gradient_accumulation_steps or seam.clips(inner) or not is_exact:
+            if inner.gradient_accumulation_steps or seam.clips(inner):
                 grads = [g * tf.cast(gain, g.dtype) for g in grads]
                 moments = second.multiplied(moments, gain)
                 gain = 1.0
