@@ -340,7 +340,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         sent, varying = elements, 0.0
         if self._moved is not None:
             steps, sent, varying = self._moved.numpy().tolist()
-            sent, varying = (x / steps if steps else math.nan for x in (sent, varying))
+            sent, varying = (x / steps if steps else np.nan for x in (sent, varying))
         up = sum(fixed_words(c.compressor.fields(c.layout)) for c in compressed)
         reply = sum(message_words(c.reply_fields(workers)) for c in compressed)
         return Traffic(
