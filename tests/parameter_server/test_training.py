@@ -23,7 +23,8 @@ def train(folder, workers, servers, *methods):
 @pytest.fixture(scope="module")
 def with_servers(tmp_path_factory):
     """Two workers and two servers, by each method and mode."""
-    methods = [*METHODS, *(f"{name} async" for name in METHODS)]
+    methods = [*METHODS, "skipping"]
+    methods += [f"{name} async" for name in methods]
     folder = tmp_path_factory.mktemp("servers")
     (answers,), output = train(folder, 2, 2, *methods)
     return answers, output
@@ -60,3 +61,14 @@ def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
     assert losses[1] < losses[0]
     # Two workers at once: about one push of the other comes before each.
     assert all(0 < stale < 4 for stale in found["history"]["staleness"])
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("", STEPS), (" async", PUSHES)])
+def test_what_is_not_finite_is_applied_nowhere(with_servers, mode, steps):
+    found = with_servers[0][f"skipping{mode}"]
+    assert len({*found["workers"], found["chief"]}) == 1
+    assert found["skipped"] > 0
+    if not mode:
+        assert found["skipped"] == 2  # The second of five batches, over and over.
+    assert found["iterations"] + found["skipped"] == steps
+    assert np.isfinite(found["history"]["val_loss"]).all()

@@ -4,6 +4,7 @@ With parameter servers in `TF_CONFIG` it trains by them, else under
 MultiWorkerMirroredStrategy: the same model, batches and steps.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -26,6 +27,9 @@ METHODS = {
     "DistEF": lambda **kw: tfgradcomp.DistEFBlockSGDM(
         keras.optimizers.SGD(0.003), 0.9, **kw
     ),
+    "skipping": lambda **kw: tfgradcomp.TernGrad(
+        keras.optimizers.SGD(0.002), nonfinite="skip", **kw
+    ),
     "ORQ": lambda **kw: tfgradcomp.ORQ(keras.optimizers.Adam(0.002), **kw),
 }
 
@@ -45,11 +49,13 @@ def _kernel(seed):
     return keras.initializers.RandomNormal(stddev=0.2, seed=seed)
 
 
-def dataset(context):
-    """Batches that differ between workers."""
+def dataset(context, has_nan=False):
+    """Batches that differ between workers; the second of worker 1 may have a NaN."""
     rng = np.random.default_rng(context.input_pipeline_id)
     x = rng.normal(size=(STEPS * BATCH, FEATURES)).astype(np.float32)
     y = np.argmax(x[:, :CLASSES] + x[:, CLASSES : 2 * CLASSES], axis=1)
+    if has_nan and context.input_pipeline_id == 1:
+        x[BATCH, 0] = np.nan
     data = tf.data.Dataset.from_tensor_slices((x, y.astype(np.int32)))
     return data.batch(BATCH, drop_remainder=True).repeat()
 
@@ -73,7 +79,7 @@ def with_servers(folder, methods):
             make_model, METHODS[name](), mode=mode or "sync", **COMPILE
         )
         history = trainer.fit(
-            dataset,
+            functools.partial(dataset, has_nan=name == "skipping"),
             epochs=EPOCHS,
             steps_per_epoch=PUSHES if mode else STEPS,
             validation_data=dataset_of_chief(),
@@ -83,6 +89,7 @@ def with_servers(folder, methods):
             "workers": [digest(weights) for weights in trainer.weights_of_workers()],
             "chief": digest(w.numpy() for w in trainer.model.trainable_weights),
             "iterations": int(trainer.optimizer.iterations.numpy()),
+            "skipped": trainer.optimizer.skipped_steps,
             "history": history.history,
         }
     report(folder, 0, answers)

@@ -42,6 +42,7 @@ _THREADS = 16
 _PROBE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 _END_SECONDS = 60.0
+_SCALARS = ("seed", "previous_learning_rate", "skipped_steps")
 _STALENESS, _TOLD = "staleness", ".server.told"
 _STEPS = tf.TensorSpec([], tf.int32)
 _GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -168,7 +169,9 @@ class ParameterServerTrainer:
         self._dataset_fn = dataset_fn
         for worker in self._workers:
             worker.close()
-        self._assemble(self._devices("worker"), self._workers)
+        # Workers that were lost, and are back, are taken in when an epoch begins.
+        present = [worker.device for worker in self._workers]
+        self._assemble(present or self._devices("worker"), self._workers)
         remote.build(self.model, self._workers[0].spec)
         callbacks = keras.callbacks.CallbackList(
             callbacks,
@@ -672,7 +675,7 @@ def _cause(errors):
 def _shared(model):
     """The variables that a worker takes over from another, in any replica's order."""
     own = [v for v in model.optimizer.variables if isinstance(v, PerWorkerVariable)]
-    scalars = [v for v in own if v.name in ("seed", "previous_learning_rate")]
+    scalars = [v for v in own if v.name in _SCALARS]
     return [*model.weights, *model.optimizer.inner_optimizer.variables, *scalars]
 
 
