@@ -87,7 +87,7 @@ def main(argv=None) -> int:
                 locks += (fresh := reserve_ports(options.workers))
                 cluster = [f"127.0.0.1:{lock.getsockname()[1]}" for lock in fresh]
             envs = {
-                str(index): worker_env(
+                index: worker_env(
                     os.environ,
                     {"worker": cluster},
                     {"type": "worker", "index": index},
@@ -298,7 +298,7 @@ class _Worker:
         python, launcher = sys.executable, str(os.getpid())
         # -I -S: the bootstrap needs no site packages and nothing of the user's.
         bootstrap = [python, "-I", "-S", "-c", _DIE_WITH_PARENT, launcher]
-        self.label, self.env = label, env
+        self.label, self.env = str(label), env
         self.tail = deque(maxlen=TAIL_LINES)
         # The session's id is the process id: signals reach what the worker starts, and
         # Ctrl-C in the terminal reaches the launcher alone, which passes it on.
