@@ -99,6 +99,13 @@ def make_rows(size: int) -> list[Row]:
     bounds = np.minimum(np.cumsum([0, *widths]), size)
     layers = np.unique(bounds)
     limit, stream = tf.constant([2.5]), tf.constant([7, 3, 0], tf.int64)
+    # Of r, a sum of two, one in a thousand outweighs 1.5 times their sum.
+    moments, variance = tf.fill([size], 7.2), tf.fill([size], 7.2)
+    shape = 4, -(-size // 1000)
+    # Each of them somewhere among a thousand elements of its own.
+    places = np.arange(0, size, 1000) + rng.integers(0, 1000, shape)
+    sent = places + (rng.integers(0, 16, shape) << 28)
+    sent = tf.constant(sent.astype(np.uint32).view(np.int32))
     ratio, true, false = tf.constant(0.9), tf.constant(True), tf.constant(False)
     scale = scales(1)
     buckets = np.append(np.arange(0, size, 2048), size)
@@ -330,6 +337,29 @@ def make_rows(size: int) -> list[Row]:
                     signs_1[0],
                     scales(len(layers) - 1),
                 ),
+            ),
+        ),
+        Row(
+            "pack what is unambiguous, 1 in 1000",
+            lambda ops: (
+                lambda *args: ops.pack_unambiguous(*args, 1.5, 0.999, layers),
+                (x, moments, e, variance),
+            ),
+            baseline="triad",
+        ),
+        Row(
+            "pack what is over a threshold, 1 in 1000",
+            lambda ops: (
+                lambda *args: ops.pack_over_threshold(*args, 3.0, 1.5, 0.999),
+                (x, moments, e, variance),
+            ),
+            baseline="triad",
+        ),
+        Row(
+            "mean of 4 sparse payloads, 1 in 1000 each",
+            lambda ops: (
+                lambda w, s: ops.mean_of_sparse(w, s, layers),
+                (sent, scales(4, len(layers) - 1)),
             ),
         ),
     ]

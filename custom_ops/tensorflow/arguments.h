@@ -141,11 +141,12 @@ inline absl::Status CheckSparseSize(int64_t size) {
 }
 
 inline absl::Status CheckVariance(float alpha, float decay) {
-  if (alpha > 0 && std::isfinite(alpha) && decay >= 0 && decay <= 1) {
+  if (alpha >= 0 && std::isfinite(alpha) && decay >= 0 && decay <= 1) {
     return absl::OkStatus();
   }
-  return Invalid("alpha must be positive and finite, decay in [0, 1]. Received: alpha=",
-                 alpha, ", decay=", decay);
+  return Invalid(
+      "alpha must be finite and not negative, decay in [0, 1]. Received: alpha=", alpha,
+      ", decay=", decay);
 }
 
 inline absl::Status CheckThreshold(float threshold) {

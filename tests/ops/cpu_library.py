@@ -128,6 +128,8 @@ class CpuLibrary:
                 kept[name] = self._moved(value)
                 value = kept[name].ctypes.data
                 value = CutVector(value, gain=1) if kind == "c" else value
+            elif kind == "c":
+                value = CutVector(gain=1)
             setattr(struct, name, value)
         function = getattr(self.library, f"tfgradcomp_cpu_{kernel}")
         function(ctypes.byref(struct))

@@ -428,7 +428,7 @@ BAD_GATHERED = dict(
     moments=BAD_X,
     residual=BAD_VECTOR,
     variance=BAD_VECTOR,
-    alpha=[0.0, -1.0, np.inf, np.nan],
+    alpha=[-1.0, np.inf, np.nan],
     decay=[-0.1, 1.1, np.nan],
 )
 BAD_SENT = dict(
