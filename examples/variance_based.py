@@ -233,7 +233,7 @@ def parse_arguments():
     )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--images", type=int, default=12_800)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="folder; default: results, README")
     return parser.parse_args()
