@@ -203,26 +203,25 @@ def plot(path: Path, results: dict[tuple[str, str], Result]) -> None:
     panels = Figure(figsize=(5.5 * len(trained), 4.5)).subplots(
         1, len(trained), sharex=True, squeeze=False
     )[0]
-    families = list(dict.fromkeys(map(family_of, METHODS)))
+    families = list(dict.fromkeys(method.partition("-")[0] for method in METHODS))
     for axes, inner in zip(panels, trained, strict=True):
+        for i, family in enumerate(families):
+            axes.plot([], [], "o", color=f"C{i}", label=family)
         for (other, method), result in results.items():
             if other != inner:
                 continue
+            family, _, parameter = method.partition("-")
             point = result.bytes_ratio, result.accuracy
-            axes.plot(*point, "o", color=f"C{families.index(family_of(method))}")
-            axes.annotate(method, point, (5, 4), textcoords="offset points", fontsize=8)
+            axes.plot(*point, "o", color=f"C{families.index(family)}")
+            axes.annotate(parameter, point, (5, 5), textcoords="offset points")
         axes.set_xscale("log")
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(OPTIMIZERS[inner])
         axes.set_xlabel("bytes of float32 over those moved")
         axes.set_ylabel("test accuracy, %")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     panels[0].figure.savefig(path, bbox_inches="tight", dpi=120)
-
-
-def family_of(method: str) -> str:
-    """Return what a method is without its parameter."""
-    return method.partition("-")[0]
 
 
 def parse_arguments():
