@@ -34,7 +34,6 @@ def trainer(optimizer=None, **arguments):
             },
             "gradient_accumulation_steps=2",
         ),
-        ({"optimizer": tfgradcomp.Strom("sgd", 0.1)}, "one size.*Received.*Strom"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, says):

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors import Layout
 from tfgradcomp.distribute.asynchronous import asynchronous
 from tfgradcomp.monitoring.traffic import Traffic
 from tfgradcomp.ops import native
@@ -33,7 +32,6 @@ from tfgradcomp.transports import (
     PushPull,
     ServerCollectives,
 )
-from tfgradcomp.wire.words import varies
 
 MODES = ("sync", "async")
 ON_WORKER_LOSS = ("continue", "wait")
@@ -712,12 +710,6 @@ def _check_optimizer(optimizer):
             "Parameter servers expect gradients at every step. Take larger batches "
             "instead of gradient_accumulation_steps="
             f"{optimizer.inner_optimizer.gradient_accumulation_steps}"
-        )
-    if varies(optimizer._compressor.fields(Layout.from_sizes([1]))):
-        raise ValueError(
-            "Parameter servers take messages of one size, and this method's vary from "
-            "step to step. Train it under MultiWorkerMirroredStrategy. "
-            f"Received: optimizer={type(optimizer).__name__}"
         )
 
 
