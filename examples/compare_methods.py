@@ -110,8 +110,9 @@ def git(*arguments: str) -> str:
 def conditions(workers: str, threads: str) -> str:
     """Return date, commit, device, threads and versions: what a number needs."""
     commit = git("rev-parse", "--short", "HEAD")
-    # The table itself changes the README, so that one does not count.
-    if git("status", "--porcelain", "--", ".", ":!examples/README.md"):
+    # The figures themselves change these, so that they do not count.
+    written = (":!examples/README.md", ":!examples/results")
+    if git("status", "--porcelain", "--", ".", *written):
         commit += " with uncommitted changes"
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")

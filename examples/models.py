@@ -40,6 +40,26 @@ def make_resnet():
     return keras.Model(images, layers.Dense(10)(x))
 
 
+def make_vgg():
+    """Return VGG's plan, narrow: three stages of two convolutions, stem of stride 2.
+
+    References:
+        Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for Efficient
+        Distributed Deep Learning, 2018, Table 3: the dropout, and what is dense.
+    """
+    images = keras.Input((28, 28, 1))
+    x = layers.Rescaling(1 / DEVIATION, offset=-MEAN / DEVIATION)(images)
+    for filters, strides, dropped in ((16, 2, 0.3), (48, 1, 0.4), (96, 1, 0.4)):
+        x = layers.ReLU()(_convolution(x, filters, strides))
+        x = layers.Dropout(dropped)(x)
+        x = layers.ReLU()(_convolution(x, filters))
+        x = layers.MaxPooling2D()(x)
+    x = layers.Dropout(0.5)(layers.Flatten()(x))
+    x = layers.Dense(96, use_bias=False)(x)
+    x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
+    return keras.Model(images, layers.Dense(10)(layers.Dropout(0.5)(x)))
+
+
 def _basic_block(x, filters, strides):
     """Return ReLU(shortcut + two convolutions), projected where the shape changes."""
     shortcut = x
