@@ -152,7 +152,8 @@ def run(workers, transport, method, layout, steps=3):
             x = tf.constant(rng.normal(size=layout.size), tf.float32)
             # Every worker is sure of some elements, each of others, and now and then
             # of none.
-            unsure = rng.random(layout.size) + (step == 1) * rank
+            unsure = np.random.default_rng([rank, step]).random(layout.size)
+            unsure += (step == 1) * rank
             context = context._replace(second_moments=unsure * tf.square(x))
             payload, state = compressor.compress(x, state, layout, context)
             update, server_state, statuses, varying = carrier.exchange(
