@@ -9,15 +9,11 @@ one process.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import statistics
-import time
 from pathlib import Path
 
 import keras
 import step
-from report import commit, processor, write_csv, write_table
 
 from tfgradcomp.seam.second_moments import enable_second_moments
 
@@ -54,27 +50,12 @@ OPTIMIZERS = {
 
 def main() -> None:
     """Measures, and writes table and CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=10, help="in a round, of each")
-    parser.add_argument("--output", type=Path, help="folder; default: results, README")
-    arguments = parser.parse_args()
+    arguments = step.parse_arguments(__doc__)
     enable_second_moments()
     steps = {
         name: step.step_of(make(), arguments.batch) for name, make in OPTIMIZERS.items()
     }
-    times = {name: [] for name in steps}
-    for one in steps.values():
-        for _ in range(arguments.steps):
-            one()
-    for _ in range(arguments.rounds):
-        for name, one in steps.items():
-            began = time.perf_counter()
-            for _ in range(arguments.steps):
-                one()
-            elapsed = time.perf_counter() - began
-            times[name].append(1e3 * elapsed / arguments.steps)
+    times = step.times_of(steps, arguments)
     plain = statistics.median(times["none"])
     rows = [
         {
@@ -84,10 +65,7 @@ def main() -> None:
         }
         for name, values in times.items()
     ]
-    lines = [
-        f"{processor()}; batches of {arguments.batch}; {arguments.rounds} rounds of "
-        f"{arguments.steps} steps; {datetime.date.today()}, commit {commit()}.",
-        "",
+    table = [
         "| second moments | step, ms | with / without |",
         "|---|---|---|",
         *(
@@ -95,12 +73,7 @@ def main() -> None:
             for row in rows
         ),
     ]
-    folder = arguments.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "second_moments.csv", rows[0], rows)
-    if arguments.output is None:
-        write_table(HERE / "README.md", "second_moments", lines)
-    print("\n".join(lines))
+    step.publish("second_moments", rows, table, arguments)
 
 
 if __name__ == "__main__":

@@ -66,18 +66,18 @@ def step_of(optimizer: keras.optimizers.Optimizer, batch: int):
     return lambda: model.train_function(data)
 
 
-def main() -> None:
-    """Measures, and writes table and CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def parse_arguments(doc: str) -> argparse.Namespace:
+    """Reads what a benchmark of steps is told, of which `doc` says what it is."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=10, help="in a round, of each")
     parser.add_argument("--output", type=Path, help="folder; default: results, README")
-    arguments = parser.parse_args()
-    makers = dict(PLAIN)
-    for name in WRAPPED:
-        makers[name] = lambda name=name: getattr(tfgradcomp, name)(SGD(1e-3))
-    steps = {name: step_of(make(), arguments.batch) for name, make in makers.items()}
+    return parser.parse_args()
+
+
+def times_of(steps: dict, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns the milliseconds of each step in each round, the steps alternating."""
     times = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(arguments.steps):
@@ -89,6 +89,33 @@ def main() -> None:
                 step()
             elapsed = time.perf_counter() - began
             times[name].append(1e3 * elapsed / arguments.steps)
+    return times
+
+
+def publish(name: str, rows: list[dict], table: list[str], arguments) -> None:
+    """Writes rows as CSV and a table under the measurement's conditions, and prints."""
+    lines = [
+        f"{processor()}; batches of {arguments.batch}; {arguments.rounds} rounds of "
+        f"{arguments.steps} steps; {datetime.date.today()}, commit {commit()}.",
+        "",
+        *table,
+    ]
+    folder = arguments.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / f"{name}.csv", rows[0], rows)
+    if arguments.output is None:
+        write_table(HERE / "README.md", name, lines)
+    print("\n".join(lines))
+
+
+def main() -> None:
+    """Measures, and writes table and CSV."""
+    arguments = parse_arguments(__doc__)
+    makers = dict(PLAIN)
+    for name in WRAPPED:
+        makers[name] = lambda name=name: getattr(tfgradcomp, name)(SGD(1e-3))
+    steps = {name: step_of(make(), arguments.batch) for name, make in makers.items()}
+    times = times_of(steps, arguments)
     median = {name: statistics.median(values) for name, values in times.items()}
     rows = []
     for name, plain in WRAPPED.items():
@@ -102,11 +129,7 @@ def main() -> None:
                 "ratio": statistics.median(ratios),
             }
         )
-    today = datetime.date.today()
-    lines = [
-        f"{processor()}; batches of {arguments.batch}; {arguments.rounds} rounds of "
-        f"{arguments.steps} steps; {today}, commit {commit()}.",
-        "",
+    table = [
         "| optimizer | step, ms | unwrapped | step, ms | wrapped / unwrapped |",
         "|---|---|---|---|---|",
         *(
@@ -115,12 +138,7 @@ def main() -> None:
             for row in rows
         ),
     ]
-    folder = arguments.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "step.csv", rows[0], rows)
-    if arguments.output is None:
-        write_table(HERE / "README.md", "step", lines)
-    print("\n".join(lines))
+    publish("step", rows, table, arguments)
 
 
 if __name__ == "__main__":

@@ -69,3 +69,20 @@ def run_workers(
 def report(folder: str, rank: int, answer: dict) -> None:
     """Writes a worker's answer where `run_workers` reads it."""
     (Path(folder) / f"answer-{rank}.json").write_text(json.dumps(answer))
+
+
+def strategy_and_rank():
+    """A worker's strategy and rank; without TF_CONFIG, two devices of one process."""
+    # What starts workers does without TensorFlow.
+    import tensorflow as tf
+
+    if "TF_CONFIG" in os.environ:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        return strategy, strategy.cluster_resolver.task_id
+    # Collectives between logical CPUs starve in a small pool.
+    tf.config.threading.set_inter_op_parallelism_threads(16)
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), 0

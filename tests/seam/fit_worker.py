@@ -4,7 +4,6 @@ Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
 """
 
 import hashlib
-import os
 import sys
 from pathlib import Path
 
@@ -13,21 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import report
+from tests.cluster import report, strategy_and_rank
 
 FOLDER, NAMES = sys.argv[1], sys.argv[2:]
-if "TF_CONFIG" in os.environ:
-    STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
-    RANK = STRATEGY.cluster_resolver.task_id
-else:
-    # Collectives between logical CPUs starve in a small pool.
-    tf.config.threading.set_inter_op_parallelism_threads(16)
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 2,
-    )
-    STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    RANK = 0
+STRATEGY, RANK = strategy_and_rank()
 SGD = keras.optimizers.SGD
 random = np.random.default_rng(7)
 X = random.normal(size=(60, 64)).astype("float32")

@@ -3,7 +3,6 @@
 Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
 """
 
-import os
 import sys
 
 import keras
@@ -11,22 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import report
+from tests.cluster import report, strategy_and_rank
 from tfgradcomp.seam.second_moments import enable_second_moments
 
 FOLDER = sys.argv[1]
-if "TF_CONFIG" in os.environ:
-    STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
-    RANK = STRATEGY.cluster_resolver.task_id
-else:
-    # Collectives between logical CPUs starve in a small pool.
-    tf.config.threading.set_inter_op_parallelism_threads(16)
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 2,
-    )
-    STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    RANK = 0
+STRATEGY, RANK = strategy_and_rank()
 MANNERS = {
     "several_steps": {"steps_per_execution": 2},
     "mixed": {"policy": "mixed_float16"},

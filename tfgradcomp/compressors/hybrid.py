@@ -68,8 +68,3 @@ class Hybrid(SparseWords):
             "variance": context.if_moving(variance, state["variance"]),
         }
         return {"words": self.message(words)}, state, tf.equal(nonfinite, 0)
-
-    def scale(self, payloads, layout):
-        """See `SparseWords.scale`."""
-        workers = payloads["words"].shape[0]
-        return tf.fill([workers, layout.num_blocks], self.threshold)

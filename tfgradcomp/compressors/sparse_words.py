@@ -57,8 +57,11 @@ class SparseWords(Compressor):
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
     def scale(self, payloads, layout) -> tf.Tensor:
-        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`."""
-        raise NotImplementedError
+        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`.
+
+        It is the attribute `threshold`, unless a subclass has another.
+        """
+        return tf.fill([payloads["words"].shape[0], layout.num_blocks], self.threshold)
 
     def elements_sent(self, payload, layout):
         """See `Compressor.elements_sent`."""

@@ -41,8 +41,3 @@ class Strom(SparseWords):
         )
         state = {"residual": context.if_moving(residual, state["residual"])}
         return {"words": self.message(words)}, state, tf.equal(nonfinite, 0)
-
-    def scale(self, payloads, layout):
-        """See `SparseWords.scale`."""
-        workers = payloads["words"].shape[0]
-        return tf.fill([workers, layout.num_blocks], self.threshold)
