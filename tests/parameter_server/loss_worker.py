@@ -2,7 +2,8 @@
 
 `loss_worker.py folder mode on_worker_loss task...`: the chief kills the tasks named
 ("worker 1", "nobody 0") one after the other, in the middle of epochs 0, 1, ... It waits
-at the end of the epoch for a task that is said to come back ("worker 1 back").
+at the end of the epoch for a task that is said to come back ("worker 1 back"). Of
+"worker 1 then worker 2" the second is killed when the chief recovers from the first.
 """
 
 import json
@@ -25,20 +26,34 @@ EPOCHS, STEPS = 3, 8
 class Kill(keras.callbacks.Callback):
     """Kills a task with SIGKILL after the fourth step of an epoch."""
 
-    def __init__(self, folder, tasks, cluster):
+    def __init__(self, folder, tasks, trainer):
         super().__init__()
-        self._folder, self._tasks, self._cluster = Path(folder), list(tasks), cluster
+        self._folder, self._tasks, self._trainer = Path(folder), list(tasks), trainer
         self._expected = None
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3 and self._tasks:
-            job, index, *back = self._tasks.pop(0).split()
+            task, _, second = self._tasks.pop(0).partition(" then ")
+            job, index, *back = task.split()
             if job == "nobody":
                 return
-            pid = (self._folder / f"{job} {index}").read_text()
-            os.kill(int(pid), signal.SIGKILL)
+            self._kill(job, index)
+            if second:
+                go_on = self._trainer._go_on
+
+                def kill_and_go_on(lost):
+                    self._trainer._go_on = go_on
+                    self._kill(*second.split())
+                    go_on(lost)
+
+                self._trainer._go_on = kill_and_go_on
             if back:
-                self._expected = self._cluster[job][int(index)]
+                cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+                self._expected = cluster[job][int(index)]
+
+    def _kill(self, job, index):
+        pid = (self._folder / f"{job} {index}").read_text()
+        os.kill(int(pid), signal.SIGKILL)
 
     def on_epoch_end(self, epoch, logs=None):
         while self._expected:
@@ -50,13 +65,9 @@ class Kill(keras.callbacks.Callback):
                 time.sleep(0.2)
 
 
-def main(folder, mode, on_worker_loss, *tasks):
-    config = json.loads(os.environ["TF_CONFIG"])
-    task = config["task"]
-    name = f"{task['type']} {task['index']}"
-    (Path(folder) / name).write_text(str(os.getpid()))
+def make_trainer(mode, on_worker_loss="continue"):
     keras.utils.set_random_seed(0)
-    trainer = tfgradcomp.ParameterServerTrainer(
+    return tfgradcomp.ParameterServerTrainer(
         common.make_model,
         common.METHODS["DistEF"](),
         mode=mode,
@@ -64,26 +75,41 @@ def main(folder, mode, on_worker_loss, *tasks):
         steps_per_execution=2,
         **common.COMPILE,
     )
-    answer = {"error": None}
+
+
+def dataset(context):
+    """The same batches in every epoch."""
+    return common.dataset(context).take(STEPS // 2).repeat()
+
+
+def fit(trainer, *callbacks):
+    history = trainer.fit(
+        dataset,
+        epochs=EPOCHS,
+        steps_per_epoch=STEPS,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    return {
+        "loss": history.history["loss"],
+        "workers": [common.digest(w) for w in trainer.weights_of_workers()],
+        "chief": common.digest(w.numpy() for w in trainer.model.trainable_weights),
+        "iterations": int(trainer.optimizer.iterations.numpy()),
+    }
+
+
+def main(folder, mode, on_worker_loss, *tasks):
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    name = f"{task['type']} {task['index']}"
+    (Path(folder) / name).write_text(str(os.getpid()))
+    trainer = make_trainer(mode, on_worker_loss)
+    backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
     try:
-        history = trainer.fit(
-            common.dataset,
-            epochs=EPOCHS,
-            steps_per_epoch=STEPS,
-            callbacks=[
-                keras.callbacks.BackupAndRestore(f"{folder}/backup"),
-                Kill(folder, tasks, config["cluster"]),
-            ],
-            verbose=0,
-        )
-        answer["loss"] = history.history["loss"]
-        answer["workers"] = [common.digest(w) for w in trainer.weights_of_workers()]
-        answer["chief"] = common.digest(
-            weight.numpy() for weight in trainer.model.trainable_weights
-        )
-        answer["iterations"] = int(trainer.optimizer.iterations.numpy())
+        answer = fit(trainer, backup, Kill(folder, tasks, trainer))
+        if not tasks:
+            answer["uninterrupted"] = fit(make_trainer(mode))
     except ConnectionError as error:
-        answer["error"] = str(error)
+        answer = {"error": str(error)}
     report(folder, 0, answer)
 
 

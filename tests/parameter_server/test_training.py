@@ -51,6 +51,18 @@ def test_rounds_give_the_bits_of_collectives(with_servers, with_collectives, met
     assert len(found["history"]["val_loss"]) == 2
 
 
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2), (4, 1)])
+def test_any_number_of_workers_and_servers_gives_these_bits(tmp_path, workers, servers):
+    methods = ["TernGrad", "DistEF"]
+    free = "DistEF async"
+    (found,), _ = train(tmp_path / "servers", workers, servers, *methods, free)
+    expected, *_ = train(tmp_path / "collectives", workers, 0, *methods)[0]
+    for method in methods:
+        assert found[method]["workers"] == workers * [expected[method]["weights"]]
+    assert len({*found[free]["workers"], found[free]["chief"]}) == 1
+    assert found[free]["iterations"] == PUSHES
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
     found = with_servers[0][f"{method} async"]

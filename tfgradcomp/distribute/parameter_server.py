@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import queue
@@ -17,12 +18,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.distribute.asynchronous import asynchronous
+from tfgradcomp.distribute.remote_worker import (
+    STALENESS,
+    RemoteWorker,
+    method_state,
+    shared_variables,
+    values_of,
+)
 from tfgradcomp.monitoring.traffic import Traffic
 from tfgradcomp.ops import native
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.optimizers.arguments import check_choice, check_integer
 from tfgradcomp.seam import remote
-from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
 from tfgradcomp.seam.trainer import epoch_to_resume_at
 from tfgradcomp.transports import (
     Log,
@@ -40,9 +47,6 @@ _THREADS = 16
 _PROBE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 _END_SECONDS = 60.0
-_SCALARS = ("seed", "previous_learning_rate", "skipped_steps")
-_STALENESS, _TOLD = "staleness", ".server.told"
-_STEPS = tf.TensorSpec([], tf.int32)
 _GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -125,7 +129,8 @@ class ParameterServerTrainer:
         self._is_sync = mode == "sync"
         self._on_worker_loss = on_worker_loss
         self._steps_per_execution = steps_per_execution
-        self._workers = []
+        self._workers, self._serving, self._meeting = [], {}, None
+        self._absent = set()
         self.optimizer = self._optimizer_class.from_config(self._optimizer_config)
         self.model = self._compiled(self.optimizer)
 
@@ -171,6 +176,7 @@ class ParameterServerTrainer:
         present = [worker.device for worker in self._workers]
         self._assemble(present or self._devices("worker"), self._workers)
         remote.build(self.model, self._workers[0].spec)
+        self._save_state_of_all()
         callbacks = keras.callbacks.CallbackList(
             callbacks,
             add_history=True,
@@ -183,11 +189,11 @@ class ParameterServerTrainer:
         self.model.stop_training = False
         callbacks.on_train_begin()
         for worker in self._workers:
-            worker.take(_values(_shared(self.model)))
+            worker.take(values_of(shared_variables(self.model)))
         self._rounds = self._workers[0].rounds()
         logs = {}
         for epoch in range(epoch_to_resume_at(self.model) or initial_epoch, epochs):
-            self._welcome()
+            self._surely(self._welcome)
             callbacks.on_epoch_begin(epoch)
             self._surely(self._reset_metrics)
             done = 0
@@ -215,19 +221,19 @@ class ParameterServerTrainer:
 
     def weights_of_workers(self) -> list[list[np.ndarray]]:
         """Returns the trainable weights of each worker, as they are now."""
-        return [_values(w.model.trainable_variables) for w in self._workers]
+        return [values_of(w.model.trainable_variables) for w in self._workers]
 
-    def _new_worker(self, device, rank):
+    def _new_worker(self, device, meeting, rank):
         kind = self._optimizer_class
         if self._is_sync:
-            transport = ParameterServer(ServerCollectives(self._meeting, rank))
+            transport = ParameterServer(ServerCollectives(meeting, rank))
         else:
             kind = asynchronous(kind)
-            transport = PushPull(LogCollectives(self._meeting, rank))
+            transport = PushPull(LogCollectives(meeting, rank))
         with tf.device(device):
             optimizer = kind.from_config(self._optimizer_config)
             optimizer.transport = transport
-            return _Worker(device, self._compiled(optimizer))
+            return RemoteWorker(device, self._compiled(optimizer))
 
     def _compiled(self, optimizer):
         model = self._make_model()
@@ -249,8 +255,7 @@ class ParameterServerTrainer:
         taken, logs, errors = run(done, end, callbacks)
         self._rounds += taken
         if errors:
-            remote.forget_errors()
-            self._go_on(self._survivors(errors))
+            self._recover(errors)
             logs = self._surely(self._workers[0].logs)
         return self._rounds - before, logs
 
@@ -260,9 +265,21 @@ class ParameterServerTrainer:
             try:
                 return action()
             except _GONE as error:
-                remote.forget_errors()
-                current = [*self._serving, *(w.device for w in self._workers)]
-                self._go_on(self._survivors(dict.fromkeys(current, error)))
+                self._recover(dict.fromkeys(self._present(), error))
+
+    def _recover(self, errors):
+        """Goes on without who is lost, and who is lost meanwhile, or raises."""
+        lost = set()
+        while True:
+            remote.forget_errors()
+            more = self._lost(errors) - lost
+            if not more:
+                raise _cause(errors)
+            lost |= more
+            try:
+                return self._go_on(lost)
+            except _GONE as error:
+                errors = dict.fromkeys(self._present(), error)
 
     def _send_learning_rate(self):
         rate = self.optimizer.learning_rate
@@ -327,7 +344,7 @@ class ParameterServerTrainer:
                 callbacks.on_train_batch_begin(done + pushes)
                 pushes += steps
                 logs = self._workers[0].named(np.mean([*values.values()], axis=0))
-                logs[_STALENESS] *= len(values) / (done + pushes)
+                logs[STALENESS] *= len(values) / (done + pushes)
                 callbacks.on_train_batch_end(done + pushes - 1, logs)
                 if self.model.stop_training:
                     budget.end()
@@ -352,37 +369,16 @@ class ParameterServerTrainer:
                 errors[device] = outcome
         return 0 if errors else pushes, logs, errors
 
-    def _survivors(self, errors):
-        """Returns the workers left, or raises what cannot be borne."""
-        if not errors:
-            return self._workers
-        lost = self._lost(errors)
-        servers = [device for device in lost if device in self._serving]
-        if servers:
-            raise ConnectionError(
-                "Parameter servers are gone, with the state that they held. Start all "
-                "tasks again and resume from the last checkpoint, for example by "
-                f"keras.callbacks.BackupAndRestore. Received: {servers}"
-            )
-        if not lost:
-            raise _cause(errors)
-        survivors = [w for w in self._workers if w.device not in lost]
-        if not survivors:
-            raise RuntimeError(
-                "All workers are gone. Start all tasks again and resume from the last "
-                f"checkpoint. Received: {lost}"
-            )
-        return survivors
-
     def _lost(self, errors):
-        gone = [device for device in errors if not self._answers(device)]
+        """Returns the devices of tasks that are gone, of those that have an error."""
+        gone = {device for device in errors if not self._answers(device)}
         # One that was started again at once answers, but does not know this cluster.
-        new = [
+        new = {
             device
             for device, error in errors.items()
             if isinstance(error, _GONE) and f"target {device}" in str(error)
-        ]
-        return sorted({*gone, *new})
+        }
+        return gone | new
 
     def _answers(self, device):
         host, _, port = self._addresses[device].rpartition(":")
@@ -398,18 +394,35 @@ class ParameterServerTrainer:
     def _devices(self, job):
         return [device for device in self._addresses if f"/job:{job}/" in device]
 
-    def _go_on(self, survivors):
+    def _present(self):
+        return [device for device in self._addresses if device not in self._absent]
+
+    def _go_on(self, lost):
+        """Goes on without the tasks of these devices, or waits for them."""
+        servers = sorted(lost.intersection(self._devices("ps")))
+        if servers:
+            raise ConnectionError(
+                "Parameter servers are gone, with the state that they held. Start all "
+                "tasks again and resume from the last checkpoint, for example by "
+                f"keras.callbacks.BackupAndRestore. Received: {servers}"
+            )
+        survivors = [w for w in self._workers if w.device not in lost]
+        if not survivors:
+            raise RuntimeError(
+                "All workers are gone. Start all tasks again and resume from the last "
+                f"checkpoint. Received: {sorted(lost)}"
+            )
         rounds = {worker.rounds() for worker in survivors}
         if len(rounds) > 1:
             raise RuntimeError(f"The workers took different numbers of steps: {rounds}")
         (self._rounds,) = rounds
-        devices = [worker.device for worker in survivors]
-        lost = ", ".join(w.device for w in self._workers if w.device not in devices)
+        names = ", ".join(sorted(lost))
         if self._on_worker_loss == "continue":
-            _say(f"lost {lost}; going on with {len(survivors)} worker(s)")
-            self._assemble(devices, survivors)
+            _say(f"lost {names}; going on with {len(survivors)} worker(s)")
+            self._assemble([worker.device for worker in survivors], survivors)
+            self._absent |= lost
             return
-        _say(f"lost {lost}; waiting until started again")
+        _say(f"lost {names}; waiting until started again")
         while not all(map(self._answers, self._addresses)):
             time.sleep(_POLL_SECONDS)
         remote.reconnect()
@@ -417,167 +430,95 @@ class ParameterServerTrainer:
 
     def _welcome(self):
         """Takes in workers that were lost and are back."""
-        back = {*self._devices("worker")} - {w.device for w in self._workers}
-        if back and all(map(self._answers, self._addresses)):
-            _say(f"back: {', '.join(sorted(back))}")
+        if self._absent and all(map(self._answers, self._addresses)):
+            _say(f"back: {', '.join(sorted(self._absent))}")
+            self._absent = set()
             remote.reconnect()
             self._assemble(self._devices("worker"), self._workers)
 
     def _assemble(self, devices, old):
-        """Makes the workers of these devices meet, of which `old` are there already."""
+        """Makes the workers of these devices meet, of which `old` are there already.
+
+        Where that fails all is as before, and can be tried again.
+        """
         states, shared = {}, None
         if old:
-            steps = int(old[0].optimizer.iterations.numpy())
-            states = self._meeting.whole_states(steps, old[0].told())
-            shared = _values(_shared(old[0].model))
-            self._meeting.free()
+            states = self._meeting.whole_states(*old[0].committed())
+            shared = values_of(shared_variables(old[0].model))
         servers = [f"{device}/device:CPU:0" for device in self._devices("ps")]
-        name = f"tfgradcomp/{uuid.uuid4().hex}"
         kind = Meeting if self._is_sync else Log
-        self._meeting = kind(name, servers, len(devices), states)
+        name = f"tfgradcomp/{uuid.uuid4().hex}"
+        meeting = kind(name, servers, len(devices), states)
         by_device = {worker.device: worker for worker in old}
-        self._workers = []
+        workers = []
         for rank, device in enumerate(devices):
-            worker = by_device.get(device)
-            if worker is None:
-                worker = self._new_worker(device, rank)
+            worker = by_device.get(device) or self._new_worker(device, meeting, rank)
             worker.open(self._dataset_fn, len(devices), rank)
-            worker.join(self._meeting, rank)
+            worker.join(meeting, rank)
             if shared and device not in by_device:
                 worker.take(shared)
-            self._workers.append(worker)
-        self._serving = {}
+            workers.append(worker)
+        serving = {}
         for index, device in enumerate(self._devices("ps")):
-            served = self._meeting.serve(index)
-            self._serving[device] = {"rounds": served} if self._is_sync else served
+            served = meeting.serve(index)
+            serving[device] = {"rounds": served} if self._is_sync else served
+        if self._meeting:
+            self._meeting.free()
+        self._meeting, self._workers, self._serving = meeting, workers, serving
+
+    # State.
+
+    def _save_state_of_all(self):
+        """Makes what saves the chief's optimizer save the workers' and servers' state.
+
+        A file is then like one of a process with as many replicas as there are workers.
+        """
+        count = collections.Counter()
+        for name, variable in method_state(self.optimizer).items():
+            site, _, of_server = name.partition(".server.")
+            if of_server:
+                place = site, count[site]
+                functions = self._read_servers, self._restore_servers
+                count[site] += 1
+            elif ".worker." in name:
+                place = (name,)
+                functions = self._read_workers, self._restore_workers
+            else:
+                continue
+            read, write = (functools.partial(f, *place) for f in functions)
+            variable.stand_for(functools.partial(self._surely, read), write)
+
+    def _read_workers(self, name):
+        return np.stack([worker.state()[name].numpy() for worker in self._workers])
+
+    def _restore_workers(self, name, values):
+        for worker, value in zip(self._workers, values, strict=True):
+            with tf.device(worker.device):
+                worker.state()[name].assign(value)
+
+    def _read_servers(self, site, index):
+        whole = self._meeting.whole_state(site, *self._workers[0].committed())
+        return whole[index][np.newaxis]
+
+    def _restore_servers(self, site, index, values):
+        self._meeting.restore(site, index, values[0])
 
     def _fetch(self):
         """Brings the weights, counters and momenta to the chief."""
         first = self._workers[0].model
         for own, value in zip(
-            _shared(self.model), _values(_shared(first)), strict=True
+            shared_variables(self.model),
+            values_of(shared_variables(first)),
+            strict=True,
         ):
             own.assign(value)
         # What no gradient changes, as the statistics of a batch, differs by worker.
-        others = [_values(w.model.non_trainable_weights) for w in self._workers]
+        others = [values_of(w.model.non_trainable_weights) for w in self._workers]
         for own, values in zip(
             self.model.non_trainable_weights, zip(*others, strict=True), strict=True
         ):
             if np.issubdtype(values[0].dtype, np.floating):
                 own.assign(np.mean(values, axis=0))
-
-
-class _Worker:
-    """A worker's model, data and optimizer, driven from the chief.
-
-    Attributes:
-        device: The worker's device, `/job:worker/...`.
-        model: Its replica of the model.
-        optimizer: Its replica of the optimizer.
-        spec: The `element_spec` of its dataset.
-    """
-
-    def __init__(self, device, model):
-        self.device = device
-        self.model, self.optimizer = model, model.optimizer
-        self._iterator = self._rate = None
-
-    def open(self, dataset_fn, num_workers, rank):
-        """Opens the worker's dataset, if it is not open."""
-        if self._iterator is None:
-            with tf.device(self.device):
-                dataset = dataset_fn(
-                    tf.distribute.InputContext(num_workers, rank, num_workers)
-                )
-                self.spec = dataset.element_spec
-                self._iterator = iter(dataset)
-                remote.build(self.model, self.spec)
-
-    def close(self):
-        """Closes the worker's dataset."""
-        self._iterator = None
-
-    def join(self, meeting, rank):
-        """Makes the worker one of those of a meeting."""
-        self.optimizer.transport.collectives.join(meeting, rank)
-
-        @tf.function(autograph=False)
-        def run(iterator, steps):
-            with tf.device(self.device):
-                index = tf.while_loop(
-                    lambda index: index < steps,
-                    lambda index: (self._step(index, iterator),),
-                    [tf.constant(0)],
-                    parallel_iterations=1,
-                )
-                with tf.control_dependencies(index):
-                    return self._result()
-
-        @tf.function(autograph=False)
-        def drain():
-            with tf.device(self.device):
-                self.optimizer.drain()
-
-        # Traced now, as that says what servers must answer.
-        self._function = run.get_concrete_function(self._iterator, _STEPS)
-        if isinstance(self.optimizer.transport, PushPull):
-            self.drain = drain.get_concrete_function()
-
-    def _step(self, index, iterator):
-        self.model.train_step(next(iterator))
-        return index + 1
-
-    def _result(self):
-        logs = dict(self.model.get_metrics_result())
-        if isinstance(self.optimizer.transport, PushPull):
-            logs[_STALENESS] = tf.convert_to_tensor(self.optimizer.staleness)
-        self._names = [*logs]
-        return tf.stack([tf.cast(value, tf.float32) for value in logs.values()])
-
-    def run(self, steps):
-        """Takes some steps; returns what the metrics are then."""
-        return self._function(self._iterator, tf.constant(steps)).numpy()
-
-    def named(self, values):
-        """Returns the logs of these values."""
-        return dict(zip(self._names, map(float, values), strict=True))
-
-    def logs(self):
-        """Returns what the worker's metrics are."""
-        with tf.device(self.device):
-            return self.named(self._result().numpy())
-
-    def rounds(self):
-        """Returns how many rounds it took part in, skipped ones included."""
-        return int(self.optimizer.iterations.numpy()) + self.optimizer.skipped_steps
-
-    def told(self):
-        """Returns what the transport keeps to tell the servers, by call sites."""
-        states = {v.name: v for v in self.optimizer.variables}
-        return {
-            name.removesuffix(_TOLD): variable.numpy()
-            for name, variable in states.items()
-            if name.endswith(_TOLD)
-        }
-
-    def reset_metrics(self):
-        """Forgets what the metrics have seen."""
-        with tf.device(self.device):
-            self.model.reset_metrics()
-            if isinstance(self.optimizer.transport, PushPull):
-                self.optimizer.staleness.assign(tf.zeros([], tf.int64))
-
-    def take(self, values):
-        """Takes over weights, counters and momenta."""
-        with tf.device(self.device):
-            for variable, value in zip(_shared(self.model), values, strict=True):
-                variable.assign(value)
-
-    def take_learning_rate(self, rate):
-        """Takes over a learning rate, where it is another one."""
-        if rate != self._rate:
-            with tf.device(self.device):
-                self.optimizer.learning_rate = self._rate = rate
 
 
 def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
@@ -668,17 +609,6 @@ def _cause(errors):
     """The error that the others follow from: those met closed queues."""
     first = [error for error in errors.values() if "is closed" not in str(error)]
     return (first or [*errors.values()])[0]
-
-
-def _shared(model):
-    """The variables that a worker takes over from another, in any replica's order."""
-    own = [v for v in model.optimizer.variables if isinstance(v, PerWorkerVariable)]
-    scalars = [v for v in own if v.name in _SCALARS]
-    return [*model.weights, *model.optimizer.inner_optimizer.variables, *scalars]
-
-
-def _values(variables):
-    return [variable.numpy() for variable in variables]
 
 
 def _copy(metric):

@@ -398,7 +398,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             moments = [moment_of[id(variable)] for variable in variables]
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
-            gain = self._collectives.loss_divisor / (inner.loss_scale_factor or 1)
+            gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
             grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
             if inner.gradient_accumulation_steps or seam.clips(inner):
                 grads = [g * tf.cast(gain, g.dtype) for g in grads]

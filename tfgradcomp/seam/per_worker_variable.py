@@ -21,6 +21,7 @@ class PerWorkerVariable(keras.Variable):
 
     def __init__(self, value: tf.Tensor, name: str):
         self._strategy = tf.distribute.get_strategy()
+        self._read = self._write = None
         super().__init__(
             lambda shape, dtype: value,
             shape=value.shape,
@@ -32,23 +33,39 @@ class PerWorkerVariable(keras.Variable):
             name=name,
         )
 
+    def stand_for(self, read, write) -> None:
+        """Makes reading, saving and restoring be of values elsewhere.
+
+        Args:
+            read: Function that returns what `local_values` shall return.
+            write: Function that does what `assign_local_values` shall do.
+        """
+        self._read, self._write = read, write
+
     def _locals(self):
         return self._strategy.experimental_local_results(self.value)
 
     def local_values(self) -> np.ndarray:
         """Returns this worker's values, with a leading axis of local replicas."""
+        if self._read:
+            return self._read()
         return np.stack([value.numpy() for value in self._locals()])
 
     def assign_local_values(self, values: np.ndarray) -> None:
         """Assigns one value to each local replica, in the order of `local_values`."""
+        if self._write:
+            self._write(values)
+            return
         for variable, value in zip(self._locals(), values, strict=True):
             variable.assign(value)
 
     def numpy(self):
         """Returns the value of the first local replica."""
-        return self._locals()[0].numpy()
+        return self.local_values()[0]
 
     def _serialize_to_tensors(self):
+        if self._read:
+            return {"VARIABLE_VALUE": tf.constant(self._read())}
         return {"VARIABLE_VALUE": tf.stack([v.read_value() for v in self._locals()])}
 
     def _restore_from_tensors(self, restored_tensors):

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 from tensorflow.python.eager import context, executor
+
+from tfgradcomp.seam.replace import replace
+
+_NUM_WORKERS = contextvars.ContextVar("num_workers", default=None)
 
 
 @contextlib.contextmanager
@@ -44,6 +50,35 @@ def build(model, spec) -> None:
         spec: The `element_spec` of the dataset that it is trained on.
     """
     model._symbolic_build(data_batch=_ranked(spec))
+
+
+@contextlib.contextmanager
+def losses_of(num_workers: int):
+    """Makes Keras divide losses by N here, as it does where a strategy has N replicas.
+
+    The bits of a gradient depend on where it is divided.
+    """
+    replace(keras_loss, "scale_loss_for_distribution", _scaled)
+    replace(keras_loss, "unscale_loss_for_distribution", _unscaled)
+    token = _NUM_WORKERS.set(num_workers)
+    try:
+        yield
+    finally:
+        _NUM_WORKERS.reset(token)
+
+
+def _scaled(original, value):
+    num_workers = _NUM_WORKERS.get()
+    if num_workers is None:
+        return original(value)
+    return value * tf.constant(1.0 / num_workers, value.dtype)
+
+
+def _unscaled(original, value):
+    num_workers = _NUM_WORKERS.get()
+    if num_workers is None:
+        return original(value)
+    return value * tf.constant(num_workers, value.dtype)
 
 
 def _ranked(spec):

@@ -44,11 +44,6 @@ class Collectives:
         """This worker's index in [0, N)."""
         raise NotImplementedError
 
-    @property
-    def loss_divisor(self) -> int:
-        """What the loss was divided by that a worker's gradients are of."""
-        return self.num_workers
-
     def moved(self, call) -> float:
         """Returns the words that a worker sends for a `transports.base.Call`."""
         return call.moved(self.num_workers)

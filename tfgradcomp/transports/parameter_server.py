@@ -78,7 +78,7 @@ class Meeting:
         self.devices = tuple(devices)
         self.num_workers = num_workers
         self._inherited = states
-        self._states = {}
+        self._states, self._parts = {}, {}
         self._sites = {}
         self._queues = {}
         self._closed = set()
@@ -178,6 +178,7 @@ class Meeting:
                     leaves = [whole[part] for whole in self._inherited[site]]
                     value = tf.nest.pack_sequence_as(value, leaves)
                 self._states[site, server] = make(value)
+                self._parts[site, server] = part
         return self._states[site, server]
 
     def whole_states(
@@ -189,14 +190,26 @@ class Meeting:
             step: The number of steps that the workers have committed.
             told: What the transport keeps as `told` on a worker, by call sites.
         """
-        wholes = {}
-        for (site, server), state in sorted(self._states.items()):
-            with tf.device(self.devices[server]):
-                leaves = state.leaves(step, told.get(site))
-            before = wholes.get(site, [leaf[:0] for leaf in leaves])
-            pairs = zip(before, leaves, strict=True)
-            wholes[site] = [np.append(*pair) for pair in pairs]
-        return wholes
+        return {site: self.whole_state(site, step, told) for site, _ in self._states}
+
+    def whole_state(
+        self, site: str, step: int, told: dict[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        """Returns the vectors of the state at one call site; see `whole_states`."""
+        parts = []
+        for server, device in enumerate(self.devices):
+            if (site, server) in self._states:
+                with tf.device(device):
+                    state = self._states[site, server]
+                    parts.append(state.leaves(step, told.get(site)))
+        return [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
+
+    def restore(self, site: str, index: int, whole: np.ndarray) -> None:
+        """Takes over one of the vectors that `whole_states` returned, between steps."""
+        for (of, server), state in self._states.items():
+            if of == site:
+                with tf.device(self.devices[server]):
+                    state.restore(index, whole[self._parts[of, server]])
 
     def _queue(self, *key):
         if key not in self._queues:
@@ -214,8 +227,6 @@ class ServerCollectives(Collectives):
     Attributes:
         meeting: Where the workers meet.
     """
-
-    loss_divisor = 1
 
     def __init__(self, meeting: Meeting, rank: int):
         self.join(meeting, rank)
@@ -392,6 +403,12 @@ class ServerState:
         leaves = tf.nest.flatten(self._after if is_after else self._before)
         return [leaf.numpy() for leaf in leaves]
 
+    def restore(self, index: int, vector: np.ndarray) -> None:
+        """Takes over a vector of the state, as that before any step."""
+        for state in (self._before, self._after):
+            tf.nest.flatten(state)[index].assign(vector)
+        self._step.assign(-1)
+
 
 class WaitingState:
     """A server's state before the last round, and what the next follows from.
@@ -435,6 +452,12 @@ class WaitingState:
         words = tf.bitcast(tf.constant(told), tf.int32)
         held = self._held(tf.constant(step, tf.int64), words)
         return [leaf.numpy() for leaf in tf.nest.flatten(held)]
+
+    def restore(self, index: int, vector: np.ndarray) -> None:
+        """See `ServerState.restore`."""
+        tf.nest.flatten(self._before)[index].assign(vector)
+        self._rates.assign([0.0, 0.0])
+        self._step.assign(-1)
 
     def _held(self, step, told):
         rate, previous = tf.unstack(tf.convert_to_tensor(self._rates))

@@ -175,7 +175,6 @@ class LogCollectives(Collectives):
     """
 
     num_workers = 1
-    loss_divisor = 1
 
     def __init__(self, log: Log, rank: int):
         self.join(log, rank)
