@@ -4,8 +4,10 @@ import json
 
 import keras
 import pytest
+import tensorflow as tf
 
 import tfgradcomp
+from tfgradcomp.distribute.remote_worker import RemoteWorker
 
 
 def trainer(optimizer=None, **arguments):
@@ -56,3 +58,21 @@ def test_a_cluster_must_have_all_roles(monkeypatch, cluster):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ValueError, match="one chief, workers and parameter servers"):
         trainer()
+
+
+@pytest.mark.parametrize(
+    ("dataset_fn", "says"),
+    [
+        (tf.data.Dataset.range(3), "must be a function of a tf.distribute.Input"),
+        (lambda context: [[1.0]], "must return a tf.data.Dataset.*Received: list"),
+        (
+            lambda context: tf.data.Dataset.range(3),
+            r"worker 1 ends after 3 batches. Append .repeat\(\)",
+        ),
+    ],
+)
+def test_datasets_must_be_functions_and_endless(dataset_fn, says):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(tfgradcomp.TernGrad("sgd"), "mse")
+    with pytest.raises(ValueError, match=says):
+        RemoteWorker("CPU:0", model).open(dataset_fn, 2, 1)

@@ -84,3 +84,9 @@ def test_what_is_not_finite_is_applied_nowhere(with_servers, mode, steps):
         assert found["skipped"] == 2  # The second of five batches, over and over.
     assert found["iterations"] + found["skipped"] == steps
     assert np.isfinite(found["history"]["val_loss"]).all()
+
+
+def test_what_cannot_be_trained_is_said(with_servers):
+    ended, same = with_servers[0]["errors"]
+    assert "A worker's dataset has ended. Append .repeat()" in ended
+    assert "make_model must return a new model" in same

@@ -92,7 +92,25 @@ def with_servers(folder, methods):
             "skipped": trainer.optimizer.skipped_steps,
             "history": history.history,
         }
-    report(folder, 0, answers)
+    report(folder, 0, answers | {"errors": errors()})
+
+
+def errors():
+    """What is said of a dataset that ends unannounced, and of one model for all."""
+    model = make_model()
+    said = []
+    for make, data in (
+        (make_model, lambda context: dataset(context).take(2).filter(lambda *_: True)),
+        (lambda: model, dataset),
+    ):
+        trainer = tfgradcomp.ParameterServerTrainer(
+            make, METHODS["TernGrad"](), **COMPILE
+        )
+        try:
+            trainer.fit(data, steps_per_epoch=STEPS, verbose=0)
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def dataset_of_chief():

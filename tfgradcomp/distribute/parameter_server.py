@@ -149,7 +149,8 @@ class ParameterServerTrainer:
         Args:
             dataset_fn: Function of a `tf.distribute.InputContext` that returns a
                 worker's dataset, batched and without an end (`repeat()`). It is called
-                for each worker, which then runs its operations.
+                for each worker, which then runs its operations. A Python generator
+                would stay in the chief's process, and its batches cross the network.
             epochs: The epoch to end with.
             steps_per_epoch: Rounds an epoch, which take a batch from every worker; in
                 mode `"async"` pushes, which take one batch.
@@ -163,6 +164,7 @@ class ParameterServerTrainer:
             The history of logs, which are means over the workers.
 
         Raises:
+            ValueError: If a worker's dataset ends.
             ConnectionError: If a parameter server is gone.
             RuntimeError: If all workers are gone.
             tf.errors.InvalidArgumentError: If a gradient is not finite and the
@@ -215,6 +217,11 @@ class ParameterServerTrainer:
         return self.model.history
 
     @property
+    def num_workers(self) -> int:
+        """How many workers take part."""
+        return len(self._workers) or len(self._devices("worker"))
+
+    @property
     def traffic(self) -> Traffic:
         """What one worker moves in one step; to be asked after `fit`."""
         return self._workers[0].optimizer.traffic
@@ -237,6 +244,11 @@ class ParameterServerTrainer:
 
     def _compiled(self, optimizer):
         model = self._make_model()
+        if model in [self.__dict__.get("model"), *(w.model for w in self._workers)]:
+            raise ValueError(
+                "make_model must return a new model whenever it is called: chief and "
+                "workers have one each. Received: the same model again"
+            )
         metrics = keras.tree.map_structure(_copy, self._metrics)
         model.compile(optimizer, self._loss, metrics=metrics)
         return model
@@ -608,7 +620,13 @@ def _next(told, errors):
 def _cause(errors):
     """The error that the others follow from: those met closed queues."""
     first = [error for error in errors.values() if "is closed" not in str(error)]
-    return (first or [*errors.values()])[0]
+    cause = (first or [*errors.values()])[0]
+    if isinstance(cause, tf.errors.OutOfRangeError) and "End of seq" in str(cause):
+        return ValueError(
+            "A worker's dataset has ended. Append .repeat(); steps_per_epoch says "
+            "when an epoch ends."
+        )
+    return cause
 
 
 def _copy(metric):

@@ -31,11 +31,16 @@ class RemoteWorker:
         self._iterator = self._rate = None
 
     def open(self, dataset_fn, num_workers, rank):
-        """Opens the worker's dataset, if it is not open."""
+        """Opens the worker's dataset, if it is not open.
+
+        Raises:
+            ValueError: If it is none, or ends.
+        """
         if self._iterator is None:
             with tf.device(self.device):
-                dataset = dataset_fn(
-                    tf.distribute.InputContext(num_workers, rank, num_workers)
+                dataset = _endless(
+                    dataset_fn,
+                    tf.distribute.InputContext(num_workers, rank, num_workers),
                 )
                 self.spec = dataset.element_spec
                 self._iterator = iter(dataset)
@@ -132,6 +137,28 @@ class RemoteWorker:
         if rate != self._rate:
             with tf.device(self.device):
                 self.optimizer.learning_rate = self._rate = rate
+
+
+def _endless(dataset_fn, context):
+    if not callable(dataset_fn):
+        raise ValueError(
+            "dataset_fn must be a function of a tf.distribute.InputContext that "
+            f"returns a worker's dataset. Received: dataset_fn={dataset_fn!r}"
+        )
+    dataset = dataset_fn(context)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(
+            "dataset_fn must return a tf.data.Dataset of batches. "
+            f"Received: {type(dataset).__name__}"
+        )
+    cardinality = dataset.cardinality().numpy()
+    if cardinality >= 0:
+        raise ValueError(
+            f"The dataset of worker {context.input_pipeline_id} ends after "
+            f"{cardinality} batches. Append .repeat(); steps_per_epoch says when an "
+            "epoch ends."
+        )
+    return dataset
 
 
 def shared_variables(model):
