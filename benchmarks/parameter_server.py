@@ -1,11 +1,12 @@
 """Time steps with parameter servers between hosts with links of a given rate.
 
     sudo python benchmarks/parameter_server.py
-    sudo python benchmarks/parameter_server.py --rate 1gbit --workers 4 --servers 2
+    sudo python benchmarks/parameter_server.py --rate 1gbit --clusters 3x1
 
 Chief, workers and servers are each in a network namespace of its own (`cluster.py`).
-TernGrad by `tfgradcomp.ParameterServerTrainer` against TensorFlow's own
-`ParameterServerStrategy` in float32; the workers' interfaces count the bytes.
+TernGrad and dist-EF-blockSGDM by `tfgradcomp.ParameterServerTrainer` against
+TensorFlow's own `ParameterServerStrategy` in float32, all in one run for each cluster;
+the workers' interfaces count the bytes.
 """
 
 from __future__ import annotations
@@ -32,9 +33,22 @@ COLUMNS = (
 )
 
 
-def measure(hosts: list[cluster.Host], args: argparse.Namespace) -> list[dict]:
-    """Returns a row for each way of training; bytes are a worker's, of one step."""
-    counts = {"chief": 1, "worker": args.workers, "ps": args.servers}
+def measure(args: argparse.Namespace, num_workers: int, servers: int) -> list[dict]:
+    """Returns a row for each way of training on a cluster."""
+    count = 1 + num_workers + servers
+    with cluster.virtual_cluster(count, args.rate, args.delay) as hosts:
+        rows = measure_on(hosts, args, num_workers, servers)
+    if len(rows) < 5:
+        raise RuntimeError("the chief has failed; its output is above")
+    for row in rows:
+        row |= {"rate": args.rate, "delay": args.delay}
+        row |= {"elements": elements(args), "workers": num_workers, "servers": servers}
+    return rows
+
+
+def measure_on(hosts, args, num_workers, servers):
+    """As `measure`; bytes are a worker's, of one step."""
+    counts = {"chief": 1, "worker": num_workers, "ps": servers}
     names = [(job, i) for job, count in counts.items() for i in range(count)]
     tasks = dict(zip(names, hosts, strict=True))
     described = {
@@ -43,7 +57,7 @@ def measure(hosts: list[cluster.Host], args: argparse.Namespace) -> list[dict]:
     }
     workers = [host for (job, _), host in tasks.items() if job == "worker"]
     script = [sys.executable, str(HERE / "parameter_server_task.py")]
-    script += map(str, (args.units, args.workers, args.rounds))
+    script += map(str, (args.units, num_workers, args.rounds))
 
     def environment(job, index):
         task = {"cluster": described, "task": {"type": job, "index": index}}
@@ -92,29 +106,52 @@ def _bytes(before, after):
 
 
 def table(rows: list[dict]) -> list[str]:
-    """Returns the lines of the table; the last row is what others are compared to."""
-    titles = ["gradients travel by", "mode", "steps a second", "times as many"]
-    titles += ["MB up a step", "MB down a step", "times fewer, up", "down"]
-    reference = rows[-1]
+    """Returns the lines of the table; each is compared to its cluster's float32."""
+    titles = ["workers", "servers", "gradients travel by", "mode", "steps a second"]
+    titles += ["times as many", "MB up a step", "MB down a step", "times fewer, up"]
+    references = {
+        (row["workers"], row["servers"]): row
+        for row in rows
+        if row["gradients"] == "float32"
+    }
 
     def cells(row):
+        reference = references[row["workers"], row["servers"]]
         rate = row["steps_per_second"]
         return [
-            *(row["gradients"], row["mode"], f"{rate:.2f}"),
+            *(row[name] for name in ("workers", "servers", "gradients", "mode")),
+            f"{rate:.2f}",
             f"{rate / reference['steps_per_second']:.1f}",
             *(f"{row[way] / 1e6:.2f}" for way in ("sent", "received")),
             *(f"{reference[way] / row[way]:.1f}" for way in ("sent", "received")),
         ]
 
-    return markdown(titles, [cells(row) for row in rows])
+    return markdown([*titles, "down"], [cells(row) for row in rows])
+
+
+def elements(args: argparse.Namespace) -> int:
+    """Returns how many the model has."""
+    return args.units**2 + 2 * args.units + 1
+
+
+def cluster_of(text: str) -> tuple[int, int]:
+    """Parses `4x2`: workers and servers."""
+    workers, _, servers = text.partition("x")
+    return int(workers), int(servers)
 
 
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--workers", type=int, default=2, help="hosts that train")
-    add("--servers", type=int, default=1, help="hosts that serve")
+    add(
+        "--clusters",
+        type=cluster_of,
+        nargs="+",
+        default=[(2, 1), (4, 2)],
+        metavar="NxS",
+        help="hosts that train, and hosts that serve",
+    )
     add("--units", type=int, default=2240, help="the model has so many squared weights")
     add("--rounds", type=int, default=6, help="steps of each worker that are timed")
     add("--rate", type=rate_of, default="100mbit", help="of each link, each direction")
@@ -122,22 +159,14 @@ def main() -> None:
     add("--output", type=Path, help="folder for the files, instead of results/")
     args = parser.parse_args()
     exit_on_signals()
-    count = 1 + args.workers + args.servers
     try:
-        with cluster.virtual_cluster(count, args.rate, args.delay) as hosts:
-            rows = measure(hosts, args)
+        rows = [row for pair in args.clusters for row in measure(args, *pair)]
     except RuntimeError as error:
         sys.exit(f"parameter_server.py: {error}")
-    elements = args.units**2 + 2 * args.units + 1
-    if len(rows) < 3:
-        sys.exit("parameter_server.py: the chief has failed; its output is above")
-    for row in rows:
-        row |= {"rate": args.rate, "delay": args.delay, "elements": elements}
-        row |= {"workers": args.workers, "servers": args.servers}
     lines = [
-        f"{processor()}; {elements} elements; {args.workers} workers, {args.servers} "
-        f"servers; links of {args.rate}, delay {args.delay}; {args.rounds} steps of "
-        f"each worker; {datetime.date.today()}, commit {commit()}.",
+        f"{processor()}; {elements(args)} elements; links of {args.rate}, delay "
+        f"{args.delay}; {args.rounds} steps of each worker; {datetime.date.today()}, "
+        f"commit {commit()}.",
         "",
         *table(rows),
     ]

@@ -17,6 +17,10 @@ import tensorflow as tf
 import tfgradcomp
 
 BATCH, WARM = 8, 2
+METHODS = {
+    "TernGrad": lambda: tfgradcomp.TernGrad(keras.optimizers.SGD(1e-6)),
+    "DistEFBlockSGDM": lambda: tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(1e-6)),
+}
 
 
 def make_model(units: int):
@@ -56,12 +60,12 @@ class Clock(keras.callbacks.Callback):
             mark()
 
 
-def ours(mode: str, units: int, steps: int) -> float:
-    """Returns the seconds of some steps of TernGrad."""
+def ours(method: str, mode: str, units: int, steps: int) -> float:
+    """Returns the seconds of some steps; in mode "sync" of all workers together."""
     clock = Clock(steps)
     trainer = tfgradcomp.ParameterServerTrainer(
         lambda: make_model(units),
-        tfgradcomp.TernGrad(keras.optimizers.SGD(1e-6)),
+        METHODS[method](),
         loss="mse",
         mode=mode,
     )
@@ -112,11 +116,12 @@ def stock(units: int, steps: int) -> float:
 
 def main(units: int, workers: int, rounds: int) -> None:
     """Measures all, or serves."""
+    steps = workers * rounds
     # What the constructor does for workers and servers comes first: they stay there.
-    seconds = ours("sync", units, rounds)
-    row("TernGrad", "sync", workers * rounds, seconds)
-    row("TernGrad", "async", workers * rounds, ours("async", units, workers * rounds))
-    row("float32", "async", workers * rounds, stock(units, workers * rounds))
+    for method in METHODS:
+        row(method, "sync", steps, ours(method, "sync", units, rounds))
+        row(method, "async", steps, ours(method, "async", units, steps))
+    row("float32", "async", steps, stock(units, steps))
 
 
 def row(gradients: str, mode: str, steps: int, seconds: float) -> None:

@@ -3,6 +3,7 @@
 Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
 """
 
+import contextlib
 import hashlib
 import sys
 from pathlib import Path
@@ -63,8 +64,16 @@ def trained(optimizer, epochs=2, x=X, fit_arguments=None, **kwargs):
     """What a training run leaves behind."""
     model = make(optimizer, **kwargs)
     history = fit(model, x, epochs, **(fit_arguments or {}))
+    traffic = getattr(model.optimizer, "traffic", None)
     return {
         "digest": digest(model),
+        "traffic": traffic
+        and {
+            "sent": traffic.words_sent,
+            "received": traffic.words_received,
+            "up": traffic.bits_per_element_up,
+            "ratio": traffic.ratio,
+        },
         "weights": [w.tolist() for w in model.get_weights()],
         "history": history,
         "iterations": int(tf.convert_to_tensor(model.optimizer.iterations)),
@@ -110,11 +119,41 @@ METHODS = {
 
 
 def case_methods():
-    """Every method, with validation."""
-    return {
-        name: trained(make_one, fit_arguments={"validation_data": (X, Y)})
-        for name, make_one in METHODS.items()
-    }
+    """Every method, with validation, and what the collectives are given."""
+    answers = {}
+    for name, make_one in METHODS.items():
+        with recorded() as (seen, varying):
+            answers[name] = trained(make_one, fit_arguments={"validation_data": (X, Y)})
+        answers[name] |= {"seen": sorted({*seen}), "varying": varying}
+    return answers
+
+
+@contextlib.contextmanager
+def recorded():
+    """Lists of calls (site, size, type), and of the sizes of those that vary."""
+    seen, varying = [], []
+    kind = tfgradcomp.transports.collectives.Replicas
+    gather, reduce = kind.gather, kind._reduce
+
+    def record(vector, site):
+        if vector.shape[0] is None:
+            tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
+        elif "log" not in site:
+            seen.append((site, int(vector.shape[0]), vector.dtype.name))
+
+    def gather_recorded(self, vector, site):
+        record(vector, site)
+        return gather(self, vector, site)
+
+    def reduce_recorded(self, vector, merge_op, site):
+        record(vector, site)
+        return reduce(self, vector, merge_op, site)
+
+    kind.gather, kind._reduce = gather_recorded, reduce_recorded
+    try:
+        yield seen, varying
+    finally:
+        kind.gather, kind._reduce = gather, reduce
 
 
 TRANSPORTS = {
@@ -128,28 +167,25 @@ TRANSPORTS = {
 
 
 def case_transports():
-    """Methods on every transport, in one bucket and in several, and in loops."""
-    manners = {
-        "one bucket": {},
-        "buckets, loops": {"bucket_bytes": 1, "steps_per_execution": 4},
+    """Methods on every transport, in several buckets and in loops, and without."""
+
+    def run(name, transport, bucket_bytes, steps_per_execution):
+        return trained(
+            lambda: METHODS[name](
+                transport=transport, bucket_bytes=bucket_bytes, min_size=3
+            ),
+            epochs=1,
+            units=600,
+            steps_per_execution=steps_per_execution,
+        )["digest"]
+
+    return {
+        name: {
+            "one bucket": run(name, "all_gather", 2**20, 1),
+            **{transport: run(name, transport, 1, 4) for transport in names},
+        }
+        for name, names in TRANSPORTS.items()
     }
-    answers = {}
-    for name, names in TRANSPORTS.items():
-        for transport in names:
-            for manner, arguments in manners.items():
-                arguments = dict(arguments)
-                size = arguments.pop("bucket_bytes", 2**20)
-                result = trained(
-                    lambda name=name, transport=transport, size=size: METHODS[name](
-                        transport=transport, bucket_bytes=size, min_size=3
-                    ),
-                    epochs=1,
-                    units=600,
-                    **arguments,
-                )
-                digests = answers.setdefault(name, {})
-                digests[f"{transport}, {manner}"] = result["digest"]
-    return answers
 
 
 def case_transports_under_conditions():
@@ -344,49 +380,6 @@ def case_nonfinite():
         x=poisoned(8)[:48],
         epochs=1,
     )
-    return answer
-
-
-def case_traffic():
-    """What the collectives are given, against what is declared."""
-    seen, varying = [], []
-    kind = tfgradcomp.transports.collectives.Replicas
-    gather, reduce = kind.gather, kind._reduce
-
-    def record(self, *arguments):
-        vector, site = arguments[0], arguments[-1]
-        if vector.shape[0] is None:
-            tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
-        else:
-            seen.append((site, int(vector.shape[0]), vector.dtype.name))
-
-    def gather_recorded(self, vector, site):
-        record(self, vector, site)
-        return gather(self, vector, site)
-
-    def reduce_recorded(self, vector, merge_op, site):
-        record(self, vector, merge_op, site)
-        return reduce(self, vector, merge_op, site)
-
-    kind.gather, kind._reduce = gather_recorded, reduce_recorded
-    answer = {}
-    try:
-        for name, make_one in METHODS.items():
-            seen.clear()
-            varying.clear()
-            model = make(make_one)
-            fit(model, epochs=1)
-            traffic = model.optimizer.traffic
-            answer[name] = {
-                "seen": sorted({s for s in seen if "log" not in s[0]}),
-                "sent": traffic.words_sent,
-                "received": traffic.words_received,
-                "up": traffic.bits_per_element_up,
-                "ratio": traffic.ratio,
-                "varying": varying[:],
-            }
-    finally:
-        kind.gather, kind._reduce = gather, reduce
     return answer
 
 

@@ -32,7 +32,6 @@ CASES = (
     "keras_rules",
     "overflow",
     "nonfinite",
-    "traffic",
     "state",
     "checkpoint_callback",
     "shared_paths",
@@ -260,7 +259,8 @@ def test_a_nan_on_one_worker_changes_nothing_anywhere(request, workers):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_traffic_is_what_the_collectives_are_given(two, method):
-    answer = two[0][0]["traffic"][method]
+    answer = two[0][0]["methods"][method]
+    traffic = answer["traffic"]
     words = 0.0
     for site, size, dtype in answer["seen"]:
         if "fingerprint" in site:
@@ -269,19 +269,19 @@ def test_traffic_is_what_the_collectives_are_given(two, method):
         # Two workers: a gather sends the vector once, a ring's reduce sends it once.
         words += -(-size * bytes_each // 4)
     if method in VARYING:
-        # Five steps, each with a size of its own that is the same on both workers.
+        # Ten steps, each with a size of its own that is the same on both workers.
         sizes = answer["varying"]
-        assert len(sizes) == 5 and sizes == two[0][1]["traffic"][method]["varying"]
-        assert answer["sent"] == answer["received"] == words + np.mean(sizes)
-        assert answer["ratio"] > 1.1 and len(set(sizes)) > 1
+        assert len(sizes) == 10 and sizes == two[0][1]["methods"][method]["varying"]
+        assert traffic["sent"] == traffic["received"] == words + np.mean(sizes)
+        assert traffic["ratio"] > 1.1 and len(set(sizes)) > 1
         return
-    assert answer["sent"] == answer["received"] == words and not answer["varying"]
+    assert traffic["sent"] == traffic["received"] == words and not answer["varying"]
     limit = {"terngrad": 1.65, "half_precision": 16.0, "orq": 2.6}.get(
         method.split("_own")[0], 1.05
     )
     # 2560 compressed elements; the scale of the one block is 32 bits of them, five
     # levels of two blocks are 320.
-    assert answer["up"] <= limit
+    assert traffic["up"] <= limit
 
 
 def test_resumed_runs_are_bit_identical(two):
@@ -333,7 +333,7 @@ def test_models_that_differ_are_refused_by_all(two):
 
 def test_all_transports_and_buckets_give_the_same_weights(three):
     for method, digests in three[0]["transports"].items():
-        assert len(digests) >= 4
+        assert len(digests) >= 3
         for answer in three:
             assert {*answer["transports"][method].values()} == {*digests.values()}
         assert len({*digests.values()}) == 1, (method, digests)

@@ -93,7 +93,6 @@ class Cluster:
 
         def take(rank):
             x = self.rngs[rank].normal(size=self.layout.size)
-            self.rngs[rank].random(self.layout.size)  # As `run` draws.
             update, statuses, *state = self.steps[rank](
                 tf.constant(x, tf.float32),
                 tf.constant(number, tf.int64),
