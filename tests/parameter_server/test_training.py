@@ -86,6 +86,11 @@ def test_what_is_not_finite_is_applied_nowhere(with_servers, mode, steps):
     assert np.isfinite(found["history"]["val_loss"]).all()
 
 
+def test_what_is_saved_has_the_residuals_of_all(with_servers):
+    digests = with_servers[0]["DistEF"]["resumed"]
+    assert len(digests) == 3 and len({*digests}) == 1
+
+
 def test_what_cannot_be_trained_is_said(with_servers):
     ended, same = with_servers[0]["errors"]
     assert "A worker's dataset has ended. Append .repeat()" in ended

@@ -92,7 +92,27 @@ def with_servers(folder, methods):
             "skipped": trainer.optimizer.skipped_steps,
             "history": history.history,
         }
+        if method == "DistEF":
+            answers[method]["resumed"] = resumed(trainer, folder)
     report(folder, 0, answers | {"errors": errors()})
+
+
+def resumed(trainer, folder):
+    """Weights after one more epoch, and after it once more from what was saved."""
+
+    def one_more():
+        trainer.fit(dataset, steps_per_epoch=STEPS, verbose=0)
+        return digest(trainer.weights_of_workers()[0])
+
+    weights = f"{folder}/saved.weights.h5"
+    trainer.model.save_weights(weights)
+    checkpoint = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
+    path = checkpoint.write(f"{folder}/checkpoint")
+    straight = one_more()
+    trainer.model.load_weights(weights)
+    of_weights = one_more()
+    checkpoint.read(path).assert_existing_objects_matched()
+    return [straight, of_weights, one_more()]
 
 
 def errors():

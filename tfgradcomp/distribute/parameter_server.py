@@ -58,7 +58,8 @@ class ParameterServerTrainer:
     chief goes on, and `fit` drives them. Every worker has weights of its own, which
     cross the wire when training begins, when an epoch ends (one worker's, to the
     chief) and when a worker joins again. In a step words cross it: payloads to the
-    servers, one reply back. The weights of all workers are the same bits.
+    servers, one reply back. The weights of all workers are the same bits. What saves
+    the chief's model saves the residuals of all workers and servers, too.
 
     Args:
         make_model: Function that returns a new Keras model, not compiled; called
