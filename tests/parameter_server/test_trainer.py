@@ -1,12 +1,15 @@
 """What the trainer refuses, before it connects to anything."""
 
 import json
+import queue
+import socket
 
 import keras
 import pytest
 import tensorflow as tf
 
 import tfgradcomp
+from tfgradcomp.distribute import parameter_server
 from tfgradcomp.distribute.remote_worker import RemoteWorker
 
 
@@ -76,3 +79,19 @@ def test_datasets_must_be_functions_and_endless(dataset_fn, says):
     model.compile(tfgradcomp.TernGrad("sgd"), "mse")
     with pytest.raises(ValueError, match=says):
         RemoteWorker("CPU:0", model).open(dataset_fn, 2, 1)
+
+
+def test_who_closes_no_connection_and_does_not_answer_is_lost(monkeypatch):
+    monkeypatch.setattr(parameter_server, "_WATCH_SECONDS", 0.01)
+    trainer = object.__new__(tfgradcomp.ParameterServerTrainer)
+    server, worker = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            ports = {server: there.getsockname()[1], worker: gone.getsockname()[1]}
+        trainer._addresses = {d: f"127.0.0.1:{port}" for d, port in ports.items()}
+        device, error = trainer._next(queue.SimpleQueue(), [worker], {})
+        assert device == worker
+        assert isinstance(error, tf.errors.UnavailableError)
+        assert trainer._lost({worker: error}) == {worker}
+    with pytest.raises(ConnectionError, match="Parameter servers are gone.*task:0"):
+        trainer._next(queue.SimpleQueue(), [worker], {})

@@ -46,7 +46,9 @@ ON_WORKER_LOSS = ("continue", "wait")
 _THREADS = 16
 _PROBE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
+_WATCH_SECONDS = 10.0
 _END_SECONDS = 60.0
+_ATTEMPTS = 5
 _GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -133,6 +135,7 @@ class ParameterServerTrainer:
         self._workers, self._serving, self._meeting = [], {}, None
         self._absent = set()
         self.optimizer = self._optimizer_class.from_config(self._optimizer_config)
+        self.model = None
         self.model = self._compiled(self.optimizer)
 
     def fit(
@@ -245,7 +248,7 @@ class ParameterServerTrainer:
 
     def _compiled(self, optimizer):
         model = self._make_model()
-        if model in [self.__dict__.get("model"), *(w.model for w in self._workers)]:
+        if model in [self.model, *(worker.model for worker in self._workers)]:
             raise ValueError(
                 "make_model must return a new model whenever it is called: chief and "
                 "workers have one each. Received: the same model again"
@@ -283,16 +286,16 @@ class ParameterServerTrainer:
     def _recover(self, errors):
         """Goes on without who is lost, and who is lost meanwhile, or raises."""
         lost = set()
-        while True:
+        for _ in range(_ATTEMPTS):
             remote.forget_errors()
-            more = self._lost(errors) - lost
-            if not more:
-                raise _cause(errors)
-            lost |= more
+            lost |= self._lost(errors)
+            if not lost:
+                break
             try:
                 return self._go_on(lost)
             except _GONE as error:
                 errors = dict.fromkeys(self._present(), error)
+        raise _cause(errors)
 
     def _send_learning_rate(self):
         rate = self.optimizer.learning_rate
@@ -315,13 +318,14 @@ class ParameterServerTrainer:
         waiting, values, errors = {*calls}, [], {}
         told = _start([*calls.items()])
         while waiting:
-            device, outcome = _next(told, errors)
+            device, outcome = self._next(told, waiting, errors)
             waiting.discard(device)
             if isinstance(outcome, Exception):
                 errors[device] = outcome
             elif device not in self._serving:
                 values.append(outcome)
             if errors:
+                self._check_servers()
                 # Replies stay open until no server can give them to some workers only.
                 serves = not waiting.isdisjoint(self._serving)
                 with remote.own_executor():
@@ -351,7 +355,7 @@ class ParameterServerTrainer:
         _start(drives, told)
         waiting, values, errors, logs, pushes = {*dict(drives)}, {}, {}, {}, 0
         while waiting:
-            device, outcome = told.get()
+            device, outcome = self._next(told, waiting, {})
             if isinstance(outcome, tuple):
                 steps, values[device] = outcome
                 callbacks.on_train_batch_begin(done + pushes)
@@ -368,19 +372,57 @@ class ParameterServerTrainer:
                 # The loss of a worker is no reason for the others to end.
                 if device not in self._lost(errors):
                     budget.end()
+        self._check_servers()
         self._meeting.stop()
-        for _ in serving:
-            device, outcome = _next(served, errors)
-            if isinstance(outcome, Exception):
-                errors[device] = outcome
+        errors |= self._errors_of(serving, served, errors)
         self._meeting.end()
         drains = [(w.device, w.drain) for w in self._workers if w.device not in errors]
-        drained = _start(drains)
-        for _ in drains:
-            device, outcome = _next(drained, errors)
-            if isinstance(outcome, Exception):
-                errors[device] = outcome
+        errors |= self._errors_of(drains, _start(drains), errors)
         return 0 if errors else pushes, logs, errors
+
+    def _errors_of(self, calls, told, errors):
+        """Waits for the end of calls; returns their errors, by devices."""
+        waiting = [device for device, _ in calls]
+        found = {}
+        while waiting:
+            device, outcome = self._next(told, waiting, errors | found)
+            waiting.remove(device)
+            if isinstance(outcome, Exception):
+                found[device] = outcome
+        return found
+
+    def _next(self, told, waiting, errors):
+        """Returns what is told next, or the error of a machine that does not answer.
+
+        After an error nobody is waited for without end.
+        """
+        while True:
+            try:
+                return told.get(timeout=_END_SECONDS if errors else _WATCH_SECONDS)
+            except queue.Empty:
+                pass
+            # A machine without power closes no connection.
+            self._check_servers()
+            for device in waiting:
+                if not self._answers(device):
+                    text = f"no answer from {device} at {self._addresses[device]}"
+                    return device, tf.errors.UnavailableError(None, None, text)
+            if errors:
+                raise RuntimeError(
+                    f"After an error, others did not end within {_END_SECONDS:g} s. "
+                    f"Received: {errors}"
+                )
+
+    def _check_servers(self, lost=frozenset()):
+        """Raises an error if servers are among the lost, or do not answer."""
+        servers = self._devices("ps")
+        gone = [d for d in servers if d in lost or not self._answers(d)]
+        if gone:
+            raise ConnectionError(
+                "Parameter servers are gone, with the state that they held. Start all "
+                "tasks again and resume from the last checkpoint, for example by "
+                f"keras.callbacks.BackupAndRestore. Received: {gone}"
+            )
 
     def _lost(self, errors):
         """Returns the devices of tasks that are gone, of those that have an error."""
@@ -412,13 +454,7 @@ class ParameterServerTrainer:
 
     def _go_on(self, lost):
         """Goes on without the tasks of these devices, or waits for them."""
-        servers = sorted(lost.intersection(self._devices("ps")))
-        if servers:
-            raise ConnectionError(
-                "Parameter servers are gone, with the state that they held. Start all "
-                "tasks again and resume from the last checkpoint, for example by "
-                f"keras.callbacks.BackupAndRestore. Received: {servers}"
-            )
+        self._check_servers(lost)
         survivors = [w for w in self._workers if w.device not in lost]
         if not survivors:
             raise RuntimeError(
@@ -605,17 +641,6 @@ def _start(calls, told=None):
     for pair in calls:
         threading.Thread(target=run, args=pair, daemon=True).start()
     return told
-
-
-def _next(told, errors):
-    """Returns what is told next; after an error nobody is waited for without end."""
-    try:
-        return told.get(timeout=_END_SECONDS if errors else None)
-    except queue.Empty:
-        raise RuntimeError(
-            f"After an error, others did not end within {_END_SECONDS:g} s. "
-            f"Received: {errors}"
-        ) from None
 
 
 def _cause(errors):
