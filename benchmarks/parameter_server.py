@@ -4,9 +4,9 @@
     sudo python benchmarks/parameter_server.py --rate 1gbit --clusters 3x1
 
 Chief, workers and servers are each in a network namespace of its own (`cluster.py`).
-TernGrad and dist-EF-blockSGDM by `tfgradcomp.ParameterServerTrainer` against
-TensorFlow's own `ParameterServerStrategy` in float32, all in one run for each cluster;
-the workers' interfaces count the bytes.
+Methods by `tfgradcomp.ParameterServerTrainer` against TensorFlow's own
+`ParameterServerStrategy` in float32, all in one run for each cluster; the workers'
+interfaces count the bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure(args: argparse.Namespace, num_workers: int, servers: int) -> list[di
     count = 1 + num_workers + servers
     with cluster.virtual_cluster(count, args.rate, args.delay) as hosts:
         rows = measure_on(hosts, args, num_workers, servers)
-    if len(rows) < 5:
+    if not rows or rows[-1]["gradients"] != "float32":
         raise RuntimeError("the chief has failed; its output is above")
     for row in rows:
         row |= {"rate": args.rate, "delay": args.delay}

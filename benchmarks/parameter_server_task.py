@@ -18,6 +18,7 @@ import tfgradcomp
 
 BATCH, WARM = 8, 2
 METHODS = {
+    "SignSGD": lambda: tfgradcomp.SignSGD(keras.optimizers.SGD(1e-9)),
     "TernGrad": lambda: tfgradcomp.TernGrad(keras.optimizers.SGD(1e-6)),
     "DistEFBlockSGDM": lambda: tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(1e-6)),
 }

@@ -141,7 +141,8 @@ def test_parameter_servers_are_measured(permitted, tmp_path):
     assert code == 0, errors
     with open(tmp_path / "parameter_server_200mbit.csv", newline="") as file:
         rows = {(row["gradients"], row["mode"]): row for row in csv.DictReader(file)}
-    compressed = itertools.product(("TernGrad", "DistEFBlockSGDM"), ("sync", "async"))
+    methods = "SignSGD", "TernGrad", "DistEFBlockSGDM"
+    compressed = itertools.product(methods, ("sync", "async"))
     assert rows.keys() == {*compressed, ("float32", "async")}
     for (gradients, _), row in rows.items():
         assert row["steps"] == "4"

@@ -91,6 +91,7 @@ def test_what_is_saved_has_the_residuals_of_all(with_servers):
 
 
 def test_what_cannot_be_trained_is_said(with_servers):
-    ended, same = with_servers[0]["errors"]
+    ended, same, scaled = with_servers[0]["errors"]
     assert "A worker's dataset has ended. Append .repeat()" in ended
     assert "make_model must return a new model" in same
+    assert "instead of 'mixed_float16'" in scaled

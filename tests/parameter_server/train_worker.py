@@ -122,21 +122,29 @@ def resuming(folder):
 
 
 def errors(folder):
-    """What is said of a dataset that ends unannounced, and of one model for all."""
+    """What is said of a dataset that ends unannounced, one model for all, a policy."""
     model = make_model()
     said = []
-    for make, data in (
-        (make_model, lambda context: dataset(context).take(2).filter(lambda *_: True)),
-        (lambda: model, dataset),
+    for make, data, policy in (
+        (make_model, lambda context: dataset(context).take(2).filter(any_batch), None),
+        (lambda: model, dataset, None),
+        (make_model, dataset, "mixed_float16"),
     ):
-        trainer = tfgradcomp.ParameterServerTrainer(
-            make, METHODS["TernGrad"](), **COMPILE
-        )
+        keras.mixed_precision.set_global_policy(policy or "float32")
         try:
+            trainer = tfgradcomp.ParameterServerTrainer(
+                make, METHODS["TernGrad"](), **COMPILE
+            )
             trainer.fit(data, steps_per_epoch=STEPS, verbose=0)
         except ValueError as error:
             said.append(str(error))
+    keras.mixed_precision.set_global_policy("float32")
     return said
+
+
+def any_batch(x, y):
+    """Every one; how many there are TensorFlow cannot know."""
+    return True
 
 
 OTHERS = {"resuming": resuming, "errors": errors}

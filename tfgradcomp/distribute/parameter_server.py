@@ -255,6 +255,12 @@ class ParameterServerTrainer:
             )
         metrics = keras.tree.map_structure(_copy, self._metrics)
         model.compile(optimizer, self._loss, metrics=metrics)
+        if model.optimizer is not optimizer:
+            raise ValueError(
+                "With parameter servers losses are not scaled. Use the policy "
+                "'mixed_bfloat16' or 'float32' instead of "
+                f"'{keras.mixed_precision.dtype_policy().name}'."
+            )
         return model
 
     # Some steps.
