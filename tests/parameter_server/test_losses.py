@@ -38,9 +38,8 @@ def test_others_go_on_and_who_is_back_joins_them(tmp_path, mode):
     assert np.isfinite(answer["loss"]).all()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_others_wait_for_who_is_started_again(tmp_path, mode):
-    answer, output = train(tmp_path, mode, "wait", "worker 1", restarts=1)
+def test_others_wait_for_who_is_started_again(tmp_path):
+    answer, output = train(tmp_path, "async", "wait", "worker 1", restarts=1)
     assert "waiting until started again" in output
     assert answer["iterations"] == ROUNDS
     assert len(answer["workers"]) == 3
