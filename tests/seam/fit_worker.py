@@ -161,9 +161,7 @@ def recorded():
 
 TRANSPORTS = {
     "terngrad": ("all_gather", "all_reduce", "sharded"),
-    "terngrad_own_scale": ("all_gather", "sharded"),
     "signum": ("all_gather", "all_reduce", "sharded"),
-    "dist_ef_sgd": ("all_gather", "sharded"),
     "dist_ef_block_sgdm": ("all_gather", "sharded"),
     "orq": ("all_gather", "sharded"),
 }
