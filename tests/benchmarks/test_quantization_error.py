@@ -143,6 +143,7 @@ def test_every_vector_has_buckets_of_its_own():
     assert source.layout.row_splits == (0, SIZE, 2 * SIZE, 2 * SIZE + 1, 2 * SIZE + 4)
 
 
+@pytest.mark.slow
 def test_the_files_and_what_they_say(tmp_path):
     few = ("--elements", 40960, "--images", 256, "--epochs", 1)
     code, output, errors = run("quantization_error.py", *few, "--output", tmp_path)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,9 @@ def test_a_cluster_ends_what_runs_in_it_and_itself(permitted):
     with pytest.raises(KeyError):
         with cluster.virtual_cluster(1, "1gbit") as (host,):
             sleeper = subprocess.Popen(host.command("sleep", "600"))
+            # Until then it is not in the namespace.
+            while Path(f"/proc/{sleeper.pid}/comm").read_text() != "sleep\n":
+                time.sleep(0.01)
             raise KeyError
     assert sleeper.wait(timeout=10) == -signal.SIGKILL
     assert of(os.getpid()) == set()

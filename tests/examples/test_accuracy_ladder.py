@@ -43,6 +43,7 @@ def run_ladder(*arguments):
     return process.returncode, output, errors
 
 
+@pytest.mark.slow
 def test_two_seeds_train_and_report():
     before = compare_methods.README.read_text()
     code, output, errors = run_ladder(
