@@ -58,8 +58,8 @@ def losses_of(num_workers: int):
 
     The bits of a gradient depend on where it is divided.
     """
-    replace(keras_loss, "scale_loss_for_distribution", _scaled)
-    replace(keras_loss, "unscale_loss_for_distribution", _unscaled)
+    replace(keras_loss, "scale_loss_for_distribution", _times(lambda n: 1.0 / n))
+    replace(keras_loss, "unscale_loss_for_distribution", _times(lambda n: n))
     token = _NUM_WORKERS.set(num_workers)
     try:
         yield
@@ -67,18 +67,16 @@ def losses_of(num_workers: int):
         _NUM_WORKERS.reset(token)
 
 
-def _scaled(original, value):
-    num_workers = _NUM_WORKERS.get()
-    if num_workers is None:
-        return original(value)
-    return value * tf.constant(1.0 / num_workers, value.dtype)
+def _times(factor):
+    """A replacement that multiplies by a function of N, where `losses_of` says N."""
 
+    def product(original, value):
+        num_workers = _NUM_WORKERS.get()
+        if num_workers is None:
+            return original(value)
+        return value * tf.constant(factor(num_workers), value.dtype)
 
-def _unscaled(original, value):
-    num_workers = _NUM_WORKERS.get()
-    if num_workers is None:
-        return original(value)
-    return value * tf.constant(num_workers, value.dtype)
+    return product
 
 
 def _ranked(spec):
