@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
 import queue
@@ -194,8 +195,9 @@ class ParameterServerTrainer:
         )
         self.model.stop_training = False
         callbacks.on_train_begin()
+        shared = values_of(shared_variables(self.model))
         for worker in self._workers:
-            worker.take(values_of(shared_variables(self.model)))
+            worker.take(shared)
         self._rounds = self._workers[0].rounds()
         logs = {}
         for epoch in range(epoch_to_resume_at(self.model) or initial_epoch, epochs):
@@ -403,10 +405,8 @@ class ParameterServerTrainer:
         After an error nobody is waited for without end.
         """
         while True:
-            try:
+            with contextlib.suppress(queue.Empty):
                 return told.get(timeout=_END_SECONDS if errors else _WATCH_SECONDS)
-            except queue.Empty:
-                pass
             # A machine without power closes no connection.
             self._check_servers()
             for device in waiting:
