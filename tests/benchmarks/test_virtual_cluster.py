@@ -77,7 +77,9 @@ def test_a_cluster_ends_what_runs_in_it_and_itself(permitted):
         with cluster.virtual_cluster(1, "1gbit") as (host,):
             sleeper = subprocess.Popen(host.command("sleep", "600"))
             # Until then it is not in the namespace.
+            deadline = time.monotonic() + 60
             while Path(f"/proc/{sleeper.pid}/comm").read_text() != "sleep\n":
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
             raise KeyError
     assert sleeper.wait(timeout=10) == -signal.SIGKILL
