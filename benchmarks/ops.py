@@ -70,7 +70,7 @@ def make_rows(size: int) -> list[Row]:
     import numpy as np
     import tensorflow as tf
 
-    from tfgradcomp.ops import Parts
+    from tfgradcomp.ops import SplitVector
 
     rng = np.random.default_rng(0)
 
@@ -145,7 +145,7 @@ def make_rows(size: int) -> list[Row]:
     def of_tensors(function):
         """A function of the gradient: of its tensors, and of these joined."""
         return (
-            lambda ops: (lambda *x: function(ops, Parts(x)), tensors),
+            lambda ops: (lambda *x: function(ops, SplitVector(x)), tensors),
             lambda ops: (lambda *x: function(ops, tf.concat(x, 0)), tensors),
         )
 

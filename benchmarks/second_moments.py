@@ -15,7 +15,7 @@ from pathlib import Path
 import keras
 import step
 
-from tfgradcomp.seam.second_moments import enable_second_moments
+from tfgradcomp.per_example.second_moments import enable_second_moments
 
 HERE = Path(__file__).resolve().parent
 

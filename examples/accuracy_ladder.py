@@ -65,7 +65,7 @@ class Run(NamedTuple):
     """What is trained, but for the seed."""
 
     method: str
-    bucket_size: int = 2048
+    block_size: int = 2048
     clip_factor: float | None = None
     warms_up: bool = False
     learning_rate: float = LEARNING_RATE
@@ -110,7 +110,7 @@ def make_optimizer(run: Run, steps: int, seed: int):
         arguments = {**arguments, "clip_factor": run.clip_factor}
     return getattr(tfgradcomp, wrapper)(
         sgd,
-        bucket_size=run.bucket_size,
+        block_size=run.block_size,
         # "auto" would find that one worker needs no compression.
         transport="all_gather",
         # As in the paper, where small variables are quantized like all others.

@@ -48,13 +48,13 @@ METHODS = {
     "hybrid-0.1": ("Hybrid", {"threshold": 0.1}, (88.2, 12822.4), (87.1, 12396.8)),
     "QSGD-7": (
         "QSGD",
-        {"levels": 7, "bucket_size": 128, "norm": "l2"},
+        {"levels": 7, "block_size": 128, "norm": "l2"},
         (88.8, 12.3),
         (90.8, 6.6),
     ),
     "QSGD-15": (
         "QSGD",
-        {"levels": 15, "bucket_size": 512, "norm": "l2"},
+        {"levels": 15, "block_size": 512, "norm": "l2"},
         (87.4, 14.4),
         (91.4, 7.0),
     ),

@@ -10,12 +10,12 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 CLUSTERS = (
     "tests/benchmarks/test_exchange.py",
     "tests/benchmarks/test_virtual_cluster.py",
-    "tests/distribute/test_launch.py",
+    "tests/launch/test_launch.py",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",
-    "tests/monitoring/test_backup.py",
+    "tests/callbacks/test_backup.py",
     "tests/parameter_server/",
-    "tests/seam/test_multi_worker_fit.py",
+    "tests/compat/test_multi_worker_fit.py",
 )
 
 

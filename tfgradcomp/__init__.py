@@ -42,7 +42,7 @@ if _tool() == "tfgradcomp.ops":
 
 if _tool() is None:
     from tfgradcomp import callbacks, compressors, servers, transports
-    from tfgradcomp.distribute.parameter_server import ParameterServerTrainer
+    from tfgradcomp.parameter_server.trainer import ParameterServerTrainer
     from tfgradcomp.optimizers import (
         ORQ,
         QSGD,
@@ -61,7 +61,7 @@ if _tool() is None:
         TernGrad,
         VarianceBased,
     )
-    from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
+    from tfgradcomp.compat.multi_worker_fit import enable_multi_worker_fit
 
 __all__ = [
     "ORQ",

@@ -1,6 +1,6 @@
-"""`python -m tfgradcomp.reshard`: see `tfgradcomp.distribute.reshard`."""
+"""`python -m tfgradcomp.reshard`: see `tfgradcomp.checkpoint.reshard`."""
 
-from tfgradcomp.distribute.reshard import main
+from tfgradcomp.checkpoint.reshard import main
 
 if __name__ == "__main__":
     main()

@@ -17,11 +17,11 @@ from tfgradcomp.compressors import (
     Clip,
     Compressor,
     ErrorFeedback,
-    EvenLevels,
+    UniformLevels,
     Hybrid,
     Identity,
     Layout,
-    LevelTable,
+    Codebook,
     LinearQuantization,
     Momentum,
     NesterovMomentum,
@@ -33,8 +33,8 @@ from tfgradcomp.compressors import (
     VarianceBased,
     fused,
 )
-from tfgradcomp.ops import Parts
-from tfgradcomp.wire import words as wire
+from tfgradcomp.ops import SplitVector
+from tfgradcomp.transports import messages
 
 
 class Row(NamedTuple):
@@ -271,10 +271,10 @@ def test_payloads_are_as_declared_and_survive_the_wire(row, layout):
             np.testing.assert_array_equal(
                 payload[name], reference.pack(codes, field.base), name
             )
-    words = wire.pack(payload, fields)
-    if not wire.varies(fields):
-        assert words.shape == [wire.message_words(fields)]
-    again = wire.unpack(words, fields)
+    words = messages.pack(payload, fields)
+    if not messages.varies(fields):
+        assert words.shape == [messages.message_words(fields)]
+    again = messages.unpack(words, fields)
     for name, value in payload.items():
         assert bits(again[name]) == bits(value), name
     vector = row.compressor.decompress(again, layout)
@@ -488,7 +488,7 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
         )
         payload, state = compressor.compress(x, state, layout, context)
         vector = compressor.decompress(payload, layout)
-        words = wire.pack(payload, compressor.fields(layout))
+        words = messages.pack(payload, compressor.fields(layout))
         return payload, words, vector, state
 
     state = compressor.init(layout)
@@ -528,7 +528,7 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
 @every_layout
 def test_a_gradient_in_parts_is_compressed_as_the_flat_one(row, layout):
     x = gradient_of(layout)
-    parts = Parts(tf.split(tf.constant(x), layout.sizes))
+    parts = SplitVector(tf.split(tf.constant(x), layout.sizes))
     for compressor in {row.compressor, fused(row.compressor)}:
         state = compressor.init(layout)
         for step in range(2):
@@ -556,13 +556,13 @@ def test_parts_that_are_decoded_have_the_sizes_of_the_layout(row, layout):
     mean = row.compressor.mean(payloads, layout)
     assert bits(mean) == bits(row.compressor.mean(payloads, whole))
     for decoded in (vector, mean):
-        if isinstance(decoded, Parts):
+        if isinstance(decoded, SplitVector):
             assert [t.shape for t in decoded] == [[size] for size in layout.sizes]
     inner = row.compressor
     while hasattr(inner, "compressor"):
         inner = inner.compressor
-    if isinstance(inner, (EvenLevels, LevelTable, ScaledSign)):
-        assert isinstance(vector, Parts)
+    if isinstance(inner, (UniformLevels, Codebook, ScaledSign)):
+        assert isinstance(vector, SplitVector)
 
 
 # An element that is not finite, or so large that something after it overflows.
@@ -587,7 +587,7 @@ def test_finite_is_said_of_the_gradient_and_of_the_payload(row, layout, in_parts
             x[place] = number
             given = tf.constant(x)
             if in_parts:
-                given = Parts(tf.split(given, layout.sizes))
+                given = SplitVector(tf.split(given, layout.sizes))
             for compressor in {row.compressor, fused(row.compressor)}:
                 state = compressor.init(layout)
                 context = make_context(1, 5, 1, moments=moments_of(x))
@@ -650,7 +650,7 @@ def test_finite_is_said_inside_functions(row):
 
     @tf.function
     def finite(tensors):
-        x, state = Parts(tensors), compressor.init(layout)
+        x, state = SplitVector(tensors), compressor.init(layout)
         context = make_context(1, 5, 1, moments=moments_of(x))
         return compressor.compress_checked(x, state, layout, context)[2]
 
@@ -674,7 +674,7 @@ def test_the_table_has_every_compressor():
         if isinstance(getattr(compressors, name), type)
         and issubclass(getattr(compressors, name), Compressor)
     }
-    assert tested == public - {"Compressor", "EvenLevels", "LevelTable"}
+    assert tested == public - {"Compressor", "UniformLevels", "Codebook"}
 
 
 FUSED = [row for row in ROWS if fused(row.compressor) is not row.compressor]

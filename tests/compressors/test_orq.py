@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import reference
 from tests.helpers import make_context
 from tfgradcomp.compressors import ORQ, QSGD, Layout, LinearQuantization
-from tfgradcomp.wire.words import message_words
+from tfgradcomp.transports.messages import message_words
 
 SIZE, BLOCKS = 512, 120
 DRAWS = {

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import reference
 from tests.helpers import make_context
 from tfgradcomp.compressors import Hybrid, Layout, Momentum, Strom, VarianceBased
-from tfgradcomp.ops import Parts
+from tfgradcomp.ops import SplitVector
 
 LAYOUT = Layout.from_sizes([40, 1, 300, 59])
 CODINGS = pytest.mark.parametrize("coding", ["fixed", "delta"])
@@ -187,10 +187,10 @@ def test_moments_may_come_in_parts_with_a_gain():
         state = compressor.init(LAYOUT)
         expected, expected_state, *_ = step(compressor, 2 * x, 4 * moments, state)
         payload, new, finite = compressor.compress_checked(
-            Parts(tf.split(tf.constant(x), LAYOUT.sizes), 2.0),
+            SplitVector(tf.split(tf.constant(x), LAYOUT.sizes), 2.0),
             state,
             LAYOUT,
-            context(Parts(tf.split(tf.constant(moments), LAYOUT.sizes), 4.0)),
+            context(SplitVector(tf.split(tf.constant(moments), LAYOUT.sizes), 4.0)),
         )
         assert finite
         decoded = compressor.decompress(payload, LAYOUT)

@@ -83,10 +83,10 @@ def test_rate_warms_up_from_a_tenth_and_falls_to_zero():
 
 
 def test_optimizers_are_what_the_rows_say():
-    run = Run("ORQ-5", bucket_size=512, clip_factor=1.7)
+    run = Run("ORQ-5", block_size=512, clip_factor=1.7)
     optimizer = accuracy_ladder.make_optimizer(run, 10, seed=7)
     assert type(optimizer).__name__ == "ORQ"
-    assert (optimizer.levels, optimizer.bucket_size) == (5, 512)
+    assert (optimizer.levels, optimizer.block_size) == (5, 512)
     assert (optimizer.clip_factor, optimizer.seed) == (1.7, 7)
     assert (optimizer.transport, optimizer.min_size) == ("all_gather", 0)
     assert optimizer.inner_optimizer.momentum == 0.9

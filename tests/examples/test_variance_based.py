@@ -20,7 +20,7 @@ import models  # noqa: E402
 import variance_based  # noqa: E402
 from variance_based import Result, Settings  # noqa: E402
 
-from tfgradcomp.monitoring.traffic import Traffic  # noqa: E402
+from tfgradcomp.transports.traffic import Traffic  # noqa: E402
 
 SETTINGS = Settings(256, 1, 0, 2, "digits", "00ff")
 
@@ -109,7 +109,7 @@ def test_optimizers_are_what_the_rows_say():
             assert optimizer.levels == value
             bits, size = {7: (2, 128), 15: (3, 512)}[optimizer.levels]
             assert optimizer.levels == 2 * (2**bits - 1) + 1
-            assert optimizer.bucket_size == size
+            assert optimizer.block_size == size
         else:
             assert optimizer.threshold == value
             assert getattr(optimizer, "alpha", 2.0) == 2.0

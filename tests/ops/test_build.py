@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tfgradcomp import ops
-from tfgradcomp.ops import Parts, build, native, reference
+from tfgradcomp.ops import SplitVector, build, native, reference
 
 # Never the library that an install left in the package.
 CACHE_ONLY = """
@@ -402,7 +402,7 @@ HUGE = 2**40
 NO_WORKERS, LONG_WORDS = np.zeros((0, 1), np.int32), np.zeros((2, 2), np.int32)
 BAD_VECTOR = [X[:4], X[np.newaxis], np.float32(1)]
 # The gradient may have any shape.
-BAD_X = [X[:4], np.float32(1), Parts(tf.split(np.ones(6, np.float32), [0, 5, 1]))]
+BAD_X = [X[:4], np.float32(1), SplitVector(tf.split(np.ones(6, np.float32), [0, 5, 1]))]
 BAD_SIZES = [[4], [2, 4], [6, -1], [2, 3, 2**62, 2**62, 2**62, 2**62]]
 BAD_SPLITS = [
     [0, 2, 4],

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.ops import cases
 from tests.ops.cpu_library import CpuLibrary
-from tfgradcomp.ops import Parts, build, native, reference
+from tfgradcomp.ops import SplitVector, build, native, reference
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None and native.find_library() is None,
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 LARGE = 2**20 + 7
 # From here on kernels write past the caches.
 STREAMED = 2**22 + 7
-# Parts that begin on a line of the cache, beside one and within one group.
+# SplitVector that begin on a line of the cache, beside one and within one group.
 PARTS_OF_STREAMED = [64, 96, 2**20, 0, 5, 59, 1, 2, 3, 2**21 - 70, 2**20 - 153]
 SETS = ("portable", "avx2", "avx512")
 SHAPES = [
@@ -183,7 +183,7 @@ def print_digests():
     shape = (LARGE, "ragged", 2, "zeros")
     digests = []
     x, momentum = (tf.constant(cases.floats(LARGE, seed=i)) for i in range(2))
-    parts = Parts(tf.split(x, cases.cuts(LARGE)))
+    parts = SplitVector(tf.split(x, cases.cuts(LARGE)))
     splits, stream = cases.row_splits(LARGE, "ragged"), np.array([7, 3, 0])
     levels = cases.positive([len(splits) - 1, 9]).cumsum(1) - 5
     cut = [

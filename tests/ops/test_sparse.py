@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
-from tfgradcomp.ops import Parts, native, reference
+from tfgradcomp.ops import SplitVector, native, reference
 
 SHAPES = [(0, "one"), (1, "one"), (2, "ones"), (65, "ones"), (1000, "ragged")]
 SHAPES += [(513, "one"), (6007, "buckets of 100")]
@@ -134,7 +134,7 @@ def test_the_mean_of_sparse_words(ops, workers, size, layout):
         expected = oracle.mean_of_sparse(words, scale, splits)
         same(ops.mean_of_sparse(words, scale, splits), expected)
         parts = ops.mean_of_sparse(words, scale, splits, cases.cuts(size))
-        assert isinstance(parts, Parts)
+        assert isinstance(parts, SplitVector)
         same(parts.numpy(), expected)
 
 
@@ -152,8 +152,8 @@ def test_a_vector_has_at_most_as_many_elements_as_there_are_indices(ops):
 def test_both_vectors_may_be_cut_each_with_a_gain(ops):
     x, m, e, v = (tf.constant(cases.floats(1000, seed=i)) for i in range(4))
     x, m, v, splits = 10 * x, abs(m), abs(v), cases.row_splits(1000, "ragged")
-    cut = Parts(tf.split(x, cases.cuts(1000)), 0.3)
-    moments = Parts(tf.split(m, cases.cuts(1000, 1)), 0.3**2)
+    cut = SplitVector(tf.split(x, cases.cuts(1000)), 0.3)
+    moments = SplitVector(tf.split(m, cases.cuts(1000, 1)), 0.3**2)
     whole = np.float32(0.3) * x.numpy(), np.float32(0.3**2) * m.numpy()
     for pack, arguments in (
         (oracle.pack_unambiguous, (1.5, 0.999, splits)),

@@ -116,8 +116,8 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
             {"clip_factor": float("nan")},
             ["clip_factor must be positive", "nan"],
         ),
-        ("TernGrad", {"bucket_size": 0}, ["bucket_size must be", "bucket_size=0"]),
-        ("TernGrad", {"bucket_size": "x"}, ["bucket_size must be", "bucket_size='x'"]),
+        ("TernGrad", {"block_size": 0}, ["block_size must be", "block_size=0"]),
+        ("TernGrad", {"block_size": "x"}, ["block_size must be", "block_size='x'"]),
         ("DistEFBlockSGD", {"block_size": 0}, ["block_size must be", "block_size=0"]),
         ("DistEFBlockSGDM", {"block_size": 1.5}, ["block_size must be", "=1.5"]),
         ("Signum", {"momentum": 1.0}, ["momentum must be in [0, 1)", "momentum=1.0"]),
@@ -163,13 +163,13 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
             (name, {argument: value}, [text, f"{argument}={value!r}"])
             for name in QUANTIZERS
             for argument, value, text in (
-                ("bucket_size", 0, "bucket_size must be an integer"),
-                ("bucket_size", "model", "bucket_size must be an integer"),
+                ("block_size", 0, "block_size must be an integer"),
+                ("block_size", "model", "block_size must be an integer"),
                 ("reply", "float16", "reply must be one of"),
                 ("error_feedback", "yes", "error_feedback must be one of"),
             )
         ],
-        ("DistEFSGD", {"bucket_size": 0}, ["bucket_size must be", "bucket_size=0"]),
+        ("DistEFSGD", {"block_size": 0}, ["block_size must be", "block_size=0"]),
         ("DistEFSGD", {"weight_decay": -0.1}, ["weight_decay must be", "=-0.1"]),
         ("DistEFBlockSGD", {"weight_decay": -1}, ["weight_decay must be", "=-1"]),
         ("DistEFBlockSGDM", {"weight_decay": -1}, ["weight_decay must be", "=-1"]),

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfgradcomp
 from tests.helpers import Rates, bits, make_variables
 from tfgradcomp.compressors import Layout
-from tfgradcomp.optimizers.buckets import Bucket, Piece, buckets_of
+from tfgradcomp.optimizers.bucket_ranges import Bucket, Piece, buckets_of
 from tfgradcomp.transports import (
     AllGather,
     AllReduce,
@@ -22,7 +22,7 @@ SIZES = [int(np.prod(shape)) for shape in SHAPES]
 METHODS = {
     "TernGrad": lambda **kw: tfgradcomp.TernGrad(rate(), **kw),
     "TernGrad, buckets": lambda **kw: tfgradcomp.TernGrad(
-        rate(), bucket_size=100, **kw
+        rate(), block_size=100, **kw
     ),
     "TernGrad, own scales": lambda **kw: tfgradcomp.TernGrad(
         rate(), share_scaler=False, **kw

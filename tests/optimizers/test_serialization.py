@@ -48,7 +48,7 @@ COMMON = {
     "name": "mine",
 }
 WRAPPERS = {
-    "TernGrad": {"clip_factor": None, "bucket_size": 100, "share_scaler": False},
+    "TernGrad": {"clip_factor": None, "block_size": 100, "share_scaler": False},
     "SignSGD": {
         "aggregate": "vote",
         "tie": "random",
@@ -64,7 +64,7 @@ WRAPPERS = {
         "quorum": 0,
         "allow_inner_momentum": True,
     },
-    "DistEFSGD": {"compressor": "orq", "weight_decay": 0.25, "bucket_size": 512},
+    "DistEFSGD": {"compressor": "orq", "weight_decay": 0.25, "block_size": 512},
     "DistEFBlockSGD": {"block_size": 77, "weight_decay": 0.125},
     "DistEFBlockSGDM": {
         "momentum": 0.75,
@@ -75,7 +75,7 @@ WRAPPERS = {
     "HalfPrecision": {"dtype": "float16"},
     "ORQ": {
         "levels": 17,
-        "bucket_size": None,
+        "block_size": None,
         "clip_factor": 2.5,
         "refine": 2,
         "reply": "requantize",
@@ -84,7 +84,7 @@ WRAPPERS = {
     },
     "BinGrad": {
         "variant": "pb",
-        "bucket_size": 100,
+        "block_size": 100,
         "clip_factor": 1.7,
         "reply": "requantize",
         "error_feedback": True,
@@ -92,19 +92,19 @@ WRAPPERS = {
     },
     "QSGD": {
         "levels": 5,
-        "bucket_size": None,
+        "block_size": None,
         "norm": "l2",
         "reply": "requantize",
         "error_feedback": True,
     },
     "LinearQuantization": {
         "levels": 4,
-        "bucket_size": None,
+        "block_size": None,
         "reply": "requantize",
         "error_feedback": True,
         "table_dtype": "float16",
     },
-    "ScaledSign": {"bucket_size": 64, "reply": "requantize", "error_feedback": True},
+    "ScaledSign": {"block_size": 64, "reply": "requantize", "error_feedback": True},
     "VarianceBased": {
         "alpha": 1.25,
         "zeta": 0.5,

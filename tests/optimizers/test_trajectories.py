@@ -296,7 +296,7 @@ def test_dist_ef_block_sgdm(workers, decay, shapes, size_argument, min_size):
 def test_dist_ef_sgd_in_buckets():
     run = Run(
         lambda transport: tfgradcomp.DistEFSGD(
-            sgd(), "bingrad", bucket_size=40, transport=transport, min_size=1
+            sgd(), "bingrad", block_size=40, transport=transport, min_size=1
         ),
         3,
         SHAPES,
@@ -331,7 +331,7 @@ def test_dist_ef_weight_decay_without_momentum():
         (2, {}),
         (3, {}),
         (4, {}),
-        (3, {"bucket_size": 16}),
+        (3, {"block_size": 16}),
         (2, {"clip_factor": None}),
         (3, {"share_scaler": False, "clip_factor": 1.0}),
     ],
@@ -350,8 +350,8 @@ def test_terngrad(workers, arguments, shapes, size_argument, min_size):
         shapes,
     )
     compressed, splits, _ = parts_of(shapes, min_size)
-    if "bucket_size" in arguments:
-        step = arguments["bucket_size"]
+    if "block_size" in arguments:
+        step = arguments["block_size"]
         splits = [*range(0, len(compressed), step), len(compressed)]
     factor = arguments.get("clip_factor", 2.5)
 
@@ -390,7 +390,7 @@ QUANTIZERS = {
 
 @every_model
 @pytest.mark.parametrize(
-    ("workers", "name", "bucket_size", "arguments"),
+    ("workers", "name", "block_size", "arguments"),
     [
         (2, "ORQ", 16, {}),
         (3, "ORQ", 40, {"reply": "requantize"}),
@@ -410,13 +410,13 @@ QUANTIZERS = {
     ids=str,
 )
 def test_quantizers(
-    workers, name, bucket_size, arguments, shapes, size_argument, min_size
+    workers, name, block_size, arguments, shapes, size_argument, min_size
 ):
     own = {**QUANTIZERS.get(name, {}), **arguments}
     run = Run(
         lambda transport: getattr(tfgradcomp, name)(
             sgd(0.6),
-            bucket_size=bucket_size,
+            block_size=block_size,
             seed=SEED,
             transport=transport,
             **own,
@@ -428,8 +428,8 @@ def test_quantizers(
         rates=RATES[:8],
     )
     compressed, splits, _ = parts_of(shapes, min_size)
-    if bucket_size is not None:
-        splits = [*range(0, len(compressed), bucket_size), len(compressed)]
+    if block_size is not None:
+        splits = [*range(0, len(compressed), block_size), len(compressed)]
 
     def levels(v):
         if own.get("norm") == "max":

@@ -10,8 +10,8 @@ import tfgradcomp
 from tests.helpers import flat, make_variables, named, split, state_of
 from tests.transports.test_transports import Recorder
 from tfgradcomp.compressors import Strom as StromCompressor
-from tfgradcomp.distribute import backups
-from tfgradcomp.distribute.reshard import reshard
+from tfgradcomp.checkpoint import backups
+from tfgradcomp.checkpoint.reshard import reshard
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tfgradcomp.distribute import parameter_server
-from tfgradcomp.distribute.remote_worker import RemoteWorker
+from tfgradcomp.checkpoint import parameter_server
+from tfgradcomp.parameter_server.remote_worker import RemoteWorker
 
 
 def trainer(optimizer=None, **arguments):

@@ -26,7 +26,7 @@ from tfgradcomp.servers import (
     SignOfMean,
     fused,
 )
-from tfgradcomp.wire import words as wire
+from tfgradcomp.transports import messages
 
 LAYOUT = Layout.from_sizes([70, 1, 30])
 SPLITS = LAYOUT.row_splits
@@ -58,7 +58,7 @@ def check_reply(server, reply, workers):
             np.testing.assert_array_equal(
                 reply[name], reference.pack(codes, field.base)
             )
-    again = wire.unpack(wire.pack(reply, fields), fields)
+    again = messages.unpack(messages.pack(reply, fields), fields)
     for name, value in reply.items():
         assert bits(again[name]) == bits(value)
     return fields

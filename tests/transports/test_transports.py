@@ -30,9 +30,9 @@ from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requanti
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce
-from tfgradcomp.transports.collectives import Collectives, SingleWorker
+from tfgradcomp.collectives.base import Collectives, SingleWorker
 from tfgradcomp.transports.sharded import Sharded
-from tfgradcomp.wire import words as wire
+from tfgradcomp.transports import messages
 
 METHODS = {
     "signSGD": (Sign(), MajorityVote()),
@@ -257,7 +257,7 @@ def test_the_collectives_get_what_is_declared(workers, layout, method):
             expected = rounds + [(call.kind, 4 * call.words) for call in declared]
             calls = [(kind, -(-size // 4) * 4) for kind, size in recorder.calls]
             # Each followed by a gather of a size of its own, of what varies.
-            varying = calls[1::2] if wire.varies(compressor.fields(layout)) else []
+            varying = calls[1::2] if messages.varies(compressor.fields(layout)) else []
             calls = calls[::2] if varying else calls
             assert {kind for kind, _ in varying} <= {"gather"}
             assert sum(size for _, size in varying) == 4 * recorder.varying
@@ -270,7 +270,7 @@ def test_the_collectives_get_what_is_declared(workers, layout, method):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_gather_moves_all_payloads(workers, layout, method):
     fields = method[0].fields(layout)
-    words = 1 + wire.varies(fields) + wire.fixed_words(fields)
+    words = 1 + messages.varies(fields) + messages.fixed_words(fields)
     # Everybody gets the words of all others, and gives them its own.
     expected = ((workers - 1) * words, (workers - 1) * words)
     assert AllGather(alone(workers)).words(*method, layout) == expected
@@ -281,8 +281,8 @@ def test_a_gather_moves_all_payloads(workers, layout, method):
 def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
     compressor, server = METHODS[name][0], servers.fused(METHODS[name][1])
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
-    up = wire.message_words(compressor.fields(layout))
-    down = wire.message_words(server.reply_fields(layout, workers))
+    up = messages.message_words(compressor.fields(layout))
+    down = messages.message_words(server.reply_fields(layout, workers))
     ideal = (workers - 1) / workers * (up + down)
     sent, received = Sharded(alone(workers)).words(compressor, server, layout)
     assert ideal <= sent == received <= 1.03 * ideal
@@ -293,7 +293,7 @@ def test_what_cannot_be_cut_is_not_padded():
     sharded = Sharded(alone(3))
     assert len(sharded.held(0, *method, layout)) == layout.size
     assert sharded.held(2, *method, layout) == range(layout.size, layout.size)
-    payload = wire.message_words(method[0].fields(layout))
+    payload = messages.message_words(method[0].fields(layout))
     # To each of the others a row, with the status, and from one to each the reply.
     assert sharded.words(*method, layout).sent == 2 * (1 + payload) + 2 * payload
 

@@ -1,23 +1,22 @@
 """The worker's half of each method; pure functions over flat float32 vectors."""
 
-from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
+from tfgradcomp.compressors.base import Compressed, Compressor, Identity, Wrapper
 from tfgradcomp.compressors.bingrad import BinGrad
 from tfgradcomp.compressors.clip import Clip
+from tfgradcomp.compressors.codebook import Codebook
 from tfgradcomp.compressors.error_feedback import ErrorFeedback
-from tfgradcomp.compressors.fused import fused
 from tfgradcomp.compressors.hybrid import Hybrid
-from tfgradcomp.compressors.identity import Identity
-from tfgradcomp.compressors.level_table import LevelTable
-from tfgradcomp.compressors.levels import EvenLevels
 from tfgradcomp.compressors.linear import LinearQuantization
 from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
 from tfgradcomp.compressors.orq import ORQ
 from tfgradcomp.compressors.qsgd import QSGD
 from tfgradcomp.compressors.sign import ScaledSign, Sign
-from tfgradcomp.compressors.sparse import TopK
 from tfgradcomp.compressors.strom import Strom
 from tfgradcomp.compressors.ternary import Ternary
+from tfgradcomp.compressors.top_k import TopK
+from tfgradcomp.compressors.uniform_levels import UniformLevels
 from tfgradcomp.compressors.variance import VarianceBased
+from tfgradcomp.compressors.weight_decay import WeightDecay
 
 _BY_NAME = {
     "bingrad": BinGrad,
@@ -52,15 +51,12 @@ __all__ = [
     "QSGD",
     "BinGrad",
     "Clip",
+    "Codebook",
+    "Compressed",
     "Compressor",
-    "Context",
     "ErrorFeedback",
-    "EvenLevels",
-    "Field",
     "Hybrid",
     "Identity",
-    "Layout",
-    "LevelTable",
     "LinearQuantization",
     "Momentum",
     "NesterovMomentum",
@@ -69,7 +65,9 @@ __all__ = [
     "Strom",
     "Ternary",
     "TopK",
+    "UniformLevels",
     "VarianceBased",
-    "fused",
+    "WeightDecay",
+    "Wrapper",
     "get",
 ]

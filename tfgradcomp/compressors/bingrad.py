@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import all_finite
-from tfgradcomp.compressors.level_table import SentTable
+from tfgradcomp.compressors.base import Compressed, all_finite
+from tfgradcomp.compressors.codebook import SentCodebook
 
 VARIANTS = ("b", "pb")
 
 
 @dataclass(frozen=True)
-class BinGrad(SentTable):
+class BinGrad(SentCodebook):
     r"""Rounds each element to one of two levels of its block.
 
     `"b"`, biased, has the smaller error: \( b_0 \) is the mean of the block, \( b_{-1}
@@ -48,12 +49,12 @@ class BinGrad(SentTable):
             )
 
     @property
+    @override
     def count(self):
-        """See `SentTable.count`."""
         return 2
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         splits = layout.row_splits
         if self.variant == "b":
             means, nonfinite = ops.find_levels(x, splits, "means", 3)
@@ -66,4 +67,4 @@ class BinGrad(SentTable):
                 x, tf.cast(levels, tf.float32), splits, context.random_stream()
             )
         payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
-        return payload, state, tf.equal(nonfinite, 0) & all_finite([levels])
+        return Compressed(payload, state, tf.equal(nonfinite, 0) & all_finite([levels]))

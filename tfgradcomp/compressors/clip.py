@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Layout, Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.one_pass import ClippedTernary
+from tfgradcomp.compressors.ternary import Ternary
+from tfgradcomp.core import Layout
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,22 @@ class Clip(Wrapper):
                 f"Received: clip_factor={self.factor}"
             )
 
-    def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
+    @override
+    def transform(self, x, state, layout, context):
         statistics = ops.block_statistics(x, layout.row_splits)
         limit = ops.spread(self.limit(statistics, layout), layout.row_splits)
-        clipped = tf.clip_by_value(x, -limit, limit)
-        return self.compressor.compress(clipped, state, layout, context)
+        return tf.clip_by_value(x, -limit, limit)
+
+    @override
+    def compress(self, x, state, layout, context):
+        clipped = self.transform(x, state, layout, context)
+        payload, state, _ = self.compressor.compress(clipped, state, layout, context)
+        # Of x itself nothing is known: clipping hides an infinity.
+        return Compressed(payload, state)
+
+    @override
+    def fused(self):
+        return ClippedTernary(self) if isinstance(self.compressor, Ternary) else self
 
     def limit(self, statistics: ops.Statistics, layout: Layout) -> tf.Tensor:
         r"""Returns \( c\sigma \) of each block, float32 `[num_blocks]`."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
-from tfgradcomp.compressors.base import Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.one_pass import SignFeedback
+from tfgradcomp.compressors.sign import ScaledSign
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,26 @@ class ErrorFeedback(Wrapper):
         Error-Feedback, 2019, Algorithm 2.
     """
 
+    @override
     def init(self, layout):
-        """See `Compressor.init`."""
         return {"residual": tf.zeros([layout.size]), "inner": super().init(layout)}
 
+    @override
+    def inner_state(self, state):
+        return state["inner"]
+
+    @override
+    def transform(self, x, state, layout, context):
+        return x + context.learning_rate_ratio * state["residual"]
+
+    @override
     def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
-        residual = state["residual"]
-        p = x + context.learning_rate_ratio * residual
-        payload, inner = self.compressor.compress(p, state["inner"], layout, context)
+        p = self.transform(x, state, layout, context)
+        payload, inner, _ = self.compressor.compress(p, state["inner"], layout, context)
         left = p - self.compressor.decompress(payload, layout)
-        return payload, {"residual": context.if_moving(left, residual), "inner": inner}
+        residual = context.if_moving(left, state["residual"])
+        return Compressed(payload, {"residual": residual, "inner": inner})
+
+    @override
+    def fused(self):
+        return SignFeedback(self) if self.compressor == ScaledSign() else self

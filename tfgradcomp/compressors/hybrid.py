@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors.base import Compressed
 from tfgradcomp.compressors.sparse_words import (
     SparseWords,
     check_threshold,
@@ -50,8 +52,8 @@ class Hybrid(SparseWords):
         check_threshold(self.threshold)
         check_unambiguity(self.alpha, self.zeta)
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         if context.second_moments is None:
             raise ValueError(moments_missing(self))
         words, residual, variance, nonfinite = ops.pack_over_threshold(
@@ -67,4 +69,4 @@ class Hybrid(SparseWords):
             "residual": context.if_moving(residual, state["residual"]),
             "variance": context.if_moving(variance, state["variance"]),
         }
-        return {"words": self.message(words)}, state, tf.equal(nonfinite, 0)
+        return Compressed({"words": self.message(words)}, state, tf.equal(nonfinite, 0))

@@ -19,8 +19,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.ops import INDEX_BITS, NOTHING
-from tfgradcomp.seam.xla import in_xla
 
 CODINGS = ("fixed", "delta")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import all_finite
-from tfgradcomp.compressors.level_table import SentTable, check_levels, outward
+from tfgradcomp.compressors.base import Compressed, all_finite
+from tfgradcomp.compressors.codebook import SentCodebook, check_levels, outward
 
 
 @dataclass(frozen=True)
-class LinearQuantization(SentTable):
+class LinearQuantization(SentCodebook):
     r"""Rounds each element at random to one of the two quantiles beside it, unbiased.
 
     Level k of a block of n elements is the one of rank \( k (n - 1) / (s - 1) \), so
@@ -37,12 +38,12 @@ class LinearQuantization(SentTable):
         check_levels(self.levels, fits, "an integer, at least 2")
 
     @property
+    @override
     def count(self):
-        """See `SentTable.count`."""
         return self.levels
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         splits = layout.row_splits
         levels, nonfinite = ops.find_levels(x, splits, "quantiles", self.levels)
         levels = outward(levels, self.table_dtype)
@@ -50,4 +51,4 @@ class LinearQuantization(SentTable):
             x, tf.cast(levels, tf.float32), splits, context.random_stream()
         )
         payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
-        return payload, state, tf.equal(nonfinite, 0) & all_finite([levels])
+        return Compressed(payload, state, tf.equal(nonfinite, 0) & all_finite([levels]))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
+from typing_extensions import override
 
-from tfgradcomp.compressors.base import Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.error_feedback import ErrorFeedback
+from tfgradcomp.compressors.one_pass import MomentumSign, NesterovSignFeedback
+from tfgradcomp.compressors.sign import ScaledSign, Sign
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,41 @@ class Momentum(Wrapper):
                 f"Received: warmup_steps={self.warmup_steps!r}"
             )
 
+    @override
     def init(self, layout):
-        """See `Compressor.init`."""
         return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
 
+    @override
     def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
-        m = self.momentum * state["momentum"] + (1 - self.momentum) * x
-        sent = (
-            tf.where(context.step < self.warmup_steps, x, m) if self.warmup_steps else m
+        m = self._next(x, state)
+        sent = self._sent(x, m, context)
+        payload, inner, _ = self.compressor.compress(
+            sent, state["inner"], layout, context
         )
-        payload, inner = self.compressor.compress(sent, state["inner"], layout, context)
-        return payload, {"momentum": m, "inner": inner}
+        return Compressed(payload, {"momentum": m, "inner": inner})
 
+    @override
+    def inner_state(self, state):
+        return state["inner"]
+
+    @override
+    def transform(self, x, state, layout, context):
+        return self._sent(x, self._next(x, state), context)
+
+    def _next(self, x, state):
+        return self.momentum * state["momentum"] + (1 - self.momentum) * x
+
+    def _sent(self, x, m, context):
+        if not self.warmup_steps:
+            return m
+        return tf.where(context.step < self.warmup_steps, x, m)
+
+    @override
+    def fused(self):
+        return MomentumSign(self) if self.compressor == Sign() else self
+
+    @override
     def uncompressed(self):
-        """See `Compressor.uncompressed`."""
         return replace(self, compressor=self.compressor.uncompressed())
 
 
@@ -71,20 +95,36 @@ class NesterovMomentum(Wrapper):
     def __post_init__(self):
         check_momentum(self.momentum)
 
+    @override
     def init(self, layout):
-        """See `Compressor.init`."""
         return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
 
+    @override
     def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
-        m = self.momentum * state["momentum"] + x
-        payload, inner = self.compressor.compress(
+        m = self._next(x, state)
+        payload, inner, _ = self.compressor.compress(
             self.momentum * m + x, state["inner"], layout, context
         )
-        return payload, {"momentum": m, "inner": inner}
+        return Compressed(payload, {"momentum": m, "inner": inner})
 
+    @override
+    def inner_state(self, state):
+        return state["inner"]
+
+    @override
+    def transform(self, x, state, layout, context):
+        return self.momentum * self._next(x, state) + x
+
+    def _next(self, x, state):
+        return self.momentum * state["momentum"] + x
+
+    @override
+    def fused(self):
+        is_one_pass = self.compressor == ErrorFeedback(ScaledSign())
+        return NesterovSignFeedback(self) if is_one_pass else self
+
+    @override
     def uncompressed(self):
-        """See `Compressor.uncompressed`."""
         return replace(self, compressor=self.compressor.uncompressed())
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import all_finite
-from tfgradcomp.compressors.level_table import SentTable, check_levels, outward
+from tfgradcomp.compressors.base import Compressed, all_finite
+from tfgradcomp.compressors.codebook import SentCodebook, check_levels, outward
 
 
 @dataclass(frozen=True)
-class ORQ(SentTable):
+class ORQ(SentCodebook):
     r"""Rounds each element at random to one of the two levels beside it, unbiased.
 
     v between \( b_{k-1} \) and \( b_k \) becomes \( b_k \) with probability \( (v -
@@ -53,12 +54,12 @@ class ORQ(SentTable):
             )
 
     @property
+    @override
     def count(self):
-        """See `SentTable.count`."""
         return self.levels
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         splits = layout.row_splits
         levels, nonfinite = ops.find_levels(
             x, splits, "optimal", self.levels, self.refine
@@ -68,4 +69,4 @@ class ORQ(SentTable):
             x, tf.cast(levels, tf.float32), splits, context.random_stream()
         )
         payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
-        return payload, state, tf.equal(nonfinite, 0) & all_finite([levels])
+        return Compressed(payload, state, tf.equal(nonfinite, 0) & all_finite([levels]))

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Field, all_finite
-from tfgradcomp.compressors.level_table import LevelTable, check_levels
+from tfgradcomp.compressors.base import Compressed, all_finite
+from tfgradcomp.compressors.codebook import Codebook, check_levels
+from tfgradcomp.core import Field
 
 NORMS = ("max", "l2")
 
 
 @dataclass(frozen=True)
-class QSGD(LevelTable):
+class QSGD(Codebook):
     r"""Rounds each element at random to one of the two levels beside it, unbiased.
 
     The levels are \( \|v\| (2k / (s - 1) - 1) \), \( k = 0 \ldots s - 1 \): evenly
@@ -42,15 +44,15 @@ class QSGD(LevelTable):
                 f"norm must be one of {NORMS}. Received: norm={self.norm!r}"
             )
 
+    @override
     def fields(self, layout):
-        """See `Compressor.fields`."""
         return {
             "codes": Field(layout.size, base=self.levels, per="element"),
             "norm": Field(layout.num_blocks, per="block"),
         }
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         statistics = ops.block_statistics(x, layout.row_splits)
         norm = statistics.maximum
         if self.norm == "l2":
@@ -60,10 +62,10 @@ class QSGD(LevelTable):
             x, self.table(payload, layout), layout.row_splits, context.random_stream()
         )
         finite = tf.reduce_all(tf.equal(statistics.nonfinite, 0))
-        return payload, state, finite & all_finite([payload["norm"]])
+        return Compressed(payload, state, finite & all_finite([payload["norm"]]))
 
+    @override
     def table(self, payloads, layout):
-        """See `LevelTable.table`."""
         k = np.arange(self.levels)
         places = (2 * k / (self.levels - 1) - 1).astype(np.float32)
         levels = payloads["norm"][..., tf.newaxis] * places

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressor, Field, all_finite
-from tfgradcomp.compressors.levels import EvenLevels
+from tfgradcomp.compressors.base import Compressed, Compressor, all_finite
+from tfgradcomp.compressors.uniform_levels import UniformLevels
+from tfgradcomp.core import Field
 
 
 @dataclass(frozen=True)
-class Sign(EvenLevels):
+class Sign(UniformLevels):
     r"""Sends \( \mathrm{sign}(x) \), bit 1 for plus.
 
     The sign of an exact zero (either zero) is a pseudo-random \( \pm 1 \) of seed,
@@ -39,18 +41,14 @@ class Sign(EvenLevels):
                 f"Received: abstain_below={self.abstain_below}"
             )
 
+    @override
     def fields(self, layout):
-        """See `Compressor.fields`."""
         return {
             "codes": Field(layout.size, 3 if self.abstain_below else 2, per="element")
         }
 
+    @override
     def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
-        return self.compress_checked(x, state, layout, context)[:2]
-
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
         stream = context.random_stream(1, shared=True)
         codes, nonfinite = ops.pack_signs_checked(x, stream)
         if self.abstain_below:
@@ -59,15 +57,15 @@ class Sign(EvenLevels):
             abstains = tf.abs(x) < ops.spread(limit, splits)
             signs = ops.unpack_codes(codes, 2, layout.size)
             codes = ops.pack_codes(tf.where(abstains, 1, 2 * signs), 3)
-        return {"codes": codes}, state, tf.equal(nonfinite, 0)
+        return Compressed({"codes": codes}, state, tf.equal(nonfinite, 0))
 
     @property
+    @override
     def step(self):
-        """See `EvenLevels.step`."""
         return 1 if self.abstain_below else 2
 
-    def unit(self, payload, layout):
-        """See `EvenLevels.unit`."""
+    @override
+    def scale(self, payload, layout):
         return tf.ones([layout.num_blocks])
 
 
@@ -84,29 +82,25 @@ class ScaledSign(Compressor):
         Error-Feedback, 2019, Section 3.2.
     """
 
+    @override
     def fields(self, layout):
-        """See `Compressor.fields`."""
         return {
             "codes": Field(layout.size, base=2, per="element"),
             "scale": Field(layout.num_blocks, per="block"),
         }
 
+    @override
     def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
         scale = ops.mean_magnitude(x, layout.row_splits)
-        return {"codes": ops.pack_signs(x), "scale": scale}, state
+        payload = {"codes": ops.pack_signs(x), "scale": scale}
+        return Compressed(payload, state, scale_tells_finite(payload))
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
-        payload, state = self.compress(x, state, layout, context)
-        return payload, state, scale_tells_finite(payload)
-
+    @override
     def decompress(self, payload, layout):
-        """See `Compressor.decompress`."""
         return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
 
+    @override
     def mean(self, payloads, layout):
-        """See `Compressor.mean`."""
         return ops.mean_of_signs(
             payloads["codes"], payloads["scale"], layout.row_splits, layout.sizes
         )

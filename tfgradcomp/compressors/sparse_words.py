@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import index_coding
-from tfgradcomp.compressors.base import Compressor, Field
+from tfgradcomp.compressors.base import Compressor
+from tfgradcomp.core import Field
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,17 @@ class SparseWords(Compressor):
                 f"Received: index_coding={self.index_coding!r}"
             )
 
+    @override
     def fields(self, layout):
-        """See `Compressor.fields`."""
         header = 1 if self.index_coding == "delta" else 0
-        return {"words": Field(header + layout.size, dtype="int32", varies=True)}
+        return {
+            "words": Field(header + layout.size, dtype="int32", variable_length=True)
+        }
 
+    @override
     def init(self, layout):
-        """See `Compressor.init`."""
         names = ("residual", "variance") if self.needs_second_moments else ("residual",)
         return {name: tf.zeros([layout.size]) for name in names}
-
-    def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
-        return self.compress_checked(x, state, layout, context)[:2]
 
     def message(self, words: tf.Tensor) -> tf.Tensor:
         """Returns the field `words` of the words of the elements that are sent."""
@@ -63,17 +63,17 @@ class SparseWords(Compressor):
         """
         return tf.fill([payloads["words"].shape[0], layout.num_blocks], self.threshold)
 
+    @override
     def elements_sent(self, payload, layout):
-        """See `Compressor.elements_sent`."""
         words = self.words_of(payload["words"][tf.newaxis])
         return tf.math.count_nonzero(words != ops.NOTHING, dtype=tf.int32)
 
+    @override
     def decompress(self, payload, layout):
-        """See `Compressor.decompress`."""
         return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
 
+    @override
     def mean(self, payloads, layout):
-        """See `Compressor.mean`."""
         return ops.mean_of_sparse(
             self.words_of(payloads["words"]),
             self.scale(payloads, layout),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors.base import Compressed
 from tfgradcomp.compressors.sparse_words import SparseWords, check_threshold
 
 
@@ -34,10 +36,10 @@ class Strom(SparseWords):
         super().__post_init__()
         check_threshold(self.threshold)
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         words, residual, _, nonfinite = ops.pack_over_threshold(
             x, None, state["residual"], None, self.threshold, 1.0, 1.0
         )
         state = {"residual": context.if_moving(residual, state["residual"])}
-        return {"words": self.message(words)}, state, tf.equal(nonfinite, 0)
+        return Compressed({"words": self.message(words)}, state, tf.equal(nonfinite, 0))

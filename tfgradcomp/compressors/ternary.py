@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Field, all_finite
-from tfgradcomp.compressors.levels import EvenLevels
+from tfgradcomp.compressors.base import Compressed, all_finite
+from tfgradcomp.compressors.uniform_levels import UniformLevels
+from tfgradcomp.core import Context, Field, Layout, SplitVector
 
 
 @dataclass(frozen=True)
-class Ternary(EvenLevels):
+class Ternary(UniformLevels):
     r"""Rounds each element at random to \( -s, 0 \) or \( s \), without bias.
 
     \( \tilde g = s \cdot \mathrm{sign}(g) \circ b \), \( P(b_k = 1) = |g_k| / s \),
@@ -30,58 +33,71 @@ class Ternary(EvenLevels):
 
     share_scaler: bool = True
 
+    @override
     def fields(self, layout):
-        """See `Compressor.fields`."""
         return {
             "codes": Field(layout.size, base=3, per="element"),
             "scale": Field(layout.num_blocks, per="block"),
         }
 
-    def agreed(self, layout):
-        """See `Compressor.agreed`."""
+    @override
+    def max_reduced_fields(self, layout):
         scale = Field(layout.num_blocks, per="block")
         return {"scale": scale} if self.share_scaler else {}
 
-    def compress(self, x, state, layout, context):
-        """See `Compressor.compress`."""
-        return self.compress_checked(x, state, layout, context)[:2]
+    @override
+    def prepare(self, x, state, layout, context):
+        return self.prepare_clipped(x, None, layout)
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
-        limit = tf.fill([layout.num_blocks], math.inf)
-        payload, finite = self.compress_clipped(x, limit, layout, context)
-        return payload, state, finite
-
-    def compress_clipped(self, x, limit, layout, context):
-        """Compresses `x` with the magnitudes of each block clipped.
+    def prepare_clipped(
+        self, x: tf.Tensor | SplitVector, limit: Callable | None, layout: Layout
+    ) -> dict[str, tf.Tensor]:
+        """Returns what one pass over `x` tells: its scales, and whether it is finite.
 
         Args:
             x: The vector.
-            limit: float32 `[num_blocks]`, or a function that returns it from the
-                `tfgradcomp.ops.Statistics` of the blocks.
+            limit: Function from the `tfgradcomp.ops.Statistics` of the blocks to the
+                greatest magnitude of each, float32 `[num_blocks]`. None: no limit.
             layout: The blocks.
-            context: The step.
-
-        Returns:
-            The payload, and whether it and `x` are finite.
         """
         statistics = ops.block_statistics(x, layout.row_splits)
-        if callable(limit):
-            limit = limit(statistics)
-        scale = tf.minimum(tf.cast(statistics.maximum, tf.float32), limit)
-        if self.share_scaler:
-            scale = context.max(scale)
-        stream = context.random_stream()
-        codes = ops.pack_ternary(x, limit, scale, layout.row_splits, stream)
+        if limit is None:
+            limits = tf.fill([layout.num_blocks], math.inf)
+        else:
+            limits = limit(statistics)
+        return {
+            "scale": tf.minimum(tf.cast(statistics.maximum, tf.float32), limits),
+            "limit": limits,
+            "nonfinite": statistics.nonfinite,
+        }
+
+    @override
+    def compress(self, x, state, layout, context):
+        prepared = context.prepared or self.prepare(x, state, layout, context)
+        return self.compress_prepared(x, state, prepared, layout, context)
+
+    def compress_prepared(
+        self, x, state, prepared: dict[str, tf.Tensor], layout: Layout, context: Context
+    ) -> Compressed:
+        """Compresses `x`, clipped to the limits and scales of `prepare_clipped`."""
+        scale = prepared["scale"]
+        codes = ops.pack_ternary(
+            x,
+            prepared["limit"],
+            scale,
+            layout.row_splits,
+            context.random_stream(),
+        )
         # Another worker's infinity comes with a scale that they share.
-        own = tf.reduce_all(tf.equal(statistics.nonfinite, 0))
-        return {"codes": codes, "scale": scale}, own & all_finite([scale])
+        own = tf.reduce_all(tf.equal(prepared["nonfinite"], 0))
+        payload = {"codes": codes, "scale": scale}
+        return Compressed(payload, state, own & all_finite([scale]))
 
     @property
+    @override
     def step(self):
-        """See `EvenLevels.step`."""
         return 1
 
-    def unit(self, payload, layout):
-        """See `EvenLevels.unit`."""
+    @override
+    def scale(self, payload, layout):
         return payload["scale"]

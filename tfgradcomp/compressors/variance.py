@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Field
+from tfgradcomp.compressors.base import Compressed
 from tfgradcomp.compressors.sparse_words import (
     SparseWords,
     check_unambiguity,
     moments_missing,
 )
+from tfgradcomp.core import Field
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class VarianceBased(SparseWords):
         super().__post_init__()
         check_unambiguity(self.alpha, self.zeta)
 
+    @override
     def fields(self, layout):
-        """See `Compressor.fields`."""
         exponents = Field(layout.num_blocks, dtype="int8", per="block")
         return {"exponents": exponents, **super().fields(layout)}
 
-    def compress_checked(self, x, state, layout, context):
-        """See `Compressor.compress_checked`."""
+    @override
+    def compress(self, x, state, layout, context):
         if context.second_moments is None:
             raise ValueError(moments_missing(self))
         words, exponents, residual, variance, nonfinite = ops.pack_unambiguous(
@@ -73,10 +75,10 @@ class VarianceBased(SparseWords):
             "residual": context.if_moving(residual, state["residual"]),
             "variance": context.if_moving(variance, state["variance"]),
         }
-        return payload, state, tf.equal(nonfinite, 0)
+        return Compressed(payload, state, tf.equal(nonfinite, 0))
 
+    @override
     def scale(self, payloads, layout):
-        """See `SparseWords.scale`."""
         # The bits of a power of two; 0 where nothing is sent.
         biased = tf.maximum(tf.cast(payloads["exponents"], tf.int32) + 127, 0)
         return tf.bitcast(tf.bitwise.left_shift(biased, 23), tf.float32)

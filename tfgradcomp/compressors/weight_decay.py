@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Component, Layout, State
+from tfgradcomp.core import Component, Layout, State
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class WeightDecay(Component):
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
         Error-Feedback, 2019, Appendix A.
     """
+
+    registered_package: ClassVar[str] = "tfgradcomp.compressors"
 
     rate: float
     momentum: float = 0.0

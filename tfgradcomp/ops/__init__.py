@@ -24,15 +24,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.ops import native, reference
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
 from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
-from tfgradcomp.seam.xla import in_xla
+from tfgradcomp.compat.xla import in_xla
 
 __all__ = [
     "INDEX_BITS",
     "NOTHING",
-    "Parts",
+    "SplitVector",
     "Statistics",
     "block_statistics",
     "digits_per_word",
@@ -159,7 +159,7 @@ mean_of_sparse = _choosing("mean_of_sparse")
 
 
 @functools.wraps(reference.mean_magnitude)
-def mean_magnitude(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
+def mean_magnitude(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
     return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfgradcomp.ops import build
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference import Statistics
 
 NAMES = (
@@ -233,18 +233,18 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
     return _op("unpack_codes")(words, base=base, count=count)
 
 
-def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tensor:
+def pack_signs(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None) -> tf.Tensor:
     """As `reference.pack_signs`."""
     return pack_signs_checked(x, stream)[0]
 
 
-def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
+def pack_signs_checked(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None):
     """As `reference.pack_signs_checked`."""
     return tuple(_op("pack_signs")(_tensors(x), _optional(stream), gain=_gain(x)))
 
 
 def pack_momentum_signs(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     momentum: tf.Tensor,
     beta: float,
     warming_up: tf.Tensor | bool,
@@ -265,7 +265,7 @@ def pack_momentum_signs(
 
 
 def pack_ternary(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     limit: tf.Tensor,
     scale: tf.Tensor,
     row_splits: Sequence[int],
@@ -277,7 +277,7 @@ def pack_ternary(
     )
 
 
-def block_statistics(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> Statistics:
+def block_statistics(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> Statistics:
     """As `reference.block_statistics`."""
     table = _op("block_statistics")(_tensors(x), _splits(row_splits), gain=_gain(x))
     return Statistics(*tf.unstack(table))
@@ -299,7 +299,7 @@ def sum_levels(
     step: int,
     zero: int,
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """As `reference.sum_levels`."""
     return _in_parts(
         _op("sum_levels"),
@@ -317,7 +317,7 @@ def mean_of_signs(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """As `reference.mean_of_signs`."""
     return _in_parts(
         _op("mean_of_signs"),
@@ -328,7 +328,7 @@ def mean_of_signs(
 
 
 def find_levels(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     row_splits: Sequence[int],
     rule: str,
     count: int,
@@ -348,7 +348,7 @@ def find_levels(
 
 
 def pack_levels(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     levels: tf.Tensor,
     row_splits: Sequence[int],
     stream: tf.Tensor | None = None,
@@ -364,7 +364,7 @@ def mean_of_levels(
     levels: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """As `reference.mean_of_levels`."""
     return _in_parts(
         _op("mean_of_levels"),
@@ -394,7 +394,7 @@ def majority_vote(
 
 
 def sign_error_feedback(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     momentum: tf.Tensor | None,
     residual: tf.Tensor,
     mu: float,
@@ -471,8 +471,8 @@ def mean_sign_residual(
 
 
 def pack_unambiguous(
-    x: tf.Tensor | Parts,
-    moments: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
+    moments: tf.Tensor | SplitVector,
     residual: tf.Tensor,
     variance: tf.Tensor,
     alpha: float,
@@ -496,8 +496,8 @@ def pack_unambiguous(
 
 
 def pack_over_threshold(
-    x: tf.Tensor | Parts,
-    moments: tf.Tensor | Parts | None,
+    x: tf.Tensor | SplitVector,
+    moments: tf.Tensor | SplitVector | None,
     residual: tf.Tensor,
     variance: tf.Tensor | None,
     threshold: float,
@@ -524,7 +524,7 @@ def mean_of_sparse(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """As `reference.mean_of_sparse`."""
     return _in_parts(
         _op("mean_of_sparse"),
@@ -538,17 +538,17 @@ def _op(name: str) -> Callable:
     return getattr(library().operations, f"tfgradcomp_{name}")
 
 
-def _tensors(x: tf.Tensor | Parts) -> list[tf.Tensor]:
+def _tensors(x: tf.Tensor | SplitVector) -> list[tf.Tensor]:
     """The parts of a vector; joined for a GPU, whose kernels read one tensor."""
     return list(x) if _in_pieces(x) else [tf.convert_to_tensor(x, tf.float32)]
 
 
-def _gain(x: tf.Tensor | Parts | None) -> float:
-    return x.gain if _in_pieces(x) else 1.0
+def _gain(x: tf.Tensor | SplitVector | None) -> float:
+    return x.scale if _in_pieces(x) else 1.0
 
 
-def _in_pieces(x: tf.Tensor | Parts | None) -> bool:
-    return isinstance(x, Parts) and not gpu_is_visible()
+def _in_pieces(x: tf.Tensor | SplitVector | None) -> bool:
+    return isinstance(x, SplitVector) and not gpu_is_visible()
 
 
 def _in_parts(operation: Callable, arguments: tuple, sizes, **attributes):
@@ -558,7 +558,7 @@ def _in_parts(operation: Callable, arguments: tuple, sizes, **attributes):
     values = operation(*arguments, num_values=len(given), sizes=given, **attributes)
     if sizes is None:
         return values[0]
-    return Parts(values if in_place else tf.split(values[0], sizes))
+    return SplitVector(values if in_place else tf.split(values[0], sizes))
 
 
 def _optional(tensor: tf.Tensor | None) -> list[tf.Tensor]:

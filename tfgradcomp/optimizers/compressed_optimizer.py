@@ -13,19 +13,19 @@ import tensorflow as tf
 from tfgradcomp import transports
 from tfgradcomp.compressors.base import Compressor, Context, Layout
 from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.monitoring.traffic import Traffic
+from tfgradcomp.transports.traffic import Traffic
 from tfgradcomp.ops.block_sums import CHUNK
-from tfgradcomp.optimizers import finite_vote
+from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers import moments as second
-from tfgradcomp.optimizers.arguments import (
+from tfgradcomp.core.arguments import (
     check_choice,
     check_integer,
     refuse_wrappers,
 )
-from tfgradcomp.optimizers.buckets import Bucket, buckets_of
-from tfgradcomp.optimizers.channel import Channel
+from tfgradcomp.optimizers.bucket_ranges import Bucket, buckets_of
+from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import compressed_positions, rules_of
-from tfgradcomp.optimizers.saving import (
+from tfgradcomp.optimizers.state import (
     for_replicas,
     names_of,
     restore_state,
@@ -33,16 +33,16 @@ from tfgradcomp.optimizers.saving import (
     whole_name,
     whole_state,
 )
-from tfgradcomp.seam import inner_optimizer as seam
-from tfgradcomp.seam.conditional import conditional
-from tfgradcomp.seam.fingerprint import check_same_everywhere, path_of
-from tfgradcomp.seam.multi_worker_fit import enable_multi_worker_fit
-from tfgradcomp.seam.per_worker_variable import PerWorkerVariable
-from tfgradcomp.seam.second_moments import enable_second_moments
-from tfgradcomp.seam.workers import across_hosts, is_multi_worker
+from tfgradcomp.compat import inner_optimizer as seam
+from tfgradcomp.compat.conditional import conditional
+from tfgradcomp.compat.fingerprint import check_same_everywhere, path_of
+from tfgradcomp.compat.multi_worker_fit import enable_multi_worker_fit
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.per_example.second_moments import enable_second_moments
+from tfgradcomp.compat.workers import across_hosts, is_multi_worker
 from tfgradcomp.servers.base import Server
 from tfgradcomp.transports import Costs, Transport, collectives
-from tfgradcomp.wire.words import fixed_words, message_words
+from tfgradcomp.transports.messages import fixed_words, message_words
 
 NONFINITE = ("raise", "skip")
 
@@ -259,14 +259,14 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         has_network = moves.num_workers > 1 and is_multi_worker(strategy)
         hosts = across_hosts(strategy) if has_network else None
         self._channels = tuple(self._make_channels(list(variables), moves, hosts))
-        self._seed = PerWorkerVariable(tf.constant(self.seed, tf.int64), "seed")
-        self._previous_learning_rate = PerWorkerVariable(
+        self._seed = PerReplicaVariable(tf.constant(self.seed, tf.int64), "seed")
+        self._previous_learning_rate = PerReplicaVariable(
             tf.constant(0.0), "previous_learning_rate"
         )
-        self._skipped = PerWorkerVariable(tf.constant(0, tf.int64), "skipped_steps")
+        self._skipped = PerReplicaVariable(tf.constant(0, tf.int64), "skipped_steps")
         if any(channel.varies for channel in self._channels):
             # Steps, elements sent, words that varied.
-            self._moved = PerWorkerVariable(tf.zeros([3], tf.int64), "moved")
+            self._moved = PerReplicaVariable(tf.zeros([3], tf.int64), "moved")
         for channel in self._channels:
             for variable in tf.nest.flatten(channel.state):
                 self._track_variable(variable)
@@ -312,7 +312,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             if len(buckets) > 1:
                 names = [f"{name}.{index}" for index in range(len(buckets))]
             for own_name, bucket, carrier in zip(names, buckets, carriers, strict=True):
-                yield Channel(
+                yield GradientBucket(
                     *(own_name, positions, bucket, layout, *carrier, self._decay),
                     accumulates=wanted
                     and self.needs_second_moments
@@ -398,12 +398,12 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             moments = [moment_of[id(variable)] for variable in variables]
             # Keras divides the loss by N; undone first, so that clipping and the method
             # see this worker's own mean gradient, whatever N is.
-            gain = self._collectives.num_workers / (inner.loss_scale_factor or 1)
+            scale = self._collectives.num_workers / (inner.loss_scale_factor or 1)
             grads = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
             if inner.gradient_accumulation_steps or seam.clips(inner):
-                grads = [g * tf.cast(gain, g.dtype) for g in grads]
-                moments = second.multiplied(moments, gain)
-                gain = 1.0
+                grads = [g * tf.cast(scale, g.dtype) for g in grads]
+                moments = second.multiplied(moments, scale)
+                scale = 1.0
 
             def update(grads, moments):
                 if inner.gradient_accumulation_steps:
@@ -411,7 +411,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
                 clipped, kept = seam.clipped(inner, grads), None
                 if seam.clips(inner) and self.needs_second_moments:
                     kept = second.kept(clipped, grads)
-                self._update(clipped, moments, kept, variables, gain)
+                self._update(clipped, moments, kept, variables, scale)
 
             def accumulate(grads, moments):
                 seam.accumulate(inner, grads, variables)
@@ -437,7 +437,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             table[seam.position(self.inner_optimizer, variable)] = value
         return table
 
-    def _update(self, gradients, moments, kept, variables, gain):
+    def _update(self, gradients, moments, kept, variables, scale):
         inner = self.inner_optimizer
         table = self._table(gradients, variables)
         moments = self._table(moments, variables)
@@ -449,15 +449,15 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
             if channel.compressor.needs_second_moments:
                 own = context._replace(
                     second_moments=channel.second_moments(
-                        moments, gain, inner.gradient_accumulation_steps, kept
+                        moments, scale, inner.gradient_accumulation_steps, kept
                     )
                 )
             step = channel.step(
-                channel.flatten(table, gain),
+                channel.flatten(table, scale),
                 lambda channel=channel: channel.flatten(self._trainable_variables),
                 own,
-                lambda channel=channel: finite_vote.locate(
-                    {i: table[i] for i in channel.positions}, len(table), gain
+                lambda channel=channel: nonfinite.locate(
+                    {i: table[i] for i in channel.positions}, len(table), scale
                 ),
             )
             pieces.update(channel.split(step.update))
@@ -477,7 +477,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         self._commit(
             pieces,
             list(zip(variables_of_state, new_state, strict=True)),
-            finite_vote.first_of([step.statuses for step in steps]),
+            nonfinite.first_of([step.statuses for step in steps]),
             gradients,
             variables,
             context,
@@ -545,7 +545,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
         checks = []
         if self.nonfinite == "raise":
             paths = [path_of(v) for v in self._trainable_variables]
-            checks = finite_vote.assertions(statuses, paths)
+            checks = nonfinite.assertions(statuses, paths)
         # Inside XLA assertions vanish; then this counts, and `fit` raises at its end.
         with tf.control_dependencies([check for check in checks if check is not None]):
             self._skipped.assign(self._skipped + 1)
@@ -581,7 +581,7 @@ class CompressedOptimizer(keras.optimizers.Optimizer):
     # State and configuration.
 
     def _own_state(self):
-        return [v for v in self._variables if isinstance(v, PerWorkerVariable)]
+        return [v for v in self._variables if isinstance(v, PerReplicaVariable)]
 
     def _scalars(self):
         scalars = self._seed, self._previous_learning_rate, self._skipped

@@ -10,7 +10,7 @@ from tfgradcomp.compressors import (
     ScaledSign,
 )
 from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.optimizers.arguments import check_integer, refuse_inner_momentum
+from tfgradcomp.core.arguments import check_integer, refuse_inner_momentum
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Recompress
 
@@ -35,7 +35,7 @@ class DistEFSGD(CompressedOptimizer):
             stateless `Compressor`.
         weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
             x) \), never compressed; or None.
-        bucket_size: Elements a block. None: the whole model is one block.
+        block_size: Elements a block. None: the whole model is one block.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, bucket_bytes, name.
 
@@ -52,30 +52,30 @@ class DistEFSGD(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 2, Appendix A.
     """
 
-    _own_arguments = ("compressor", "weight_decay", "bucket_size")
+    _own_arguments = ("compressor", "weight_decay", "block_size")
 
     def __init__(
         self,
         inner_optimizer,
         compressor: str | Compressor = "scaled_sign",
         weight_decay: float | None = None,
-        bucket_size: int | None = None,
+        block_size: int | None = None,
         **kwargs,
     ):
-        if bucket_size is not None:
-            check_integer("bucket_size", bucket_size, 1)
+        if block_size is not None:
+            check_integer("block_size", block_size, 1)
         c = compressors.get(compressor)
         super().__init__(
             inner_optimizer,
             ErrorFeedback(c),
             Recompress(c),
-            block_size="model" if bucket_size is None else bucket_size,
+            block_size="model" if block_size is None else block_size,
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
         self.compressor = compressor
         self.weight_decay = weight_decay
-        self.bucket_size = bucket_size
+        self.block_size = block_size
 
 
 class DistEFBlockSGD(CompressedOptimizer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfgradcomp.compressors import Identity
-from tfgradcomp.optimizers.arguments import check_choice
+from tfgradcomp.core.arguments import check_choice
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Mean
 

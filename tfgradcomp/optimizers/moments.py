@@ -42,9 +42,9 @@ def checked(moments, gradients: list, compressor: Compressor, name: str) -> list
     return [m if m is None else tf.convert_to_tensor(m) for m in moments]
 
 
-def multiplied(moments: list, gain: float) -> list:
-    """Returns the moments of gradients that are multiplied by `gain`."""
-    return [m if m is None else m * tf.cast(gain * gain, m.dtype) for m in moments]
+def multiplied(moments: list, scale: float) -> list:
+    """Returns the moments of gradients that are multiplied by `scale`."""
+    return [m if m is None else m * tf.cast(scale * scale, m.dtype) for m in moments]
 
 
 def kept(clipped: list, gradients: list) -> list:

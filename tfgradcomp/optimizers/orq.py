@@ -21,7 +21,7 @@ class ORQ(Quantizer):
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         levels: s: 3, 5, 9, ..., 257.
-        bucket_size: d, elements a block. None: a block is a parameter tensor.
+        block_size: d, elements a block. None: a block is a parameter tensor.
         clip_factor: c: each block is clipped to \( \pm c\sigma \) first; the paper
             takes 1.7 or 2.5 for few levels. None for no clipping.
         refine: Sweeps that move every level to its best place between its neighbours;
@@ -55,7 +55,7 @@ class ORQ(Quantizer):
 
     _own_arguments = (
         "levels",
-        "bucket_size",
+        "block_size",
         "clip_factor",
         "refine",
         "reply",
@@ -67,7 +67,7 @@ class ORQ(Quantizer):
         self,
         inner_optimizer,
         levels: int = 9,
-        bucket_size: int | None = 2048,
+        block_size: int | None = 2048,
         clip_factor: float | None = None,
         refine: int = 0,
         reply: str = "float32",
@@ -78,7 +78,7 @@ class ORQ(Quantizer):
         super().__init__(
             inner_optimizer,
             compressors.ORQ(levels, refine, table_dtype),
-            bucket_size,
+            block_size,
             reply,
             error_feedback,
             clip_factor,
@@ -107,7 +107,7 @@ class BinGrad(Quantizer):
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         variant: `"b"` or `"pb"`.
-        bucket_size: Elements a block. None: a block is a parameter tensor.
+        block_size: Elements a block. None: a block is a parameter tensor.
         clip_factor: As `ORQ`.
         reply: As `ORQ`.
         error_feedback: As `ORQ`, and good for both variants.
@@ -129,7 +129,7 @@ class BinGrad(Quantizer):
 
     _own_arguments = (
         "variant",
-        "bucket_size",
+        "block_size",
         "clip_factor",
         "reply",
         "error_feedback",
@@ -140,7 +140,7 @@ class BinGrad(Quantizer):
         self,
         inner_optimizer,
         variant: str = "b",
-        bucket_size: int | None = 2048,
+        block_size: int | None = 2048,
         clip_factor: float | None = None,
         reply: str = "float32",
         error_feedback: bool = False,
@@ -150,7 +150,7 @@ class BinGrad(Quantizer):
         super().__init__(
             inner_optimizer,
             compressors.BinGrad(variant, table_dtype),
-            bucket_size,
+            block_size,
             reply,
             error_feedback,
             clip_factor,

@@ -6,7 +6,7 @@ import fnmatch
 
 import keras
 
-from tfgradcomp.seam import models
+from tfgradcomp.compat import models
 
 
 def compressed_positions(variables, exclude, min_size: int) -> list[int]:

@@ -17,7 +17,7 @@ class QSGD(Quantizer):
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         levels: s, odd: 3, 5, ..., 257.
-        bucket_size: Elements a block. None: a block is a parameter tensor.
+        block_size: Elements a block. None: a block is a parameter tensor.
         norm: `"max"`: the largest magnitude, or `"l2"`: the root of the sum of
             squares, which sends more zeros and has more variance.
         reply: `"float32"`, or `"requantize"`: the mean rounded to levels of its own.
@@ -40,13 +40,13 @@ class QSGD(Quantizer):
         Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
     """
 
-    _own_arguments = ("levels", "bucket_size", "norm", "reply", "error_feedback")
+    _own_arguments = ("levels", "block_size", "norm", "reply", "error_feedback")
 
     def __init__(
         self,
         inner_optimizer,
         levels: int = 9,
-        bucket_size: int | None = 2048,
+        block_size: int | None = 2048,
         norm: str = "max",
         reply: str = "float32",
         error_feedback: bool = False,
@@ -54,7 +54,7 @@ class QSGD(Quantizer):
     ):
         compressor = compressors.QSGD(levels, norm)
         super().__init__(
-            inner_optimizer, compressor, bucket_size, reply, error_feedback, **kwargs
+            inner_optimizer, compressor, block_size, reply, error_feedback, **kwargs
         )
         self.levels = levels
         self.norm = norm
@@ -70,7 +70,7 @@ class LinearQuantization(Quantizer):
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         levels: s, from 2 to 257.
-        bucket_size: Elements a block. None: a block is a parameter tensor.
+        block_size: Elements a block. None: a block is a parameter tensor.
         reply: As `ORQ`.
         error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
             error is larger than the gradient, what is owed grows.
@@ -93,7 +93,7 @@ class LinearQuantization(Quantizer):
 
     _own_arguments = (
         "levels",
-        "bucket_size",
+        "block_size",
         "reply",
         "error_feedback",
         "table_dtype",
@@ -103,7 +103,7 @@ class LinearQuantization(Quantizer):
         self,
         inner_optimizer,
         levels: int = 9,
-        bucket_size: int | None = 2048,
+        block_size: int | None = 2048,
         reply: str = "float32",
         error_feedback: bool = False,
         table_dtype: str = "float32",
@@ -111,7 +111,7 @@ class LinearQuantization(Quantizer):
     ):
         compressor = compressors.LinearQuantization(levels, table_dtype)
         super().__init__(
-            inner_optimizer, compressor, bucket_size, reply, error_feedback, **kwargs
+            inner_optimizer, compressor, block_size, reply, error_feedback, **kwargs
         )
         self.levels = levels
         self.table_dtype = table_dtype
@@ -126,7 +126,7 @@ class ScaledSign(Quantizer):
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        bucket_size: d, elements a block. None: a block is a parameter tensor.
+        block_size: d, elements a block. None: a block is a parameter tensor.
         reply: `"float32"`, or `"requantize"`: the scaled sign of the mean.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
             quantized reply the server does so, too.
@@ -145,17 +145,17 @@ class ScaledSign(Quantizer):
         Communication-Efficient Distributed Training, 2019, Eq. 13.
     """
 
-    _own_arguments = ("bucket_size", "reply", "error_feedback")
+    _own_arguments = ("block_size", "reply", "error_feedback")
 
     def __init__(
         self,
         inner_optimizer,
-        bucket_size: int | None = None,
+        block_size: int | None = None,
         reply: str = "float32",
         error_feedback: bool = False,
         **kwargs,
     ):
         compressor = compressors.ScaledSign()
         super().__init__(
-            inner_optimizer, compressor, bucket_size, reply, error_feedback, **kwargs
+            inner_optimizer, compressor, block_size, reply, error_feedback, **kwargs
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback
-from tfgradcomp.optimizers.arguments import check_choice, check_integer
+from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Mean, Recompress, Requantize
 
@@ -16,7 +16,7 @@ class Quantizer(CompressedOptimizer):
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         compressor: The quantizer, stateless.
-        bucket_size: Elements a block. None: a block is a parameter tensor.
+        block_size: Elements a block. None: a block is a parameter tensor.
         reply: `"float32"`, or `"requantize"`: the mean by the same quantizer.
         error_feedback: Whether what is lost is added to the next gradient, and to the
             next mean where the reply is quantized.
@@ -28,14 +28,14 @@ class Quantizer(CompressedOptimizer):
         self,
         inner_optimizer,
         compressor: Compressor,
-        bucket_size: int | None,
+        block_size: int | None,
         reply: str,
         error_feedback: bool,
         clip_factor: float | None = None,
         **kwargs,
     ):
-        if bucket_size is not None:
-            check_integer("bucket_size", bucket_size, 1)
+        if block_size is not None:
+            check_integer("block_size", block_size, 1)
         check_choice("reply", reply, REPLIES)
         check_choice("error_feedback", error_feedback, (False, True))
         server = Mean(compressor)
@@ -46,8 +46,8 @@ class Quantizer(CompressedOptimizer):
         if error_feedback:
             compressor = ErrorFeedback(compressor)
         super().__init__(
-            inner_optimizer, compressor, server, block_size=bucket_size, **kwargs
+            inner_optimizer, compressor, server, block_size=block_size, **kwargs
         )
-        self.bucket_size = bucket_size
+        self.block_size = block_size
         self.reply = reply
         self.error_feedback = error_feedback

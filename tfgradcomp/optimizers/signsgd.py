@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
-from tfgradcomp.optimizers.arguments import (
+from tfgradcomp.core.arguments import (
     check_choice,
     check_integer,
     refuse_inner_momentum,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfgradcomp.compressors import Clip, Ternary
-from tfgradcomp.optimizers.arguments import check_integer
+from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import CodeSum, Mean
 
@@ -22,7 +22,7 @@ class TernGrad(CompressedOptimizer):
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         clip_factor: c; None for no clipping, which costs accuracy.
-        bucket_size: Elements a block. None: a block is a parameter tensor.
+        block_size: Elements a block. None: a block is a parameter tensor.
         share_scaler: Whether s is the maximum over workers, which costs a small
             all-reduce. Else each worker has its own, and the reply is float32.
         **kwargs: As `CompressedOptimizer`: transport, exclude (`"last"` is the
@@ -43,25 +43,25 @@ class TernGrad(CompressedOptimizer):
         Communication in Distributed Deep Learning, 2017.
     """
 
-    _own_arguments = ("clip_factor", "bucket_size", "share_scaler")
+    _own_arguments = ("clip_factor", "block_size", "share_scaler")
 
     def __init__(
         self,
         inner_optimizer,
         clip_factor: float | None = 2.5,
-        bucket_size: int | None = None,
+        block_size: int | None = None,
         share_scaler: bool = True,
         **kwargs,
     ):
-        if bucket_size is not None:
-            check_integer("bucket_size", bucket_size, 1)
+        if block_size is not None:
+            check_integer("block_size", block_size, 1)
         compressor = Ternary(share_scaler)
         if clip_factor is not None:
             compressor = Clip(compressor, clip_factor)
         server = CodeSum(Ternary()) if share_scaler else Mean(compressor)
         super().__init__(
-            inner_optimizer, compressor, server, block_size=bucket_size, **kwargs
+            inner_optimizer, compressor, server, block_size=block_size, **kwargs
         )
         self.clip_factor = clip_factor
-        self.bucket_size = bucket_size
+        self.block_size = block_size
         self.share_scaler = share_scaler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfgradcomp import compressors
-from tfgradcomp.optimizers.arguments import check_integer
+from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import Mean
 

@@ -1,12 +1,11 @@
 """The server's half of each method."""
 
-from tfgradcomp.servers.base import Server
+from tfgradcomp.servers.base import Mean, Server, Shard, SumField
 from tfgradcomp.servers.code_sum import CodeSum
-from tfgradcomp.servers.fused import fused
 from tfgradcomp.servers.majority_vote import MajorityVote
-from tfgradcomp.servers.mean import Mean, SignOfMean
 from tfgradcomp.servers.recompress import Recompress
 from tfgradcomp.servers.requantize import Requantize
+from tfgradcomp.servers.sign_of_mean import SignOfMean
 
 __all__ = [
     "CodeSum",
@@ -15,6 +14,7 @@ __all__ = [
     "Recompress",
     "Requantize",
     "Server",
+    "Shard",
     "SignOfMean",
-    "fused",
+    "SumField",
 ]

@@ -1,13 +1,15 @@
-"""What a server is: the half of a method that combines the workers' payloads."""
+"""The contract of a server, the half of a method that combines payloads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
-from tfgradcomp.compressors.base import Component, Context, Field, Layout, State
+from tfgradcomp.compressors import Compressor, Identity
+from tfgradcomp.core import Component, Context, Field, Layout, State
 from tfgradcomp.ops.block_sums import Part
 
 
@@ -34,12 +36,28 @@ class Shard(NamedTuple):
         return self.end - self.begin
 
 
+class SumField(NamedTuple):
+    """The field of a payload that workers may add up on its way.
+
+    Attributes:
+        name: Name of the field.
+        field: What its sum over all workers is: codes in a larger base, or numbers.
+    """
+
+    name: str
+    field: Field
+
+
 @dataclass(frozen=True)
 class Server(Component):
     """The server's half of a method: pure functions, in the manner of `Compressor`.
 
     Wherever a transport puts it, it computes the same reply from the same payloads.
+    A subclass declares its reply (`reply_fields`), writes it (`combine`), reads it
+    (`decompress`) and names its `uncompressed` form. All else has a default.
     """
+
+    registered_package: ClassVar[str] = "tfgradcomp.servers"
 
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
         """Declares what a reply is made of: the only statement of its size."""
@@ -86,8 +104,8 @@ class Server(Component):
 
     # The same in shards, each served by itself.
 
-    def unit(self, layout: Layout) -> int | None:
-        """Returns the number of elements between which shards may be cut.
+    def shard_alignment(self, layout: Layout) -> int | None:
+        """Returns the number of elements of which every shard must be a multiple.
 
         1 where the reply to an element depends on what was sent for it and its block;
         None where it depends on the whole vector.
@@ -102,7 +120,7 @@ class Server(Component):
         """As `combine`: the shard's reply to the shards of payloads, the new state."""
         return self.combine(payloads, state, shard.layout, context)
 
-    def reply_of(self, parts: dict[str, tf.Tensor], layout: Layout):
+    def whole_reply(self, parts: dict[str, tf.Tensor], layout: Layout):
         """Returns the reply for the whole vector.
 
         Args:
@@ -112,7 +130,11 @@ class Server(Component):
         """
         return parts
 
-    def settle(
+    def deferred_reply(self, layout: Layout, num_workers: int) -> dict[str, Field]:
+        """Declares what of the whole reply `finish_shard` needs; nothing by default."""
+        return {}
+
+    def finish_shard(
         self, payloads, part, reply, state: State, shard: Shard, context: Context
     ) -> State:
         """Returns the state of the shard once the whole reply is known.
@@ -127,31 +149,75 @@ class Server(Component):
         """
         return state
 
-    # Codes that are added up on their way.
+    # Payloads that are added up on their way.
 
-    def sum_base(self, layout: Layout, num_workers: int) -> int | None:
-        """Returns the base of the sums of all workers' codes.
+    def sum_field(self, layout: Layout, num_workers: int) -> SumField | None:
+        """Returns the field whose sum over the workers is all that the server needs.
 
-        None where the server needs more of the payloads than the sum of their codes.
+        The other fields of a payload must then be the same on all workers. None where
+        the server needs more of the payloads than a sum.
         """
         return None
 
     def update_of_sum(
-        self, words, payload, state: State, layout: Layout, context: Context
+        self, total, payload, state: State, layout: Layout, context: Context
     ):
-        """As `update`, of codes that were added up already.
+        """Returns what `update` does, of payloads that were added up already.
 
         Args:
-            words: The sums of the field `codes` over workers, in base `sum_base`.
-            payload: The other fields, the same on all workers.
+            total: What `sum_field` declares: int32 words of the sums of codes; or the
+                mean of numbers.
+            payload: This worker's other fields, the same on all workers.
             state: As in `combine`.
             layout: The blocks of the flat vector.
             context: The step.
         """
         raise NotImplementedError
 
+    # Other forms of the same rule.
+
     def uncompressed(self) -> Server:
         """Returns the same rule for float32 payloads, for what is not compressed."""
-        from tfgradcomp.servers.mean import Mean
-
         return Mean()
+
+    def fused(self) -> Server:
+        """Returns a server that does the same in fewer passes over memory.
+
+        Called by `Method.fused`, the only place that decides about it.
+        """
+        return self
+
+
+@dataclass(frozen=True)
+class Mean(Server):
+    r"""Replies \( \frac{1}{N} \sum_i \Delta^{(i)} \), summed in the order of ranks.
+
+    Attributes:
+        compressor: The workers' compressor; its payloads are decoded by it.
+    """
+
+    compressor: Compressor = Identity()
+
+    @override
+    def reply_fields(self, layout, num_workers):
+        return {"values": Field(layout.size, per="element")}
+
+    @override
+    def combine(self, payloads, state, layout, context):
+        return {"values": self.compressor.mean(payloads, layout)}, state
+
+    @override
+    def decompress(self, reply, layout, num_workers):
+        return reply["values"]
+
+    @override
+    def sum_field(self, layout, num_workers):
+        fields = self.compressor.fields(layout)
+        ((name, field), *others) = fields.items()
+        is_numbers = field.base is None and not field.variable_length
+        return SumField(name, field) if is_numbers and not others else None
+
+    @override
+    def update_of_sum(self, total, payload, state, layout, context):
+        (name,) = self.compressor.fields(layout)
+        return self.update({name: total[tf.newaxis]}, state, layout, context)

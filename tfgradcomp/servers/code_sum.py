@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.levels import EvenLevels
-from tfgradcomp.servers.base import Server
-from tfgradcomp.servers.mean import Mean, SignOfMean
+from tfgradcomp.compressors.uniform_levels import UniformLevels
+from tfgradcomp.servers.base import Mean, Server, SumField
+from tfgradcomp.servers.sign_of_mean import SignOfMean
 
 
 @dataclass(frozen=True)
@@ -26,24 +27,24 @@ class CodeSum(Server):
         Wen et al., TernGrad, 2017, Section 3.3.
     """
 
-    compressor: EvenLevels
+    compressor: UniformLevels
 
+    @override
     def reply_fields(self, layout, num_workers):
-        """See `Server.reply_fields`."""
         fields = dict(self.compressor.fields(layout))
         codes = fields["codes"]
         levels = num_workers * (codes.base - 1) + 1
         return {**fields, "codes": codes._replace(base=levels)}
 
+    @override
     def combine(self, payloads, state, layout, context):
-        """See `Server.combine`."""
         reply = {name: stacked[0] for name, stacked in payloads.items()}
         base = self.compressor.fields(layout)["codes"].base
         reply["codes"] = ops.sum_codes(payloads["codes"], base, layout.size)
         return reply, state
 
+    @override
     def update(self, payloads, state, layout, context):
-        """See `Server.update`."""
         base = self.compressor.fields(layout)["codes"].base
         first = {name: stacked[0] for name, stacked in payloads.items()}
         vector = self.compressor.mean_of_codes(
@@ -51,22 +52,22 @@ class CodeSum(Server):
         )
         return vector, state
 
+    @override
     def decompress(self, reply, layout, num_workers):
-        """See `Server.decompress`."""
         base = self.reply_fields(layout, num_workers)["codes"].base
         return self.compressor.mean_of_codes(
             reply["codes"][tf.newaxis], base, num_workers, reply, layout
         )
 
-    def sum_base(self, layout, num_workers):
-        """See `Server.sum_base`."""
-        return self.reply_fields(layout, num_workers)["codes"].base
+    @override
+    def sum_field(self, layout, num_workers):
+        return SumField("codes", self.reply_fields(layout, num_workers)["codes"])
 
-    def update_of_sum(self, words, payload, state, layout, context):
-        """See `Server.update_of_sum`."""
-        reply = {**payload, "codes": words}
+    @override
+    def update_of_sum(self, total, payload, state, layout, context):
+        reply = {**payload, "codes": total}
         return self.decompress(reply, layout, context.num_workers), state
 
+    @override
     def uncompressed(self):
-        """See `Server.uncompressed`."""
         return Mean() if self.compressor.is_scaled else SignOfMean()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Field
 from tfgradcomp.compressors.sign import Sign
-from tfgradcomp.servers.base import Server
-from tfgradcomp.servers.mean import SignOfMean
+from tfgradcomp.core import Field
+from tfgradcomp.servers.base import Server, SumField
+from tfgradcomp.servers.sign_of_mean import SignOfMean
 
 TIES = ("zero", "random")
 
@@ -54,13 +55,13 @@ class MajorityVote(Server):
             return context.random_stream(2, shared=True)
         return None
 
+    @override
     def reply_fields(self, layout, num_workers):
-        """See `Server.reply_fields`."""
         base = 3 if self._has_zero(num_workers) else 2
         return {"votes": Field(layout.size, base, per="element")}
 
+    @override
     def combine(self, payloads, state, layout, context):
-        """See `Server.combine`."""
         num_workers = payloads["codes"].shape[0]
         votes = ops.majority_vote(
             payloads["codes"],
@@ -72,8 +73,8 @@ class MajorityVote(Server):
         )
         return {"votes": votes}, state
 
+    @override
     def decompress(self, reply, layout, num_workers):
-        """See `Server.decompress`."""
         base = self.reply_fields(layout, num_workers)["votes"].base
         return ops.sum_levels(
             reply["votes"][tf.newaxis],
@@ -85,18 +86,20 @@ class MajorityVote(Server):
             sizes=layout.sizes,
         )
 
-    def sum_base(self, layout, num_workers):
-        """See `Server.sum_base`."""
-        return num_workers * (self.compressor.fields(layout)["codes"].base - 1) + 1
+    @override
+    def sum_field(self, layout, num_workers):
+        codes = self.compressor.fields(layout)["codes"]
+        base = num_workers * (codes.base - 1) + 1
+        return SumField("codes", codes._replace(base=base))
 
-    def update_of_sum(self, words, payload, state, layout, context):
-        """See `Server.update_of_sum`."""
+    @override
+    def update_of_sum(self, total, payload, state, layout, context):
         num_workers = context.num_workers
         net = ops.sum_levels(
-            words[tf.newaxis],
+            total[tf.newaxis],
             tf.ones([layout.num_blocks]),
             layout.row_splits,
-            self.sum_base(layout, num_workers),
+            self.sum_field(layout, num_workers).field.base,
             step=self.compressor.step,
             zero=num_workers,
         )
@@ -107,6 +110,6 @@ class MajorityVote(Server):
             votes = tf.where(tf.equal(net, 0), tf.cast(coins, tf.float32) - 1, votes)
         return tf.where(tf.abs(net) < self.quorum, 0.0, votes), state
 
+    @override
     def uncompressed(self):
-        """See `Server.uncompressed`."""
         return SignOfMean()

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tensorflow as tf
+from typing_extensions import override
 
+from tfgradcomp import ops
+from tfgradcomp.compressors import ScaledSign
+from tfgradcomp.core import Field
 from tfgradcomp.servers.requantize import Requantize
 
 
@@ -25,15 +29,91 @@ class Recompress(Requantize):
         Error-Feedback, 2019, Algorithm 2.
     """
 
+    @override
     def init(self, layout):
-        """See `Server.init`."""
         return {"residual": tf.zeros([layout.size])}
 
+    @override
     def combine(self, payloads, state, layout, context):
-        """See `Server.combine`."""
         residual = state["residual"]
         p = self.compressor.mean(payloads, layout)
         p += context.learning_rate_ratio * residual
-        reply, _ = self.compressor.compress(p, (), layout, context.at_server())
+        reply = self.compressor.compress(p, (), layout, context.at_server()).payload
         left = p - self.compressor.decompress(reply, layout)
         return reply, {"residual": context.if_moving(left, residual)}
+
+    @override
+    def fused(self):
+        return (
+            RecompressSigns(self.compressor)
+            if self.compressor == ScaledSign()
+            else self
+        )
+
+
+class RecompressSigns(Recompress):
+    """`Recompress(ScaledSign())` in one pass over memory.
+
+    Shards may cut a block: signs need no scale, and the residual waits for it.
+    """
+
+    @override
+    def shard_alignment(self, layout):
+        return 1
+
+    @override
+    def shard_fields(self, shard, num_workers):
+        codes = super().shard_fields(shard, num_workers)["codes"]
+        sums = Field(len(shard.parts), dtype="float64", per="sum")
+        return {"codes": codes, "sums": sums}
+
+    @override
+    def combine_shard(self, payloads, state, shard, context):
+        cuts = (*(part.begin - shard.begin for part in shard.parts), shard.size)
+        blocks = [part.block - shard.first_block for part in shard.parts]
+        codes, sums = ops.mean_sign_sums(
+            payloads["codes"],
+            tf.gather(payloads["scale"], tf.constant(blocks, tf.int32), axis=1),
+            state["residual"],
+            context.learning_rate_ratio,
+            cuts,
+        )
+        return {"codes": codes, "sums": sums}, state
+
+    @override
+    def deferred_reply(self, layout, num_workers):
+        return {"scale": self.reply_fields(layout, num_workers)["scale"]}
+
+    @override
+    def whole_reply(self, parts, layout):
+        return {
+            "codes": parts["codes"],
+            "scale": ops.mean_of_sums(parts["sums"], layout.row_splits),
+        }
+
+    @override
+    def finish_shard(self, payloads, part, reply, state, shard, context):
+        after = shard.first_block + shard.layout.num_blocks
+        residual = ops.mean_sign_residual(
+            payloads["codes"],
+            payloads["scale"],
+            state["residual"],
+            context.learning_rate_ratio,
+            context.learning_rate > 0,
+            part["codes"],
+            reply["scale"][shard.first_block : after],
+            shard.layout.row_splits,
+        )
+        return {"residual": residual}
+
+    @override
+    def combine(self, payloads, state, layout, context):
+        codes, scale, residual = ops.mean_sign_error_feedback(
+            payloads["codes"],
+            payloads["scale"],
+            state["residual"],
+            context.learning_rate_ratio,
+            context.learning_rate > 0,
+            layout.row_splits,
+        )
+        return {"codes": codes, "scale": scale}, {"residual": residual}

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
-from tfgradcomp.compressors.base import Compressor, Layout
+from tfgradcomp.compressors import Compressor
+from tfgradcomp.core import Layout
 from tfgradcomp.servers.base import Server
 
 
@@ -36,28 +38,30 @@ class Requantize(Server):
                 f"Received: compressor={self.compressor}"
             )
 
+    @override
     def reply_fields(self, layout, num_workers):
-        """See `Server.reply_fields`."""
         return self.compressor.fields(layout)
 
     @property
+    @override
     def is_blockwise(self):
-        """See `Server.is_blockwise`."""
         return self.compressor.is_blockwise
 
-    def unit(self, layout):
-        """See `Server.unit`."""
+    @override
+    def shard_alignment(self, layout):
         # A block must be whole where it is compressed.
         widths = {*np.diff(layout.row_splits)[:-1].tolist()}
         if len(widths) > 1 or not self.is_blockwise:
             return None
         return widths.pop() if widths else max(1, layout.size)
 
+    @override
     def combine(self, payloads, state, layout, context):
-        """See `Server.combine`."""
         mean = self.compressor.mean(payloads, layout)
-        return self.compressor.compress(mean, state, layout, context.at_server())
+        context = context.at_server()
+        reply, state, _ = self.compressor.compress(mean, state, layout, context)
+        return reply, state
 
+    @override
     def decompress(self, reply, layout, num_workers):
-        """See `Server.decompress`."""
         return self.compressor.decompress(reply, layout)

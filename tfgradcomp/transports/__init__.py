@@ -3,15 +3,15 @@
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce
 from tfgradcomp.transports.base import Transport, Words
-from tfgradcomp.transports.choose import NAMES, Costs, Line, candidates, carriers
-from tfgradcomp.transports.collectives import Collectives
-from tfgradcomp.transports.loopback import DirectExchange, Loopback
-from tfgradcomp.transports.parameter_server import (
-    Meeting,
+from tfgradcomp.transports.auto import NAMES, Costs, Line, candidates, carriers
+from tfgradcomp.collectives.base import Collectives
+from tfgradcomp.collectives.loopback import DirectExchange, Loopback
+from tfgradcomp.parameter_server.transport import (
+    Rendezvous,
     ParameterServer,
     ServerCollectives,
 )
-from tfgradcomp.transports.push_pull import Log, LogCollectives, PushPull
+from tfgradcomp.parameter_server.push_log import Log, LogCollectives, PushPull
 from tfgradcomp.transports.sharded import Sharded
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "Log",
     "LogCollectives",
     "Loopback",
-    "Meeting",
+    "Rendezvous",
     "ParameterServer",
     "PushPull",
     "ServerCollectives",

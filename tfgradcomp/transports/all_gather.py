@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.transports.base import Call, Outcome, Transport
-from tfgradcomp.transports.collectives import padded_size
-from tfgradcomp.wire import words as wire
+from tfgradcomp.collectives.base import padded_size
+from tfgradcomp.transports import messages
 
 
 class AllGather(Transport):
@@ -18,15 +19,15 @@ class AllGather(Transport):
     the same update.
     """
 
+    @override
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
     ):
-        """See `Transport.exchange`."""
         fields = compressor.fields(layout)
-        words = wire.pack(payload, fields)
+        words = messages.pack(payload, fields)
         varying = 0
-        if wire.varies(fields):
-            fixed = wire.fixed_words(fields)
+        if messages.varies(fields):
+            fixed = messages.fixed_words(fields)
             rest = words[fixed:]
             # What is joined to something that varies has lost its size in a graph.
             words = tf.concat(
@@ -36,19 +37,19 @@ class AllGather(Transport):
             tf.concat([status[tf.newaxis], words], 0), site
         )
         statuses, rows = messages[:, 0], messages[:, 1:]
-        if wire.varies(fields):
+        if messages.varies(fields):
             varying = tf.size(rest)
             if self.collectives.num_workers > 1:
                 varying = padded_size(tf.reduce_max(rows[:, 0]))
-                rest = wire.padded(rest, varying)
+                rest = messages.padded(rest, varying)
             rest = self.collectives.gather(rest, f"{site}/varying")
             rows = tf.concat([rows[:, 1:], rest], 1)
-        payloads = wire.unpack(rows, fields)
+        payloads = messages.unpack(rows, fields)
         update, server_state = server.update(payloads, server_state, layout, context)
         return Outcome(update, server_state, statuses, varying)
 
+    @override
     def calls(self, compressor, server, layout):
-        """See `Transport.calls`."""
         fields = compressor.fields(layout)
-        sizes = 1 if wire.varies(fields) else 0
-        return [Call("gather", 1 + sizes + wire.fixed_words(fields))]
+        sizes = 1 if messages.varies(fields) else 0
+        return [Call("gather", 1 + sizes + messages.fixed_words(fields))]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.servers.mean import Mean
 from tfgradcomp.transports.base import Call, Outcome, Transport
-from tfgradcomp.wire import words as wire
+from tfgradcomp.transports import messages
 
 # A status travels as digits that even an 8-bit mantissa holds exactly.
 _DIGITS, _BASE = 3, 256
@@ -31,10 +32,10 @@ class AllReduce(Transport):
         numbers = [f.base is None and not f.varies for f in fields.values()]
         return isinstance(server, Mean) and numbers == [True]
 
+    @override
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
     ):
-        """See `Transport.exchange`."""
         if server.sum_base(layout, context.num_workers) is None:
             return self._exchange_numbers(
                 payload, server, server_state, layout, context, status, site
@@ -72,18 +73,18 @@ class AllReduce(Transport):
         update, server_state = server.update(mean, server_state, layout, context)
         return Outcome(update, server_state, statuses)
 
+    @override
     def reply_fields(self, compressor, server, layout, num_workers):
-        """See `Transport.reply_fields`."""
         return {"sum": _summed(compressor, server, layout, num_workers)}
 
+    @override
     def calls(self, compressor, server, layout):
-        """See `Transport.calls`."""
         num_workers = self.collectives.num_workers
         field = _summed(compressor, server, layout, num_workers)
         if field.base is not None:
-            return [Call("sum", num_workers + wire.words_in(field))]
+            return [Call("sum", num_workers + messages.words_in(field))]
         slots = num_workers * _DIGITS
-        return [Call("sum", wire.words_in(field._replace(count=field.count + slots)))]
+        return [Call("sum", messages.words_in(field._replace(count=field.count + slots)))]
 
 
 def _summed(compressor, server, layout, num_workers):

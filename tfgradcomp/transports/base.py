@@ -7,9 +7,9 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
-from tfgradcomp.ops import Parts
+from tfgradcomp.ops import SplitVector
 from tfgradcomp.servers.base import Server
-from tfgradcomp.transports.collectives import Collectives
+from tfgradcomp.collectives.base import Collectives
 
 
 class Words(NamedTuple):
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
             those that `Transport.calls` declares.
     """
 
-    update: tf.Tensor | Parts
+    update: tf.Tensor | SplitVector
     server_state: State
     statuses: tf.Tensor
     varying_words: tf.Tensor | int = 0

@@ -7,13 +7,14 @@ import itertools
 import math
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.compressors.base import Compressor, Field, Layout
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers.base import Server, Shard
 from tfgradcomp.transports.base import Call, Outcome, Transport
-from tfgradcomp.wire import words as wire
+from tfgradcomp.transports import messages
 
 
 class Sharded(Transport):
@@ -30,26 +31,26 @@ class Sharded(Transport):
         fields = compressor.fields(layout).values()
         return server.unit(layout) is not None and all(f.per for f in fields)
 
+    @override
     def init_server(self, compressor, server, layout):
-        """See `Transport.init_server`."""
         shards = _shards(compressor, server, layout, self.collectives.num_workers)
         return server.init(Layout.from_sizes([shards.width]))
 
+    @override
     def held(self, rank, compressor, server, layout):
-        """See `Transport.held`."""
         num_workers = self.collectives.num_workers
         shard = _shards(compressor, server, layout, num_workers)[rank]
         return range(shard.begin, shard.end)
 
+    @override
     def exchange(
         self, payload, compressor, server, server_state, layout, context, status, site
     ):
-        """See `Transport.exchange`."""
         num_workers = self.collectives.num_workers
         shards = _shards(compressor, server, layout, num_workers)
         shard = shards[self.collectives.rank]
 
-        rows = wire.pack(shards.cut(payload), shards.payload_fields)
+        rows = messages.pack(shards.cut(payload), shards.payload_fields)
         rows = tf.concat([tf.fill([num_workers, 1], status), rows], 1)
         rows = self.collectives.all_to_all(rows, site)
         payloads = shards.held(rows[:, 1:], compressor.fields(shard.layout))
@@ -66,14 +67,14 @@ class Sharded(Transport):
         update = server.decompress(reply, layout, num_workers)
         return Outcome(update, state, rows[:, 0])
 
+    @override
     def calls(self, compressor, server, layout):
-        """See `Transport.calls`."""
         num_workers = self.collectives.num_workers
         shards = _shards(compressor, server, layout, num_workers)
-        row = 1 + wire.message_words(shards.payload_fields)
+        row = 1 + messages.message_words(shards.payload_fields)
         return [
             Call("all_to_all", num_workers * row),
-            Call("gather", wire.message_words(shards.reply_fields)),
+            Call("gather", messages.message_words(shards.reply_fields)),
         ]
 
 
@@ -131,7 +132,7 @@ class Shards:
 
     def held(self, rows: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
         """Returns the fields of the own shard, of what all workers sent."""
-        payloads = wire.unpack(rows, self.payload_fields)
+        payloads = messages.unpack(rows, self.payload_fields)
         return {
             name: payloads[name][:, : _length(field)] for name, field in fields.items()
         }
@@ -140,18 +141,18 @@ class Shards:
         """Returns the words of the own shard's reply."""
         fields = self.reply_fields
         padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
-        return wire.pack(padded, fields)
+        return messages.pack(padded, fields)
 
     def part_of(
         self, message: tf.Tensor, fields: dict[str, Field]
     ) -> dict[str, tf.Tensor]:
         """Returns the fields of a shard's reply, of the words of `message`."""
-        part = wire.unpack(message, self.reply_fields)
+        part = messages.unpack(message, self.reply_fields)
         return {name: part[name][: _length(field)] for name, field in fields.items()}
 
     def join(self, messages: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the fields of the whole vector, of the replies of all shards."""
-        parts = wire.unpack(messages, self.reply_fields)
+        parts = messages.unpack(messages, self.reply_fields)
         return {
             name: self._whole(parts[name], field)
             for name, field in self.reply_fields.items()

@@ -1,7 +1,7 @@
 """The operations in pure TensorFlow: what the native ones must equal, bit for bit.
 
 They run wherever TensorFlow does, inside XLA too. Vectors are flat; a gradient x may be
-`Parts` of one. Blocks are given by `row_splits`: block b is the range
+`SplitVector` of one. Blocks are given by `row_splits`: block b is the range
 `[row_splits[b], row_splits[b + 1])`, none is empty.
 A random `stream` is int64 `[key, high, first]`: word j is lane j mod 4 of the
 Philox-4x32-10 block whose key is `key` and whose counter has the low 64 bits

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference.blocks import spread
 from tfgradcomp.ops.reference.vectors import in_parts
 from tfgradcomp.ops.word_format import digits_per_word, words_for
@@ -54,7 +54,7 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
 
 
 def pack_ternary(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     limit: tf.Tensor,
     scale: tf.Tensor,
     row_splits: Sequence[int],
@@ -121,7 +121,7 @@ def sum_levels(
     step: int,
     zero: int,
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
 
     Args:
@@ -134,7 +134,7 @@ def sum_levels(
         sizes: Elements of each of the parts that are returned, or None for no parts.
 
     Returns:
-        float32 `[count]`, or `Parts` of it, flat tensors.
+        float32 `[count]`, or `SplitVector` of it, flat tensors.
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
     levels = tf.cast(step * total - zero, tf.float32)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference.blocks import block_of, reduce_blocks, spread
 from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
 from tfgradcomp.ops.reference.vectors import SIGN, add, divide, exponent, in_parts
 
 
 def find_levels(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     row_splits: Sequence[int],
     rule: str,
     count: int,
@@ -76,7 +76,7 @@ def find_levels(
 
 
 def pack_levels(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     levels: tf.Tensor,
     row_splits: Sequence[int],
     stream: tf.Tensor | None = None,
@@ -115,7 +115,7 @@ def mean_of_levels(
     levels: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """Returns the mean of N vectors of levels, added in the order of workers.
 
     Args:
@@ -125,7 +125,7 @@ def mean_of_levels(
         sizes: As in `sum_levels`.
 
     Returns:
-        float32 `[size]`, or `Parts` of it.
+        float32 `[size]`, or `SplitVector` of it.
     """
     count = levels.shape[-1]
     total = None

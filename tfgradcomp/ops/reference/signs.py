@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference.blocks import mean_magnitude, spread, sum_of_magnitudes
 from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
 from tfgradcomp.ops.reference.vectors import add, count_nonfinite, divide, in_parts
 
 
-def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tensor:
+def pack_signs(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None) -> tf.Tensor:
     """Packs the signs of float32 `[count]` into base-2 words, code 1 for plus.
 
     Args:
@@ -23,7 +23,7 @@ def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tens
     return pack_signs_checked(x, stream)[0]
 
 
-def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
+def pack_signs_checked(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None):
     """Packs signs as `pack_signs` does.
 
     Returns:
@@ -41,7 +41,7 @@ def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
 
 
 def pack_momentum_signs(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     momentum: tf.Tensor,
     beta: float,
     warming_up: tf.Tensor | bool,
@@ -71,7 +71,7 @@ def mean_of_signs(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """Returns the mean of N vectors of scaled signs, added in the order of workers.
 
     Args:
@@ -81,7 +81,7 @@ def mean_of_signs(
         sizes: As in `sum_levels`.
 
     Returns:
-        float32 `[count]`, or `Parts` of it.
+        float32 `[count]`, or `SplitVector` of it.
     """
     total = None
     for signs, s in zip(tf.unstack(words), tf.unstack(scale), strict=True):
@@ -128,7 +128,7 @@ def majority_vote(
 
 
 def sign_error_feedback(
-    x: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
     momentum: tf.Tensor | None,
     residual: tf.Tensor,
     mu: float,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference.blocks import reduce_blocks, spread
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
@@ -29,15 +29,15 @@ from tfgradcomp.ops.reference.vectors import (
     in_parts,
 )
 from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING
-from tfgradcomp.seam.xla import in_xla
+from tfgradcomp.compat.xla import in_xla
 
 _NORMAL, _INFINITE = 0x00800000, 0x7F800000  # Bits of the least number of each kind.
 _MOST = 7  # The largest d.
 
 
 def pack_unambiguous(
-    x: tf.Tensor | Parts,
-    moments: tf.Tensor | Parts,
+    x: tf.Tensor | SplitVector,
+    moments: tf.Tensor | SplitVector,
     residual: tf.Tensor,
     variance: tf.Tensor,
     alpha: float,
@@ -83,8 +83,8 @@ def pack_unambiguous(
 
 
 def pack_over_threshold(
-    x: tf.Tensor | Parts,
-    moments: tf.Tensor | Parts | None,
+    x: tf.Tensor | SplitVector,
+    moments: tf.Tensor | SplitVector | None,
     residual: tf.Tensor,
     variance: tf.Tensor | None,
     threshold: float,
@@ -134,7 +134,7 @@ def mean_of_sparse(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | Parts:
+) -> tf.Tensor | SplitVector:
     """Returns the mean of N sparse vectors, added in the order of workers.
 
     Args:
@@ -144,7 +144,7 @@ def mean_of_sparse(
         sizes: As in `sum_levels`.
 
     Returns:
-        float32 `[count]`, 0 where no worker sent an element, or `Parts` of it.
+        float32 `[count]`, 0 where no worker sent an element, or `SplitVector` of it.
     """
     size, num_workers = row_splits[-1], words.shape[0]
     splits = tf.constant(row_splits[1:], tf.int32)
@@ -163,7 +163,7 @@ def mean_of_sparse(
     return in_parts(divide(total[:size], num_workers), sizes)
 
 
-def _accumulate(gathered: tf.Tensor, x: tf.Tensor | Parts) -> tf.Tensor:
+def _accumulate(gathered: tf.Tensor, x: tf.Tensor | SplitVector) -> tf.Tensor:
     """Adds what is new to what an element has gathered."""
     size = gathered.shape[0]
     if size >= 1 << INDEX_BITS:

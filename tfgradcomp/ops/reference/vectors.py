@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.ops.parts import Parts
+from tfgradcomp.core.split_vector import SplitVector
 
 SIGN = -(2**31)  # The sign's bit.
 
@@ -27,9 +27,9 @@ def exponent(magnitude: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.right_shift(magnitude, 23)
 
 
-def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> tf.Tensor | Parts:
-    """Cuts a vector into `Parts` of the given sizes; None: it stays whole."""
-    return values if sizes is None else Parts(tf.split(values, sizes))
+def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> tf.Tensor | SplitVector:
+    """Cuts a vector into `SplitVector` of the given sizes; None: it stays whole."""
+    return values if sizes is None else SplitVector(tf.split(values, sizes))
 
 
 def count_nonfinite(x: tf.Tensor) -> tf.Tensor:

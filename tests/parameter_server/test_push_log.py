@@ -1,0 +1,140 @@
+"""Pushes in a known order, on workers and servers of one process."""
+
+import threading
+import uuid
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tfgradcomp.parameter_server.asynchronous import asynchronous
+from tfgradcomp.parameter_server.remote_worker import RemoteWorker
+from tfgradcomp.transports import Log, LogCollectives, PushPull
+
+SIZE = 4096
+
+
+@pytest.fixture(params=[1, 2])
+def log(request):
+    """A log of two workers, on one server and on two."""
+    return Log(uuid.uuid4().hex, ["CPU:0"] * request.param, 2, {})
+
+
+def make_model(optimizer):
+    """A model whose gradient is the input."""
+    model = keras.Sequential(
+        [
+            keras.Input((SIZE,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+        ]
+    )
+    model.compile(optimizer, loss=lambda y_true, y_pred: y_pred)
+    return model
+
+
+def dataset(gradients):
+    x = np.array(gradients, np.float32)[:, np.newaxis]
+    return tf.data.Dataset.from_tensor_slices((x, np.zeros([len(x), 1, 1]))).repeat()
+
+
+def make_worker(log, rank, gradients, kind=tfgradcomp.TernGrad, rate=1.0, **arguments):
+    """A worker whose gradients are the rows given."""
+    optimizer = asynchronous(kind)(keras.optimizers.SGD(rate), **arguments)
+    optimizer.transport = PushPull(LogCollectives(log, rank))
+    worker = RemoteWorker("CPU:0", make_model(optimizer))
+    worker.open(lambda context: dataset(gradients), 2, rank)
+    worker.join(log, rank)
+    return worker
+
+
+def weights(model):
+    return model.get_weights()[0][:, 0].copy()
+
+
+def started(log):
+    """Threads that serve."""
+    threads = [
+        threading.Thread(target=function, daemon=True)
+        for server in range(len(log.devices))
+        for function in log.serve(server).values()
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def finish(log, threads, workers):
+    """Ends the log, and lets all apply what is left of it."""
+    log.stop()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    log.end()
+    for worker in workers:
+        worker.drain()
+    log.free()
+
+
+def test_scales_are_those_last_seen_and_all_apply_the_same_log(log):
+    sign = np.where(np.random.default_rng(0).random(SIZE) < 0.5, -1, 1)
+    first = make_worker(log, 0, [1.0 * sign, 0.5 * sign, 0.25 * sign], clip_factor=None)
+    second = make_worker(log, 1, [3.0 * sign, 0.125 * sign], clip_factor=None)
+    threads = started(log)
+
+    def push(worker):
+        before = weights(worker.model)
+        worker.run(1)
+        return -(weights(worker.model) - before) * sign
+
+    # Who has seen no scale of the other uses its own: codes without chance.
+    np.testing.assert_array_equal(push(first), 1.0)
+    np.testing.assert_array_equal(push(second), 1.0 + 3.0)
+    np.testing.assert_array_equal(push(first), 3.0 + 0.5)
+    # The first worker has seen 3, the second one 1.
+    third = push(first)
+    assert {*third} == {0.0, 3.0}
+    fourth = push(second) - (0.5 + third)
+    assert {*fourth} == {0.0, 1.0}
+    # The larger scale leaves the mean as it is.
+    for sent, mean, scale in ((third, 0.25, 3.0), (fourth, 0.125, 1.0)):
+        deviation = np.sqrt(mean * (scale - mean) / SIZE)
+        assert abs(sent.mean() - mean) < 4 * deviation
+
+    finish(log, threads, (first, second))
+    total = 1.0 + 3.0 + 0.5 + third + fourth
+    for worker, stale in ((first, 0 + 1 + 0), (second, 1 + 2)):
+        np.testing.assert_array_equal(weights(worker.model), -sign * total)
+        assert int(worker.optimizer.staleness.numpy()) == stale
+        assert int(worker.optimizer.iterations.numpy()) == 5
+
+
+METHODS = {
+    "TernGrad": (tfgradcomp.TernGrad, {}),
+    "SignSGD": (tfgradcomp.SignSGD, {}),
+    "Signum": (tfgradcomp.Signum, {}),
+    "DistEFBlockSGDM": (
+        tfgradcomp.DistEFBlockSGDM,
+        {"momentum": 0.9, "weight_decay": 0.01, "block_size": 512},
+    ),
+    "ORQ": (tfgradcomp.ORQ, {"block_size": 512}),
+    "QSGD": (tfgradcomp.QSGD, {"block_size": 512, "reply": "requantize"}),
+    "BinGrad": (tfgradcomp.BinGrad, {"error_feedback": True}),
+}
+
+
+@pytest.mark.parametrize(("kind", "arguments"), METHODS.values(), ids=METHODS)
+def test_who_alone_pushes_trains_as_one_worker(log, kind, arguments):
+    gradients = np.random.default_rng(0).normal(size=(3, SIZE))
+    alone = make_model(kind(keras.optimizers.SGD(0.01), **arguments))
+    alone.fit(dataset(gradients), steps_per_epoch=3, verbose=0, shuffle=False)
+    pair = [make_worker(log, k, gradients, kind, 0.01, **arguments) for k in (0, 1)]
+    threads = started(log)
+    pair[0].run(3)
+    finish(log, threads, pair)
+    expected = weights(alone)
+    assert np.count_nonzero(expected) > SIZE / 2
+    for worker in pair:
+        np.testing.assert_array_equal(weights(worker.model), expected)
+        assert int(worker.optimizer.iterations.numpy()) == 3

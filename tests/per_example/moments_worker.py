@@ -1,0 +1,114 @@
+"""One worker: fits with second moments and reports its own moments.
+
+Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgradcomp
+from tests.cluster import report, strategy_and_rank
+from tfgradcomp.per_example.second_moments import enable_second_moments
+
+FOLDER = sys.argv[1]
+STRATEGY, RANK = strategy_and_rank()
+MANNERS = {
+    "several_steps": {"steps_per_execution": 2},
+    "mixed": {"policy": "mixed_float16"},
+}
+tfgradcomp.enable_multi_worker_fit()
+enable_second_moments()
+
+
+class Keep(keras.optimizers.SGD):
+    """SGD that stores each worker's moments."""
+
+    needs_second_moments = True
+
+    def build(self, variables):
+        super().build(variables)
+        self.moments = [
+            keras.Variable(
+                tf.zeros(v.shape), synchronization="on_read", aggregation="mean"
+            )
+            for v in variables
+        ]
+
+    def apply(self, grads, trainable_variables=None, second_moments=None):
+        super().apply(grads, trainable_variables)
+        for variable, moment in zip(self.moments, second_moments, strict=True):
+            variable.assign(moment)
+
+
+class Apart(Keep):
+    """Without Keras' all-reduce, which fails where steps run in a loop."""
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return grads_and_vars
+
+
+def data():
+    """Two global batches of 8."""
+    rng = np.random.default_rng(7)
+    shapes = (16, 8, 8, 2), (16, 3)
+    return [rng.normal(size=shape).astype("float32") for shape in shapes]
+
+
+def network(mixing):
+    """A layer of each sort; where asked, with dropout and batch normalisation."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((8, 8, 2)), keras.layers.Conv2D(4, 3, activation="relu")]
+    )
+    if mixing:
+        model.add(keras.layers.BatchNormalization())
+        model.add(keras.layers.Dropout(0.3))
+    model.add(keras.layers.PReLU(shared_axes=[1, 2]))
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dense(3, kernel_regularizer="l2", dtype="float32"))
+    return model
+
+
+def fitted(optimizer, mixing=True, policy="float32", **kwargs):
+    """A model after two epochs of two steps."""
+    keras.config.set_dtype_policy(policy)
+    with STRATEGY.scope():
+        model = network(mixing)
+        model.compile(optimizer, "mse", **kwargs)
+    x, y = data()
+    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+def weights_of(model):
+    """As lists."""
+    return [w.tolist() for w in model.get_weights()]
+
+
+def moments_of(model):
+    """Of each local replica."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    local = STRATEGY.experimental_local_results
+    values = [local(m._value) for m in optimizer.moments]
+    return [
+        [v.numpy().tolist() for v in replica] for replica in zip(*values, strict=True)
+    ]
+
+
+def main():
+    """Trains in all manners."""
+    answer = {
+        "plain": weights_of(fitted(keras.optimizers.SGD(0.01))),
+        "with_moments": weights_of(fitted(Keep(0.01))),
+    }
+    for name, manner in MANNERS.items():
+        model = fitted(Apart(0.0), mixing=False, **manner)
+        answer[name] = {"weights": weights_of(model), "moments": moments_of(model)}
+    report(FOLDER, RANK, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""N workers in one process, for tests and studies: threads that hand over tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.transports.base import Outcome, Transport
+from tfgradcomp.collectives.base import Collectives
+from tfgradcomp.transports import messages
+
+
+class Loopback:
+    """A rendezvous point for N threads, each of them a worker that runs eagerly.
+
+    Example:
+        ```python
+        def worker(rank, collectives):
+            return collectives.sum(tf.constant([float(rank)]), "example")
+
+        Loopback(3).run(worker)  # three times [3.0]
+        ```
+
+    Attributes:
+        num_workers: N.
+        timeout: Seconds that a worker waits for the others before it gives up.
+    """
+
+    def __init__(self, num_workers: int, timeout: float = 120.0):
+        self.num_workers = num_workers
+        self._slots = [None] * num_workers
+        self._barrier = threading.Barrier(num_workers, timeout=timeout)
+
+    def meet(self, rank: int, item):
+        """Hands over `item`; returns all workers' items, in the order of ranks."""
+        self._slots[rank] = item
+        self._barrier.wait()
+        items = list(self._slots)
+        # Nobody may hand over the next item before all have read this one.
+        self._barrier.wait()
+        return items
+
+    def collectives(self, rank: int) -> LoopbackCollectives:
+        """Returns what the worker of a rank meets the others by."""
+        return LoopbackCollectives(self, rank)
+
+    def run(self, worker: Callable) -> list:
+        """Runs `worker(rank, collectives)` in N threads; returns what they return.
+
+        Raises:
+            Exception: What the first failing worker raised.
+        """
+        results, errors = [None] * self.num_workers, []
+
+        def body(rank):
+            try:
+                results[rank] = worker(rank, self.collectives(rank))
+            except threading.BrokenBarrierError as error:
+                errors.append(error)
+            except BaseException as error:
+                errors.insert(0, error)
+                self._barrier.abort()
+
+        threads = [
+            threading.Thread(target=body, args=(rank,))
+            for rank in range(self.num_workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            self._barrier.reset()
+            raise errors[0]
+        return results
+
+
+class LoopbackCollectives(Collectives):
+    """One worker's view of a `Loopback`."""
+
+    def __init__(self, loopback: Loopback, rank: int):
+        self.num_workers = loopback.num_workers
+        self.place = (rank, loopback.num_workers)
+        self._loopback = loopback
+
+    @property
+    @override
+    def rank(self):
+        return self.place[0]
+
+    @override
+    def gather(self, vector, site):
+        return tf.stack(self._meet(vector, site))
+
+    @override
+    def all_to_all(self, rows, site):
+        return tf.stack([other[self.rank] for other in self._meet(rows, site)])
+
+    @override
+    def sum(self, vector, site):
+        return tf.add_n(self._meet(vector, site))
+
+    @override
+    def max(self, vector, site):
+        return tf.reduce_max(self.gather(vector, site), axis=0)
+
+    def _meet(self, vector, site):
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "The loopback's workers meet in Python, so their steps must run "
+                f"eagerly, not inside a tf.function. Received: call site {site!r}"
+            )
+        items = self._loopback.meet(self.place[0], (site, vector))
+        if len({other for other, _ in items}) > 1:
+            raise RuntimeError(
+                "The loopback's workers are at different call sites. "
+                f"Received: {[other for other, _ in items]}"
+            )
+        return [item for _, item in items]
+
+
+class DirectExchange(Transport):
+    """Hands payloads to the server as they are, unjoined: the reference for all."""
+
+    @override
+    def exchange(
+        self, payload, compressor, server, server_state, layout, context, status, site
+    ):
+        gather = self.collectives.gather
+        payloads = {}
+        for name, field in compressor.fields(layout).items():
+            values = payload[name]
+            if field.varies:
+                sizes = gather(tf.shape(values), f"{site}/{name}/size")
+                values = messages.padded(values, tf.reduce_max(sizes))
+            payloads[name] = gather(values, f"{site}/{name}")
+        reply, server_state = server.combine(payloads, server_state, layout, context)
+        update = server.decompress(reply, layout, context.num_workers)
+        statuses = gather(status[tf.newaxis], f"{site}/status")[:, 0]
+        return Outcome(update, server_state, statuses)
+
+    @override
+    def calls(self, compressor, server, layout):
+        return []

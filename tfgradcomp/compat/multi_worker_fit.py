@@ -1,0 +1,143 @@
+"""`model.fit` under MultiWorkerMirroredStrategy on Keras 3.
+
+Five faults are mended in Keras:
+
+- the symbolic build before the first step averages a batch over the workers, which
+  fails; shapes and types are enough. They are read off the dataset's specification:
+  an iterator opened for one batch goes on filling a `Dataset.cache()` in the
+  background, and races with the next one, which then ends early;
+- the logs of a step are reduced over an axis that scalars have not, by collectives
+  that fail inside `steps_per_execution`; they are averaged as one vector instead;
+- `LossScaleOptimizer` decides by each worker's own gradients whether to step, so that
+  one overflow makes the others wait for ever; here the workers vote;
+- a worker whose share of the last batches is empty evaluates nothing, and oneDNN's
+  convolutions fail on nothing; here such a worker sits out;
+- workers that save to one path spoil each other's file (`shared_paths.py`).
+
+Under any other strategy the symbolic build reads no data either, and several devices
+vote on an overflow too, where Keras asks the first of them alone. For the rest, and
+without a strategy, the original code runs.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from tfgradcomp.compat import shared_paths
+from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.workers import across_hosts, is_multi_worker
+from tfgradcomp.collectives import base as collectives
+
+
+def enable_multi_worker_fit() -> None:
+    """Makes Keras 3 train under `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    `fit`, `evaluate` and `predict` work, with `validation_data`,
+    `steps_per_execution` and mixed precision. The optimizers of this package call
+    it by themselves; call it for any other optimizer, before `fit`. Calling it again
+    does nothing.
+
+    Example:
+        ```python
+        tfgradcomp.enable_multi_worker_fit()
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(x, y)
+        ```
+    """
+    replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
+    replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
+    replace(keras_trainer, "reduce_per_replica", _reduce_per_replica)
+    replace(keras.Model, "save", shared_paths.save)
+    replace(keras.Model, "save_weights", shared_paths.save)
+    replace(keras.callbacks.ModelCheckpoint, "_save_model", shared_paths.checkpoint)
+    replace(
+        keras.callbacks.BackupAndRestore, "on_train_begin", shared_paths.begin_backup
+    )
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
+
+
+def _symbolic_build(original, trainer, iterator=None, data_batch=None):
+    strategy = trainer._distribute_strategy
+    if iterator is None or strategy is None:
+        return original(trainer, iterator=iterator, data_batch=data_batch)
+    specs = [
+        spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+        for spec in tf.nest.flatten(iterator._distributed_dataset.element_spec)
+    ]
+    if any(spec.shape.rank is None for spec in specs):
+        for _, _, batches in iterator:
+            batch = next(batches)
+            specs = [
+                strategy.experimental_local_results(v)[0]
+                for v in tf.nest.flatten(batch)
+            ]
+            break
+    structure = iterator._distributed_dataset.element_spec
+    return original(trainer, data_batch=tf.nest.pack_sequence_as(structure, specs))
+
+
+def _make_function(original, trainer, step_function):
+    is_stock_test = (
+        getattr(step_function, "__func__", None)
+        is keras_trainer.TensorFlowTrainer.test_step
+    )
+    if not is_multi_worker(trainer.distribute_strategy):
+        return original(trainer, step_function)
+
+    def test_step_unless_empty(data):
+        rows = tf.shape(tf.nest.flatten(data)[0])[0]
+        return tf.cond(
+            rows > 0, lambda: step_function(data), trainer.get_metrics_result
+        )
+
+    def step_then_logs(data):
+        logs = step_function(data)
+        if trainer.optimizer is None:
+            return logs
+        # Where a step ends in an error, no worker may begin to reduce its logs: half of
+        # a collective would be left behind for the next one of its name.
+        with tf.control_dependencies([tf.identity(trainer.optimizer.iterations)]):
+            return tf.nest.map_structure(tf.identity, logs)
+
+    return original(
+        trainer, test_step_unless_empty if is_stock_test else step_then_logs
+    )
+
+
+def _reduce_per_replica(original, values, strategy, reduction):
+    if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
+        return original(values, strategy, reduction)
+    leaves = keras.tree.flatten(values)
+    locals_ = [strategy.experimental_local_results(leaf) for leaf in leaves]
+    means = [tf.reduce_mean(tf.cast(tf.stack(v), tf.float32), axis=0) for v in locals_]
+    if not means:
+        return values
+    flat = tf.concat([tf.reshape(mean, [-1]) for mean in means], 0)
+    hosts = across_hosts(strategy)
+    flat = hosts.sum(flat, f"logs/{flat.shape[0]}") / hosts.num_workers
+    parts = tf.split(flat, [mean.shape.num_elements() for mean in means])
+    return keras.tree.pack_sequence_as(
+        values,
+        [tf.reshape(part, mean.shape) for part, mean in zip(parts, means, strict=True)],
+    )
+
+
+@functools.cache
+def _votes(strategy):
+    return collectives.for_strategy(strategy)
+
+
+def _check_finite(original, optimizer, gradients):
+    overflow = tf.logical_not(original(optimizer, gradients))
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
+        flag = tf.cast(overflow, tf.float32)[tf.newaxis]
+        overflow = _votes(strategy).max(flag, "overflow")[0] > 0
+    return tf.logical_not(overflow)

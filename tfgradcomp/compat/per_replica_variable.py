@@ -1,0 +1,73 @@
+"""Variables that differ between workers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class PerReplicaVariable(keras.Variable):
+    """A variable of which each replica has its own value.
+
+    TensorFlow aggregates such a variable whenever it is read outside of a step, which
+    takes all workers. Here reading and saving take local values only, so that one
+    worker can save by itself.
+
+    Args:
+        value: Tensor, the first value on every replica.
+        name: Name of the variable.
+    """
+
+    def __init__(self, value: tf.Tensor, name: str):
+        self._strategy = tf.distribute.get_strategy()
+        self._read = self._write = None
+        super().__init__(
+            lambda shape, dtype: value,
+            shape=value.shape,
+            dtype=value.dtype.name,
+            trainable=False,
+            # Nothing is to be aggregated; but a restored value goes to all replicas.
+            aggregation="only_first_replica",
+            synchronization="on_read",
+            name=name,
+        )
+
+    def stand_for(self, read, write) -> None:
+        """Makes reading, saving and restoring be of values elsewhere.
+
+        Args:
+            read: Function that returns what `local_values` shall return.
+            write: Function that does what `assign_local_values` shall do.
+        """
+        self._read, self._write = read, write
+
+    def _locals(self):
+        return self._strategy.experimental_local_results(self.value)
+
+    def local_values(self) -> np.ndarray:
+        """Returns this worker's values, with a leading axis of local replicas."""
+        if self._read:
+            return self._read()
+        return np.stack([value.numpy() for value in self._locals()])
+
+    def assign_local_values(self, values: np.ndarray) -> None:
+        """Assigns one value to each local replica, in the order of `local_values`."""
+        if self._write:
+            self._write(values)
+            return
+        for variable, value in zip(self._locals(), values, strict=True):
+            variable.assign(value)
+
+    def numpy(self):
+        """Returns the value of the first local replica."""
+        return self.local_values()[0]
+
+    def _serialize_to_tensors(self):
+        if self._read:
+            return {"VARIABLE_VALUE": tf.constant(self._read())}
+        return {"VARIABLE_VALUE": tf.stack([v.read_value() for v in self._locals()])}
+
+    def _restore_from_tensors(self, restored_tensors):
+        self.assign_local_values(tf.unstack(restored_tensors["VARIABLE_VALUE"]))
+        return self.value

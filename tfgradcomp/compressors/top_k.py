@@ -1,0 +1,60 @@
+"""Sparsification: the largest elements with their positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp import ops
+from tfgradcomp.compressors.base import Compressed, Compressor
+from tfgradcomp.core import Field
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """Sends the elements of largest magnitude, with their indices.
+
+    Attributes:
+        ratio: Part of the elements that is sent, in (0, 1]; at least one is.
+    """
+
+    ratio: float = 0.01
+
+    is_blockwise: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio must be in (0, 1]. Received: ratio={self.ratio}")
+
+    @override
+    def fields(self, layout):
+        count = max(1, math.ceil(self.ratio * layout.size))
+        # A code of base 1 would say nothing, yet must still be a code.
+        return {
+            "values": Field(count),
+            "indices": Field(count, base=max(2, layout.size)),
+        }
+
+    @override
+    def compress(self, x, state, layout, context):
+        field = self.fields(layout)["indices"]
+        indices = tf.math.top_k(tf.abs(x), field.count, sorted=False).indices
+        payload = {
+            "values": tf.gather(x, indices),
+            "indices": ops.pack_codes(indices, field.base),
+        }
+        return Compressed(payload, state)
+
+    @override
+    def elements_sent(self, payload, layout):
+        return self.fields(layout)["values"].count
+
+    @override
+    def decompress(self, payload, layout):
+        field = self.fields(layout)["indices"]
+        indices = ops.unpack_codes(payload["indices"], field.base, field.count)
+        return tf.scatter_nd(indices[:, tf.newaxis], payload["values"], [layout.size])

@@ -1,0 +1,18 @@
+"""What every layer speaks: fields, layouts, the context of a step, components."""
+
+from tfgradcomp.core.component import Component, State
+from tfgradcomp.core.context import Context
+from tfgradcomp.core.field import Field
+from tfgradcomp.core.layout import Layout
+from tfgradcomp.core.method import Method
+from tfgradcomp.core.split_vector import SplitVector
+
+__all__ = [
+    "Component",
+    "Context",
+    "Field",
+    "Layout",
+    "Method",
+    "SplitVector",
+    "State",
+]

@@ -1,0 +1,75 @@
+"""What a method may know about a training step, besides its input."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfgradcomp.core.split_vector import SplitVector
+
+
+class Context(NamedTuple):
+    """Everything that a method may know about a step, besides its input.
+
+    Attributes:
+        step: int64 scalar, the number of updates applied so far.
+        seed: int64 scalar.
+        rank: This worker's index.
+        num_workers: Python integer N.
+        learning_rate: float32 scalar, the step size of this step.
+        previous_learning_rate: float32 scalar, the last non-zero step size before it.
+        offset: Index of the vector's first element in the whole vector, a multiple of
+            4.
+        second_moments: Of a vector that is a sum over examples, the sums of the
+            squares of its terms, element by element; None where they are not known.
+        prepared: What `Compressor.prepare` returned, its `max_reduced_fields` reduced
+            over all workers; None where no worker waits for another.
+    """
+
+    step: tf.Tensor
+    seed: tf.Tensor
+    rank: int
+    num_workers: int
+    learning_rate: tf.Tensor
+    previous_learning_rate: tf.Tensor
+    offset: int = 0
+    second_moments: tf.Tensor | SplitVector | None = None
+    prepared: dict[str, tf.Tensor] | None = None
+
+    @property
+    def learning_rate_ratio(self) -> tf.Tensor:
+        """The previous step size over this one; 0 where this one is 0."""
+        return tf.math.divide_no_nan(self.previous_learning_rate, self.learning_rate)
+
+    def at_server(self) -> Context:
+        """Returns the step as the server sees it, the same wherever the server is."""
+        return self._replace(rank=-1, prepared=None)
+
+    def if_moving(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+        """Returns `new`, or `old` in a step whose learning rate is 0.
+
+        Residuals are counted in units of the last non-zero learning rate: a step
+        that moves no weight must neither add to what is owed nor forget it.
+        """
+        return tf.where(self.learning_rate > 0, new, old)
+
+    def random_stream(self, stream: int = 0, shared: bool = False) -> tf.Tensor:
+        """Returns a stream of random words, a pure function of what is named below.
+
+        The key is `seed`, the high half of the counter
+        `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
+        words are `shared` by all workers. An element draws the same word in a part of
+        the vector as in the whole. `tfgradcomp.ops.random_bits` has the words.
+
+        Args:
+            stream: 0 to 15, distinct for distinct uses within one step.
+            shared: Whether all workers draw the same words.
+
+        Returns:
+            int64 `[3]`: key, high half of the counter, and its low half at element 0.
+        """
+        worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
+        high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream
+        first = tf.constant(self.offset // 4, tf.int64)
+        return tf.stack([tf.cast(self.seed, tf.int64), high, first])

@@ -1,0 +1,84 @@
+"""A flat vector in parts: tensors that need not be joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+
+class SplitVector:
+    """A flat float32 vector, given as the tensors whose concatenation it is.
+
+    Wherever TensorFlow wants a tensor it gets the concatenation, so what takes a flat
+    vector takes this, too; `pack_signs` and others read the tensors as they are.
+
+    For `tf.nest` it is a leaf. Give a `tf.function` or a branch of a `tf.cond` its
+    `tensors`, not the object; returned from there it becomes the flat vector.
+
+    Attributes:
+        tensors: float32 tensors of any static shapes, in order; at least one. A tensor
+            is read row by row. It may be empty.
+        scale: What all elements are to be multiplied by, where they are read.
+    """
+
+    dtype = tf.float32
+    # NumPy leaves `array + parts` to this class.
+    __array_ufunc__ = None
+
+    def __init__(self, tensors: Iterable[tf.Tensor], scale: float = 1.0):
+        self.tensors = tuple(tensors)
+        self.scale = scale
+        if not self.tensors:
+            raise ValueError(
+                "SplitVector are one tensor at least; an empty vector is tf.zeros([0]). "
+                f"Received: tensors={self.tensors}"
+            )
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the flat vector."""
+        sizes = [tensor.shape.num_elements() for tensor in self.tensors]
+        return tf.TensorShape([None if None in sizes else sum(sizes)])
+
+    def numpy(self) -> np.ndarray:
+        """The flat vector as an array."""
+        return tf.convert_to_tensor(self).numpy()
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        # A tensor of a graph says itself that it has no value.
+        return np.asarray(tf.convert_to_tensor(self), dtype)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __iter__(self) -> Iterator[tf.Tensor]:
+        return iter(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"SplitVector({list(self.tensors)}, {self.scale})"
+
+
+def _joined(parts: SplitVector, dtype=None, name=None, as_ref=False):
+    # Each time anew: a tensor of one graph must not get into another, and in a graph
+    # TensorFlow merges equal operations.
+    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in parts], 0)
+    if parts.scale != 1:
+        # Not `*`: a graph would multiply the scale by the next constant beforehand.
+        flat = tf.math.multiply_no_nan(flat, parts.scale)
+    return tf.convert_to_tensor(flat, dtype)
+
+
+tf.register_tensor_conversion_function(SplitVector, _joined)
+
+
+def _operator(name: str):
+    def operate(self, *others):
+        return getattr(tf.convert_to_tensor(self), name)(*others)
+
+    return operate
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "neg", "abs"):
+    setattr(SplitVector, f"__{_name}__", _operator(f"__{_name}__"))

@@ -1,1 +1,0 @@
-"""Starting workers, and moving their state."""

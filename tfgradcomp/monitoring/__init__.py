@@ -1,1 +1,0 @@
-"""What training says about itself."""

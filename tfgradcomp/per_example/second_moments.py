@@ -1,0 +1,296 @@
+"""Second moments of the examples' gradients, in one pass of `model.fit`.
+
+A batch's loss is a sum over its examples, L = Σ_z l_z, and so is a weight's gradient,
+g = Σ_z g_z. Its second moment is m = Σ_z g_z², element by element: the squares of the
+very terms whose sum is the gradient, with Keras' division by the size of the batch and
+by the number of replicas in them. It needs no other backward pass: the gradients with
+respect to the outputs of the layers (δ) are asked for along with those of the weights,
+and a rule for each type of layer makes g_z of inputs and δ.
+
+What a loss takes from the weights directly belongs to no example, as a regularizer
+does: all n examples have equal shares of its gradient r, so that Σ_z g_z = g still
+holds, m = Σ_z (g_z + r / n)².
+Batch statistics are taken as they are: how an example acts on others through the mean
+and the variance of a batch normalisation is part of the others' δ.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from tfgradcomp.per_example import moment_rules
+from tfgradcomp.per_example.layer_calls import LayerCalls
+from tfgradcomp.compat.replace import replace
+
+# Numbers that the gradients of several samples may take at once: 64 MiB of float32.
+_CHUNK = 2**24
+
+
+class Step(NamedTuple):
+    """What a forward and a backward pass give."""
+
+    y_pred: object
+    loss: tf.Tensor
+    gradients: list
+    moments: list
+
+
+def enable_second_moments() -> None:
+    """Makes `model.fit` hand second moments to optimizers that want them.
+
+    Where `optimizer.needs_second_moments` is true, Keras' own train step calls
+    `optimizer.apply(gradients, variables, second_moments=moments)`. An optimizer's
+    `microbatches`, if it has that attribute and it is not `None`, is the number of
+    groups of examples that stand for the examples. A `train_step` of a user's own is
+    left alone. Calling this again does nothing.
+    """
+    replace(keras_trainer.TensorFlowTrainer, "train_step", _train_step)
+    replace(
+        keras.optimizers.LossScaleOptimizer,
+        "_stateful_handle_finite_grads",
+        _apply_finite,
+    )
+
+
+def _train_step(original, model, data):
+    inner = _inner(model.optimizer)
+    if not getattr(inner, "needs_second_moments", False):
+        return original(model, data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    variables = model.trainable_variables
+    step = step_of(model, x, y, sample_weight, getattr(inner, "microbatches", None))
+    model._loss_tracker.update_state(
+        keras_trainer.loss_module.unscale_loss_for_distribution(step.loss),
+        sample_weight=_batch(x),
+    )
+    if model.optimizer is inner:
+        inner.apply(step.gradients, variables, second_moments=step.moments)
+    else:
+        # Both go into its conditional; `_apply_finite` takes them apart there.
+        model.optimizer.apply([*step.gradients, *step.moments], variables)
+    return model.compute_metrics(x, y, step.y_pred, sample_weight=sample_weight)
+
+
+def _apply_finite(original, optimizer, gradients, variables):
+    """`LossScaleOptimizer` where all is finite: unscales the moments as well."""
+    count = len(variables)
+    if len(gradients) == count:
+        return original(optimizer, gradients, variables)
+    gradients, moments = gradients[:count], gradients[count:]
+    inverse = 1 / tf.convert_to_tensor(optimizer.dynamic_scale)
+    moments = [None if m is None else m * inverse * inverse for m in moments]
+    inner = optimizer.inner_optimizer
+    # Keras asks for `apply` before replicas can meet: none sees another's moments.
+    vars(inner)["apply"] = functools.partial(inner.apply, second_moments=moments)
+    try:
+        return original(optimizer, gradients, variables)
+    finally:
+        vars(inner).pop("apply", None)
+
+
+def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) -> Step:
+    """Runs one forward and one backward pass of Keras' train step.
+
+    Args:
+        model: A compiled model.
+        x: Inputs, tensors [examples, ...].
+        y: Targets.
+        sample_weight: Weights of the examples.
+        microbatches: Number of groups of examples, one after the other, whose
+            gradients are squared instead of the examples'.
+
+    Returns:
+        Predictions and loss, and for each trainable variable, in the order of the
+        model, its gradient (the same bits as without moments) and the moment, in the
+        gradient's unit squared; `None` for a variable without a gradient.
+
+    Raises:
+        ValueError: If `microbatches` is less than 2, or a layer's examples cannot be
+            told apart.
+    """
+    if microbatches is not None and microbatches < 2:
+        raise ValueError(
+            "microbatches must be at least 2: one group has no variance. "
+            f"Received: microbatches={microbatches}"
+        )
+    variables = model.trainable_variables
+    calls = LayerCalls(variables, _first(x).shape[0])
+    with tf.GradientTape() as tape:
+        with calls:
+            if model._call_has_training_arg:
+                y_pred = model(x, training=True)
+            else:
+                y_pred = model(x)
+        # Sees no layer: only what the loss takes from the weights directly.
+        with tf.GradientTape() as direct:
+            loss = model._compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+            )
+            scaled = model.optimizer.scale_loss(loss)
+    watched = [moment_rules.watched(call) for call in calls.leaves]
+    gradients, deltas = tape.gradient(scaled, [variables, watched])
+    shares = direct.gradient(scaled, variables)
+    batch = _first(x).shape[0]
+    groups = _Groups(_batch(x) if batch is None else batch, microbatches)
+    terms = []
+    for call, delta in zip(calls.leaves, deltas, strict=True):
+        if any(d is not None for d in delta):
+            _check_rows(call, delta, groups.batch)
+            terms += moment_rules.terms_of(call, delta, batch)
+    squares = groups.squares(terms)
+    moments = []
+    for variable, gradient, share in zip(variables, gradients, shares, strict=True):
+        moment = squares.get(id(variable))
+        if gradient is None:
+            moments.append(None)
+            continue
+        if moment is None and share is None:
+            raise ValueError(
+                f"No layer's call accounts for the gradient of {variable.path!r}, so "
+                "that it cannot be told apart by examples. Use the weight in the call "
+                "of a layer, or override `train_step` and pass second moments "
+                f"yourself. Received: model={model.name}"
+            )
+        if moment is None:
+            moment = tf.zeros(variable.shape, variable.dtype)
+        if share is not None:
+            # Σ (g_z + r/n)² over n, where Σ g_z = g - r.
+            r, g = tf.convert_to_tensor(share), tf.convert_to_tensor(gradient)
+            moment += r * (2 * g - r) / tf.cast(groups.samples, r.dtype)
+        moments.append(moment)
+    return Step(y_pred, loss, gradients, moments)
+
+
+class _Groups:
+    """The examples of a batch in samples of `size` examples each.
+
+    Args:
+        batch: Number of examples.
+        microbatches: Number of samples; `None`: each example is one.
+    """
+
+    def __init__(self, batch, microbatches):
+        self.batch = batch
+        self.grouped = microbatches is not None
+        self.samples = microbatches if self.grouped else batch
+        self.size = -(-batch // microbatches) if self.grouped else 1
+
+    def squares(self, terms) -> dict:
+        """Returns the sums of squares by the variables' ids."""
+        squares = {}
+        for together in _connected(terms):
+            squares.update(self._squares(together))
+        return squares
+
+    def _squares(self, terms):
+        term = terms[0]
+        if len(terms) == 1 and not self.grouped and term.squares:
+            inputs, deltas = self._rows(term, None, None)
+            return {id(term.variables[0]): term.squares(inputs, deltas)}
+        floats = sum(term.floats for term in terms)
+        if isinstance(floats, int) and not floats:
+            return self._sums(terms, None, None)
+        least = max(term.least for term in terms)
+        if all(isinstance(i, int) for i in (floats, self.samples, self.size)):
+            chunk = max(min(_CHUNK // (floats * self.size), self.samples), least)
+            if chunk == self.samples:
+                return self._sums(terms, None, None)
+        else:
+            floats = tf.cast(floats, tf.int64) * tf.cast(self.size, tf.int64)
+            chunk = tf.minimum(_CHUNK // floats, tf.cast(self.samples, tf.int64))
+            chunk = tf.cast(tf.maximum(chunk, least), tf.int32)
+        return self._in_chunks(terms, chunk)
+
+    def _in_chunks(self, terms, chunk):
+        shapes = {id(v): v for term in terms for v in term.variables}
+
+        def more(first, _):
+            return first < self.samples
+
+        def add(first, sums):
+            new = self._sums(terms, first, chunk)
+            return first + chunk, [
+                s + new[i] for s, i in zip(sums, shapes, strict=True)
+            ]
+
+        zeros = [
+            tf.zeros(v.shape, keras.backend.result_type(v.dtype, "float32"))
+            for v in shapes.values()
+        ]
+        _, sums = tf.while_loop(more, add, (0, zeros), parallel_iterations=1)
+        return dict(zip(shapes, sums, strict=True))
+
+    def _sums(self, terms, first, count):
+        """Sums of squares over samples `first`, `first` + 1, ...; all if `None`."""
+        sums = {}
+        for term in terms:
+            gradients = term.gradients(*self._rows(term, first, count))
+            for variable, gradient in zip(term.variables, gradients, strict=True):
+                key = id(variable)
+                sums[key] = sums[key] + gradient if key in sums else gradient
+        return {key: tf.reduce_sum(tf.square(g), 0) for key, g in sums.items()}
+
+    def _rows(self, term, first, count):
+        """Inputs and deltas in samples; past the last example δ is zero."""
+        if first is None and not self.grouped:
+            return [[x[:, tf.newaxis] for x in xs] for xs in (term.inputs, term.deltas)]
+        if first is None:
+            first, count = 0, self.samples
+        rows = first * self.size + tf.range(count * self.size)
+        there = rows < self.batch
+        rows = tf.minimum(rows, self.batch - 1)
+
+        def in_samples(x):
+            return tf.reshape(x, tf.concat([[count, self.size], tf.shape(x)[1:]], 0))
+
+        def masked(x):
+            mask = tf.reshape(there, [-1, *[1] * (x.shape.rank - 1)])
+            return tf.where(mask, x, tf.zeros_like(x))
+
+        return [
+            [in_samples(tf.gather(x, rows)) for x in term.inputs],
+            [in_samples(masked(tf.gather(x, rows))) for x in term.deltas],
+        ]
+
+
+def _check_rows(call, deltas, batch):
+    for delta in deltas:
+        if delta is not None:
+            tf.debugging.assert_equal(
+                tf.shape(delta)[0],
+                batch,
+                f"The first axis of what layer {call.layer.name!r} returns should be "
+                "that of the batch, so that its examples can be told apart. Reshape "
+                "and call it within one layer of your own.",
+            )
+
+
+def _connected(terms):
+    """Groups terms that share a variable, directly or by others."""
+    groups = []
+    for term in terms:
+        own = {id(v) for v in term.variables}
+        near = [g for g in groups if own & g[0]]
+        groups = [g for g in groups if not own & g[0]]
+        keys = own.union(*(g[0] for g in near))
+        groups.append((keys, [t for g in near for t in g[1]] + [term]))
+    return [terms for _, terms in groups]
+
+
+def _inner(optimizer):
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def _first(x):
+    return next(i for i in keras.tree.flatten(x) if i is not None)
+
+
+def _batch(x):
+    return tf.shape(_first(x))[0]

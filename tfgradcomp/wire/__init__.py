@@ -1,1 +1,0 @@
-"""Words on the wire."""
