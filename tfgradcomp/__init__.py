@@ -7,9 +7,12 @@ model.compile(tfgradcomp.TernGrad(keras.optimizers.SGD(0.01, momentum=0.9)), ...
 ```
 """
 
+from __future__ import annotations
+
+import importlib
 import importlib.util
-import os
 import sys
+from typing import Any
 
 from tfgradcomp.version import __version__
 
@@ -19,72 +22,41 @@ if importlib.util.find_spec("tensorflow") is None:
         "pip install 'tfgradcomp[cpu]' or pip install 'tfgradcomp[gpu]'"
     )
 
-
-_TOOLS = ("tfgradcomp.launch", "tfgradcomp.ops", "tfgradcomp.reshard")
-
-
-def _tool() -> str | None:
-    """Name of the tool that this process is, None if it is none.
-
-    Tools need nothing of what is imported below; it would cost them seconds. Python's
-    own `sys.argv[0]` is "-m" while it looks for the module to run.
-    """
-    if sys.argv[:1] == ["-m"]:
-        module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
-        return module if module in _TOOLS else None
-    is_launcher = os.path.basename("".join(sys.argv[:1])) == "tfgradcomp-launch"
-    return "tfgradcomp.launch" if is_launcher else None
+# Imported at their first use: the tools of this package need no TensorFlow.
+_SUBPACKAGES = ("callbacks", "compressors", "optimizers", "servers", "transports")
+_ORIGINS = {
+    "ParameterServerTrainer": "tfgradcomp.parameter_server",
+    "enable_multi_worker_fit": "tfgradcomp.collectives",
+}
 
 
-if _tool() == "tfgradcomp.ops":
-    # It prints a few lines; TensorFlow's greetings would be most of them.
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
+def _public_names() -> list[str]:
+    optimizers = importlib.import_module("tfgradcomp.optimizers")
+    return sorted([*_SUBPACKAGES, *_ORIGINS, *optimizers.__all__, "__version__"])
 
-if _tool() is None:
-    from tfgradcomp import callbacks, compressors, servers, transports
-    from tfgradcomp.parameter_server.trainer import ParameterServerTrainer
-    from tfgradcomp.optimizers import (
-        ORQ,
-        QSGD,
-        BinGrad,
-        CompressedOptimizer,
-        DistEFBlockSGD,
-        DistEFBlockSGDM,
-        DistEFSGD,
-        HalfPrecision,
-        Hybrid,
-        LinearQuantization,
-        ScaledSign,
-        SignSGD,
-        Signum,
-        Strom,
-        TernGrad,
-        VarianceBased,
-    )
-    from tfgradcomp.compat.multi_worker_fit import enable_multi_worker_fit
 
-__all__ = [
-    "ORQ",
-    "QSGD",
-    "BinGrad",
-    "CompressedOptimizer",
-    "DistEFBlockSGD",
-    "DistEFBlockSGDM",
-    "DistEFSGD",
-    "HalfPrecision",
-    "Hybrid",
-    "LinearQuantization",
-    "ParameterServerTrainer",
-    "ScaledSign",
-    "SignSGD",
-    "Signum",
-    "Strom",
-    "TernGrad",
-    "VarianceBased",
-    "__version__",
-    "callbacks",
-    "compressors",
-    "enable_multi_worker_fit",
-    "servers",
-    "transports",
-]
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"tfgradcomp.{name}")
+    if name == "__all__":
+        return _public_names()
+    if name.startswith("_"):
+        raise AttributeError(f"module 'tfgradcomp' has no attribute {name!r}")
+    module = importlib.import_module(_ORIGINS.get(name, "tfgradcomp.optimizers"))
+    try:
+        value = getattr(module, name)
+    except AttributeError:
+        raise AttributeError(
+            f"module 'tfgradcomp' has no attribute {name!r}. It has: {_public_names()}"
+        ) from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return _public_names()
+
+
+if "keras" in sys.modules:
+    # Keras finds the classes in a saved model by their registered names.
+    importlib.import_module("tfgradcomp.optimizers")

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.checkpoint import backups
+from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat.trainer import prepare_to_resume, random_states
-from tfgradcomp.compat.workers import across_hosts, is_multi_worker
 
 # Keras saves no random states, and dropout would differ after a restart.
 _RANDOM = "random.npz"
@@ -52,7 +52,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Restores the newest epoch that all workers have, if there is one."""
         hosts = self._hosts()
-        rank, num_workers = hosts.place if hosts else (0, 1)
+        rank = hosts.process_index if hosts else 0
+        num_workers = hosts.num_workers if hosts else 1
         self._folder = backups.worker_folder(self.directory, rank)
         mine = backups.epochs_in(self._folder)[-backups.KEPT :]
         saved = backups.read_num_workers(self._folder, mine[-1]) if mine else 0
@@ -112,5 +113,4 @@ class BackupAndRestore(keras.callbacks.Callback):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _hosts(self):
-        strategy = self.model.distribute_strategy
-        return across_hosts(strategy) if is_multi_worker(strategy) else None
+        return across_hosts(self.model.distribute_strategy)

@@ -8,9 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.transports.base import Outcome, Transport
 from tfgradcomp.collectives.base import Collectives
-from tfgradcomp.transports import messages
 
 
 class Loopback:
@@ -83,65 +81,40 @@ class LoopbackCollectives(Collectives):
 
     def __init__(self, loopback: Loopback, rank: int):
         self.num_workers = loopback.num_workers
-        self.place = (rank, loopback.num_workers)
+        self.process_index, self.num_processes = rank, loopback.num_workers
         self._loopback = loopback
 
     @property
     @override
     def rank(self):
-        return self.place[0]
+        return self.process_index
 
     @override
-    def gather(self, vector, site):
-        return tf.stack(self._meet(vector, site))
+    def gather(self, vector, call_site):
+        return tf.stack(self._meet(vector, call_site))
 
     @override
-    def all_to_all(self, rows, site):
-        return tf.stack([other[self.rank] for other in self._meet(rows, site)])
+    def all_to_all(self, rows, call_site):
+        return tf.stack([other[self.rank] for other in self._meet(rows, call_site)])
 
     @override
-    def sum(self, vector, site):
-        return tf.add_n(self._meet(vector, site))
+    def sum(self, vector, call_site):
+        return tf.add_n(self._meet(vector, call_site))
 
     @override
-    def max(self, vector, site):
-        return tf.reduce_max(self.gather(vector, site), axis=0)
+    def max(self, vector, call_site):
+        return tf.reduce_max(self.gather(vector, call_site), axis=0)
 
-    def _meet(self, vector, site):
+    def _meet(self, vector, call_site):
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "The loopback's workers meet in Python, so their steps must run "
-                f"eagerly, not inside a tf.function. Received: call site {site!r}"
+                f"eagerly, not inside a tf.function. Received: call site {call_site!r}"
             )
-        items = self._loopback.meet(self.place[0], (site, vector))
+        items = self._loopback.meet(self.process_index, (call_site, vector))
         if len({other for other, _ in items}) > 1:
             raise RuntimeError(
                 "The loopback's workers are at different call sites. "
                 f"Received: {[other for other, _ in items]}"
             )
         return [item for _, item in items]
-
-
-class DirectExchange(Transport):
-    """Hands payloads to the server as they are, unjoined: the reference for all."""
-
-    @override
-    def exchange(
-        self, payload, compressor, server, server_state, layout, context, status, site
-    ):
-        gather = self.collectives.gather
-        payloads = {}
-        for name, field in compressor.fields(layout).items():
-            values = payload[name]
-            if field.varies:
-                sizes = gather(tf.shape(values), f"{site}/{name}/size")
-                values = messages.padded(values, tf.reduce_max(sizes))
-            payloads[name] = gather(values, f"{site}/{name}")
-        reply, server_state = server.combine(payloads, server_state, layout, context)
-        update = server.decompress(reply, layout, context.num_workers)
-        statuses = gather(status[tf.newaxis], f"{site}/status")[:, 0]
-        return Outcome(update, server_state, statuses)
-
-    @override
-    def calls(self, compressor, server, layout):
-        return []

@@ -22,6 +22,7 @@ without a strategy, the original code runs.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -29,38 +30,28 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfgradcomp.compat import shared_paths
 from tfgradcomp.compat.replace import replace
-from tfgradcomp.compat.workers import across_hosts, is_multi_worker
-from tfgradcomp.collectives import base as collectives
+from tfgradcomp.compat.strategy import is_multi_worker
 
 
-def enable_multi_worker_fit() -> None:
-    """Makes Keras 3 train under `tf.distribute.MultiWorkerMirroredStrategy`.
+def mend_keras(hosts_of: Callable, replicas_of: Callable) -> None:
+    """Replaces what is at fault in Keras, once, however often it is called.
 
-    `fit`, `evaluate` and `predict` work, with `validation_data`,
-    `steps_per_execution` and mixed precision. The optimizers of this package call
-    it by themselves; call it for any other optimizer, before `fit`. Calling it again
-    does nothing.
-
-    Example:
-        ```python
-        tfgradcomp.enable_multi_worker_fit()
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        with strategy.scope():
-            model = keras.Sequential([keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-        model.fit(x, y)
-        ```
+    Args:
+        hosts_of: Function of a strategy that returns the collectives between its
+            processes, with `sum(vector, call_site)` and `num_workers`.
+        replicas_of: Function of a strategy that returns the collectives between its
+            replicas, with `max(vector, call_site)`.
     """
     replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
     replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
-    replace(keras_trainer, "reduce_per_replica", _reduce_per_replica)
+    replace(keras_trainer, "reduce_per_replica", _mean_of_logs(hosts_of))
     replace(keras.Model, "save", shared_paths.save)
     replace(keras.Model, "save_weights", shared_paths.save)
     replace(keras.callbacks.ModelCheckpoint, "_save_model", shared_paths.checkpoint)
     replace(
         keras.callbacks.BackupAndRestore, "on_train_begin", shared_paths.begin_backup
     )
-    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _vote_of(replicas_of))
 
 
 def _symbolic_build(original, trainer, iterator=None, data_batch=None):
@@ -111,33 +102,36 @@ def _make_function(original, trainer, step_function):
     )
 
 
-def _reduce_per_replica(original, values, strategy, reduction):
-    if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
-        return original(values, strategy, reduction)
-    leaves = keras.tree.flatten(values)
-    locals_ = [strategy.experimental_local_results(leaf) for leaf in leaves]
-    means = [tf.reduce_mean(tf.cast(tf.stack(v), tf.float32), axis=0) for v in locals_]
-    if not means:
-        return values
-    flat = tf.concat([tf.reshape(mean, [-1]) for mean in means], 0)
-    hosts = across_hosts(strategy)
-    flat = hosts.sum(flat, f"logs/{flat.shape[0]}") / hosts.num_workers
-    parts = tf.split(flat, [mean.shape.num_elements() for mean in means])
-    return keras.tree.pack_sequence_as(
-        values,
-        [tf.reshape(part, mean.shape) for part, mean in zip(parts, means, strict=True)],
-    )
+def _mean_of_logs(hosts_of):
+    def reduce_per_replica(original, values, strategy, reduction):
+        if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
+            return original(values, strategy, reduction)
+        leaves = keras.tree.flatten(values)
+        locals_ = [strategy.experimental_local_results(leaf) for leaf in leaves]
+        means = [
+            tf.reduce_mean(tf.cast(tf.stack(v), tf.float32), axis=0) for v in locals_
+        ]
+        if not means:
+            return values
+        flat = tf.concat([tf.reshape(mean, [-1]) for mean in means], 0)
+        hosts = hosts_of(strategy)
+        flat = hosts.sum(flat, f"logs/{flat.shape[0]}") / hosts.num_workers
+        parts = tf.split(flat, [mean.shape.num_elements() for mean in means])
+        shaped = [tf.reshape(p, m.shape) for p, m in zip(parts, means, strict=True)]
+        return keras.tree.pack_sequence_as(values, shaped)
+
+    return reduce_per_replica
 
 
-@functools.cache
-def _votes(strategy):
-    return collectives.for_strategy(strategy)
+def _vote_of(replicas_of):
+    votes = functools.cache(replicas_of)
 
+    def check_finite(original, optimizer, gradients):
+        overflow = tf.logical_not(original(optimizer, gradients))
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            flag = tf.cast(overflow, tf.float32)[tf.newaxis]
+            overflow = votes(strategy).max(flag, "overflow")[0] > 0
+        return tf.logical_not(overflow)
 
-def _check_finite(original, optimizer, gradients):
-    overflow = tf.logical_not(original(optimizer, gradients))
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync > 1:
-        flag = tf.cast(overflow, tf.float32)[tf.newaxis]
-        overflow = _votes(strategy).max(flag, "overflow")[0] > 0
-    return tf.logical_not(overflow)
+    return check_finite

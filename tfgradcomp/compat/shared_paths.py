@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 
-from tfgradcomp.compat.workers import is_multi_worker
-from tfgradcomp.collectives.base import place_of
+from tfgradcomp.compat.strategy import is_multi_worker, process_of
 
 _BACKUP_PATHS = (
     "backup_dir",
@@ -29,7 +28,7 @@ def save(original, model, filepath, overwrite=True, **kwargs):
     if in_place or not is_multi_worker(strategy):
         return original(model, filepath, overwrite=overwrite, **kwargs)
     folder, name = os.path.split(path)
-    unfinished = os.path.join(folder, f".worker-{place_of(strategy)[0]}-{name}")
+    unfinished = os.path.join(folder, f".worker-{process_of(strategy)[0]}-{name}")
     try:
         result = original(model, unfinished, overwrite=True, **kwargs)
         os.replace(unfinished, path)
@@ -52,7 +51,7 @@ def begin_backup(original, callback, *args, **kwargs):
     strategy = callback.model.distribute_strategy
     if is_multi_worker(strategy):
         common = callback.backup_dir
-        own = os.path.join(common, f"worker-{place_of(strategy)[0]}")
+        own = os.path.join(common, f"worker-{process_of(strategy)[0]}")
         if os.path.basename(common) != os.path.basename(own):
             for name in _BACKUP_PATHS:
                 setattr(callback, name, getattr(callback, name).replace(common, own, 1))

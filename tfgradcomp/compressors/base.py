@@ -121,7 +121,7 @@ class Compressor(Component):
         return tf.math.divide_no_nan(total, len(next(iter(workers.values()))))
 
     def uncompressed(self) -> Compressor:
-        """Returns the same mathematics with nothing lost, for what is not compressed."""
+        """Returns the same mathematics with nothing lost, for other variables."""
         return Identity()
 
     def fused(self) -> Compressor:

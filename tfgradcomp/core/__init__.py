@@ -5,7 +5,7 @@ from tfgradcomp.core.context import Context
 from tfgradcomp.core.field import Field
 from tfgradcomp.core.layout import Layout
 from tfgradcomp.core.method import Method
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import SplitVector, Vector
 
 __all__ = [
     "Component",
@@ -15,4 +15,5 @@ __all__ = [
     "Method",
     "SplitVector",
     "State",
+    "Vector",
 ]

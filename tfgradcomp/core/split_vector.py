@@ -32,7 +32,7 @@ class SplitVector:
         self.scale = scale
         if not self.tensors:
             raise ValueError(
-                "SplitVector are one tensor at least; an empty vector is tf.zeros([0]). "
+                "A SplitVector has one tensor at least; an empty one is tf.zeros([0]). "
                 f"Received: tensors={self.tensors}"
             )
 
@@ -82,3 +82,7 @@ def _operator(name: str):
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "neg", "abs"):
     setattr(SplitVector, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+Vector = tf.Tensor | SplitVector
+"""A flat float32 vector, joined or not."""

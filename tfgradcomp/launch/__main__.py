@@ -4,7 +4,4 @@ import sys
 
 from tfgradcomp.launch.launcher import main
 
-__all__ = ["main"]
-
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

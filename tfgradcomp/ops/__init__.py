@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.ops import native, reference
+from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.ops import native, reference
 from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
 from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
-from tfgradcomp.compat.xla import in_xla
 
 __all__ = [
     "INDEX_BITS",

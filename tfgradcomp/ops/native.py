@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.ops import build
 from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.ops import build
 from tfgradcomp.ops.reference import Statistics
 
 NAMES = (
@@ -233,7 +233,9 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
     return _op("unpack_codes")(words, base=base, count=count)
 
 
-def pack_signs(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None) -> tf.Tensor:
+def pack_signs(
+    x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None
+) -> tf.Tensor:
     """As `reference.pack_signs`."""
     return pack_signs_checked(x, stream)[0]
 
@@ -277,7 +279,9 @@ def pack_ternary(
     )
 
 
-def block_statistics(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> Statistics:
+def block_statistics(
+    x: tf.Tensor | SplitVector, row_splits: Sequence[int]
+) -> Statistics:
     """As `reference.block_statistics`."""
     table = _op("block_statistics")(_tensors(x), _splits(row_splits), gain=_gain(x))
     return Statistics(*tf.unstack(table))

@@ -1,11 +1,11 @@
-"""The flat vector in buckets, so that one travels while the rest is computed."""
+"""Ranges of the flat vector, so that one travels while the rest is computed."""
 
 from __future__ import annotations
 
 import bisect
 from typing import NamedTuple
 
-from tfgradcomp.compressors.base import Layout
+from tfgradcomp.core import Layout
 from tfgradcomp.ops.block_sums import CHUNK
 
 
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     end: int
 
 
-class Bucket(NamedTuple):
+class BucketRange(NamedTuple):
     """Elements [begin, end) of the flat vector.
 
     Attributes:
@@ -35,8 +35,8 @@ class Bucket(NamedTuple):
     end: int
 
     @property
-    def lead(self) -> int:
-        """Zeros that go before, a block by themselves.
+    def alignment_padding(self) -> int:
+        """Number of zeros that go before the range, a block by themselves.
 
         With them elements keep their places in the chunks of sums and in random
         streams, and so the bits of results, wherever buckets are cut.
@@ -45,16 +45,16 @@ class Bucket(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Where the bucket begins with its lead."""
-        return self.begin - self.lead
+        """Index in the vector of the first element, the padding included."""
+        return self.begin - self.alignment_padding
 
     def layout(self, layout: Layout) -> Layout:
         """Returns the blocks and tensors of the bucket, of those of the vector."""
         splits = layout.part(self.begin, self.end).row_splits
         sizes = [end - begin for _, begin, end in self.pieces(layout)]
-        if self.lead:
-            splits = (0, *(self.lead + split for split in splits))
-            sizes = [self.lead, *sizes]
+        if self.alignment_padding:
+            splits = (0, *(self.alignment_padding + split for split in splits))
+            sizes = [self.alignment_padding, *sizes]
         return Layout(splits, tuple(sizes))
 
     def pieces(self, layout: Layout) -> list[Piece]:
@@ -68,7 +68,7 @@ class Bucket(NamedTuple):
         return pieces
 
 
-def buckets_of(layout: Layout, size: int, most: int | None = None) -> list[Bucket]:
+def cut_ranges(layout: Layout, size: int, most: int | None = None) -> list[BucketRange]:
     """Cuts a vector between blocks, from its end: there gradients are ready first.
 
     Args:
@@ -85,6 +85,6 @@ def buckets_of(layout: Layout, size: int, most: int | None = None) -> list[Bucke
             begin = 0
         if most is not None:
             begin = max(begin, splits[bisect.bisect_left(splits, end - most)])
-        buckets.append(Bucket(begin, end))
+        buckets.append(BucketRange(begin, end))
         end = begin
     return buckets

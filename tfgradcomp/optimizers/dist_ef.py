@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import keras
+from typing_extensions import override
+
 from tfgradcomp import compressors
 from tfgradcomp.compressors import (
     Compressor,
@@ -10,8 +13,9 @@ from tfgradcomp.compressors import (
     ScaledSign,
 )
 from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.core.arguments import check_integer, refuse_inner_momentum
+from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.wrapper import refuse_inner_momentum
 from tfgradcomp.servers import Recompress
 
 
@@ -52,7 +56,12 @@ class DistEFSGD(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 2, Appendix A.
     """
 
-    _own_arguments = ("compressor", "weight_decay", "block_size")
+    config_arguments = (
+        "compressor",
+        "weight_decay",
+        "block_size",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,
@@ -73,9 +82,15 @@ class DistEFSGD(CompressedOptimizer):
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
-        self.compressor = compressor
         self.weight_decay = weight_decay
         self.block_size = block_size
+
+    @override
+    def get_config(self):
+        config = super().get_config()
+        # The argument is the compressor inside of the error feedback.
+        inner = self.method.compressor.compressor
+        return {**config, "compressor": keras.saving.serialize_keras_object(inner)}
 
 
 class DistEFBlockSGD(CompressedOptimizer):
@@ -104,7 +119,11 @@ class DistEFBlockSGD(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 3.
     """
 
-    _own_arguments = ("block_size", "weight_decay")
+    config_arguments = (
+        "block_size",
+        "weight_decay",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,
@@ -156,7 +175,13 @@ class DistEFBlockSGDM(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 4, Appendix A.
     """
 
-    _own_arguments = ("momentum", "block_size", "weight_decay", "allow_inner_momentum")
+    config_arguments = (
+        "momentum",
+        "block_size",
+        "weight_decay",
+        "allow_inner_momentum",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,

@@ -1,122 +1,188 @@
-"""A part of the gradients that travels together, with the method that carries it."""
+"""A range of the flat gradient, with the route that carries it and its state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfgradcomp import compressors, servers
-from tfgradcomp.compressors.base import Compressor, Context, Field, Layout
-from tfgradcomp.compressors.weight_decay import WeightDecay
-from tfgradcomp.ops import SplitVector
-from tfgradcomp.optimizers.bucket_ranges import Bucket, Piece
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.servers.base import Server
-from tfgradcomp.transports import Transport
-from tfgradcomp.transports.base import Call, Words
-from tfgradcomp.transports.messages import varies
+from tfgradcomp.core import Context, SplitVector, State
+from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.optimizers import nonfinite
+from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece
+from tfgradcomp.transports import ExchangeResult, Route
+from tfgradcomp.transports.messages import has_variable_length
 
 
-class Step(NamedTuple):
-    """What a channel's step gives.
+class Gradients(NamedTuple):
+    """One worker's gradients of a step, as lists over all variables.
+
+    Attributes:
+        values: Tensors; None where a variable has no gradient, which counts as zero.
+        scale: What the gradients are to be multiplied by, in order to be this worker's
+            own mean gradients.
+        moments: Second moments, in the units of `values` squared; None where unknown.
+        kept: The part of each element that clipping has left; None where nothing is
+            clipped.
+        calls: Number of calls whose gradients `values` are the mean of, or None.
+    """
+
+    values: list[tf.Tensor | None]
+    scale: float = 1.0
+    moments: list[tf.Tensor | None] | None = None
+    kept: list[tf.Tensor | None] | None = None
+    calls: int | None = None
+
+
+class BucketState(NamedTuple):
+    """The state of a bucket by its roles: nests of variables, or of their new values.
+
+    Attributes:
+        worker: The compressor's state; differs between workers.
+        moments: Second moments that add up until a step is taken, or `()`.
+        server: The server's state, as far as it is held here.
+        local: The weight decay's state, the same on all workers.
+    """
+
+    worker: State
+    moments: State
+    server: State
+    local: State
+
+    def named_leaves(self) -> Iterator[tuple[str, str, object]]:
+        """Yields the role, the name and the leaf, in the order of `tf.nest.flatten`."""
+        for role, nest in self._asdict().items():
+            for path, leaf in keras.tree.flatten_with_path(nest):
+                keys = [str(key) for key in path if key != "inner"]
+                if role == "moments":
+                    keys = ["moments"]
+                yield role, ".".join([_FILE_ROLES[role], *keys]), leaf
+
+
+# The second moments are a worker's own as well.
+_FILE_ROLES = {
+    "worker": "worker",
+    "moments": "worker",
+    "server": "server",
+    "local": "local",
+}
+
+
+class Outgoing(NamedTuple):
+    """A compressed bucket, ready to be pushed.
+
+    Attributes:
+        payload: A tensor for each field.
+        context: The step, with what the first round has given.
+        flag: int32 scalar, 0 where all is finite; else see `nonfinite`.
+        worker_state: The compressor's new state.
+        elements_sent: Elements that this worker sends a value for.
+    """
+
+    payload: dict[str, tf.Tensor]
+    context: Context
+    flag: tf.Tensor
+    worker_state: State
+    elements_sent: tf.Tensor | int
+
+
+class BucketResult(NamedTuple):
+    """The result of a bucket's exchange.
 
     Attributes:
         update: float32, the same on all workers.
         state: The new state.
-        statuses: All workers' statuses, int32 `[N]`.
+        nonfinite_flags: All workers' flags, int32 `[N]`.
         elements_sent: Elements that this worker sent a value for.
-        varying_words: See `tfgradcomp.transports.base.Outcome`.
+        variable_words: See `tfgradcomp.transports.ExchangeResult`.
     """
 
-    update: tf.Tensor | SplitVector
-    state: dict
-    statuses: tf.Tensor
+    update: Vector
+    state: BucketState
+    nonfinite_flags: tf.Tensor
     elements_sent: tf.Tensor | int
-    varying_words: tf.Tensor | int
+    variable_words: tf.Tensor | int
 
 
 class GradientBucket:
-    """One bucket of a flat vector, and the state of its method.
+    """One range of a flat vector, and the state of the method that carries it.
 
-    Args:
-        name: Name of the channel, its call site on all workers.
-        positions: Indices of the variables that make up the whole vector.
-        bucket: Which part of it this is.
-        layout: Its blocks, and the sizes of the variables.
-        compressor: The worker's half of the method.
-        server: The server's half.
-        transport: Carries the payloads.
-        weight_decay: What workers add to the reply, or None.
-        accumulates: Whether second moments add up over several calls before a step.
+    Attributes:
+        vector: Name of the vector, `"compressed"` or `"plain"`.
+        name: Name of the bucket, its call site on all workers.
+        pieces: What it holds of the variables, by their positions in the model.
+        bucket_range: Which elements of the vector it holds.
+        route: The method on its way.
+        is_compressed: Whether the method compresses; else it travels as float32.
+        has_variable_length: Whether its messages vary in length.
+        state: Its variables.
     """
 
     def __init__(
         self,
-        name: str,
-        positions: Sequence[int],
-        bucket: Bucket,
-        layout: Layout,
-        compressor: Compressor,
-        server: Server,
-        transport: Transport,
-        weight_decay: WeightDecay | None,
+        vector: str,
+        pieces: tuple[Piece, ...],
+        bucket_range: BucketRange,
+        route: Route,
+        is_compressed: bool,
         accumulates: bool = False,
     ):
-        self.name = name
-        self.bucket = bucket
-        self.pieces = tuple(
-            piece._replace(position=positions[piece.position])
-            for piece in bucket.pieces(layout)
+        """Creates the variables of the state.
+
+        Args:
+            vector: Name of the vector.
+            pieces: What it holds of the variables.
+            bucket_range: Which elements of the vector it holds.
+            route: The method, bound to its transport; its call site is the name.
+            is_compressed: Whether the method compresses.
+            accumulates: Whether second moments add up over several calls.
+        """
+        self.vector = vector
+        self.name = route.call_site
+        self.pieces = pieces
+        self.bucket_range = bucket_range
+        self.route = route
+        self.layout = route.layout
+        self.is_compressed = is_compressed
+        self.has_variable_length = has_variable_length(route.fields)
+        self._compressor = route.method.compressor
+        self._weight_decay = route.method.weight_decay
+        initial = BucketState(
+            worker=self._compressor.init(self.layout),
+            moments=tf.zeros([self.layout.size]) if accumulates else (),
+            server=route.init_state(),
+            local=self._weight_decay.init(self.layout) if self._weight_decay else (),
         )
-        self.layout = bucket.layout(layout)
-        self.compressor = compressors.fused(compressor)
-        self.server = servers.fused(server)
-        self.transport = transport
-        self.weight_decay = weight_decay
-        self.varies = varies(compressor.fields(self.layout))
-        self.accumulates = accumulates
-        initial = {
-            "worker": compressor.init(self.layout),
-            "worker.moments": tf.zeros([self.layout.size]) if accumulates else (),
-            "server": transport.init_server(self.compressor, self.server, self.layout),
-            "local": weight_decay.init(self.layout) if weight_decay else (),
-        }
         self.state = tf.nest.pack_sequence_as(
             initial,
             [
-                PerReplicaVariable(value, f"{name}.{path}")
-                for path, value in named_leaves(initial)
+                PerReplicaVariable(value, f"{self.name}.{name}")
+                for _, name, value in initial.named_leaves()
             ],
         )
 
     @property
     def size(self) -> int:
         """Elements of variables."""
-        return self.bucket.end - self.bucket.begin
+        return self.bucket_range.end - self.bucket_range.begin
 
     @property
     def positions(self) -> list[int]:
         """Indices of the variables in the order of the model."""
         return [piece.position for piece in self.pieces]
 
-    def held(self, rank: int) -> range:
-        """Returns the elements of the layout whose server state a worker holds."""
-        return self.transport.held(rank, self.compressor, self.server, self.layout)
+    def flatten(
+        self, tensors: list[tf.Tensor | None], scale: float = 1.0
+    ) -> SplitVector:
+        """Returns the bucket's share of a list over all variables, as float32.
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether the server's state is spread over the workers."""
-        return self.held(0) != range(self.layout.size) or self.held(0) != self.held(-1)
-
-    def flatten(self, tensors: list[tf.Tensor | None], scale: float = 1.0) -> SplitVector:
-        """Returns the channel's share of a list over all variables, as float32.
-
-        A variable without a gradient counts as zero. All are multiplied by `scale`.
+        A variable without a tensor counts as zero. All are multiplied by `scale`.
         """
-        parts = [tf.zeros([self.bucket.lead])] if self.bucket.lead else []
+        padding = self.bucket_range.alignment_padding
+        parts = [tf.zeros([padding])] if padding else []
         for position, begin, end in self.pieces:
             tensor = tensors[position]
             if tensor is None:
@@ -128,107 +194,91 @@ class GradientBucket:
             parts.append(tf.cast(tensor, tf.float32))
         return SplitVector(parts, scale)
 
-    def second_moments(
-        self,
-        moments: list[tf.Tensor | None],
-        scale: float,
-        calls: int | None,
-        kept: list[tf.Tensor | None] | None,
-    ) -> tf.Tensor | SplitVector:
-        """Returns the second moments that go with what `flatten` returns.
+    def split(self, vector: Vector) -> dict[Piece, tf.Tensor]:
+        """Cuts a flat vector into the pieces of variables."""
+        is_split = isinstance(vector, SplitVector)
+        parts = list(vector if is_split else tf.split(vector, self.layout.sizes))
+        return dict(zip(self.pieces, parts[-len(self.pieces) :], strict=True))
+
+    def compress(self, gradients: Gradients, context: Context) -> Outgoing:
+        """Compresses this worker's mean gradient, after the first round if any."""
+        context = context._replace(offset=self.bucket_range.offset)
+        if self._compressor.needs_second_moments:
+            context = context._replace(second_moments=self._second_moments(gradients))
+        x = self.flatten(gradients.values, gradients.scale)
+        state = tf.nest.map_structure(tf.convert_to_tensor, self.state.worker)
+        prepared = self._compressor.prepare(x, state, self.layout, context)
+        prepared = self.route.reduce_max(prepared, self.state.server)
+        context = context._replace(prepared=prepared)
+        compressed = self._compressor.compress(x, state, self.layout, context)
+        is_finite = compressed.is_all_finite(x)
+        values = [gradients.values[position] for position in self.positions]
+        flag = nonfinite.flag_of(
+            is_finite, values, self.positions, len(gradients.values), gradients.scale
+        )
+        return Outgoing(
+            compressed.payload,
+            context,
+            flag,
+            compressed.state,
+            self._compressor.elements_sent(compressed.payload, self.layout),
+        )
+
+    def exchange(
+        self, gradients: Gradients, weights: list, context: Context
+    ) -> BucketResult:
+        """Compresses this worker's gradient, exchanges it and decodes the reply.
 
         Args:
-            moments: Those of the gradients of this call, over all variables.
-            scale: What the gradients are multiplied by.
-            calls: Number of calls of which the gradients are the mean, or None.
-            kept: The part of each element that clipping has left, over all variables,
-                or None where nothing is clipped.
+            gradients: This worker's gradients.
+            weights: All variables, in the order of the model.
+            context: The step.
         """
-        total = self.flatten(moments, scale * scale)
-        if calls:
-            before = tf.convert_to_tensor(self.state["worker.moments"])
-            total = (before + total) / calls**2
-        return total if kept is None else tf.square(self.flatten(kept)) * total
+        sent = self.compress(gradients, context)
+        server = tf.nest.map_structure(tf.convert_to_tensor, self.state.server)
+        result = self.route.exchange(sent.payload, server, sent.context, sent.flag)
+        return self.finish(result, weights, sent)
+
+    def finish(
+        self, result: ExchangeResult, weights: list, sent: Outgoing
+    ) -> BucketResult:
+        """Adds the weight decay to a reply, and puts the new state together."""
+        update, local = self.with_decay(result.update, weights)
+        moments = tf.nest.map_structure(tf.zeros_like, self.state.moments)
+        state = BucketState(sent.worker_state, moments, result.state, local)
+        return BucketResult(
+            update,
+            state,
+            result.nonfinite_flags,
+            sent.elements_sent,
+            result.variable_words,
+        )
+
+    def with_decay(self, update: Vector, weights: list) -> tuple[Vector, State]:
+        """Returns an update with the weight decay's term, and the decay's new state."""
+        local = tf.nest.map_structure(tf.convert_to_tensor, self.state.local)
+        if not self._weight_decay:
+            return update, local
+        term, local = self._weight_decay.term(self.flatten(weights), local)
+        return update + term, local
+
+    # Second moments.
+
+    def _second_moments(self, gradients: Gradients) -> Vector:
+        total = self.flatten(gradients.moments, gradients.scale * gradients.scale)
+        if gradients.calls:
+            before = tf.convert_to_tensor(self.state.moments)
+            total = (before + total) / gradients.calls**2
+        if gradients.kept is None:
+            return total
+        return tf.square(self.flatten(gradients.kept)) * total
 
     def accumulate(self, moments: list[tf.Tensor | None]) -> None:
         """Adds to the second moments of the step that a later call takes."""
-        total = self.state["worker.moments"]
-        total.assign(tf.convert_to_tensor(total) + self.flatten(moments))
+        for total in tf.nest.flatten(self.state.moments):
+            total.assign(tf.convert_to_tensor(total) + self.flatten(moments))
 
     def forget(self) -> None:
         """Drops the second moments that have added up."""
-        for total in tf.nest.flatten(self.state["worker.moments"]):
+        for total in tf.nest.flatten(self.state.moments):
             total.assign(tf.zeros_like(total))
-
-    def split(self, vector: tf.Tensor | SplitVector) -> dict[Piece, tf.Tensor]:
-        """Cuts a flat vector into the pieces of variables."""
-        parts = list(
-            vector if isinstance(vector, SplitVector) else tf.split(vector, self.layout.sizes)
-        )
-        return dict(zip(self.pieces, parts[-len(self.pieces) :], strict=True))
-
-    def step(self, gradient: SplitVector, weights, context: Context, locate) -> Step:
-        """Compresses this worker's mean gradient, exchanges it and decodes the reply.
-
-        Args:
-            gradient: What `flatten` returned.
-            weights: Function that returns the flat weights, called where needed.
-            context: The step.
-            locate: Function without arguments that returns the status of a gradient
-                that is not finite.
-        """
-        context = context._replace(
-            offset=self.bucket.offset,
-            max=lambda vector: self.transport.collectives.max(vector, self.name),
-        )
-        state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
-        payload, worker, finite = self.compressor.compress_checked(
-            gradient, state["worker"], self.layout, context
-        )
-        update, server, statuses, varying_words = self.transport.exchange(
-            payload,
-            self.compressor,
-            self.server,
-            state["server"],
-            self.layout,
-            context,
-            tf.cond(finite, lambda: tf.constant(0), locate),
-            self.name,
-        )
-        local = state["local"]
-        if self.weight_decay:
-            term, local = self.weight_decay.term(weights(), local)
-            update += term
-        new_state = {
-            "worker": worker,
-            "worker.moments": tf.nest.map_structure(
-                tf.zeros_like, state["worker.moments"]
-            ),
-            "server": server,
-            "local": local,
-        }
-        sent = self.compressor.elements_sent(payload, self.layout)
-        return Step(update, new_state, statuses, sent, varying_words)
-
-    def reply_fields(self, num_workers: int) -> dict[str, Field]:
-        """Returns what a reply is made of."""
-        return self.transport.reply_fields(
-            self.compressor, self.server, self.layout, num_workers
-        )
-
-    @property
-    def words(self) -> Words:
-        """The words a worker moves in a step, besides what varies."""
-        moved = self.transport.words(self.compressor, self.server, self.layout)
-        agreed = self.compressor.agreed(self.layout).values()
-        rounds = Call("max", sum(field.count for field in agreed))
-        agreeing = self.transport.collectives.moved(rounds)
-        return Words(moved.sent + agreeing, moved.received + agreeing)
-
-
-def named_leaves(nest) -> list[tuple[str, object]]:
-    """Pairs (name, leaf) of a nest, in the order of `tf.nest.flatten`."""
-    return [
-        (".".join(str(key) for key in path if key != "inner"), leaf)
-        for path, leaf in keras.tree.flatten_with_path(nest)
-    ]

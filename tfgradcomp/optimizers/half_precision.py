@@ -29,7 +29,10 @@ class HalfPrecision(CompressedOptimizer):
         ```
     """
 
-    _own_arguments = ("dtype",)
+    config_arguments = (
+        "dtype",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(self, inner_optimizer, dtype: str = "bfloat16", **kwargs):
         check_choice("dtype", dtype, DTYPES)

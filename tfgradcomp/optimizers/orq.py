@@ -53,7 +53,7 @@ class ORQ(Quantizer):
         and 2. Clipping: Wen et al., TernGrad, 2017, Eq. 21.
     """
 
-    _own_arguments = (
+    config_arguments = (
         "levels",
         "block_size",
         "clip_factor",
@@ -61,6 +61,7 @@ class ORQ(Quantizer):
         "reply",
         "error_feedback",
         "table_dtype",
+        *Quantizer.common_arguments,
     )
 
     def __init__(
@@ -127,13 +128,14 @@ class BinGrad(Quantizer):
         Communication-Efficient Distributed Training, 2019, Eq. 14 to 17, Algorithm 2.
     """
 
-    _own_arguments = (
+    config_arguments = (
         "variant",
         "block_size",
         "clip_factor",
         "reply",
         "error_feedback",
         "table_dtype",
+        *Quantizer.common_arguments,
     )
 
     def __init__(

@@ -92,3 +92,14 @@ def _owned_by(class_name: str, variables) -> set[int]:
 def _indices(some, variables) -> set[int]:
     wanted = {id(variable) for variable in some}
     return {index for index, v in enumerate(variables) if id(v) in wanted}
+
+
+def serializable_rules(exclude):
+    """Returns `exclude` with layer classes named, as Keras can save it."""
+    if isinstance(exclude, (list, tuple)):
+        return [keras.saving.serialize_keras_object(_named(rule)) for rule in exclude]
+    return keras.saving.serialize_keras_object(_named(exclude))
+
+
+def _named(rule):
+    return f"layer:{rule.__name__}" if isinstance(rule, type) else rule

@@ -40,7 +40,14 @@ class QSGD(Quantizer):
         Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
     """
 
-    _own_arguments = ("levels", "block_size", "norm", "reply", "error_feedback")
+    config_arguments = (
+        "levels",
+        "block_size",
+        "norm",
+        "reply",
+        "error_feedback",
+        *Quantizer.common_arguments,
+    )
 
     def __init__(
         self,
@@ -91,12 +98,13 @@ class LinearQuantization(Quantizer):
         Communication-Efficient Distributed Training, 2019, Section 5 (Linear-s).
     """
 
-    _own_arguments = (
+    config_arguments = (
         "levels",
         "block_size",
         "reply",
         "error_feedback",
         "table_dtype",
+        *Quantizer.common_arguments,
     )
 
     def __init__(
@@ -145,7 +153,12 @@ class ScaledSign(Quantizer):
         Communication-Efficient Distributed Training, 2019, Eq. 13.
     """
 
-    _own_arguments = ("block_size", "reply", "error_feedback")
+    config_arguments = (
+        "block_size",
+        "reply",
+        "error_feedback",
+        *Quantizer.common_arguments,
+    )
 
     def __init__(
         self,

@@ -7,9 +7,9 @@ from tfgradcomp.compressors.momentum import warmup_steps_for
 from tfgradcomp.core.arguments import (
     check_choice,
     check_integer,
-    refuse_inner_momentum,
 )
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.wrapper import refuse_inner_momentum
 from tfgradcomp.servers import CodeSum, MajorityVote
 
 AGGREGATES = ("vote", "sum")
@@ -50,7 +50,13 @@ class SignSGD(CompressedOptimizer):
         for Non-Convex Problems, 2018, Algorithms 1 and 3, Section 6.
     """
 
-    _own_arguments = ("aggregate", "tie", "abstain_below", "quorum")
+    config_arguments = (
+        "aggregate",
+        "tie",
+        "abstain_below",
+        "quorum",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class Signum(CompressedOptimizer):
         for Non-Convex Problems, 2018, Algorithms 2 and 3, Appendix E.
     """
 
-    _own_arguments = (
+    config_arguments = (
         "momentum",
         "warmup_steps",
         "aggregate",
@@ -113,6 +119,7 @@ class Signum(CompressedOptimizer):
         "abstain_below",
         "quorum",
         "allow_inner_momentum",
+        *CompressedOptimizer.common_arguments,
     )
 
     def __init__(

@@ -1,89 +1,291 @@
-"""The state of channels as files hold it: however the vector is cut into buckets.
+"""The state of a method as files hold it: in one form, whoever wrote it.
 
-A file has each leaf of state for the whole vector, float32 `[local replicas, size]`. Of
-a server that is spread over the workers a worker's file has its own shard, with zeros
-where the others' are, under the name `server_shard`: the files of all workers add up to
-the whole.
+A file has each leaf of the state as a whole vector, float32 `[rows, size]`, whatever
+transport, number of workers or buckets wrote it: a row for each local replica where
+replicas differ, else one. A worker that serves a part of the vector writes that part,
+zeros elsewhere, and which elements these are (`server_owned`): the files of all workers
+hold the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-from tfgradcomp.optimizers.gradient_bucket import GradientBucket, named_leaves
+from tfgradcomp.collectives import Collectives
+from tfgradcomp.core.logging import logger
+from tfgradcomp.optimizers.agreement import missing_state
+from tfgradcomp.optimizers.gradient_bucket import GradientBucket
+from tfgradcomp.optimizers.plan import Plan
+from tfgradcomp.optimizers.step import Scalars
+
+# What a file has besides leaves: whose it is, and whether float32 was taken instead.
+_PLACE, _FALLBACK = "place", "fallback"
+_OWNED = "server_owned"
 
 
-def names_of(channels: list[GradientBucket]) -> list[str]:
-    """Returns the names under which files hold the leaves of state."""
-    names = [
-        _file_name(channel, name)
-        for channel in channels
-        for name, _ in named_leaves(channel.state)
-    ]
-    return list(dict.fromkeys(names))
+class Restored(NamedTuple):
+    """A state that was read from a file.
+
+    Attributes:
+        rows: The vectors by the names of leaves, float32 `[rows, size]`.
+        owned: By the names of vectors, which elements of the server's state are known,
+            bool `[size]`.
+        missing: What the file lacks, in words; empty where nothing.
+        origin: The rank of the worker that wrote it, and the number of workers.
+    """
+
+    rows: dict[str, np.ndarray]
+    owned: dict[str, np.ndarray]
+    missing: list[str]
+    origin: tuple[int, int] = (0, 1)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the server's state is known in part only."""
+        return not all(known.all() for known in self.owned.values())
 
 
-def whole_state(channels: list[GradientBucket], rank: int) -> dict[str, np.ndarray]:
-    """Returns the state of one vector's channels, by names.
+class _Leaf(NamedTuple):
+    """One variable of a bucket's state and where it belongs."""
+
+    bucket: GradientBucket
+    role: str
+    name: str
+    variable: object
+
+    def place(self, rank: int) -> tuple[slice, slice]:
+        """Returns where its elements are in the vector, and in the variable."""
+        bucket, route = self.bucket, self.bucket.route
+        owned = range(bucket.layout.size)
+        if self.role == "server":
+            owned = route.owned_range(rank)
+        padding = bucket.bucket_range.alignment_padding
+        first, last = max(owned.start, padding), max(owned.stop, padding)
+        offset = bucket.bucket_range.offset
+        return (
+            slice(offset + first, offset + last),
+            slice(first - owned.start, last - owned.start),
+        )
+
+
+def has_state(store: Mapping) -> bool:
+    """Returns whether a file has the state of an optimizer that was built."""
+    return _PLACE in store.keys() and len(store.keys()) > 1
+
+
+def saved_fallback(store: Mapping) -> bool:
+    """Returns whether the state in a file is that of the float32 fallback."""
+    return bool(store[_FALLBACK][()]) if _FALLBACK in store.keys() else False
+
+
+class OptimizerState:
+    """The state of a built optimizer, to be saved and restored.
 
     Args:
-        channels: The channels.
-        rank: Index of the first local replica.
+        owner: Name of the optimizer, for errors.
+        scalars: The small variables.
+        plan: The buckets, with their collectives.
+        processes: The collectives by which processes join what they have restored.
     """
-    size = sum(channel.size for channel in channels)
-    whole = {}
-    for channel in channels:
-        for name, variable in named_leaves(channel.state):
-            values = variable.local_values()
-            target = whole.setdefault(
-                _file_name(channel, name), np.zeros([len(values), size], np.float32)
-            )
+
+    def __init__(
+        self, owner: str, scalars: Scalars, plan: Plan, processes: Collectives
+    ):
+        self._owner = owner
+        self._scalars = scalars
+        self._plan = plan
+        self._processes = processes
+        self._pending = None
+        self._leaves = [
+            _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
+            for bucket in plan.buckets
+            for role, name, variable in bucket.state.named_leaves()
+        ]
+
+    def variables(self) -> list:
+        """Returns the variables of the method's state."""
+        leaves = [leaf.variable for leaf in self._leaves]
+        return [*self._scalars.variables(), *leaves]
+
+    def save(self, store) -> None:
+        """Saves the state of this worker, by local reads."""
+        collectives = self._plan.collectives
+        store[_PLACE] = (collectives.process_index, collectives.num_processes)
+        store[_FALLBACK] = int(self._plan.is_fallback)
+        for variable in self._scalars.variables():
+            store[variable.name] = variable.local_values()
+        whole, owned = {}, {}
+        for leaf in self._leaves:
+            values = leaf.variable.local_values()
+            count = len(values) if leaf.role in ("worker", "moments") else 1
+            shape = [count, self._sizes[leaf.bucket.vector]]
+            target = whole.setdefault(leaf.name, np.zeros(shape, np.float32))
             for replica, row in enumerate(values):
-                place, source = _places(channel, name, rank + replica)
-                target[replica, place] = row[source]
-    return whole
+                place, source = leaf.place(self._first_rank + replica)
+                target[replica % count, place] = row[source]
+                if leaf.role == "server":
+                    known = owned.setdefault(
+                        leaf.bucket.vector, np.zeros(shape[1], bool)
+                    )
+                    known[place] = True
+        for name, values in whole.items():
+            store[name] = values
+        for vector, known in owned.items():
+            store[f"{vector}.{_OWNED}"] = _ranges(known)
 
+    def restore(self, store: Mapping, joins_at_once: bool) -> None:
+        """Restores what `save` saved, here or on another worker.
 
-def restore_state(channels: list[GradientBucket], saved: Mapping, rank: int) -> None:
-    """Assigns what `whole_state` returned, here or on another worker.
+        Args:
+            store: What was saved.
+            joins_at_once: Whether to finish now where the file has a part only, with
+                all workers; else `finish_restore` does it.
 
-    Args:
-        channels: The channels.
-        saved: Arrays by the names of `names_of`; a leaf `server` serves as the
-            `server_shard` of every worker.
-        rank: Index of the first local replica.
-    """
-    for channel in channels:
-        for name, variable in named_leaves(channel.state):
-            values = np.zeros_like(variable.local_values())
-            found = _file_name(channel, name)
-            if found not in saved:
-                found = whole_name(found)
-            rows = for_replicas(saved[found][()], len(values))
+        Raises:
+            ValueError: As `finish_restore`.
+        """
+        restored = self._read(store)
+        self._note_origin(*restored.origin)
+        if restored.missing or restored.is_partial:
+            self._pending = restored
+            if joins_at_once:
+                self.finish_restore()
+        else:
+            self._pending = None
+            self._assign(restored)
+
+    @property
+    def missing(self) -> list[str]:
+        """What the last restore has not found, in words."""
+        return self._pending.missing if self._pending else []
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a restore waits for the parts of other workers."""
+        return self._pending is not None
+
+    def finish_restore(self) -> None:
+        """Joins the parts of a restored state; all workers must call it.
+
+        Raises:
+            ValueError: If the state is not complete then.
+        """
+        restored, self._pending = self._pending, None
+        if restored is None:
+            return
+        with tf.init_scope():
+            if not restored.missing:
+                restored = self._joined(restored)
+            if restored.missing:
+                raise ValueError(
+                    f"The state of {self._owner} is not restored as a whole. "
+                    f"{missing_state(restored.missing)}"
+                )
+            self._assign(restored)
+
+    def _read(self, store: Mapping) -> Restored:
+        saved = {n for n in store.keys() if n != _PLACE and not n.endswith(_OWNED)}
+        saved.discard(_FALLBACK)
+        expected = {v.name for v in self._scalars.variables()}
+        expected |= {leaf.name for leaf in self._leaves}
+        missing = sorted(expected - saved)
+        missing += [f"no place for {name}" for name in sorted(saved - expected)]
+        rows, owned = {}, {}
+        for name in expected & saved:
+            rows[name] = store[name][()]
+        for leaf in self._leaves:
+            if leaf.name not in rows:
+                continue
+            size = self._sizes[leaf.bucket.vector]
+            if rows[leaf.name].shape[1:] != (size,):
+                found = rows[leaf.name].shape[1:]
+                missing.append(f"{leaf.name} of {size} elements, not {found}")
+                del rows[leaf.name]
+            elif leaf.role == "server":
+                key = f"{leaf.bucket.vector}.{_OWNED}"
+                ranges = store[key][()] if key in store.keys() else [[0, size]]
+                owned[leaf.bucket.vector] = _mask(ranges, size)
+        origin = tuple(int(number) for number in store[_PLACE][()])
+        return Restored(rows, owned, missing, origin)
+
+    def _joined(self, restored: Restored) -> Restored:
+        """Joins the parts that all processes have read; all must call it.
+
+        An element that several have read is that of the last one.
+        """
+        collectives = self._processes
+        rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
+        rank = collectives.process_index + 1
+        for vector, known in restored.owned.items():
+            provider = tf.constant(np.where(known, rank, 0), tf.int32)
+            provider = collectives.max(provider, f"restore/{vector}").numpy()
+            owned[vector] = provider > 0
+            if not owned[vector].all():
+                spans = _ranges(~owned[vector]).tolist()
+                missing.append(f"elements {spans} of {vector}.server")
+            for name in self._server_names(vector):
+                # As integers: the sum of -0.0 and 0.0 would be another zero.
+                own = np.where(provider == rank, rows[name][0], 0).astype(np.float32)
+                words = tf.constant(own.view(np.int32))
+                words = collectives.sum(words, f"restore/{name}").numpy()
+                rows[name] = words.view(np.float32)[np.newaxis]
+        return restored._replace(rows=rows, owned=owned, missing=missing)
+
+    def _assign(self, restored: Restored) -> None:
+        """Assigns a whole state to the variables of this process."""
+        for variable in self._scalars.variables():
+            replicas = len(variable.local_values())
+            values = rows_for_replicas(restored.rows[variable.name], replicas)
+            variable.assign_local_values(values.astype(variable.dtype))
+        for leaf in self._leaves:
+            values = np.zeros_like(leaf.variable.local_values())
+            rows = rows_for_replicas(restored.rows[leaf.name], len(values))
             for replica, row in enumerate(rows):
-                place, source = _places(channel, name, rank + replica)
+                place, source = leaf.place(self._first_rank + replica)
                 values[replica, source] = row[place]
-            variable.assign_local_values(values)
+            leaf.variable.assign_local_values(values)
+
+    def _note_origin(self, rank, num_workers):
+        own = self._plan.collectives
+        here, count = own.process_index, own.num_processes
+        first_stranger = 1 if rank == 0 else 0
+        if (num_workers, here) != (count, rank) and here == min(
+            first_stranger, count - 1
+        ):
+            logger.info(
+                "%s: residuals and momenta are those of worker %d of %d, now on all of "
+                "%d. A folder a worker keeps each worker's own "
+                "(tfgradcomp.callbacks.BackupAndRestore); `python -m tfgradcomp.reshard` "
+                "changes their number.",
+                self._owner,
+                rank,
+                num_workers,
+                count,
+            )
+
+    def _server_names(self, vector):
+        leaves = [leaf for leaf in self._leaves if leaf.bucket.vector == vector]
+        return dict.fromkeys(leaf.name for leaf in leaves if leaf.role == "server")
+
+    @property
+    def _sizes(self):
+        sizes = {}
+        for bucket in self._plan.buckets:
+            sizes[bucket.vector] = sizes.get(bucket.vector, 0) + bucket.size
+        return sizes
+
+    @property
+    def _first_rank(self):
+        """The rank of the first local replica."""
+        own = self._plan.collectives
+        return own.process_index * own.num_workers // own.num_processes
 
 
-def shards_of(channels: list[GradientBucket], rank: int) -> np.ndarray:
-    """Returns which elements of the vector a worker's shards are, int64 `[n, 2]`."""
-    places = [
-        _places(channel, "server.", rank)[0]
-        for channel in channels
-        if channel.is_spread
-    ]
-    return np.array([(p.start, p.stop) for p in places], np.int64).reshape([-1, 2])
-
-
-def whole_name(name: str) -> str:
-    """Returns the name of a leaf of which the file has the whole."""
-    return name.replace(".server_shard.", ".server.")
-
-
-def for_replicas(values: np.ndarray, replicas: int) -> np.ndarray:
+def rows_for_replicas(values: np.ndarray, replicas: int) -> np.ndarray:
     """Returns a row for each local replica, of the rows of as many as there were.
 
     Of floats what is owed on average stays. Integers are the same on all, and a seed
@@ -96,19 +298,14 @@ def for_replicas(values: np.ndarray, replicas: int) -> np.ndarray:
     return values.repeat(replicas, 0)
 
 
-def _file_name(channel, name):
-    vector = channel.name.partition(".")[0]
-    if name.startswith("server.") and channel.is_spread:
-        name = name.replace("server.", "server_shard.", 1)
-    return f"{vector}.{name}"
+def _ranges(known: np.ndarray) -> np.ndarray:
+    """Returns the ranges of true elements, int64 `[n, 2]`."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], known, [0]])))
+    return edges.reshape([-1, 2]).astype(np.int64)
 
 
-def _places(channel, name, rank):
-    """Where a variable's elements are in the vector, and in the variable."""
-    held = range(channel.layout.size)
-    if name.startswith("server."):
-        held = channel.held(rank)
-    lead = channel.bucket.lead
-    first, last = max(held.start, lead), max(held.stop, lead)
-    place = slice(channel.bucket.offset + first, channel.bucket.offset + last)
-    return place, slice(first - held.start, last - held.start)
+def _mask(ranges, size: int) -> np.ndarray:
+    mask = np.zeros([size], bool)
+    for begin, end in ranges:
+        mask[begin:end] = True
+    return mask

@@ -39,7 +39,11 @@ class Strom(CompressedOptimizer):
         2015.
     """
 
-    _own_arguments = ("threshold", "index_coding")
+    config_arguments = (
+        "threshold",
+        "index_coding",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self, inner_optimizer, threshold: float, index_coding: str = "fixed", **kwargs

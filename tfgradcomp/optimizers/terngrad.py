@@ -43,7 +43,12 @@ class TernGrad(CompressedOptimizer):
         Communication in Distributed Deep Learning, 2017.
     """
 
-    _own_arguments = ("clip_factor", "block_size", "share_scaler")
+    config_arguments = (
+        "clip_factor",
+        "block_size",
+        "share_scaler",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,

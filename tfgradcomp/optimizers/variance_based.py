@@ -46,7 +46,13 @@ class VarianceBased(CompressedOptimizer):
         Distributed Deep Learning, 2018, Figure 1.
     """
 
-    _own_arguments = ("alpha", "zeta", "microbatches", "index_coding")
+    config_arguments = (
+        "alpha",
+        "zeta",
+        "microbatches",
+        "index_coding",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,
@@ -103,7 +109,14 @@ class Hybrid(CompressedOptimizer):
         Distributed Deep Learning, 2018, Figure 2.
     """
 
-    _own_arguments = ("threshold", "alpha", "zeta", "microbatches", "index_coding")
+    config_arguments = (
+        "threshold",
+        "alpha",
+        "zeta",
+        "microbatches",
+        "index_coding",
+        *CompressedOptimizer.common_arguments,
+    )
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ import functools
 
 import tensorflow as tf
 
-from tfgradcomp.optimizers import CompressedOptimizer, nonfinite
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.optimizers import CompressedOptimizer, nonfinite
 
 
 @functools.cache

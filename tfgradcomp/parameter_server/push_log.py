@@ -18,12 +18,11 @@ from collections.abc import Callable
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.transports.base import Words
 from tfgradcomp.collectives.base import Collectives
 from tfgradcomp.parameter_server.transport import (
     HEAD,
-    Rendezvous,
     ParameterServer,
+    Rendezvous,
     Site,
     cut_of,
     head_of,
@@ -31,6 +30,7 @@ from tfgradcomp.parameter_server.transport import (
     unless_gone,
     waits,
 )
+from tfgradcomp.transports.base import Words
 
 _ORDER = "order"
 

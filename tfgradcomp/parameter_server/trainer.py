@@ -18,6 +18,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.compat import remote
+from tfgradcomp.compat.trainer import epoch_to_resume_at
+from tfgradcomp.core.arguments import check_choice, check_integer
+from tfgradcomp.ops import native
+from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.parameter_server.asynchronous import asynchronous
 from tfgradcomp.parameter_server.remote_worker import (
     STALENESS,
@@ -26,20 +31,15 @@ from tfgradcomp.parameter_server.remote_worker import (
     shared_variables,
     values_of,
 )
-from tfgradcomp.transports.traffic import Traffic
-from tfgradcomp.ops import native
-from tfgradcomp.optimizers import CompressedOptimizer
-from tfgradcomp.core.arguments import check_choice, check_integer
-from tfgradcomp.compat import remote
-from tfgradcomp.compat.trainer import epoch_to_resume_at
 from tfgradcomp.transports import (
     Log,
     LogCollectives,
-    Rendezvous,
     ParameterServer,
     PushPull,
+    Rendezvous,
     ServerCollectives,
 )
+from tfgradcomp.transports.traffic import Traffic
 
 MODES = ("sync", "async")
 ON_WORKER_LOSS = ("continue", "wait")

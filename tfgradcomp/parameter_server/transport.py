@@ -23,12 +23,12 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.collectives.base import Collectives
 from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
 from tfgradcomp.servers.base import Server
-from tfgradcomp.transports.base import Outcome, Transport, Words
-from tfgradcomp.collectives.base import Collectives
-from tfgradcomp.transports.sharded import Shards
 from tfgradcomp.transports import messages
+from tfgradcomp.transports.base import Outcome, Transport, Words
+from tfgradcomp.transports.sharded import Shards
 
 # A message begins with a status, the step, the seed and two learning rates.
 HEAD = 7

@@ -23,9 +23,9 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from tfgradcomp.compat.replace import replace
 from tfgradcomp.per_example import moment_rules
 from tfgradcomp.per_example.layer_calls import LayerCalls
-from tfgradcomp.compat.replace import replace
 
 # Numbers that the gradients of several samples may take at once: 64 MiB of float32.
 _CHUNK = 2**24

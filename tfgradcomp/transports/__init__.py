@@ -1,18 +1,20 @@
 """Where the server is, and how words get there."""
 
+from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce
-from tfgradcomp.transports.base import Transport, Words
-from tfgradcomp.transports.auto import NAMES, Costs, Line, candidates, carriers
-from tfgradcomp.collectives.base import Collectives
-from tfgradcomp.collectives.loopback import DirectExchange, Loopback
-from tfgradcomp.parameter_server.transport import (
-    Rendezvous,
-    ParameterServer,
-    ServerCollectives,
+from tfgradcomp.transports.auto import NAMES, Selection, select_transports
+from tfgradcomp.transports.base import (
+    ExchangeResult,
+    Flight,
+    Route,
+    Transport,
+    Words,
 )
-from tfgradcomp.parameter_server.push_log import Log, LogCollectives, PushPull
+from tfgradcomp.transports.costs import Costs, Line
+from tfgradcomp.transports.direct import DirectExchange
 from tfgradcomp.transports.sharded import Sharded
+from tfgradcomp.transports.traffic import Traffic
 
 __all__ = [
     "NAMES",
@@ -21,17 +23,15 @@ __all__ = [
     "Collectives",
     "Costs",
     "DirectExchange",
+    "ExchangeResult",
+    "Flight",
     "Line",
-    "Log",
-    "LogCollectives",
     "Loopback",
-    "Rendezvous",
-    "ParameterServer",
-    "PushPull",
-    "ServerCollectives",
+    "Route",
+    "Selection",
     "Sharded",
+    "Traffic",
     "Transport",
     "Words",
-    "candidates",
-    "carriers",
+    "select_transports",
 ]

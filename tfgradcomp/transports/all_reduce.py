@@ -6,15 +6,16 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.servers.mean import Mean
-from tfgradcomp.transports.base import Call, Outcome, Transport
+from tfgradcomp.collectives import Call
 from tfgradcomp.transports import messages
+from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
 
-# A status travels as digits that even an 8-bit mantissa holds exactly.
+# A flag travels among numbers as digits that even an 8-bit mantissa holds exactly.
 _DIGITS, _BASE = 3, 256
+_PLACES = (1, _BASE, _BASE**2)
 
 
-class AllReduce(Transport):
+class AllReduceRoute(Route):
     r"""One all-reduce of one vector: the sum of the workers' codes, or their mean.
 
     Codes travel in the base of their sum, \( N (b - 1) + 1 \) for base b: 32-bit words
@@ -22,76 +23,75 @@ class AllReduce(Transport):
     divided by N first; half floats must not overflow.
     """
 
-    carries = "what can be added up: numbers, or codes of levels that all workers share"
-
-    def can_carry(self, compressor, server, layout):
-        """The server must need no more of the payloads than their sum."""
-        fields = compressor.fields(layout)
-        if server.sum_base(layout, self.collectives.num_workers) is not None:
-            return fields.keys() - compressor.agreed(layout).keys() == {"codes"}
-        numbers = [f.base is None and not f.varies for f in fields.values()]
-        return isinstance(server, Mean) and numbers == [True]
+    def __init__(self, collectives, method, layout, call_site):
+        super().__init__(collectives, method, layout, call_site)
+        self._name, self._sum = method.server.sum_field(layout, self.num_workers)
+        self._is_codes = self._sum.base is not None
 
     @override
-    def exchange(
-        self, payload, compressor, server, server_state, layout, context, status, site
-    ):
-        if server.sum_base(layout, context.num_workers) is None:
-            return self._exchange_numbers(
-                payload, server, server_state, layout, context, status, site
+    def push(self, payload, context, flag):
+        others = dict(payload)
+        values = others.pop(self._name)
+        if self._is_codes:
+            base = self.fields[self._name].base
+            message = ops.sum_codes(
+                values[tf.newaxis], base, self.layout.size, self._sum.base
             )
-        payload = dict(payload)
-        message = ops.sum_codes(
-            payload.pop("codes")[tf.newaxis],
-            compressor.fields(layout)["codes"].base,
-            layout.size,
-            server.sum_base(layout, context.num_workers),
-        )
-        slots = tf.one_hot(context.rank, context.num_workers, status)
-        total = self.collectives.sum(tf.concat([slots, message], 0), site)
-        statuses, words = tf.split(total, [slots.shape[0], message.shape[0]])
-        update, server_state = server.update_of_sum(
-            words, payload, server_state, layout, context
-        )
-        return Outcome(update, server_state, statuses)
-
-    def _exchange_numbers(
-        self, payload, server, server_state, layout, context, status, site
-    ):
-        num_workers = context.num_workers
-        ((name, values),) = payload.items()
-        digits = status // tf.constant([1, _BASE, _BASE**2]) % _BASE
-        slots = tf.one_hot(context.rank, num_workers, dtype=tf.int32)
-        table = tf.reshape(slots[:, tf.newaxis] * digits, [-1])
-        message = tf.concat([tf.cast(table, values.dtype), values / num_workers], 0)
-        total = self.collectives.sum(message, site)
-        table = tf.cast(total[: num_workers * _DIGITS], tf.int32)
-        statuses = tf.reduce_sum(
-            tf.reshape(table, [num_workers, _DIGITS]) * [1, _BASE, _BASE**2], axis=1
-        )
-        mean = {name: total[tf.newaxis, num_workers * _DIGITS :]}
-        update, server_state = server.update(mean, server_state, layout, context)
-        return Outcome(update, server_state, statuses)
+            slots = tf.one_hot(context.rank, self.num_workers, flag)
+        else:
+            message = values / self.num_workers
+            digits = flag // tf.constant(_PLACES) % _BASE
+            rows = tf.one_hot(context.rank, self.num_workers, dtype=tf.int32)
+            table = tf.reshape(rows[:, tf.newaxis] * digits, [-1])
+            slots = tf.cast(table, values.dtype)
+        total = self.collectives.sum(tf.concat([slots, message], 0), self.call_site)
+        return Flight(context, (total, others))
 
     @override
-    def reply_fields(self, compressor, server, layout, num_workers):
-        return {"sum": _summed(compressor, server, layout, num_workers)}
+    def pull(self, flight, state):
+        total, others = flight.content
+        count = self._slots
+        slots, values = total[:count], total[count:]
+        if self._is_codes:
+            flags = slots
+        else:
+            table = tf.reshape(tf.cast(slots, tf.int32), [-1, _DIGITS])
+            flags = tf.reduce_sum(table * _PLACES, axis=1)
+        update, state = self.method.server.update_of_sum(
+            values, others, state, self.layout, flight.context
+        )
+        return ExchangeResult(update, state, flags)
+
+    @property
+    def _slots(self):
+        return self.num_workers * (1 if self._is_codes else _DIGITS)
+
+    @property
+    @override
+    def reply_fields(self):
+        return {"sum": self._sum}
 
     @override
-    def calls(self, compressor, server, layout):
-        num_workers = self.collectives.num_workers
-        field = _summed(compressor, server, layout, num_workers)
-        if field.base is not None:
-            return [Call("sum", num_workers + messages.words_in(field))]
-        slots = num_workers * _DIGITS
-        return [Call("sum", messages.words_in(field._replace(count=field.count + slots)))]
+    def _exchange_calls(self):
+        if self._is_codes:
+            return [Call("sum", self._slots + messages.words_in(self._sum))]
+        field = self._sum._replace(count=self._sum.count + self._slots)
+        return [Call("sum", messages.words_in(field))]
 
 
-def _summed(compressor, server, layout, num_workers):
-    """What is added up: codes in the base of their sum, or numbers."""
-    fields = compressor.fields(layout)
-    base = server.sum_base(layout, num_workers)
-    if base is not None:
-        return fields["codes"]._replace(base=base)
-    (field,) = fields.values()
-    return field
+class AllReduce(Transport):
+    """Adds payloads up on their way: the network's sum is the server."""
+
+    payload_kind = (
+        "what can be added up: numbers, or codes of levels that all workers share"
+    )
+    route_class = AllReduceRoute
+
+    @override
+    def supports(self, method, layout):
+        summed = method.server.sum_field(layout, self.collectives.num_workers)
+        if summed is None:
+            return False
+        fields = method.compressor.fields(layout)
+        shared = method.compressor.max_reduced_fields(layout)
+        return fields.keys() - shared.keys() == {summed.name}

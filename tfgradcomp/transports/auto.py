@@ -1,298 +1,199 @@
-"""Which transport carries a bucket: by name, or the one that should be quickest."""
+"""The choice of a transport for each bucket: by name, by rule, or by measurement.
+
+Nothing that is measured changes a result. Measurement chooses among transports that
+give the same bits. Numbers that are added up are the exception, because the order of a
+ring's additions is not that of a gather's: for them a rule decides, never a clock.
+"""
 
 from __future__ import annotations
 
-import functools
-import sys
-import time
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from tfgradcomp import compressors, servers
-from tfgradcomp.compressors.base import Compressor, Context, Layout
-from tfgradcomp.servers.base import Server
+from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.core import Layout, Method
+from tfgradcomp.core.logging import logger
+from tfgradcomp.transports import messages
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce
-from tfgradcomp.transports.base import Call, Transport
-from tfgradcomp.collectives.base import Collectives
+from tfgradcomp.transports.base import Transport
+from tfgradcomp.transports.costs import Costs, measure, route_seconds
 from tfgradcomp.transports.sharded import Sharded
-from tfgradcomp.transports import messages
 
 _BY_NAME = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 NAMES = ("auto", *_BY_NAME)
-PLAIN = "float32"
 
-# Uncompressed training is another method: it must be this much quicker to be chosen.
-_PLAIN_MARGIN = 1.1
-_PROBE_WORDS = 64, 1 << 15, 1 << 17, 1 << 19
-_PROBE_SECONDS = 0.01
-_PROBE_ELEMENTS = 1 << 17, 1 << 20
-_ROUNDS = 5
+# Uncompressed training must be this much quicker to be worth a word, or the fallback.
+_FLOAT32_MARGIN = 1.1
 
 
-def candidates(
-    compressor: Compressor, server: Server, layout: Layout, collectives: Collectives
+class Estimate(NamedTuple):
+    """Estimated durations of a bucket's exchange.
+
+    Attributes:
+        seconds: By the names of the transports that give the same bits.
+        float32_seconds: Of a float32 all-reduce of the bucket.
+    """
+
+    seconds: dict[str, float]
+    float32_seconds: float
+
+    @property
+    def quickest(self) -> str:
+        """The name of the transport that should be quickest."""
+        return min(self.seconds, key=self.seconds.get)
+
+
+class Selection(NamedTuple):
+    """The transports of a vector's buckets.
+
+    Attributes:
+        transports: One for each bucket.
+        is_float32_quicker: Whether uncompressed training should be quicker by more than
+            a tenth; False where nothing was measured.
+    """
+
+    transports: list[Transport]
+    is_float32_quicker: bool = False
+
+
+def supported_names(
+    method: Method, layout: Layout, collectives: Collectives
 ) -> list[str]:
     """Returns the names of the transports that can carry what a method sends."""
-    method = compressor, servers.fused(server), layout
+    fused = method.fused()
     return [
-        name for name, kind in _BY_NAME.items() if kind(collectives).can_carry(*method)
+        name
+        for name, kind in _BY_NAME.items()
+        if kind(collectives).supports(fused, layout)
     ]
 
 
-def carriers(
+def name_by_rule(method: Method, layout: Layout, collectives: Collectives) -> str:
+    """Returns the transport that is taken without a measurement.
+
+    Sums of numbers go by all-reduce, everything else by all-gather.
+    """
+    is_codes = any(f.base for f in method.compressor.fields(layout).values())
+    can_sum = "all_reduce" in supported_names(method, layout, collectives)
+    return "all_reduce" if can_sum and not is_codes else "all_gather"
+
+
+def names_with_equal_bits(
+    method: Method, layout: Layout, collectives: Collectives
+) -> list[str]:
+    """Returns the names of the transports among which a measurement may choose."""
+    by_rule = name_by_rule(method, layout, collectives)
+    is_variable = messages.has_variable_length(method.compressor.fields(layout))
+    if by_rule == "all_reduce" or is_variable:
+        return [by_rule]
+    return supported_names(method, layout, collectives)
+
+
+def select_transports(
     transport: str | Transport | Costs,
-    compressor: Compressor,
-    server: Server,
+    method: Method,
     layouts: list[Layout],
     collectives: Collectives,
     hosts: Collectives | None = None,
-) -> list[tuple[Compressor, Server, Transport]]:
-    """Returns what carries each bucket.
+) -> Selection:
+    """Selects the transport of each bucket.
 
     Args:
-        transport: A transport, the name of one, `"auto"`, or what the collectives cost.
-        compressor: The worker's half of the method.
-        server: The server's half.
+        transport: A transport, the name of one, `"auto"`, or the durations of the
+            collectives, from which `"auto"` then chooses without measuring.
+        method: The method.
         layouts: The blocks of each bucket.
         collectives: What the transports are made of.
-        hosts: The collectives of the processes, where there are several: what `"auto"`
-            measures. Without, and without costs, it takes what never is a bad choice.
+        hosts: The collectives of the processes, where there are several: `"auto"`
+            measures these. If neither these nor durations are given, `"auto"` falls
+            back to `name_by_rule`.
 
     Raises:
         ValueError: If the transport cannot carry what the method sends.
     """
-    method = compressor, server
-    workers = collectives.num_workers
-    if any(messages.varies(compressor.fields(layout)) for layout in layouts):
-        # One transport carries them, and no size says what it takes.
-        transport = "auto" if isinstance(transport, Costs) else transport
-        hosts = None
-    names = [transport] * len(layouts)
-    if isinstance(transport, Costs) or (transport == "auto" and hosts is not None):
-        costs = transport if isinstance(transport, Costs) else measure(hosts)
-        choices = [quickest(*method, layout, workers, costs) for layout in layouts]
-        names = [choice.name for choice in choices]
-        if hosts is not None:
-            names = agree(choices, hosts)
-    plain = compressor.uncompressed(), server.uncompressed()
-    chosen = []
-    for name, layout in zip(names, layouts, strict=True):
-        pair = plain if name == PLAIN else method
-        possible = candidates(*pair, layout, collectives)
-        if name in (PLAIN, "auto"):
-            is_codes = any(f.base for f in pair[0].fields(layout).values())
-            can_sum = "all_reduce" in possible and not is_codes
-            name = "all_reduce" if can_sum else "all_gather"
-        carrier = _BY_NAME[name](collectives) if isinstance(name, str) else name
-        if not carrier.can_carry(pair[0], servers.fused(pair[1]), layout):
-            raise ValueError(
-                f"transport={name!r} cannot carry what this method sends: it carries "
-                f"{carrier.carries}. Use 'auto' or one of {possible}. "
-                f"Received: compressor={compressor}, server={server}"
-            )
-        chosen.append((*pair, carrier))
-    return chosen
-
-
-class Line(NamedTuple):
-    """Seconds of a collective: `latency + words * per_word`.
-
-    Attributes:
-        latency: Seconds, whatever is sent.
-        per_word: Seconds for each 32-bit word of a worker's message.
-    """
-
-    latency: float
-    per_word: float
-
-
-class Costs(NamedTuple):
-    """What the collectives of a cluster cost, each for its number of workers.
-
-    Attributes:
-        gather: Of a vector from each worker.
-        all_to_all: Of a row from each worker to each.
-        sum: Of a vector of each worker.
-    """
-
-    gather: Line
-    all_to_all: Line
-    sum: Line
-
-    def seconds(self, calls: list[Call]) -> float:
-        """Returns how long some collectives take, one after the other."""
-        lines = [getattr(self, call.kind) for call in calls]
-        return sum(
-            line.latency + line.per_word * call.words
-            for line, call in zip(lines, calls, strict=True)
+    if isinstance(transport, Transport):
+        return Selection([transport] * len(layouts))
+    if isinstance(transport, str) and transport != "auto":
+        for layout in layouts:
+            names = supported_names(method, layout, collectives)
+            if transport not in names:
+                raise ValueError(
+                    f"transport={transport!r} cannot carry what this method sends: it "
+                    f"carries {_BY_NAME[transport].payload_kind}. Use 'auto' or one of "
+                    f"{names}. Received: method={method}"
+                )
+        return Selection([_BY_NAME[transport](collectives)] * len(layouts))
+    costs = transport if isinstance(transport, Costs) else None
+    is_measurable = _has_fixed_length(method, layouts)
+    if is_measurable and costs is None and hosts is not None:
+        costs = measure(hosts)
+    if costs is None or not is_measurable:
+        names = [name_by_rule(method, layout, collectives) for layout in layouts]
+        return Selection([_BY_NAME[name](collectives) for name in names])
+    estimates = []
+    for layout in layouts:
+        names = names_with_equal_bits(method, layout, collectives)
+        estimates.append(
+            estimate(names, method, layout, collectives.num_workers, costs)
         )
+    names, is_float32_quicker = _agree(estimates, hosts)
+    transports = [_BY_NAME[name](collectives) for name in names]
+    return Selection(transports, is_float32_quicker)
 
 
-@functools.cache
-def measure(collectives: Collectives) -> Costs:
-    """Measures the collectives on the cluster, once; all workers must call it.
-
-    Vectors grow until one takes a hundredth of a second: what buffers on the way
-    swallow costs nothing yet. At 100 Mbit/s all of it takes half a second.
-    """
-    num_workers = collectives.num_workers
-
-    def seconds(kind, words):
-        words = -(-words // num_workers) * num_workers
-        shape = [num_workers, words // num_workers] if kind == "all_to_all" else [words]
-        vector = tf.zeros(shape, tf.int32)
-        collective, site = getattr(collectives, kind), f"measure/{words}"
-        own = _least_seconds(lambda: collective(vector, site))
-        # The slowest worker's, so that all stop at the same size.
-        return float(collectives.max(tf.constant([own]), "measure/seconds")[0])
-
-    def line(kind):
-        few, *more = _PROBE_WORDS
-        latency = high = seconds(kind, few)
-        for many in more:
-            low, high = high, seconds(kind, many)
-            per_word = max(high - low, 0.0) / (many - few)
-            few = many
-            if high > _PROBE_SECONDS:
-                break
-        return Line(latency, per_word)
-
-    return Costs(*(line(kind) for kind in Costs._fields))
+def estimate(
+    names: list[str], method: Method, layout: Layout, num_workers: int, costs: Costs
+) -> Estimate:
+    """Returns the estimated durations of a bucket's exchange by some transports."""
+    seconds = {
+        name: route_seconds(_BY_NAME[name], method, layout, num_workers, costs)
+        for name in names
+    }
+    return Estimate(seconds, costs.seconds([Call("sum", layout.size)]))
 
 
-class Choice(NamedTuple):
-    """What carries a bucket.
-
-    Attributes:
-        name: Name of a transport, or `PLAIN`.
-        milliseconds: What each candidate was estimated to take.
-    """
-
-    name: str
-    milliseconds: dict[str, float]
-
-
-def quickest(
-    compressor: Compressor,
-    server: Server,
-    layout: Layout,
-    num_workers: int,
-    costs: Costs,
-) -> Choice:
-    """Returns the transport that should be quickest, or `PLAIN` where none pays."""
-    compressor, server = compressors.fused(compressor), servers.fused(server)
-    agreed = sum(field.count for field in compressor.agreed(layout).values())
-    rounds = [Call("sum", agreed)] if agreed else []
-    seconds = {}
-    echo = _Echo(num_workers)
-    for name in candidates(compressor, server, layout, echo):
-        transport = _BY_NAME[name](echo)
-        calls = rounds + transport.calls(compressor, server, layout)
-        per_element = _seconds_per_element(
-            name, compressor, server, num_workers, _block_size(layout)
-        )
-        seconds[name] = costs.seconds(calls) + per_element * layout.size
-    best = min(seconds, key=seconds.get)
-    seconds[PLAIN] = costs.seconds([Call("sum", layout.size)])
-    if _PLAIN_MARGIN * seconds[PLAIN] < seconds[best]:
-        best = PLAIN
-    return Choice(best, {name: 1e3 * value for name, value in seconds.items()})
-
-
-def agree(choices: list[Choice], collectives: Collectives) -> list[str]:
-    """Returns worker 0's choices, on all workers; worker 0 says in a line what and why.
-
-    Measured times differ a little between workers, and all must do the same.
-    """
-    names = [*_BY_NAME, PLAIN]
-    mine = tf.constant([names.index(choice.name) for choice in choices])
-    chosen = collectives.gather(mine, f"agree/{len(choices)}").numpy()[0]
-    if collectives.rank == 0:
-        reasons = "; ".join(
-            f"{choice.name} ("
-            + ", ".join(f"{name} {ms:.3g}" for name, ms in choice.milliseconds.items())
-            + ")"
-            for choice in choices
-        )
-        print(
-            f"tfgradcomp: transport='auto' on {collectives.num_workers} workers, by "
-            f"estimated ms a bucket: {reasons}",
-            file=sys.stderr,
-            flush=True,
-        )
-    return [names[index] for index in chosen]
-
-
-class _Echo(Collectives):
-    """N workers that all send the same: what is left to measure is the arithmetic."""
-
-    rank = 0
-
-    def __init__(self, num_workers):
-        self.num_workers = num_workers
-
-    def gather(self, vector, site):
-        return tf.stack([vector] * self.num_workers)
-
-    def all_to_all(self, rows, site):
-        return rows
-
-    def sum(self, vector, site):
-        return vector
-
-
-def _block_size(layout):
-    """The size of the block that the middle element is in, as a probe can have it."""
-    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
-    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
-    return min(width, _PROBE_ELEMENTS[0])
-
-
-@functools.lru_cache(maxsize=64)
-def _seconds_per_element(name, compressor, server, num_workers, block_size):
-    """What encoding, the server's rule and decoding take for each element."""
-    context = Context(
-        step=tf.constant(0, tf.int64),
-        seed=tf.constant(0, tf.int64),
-        rank=0,
-        num_workers=num_workers,
-        learning_rate=tf.constant(1.0),
-        previous_learning_rate=tf.constant(1.0),
-        max=tf.identity,
+def _has_fixed_length(method, layouts):
+    # The declared size of messages of variable length says nothing of their duration.
+    return not any(
+        messages.has_variable_length(method.compressor.fields(layout))
+        for layout in layouts
     )
-    transport = _BY_NAME[name](_Echo(num_workers))
-
-    def seconds(size):
-        layout = Layout.from_sizes([size], block_size)
-        x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
-        state = compressor.init(layout)
-        server_state = transport.init_server(compressor, server, layout)
-
-        def step():
-            payload, _ = compressor.compress(x, state, layout, context)
-            return transport.exchange(
-                *(payload, compressor, server, server_state, layout, context),
-                tf.constant(0),
-                "probe",
-            )
-
-        return _least_seconds(step)
-
-    few, many = _PROBE_ELEMENTS
-    low, high = seconds(few), seconds(many)
-    # A neighbour's noise must not make it free.
-    return max(high - low, high / 8) / (many - few)
 
 
-def _least_seconds(function):
-    function()
-    times = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        tf.nest.flatten(function())[0].numpy()
-        times.append(time.perf_counter() - began)
-    # What else the machine does makes them longer, never shorter.
-    return min(times)
+def _agree(estimates, hosts):
+    """Returns worker 0's choice on all workers; worker 0 logs what and why."""
+    names = [*_BY_NAME]
+    own = [names.index(one.quickest) for one in estimates]
+    compressed = sum(min(one.seconds.values()) for one in estimates)
+    float32 = sum(one.float32_seconds for one in estimates)
+    own.append(int(_FLOAT32_MARGIN * float32 < compressed))
+    if hosts is not None:
+        call_site = f"agree/{len(estimates)}"
+        own = hosts.gather(tf.constant(own), call_site).numpy()[0].tolist()
+        if hosts.rank == 0:
+            _log(estimates, own, names, compressed, float32, hosts.num_workers)
+    *chosen, is_float32_quicker = own
+    return [names[index] for index in chosen], bool(is_float32_quicker)
+
+
+def _log(estimates, own, names, compressed, float32, num_workers):
+    reasons = "; ".join(
+        f"{names[index]} ("
+        + ", ".join(f"{name} {1e3 * s:.3g}" for name, s in one.seconds.items())
+        + f", float32 {1e3 * one.float32_seconds:.3g})"
+        for index, one in zip(own, estimates, strict=False)
+    )
+    logger.info(
+        "transport='auto' on %d workers, by estimated ms a bucket: %s",
+        num_workers,
+        reasons,
+    )
+    if own[-1]:
+        logger.info(
+            "float32 would be quicker on this network: %.3g ms a step instead of %.3g. "
+            "Compression goes on; fallback='float32' takes float32 in such a case",
+            1e3 * float32,
+            1e3 * compressed,
+        )

@@ -1,15 +1,16 @@
-"""What a transport is: it moves words, and knows no method by name."""
+"""The contract of a transport and of a route, a method on its way."""
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Compressor, Context, Field, Layout, State
-from tfgradcomp.ops import SplitVector
-from tfgradcomp.servers.base import Server
-from tfgradcomp.collectives.base import Collectives
+from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.core.split_vector import Vector
 
 
 class Words(NamedTuple):
@@ -19,120 +20,214 @@ class Words(NamedTuple):
     received: float
 
 
-class Call(NamedTuple):
-    """A collective.
+class Flight(NamedTuple):
+    """A payload between `Route.push` and `Route.pull`.
 
     Attributes:
-        kind: Name of a method of `Collectives`: gather, all_to_all, sum or max.
-        words: 32-bit words that a worker hands to it.
+        context: The step that it belongs to.
+        content: What the route needs to go on; the route's own affair.
     """
 
-    kind: str
-    words: int
-
-    def moved(self, num_workers: int) -> float:
-        """Returns the words that a worker sends, which are as many as it receives."""
-        others = num_workers - 1
-        if self.kind == "gather":
-            return others * self.words
-        if self.kind == "all_to_all":
-            return others / num_workers * self.words
-        # A ring: every word goes round twice, less the own part.
-        return 2 * others / num_workers * self.words
+    context: Context
+    content: Any
 
 
-class Outcome(NamedTuple):
-    """What an exchange gives.
+class ExchangeResult(NamedTuple):
+    """The result of an exchange.
 
     Attributes:
-        update: float32, the same on all workers.
-        server_state: The server's new state, as far as it is held here.
-        statuses: All workers' statuses, int32 `[N]`.
-        varying_words: int32, the words that this worker handed to collectives besides
-            those that `Transport.calls` declares.
+        update: float32 vector, the same on all workers.
+        state: The server's new state, as far as it is held here.
+        nonfinite_flags: All workers' flags, int32 `[N]`.
+        variable_words: int32, the words that this worker handed to collectives besides
+            those that `Route.calls` declares.
     """
 
-    update: tf.Tensor | SplitVector
-    server_state: State
-    statuses: tf.Tensor
-    varying_words: tf.Tensor | int = 0
+    update: Vector
+    state: State
+    nonfinite_flags: tf.Tensor
+    variable_words: tf.Tensor | int = 0
 
 
-class Transport:
-    """Carries payloads to where the server is, and replies back.
+class Route:
+    """A method bound to a transport and a layout: all geometry, computed once.
+
+    A step passes only what changes: payload, state, context and flag.
 
     Attributes:
-        carries: What a method must send to go this way, in words.
         collectives: What moves vectors between the workers.
+        method: The method, with chains of components fused.
+        layout: The blocks of the flat vector.
+        call_site: Name of the call site, the same on all workers.
+        fields: The fields of a payload.
+        max_reduced_fields: The fields of the first round; empty where there is none.
+        num_workers: Python integer N.
+        local_state_size: Elements of a vector of the server's state held here.
     """
 
-    carries: ClassVar[str] = "any payload"
-
-    def __init__(self, collectives: Collectives):
+    def __init__(
+        self, collectives: Collectives, method: Method, layout: Layout, call_site: str
+    ):
         self.collectives = collectives
+        self.method = method
+        self.layout = layout
+        self.call_site = call_site
+        self.num_workers = collectives.num_workers
+        self.fields = method.compressor.fields(layout)
+        self.max_reduced_fields = method.compressor.max_reduced_fields(layout)
+        self.local_state_size = layout.size
 
-    def can_carry(self, compressor: Compressor, server: Server, layout: Layout) -> bool:
-        """Returns whether what the method sends can go this way."""
-        return True
+    # What a step does.
 
-    def init_server(
-        self, compressor: Compressor, server: Server, layout: Layout
-    ) -> State:
+    def init_state(self) -> State:
         """Returns the server's first state, as far as it is held here."""
-        return server.init(layout)
+        return self.method.server.init(self.layout)
 
-    def held(
-        self,
-        rank: int,
-        compressor: Compressor,
-        server: Server,
-        layout: Layout,
-    ) -> range:
-        """Returns the elements whose server state a worker holds."""
-        return range(layout.size)
+    def reduce_max(
+        self, prepared: dict[str, tf.Tensor], state: State
+    ) -> dict[str, tf.Tensor]:
+        """Takes the first round: reduces what `Compressor.prepare` returned.
+
+        Args:
+            prepared: What `Compressor.prepare` returned on this worker.
+            state: The server's state, as far as it is held here.
+        """
+        names = [*self.max_reduced_fields]
+        if not names:
+            return prepared
+        sizes = [self.max_reduced_fields[name].count for name in names]
+        local = tf.concat([prepared[name] for name in names], 0)
+        parts = tf.split(self.collectives.max(local, self.call_site), sizes)
+        return {**prepared, **dict(zip(names, parts, strict=True))}
+
+    def push(
+        self, payload: dict[str, tf.Tensor], context: Context, flag: tf.Tensor
+    ) -> Flight:
+        """Sends this worker's payload on its way to the server.
+
+        Args:
+            payload: A tensor for each of `fields`.
+            context: The step.
+            flag: int32 scalar in [0, 2**24): 0, or what is not finite on this worker.
+        """
+        raise NotImplementedError
+
+    def pull(self, flight: Flight, state: State) -> ExchangeResult:
+        """Returns the decoded reply to the payloads of all workers.
+
+        Args:
+            flight: What `push` returned.
+            state: The server's state, as far as it is held here.
+        """
+        raise NotImplementedError
 
     def exchange(
         self,
         payload: dict[str, tf.Tensor],
-        compressor: Compressor,
-        server: Server,
-        server_state: State,
-        layout: Layout,
+        state: State,
         context: Context,
-        status: tf.Tensor,
-        site: str,
-    ) -> Outcome:
-        """Carries one payload a worker to the server, and decodes the reply.
+        flag: tf.Tensor,
+    ) -> ExchangeResult:
+        """Carries one payload a worker to the server, and decodes the reply."""
+        return self.pull(self.push(payload, context, flag), state)
+
+    # What it costs.
+
+    @property
+    def calls(self) -> list[Call]:
+        """The collectives of a step, first round and flags included.
+
+        Whatever varies from step to step is left out.
+        """
+        count = sum(field.count for field in self.max_reduced_fields.values())
+        first_round = [Call("max", count)] if count else []
+        return first_round + self._exchange_calls()
+
+    def _exchange_calls(self) -> list[Call]:
+        raise NotImplementedError
+
+    @property
+    def reply_fields(self) -> dict[str, Field]:
+        """The fields of a reply, as this route carries it."""
+        return self.method.server.reply_fields(self.layout, self.num_workers)
+
+    @property
+    def words(self) -> Words:
+        """The words that a step moves, without those that vary from step to step."""
+        moved = sum(self.collectives.words_sent(call) for call in self.calls)
+        return Words(sent=moved, received=moved)
+
+    # The server's state in one form, wherever it is held.
+
+    def owned_range(self, rank: int) -> range:
+        """Returns the elements of the layout whose server state a worker holds."""
+        return range(self.layout.size)
+
+    @property
+    def is_state_spread(self) -> bool:
+        """Whether each worker holds another part of the server's state."""
+        whole = range(self.layout.size)
+        return any(self.owned_range(rank) != whole for rank in (0, -1))
+
+    def to_whole(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Joins a vector of the server's state.
 
         Args:
-            payload: A tensor for each of the compressor's fields.
-            compressor: Says what the fields are.
-            server: The rule that combines the payloads.
-            server_state: The server's state, as far as it is held here.
+            parts: The vector `[local_state_size]` as each worker holds it, by ranks.
+
+        Returns:
+            The vector, `[layout.size]`.
+        """
+        whole = np.zeros([self.layout.size], np.float32)
+        for rank, part in enumerate(parts):
+            owned = self.owned_range(rank)
+            whole[owned.start : owned.stop] = part[: len(owned)]
+        return whole
+
+    def from_whole(self, whole: np.ndarray, rank: int) -> np.ndarray:
+        """Returns what a worker holds, `[local_state_size]`, of a whole vector."""
+        owned = self.owned_range(rank)
+        part = np.zeros([self.local_state_size], np.float32)
+        part[: len(owned)] = whole[owned.start : owned.stop]
+        return part
+
+
+class Transport:
+    """Says where the server is, and binds methods to routes there.
+
+    Attributes:
+        payload_kind: Human-readable description of the payloads that it supports.
+        route_class: The class of its routes.
+        collectives: What moves vectors between the workers.
+    """
+
+    payload_kind: ClassVar[str] = "any payload"
+    route_class: ClassVar[type[Route]] = Route
+
+    def __init__(self, collectives: Collectives):
+        self.collectives = collectives
+
+    def supports(self, method: Method, layout: Layout) -> bool:
+        """Returns whether the payloads of a fused method can go this way."""
+        return True
+
+    def bind(self, method: Method, layout: Layout, call_site: str) -> Route:
+        """Puts together, once, what does not change from step to step.
+
+        Args:
+            method: The method.
             layout: The blocks of the flat vector.
-            context: The step.
-            status: int32 scalar in [0, 2**24), a word that all workers shall see.
-            site: Name of the call site, the same on all workers.
+            call_site: Name of the call site, the same on all workers; distinct for
+                distinct routes.
+
+        Raises:
+            ValueError: If the transport cannot carry the method's payloads.
         """
-        raise NotImplementedError
-
-    def reply_fields(
-        self, compressor: Compressor, server: Server, layout: Layout, num_workers: int
-    ) -> dict[str, Field]:
-        """Returns what a reply is made of where this transport carries one."""
-        return server.reply_fields(layout, num_workers)
-
-    def calls(
-        self, compressor: Compressor, server: Server, layout: Layout
-    ) -> list[Call]:
-        """Returns the collectives of an exchange, the status included.
-
-        What varies from step to step is left out.
-        """
-        raise NotImplementedError
-
-    def words(self, compressor: Compressor, server: Server, layout: Layout) -> Words:
-        """Returns what an exchange moves, besides what varies from step to step."""
-        calls = self.calls(compressor, server, layout)
-        moved = sum(self.collectives.moved(call) for call in calls)
-        return Words(sent=moved, received=moved)
+        fused = method.fused()
+        if not self.supports(fused, layout):
+            raise ValueError(
+                f"transport={type(self).__name__} cannot carry what this method sends: "
+                f"it carries {self.payload_kind}. Use transport='auto'. "
+                f"Received: method={method}"
+            )
+        return self.route_class(self.collectives, fused, layout, call_site)

@@ -13,7 +13,7 @@ import math
 
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import Field
+from tfgradcomp.core import Field
 from tfgradcomp.ops import NOTHING, words_for
 
 
@@ -31,12 +31,14 @@ def message_words(fields: dict[str, Field]) -> int:
 
 def fixed_words(fields: dict[str, Field]) -> int:
     """Returns the number of words at the front of a message that do not vary."""
-    return sum(words_in(field) for field in fields.values() if not field.varies)
+    return sum(
+        words_in(field) for field in fields.values() if not field.variable_length
+    )
 
 
-def varies(fields: dict[str, Field]) -> bool:
-    """Whether the size of messages with these fields varies."""
-    return any(field.varies for field in fields.values())
+def has_variable_length(fields: dict[str, Field]) -> bool:
+    """Returns whether messages with these fields vary in length."""
+    return any(field.variable_length for field in fields.values())
 
 
 def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
@@ -44,7 +46,7 @@ def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
     parts = []
     for name, field in fields.items():
         values = payload[name]
-        if field.varies:
+        if field.variable_length:
             parts.append(values)
             continue
         shape = values.shape[:-1]
@@ -70,7 +72,7 @@ def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """
     payload, begin = {}, 0
     for name, field in fields.items():
-        if field.varies:
+        if field.variable_length:
             payload[name] = words[..., begin:]
             continue
         end = begin + words_in(field)

@@ -34,7 +34,9 @@ class Statistics(NamedTuple):
     nonfinite: tf.Tensor
 
 
-def block_statistics(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> Statistics:
+def block_statistics(
+    x: tf.Tensor | SplitVector, row_splits: Sequence[int]
+) -> Statistics:
     """Returns statistics of each block of float32 `[count]`, in float64.
 
     Sums are taken in an order that depends on the blocks alone.

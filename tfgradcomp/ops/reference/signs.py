@@ -12,7 +12,9 @@ from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
 from tfgradcomp.ops.reference.vectors import add, count_nonfinite, divide, in_parts
 
 
-def pack_signs(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None) -> tf.Tensor:
+def pack_signs(
+    x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None
+) -> tf.Tensor:
     """Packs the signs of float32 `[count]` into base-2 words, code 1 for plus.
 
     Args:

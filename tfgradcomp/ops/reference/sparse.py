@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.ops.reference.blocks import reduce_blocks, spread
 from tfgradcomp.ops.reference.vectors import (
@@ -29,7 +30,6 @@ from tfgradcomp.ops.reference.vectors import (
     in_parts,
 )
 from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING
-from tfgradcomp.compat.xla import in_xla
 
 _NORMAL, _INFINITE = 0x00800000, 0x7F800000  # Bits of the least number of each kind.
 _MOST = 7  # The largest d.

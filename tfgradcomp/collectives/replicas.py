@@ -1,0 +1,194 @@
+"""TensorFlow's collectives over the replicas of a strategy.
+
+Strategies have collectives of their own (`ReplicaContext.all_reduce`), but they take
+a fresh key whenever they are called and so fail inside `tf.cond` and `tf.while_loop`
+(`steps_per_execution`, mixed precision). Here the raw ops are used, with a group of
+our own and one fixed instance key a call site, which works anywhere in a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.collectives.base import (
+    PADDED_SIZES,
+    Collectives,
+    SingleWorker,
+    padded_size_index,
+)
+from tfgradcomp.compat.strategy import is_multi_worker, process_of
+
+# Far above the keys that TensorFlow counts up from 1 and 100.
+_GROUP_KEY = 0x54470000
+_KEYS_PER_INSTANCE = 1 << 16
+_instances = itertools.count()
+
+
+class Replicas(Collectives):
+    """The replicas of a strategy, of one process or of many.
+
+    Objects are numbered as they are created, so all processes must create the same
+    ones in the same order, as they must with the strategy's variables.
+    """
+
+    _group_key = _GROUP_KEY
+
+    def __init__(
+        self, num_workers: int, process_index: int = 0, num_processes: int = 1
+    ):
+        self.num_workers = num_workers
+        self.process_index, self.num_processes = process_index, num_processes
+        self._next_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
+        self._end_key = self._next_key + _KEYS_PER_INSTANCE
+        self._keys = {}
+
+    @property
+    @override
+    def rank(self):
+        # Each replica runs, and is traced, by itself: its index is a constant there.
+        context = tf.distribute.get_replica_context()
+        index = tf.convert_to_tensor(context.replica_id_in_sync_group)
+        return int(tf.get_static_value(index))
+
+    @override
+    def gather(self, vector, call_site):
+        if self._meets_eagerly():
+            context = tf.distribute.get_replica_context()
+            return context.all_gather(vector[tf.newaxis], axis=0)
+        size = vector.shape[0]
+        varying = tf.size(vector) if size is None else None
+        flat = tf.raw_ops.CollectiveGatherV2(
+            input=vector, **self._arguments(f"gather/{call_site}", varying)
+        )
+        return tf.reshape(flat, [self.num_workers, -1 if size is None else size])
+
+    @override
+    def all_to_all(self, rows, call_site):
+        if self._meets_eagerly():
+            everything = self.gather(tf.reshape(rows, [-1]), call_site)
+            return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
+        return tf.raw_ops.CollectiveAllToAllV2(
+            input=rows, **self._arguments(f"all_to_all/{call_site}")
+        )
+
+    @override
+    def sum(self, vector, call_site):
+        return self._reduce(vector, "Add", call_site)
+
+    @override
+    def max(self, vector, call_site):
+        return self._reduce(vector, "Max", call_site)
+
+    def _meets_eagerly(self):
+        # Local replicas run in turns where nothing is traced: one that waits inside
+        # an op for the next waits for ever, so they meet by the strategy's means.
+        return tf.executing_eagerly()
+
+    def _reduce(self, vector, merge_op, call_site):
+        if self._meets_eagerly():
+            vectors = self.gather(vector, call_site)
+            reduce = tf.reduce_max if merge_op == "Max" else tf.reduce_sum
+            return reduce(vectors, axis=0)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=vector,
+            merge_op=merge_op,
+            final_op="Id",
+            **self._arguments(f"{merge_op}/{call_site}"),
+        )
+
+    def _arguments(self, call_site, varying_size=None):
+        if call_site not in self._keys:
+            self._keys[call_site] = self._next_key
+            self._next_key += 1 if varying_size is None else len(PADDED_SIZES)
+            if self._next_key > self._end_key:
+                raise ValueError(
+                    f"Collectives have {_KEYS_PER_INSTANCE} keys; a call site whose "
+                    f"size varies takes {len(PADDED_SIZES)}. Take larger buckets "
+                    f"(`bucket_bytes`). Received: {len(self._keys)} sites"
+                )
+        key = self._keys[call_site]
+        return {
+            "group_size": self.num_workers,
+            "group_key": self._group_key,
+            "instance_key": key
+            if varying_size is None
+            else key + padded_size_index(varying_size),
+            "ordering_token": [_ordering_token()],
+        }
+
+
+class Hosts(Replicas):
+    """The processes of a `MultiWorkerMirroredStrategy`, by their CPUs.
+
+    For what a process says once, whatever replicas it has: logs, agreements.
+    """
+
+    _group_key = _GROUP_KEY + 1
+
+    def __init__(self, process_index: int, num_processes: int):
+        super().__init__(num_processes, process_index, num_processes)
+
+    @property
+    @override
+    def rank(self):
+        return self.process_index
+
+    def _meets_eagerly(self):
+        return False
+
+    @override
+    def gather(self, vector, call_site):
+        with tf.device("CPU:0"):
+            return super().gather(vector, call_site)
+
+    @override
+    def all_to_all(self, rows, call_site):
+        with tf.device("CPU:0"):
+            return super().all_to_all(rows, call_site)
+
+    def _reduce(self, vector, merge_op, call_site):
+        with tf.device("CPU:0"):
+            return super()._reduce(vector, merge_op, call_site)
+
+
+_tokens = {}
+
+
+def _ordering_token() -> tf.Tensor:
+    """A resource of the current device that its collectives are ordered by.
+
+    Without one, automatic control dependencies put the collectives of several local
+    replicas into one sequence, where each waits for the next for ever. The kernels
+    never read the resource, so a handle will do.
+    """
+    with tf.init_scope():
+        # An operation says where this replica runs; nothing public else does.
+        device = tf.constant(0).device
+        if device not in _tokens:
+            with tf.device(device):
+                _tokens[device] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32,
+                    shape=[],
+                    shared_name=f"tfgradcomp_ordering_token_{len(_tokens)}",
+                )
+        return _tokens[device]
+
+
+def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
+    """Returns the collectives over a strategy's replicas."""
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return SingleWorker()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return Replicas(count, *process_of(strategy))
+    return Replicas(count)
+
+
+@functools.cache
+def across_hosts(strategy: tf.distribute.Strategy) -> Hosts | None:
+    """Returns the collectives between a strategy's processes; None if there is one."""
+    return Hosts(*process_of(strategy)) if is_multi_worker(strategy) else None

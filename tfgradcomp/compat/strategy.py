@@ -1,0 +1,22 @@
+"""The processes of a strategy."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the strategy spans several processes."""
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )
+
+
+def process_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int, int]:
+    """Returns this process' index among the chief and the workers, and their number."""
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict()
+    chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
+    before = chiefs if resolver.task_type == "worker" else 0
+    return before + resolver.task_id, chiefs + workers

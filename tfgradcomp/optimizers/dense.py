@@ -1,0 +1,23 @@
+"""Gradients as the dense tensors that are compressed."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfgradcomp.optimizers.agreement import path_of
+
+
+def dense(gradient, variable) -> tf.Tensor:
+    """Returns the dense tensor that a gradient stands for, `IndexedSlices` included.
+
+    Raises:
+        TypeError: If it is not of a float type.
+    """
+    gradient = tf.convert_to_tensor(gradient)
+    if not gradient.dtype.is_floating:
+        raise TypeError(
+            "Gradients must be of a float type to be compressed. Received: "
+            f"dtype={gradient.dtype.name} for variable {path_of(variable)}; train it "
+            "with an optimizer of its own, or split it into real parts."
+        )
+    return gradient

@@ -1,0 +1,180 @@
+"""The plan of an optimizer: from variables to buckets, each with a bound route."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfgradcomp.collectives import Collectives
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.core import Layout, Method
+from tfgradcomp.ops.block_sums import CHUNK
+from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
+from tfgradcomp.optimizers.gradient_bucket import GradientBucket
+from tfgradcomp.optimizers.partition import compressed_positions
+from tfgradcomp.transports import Costs, Traffic, Transport, select_transports
+from tfgradcomp.transports.messages import fixed_words, message_words
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `CompressedOptimizer` that decide what travels how."""
+
+    method: Method
+    block_size: int | str | None
+    transport: str | Transport | Costs
+    fallback: str | None
+    exclude: object
+    min_size: int
+    bucket_bytes: int
+
+
+class _Vector(NamedTuple):
+    """Variables that are flattened together, with the method for them."""
+
+    name: str
+    positions: list[int]
+    sizes: list[int]
+    method: Method
+    block_size: int | str | None
+
+
+class Plan(NamedTuple):
+    """The buckets of an optimizer, bound to their routes.
+
+    Attributes:
+        buckets: The buckets, those of the compressed vector first.
+        collectives: What moves vectors between the workers.
+        is_fallback: Whether float32 was chosen instead of the method.
+    """
+
+    buckets: tuple[GradientBucket, ...]
+    collectives: Collectives
+    is_fallback: bool
+
+    def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
+        """Returns what one worker moves in one step.
+
+        Args:
+            moved: Where messages vary in length: the steps so far, the elements sent
+                and the words that varied, int64 `[3]`.
+        """
+        workers = self.collectives.num_workers
+        words = [bucket.route.words for bucket in self.buckets]
+        compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
+        elements = sum(bucket.size for bucket in compressed)
+        plain = sum(bucket.size for bucket in self.buckets) - elements
+        sent, variable = elements, 0.0
+        if moved is not None:
+            steps, sent, variable = moved.numpy().tolist()
+            sent, variable = (
+                x / steps if steps else math.nan for x in (sent, variable)
+            )
+        up = sum(fixed_words(bucket.route.fields) for bucket in compressed)
+        reply = sum(message_words(bucket.route.reply_fields) for bucket in compressed)
+        others = (workers - 1) * variable
+        return Traffic(
+            num_workers=workers,
+            elements_compressed=elements,
+            elements_plain=plain,
+            bits_per_element_up=32 * (up + variable) / max(elements, 1),
+            bits_per_element_reply=32 * reply / max(elements, 1),
+            words_sent=sum(one.sent for one in words) + others,
+            words_received=sum(one.received for one in words) + others,
+            elements_sent=sent + plain,
+        )
+
+
+def make_plan(
+    variables: Sequence,
+    is_trained: Sequence[bool],
+    settings: Settings,
+    collectives: Collectives,
+    hosts: Collectives | None = None,
+    accumulates: bool = False,
+    is_fallback: bool | None = None,
+) -> Plan:
+    """Cuts the variables into buckets and binds each to a route.
+
+    Args:
+        variables: The model's trainable variables.
+        is_trained: Whether each of them takes an update.
+        settings: The optimizer's arguments.
+        collectives: What moves vectors between the workers.
+        hosts: The collectives between processes, which `transport="auto"` measures;
+            None where there is one process.
+        accumulates: Whether second moments add up over several calls.
+        is_fallback: Whether to take float32 instead of the method, as a saved state
+            says; None: decided here.
+    """
+    buckets = []
+    for vector in _vectors(variables, is_trained, settings):
+        is_compressed = vector.method is settings.method
+        layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
+        layouts = [one.layout(layout) for one in ranges]
+        method = vector.method
+        if is_compressed and is_fallback:
+            method, is_compressed = method.uncompressed(), False
+        selection = select_transports(
+            settings.transport if is_compressed else "auto",
+            method,
+            layouts,
+            collectives,
+            hosts if is_compressed else None,
+        )
+        if is_compressed and is_fallback is None and settings.fallback:
+            is_fallback = selection.is_float32_quicker
+            if is_fallback:
+                method, is_compressed = method.uncompressed(), False
+                selection = select_transports("auto", method, layouts, collectives)
+        for index, (one, transport) in enumerate(
+            zip(ranges, selection.transports, strict=True)
+        ):
+            name = vector.name if len(ranges) == 1 else f"{vector.name}.{index}"
+            pieces = tuple(
+                piece._replace(position=vector.positions[piece.position])
+                for piece in one.pieces(layout)
+            )
+            route = transport.bind(method, layouts[index], name)
+            needs_moments = route.method.compressor.needs_second_moments
+            buckets.append(
+                GradientBucket(
+                    vector.name,
+                    pieces,
+                    one,
+                    route,
+                    is_compressed,
+                    accumulates and needs_moments,
+                )
+            )
+    return Plan(tuple(buckets), collectives, bool(is_fallback))
+
+
+def _vectors(variables, is_trained, settings):
+    """Divides the variables: what the method compresses, and what it leaves."""
+    chosen = set(compressed_positions(variables, settings.exclude, settings.min_size))
+    method = settings.method
+    for name, is_chosen, own_method, block_size in (
+        ("compressed", True, method, settings.block_size),
+        ("plain", False, method.uncompressed(), "model"),
+    ):
+        positions = [
+            i for i, t in enumerate(is_trained) if t and (i in chosen) == is_chosen
+        ]
+        sizes = [variables[i].shape.num_elements() for i in positions]
+        if sum(sizes):
+            yield _Vector(name, positions, sizes, own_method, block_size)
+
+
+def _cut(vector, bucket_bytes, is_compressed):
+    layout = Layout.from_sizes(vector.sizes, vector.block_size)
+    most = vector.method.compressor.most_elements
+    if most is not None:
+        # The padding that aligns a bucket is shorter than a chunk.
+        most -= CHUNK
+        layout = layout.cut(most)
+    if is_compressed and vector.method.is_blockwise:
+        return layout, cut_ranges(layout, max(bucket_bytes // 4, 1), most)
+    return layout, [BucketRange(0, layout.size)]

@@ -1,0 +1,251 @@
+"""The step of a built optimizer: one exchange of all buckets, then the update."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfgradcomp.collectives import Collectives
+from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.conditional import conditional
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.core import Context
+from tfgradcomp.optimizers import moments as second
+from tfgradcomp.optimizers import nonfinite
+from tfgradcomp.optimizers.agreement import path_of
+from tfgradcomp.optimizers.gradient_bucket import GradientBucket, Gradients
+
+
+class Scalars(NamedTuple):
+    """The small variables of an optimizer's own state.
+
+    Attributes:
+        seed: int64, the key of all random numbers.
+        previous_learning_rate: float32, the last non-zero learning rate.
+        skipped_steps: int64, steps skipped because a gradient was not finite.
+        moved: int64 `[3]`: steps, elements sent, words that varied; None where no
+            message varies in length.
+    """
+
+    seed: PerReplicaVariable
+    previous_learning_rate: PerReplicaVariable
+    skipped_steps: PerReplicaVariable
+    moved: PerReplicaVariable | None = None
+
+    @classmethod
+    def create(cls, seed: int, counts_moved: bool) -> Scalars:
+        """Creates the variables."""
+        moved = None
+        if counts_moved:
+            moved = PerReplicaVariable(tf.zeros([3], tf.int64), "moved")
+        return cls(
+            PerReplicaVariable(tf.constant(seed, tf.int64), "seed"),
+            PerReplicaVariable(tf.constant(0.0), "previous_learning_rate"),
+            PerReplicaVariable(tf.constant(0, tf.int64), "skipped_steps"),
+            moved,
+        )
+
+    def variables(self) -> list[PerReplicaVariable]:
+        """Returns those that there are."""
+        return [variable for variable in self if variable is not None]
+
+
+class Stepper:
+    """Takes the steps of an optimizer that has been built.
+
+    Attributes:
+        inner: The inner optimizer.
+        buckets: The buckets of the gradient.
+        scalars: The small variables.
+        collectives: What moves vectors between the workers.
+    """
+
+    def __init__(
+        self,
+        inner,
+        buckets: tuple[GradientBucket, ...],
+        scalars: Scalars,
+        collectives: Collectives,
+        variables: list,
+        raises: bool,
+    ):
+        """Remembers what does not change from step to step.
+
+        Args:
+            inner: The inner optimizer, built.
+            buckets: The buckets.
+            scalars: The small variables.
+            collectives: What moves vectors between the workers.
+            variables: All trainable variables.
+            raises: Whether a skipped step ends in an error.
+        """
+        self.inner = inner
+        self.buckets = buckets
+        self.scalars = scalars
+        self.collectives = collectives
+        self._variables = variables
+        self._raises = raises
+
+    def apply(self, gradients: list, moments: list, variables: list) -> None:
+        """Takes a step, or adds to the gradients of a later one.
+
+        Args:
+            gradients: Tensors, this replica's share, which Keras divides by N.
+            moments: Second moments in the units of `gradients` squared, or Nones.
+            variables: The variables, in the same order.
+        """
+        inner = self.inner
+        # Keras divides the loss by N; undone first, so that clipping and the method
+        # see this worker's own mean gradient, whatever N is.
+        scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
+        steps = inner.gradient_accumulation_steps
+        if steps or compat.clips(inner):
+            gradients = [g * tf.cast(scale, g.dtype) for g in gradients]
+            moments = second.multiplied(moments, scale)
+            scale = 1.0
+
+        def take(gradients, moments):
+            if steps:
+                gradients = compat.accumulated(inner, gradients, variables)
+            clipped, kept = compat.clipped(inner, gradients), None
+            if compat.clips(inner) and any(m is not None for m in moments):
+                kept = self._by_position(second.kept(clipped, gradients), variables)
+            table = Gradients(
+                values=self._by_position(clipped, variables),
+                scale=scale,
+                moments=self._by_position(moments, variables),
+                kept=kept,
+                calls=steps,
+            )
+            self.take(table, variables)
+
+        def accumulate(gradients, moments):
+            compat.accumulate(inner, gradients, variables)
+            table = self._by_position(moments, variables)
+            for bucket in self.buckets:
+                bucket.accumulate(table)
+
+        if steps:
+            is_due = compat.is_update_step(inner)
+            conditional(is_due, take, accumulate, args=(gradients, moments))
+        else:
+            take(gradients, moments)
+
+    def take(self, gradients: Gradients, variables: list) -> None:
+        """Exchanges the gradients of a step and updates the variables.
+
+        Args:
+            gradients: This worker's gradients, over all variables.
+            variables: Those that have one.
+        """
+        context = self.context()
+        results = [
+            bucket.exchange(gradients, self._variables, context)
+            for bucket in self.buckets
+        ]
+        updates, state = {}, []
+        for bucket, result in zip(self.buckets, results, strict=True):
+            updates.update(bucket.split(result.update))
+            state += _pairs(bucket.state, result.state)
+        if self.scalars.moved is not None:
+            state.append((self.scalars.moved, self._moved(results)))
+        flags = nonfinite.first_of([result.nonfinite_flags for result in results])
+        self.commit(updates, state, flags, variables, context)
+
+    def commit(
+        self, updates: dict, state: list, flags: tf.Tensor, variables: list, context
+    ) -> None:
+        """Updates weights and state, or nothing where a flag is not 0.
+
+        Args:
+            updates: The decoded reply, by the pieces of variables.
+            state: Pairs of a variable of the method's state and its new value.
+            flags: All workers' flags.
+            variables: The variables to update.
+            context: The step.
+        """
+        inner = self.inner
+        applied = [
+            tf.cast(
+                _joined(updates, compat.position(inner, variable), variable.shape),
+                variable.dtype,
+            )
+            for variable in variables
+        ]
+        previous = context.if_moving(
+            context.learning_rate, context.previous_learning_rate
+        )
+        state = [*state, (self.scalars.previous_learning_rate, previous)]
+        targets, new_values = zip(*state, strict=True)
+
+        def update(applied, new_values, flags):
+            for variable, value in zip(targets, new_values, strict=True):
+                variable.assign(value)
+            compat.update(inner, applied, variables)
+
+        def skip(applied, new_values, flags):
+            if inner.gradient_accumulation_steps:
+                compat.drop_window(inner)
+                for bucket in self.buckets:
+                    bucket.forget()
+            self._report(flags)
+
+        conditional(
+            tf.reduce_all(tf.equal(flags, 0)),
+            update,
+            skip,
+            args=(applied, list(new_values), flags),
+        )
+
+    def context(self) -> Context:
+        """Returns what methods may know about this step."""
+        inner, scalars = self.inner, self.scalars
+        rate = tf.convert_to_tensor(inner.learning_rate)
+        return Context(
+            step=tf.cast(tf.convert_to_tensor(inner.iterations), tf.int64),
+            seed=tf.convert_to_tensor(scalars.seed),
+            rank=self.collectives.rank,
+            num_workers=self.collectives.num_workers,
+            learning_rate=tf.cast(rate, tf.float32),
+            previous_learning_rate=tf.convert_to_tensor(scalars.previous_learning_rate),
+        )
+
+    def _by_position(self, values, variables):
+        """Returns a list over all variables; None where there is no value."""
+        table = [None] * len(self._variables)
+        for variable, value in zip(variables, values, strict=True):
+            table[compat.position(self.inner, variable)] = value
+        return table
+
+    def _moved(self, results):
+        moved = tf.convert_to_tensor(self.scalars.moved)
+        moved += tf.constant([1, 0, 0], tf.int64)
+        for bucket, result in zip(self.buckets, results, strict=True):
+            if bucket.has_variable_length:
+                counts = tf.stack([0, result.elements_sent, result.variable_words])
+                moved += tf.cast(counts, tf.int64)
+        return moved
+
+    def _report(self, flags):
+        checks = []
+        if self._raises:
+            paths = [path_of(variable) for variable in self._variables]
+            checks = nonfinite.assertions(flags, paths)
+        # Inside XLA assertions vanish; then this counts, and `fit` raises at its end.
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            skipped = self.scalars.skipped_steps
+            skipped.assign(skipped + 1)
+
+
+def _pairs(variables, values):
+    flat = tf.nest.flatten(variables), tf.nest.flatten(values)
+    return list(zip(*flat, strict=True))
+
+
+def _joined(updates, position, shape):
+    """Joins the pieces of a variable's update."""
+    own = sorted(piece for piece in updates if piece.position == position)
+    parts = [updates[piece] for piece in own]
+    vector = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+    return tf.reshape(vector, shape)

@@ -1,0 +1,1 @@
+"""Training with parameter servers: weights stay on the workers, words travel."""

@@ -1,0 +1,181 @@
+"""Estimates of what an exchange takes on a cluster: measured, then computed."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.core import Context, Layout, Method
+from tfgradcomp.transports.base import Transport
+
+_PROBE_WORDS = 64, 1 << 15, 1 << 17, 1 << 19
+_PROBE_SECONDS = 0.01
+_PROBE_ELEMENTS = 1 << 17, 1 << 20
+_ROUNDS = 5
+
+
+class Line(NamedTuple):
+    """Seconds of a collective: `latency + words * per_word`.
+
+    Attributes:
+        latency: Seconds, whatever is sent.
+        per_word: Seconds for each 32-bit word of a worker's message.
+    """
+
+    latency: float
+    per_word: float
+
+
+class Costs(NamedTuple):
+    """Durations of the collectives of a cluster, each for its number of workers.
+
+    Attributes:
+        gather: Of a vector from each worker.
+        all_to_all: Of a row from each worker to each.
+        sum: Of a vector of each worker; that of a maximum is taken to be the same.
+    """
+
+    gather: Line
+    all_to_all: Line
+    sum: Line
+
+    def seconds(self, calls: list[Call]) -> float:
+        """Returns how long some collectives take, one after the other."""
+        total = 0.0
+        for call in calls:
+            line = getattr(self, "sum" if call.kind == "max" else call.kind)
+            total += line.latency + line.per_word * call.words
+        return total
+
+
+@functools.cache
+def measure(collectives: Collectives) -> Costs:
+    """Measures the collectives on the cluster, once; all workers must call it.
+
+    Vectors grow until one takes a hundredth of a second: what buffers on the way
+    swallow costs nothing yet. At 100 Mbit/s all of it takes half a second.
+    """
+    num_workers = collectives.num_workers
+
+    def seconds(kind, words):
+        words = -(-words // num_workers) * num_workers
+        shape = [num_workers, words // num_workers] if kind == "all_to_all" else [words]
+        vector = tf.zeros(shape, tf.int32)
+        collective, call_site = getattr(collectives, kind), f"measure/{words}"
+        own = _least_seconds(lambda: collective(vector, call_site))
+        # The slowest worker's, so that all stop at the same size.
+        return float(collectives.max(tf.constant([own]), "measure/seconds")[0])
+
+    def line(kind):
+        few, *more = _PROBE_WORDS
+        latency = high = seconds(kind, few)
+        for many in more:
+            low, high = high, seconds(kind, many)
+            per_word = max(high - low, 0.0) / (many - few)
+            few = many
+            if high > _PROBE_SECONDS:
+                break
+        return Line(latency, per_word)
+
+    return Costs(*(line(kind) for kind in Costs._fields))
+
+
+def route_seconds(
+    kind: type[Transport],
+    method: Method,
+    layout: Layout,
+    num_workers: int,
+    costs: Costs,
+) -> float:
+    """Returns the estimated duration of an exchange by a kind of transport.
+
+    Args:
+        kind: The class of the transport.
+        method: The method.
+        layout: The blocks of the flat vector.
+        num_workers: N.
+        costs: Durations of the collectives.
+    """
+    calls = kind(Echo(num_workers)).bind(method, layout, "estimate").calls
+    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
+    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
+    block_size = min(width, _PROBE_ELEMENTS[0])
+    per_element = _seconds_per_element(kind, method, num_workers, block_size)
+    return costs.seconds(calls) + per_element * layout.size
+
+
+class Echo(Collectives):
+    """N workers that all send the same: what is left to measure is the arithmetic."""
+
+    rank = 0
+
+    def __init__(self, num_workers: int):
+        self.num_workers = num_workers
+
+    @override
+    def gather(self, vector, call_site):
+        return tf.stack([vector] * self.num_workers)
+
+    @override
+    def all_to_all(self, rows, call_site):
+        return rows
+
+    @override
+    def sum(self, vector, call_site):
+        return vector
+
+    @override
+    def max(self, vector, call_site):
+        return vector
+
+
+@functools.cache
+def _seconds_per_element(kind, method, num_workers, block_size):
+    """Measures what encoding, the server's rule and decoding take for an element."""
+    context = Context(
+        step=tf.constant(0, tf.int64),
+        seed=tf.constant(0, tf.int64),
+        rank=0,
+        num_workers=num_workers,
+        learning_rate=tf.constant(1.0),
+        previous_learning_rate=tf.constant(1.0),
+    )
+
+    def seconds(size):
+        layout = Layout.from_sizes([size], block_size)
+        route = kind(Echo(num_workers)).bind(method, layout, "probe")
+        compressor = route.method.compressor
+        x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
+        state = compressor.init(layout)
+        server_state = route.init_state()
+
+        def step():
+            prepared = compressor.prepare(x, state, layout, context)
+            prepared = route.reduce_max(prepared, server_state)
+            step_context = context._replace(prepared=prepared)
+            payload = compressor.compress(x, state, layout, step_context).payload
+            return route.exchange(payload, server_state, step_context, tf.constant(0))
+
+        return _least_seconds(step)
+
+    few, many = _PROBE_ELEMENTS
+    low, high = seconds(few), seconds(many)
+    # A neighbour's noise must not make it free.
+    return max(high - low, high / 8) / (many - few)
+
+
+def _least_seconds(function):
+    function()
+    times = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        tf.nest.flatten(function())[0].numpy()
+        times.append(time.perf_counter() - began)
+    # What else the machine does makes them longer, never shorter.
+    return min(times)

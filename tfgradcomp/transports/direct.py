@@ -1,0 +1,44 @@
+"""Payloads handed to the server as they are: the reference for all transports."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.transports import messages
+from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+
+
+class DirectRoute(Route):
+    """Gathers each field by itself, unpacked, and runs the server on every worker."""
+
+    @override
+    def push(self, payload, context, flag):
+        gather, site = self.collectives.gather, self.call_site
+        payloads = {}
+        for name, field in self.fields.items():
+            values = payload[name]
+            if field.variable_length:
+                sizes = gather(tf.shape(values), f"{site}/{name}/size")
+                values = messages.padded(values, tf.reduce_max(sizes))
+            payloads[name] = gather(values, f"{site}/{name}")
+        flags = gather(flag[tf.newaxis], f"{site}/flag")[:, 0]
+        return Flight(context, (payloads, flags))
+
+    @override
+    def pull(self, flight, state):
+        payloads, flags = flight.content
+        server = self.method.server
+        reply, state = server.combine(payloads, state, self.layout, flight.context)
+        update = server.decompress(reply, self.layout, self.num_workers)
+        return ExchangeResult(update, state, flags)
+
+    @override
+    def _exchange_calls(self):
+        return []
+
+
+class DirectExchange(Transport):
+    """Hands payloads to the server as they are, unjoined."""
+
+    route_class = DirectRoute

@@ -1,0 +1,268 @@
+"""A flat vector cut into shards, each with a server of its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import tensorflow as tf
+
+from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.ops import digits_per_word, words_for
+from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
+from tfgradcomp.servers import Shard
+from tfgradcomp.transports import messages
+
+
+class Sharding:
+    """A method's vector in shards, and the server's rule on each of them.
+
+    All shards are `width` elements wide but the last ones, which may be shorter or
+    empty. They are cut between the words of payload and reply and between the chunks of
+    a sum. Messages are equally long: each field is padded to its longest.
+
+    Attributes:
+        width: Elements of a shard, at most.
+        payload_words: Words of a payload for each server.
+        reply_words: Words of each server's reply.
+        deferred_reply: The fields of the whole reply that `finish` needs.
+        num_used: Number of shards that are not empty.
+    """
+
+    def __init__(
+        self, method: Method, layout: Layout, num_workers: int, num_shards: int
+    ):
+        compressor, server = method.compressor, method.server
+        self._method, self._layout, self._num_workers = method, layout, num_workers
+        fields = [
+            *compressor.fields(layout).values(),
+            *server.reply_fields(layout, num_workers).values(),
+        ]
+        alignment = math.lcm(
+            CHUNK, server.shard_alignment(layout), *map(_items_per_word, fields)
+        )
+        width = alignment * math.ceil(layout.size / alignment / num_shards)
+        # Where nothing can be cut, one server has all of it.
+        self.width = min(width, layout.size)
+        cuts = [min(i * self.width, layout.size) for i in range(num_shards + 1)]
+        self._shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
+        self.num_used = sum(shard.size > 0 for shard in self._shards)
+        self._payload_fields = _longest(
+            compressor.fields(shard.layout) for shard in self._shards
+        )
+        self._reply_fields = _longest(
+            server.shard_fields(shard, num_workers) for shard in self._shards
+        )
+        self.payload_words = messages.message_words(self._payload_fields)
+        self.reply_words = messages.message_words(self._reply_fields)
+        self.deferred_reply = server.deferred_reply(layout, num_workers)
+
+    @staticmethod
+    def supports(method: Method, layout: Layout) -> bool:
+        """Returns whether shards of payloads can be served one by one."""
+        fields = method.compressor.fields(layout).values()
+        alignment = method.server.shard_alignment(layout)
+        return alignment is not None and all(field.per for field in fields)
+
+    def owned_range(self, index: int) -> range:
+        """Returns the elements of a shard."""
+        return range(self._shards[index].begin, self._shards[index].end)
+
+    def init_state(self, index: int) -> State:
+        """Returns the first state of a shard's server."""
+        return self._method.server.init(self._shards[index].layout)
+
+    def messages(self, payload: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Returns a payload's words for each server, int32 `[shards, words]`."""
+        rows = {
+            name: self._rows(payload[name], field)
+            for name, field in self._payload_fields.items()
+        }
+        return messages.pack(rows, self._payload_fields)
+
+    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+        """Returns a server's reply and its new state.
+
+        Args:
+            index: Index of the shard.
+            rows: The workers' words for it, int32 `[N, payload_words]`.
+            state: The state of the shard.
+            context: The step, of the whole vector.
+
+        Returns:
+            The reply, int32 `[reply_words]`, and the state; not yet that after the step
+            where there is a `deferred_reply`.
+        """
+        shard, payloads, context = self._received(index, rows, context)
+        server = self._method.server
+        part, state = server.combine_shard(payloads, state, shard, context)
+        fields = self._reply_fields
+        padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
+        return messages.pack(padded, fields), state
+
+    def whole_reply(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the reply for the whole vector, of the replies of all servers."""
+        parts = messages.unpack(rows, self._reply_fields)
+        joined = {
+            name: self._joined(parts[name], field)
+            for name, field in self._reply_fields.items()
+        }
+        return self._method.server.whole_reply(joined, self._layout)
+
+    def finish(
+        self,
+        index: int,
+        rows: tf.Tensor,
+        words: tf.Tensor,
+        reply: dict[str, tf.Tensor],
+        state: State,
+        context: Context,
+    ) -> State:
+        """Returns the state of a shard once the whole reply is known.
+
+        Args:
+            index: Index of the shard.
+            rows: As in `combine`.
+            words: The reply that `combine` returned.
+            reply: Of the whole reply at least the fields of `deferred_reply`.
+            state: The state that `combine` returned.
+            context: The step, of the whole vector.
+        """
+        if not self.deferred_reply:
+            return state
+        shard, payloads, context = self._received(index, rows, context)
+        server = self._method.server
+        own = messages.unpack(words, self._reply_fields)
+        fields = server.shard_fields(shard, self._num_workers)
+        part = {name: own[name][: _length(field)] for name, field in fields.items()}
+        return server.finish_shard(payloads, part, reply, state, shard, context)
+
+    def _received(self, index, rows, context):
+        shard = self._shards[index]
+        payloads = messages.unpack(rows, self._payload_fields)
+        fields = self._method.compressor.fields(shard.layout)
+        payloads = {n: payloads[n][:, : _length(f)] for n, f in fields.items()}
+        offset = context.offset + shard.begin
+        return shard, payloads, context.at_server()._replace(offset=offset)
+
+    def _rows(self, values, field):
+        shards = len(self._shards)
+        if field.per == "element":
+            row = _length(field)
+            return tf.reshape(_padded(values, shards * row), [shards, row])
+        blocks = field.count // field.items_per_block
+        last = self._layout.num_blocks - 1
+        index = [[min(i, last) for i in _span(s, blocks)] for s in self._shards]
+        rows = tf.gather(tf.reshape(values, [-1, field.items_per_block]), index)
+        return tf.reshape(rows, [shards, field.count])
+
+    def _joined(self, parts, field):
+        flat = tf.reshape(parts, [-1])
+        if field.per == "element":
+            count = self._layout.size * field.items_per_block
+            return flat[: _length(field._replace(count=count))]
+        if field.per == "block":
+            blocks = field.count // field.items_per_block
+            places = {
+                block: index * blocks + i
+                for index, shard in reversed([*enumerate(self._shards)])
+                for i, block in enumerate(_span(shard, shard.layout.num_blocks))
+            }
+            index = [places[block] for block in range(self._layout.num_blocks)]
+            rows = tf.reshape(flat, [-1, field.items_per_block])
+            return tf.reshape(tf.gather(rows, tf.constant(index, tf.int32)), [-1])
+        sums = [
+            (part, index * field.count + i)
+            for index, shard in enumerate(self._shards)
+            for i, part in enumerate(shard.parts)
+        ]
+        index = tf.constant([place for _, place in sums], tf.int32)
+        parts = [part for part, _ in sums]
+        return add_up(tf.gather(flat, index), parts, self._layout.row_splits)
+
+
+class WholeVector:
+    """The whole vector on one server, with the interface of `Sharding`."""
+
+    num_used = 1
+
+    def __init__(self, method: Method, layout: Layout, num_workers: int):
+        self._method = method
+        # Decoded on a server, nothing is split by tensors.
+        self._layout = Layout(layout.row_splits)
+        self._payload_fields = method.compressor.fields(layout)
+        self._reply_fields = method.server.reply_fields(layout, num_workers)
+        self.width = layout.size
+        self.payload_words = messages.message_words(self._payload_fields)
+        self.reply_words = messages.message_words(self._reply_fields)
+        self.deferred_reply: dict[str, Field] = {}
+
+    def owned_range(self, index: int) -> range:
+        """Returns all elements."""
+        return range(self._layout.size)
+
+    def init_state(self, index: int) -> State:
+        """Returns the server's first state."""
+        return self._method.server.init(self._layout)
+
+    def messages(self, payload: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Returns a payload's words, int32 `[1, words]`."""
+        return messages.pack(payload, self._payload_fields)[tf.newaxis]
+
+    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+        """Returns the reply, int32 `[reply_words]`, and the server's new state."""
+        payloads = messages.unpack(rows, self._payload_fields)
+        reply, state = self._method.server.combine(
+            payloads, state, self._layout, context.at_server()
+        )
+        return messages.pack(reply, self._reply_fields), state
+
+    def whole_reply(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the reply, of the words in the only row."""
+        return messages.unpack(rows[0], self._reply_fields)
+
+    def finish(self, index, rows, words, reply, state, context) -> State:
+        """Returns the state as it is: the reply was whole."""
+        return state
+
+
+def shard_for(
+    method: Method, layout: Layout, num_workers: int, num_servers: int
+) -> Sharding | WholeVector:
+    """Returns how a fused method's vector is cut for a number of servers."""
+    if num_servers == 1 or not Sharding.supports(method, layout):
+        return WholeVector(method, layout, num_workers)
+    return Sharding(method, layout, num_workers, num_servers)
+
+
+def _shard(layout, begin, end):
+    blocks = layout.blocks_in(begin, end)
+    parts = parts_of(layout.row_splits, begin, end)
+    return Shard(begin, end, blocks.start, layout.part(begin, end), tuple(parts))
+
+
+def _span(shard, count):
+    return range(shard.first_block, shard.first_block + count)
+
+
+def _longest(fields_of_shards):
+    longest = {}
+    for fields in fields_of_shards:
+        for name, field in fields.items():
+            if name not in longest or longest[name].count < field.count:
+                longest[name] = field
+    return longest
+
+
+def _items_per_word(field):
+    if field.base is not None:
+        return digits_per_word(field.base)
+    return max(1, 4 // tf.as_dtype(field.dtype).size)
+
+
+def _length(field):
+    return field.count if field.base is None else words_for(field.count, field.base)
+
+
+def _padded(vector, size):
+    return tf.pad(vector, [[0, size - vector.shape[0]]])
