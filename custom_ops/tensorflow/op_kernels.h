@@ -253,10 +253,10 @@ absl::Status CheckParts(const char* name, int64_t num_parts) {
                  "Received: ", num_parts, " tensors");
 }
 
-// A vector in parts, with its gain.
+// Reads the parts of a vector, and its scale from the attribute `scale_name`.
 template <typename Device>
 absl::Status InputVector(OpKernelContext* context, const char* name,
-                         const char* gain_name, Memory::Cut* cut,
+                         const char* scale_name, Memory::Cut* cut,
                          CutVector<const float>* vector) {
   tensorflow::OpInputList list;
   TF_RETURN_IF_ERROR(context->input_list(name, &list));
@@ -267,17 +267,18 @@ absl::Status InputVector(OpKernelContext* context, const char* name,
   }
   SetParts(*cut, vector);
   TF_RETURN_IF_ERROR(
-      tensorflow::GetNodeAttr(context->op_kernel().def(), gain_name, &vector->gain));
-  if (Device::kOnHost || vector->gain == 1) return absl::OkStatus();
-  return Invalid(gain_name, " must be 1 on this device. Received: ", gain_name, "=",
-                 vector->gain);
+      tensorflow::GetNodeAttr(context->op_kernel().def(), scale_name, &vector->scale));
+  if (Device::kOnHost || vector->scale == 1) return absl::OkStatus();
+  return Invalid(scale_name, " must be 1 on this device. Received: ", scale_name, "=",
+                 vector->scale);
 }
 
 // The vector x, whose parts are the first inputs, and how many they are.
 template <typename Device, typename Args>
 absl::Status InputParts(OpKernelContext* context, Memory* memory, Args* args,
                         int* num_parts) {
-  TF_RETURN_IF_ERROR(InputVector<Device>(context, "x", "gain", &memory->cut, &args->x));
+  TF_RETURN_IF_ERROR(
+      InputVector<Device>(context, "x", "x_scale", &memory->cut, &args->x));
   *num_parts = static_cast<int>(memory->cut.parts.size());
   args->size = memory->cut.splits.back();
   return absl::OkStatus();
@@ -753,7 +754,7 @@ class SparseOp : public KernelOp<Device, Args> {
     int parts;
     TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
     TF_RETURN_IF_ERROR(CheckSparseSize(args->size));
-    TF_RETURN_IF_ERROR(InputVector<Device>(context, "moments", "moments_gain",
+    TF_RETURN_IF_ERROR(InputVector<Device>(context, "moments", "moments_scale",
                                            &memory->moments, &args->moments));
     const int moments = static_cast<int>(memory->moments.parts.size());
     const int64_t found = memory->moments.splits.back();

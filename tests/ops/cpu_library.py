@@ -13,7 +13,7 @@ class CutVector(ctypes.Structure):
         ("parts", ctypes.c_void_p),
         ("splits", ctypes.c_void_p),
         ("num_parts", ctypes.c_int64),
-        ("gain", ctypes.c_float),
+        ("scale", ctypes.c_float),
     ]
 
 
@@ -127,9 +127,9 @@ class CpuLibrary:
             elif kind in "pc" and value is not None:
                 kept[name] = self._moved(value)
                 value = kept[name].ctypes.data
-                value = CutVector(value, gain=1) if kind == "c" else value
+                value = CutVector(value, scale=1) if kind == "c" else value
             elif kind == "c":
-                value = CutVector(gain=1)
+                value = CutVector(scale=1)
             setattr(struct, name, value)
         function = getattr(self.library, f"tfgradcomp_cpu_{kernel}")
         function(ctypes.byref(struct))

@@ -240,7 +240,7 @@ def pack_signs(x: tf.Tensor | Parts, stream: tf.Tensor | None = None) -> tf.Tens
 
 def pack_signs_checked(x: tf.Tensor | Parts, stream: tf.Tensor | None = None):
     """As `reference.pack_signs_checked`."""
-    return tuple(_op("pack_signs")(_tensors(x), _optional(stream), gain=_gain(x)))
+    return tuple(_op("pack_signs")(_tensors(x), _optional(stream), x_scale=_scale(x)))
 
 
 def pack_momentum_signs(
@@ -259,7 +259,7 @@ def pack_momentum_signs(
             _optional(stream),
             beta=beta,
             one_minus_beta=1 - beta,
-            gain=_gain(x),
+            x_scale=_scale(x),
         )
     )
 
@@ -273,13 +273,13 @@ def pack_ternary(
 ) -> tf.Tensor:
     """As `reference.pack_ternary`."""
     return _op("pack_ternary")(
-        _tensors(x), limit, scale, _splits(row_splits), stream, gain=_gain(x)
+        _tensors(x), limit, scale, _splits(row_splits), stream, x_scale=_scale(x)
     )
 
 
 def block_statistics(x: tf.Tensor | Parts, row_splits: Sequence[int]) -> Statistics:
     """As `reference.block_statistics`."""
-    table = _op("block_statistics")(_tensors(x), _splits(row_splits), gain=_gain(x))
+    table = _op("block_statistics")(_tensors(x), _splits(row_splits), x_scale=_scale(x))
     return Statistics(*tf.unstack(table))
 
 
@@ -342,7 +342,7 @@ def find_levels(
             rule=rule,
             count=count,
             sweeps=sweeps,
-            gain=_gain(x),
+            x_scale=_scale(x),
         )
     )
 
@@ -355,7 +355,7 @@ def pack_levels(
 ) -> tf.Tensor:
     """As `reference.pack_levels`."""
     return _op("pack_levels")(
-        _tensors(x), levels, _splits(row_splits), _optional(stream), gain=_gain(x)
+        _tensors(x), levels, _splits(row_splits), _optional(stream), x_scale=_scale(x)
     )
 
 
@@ -411,7 +411,7 @@ def sign_error_feedback(
         _splits(row_splits),
         _optional(momentum),
         mu=mu,
-        gain=_gain(x),
+        x_scale=_scale(x),
     )
     return words, scale, new_momentum[0] if new_momentum else None, new_residual
 
@@ -487,8 +487,8 @@ def pack_unambiguous(
             residual,
             variance,
             _splits(row_splits),
-            gain=_gain(x),
-            moments_gain=_gain(moments),
+            x_scale=_scale(x),
+            moments_scale=_scale(moments),
             alpha=alpha,
             decay=decay,
         )
@@ -510,8 +510,8 @@ def pack_over_threshold(
         [] if moments is None else _tensors(moments),
         residual,
         _optional(variance),
-        gain=_gain(x),
-        moments_gain=_gain(moments),
+        x_scale=_scale(x),
+        moments_scale=_scale(moments),
         threshold=threshold,
         alpha=alpha,
         decay=decay,
@@ -543,7 +543,7 @@ def _tensors(x: tf.Tensor | Parts) -> list[tf.Tensor]:
     return list(x) if _in_pieces(x) else [tf.convert_to_tensor(x, tf.float32)]
 
 
-def _gain(x: tf.Tensor | Parts | None) -> float:
+def _scale(x: tf.Tensor | Parts | None) -> float:
     return x.gain if _in_pieces(x) else 1.0
 
 
