@@ -27,7 +27,7 @@ from tfgradcomp.distribute.remote_worker import (
     values_of,
 )
 from tfgradcomp.monitoring.traffic import Traffic
-from tfgradcomp.ops import native
+from tfgradcomp.ops import library
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.optimizers.arguments import check_choice, check_integer
 from tfgradcomp.seam import remote
@@ -579,8 +579,8 @@ class ParameterServerTrainer:
 def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     """Serves as the worker or the parameter server that `resolver` says, for ever."""
     try:
-        native.library()
-    except native.UnavailableError as error:
+        library.library()
+    except library.UnavailableError as error:
         _say(f"the native operations are missing here: {error}")
     # What waits for other tasks may hold a thread each; were all held, it would wait
     # for ever. Waiting threads cost no core.
