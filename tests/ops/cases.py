@@ -1,12 +1,14 @@
 """What the ops are tried on: sizes, cuts of a vector into blocks, numbers, words."""
 
 import numpy as np
+import tensorflow as tf
 
 BASES = (2, 3, 5, 7, 9, 17, 33, 129, 256, 257, 65536, 65537, 2**31, 2**32)
 # Around the digits of a word, and more than a chunk of a sum.
 SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
 WORKERS = (1, 2, 3, 4, 5, 8, 9)
 LAYOUTS = ("one", "ragged", "ones", "buckets of 2048", "buckets of 100")
+KINDS = ("normal", "zeros", "huge", "tiny")
 # Triples (key, high, first), unsigned. Of the second, block 100 is the first whose
 # number has a bit above the lower 32.
 STREAMS = ((7, 3, 0), (0xDEADBEEF12345678, 2**40 + 17, 2**32 - 100))
@@ -15,6 +17,7 @@ SPECIAL = np.array(
     + [1.2e-38, -1.2e-38, 1e38, -1e38, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -3.0],
     np.float32,
 )
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def row_splits(size, layout):
@@ -29,6 +32,16 @@ def row_splits(size, layout):
     else:
         inner = range(int(layout.split()[-1]), size, int(layout.split()[-1]))
     return [0, *(i for i in inner if i < size), size] if size else [0]
+
+
+def layouts(*sizes):
+    """Returns pairs of a size and a layout that cuts a vector of this size."""
+    return [
+        (size, layout)
+        for size in sizes
+        for layout in LAYOUTS
+        if layout == "one" or 1 < size < (6000 if layout == "ones" else size + 1)
+    ]
 
 
 def cuts(size, seed=0):
@@ -57,6 +70,17 @@ def floats(size, kind="normal", seed=0):
     if kind == "special":
         return rng.choice(SPECIAL, size)
     return x
+
+
+def flushed(x):
+    """Returns x with denormals set to zero, as in TensorFlow's arithmetic on a CPU."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(np.float32(0), x), x)
+
+
+def tensor(stream):
+    """Returns a stream as the int64 tensor that the operations take."""
+    return tf.constant(np.array(stream, np.uint64).view(np.int64))
 
 
 def codes(base, size, seed=0):
