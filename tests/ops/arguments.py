@@ -9,7 +9,7 @@ X, STREAM = np.ones(5, np.float32), np.array([1, 2, 3], np.int64)
 ONE, TWO = np.ones(1, np.float32), np.ones(2, np.float32)
 WORDS = np.zeros((2, 1), np.int32)
 
-# For each operation, arguments that are right.
+# Valid arguments of each operation.
 CALLS = {
     "pack_codes": dict(codes=np.ones(5, np.int32), base=3),
     "unpack_codes": dict(words=WORDS, base=3, count=5),
@@ -114,7 +114,7 @@ BAD_SPLITS = [
     [],
     [[0, 2, 5]],
 ]
-# Where nothing else says how many blocks there are, or how many elements.
+# For operations in which no other argument determines the number of blocks.
 BAD_SPLITS_ALONE = [s for s in BAD_SPLITS if s != [0, 2, 3, 5]]
 BAD_SPLITS_FIRST = [[1, 2, 5], [0, 5, 5], [0, 6, 5], [0, -1, 5], [0, 2, 3, 5], [5]]
 BAD_WORDS = [LONG_WORDS, WORDS[0], NO_WORKERS]
@@ -137,7 +137,7 @@ BAD_SENT = dict(
     ratio=BAD_SCALAR,
     row_splits=BAD_SPLITS,
 )
-# And values that are wrong, each by itself.
+# Invalid values of single arguments, while all others are those of CALLS.
 BAD = {
     "pack_codes": dict(codes=[np.int32(1), WORDS], base=BAD_BASE),
     "unpack_codes": dict(

@@ -1,4 +1,4 @@
-"""What the ops are tried on: sizes, cuts of a vector into blocks, numbers, words."""
+"""Test data for the operations: sizes, blocks, numbers, words and calls."""
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def row_splits(size, layout):
-    """Ends of blocks, none of which is empty."""
+    """Returns the ends of blocks, none of which is empty."""
     if layout == "one":
         inner = []
     elif layout == "ones":
@@ -45,7 +45,7 @@ def layouts(*sizes):
 
 
 def cuts(size, seed=0):
-    """Sizes of parts, at random and around those of groups, words and chunks."""
+    """Returns random sizes of parts, mostly near those of groups, words and chunks."""
     rng = np.random.default_rng([seed, size])
     near = [0, 1, 2, 19, 20, 21, 31, 32, 33, 63, 64, 65, 511, 512, 513, 2560]
     sizes, left = [], size
@@ -57,7 +57,7 @@ def cuts(size, seed=0):
 
 
 def floats(size, kind="normal", seed=0):
-    """float32 `[size]` of a kind."""
+    """Returns float32 `[size]` of a kind."""
     rng = np.random.default_rng([size, seed])
     x = rng.normal(size=size).astype(np.float32)
     if kind == "huge":
@@ -84,13 +84,13 @@ def tensor(stream):
 
 
 def codes(base, size, seed=0):
-    """Codes as int32; those above 2**31 sit there by their bits."""
+    """Returns random codes as the int32 that have the bits of the uint32 codes."""
     values = np.random.default_rng([seed, base, size]).integers(0, base, size)
     return values.astype(np.uint32).view(np.int32)
 
 
 def words(base, rows, size, seed=0):
-    """Packed random codes of each row, int32 `[rows, words]`."""
+    """Returns packed random codes of each row, int32 `[rows, words]`."""
     digits = max(k for k in range(1, 33) if base**k <= 2**32)
     padded = np.zeros([rows, -(-size // digits) * digits], np.uint64)
     rng = np.random.default_rng([seed, base, rows, size])
@@ -101,14 +101,14 @@ def words(base, rows, size, seed=0):
 
 
 def sparse_words(rows, size, share=0.3, seed=0):
-    """Words of a random share of the elements, int32 `[rows, words]`.
+    """Returns words of a random share of the elements, int32 `[rows, words]`.
 
-    Rows are filled up with words for nothing, of two kinds.
+    Rows are filled up with words that stand for no element, of two kinds.
     """
     rng = np.random.default_rng([seed, rows, size])
     chosen = [np.flatnonzero(rng.random(size) < share) for _ in range(rows)]
     words = np.full([rows, max(map(len, chosen))], 2**32 - 1, np.uint32)
-    words[::2] = size  # An element that the vector has not got.
+    words[::2] = size  # An element beyond the end of the vector.
     for row, index in zip(words, chosen, strict=True):
         upper = rng.integers(0, 16, len(index)) << 28
         row[: len(index)] = (index + upper).astype(np.uint32)
@@ -116,13 +116,13 @@ def sparse_words(rows, size, share=0.3, seed=0):
 
 
 def positive(shape, seed=0):
-    """Scales."""
+    """Returns random scales."""
     rng = np.random.default_rng([seed, 99])
     return (rng.random(shape) + 0.1).astype(np.float32)
 
 
 def calls(size, layout="one", workers=3, kind="normal"):
-    """Calls of every operation with codes or blocks: (label, function, arguments).
+    """Returns calls of every operation: (label, function, arguments).
 
     Arguments are arrays, row_splits a list, the rest plain numbers.
     """
@@ -228,7 +228,7 @@ def calls(size, layout="one", workers=3, kind="normal"):
 
 
 def flat(result):
-    """The arrays of a result, as NumPy has them."""
+    """Returns the arrays of a result as NumPy arrays."""
     if not isinstance(result, (tuple, list)):
         result = [result]
     return [None if value is None else np.asarray(value) for value in result]

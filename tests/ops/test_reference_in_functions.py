@@ -11,7 +11,7 @@ from tfgradcomp.ops.word_format import NOTHING
 
 
 def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
-    """All operations on one set of arguments, as a flat list of results."""
+    """Calls all operations on one set of arguments; returns a flat list of results."""
     size = splits[-1]
     levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
     return [
@@ -26,7 +26,7 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         *ops.find_levels(x, splits, "symmetric", 2),
         *ops.find_levels(x, splits, "means", 3),
         ops.sum_codes(words, 3, size),
-        # Sums that a caller goes on with.
+        # Sums to which a caller adds more.
         ops.sum_levels(words, scale, splits, 3, 2, 6) + x,
         x + ops.mean_of_signs(signs, scales, splits),
         ops.mean_of_signs(signs, scales, splits),
@@ -43,7 +43,7 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
 
 
 def sparse(total, product, m, splits):
-    """What has no static shape, of a sum and a product that a caller hands in."""
+    """Calls the operations without static shapes on a sum and a product."""
     v = abs(product)
     packed = ops.pack_unambiguous(total, v, m, m * m, 1.5, 0.999, splits)
     more = ops.pack_over_threshold(total, v, m, m * m, 0.5, 1.5, 0.999)
@@ -54,8 +54,8 @@ def sparse(total, product, m, splits):
     ("workers", "jit_compile"), [(3, False), (5, False), (9, False), (3, True)]
 )
 def test_the_same_bits_inside_functions(workers, jit_compile):
-    # TensorFlow rewrites what it puts into a graph: x / 3 into x * (1 / 3), sums of
-    # sums into one.
+    # TensorFlow rewrites the operations of a graph: x / 3 becomes x * (1 / 3), a sum
+    # of sums becomes one sum.
     size = 1000
     splits = cases.row_splits(size, "ragged")
     blocks = len(splits) - 1
@@ -83,7 +83,7 @@ def test_the_same_bits_inside_functions(workers, jit_compile):
             # XLA may contract a multiplication and an addition.
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         elif a.shape != b.shape:
-            # Inside XLA there is a word for each element, most of them for nothing.
+            # Inside XLA there is a word for each element; most stand for no element.
             assert jit_compile and a.shape == [size], i
             same(a[a != NOTHING], b, i)
         else:
