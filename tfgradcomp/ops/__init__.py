@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core.split_vector import SplitVector
-from tfgradcomp.ops import native, reference
+from tfgradcomp.ops import library, native, reference
 from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
 from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
 
@@ -72,7 +72,7 @@ _warned_lock = threading.Lock()
 
 
 def _choosing(name: str, op: str | None = None) -> Callable:
-    """The function `name`, whose native operation is `op`: by default, of that name."""
+    """Returns the function `name`, whose native operation is `op` or has its name."""
     in_python, in_native = getattr(reference, name), getattr(native, name)
 
     @functools.wraps(in_python)
@@ -92,11 +92,11 @@ def _takes_native(name: str) -> bool:
         )
     if mode == "python" or in_xla():
         return False
-    obstacle = _obstacle(name, on_gpu=mode == "auto" and native.gpu_is_visible())
+    obstacle = _obstacle(name, on_gpu=mode == "auto" and library.gpu_is_visible())
     if obstacle is None:
         return True
     if mode == "native":
-        raise native.UnavailableError(
+        raise library.UnavailableError(
             f"TFGRADCOMP_OPS=native, but {obstacle}. Or set TFGRADCOMP_OPS=python to "
             "run in pure TensorFlow"
         )
@@ -108,22 +108,22 @@ def _takes_native(name: str) -> bool:
 
 
 def _obstacle(name: str, on_gpu: bool) -> str | None:
-    """What keeps an operation from running natively, and how to mend it."""
+    """Returns why an operation cannot run natively and what to do, None if it can."""
     try:
-        library = native.library()
-    except native.UnavailableError as error:
+        loaded = library.library()
+    except library.UnavailableError as error:
         return (
             f"the native ops could not be built or loaded: {error}\nWith a C++ "
             f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
         )
-    problem = native.gpu_problem(library) if on_gpu else None
+    problem = library.gpu_problem(loaded) if on_gpu else None
     if problem is not None:
         return (
-            f"TensorFlow sees GPUs, but of {library.path}: {problem}. With the nvcc of "
+            f"TensorFlow sees GPUs, but of {loaded.path}: {problem}. With the nvcc of "
             f"a CUDA that the GPUs' driver supports, run `{_BUILD}`"
         )
-    if not library.has(name):
-        return f"{library.path} has no {name}. Run `{_BUILD}`"
+    if not loaded.has(name):
+        return f"{loaded.path} has no {name}. Run `{_BUILD}`"
     return None
 
 
