@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compat.xla import in_xla
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import SplitVector, Vector
 from tfgradcomp.ops import library, native, reference
 from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
 from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
@@ -159,7 +159,7 @@ mean_of_sparse = _choosing("mean_of_sparse")
 
 
 @functools.wraps(reference.mean_magnitude)
-def mean_magnitude(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
+def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
     return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
 
 
