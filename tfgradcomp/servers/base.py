@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -49,7 +50,7 @@ class SumField(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Server(Component):
+class Server(Component, abc.ABC):
     """The server's half of a method: pure functions, in the manner of `Compressor`.
 
     Wherever a transport puts it, it computes the same reply from the same payloads.
@@ -59,14 +60,15 @@ class Server(Component):
 
     registered_package: ClassVar[str] = "tfgradcomp.servers"
 
+    @abc.abstractmethod
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
         """Declares what a reply is made of: the only statement of its size."""
-        raise NotImplementedError
 
     def init(self, layout: Layout) -> State:
         """Returns the state before the first step."""
         return ()
 
+    @abc.abstractmethod
     def combine(
         self,
         payloads: dict[str, tf.Tensor],
@@ -82,11 +84,10 @@ class Server(Component):
             layout: The blocks of the flat vector.
             context: The step; its `rank` means nothing here.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decompress(self, reply, layout: Layout, num_workers: int) -> tf.Tensor:
         """Returns the float32 vector of `layout.size` that all workers apply."""
-        raise NotImplementedError
 
     def update(self, payloads, state: State, layout: Layout, context: Context):
         """Returns the decompressed reply at once, and the new state.

@@ -98,14 +98,13 @@ def pack_levels(
     """
     x = tf.convert_to_tensor(x)
     count = levels.shape[1]
-    k = tf.zeros_like(x, tf.int32)
-    for inner in range(1, count - 1):
-        k += tf.cast(spread(levels[:, inner], row_splits) <= x, tf.int32)
+    table = tf.reshape(levels, [-1])
+    first = tf.constant(count * block_of(row_splits))
+    k = _inner_levels_below(x, table, first, count - 2)
     if stream is None:
         return pack_codes(k, count - 1)
-    place = count * block_of(row_splits) + k
-    low = tf.gather(tf.reshape(levels, [-1]), place)
-    high = tf.gather(tf.reshape(levels, [-1]), place + 1)
+    low = tf.gather(table, first + k)
+    high = tf.gather(table, first + k + 1)
     up = uniform(stream, x.shape[0]) * (high - low) < x - low
     return pack_codes(k + tf.cast(up, tf.int32), count)
 
@@ -135,6 +134,24 @@ def mean_of_levels(
         value = tf.gather(tf.reshape(table, [-1]), place)
         total = value if total is None else add(total, value)
     return in_parts(divide(total, words.shape[0]), sizes)
+
+
+def _inner_levels_below(x, table, first, num_inner) -> tf.Tensor:
+    """Counts the inner levels that are <= x, by bisection.
+
+    Args:
+        x: float32 `[size]`.
+        table: The levels of all blocks, flat.
+        first: Where in the table the block of each element begins.
+        num_inner: Number of inner levels of a block; those of a block are ascending.
+    """
+    k = tf.zeros_like(x, tf.int32)
+    # Of 253 to 255 inner levels: steps of 128, 64, ... 1.
+    for bit in reversed(range(num_inner.bit_length())):
+        candidate = k + 2**bit
+        level = tf.gather(table, first + tf.minimum(candidate, num_inner))
+        k = tf.where((candidate <= num_inner) & (level <= x), candidate, k)
+    return k
 
 
 def _ordered(bits: tf.Tensor) -> tf.Tensor:
