@@ -164,6 +164,11 @@ class CompressedOptimizer(OptimizerWrapper):
         """The server's half of the method."""
         return self.method.server
 
+    @property
+    def stepper(self) -> Stepper:
+        """The stepper of the built optimizer, with its buckets and scalars."""
+        return self._stepper
+
     def finalize_variable_values(self, var_list):
         """Ends training: averages of `use_ema` become the weights."""
         self._raise_unreported()

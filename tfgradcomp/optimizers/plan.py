@@ -109,6 +109,8 @@ def make_plan(
         is_fallback: Whether to take float32 instead of the method, as a saved state
             says; None: decided here.
     """
+    given = settings.transport
+    carries_plain = isinstance(given, Transport) and given.carries_plain
     buckets = []
     for vector in _vectors(variables, is_trained, settings):
         is_compressed = vector.method is settings.method
@@ -118,7 +120,7 @@ def make_plan(
         if is_compressed and is_fallback:
             method, is_compressed = method.uncompressed(), False
         selection = select_transports(
-            settings.transport if is_compressed else "auto",
+            given if is_compressed or carries_plain else "auto",
             method,
             layouts,
             collectives,
