@@ -147,6 +147,11 @@ class CompressedOptimizer(OptimizerWrapper):
         self._settings()
         self._prepare_strategy()
 
+    @property
+    def stepper(self) -> Stepper:
+        """The stepper of the built optimizer, with its buckets and scalars."""
+        return self._stepper
+
     def finalize_variable_values(self, var_list):
         """Ends training: averages of `use_ema` become the weights."""
         if self.built:

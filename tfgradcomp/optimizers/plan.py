@@ -128,10 +128,10 @@ def make_plan(
         is_fallback: Whether to take float32 instead of the method, as a saved state
             says; None: decided here.
     """
-    if isinstance(settings.transport, Transport):
-        collectives = settings.transport.collectives
-    else:
-        collectives = for_strategy(strategy)
+    given = settings.transport
+    is_bound = isinstance(given, Transport)
+    collectives = given.collectives if is_bound else for_strategy(strategy)
+    carries_plain = is_bound and given.carries_plain
     hosts = across_hosts(strategy)
     buckets = []
     for vector in _vectors(variables, is_trained, settings):
@@ -142,7 +142,7 @@ def make_plan(
         if is_compressed and is_fallback:
             method, is_compressed = method.uncompressed(), False
         selection = select_transports(
-            settings.transport if is_compressed else "auto",
+            given if is_compressed or carries_plain else "auto",
             method,
             layouts,
             collectives,
