@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tfgradcomp import ops
-from tfgradcomp.ops import SplitVector, build, native, reference
+from tfgradcomp.ops import SplitVector, build, dispatch, native, reference
 
 # Never the library that an install left in the package.
 CACHE_ONLY = """
@@ -54,7 +54,7 @@ def library():
 @pytest.fixture
 def in_auto_mode(monkeypatch):
     monkeypatch.delenv("TFGRADCOMP_OPS", raising=False)
-    monkeypatch.setattr(ops, "_warned", set())
+    monkeypatch.setattr(dispatch, "_warned", set())
 
 
 @pytest.fixture
