@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors import Context
+from tfgradcomp.core import Context
 
 
 def make_context(
@@ -16,7 +16,6 @@ def make_context(
     num_workers=1,
     rate=0.1,
     previous_rate=0.0,
-    maximum=None,
     moments=None,
 ):
     return Context(
@@ -26,7 +25,6 @@ def make_context(
         num_workers=num_workers,
         learning_rate=tf.cast(rate, tf.float32),
         previous_learning_rate=tf.cast(previous_rate, tf.float32),
-        max=maximum or tf.identity,
         second_moments=moments,
     )
 

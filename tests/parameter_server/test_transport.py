@@ -11,9 +11,9 @@ from tests.helpers import bits, make_context
 from tests.transports.test_transports import LAYOUTS, METHODS, run, status_of
 from tfgradcomp import servers
 from tfgradcomp.compressors import Layout
-from tfgradcomp.transports import DirectExchange, Loopback, Rendezvous, ParameterServer
-from tfgradcomp.transports import ServerCollectives as Place
 from tfgradcomp.parameter_server.transport import cut_of
+from tfgradcomp.transports import DirectExchange, Loopback, ParameterServer, Rendezvous
+from tfgradcomp.transports import ServerCollectives as Place
 
 WORKERS, STEPS = 3, 3
 

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compat.xla import in_xla
-from tfgradcomp.core.split_vector import SplitVector
-from tfgradcomp.ops import native, reference
+from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.ops import library, native, reference
 
 _BUILD = "python -m tfgradcomp.ops --build"
 _MODES = ("auto", "native", "python")
@@ -43,11 +43,11 @@ def _takes_native(name: str) -> bool:
         )
     if mode == "python" or in_xla():
         return False
-    obstacle = _obstacle(name, on_gpu=mode == "auto" and native.gpu_is_visible())
+    obstacle = _obstacle(name, on_gpu=mode == "auto" and library.gpu_is_visible())
     if obstacle is None:
         return True
     if mode == "native":
-        raise native.UnavailableError(
+        raise library.UnavailableError(
             f"TFGRADCOMP_OPS=native, but {obstacle}. Or set TFGRADCOMP_OPS=python to "
             "run in pure TensorFlow"
         )
@@ -59,22 +59,22 @@ def _takes_native(name: str) -> bool:
 
 
 def _obstacle(name: str, on_gpu: bool) -> str | None:
-    """Returns why an operation cannot run natively and what to do; None if it can."""
+    """Returns why an operation cannot run natively and what to do, None if it can."""
     try:
-        library = native.library()
-    except native.UnavailableError as error:
+        loaded = library.library()
+    except library.UnavailableError as error:
         return (
             f"the native ops could not be built or loaded: {error}\nWith a C++ "
             f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
         )
-    problem = native.gpu_problem(library) if on_gpu else None
+    problem = library.gpu_problem(loaded) if on_gpu else None
     if problem is not None:
         return (
-            f"TensorFlow sees GPUs, but of {library.path}: {problem}. With the nvcc of "
+            f"TensorFlow sees GPUs, but of {loaded.path}: {problem}. With the nvcc of "
             f"a CUDA that the GPUs' driver supports, run `{_BUILD}`"
         )
-    if not library.has(name):
-        return f"{library.path} has no {name}. Run `{_BUILD}`"
+    if not loaded.has(name):
+        return f"{loaded.path} has no {name}. Run `{_BUILD}`"
     return None
 
 
@@ -110,7 +110,7 @@ mean_of_sparse = _choosing("mean_of_sparse")
 
 
 @functools.wraps(reference.mean_magnitude)
-def mean_magnitude(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
+def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
     return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import keras
-from typing_extensions import override
-
 from tfgradcomp import compressors
 from tfgradcomp.compressors import (
     Compressor,
@@ -82,15 +79,9 @@ class DistEFSGD(CompressedOptimizer):
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
+        self.compressor = c
         self.weight_decay = weight_decay
         self.block_size = block_size
-
-    @override
-    def get_config(self):
-        config = super().get_config()
-        # The argument is the compressor inside of the error feedback.
-        inner = self.method.compressor.compressor
-        return {**config, "compressor": keras.saving.serialize_keras_object(inner)}
 
 
 class DistEFBlockSGD(CompressedOptimizer):

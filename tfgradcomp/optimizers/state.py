@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives
 from tfgradcomp.core.logging import logger
 from tfgradcomp.optimizers.agreement import missing_state
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
@@ -89,16 +88,12 @@ class OptimizerState:
         owner: Name of the optimizer, for errors.
         scalars: The small variables.
         plan: The buckets, with their collectives.
-        processes: The collectives by which processes join what they have restored.
     """
 
-    def __init__(
-        self, owner: str, scalars: Scalars, plan: Plan, processes: Collectives
-    ):
+    def __init__(self, owner: str, scalars: Scalars, plan: Plan):
         self._owner = owner
         self._scalars = scalars
         self._plan = plan
-        self._processes = processes
         self._pending = None
         self._leaves = [
             _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
@@ -217,7 +212,7 @@ class OptimizerState:
 
         An element that several have read is that of the last one.
         """
-        collectives = self._processes
+        collectives = self._plan.hosts or self._plan.collectives
         rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
         rank = collectives.process_index + 1
         for vector, known in restored.owned.items():
@@ -258,9 +253,9 @@ class OptimizerState:
         ):
             logger.info(
                 "%s: residuals and momenta are those of worker %d of %d, now on all of "
-                "%d. A folder a worker keeps each worker's own "
-                "(tfgradcomp.callbacks.BackupAndRestore); `python -m tfgradcomp.reshard` "
-                "changes their number.",
+                "%d. A folder a worker (tfgradcomp.callbacks.BackupAndRestore) keeps "
+                "each worker's own; `python -m tfgradcomp.reshard` changes their "
+                "number.",
                 self._owner,
                 rank,
                 num_workers,
