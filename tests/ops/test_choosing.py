@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tfgradcomp import ops
-from tfgradcomp.ops import library, reference
+from tfgradcomp.ops import dispatch, library, reference
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def loaded():
 @pytest.fixture
 def in_auto_mode(monkeypatch):
     monkeypatch.delenv("TFGRADCOMP_OPS", raising=False)
-    monkeypatch.setattr(ops, "_warned", set())
+    monkeypatch.setattr(dispatch, "_warned", set())
 
 
 def types_of(function, *args):

@@ -1,12 +1,14 @@
-"""Exchanging a function of Keras for one of ours that may call it."""
+"""Replacement of functions of Keras by functions of this package."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 
 
-def replace(owner, name: str, replacement) -> None:
-    """Makes `owner.name(...)` call `replacement(original, ...)`; once, however often.
+def replace(owner, name: str, replacement: Callable) -> None:
+    """Makes `owner.name(...)` call `replacement(original, ...)`; replaced only once.
 
     Args:
         owner: A class or a module.
@@ -23,3 +25,27 @@ def replace(owner, name: str, replacement) -> None:
 
         method._tfgradcomp_original = original
         setattr(owner, name, method)
+
+
+@contextlib.contextmanager
+def replaced_attribute(instance, name: str, value) -> Iterator[None]:
+    """Gives one object another attribute for as long as the context lasts.
+
+    The object's `__setattr__`, by which Keras tracks layers and variables, sees nothing
+    of it.
+
+    Args:
+        instance: The object.
+        name: Name of the attribute.
+        value: Its value in the context.
+    """
+    attributes = vars(instance)
+    had_attribute, before = name in attributes, attributes.get(name)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if had_attribute:
+            attributes[name] = before
+        else:
+            attributes.pop(name, None)

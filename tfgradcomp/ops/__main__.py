@@ -1,4 +1,4 @@
-"""Build the native ops, or say which ones are in use: `python -m tfgradcomp.ops`."""
+"""Command line that builds the native ops or shows which are in use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 
-import tensorflow as tf
+# TensorFlow reads these when it is imported; the tool's output shall be its own.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from tfgradcomp.ops import build, library
+import tensorflow as tf  # noqa: E402
+
+from tfgradcomp.ops import build, library  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
