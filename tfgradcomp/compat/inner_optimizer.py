@@ -21,7 +21,7 @@ def filtered(optimizer, gradients, variables):
 
 
 def is_overwritten(optimizer, variable) -> bool:
-    """Whether Keras assigns the gradient to the variable (float8 scales)."""
+    """Returns whether Keras assigns the gradient to the variable (float8 scales)."""
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
@@ -30,13 +30,24 @@ def position(optimizer, variable) -> int:
     return optimizer._get_variable_index(variable)
 
 
+def trainable_variables(optimizer) -> list:
+    """Returns the variables that the optimizer was built with."""
+    return optimizer._trainable_variables
+
+
+def track(optimizer, variables) -> None:
+    """Adds variables to those that Keras saves and counts as the optimizer's."""
+    for variable in variables:
+        optimizer._track_variable(variable)
+
+
 def step_counter(optimizer) -> keras.Variable:
     """The variable that counts calls; `iterations` divides it by accumulation steps."""
     return optimizer._iterations
 
 
 def clips(optimizer) -> bool:
-    """Whether the optimizer clips gradients."""
+    """Returns whether the optimizer clips gradients."""
     limits = optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm
     return any(limit is not None for limit in limits)
 
@@ -47,7 +58,7 @@ def clipped(optimizer, gradients):
 
 
 def is_update_step(optimizer) -> tf.Tensor:
-    """Whether this call ends a window of `gradient_accumulation_steps`."""
+    """Returns whether this call ends a window of `gradient_accumulation_steps`."""
     steps = optimizer.gradient_accumulation_steps
     return tf.equal((tf.convert_to_tensor(optimizer._iterations) + 1) % steps, 0)
 

@@ -233,5 +233,5 @@ class Wrapper(Compressor):
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Whether no element of any of them is infinite or NaN, a boolean scalar."""
+    """Returns a boolean scalar: no element of any tensor is infinite or NaN."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])

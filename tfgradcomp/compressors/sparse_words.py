@@ -1,4 +1,4 @@
-"""What compressors have in common that send a word for each of a few elements."""
+"""The common part of compressors that send one word for each of a few elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a flat vector is cut into blocks."""
+"""The layout of a flat vector: its blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layout:
-    """How a flat vector is cut into blocks.
+    """The layout of a flat vector: its division into blocks.
 
     Block `b` is the range `[row_splits[b], row_splits[b + 1])`. No block is empty and
     nothing is padded, so padding can enter no scale, no level and no residual.

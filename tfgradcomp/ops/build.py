@@ -52,7 +52,7 @@ class BuildError(Exception):
 
 
 class TensorFlow(NamedTuple):
-    """What a build needs to know of a TensorFlow.
+    """The facts about a TensorFlow that a build needs.
 
     Attributes:
         version: Its version.

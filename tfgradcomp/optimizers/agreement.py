@@ -1,4 +1,4 @@
-"""Whether all workers train the same model in the same state, asked once."""
+"""A check, made once, that all workers train the same model in the same state."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def needs_second_moments(self) -> bool:
-        """Whether `apply` wants second moments."""
+        """True if `apply` needs second moments."""
         return self.method.compressor.needs_second_moments
 
     def build(self, variables):
@@ -207,7 +207,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def _bind(self, is_fallback: bool | None = None):
         """Puts together all that does not change from step to step."""
-        variables = self._trainable_variables
+        variables = compat.trainable_variables(self)
         if isinstance(self.transport, Transport):
             collectives = self.transport.collectives
         else:
@@ -229,9 +229,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self._state = OptimizerState(
             self.name, self._scalars, self._plan, hosts or collectives
         )
-        for bucket in buckets:
-            for variable in tf.nest.flatten(bucket.state):
-                self._track_variable(variable)
+        compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         self._stepper = self.stepper_class(
             self.inner_optimizer,
             buckets,
@@ -254,7 +252,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def traffic(self) -> Traffic:
-        """What one worker moves in one step, by the fields that travel.
+        """The traffic of one worker in one step, derived from the fields that travel.
 
         Raises:
             ValueError: If the optimizer is not built yet.
@@ -293,7 +291,7 @@ class CompressedOptimizer(OptimizerWrapper):
                 "inside `strategy.run`."
             )
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables
+            trainable_variables = compat.trainable_variables(self)
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(list(trainable_variables))
@@ -334,7 +332,7 @@ class CompressedOptimizer(OptimizerWrapper):
         if hosts is not None:
             check_same_everywhere(
                 hosts,
-                self._trainable_variables,
+                compat.trainable_variables(self),
                 f"method={self.method}, settings={self._settings()}, seed={self.seed}, "
                 f"microbatches={self.microbatches}, fallback={self._plan.is_fallback}",
                 compat.step_counter(self.inner_optimizer),

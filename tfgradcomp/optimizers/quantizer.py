@@ -1,4 +1,4 @@
-"""What wrappers of quantizers have in common: blocks, the reply, error feedback."""
+"""The common part of the quantizers' wrappers: blocks, reply, error feedback."""
 
 from __future__ import annotations
 

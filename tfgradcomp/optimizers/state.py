@@ -45,7 +45,7 @@ class Restored(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether the server's state is known in part only."""
+        """True if only a part of the server's state is known."""
         return not all(known.all() for known in self.owned.values())
 
 
@@ -160,12 +160,12 @@ class OptimizerState:
 
     @property
     def missing(self) -> list[str]:
-        """What the last restore has not found, in words."""
+        """Descriptions of what the last restore has not found."""
         return self._pending.missing if self._pending else []
 
     @property
     def is_partial(self) -> bool:
-        """Whether a restore waits for the parts of other workers."""
+        """True if a restore waits for the parts of other workers."""
         return self._pending is not None
 
     def finish_restore(self) -> None:

@@ -1,4 +1,4 @@
-"""What Keras asks of an optimizer, answered by the one inside."""
+"""A base class that answers Keras' questions by an inner optimizer."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Server(Component):
 
     @property
     def is_blockwise(self) -> bool:
-        """Whether each block is combined by itself."""
+        """True if each block is combined by itself."""
         return True
 
     # The same in shards, each served by itself.
@@ -117,7 +117,7 @@ class Server(Component):
         return self.reply_fields(shard.layout, num_workers)
 
     def combine_shard(self, payloads, state: State, shard: Shard, context: Context):
-        """As `combine`: the shard's reply to the shards of payloads, the new state."""
+        """Returns the shard's reply to the shards of payloads, and the new state."""
         return self.combine(payloads, state, shard.layout, context)
 
     def whole_reply(self, parts: dict[str, tf.Tensor], layout: Layout):
