@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 
-def replace(owner, name: str, replacement) -> None:
+def replace(owner: Any, name: str, replacement: Callable) -> None:
     """Makes `owner.name(...)` call `replacement(original, ...)`; once, however often.
 
     Args:
@@ -21,5 +23,5 @@ def replace(owner, name: str, replacement) -> None:
         def method(*args, **kwargs):
             return function(*args, **kwargs)
 
-        method._tfgradcomp_original = original
+        setattr(method, "_tfgradcomp_original", original)  # noqa: B010
         setattr(owner, name, method)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import keras
 import tensorflow as tf
 
@@ -17,7 +19,7 @@ from tfgradcomp.optimizers.partition import rules_of, serializable_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
-from tfgradcomp.optimizers.wrapper import OptimizerWrapper
+from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.per_example.second_moments import enable_second_moments
 from tfgradcomp.servers import Server
 from tfgradcomp.transports import NAMES, Costs, Traffic, Transport
@@ -101,7 +103,7 @@ class CompressedOptimizer(OptimizerWrapper):
         "bucket_bytes",
         "fallback",
     )
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "compressor",
         "server",
         "block_size",
@@ -112,20 +114,20 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         compressor: Compressor,
         server: Server,
         block_size: int | str | None = None,
         weight_decay: WeightDecay | None = None,
         transport: str | Transport | Costs = "auto",
-        exclude=None,
+        exclude: Any = None,
         min_size: int = 1024,
         seed: int = 0,
         nonfinite: str = "raise",
         bucket_bytes: int = 64 * 2**20,
         fallback: str | None = None,
         name: str | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("compressor", compressor, Compressor)
@@ -143,7 +145,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.method = Method(compressor, server, weight_decay)
         # Subclasses have arguments of the same names and a meaning of their own.
         self._method_block_size = self.block_size = block_size
-        self.weight_decay = weight_decay
+        self.weight_decay: WeightDecay | float | None = weight_decay
         self.transport = transport
         self.exclude = exclude
         self.min_size = min_size
@@ -205,7 +207,7 @@ class CompressedOptimizer(OptimizerWrapper):
         super().build(variables)
         self._bind()
 
-    def _bind(self, is_fallback: bool | None = None):
+    def _bind(self, is_fallback: bool | None = None) -> None:
         """Puts together all that does not change from step to step."""
         variables = compat.trainable_variables(self)
         if isinstance(self.transport, Transport):

@@ -10,7 +10,11 @@ from typing_extensions import override
 
 from tfgradcomp.compressors import Compressor, Identity
 from tfgradcomp.core import Component, Context, Field, Layout, State
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.block_sums import Part
+
+Fields = dict[str, tf.Tensor]
+"""Tensors by the names of the fields that declare them."""
 
 
 class Shard(NamedTuple):
@@ -69,11 +73,11 @@ class Server(Component):
 
     def combine(
         self,
-        payloads: dict[str, tf.Tensor],
+        payloads: Fields,
         state: State,
         layout: Layout,
         context: Context,
-    ):
+    ) -> tuple[Fields, State]:
         """Returns the reply to the workers' payloads, and the new state.
 
         Args:
@@ -84,11 +88,13 @@ class Server(Component):
         """
         raise NotImplementedError
 
-    def decompress(self, reply, layout: Layout, num_workers: int) -> tf.Tensor:
+    def decompress(self, reply: Fields, layout: Layout, num_workers: int) -> Vector:
         """Returns the float32 vector of `layout.size` that all workers apply."""
         raise NotImplementedError
 
-    def update(self, payloads, state: State, layout: Layout, context: Context):
+    def update(
+        self, payloads: Fields, state: State, layout: Layout, context: Context
+    ) -> tuple[Vector, State]:
         """Returns the decompressed reply at once, and the new state.
 
         For where the server is on every worker and no reply has to travel: a server
@@ -116,11 +122,13 @@ class Server(Component):
         """Declares what the reply of a shard is made of."""
         return self.reply_fields(shard.layout, num_workers)
 
-    def combine_shard(self, payloads, state: State, shard: Shard, context: Context):
+    def combine_shard(
+        self, payloads: Fields, state: State, shard: Shard, context: Context
+    ) -> tuple[Fields, State]:
         """Returns the shard's reply to the shards of payloads, and the new state."""
         return self.combine(payloads, state, shard.layout, context)
 
-    def whole_reply(self, parts: dict[str, tf.Tensor], layout: Layout):
+    def whole_reply(self, parts: Fields, layout: Layout) -> Fields:
         """Returns the reply for the whole vector.
 
         Args:
@@ -135,7 +143,13 @@ class Server(Component):
         return {}
 
     def finish_shard(
-        self, payloads, part, reply, state: State, shard: Shard, context: Context
+        self,
+        payloads: Fields,
+        part: Fields,
+        reply: Fields,
+        state: State,
+        shard: Shard,
+        context: Context,
     ) -> State:
         """Returns the state of the shard once the whole reply is known.
 
@@ -160,8 +174,13 @@ class Server(Component):
         return None
 
     def update_of_sum(
-        self, total, payload, state: State, layout: Layout, context: Context
-    ):
+        self,
+        total: tf.Tensor,
+        payload: Fields,
+        state: State,
+        layout: Layout,
+        context: Context,
+    ) -> tuple[Vector, State]:
         """Returns what `update` does, of payloads that were added up already.
 
         Args:

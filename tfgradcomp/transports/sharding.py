@@ -39,7 +39,7 @@ class Sharding:
             *server.reply_fields(layout, num_workers).values(),
         ]
         alignment = math.lcm(
-            CHUNK, server.shard_alignment(layout), *map(_items_per_word, fields)
+            CHUNK, server.shard_alignment(layout) or 1, *map(_items_per_word, fields)
         )
         width = alignment * math.ceil(layout.size / alignment / num_shards)
         # Where nothing can be cut, one server has all of it.
@@ -80,7 +80,9 @@ class Sharding:
         }
         return messages.pack(rows, self._payload_fields)
 
-    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
         """Returns a server's reply and its new state.
 
         Args:
@@ -209,7 +211,9 @@ class WholeVector:
         """Returns a payload's words, int32 `[1, words]`."""
         return messages.pack(payload, self._payload_fields)[tf.newaxis]
 
-    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
         """Returns the reply, int32 `[reply_words]`, and the server's new state."""
         payloads = messages.unpack(rows, self._payload_fields)
         reply, state = self._method.server.combine(
@@ -221,7 +225,7 @@ class WholeVector:
         """Returns the reply, of the words in the only row."""
         return messages.unpack(rows[0], self._reply_fields)
 
-    def finish(self, index, rows, words, reply, state, context) -> State:
+    def finish(self, index, rows, words, reply, state, context):
         """Returns the state as it is: the reply was whole."""
         return state
 
@@ -246,7 +250,7 @@ def _span(shard, count):
 
 
 def _longest(fields_of_shards):
-    longest = {}
+    longest: dict[str, Field] = {}
     for fields in fields_of_shards:
         for name, field in fields.items():
             if name not in longest or longest[name].count < field.count:
