@@ -21,7 +21,7 @@ quickstart: $(BIN)/tfgradcomp-launch  ## Train on two real workers on this machi
 lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a commit.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files "custom_ops/*" "tests/*.h" "tests/*.cc")
+	$(BIN)/clang-format --dry-run --Werror $(shell find custom_ops tests -name "*.h" -o -name "*.cc" -o -name "*.cu")
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 

@@ -75,15 +75,6 @@ def cycles(imports):
     }
 
 
-def test_layers_hold():
-    # The command of import-linter, beside the Python that runs the tests.
-    command = Path(sys.executable).with_name("lint-imports")
-    if not command.exists():
-        pytest.skip(f"{command} is not installed")
-    done = subprocess.run([command], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 def test_no_module_imports_itself_through_others():
     graph = grimp.build_graph(
         "tfgradcomp", exclude_type_checking_imports=True, cache_dir=None
