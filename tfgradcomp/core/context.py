@@ -1,4 +1,4 @@
-"""What a method may know about a training step, besides its input."""
+"""The context of a step: all that a method may know besides its input."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ class Plan(NamedTuple):
         compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
         elements = sum(bucket.size for bucket in compressed)
         plain = sum(bucket.size for bucket in self.buckets) - elements
-        sent, variable = elements, 0.0
+        sent: float = elements
+        variable = 0.0
         if moved is not None:
             steps, sent, variable = moved.numpy().tolist()
             sent, variable = (

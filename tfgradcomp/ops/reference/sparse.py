@@ -153,7 +153,7 @@ def mean_of_sparse(
     scale = tf.pad(scale, [[0, 0], [0, 1]])
     d = tf.bitwise.right_shift(words, INDEX_BITS) & _MOST
     power = tf.bitcast(tf.bitwise.left_shift(127 - d, 23), tf.float32)
-    total = None
+    total: tf.Tensor = None
     for i in range(num_workers):
         block = tf.searchsorted(splits, index[i], side="right")
         value = tf.gather(scale[i], block) * power[i]

@@ -1,4 +1,4 @@
-"""What all families share: parts of a vector, and what a graph must not change."""
+"""Helpers of all families: parts of a vector, and sums that graphs leave alone."""
 
 from __future__ import annotations
 
