@@ -36,7 +36,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers",
         "python_ops(**parameters): runs the test a second time, with the operations "
-        "in pure TensorFlow; there only with the given values of its parameters",
+        "in pure TensorFlow; of the parameters named, if it has them, with these values",
     )
 
 
@@ -78,7 +78,10 @@ def _is_wanted(item):
     if marker is None or item.callspec.params["operations"] != "python":
         return True
     values = item.callspec.params
-    return all(values[name] in chosen for name, chosen in marker.kwargs.items())
+    return all(
+        name not in values or values[name] in chosen
+        for name, chosen in marker.kwargs.items()
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

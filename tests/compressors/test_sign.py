@@ -10,6 +10,9 @@ from tfgradcomp.compressors import Layout, Momentum, ScaledSign, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 
 
+pytestmark = pytest.mark.python_ops
+
+
 def decoded(compressor, x, layout=None, **context):
     layout = layout or Layout.from_sizes([len(x)])
     x = tf.constant(x, tf.float32)

@@ -8,6 +8,8 @@ from tests import reference
 from tests.helpers import make_context
 from tfgradcomp.compressors import Clip, Layout, Ternary
 
+pytestmark = pytest.mark.python_ops
+
 SIZES = [35, 1, 64, 3]
 SPLITS = [0, 35, 36, 100, 103]
 TERNGRAD = Clip(Ternary(), 2.5)
