@@ -10,6 +10,8 @@ from tfgradcomp.compressors import Momentum, ScaledSign, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 from tfgradcomp.core import Layout
 
+pytestmark = pytest.mark.python_ops
+
 
 def decoded(compressor, x, layout=None, **context):
     layout = layout or Layout.from_sizes([len(x)])
