@@ -19,7 +19,7 @@ CLUSTERS = (
     "tests/examples/test_variance_based.py",
     "tests/launch/",
     "tests/parameter_server/",
-    "tests/per_example/test_clusters.py",
+    "tests/per_example/test_workers.py",
     "tests/test_pool",
 )
 # Files whose tests share nothing that is dear go to either process in small units.
