@@ -1,6 +1,7 @@
 """Tests that read the source: what must hold for every file of the repository."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -170,6 +171,17 @@ def test_no_source_file_is_long():
         if count > MOST_LINES
     ]
     assert found == [], "\n".join(found)
+
+
+def test_the_picture_of_the_architecture_is_current():
+    path = REPOSITORY / "docs" / "architecture.py"
+    spec = importlib.util.spec_from_file_location("architecture", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.picture() == path.with_suffix(".svg").read_text()
+    drawn = {name for names, _ in script.LAYERS for name in names.split(" · ")}
+    folders = {init.parent.name for init in PACKAGE.glob("*/__init__.py")}
+    assert drawn == folders
 
 
 def test_everything_public_is_there_and_has_an_example():
