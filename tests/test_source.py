@@ -11,6 +11,7 @@ import grimp
 import pytest
 
 import tfgradcomp
+from tfgradcomp.callbacks import BackupAndRestore
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = Path(tfgradcomp.__file__).resolve().parent
@@ -184,7 +185,7 @@ def test_the_picture_of_the_architecture_is_current():
     assert drawn == folders
 
 
-def test_everything_public_is_there_and_has_an_example():
+def test_public_classes_document_arguments_errors_and_an_example():
     for name in tfgradcomp.__all__:
         item = getattr(tfgradcomp, name)
         if isinstance(item, type):
@@ -192,7 +193,7 @@ def test_everything_public_is_there_and_has_an_example():
                 assert part in item.__doc__, (name, part)
 
 
-def test_without_tensorflow_the_error_says_what_to_install():
+def test_import_without_tensorflow_says_what_to_install():
     code = (
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name: None if name == 'tensorflow' else find(name)\n"
@@ -206,6 +207,4 @@ def test_without_tensorflow_the_error_says_what_to_install():
 
 
 def test_callbacks_can_be_imported_by_their_public_name():
-    from tfgradcomp.callbacks import BackupAndRestore
-
     assert tfgradcomp.callbacks.BackupAndRestore is BackupAndRestore

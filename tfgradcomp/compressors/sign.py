@@ -82,6 +82,8 @@ class ScaledSign(Compressor):
         Error-Feedback, 2019, Section 3.2.
     """
 
+    short_name: ClassVar[str | None] = "scaled_sign"
+
     @override
     def fields(self, layout):
         return {

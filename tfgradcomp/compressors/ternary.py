@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -30,6 +31,8 @@ class Ternary(UniformLevels):
     References:
         Wen et al., TernGrad, 2017, Eq. 1 to 4.
     """
+
+    short_name: ClassVar[str | None] = "ternary"
 
     share_scaler: bool = True
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
-
-import keras
-from typing_extensions import override
+from typing import Any, ClassVar
 
 from tfgradcomp import compressors
 from tfgradcomp.compressors import (
@@ -84,15 +81,9 @@ class DistEFSGD(CompressedOptimizer):
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
+        self.compressor = c
         self.weight_decay = weight_decay
         self.block_size = block_size
-
-    @override
-    def get_config(self):
-        config = super().get_config()
-        # The argument is the compressor inside of the error feedback.
-        inner = cast(ErrorFeedback, self.method.compressor).compressor
-        return {**config, "compressor": keras.saving.serialize_keras_object(inner)}
 
 
 class DistEFBlockSGD(CompressedOptimizer):

@@ -164,6 +164,10 @@ class GradientBucket:
             ],
         )
 
+    def rebind(self) -> None:
+        """Binds the method anew after the workers have changed; the state stays."""
+        self.route = self.route.rebound()
+
     @property
     def size(self) -> int:
         """Elements of variables."""

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
 from tfgradcomp.optimizers.agreement import missing_state
@@ -90,16 +89,12 @@ class OptimizerState:
         owner: Name of the optimizer, for errors.
         scalars: The small variables.
         plan: The buckets, with their collectives.
-        processes: The collectives by which processes join what they have restored.
     """
 
-    def __init__(
-        self, owner: str, scalars: Scalars, plan: Plan, processes: Collectives
-    ):
+    def __init__(self, owner: str, scalars: Scalars, plan: Plan):
         self._owner = owner
         self._scalars = scalars
         self._plan = plan
-        self._processes = processes
         self._pending: Restored | None = None
         self._leaves = [
             _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
@@ -219,7 +214,7 @@ class OptimizerState:
 
         An element that several have read is that of the last one.
         """
-        collectives = self._processes
+        collectives = self._plan.hosts or self._plan.collectives
         rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
         rank = collectives.process_index + 1
         for vector, known in restored.owned.items():

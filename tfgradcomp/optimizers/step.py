@@ -204,6 +204,21 @@ class Stepper:
             args=(applied, list(new_values), flags),
         )
 
+    def raise_unreported(self) -> None:
+        """Raises an error for skipped steps that could raise none, inside XLA.
+
+        Raises:
+            FloatingPointError: If there were any.
+        """
+        count = int(self.scalars.skipped_steps.numpy())
+        if self._raises and count:
+            self.scalars.skipped_steps.assign(tf.zeros([], tf.int64))
+            raise FloatingPointError(
+                f"{count} steps were skipped because a gradient was NaN or Inf. Lower "
+                "the learning rate, clip (clipnorm=...), or go on with "
+                "nonfinite='skip'."
+            )
+
     def context(self) -> Context:
         """Returns what methods may know about this step."""
         inner, scalars = self.inner, self.scalars

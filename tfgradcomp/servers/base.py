@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -53,7 +54,7 @@ class SumField(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Server(Component):
+class Server(Component, abc.ABC):
     """The server's half of a method: pure functions, in the manner of `Compressor`.
 
     Wherever a transport puts it, it computes the same reply from the same payloads.
@@ -63,14 +64,15 @@ class Server(Component):
 
     registered_package: ClassVar[str] = "tfgradcomp.servers"
 
+    @abc.abstractmethod
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
         """Declares what a reply is made of: the only statement of its size."""
-        raise NotImplementedError
 
     def init(self, layout: Layout) -> State:
         """Returns the state before the first step."""
         return ()
 
+    @abc.abstractmethod
     def combine(
         self,
         payloads: Fields,
@@ -86,11 +88,10 @@ class Server(Component):
             layout: The blocks of the flat vector.
             context: The step; its `rank` means nothing here.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decompress(self, reply: Fields, layout: Layout, num_workers: int) -> Vector:
         """Returns the float32 vector of `layout.size` that all workers apply."""
-        raise NotImplementedError
 
     def update(
         self, payloads: Fields, state: State, layout: Layout, context: Context

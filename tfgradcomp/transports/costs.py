@@ -104,9 +104,7 @@ def route_seconds(
         costs: Durations of the collectives.
     """
     calls = kind(Echo(num_workers)).bind(method, layout, "estimate").calls
-    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
-    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
-    block_size = min(width, _PROBE_ELEMENTS[0])
+    block_size = _probe_block_size(layout)
     per_element = _seconds_per_element(kind, method, num_workers, block_size)
     return costs.seconds(calls) + per_element * layout.size
 
@@ -134,6 +132,13 @@ class Echo(Collectives):
     @override
     def max(self, vector, call_site):
         return vector
+
+
+def _probe_block_size(layout):
+    """Returns the size of the block that the middle element is in, within a probe."""
+    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
+    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
+    return min(width, _PROBE_ELEMENTS[0])
 
 
 @functools.cache

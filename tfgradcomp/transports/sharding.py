@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import tensorflow as tf
 
 from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
-from tfgradcomp.servers import Shard
+from tfgradcomp.servers import Server, Shard
 from tfgradcomp.transports import messages
 
 
@@ -38,15 +40,16 @@ class Sharding:
             *compressor.fields(layout).values(),
             *server.reply_fields(layout, num_workers).values(),
         ]
-        alignment = math.lcm(
-            CHUNK, server.shard_alignment(layout) or 1, *map(_items_per_word, fields)
-        )
-        width = alignment * math.ceil(layout.size / alignment / num_shards)
+        word_alignment = math.lcm(CHUNK, *map(_items_per_word, fields))
+        alignment = math.lcm(word_alignment, server.shard_alignment(layout) or 1)
         # Where nothing can be cut, one server has all of it.
-        self.width = min(width, layout.size)
+        self.width = _shard_width(layout.size, alignment, num_shards)
         cuts = [min(i * self.width, layout.size) for i in range(num_shards + 1)]
         self._shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
         self.num_used = sum(shard.size > 0 for shard in self._shards)
+        could_cut = _shard_width(layout.size, word_alignment, num_shards) < layout.size
+        if self.num_used == 1 and num_shards > 1 and could_cut:
+            _warn_uncut(server)
         self._payload_fields = _longest(
             compressor.fields(shard.layout) for shard in self._shards
         )
@@ -237,6 +240,21 @@ def shard_for(
     if num_servers == 1 or not Sharding.supports(method, layout):
         return WholeVector(method, layout, num_workers)
     return Sharding(method, layout, num_workers, num_servers)
+
+
+def _shard_width(size, alignment, num_shards):
+    return min(alignment * math.ceil(size / alignment / num_shards), size)
+
+
+@functools.cache
+def _warn_uncut(server: Server) -> None:
+    """Logs, once for each kind of server, why all shards but one are empty."""
+    logger.warning(
+        "a vector cannot be cut into shards: %s combines whole blocks, and a block is "
+        "a whole tensor or the whole vector. One server does all the work; give the "
+        "method smaller blocks of one size (block_size=2048)",
+        server,
+    )
 
 
 def _shard(layout, begin, end):
