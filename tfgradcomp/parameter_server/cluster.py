@@ -11,7 +11,7 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from tfgradcomp.core.logging import logger
-from tfgradcomp.ops import native
+from tfgradcomp.ops import library
 
 TASK_LOST = (
     tf.errors.UnavailableError,
@@ -146,8 +146,8 @@ def _connect(config):
 def _serve(resolver):
     """Serves as the worker or the parameter server that `resolver` says, for ever."""
     try:
-        native.library()
-    except native.UnavailableError as error:
+        library.library()
+    except library.UnavailableError as error:
         logger.warning("the native operations are missing here: %s", error)
     # What waits for other tasks may hold a thread each; were all held, it would wait
     # for ever. Waiting threads cost no core.
