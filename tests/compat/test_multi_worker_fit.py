@@ -290,7 +290,8 @@ def test_building_a_model_opens_no_iterator(ask):
         ("different_arguments", "The optimizer arguments of workers [1] differ"),
         (
             "different_weights",
-            "The weights, the optimizer's state or the step count of workers [1] differ",
+            "The weights, the optimizer's state or the step count of workers [1] "
+            "differ",
         ),
     ],
 )

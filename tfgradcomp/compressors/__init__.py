@@ -3,6 +3,8 @@
 The public classes of this folder's modules are found when it is imported.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tfgradcomp.compressors.base import Compressed as Compressed
 from tfgradcomp.compressors.base import Compressor
 from tfgradcomp.core import Component
@@ -34,3 +36,7 @@ def get(identifier: str | Compressor) -> Compressor:
 
 
 __all__ = sorted([*_CLASSES, "Compressed", "get"])
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -4,6 +4,8 @@ The wrappers of this folder's modules are found when it is imported, and registe
 Keras as `tfgradcomp>ClassName`, whatever file a class stands in.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import keras
 
 from tfgradcomp.core.registry import public_classes
@@ -20,3 +22,7 @@ for _class in _CLASSES.values():
 globals().update(_CLASSES)
 
 __all__ = [*_CLASSES]
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

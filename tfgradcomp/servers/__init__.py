@@ -3,6 +3,8 @@
 The public classes of this folder's modules are found when it is imported.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tfgradcomp.core.registry import public_classes
 from tfgradcomp.servers.base import Server
 from tfgradcomp.servers.base import Shard as Shard
@@ -12,3 +14,7 @@ _CLASSES = public_classes(__name__, Server)
 globals().update(_CLASSES)
 
 __all__ = sorted([*_CLASSES, "Shard", "SumField"])
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
