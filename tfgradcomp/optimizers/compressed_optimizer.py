@@ -102,6 +102,7 @@ class CompressedOptimizer(OptimizerWrapper):
         "bucket_bytes",
         "fallback",
     )
+    config_arguments: ClassVar[tuple[str, ...]]
     config_arguments = ("compressor", "server", "block_size", "weight_decay")
     config_arguments += common_arguments
     stepper_class: type[Stepper] = Stepper

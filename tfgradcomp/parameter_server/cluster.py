@@ -152,7 +152,7 @@ def _serve(resolver):
     # What waits for other tasks may hold a thread each; were all held, it would wait
     # for ever. Waiting threads cost no core.
     threads = int(os.environ.get("TF_NUM_INTEROP_THREADS", 0))
-    threads = max(_THREADS, threads, os.cpu_count())
+    threads = max(_THREADS, threads, os.cpu_count() or 1)
     server = tf.distribute.Server(
         resolver.cluster_spec(),
         job_name=resolver.task_type,
