@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Whether the call ended in an error."""
+        """True if the call ended in an error."""
         return isinstance(self.value, Exception)
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a training: losing workers, waiting for them, readmitting them."""
+"""The workers of a training: losing them, waiting for them, readmitting them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class Taken(NamedTuple):
-    """What came of an attempt to take steps.
+    """The outcome of an attempt to take steps.
 
     Attributes:
         steps: How many all workers have committed.

@@ -215,12 +215,9 @@ class ServerStates:
                     leaves = [vector[self._owned[key]] for vector in whole]
                     initial = tf.nest.pack_sequence_as(initial, leaves)
                 if sharding.deferred_reply:
+                    cut = cast(Sharding, sharding)
                     self._states[key] = DeferredState(
-                        cast(Sharding, sharding),
-                        index,
-                        initial,
-                        self._num_workers,
-                        context,
+                        cut, index, initial, self._num_workers, context
                     )
                 else:
                     self._states[key] = ServerState(sharding, index, initial)
