@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 METHODS := tests/servers tests/optimizers/test_trajectories.py \
 	$(addprefix tests/compressors/test_,clip.py sign.py ternary.py)
 
-.PHONY: quickstart test clean
+.PHONY: quickstart lint test clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -18,9 +18,14 @@ $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 quickstart: $(BIN)/tfgradcomp-launch  ## Train on two real workers on this machine.
 	$(BIN)/tfgradcomp-launch --workers 2 examples/fashion_mnist.py --method terngrad
 
-test: $(BIN)/tfgradcomp-launch  ## What CI runs.
+lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a commit.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(shell find custom_ops tests -name "*.h" -o -name "*.cc" -o -name "*.cu")
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint  ## What CI runs.
 	TFGRADCOMP_OPS=python $(BIN)/pytest -n 2 -k "not (some and plain) and not -4- and not [4-" $(METHODS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 

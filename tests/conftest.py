@@ -10,7 +10,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 CLUSTERS = (
     "tests/benchmarks/test_exchange.py",
     "tests/benchmarks/test_virtual_cluster.py",
-    "tests/launch/test_launch.py",
+    "tests/launch/",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",
     "tests/callbacks/test_backup.py",

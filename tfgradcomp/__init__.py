@@ -14,7 +14,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from tfgradcomp.version import __version__
+from tfgradcomp.version import __version__ as __version__
 
 if importlib.util.find_spec("tensorflow") is None:
     raise ImportError(

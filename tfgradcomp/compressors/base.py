@@ -117,7 +117,7 @@ class Compressor(Component, abc.ABC):
             layout: The blocks of the flat vector.
         """
         workers = tf.nest.map_structure(tf.unstack, payloads)
-        total = 0.0
+        total: tf.Tensor = 0.0
         for values in zip(*workers.values(), strict=True):
             payload = dict(zip(workers, values, strict=True))
             total += self.decompress(payload, layout)
@@ -185,12 +185,12 @@ class Wrapper(Compressor):
 
     @property
     @override
-    def is_blockwise(self):
+    def is_blockwise(self):  # type: ignore[override]
         return self.compressor.is_blockwise
 
     @property
     @override
-    def most_elements(self):
+    def most_elements(self):  # type: ignore[override]
         return self.compressor.most_elements
 
     @override
@@ -201,7 +201,9 @@ class Wrapper(Compressor):
     def max_reduced_fields(self, layout):
         return self.compressor.max_reduced_fields(layout)
 
-    def transform(self, x, state, layout, context) -> tf.Tensor | SplitVector:
+    def transform(
+        self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
+    ) -> tf.Tensor | SplitVector:
         """Returns what the wrapped compressor compresses."""
         raise NotImplementedError
 
@@ -239,5 +241,5 @@ class Wrapper(Compressor):
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Whether no element of any of them is infinite or NaN, a boolean scalar."""
+    """Returns a boolean scalar: no element of any tensor is infinite or NaN."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])

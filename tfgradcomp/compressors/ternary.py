@@ -13,7 +13,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, all_finite
 from tfgradcomp.compressors.uniform_levels import UniformLevels
-from tfgradcomp.core import Context, Field, Layout, SplitVector
+from tfgradcomp.core import Context, Field, Layout, SplitVector, State
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,12 @@ class Ternary(UniformLevels):
         return self.compress_prepared(x, state, prepared, layout, context)
 
     def compress_prepared(
-        self, x, state, prepared: dict[str, tf.Tensor], layout: Layout, context: Context
+        self,
+        x: tf.Tensor | SplitVector,
+        state: State,
+        prepared: dict[str, tf.Tensor],
+        layout: Layout,
+        context: Context,
     ) -> Compressed:
         """Compresses `x`, clipped to the limits and scales of `prepare_clipped`."""
         scale = prepared["scale"]

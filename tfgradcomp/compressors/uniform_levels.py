@@ -50,7 +50,7 @@ class UniformLevels(Compressor):
     def mean_of_codes(
         self,
         words: tf.Tensor,
-        base: int,
+        base: int | None,
         count: int,
         payload: dict[str, tf.Tensor],
         layout: Layout,

@@ -11,7 +11,11 @@ from typing_extensions import override
 
 from tfgradcomp.compressors import Compressor, Identity
 from tfgradcomp.core import Component, Context, Field, Layout, State
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.block_sums import Part
+
+Fields = dict[str, tf.Tensor]
+"""Tensors by the names of the fields that declare them."""
 
 
 class Shard(NamedTuple):
@@ -71,11 +75,11 @@ class Server(Component, abc.ABC):
     @abc.abstractmethod
     def combine(
         self,
-        payloads: dict[str, tf.Tensor],
+        payloads: Fields,
         state: State,
         layout: Layout,
         context: Context,
-    ):
+    ) -> tuple[Fields, State]:
         """Returns the reply to the workers' payloads, and the new state.
 
         Args:
@@ -86,10 +90,12 @@ class Server(Component, abc.ABC):
         """
 
     @abc.abstractmethod
-    def decompress(self, reply, layout: Layout, num_workers: int) -> tf.Tensor:
+    def decompress(self, reply: Fields, layout: Layout, num_workers: int) -> Vector:
         """Returns the float32 vector of `layout.size` that all workers apply."""
 
-    def update(self, payloads, state: State, layout: Layout, context: Context):
+    def update(
+        self, payloads: Fields, state: State, layout: Layout, context: Context
+    ) -> tuple[Vector, State]:
         """Returns the decompressed reply at once, and the new state.
 
         For where the server is on every worker and no reply has to travel: a server
@@ -100,7 +106,7 @@ class Server(Component, abc.ABC):
 
     @property
     def is_blockwise(self) -> bool:
-        """Whether each block is combined by itself."""
+        """True if each block is combined by itself."""
         return True
 
     # The same in shards, each served by itself.
@@ -117,11 +123,13 @@ class Server(Component, abc.ABC):
         """Declares what the reply of a shard is made of."""
         return self.reply_fields(shard.layout, num_workers)
 
-    def combine_shard(self, payloads, state: State, shard: Shard, context: Context):
-        """As `combine`: the shard's reply to the shards of payloads, the new state."""
+    def combine_shard(
+        self, payloads: Fields, state: State, shard: Shard, context: Context
+    ) -> tuple[Fields, State]:
+        """Returns the shard's reply to the shards of payloads, and the new state."""
         return self.combine(payloads, state, shard.layout, context)
 
-    def whole_reply(self, parts: dict[str, tf.Tensor], layout: Layout):
+    def whole_reply(self, parts: Fields, layout: Layout) -> Fields:
         """Returns the reply for the whole vector.
 
         Args:
@@ -136,7 +144,13 @@ class Server(Component, abc.ABC):
         return {}
 
     def finish_shard(
-        self, payloads, part, reply, state: State, shard: Shard, context: Context
+        self,
+        payloads: Fields,
+        part: Fields,
+        reply: Fields,
+        state: State,
+        shard: Shard,
+        context: Context,
     ) -> State:
         """Returns the state of the shard once the whole reply is known.
 
@@ -161,8 +175,13 @@ class Server(Component, abc.ABC):
         return None
 
     def update_of_sum(
-        self, total, payload, state: State, layout: Layout, context: Context
-    ):
+        self,
+        total: tf.Tensor,
+        payload: Fields,
+        state: State,
+        layout: Layout,
+        context: Context,
+    ) -> tuple[Vector, State]:
         """Returns what `update` does, of payloads that were added up already.
 
         Args:

@@ -41,7 +41,7 @@ class Sharding:
             *server.reply_fields(layout, num_workers).values(),
         ]
         word_alignment = math.lcm(CHUNK, *map(_items_per_word, fields))
-        alignment = math.lcm(word_alignment, server.shard_alignment(layout))
+        alignment = math.lcm(word_alignment, server.shard_alignment(layout) or 1)
         # Where nothing can be cut, one server has all of it.
         self.width = _shard_width(layout.size, alignment, num_shards)
         cuts = [min(i * self.width, layout.size) for i in range(num_shards + 1)]
@@ -83,7 +83,9 @@ class Sharding:
         }
         return messages.pack(rows, self._payload_fields)
 
-    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
         """Returns a server's reply and its new state.
 
         Args:
@@ -212,7 +214,9 @@ class WholeVector:
         """Returns a payload's words, int32 `[1, words]`."""
         return messages.pack(payload, self._payload_fields)[tf.newaxis]
 
-    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
         """Returns the reply, int32 `[reply_words]`, and the server's new state."""
         payloads = messages.unpack(rows, self._payload_fields)
         reply, state = self._method.server.combine(
@@ -224,7 +228,7 @@ class WholeVector:
         """Returns the reply, of the words in the only row."""
         return messages.unpack(rows[0], self._reply_fields)
 
-    def finish(self, index, rows, words, reply, state, context) -> State:
+    def finish(self, index, rows, words, reply, state, context):
         """Returns the state as it is: the reply was whole."""
         return state
 
@@ -264,7 +268,7 @@ def _span(shard, count):
 
 
 def _longest(fields_of_shards):
-    longest = {}
+    longest: dict[str, Field] = {}
     for fields in fields_of_shards:
         for name, field in fields.items():
             if name not in longest or longest[name].count < field.count:

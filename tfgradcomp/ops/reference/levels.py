@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import block_of, reduce_blocks, spread
 from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
 from tfgradcomp.ops.reference.vectors import SIGN, add, divide, exponent, in_parts
 
 
 def find_levels(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     row_splits: Sequence[int],
     rule: str,
     count: int,
@@ -76,7 +76,7 @@ def find_levels(
 
 
 def pack_levels(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     levels: tf.Tensor,
     row_splits: Sequence[int],
     stream: tf.Tensor | None = None,
@@ -114,7 +114,7 @@ def mean_of_levels(
     levels: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Returns the mean of N vectors of levels, added in the order of workers.
 
     Args:
