@@ -3,6 +3,8 @@
 The public classes of this folder's modules are found when it is imported.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tfgradcomp.compressors.base import Compressed as Compressed
 from tfgradcomp.compressors.base import Compressor
 from tfgradcomp.core import Component
@@ -10,6 +12,11 @@ from tfgradcomp.core.registry import public_classes
 
 _CLASSES = public_classes(__name__, Component)
 globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
+
 _BY_NAME = {
     kind.short_name: kind
     for kind in _CLASSES.values()

@@ -4,6 +4,8 @@ The wrappers of this folder's modules are found when it is imported, and registe
 Keras as `tfgradcomp>ClassName`, whatever file a class stands in.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import keras
 
 from tfgradcomp.core.registry import public_classes
@@ -18,5 +20,9 @@ _CLASSES = {
 for _class in _CLASSES.values():
     keras.saving.register_keras_serializable("tfgradcomp")(_class)
 globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = [*_CLASSES]

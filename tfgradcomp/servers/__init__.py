@@ -3,6 +3,8 @@
 The public classes of this folder's modules are found when it is imported.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tfgradcomp.core.registry import public_classes
 from tfgradcomp.servers.base import Server
 from tfgradcomp.servers.base import Shard as Shard
@@ -10,5 +12,9 @@ from tfgradcomp.servers.base import SumField as SumField
 
 _CLASSES = public_classes(__name__, Server)
 globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = sorted([*_CLASSES, "Shard", "SumField"])

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compressors import Compressor, Identity
+from tfgradcomp.compressors.base import Compressor, Identity
 from tfgradcomp.core import Component, Context, Field, Layout, State
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.block_sums import Part
