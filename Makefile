@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-all mutations clean
+.PHONY: quickstart lint test test-all mutations clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -13,9 +13,14 @@ $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 quickstart: $(BIN)/tfgradcomp-launch  ## Train on two real workers on this machine.
 	$(BIN)/tfgradcomp-launch --workers 2 examples/fashion_mnist.py --method terngrad
 
-test: $(BIN)/tfgradcomp-launch  ## What CI runs.
+lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a commit.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(shell find custom_ops tests -name "*.h" -o -name "*.cc" -o -name "*.cu")
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint  ## What CI runs.
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.

@@ -36,7 +36,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers",
         "python_ops(**parameters): runs the test a second time, with the operations "
-        "in pure TensorFlow; of the parameters named, if it has them, with these values",
+        "in pure TensorFlow; of the parameters named, if there, with these values",
     )
 
 

@@ -5,7 +5,8 @@ import pytest
 
 from tests import reference
 from tests.compressors.test_orq import blocks_of, compress, every_kind
-from tfgradcomp.compressors import QSGD, Layout, LinearQuantization, Ternary
+from tfgradcomp.compressors import QSGD, LinearQuantization, Ternary
+from tfgradcomp.core import Layout
 
 SPLITS = [0, 100, 101, 165, 168]
 

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tests import reference
 from tests.helpers import make_context
-from tfgradcomp.compressors import Layout, Momentum, ScaledSign, Sign
+from tfgradcomp.compressors import Momentum, ScaledSign, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
-
+from tfgradcomp.core import Layout
 
 pytestmark = pytest.mark.python_ops
 
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.python_ops
 def decoded(compressor, x, layout=None, **context):
     layout = layout or Layout.from_sizes([len(x)])
     x = tf.constant(x, tf.float32)
-    payload, _ = compressor.compress(
+    compressed = compressor.compress(
         x, compressor.init(layout), layout, make_context(**context)
     )
-    return compressor.decompress(payload, layout).numpy()
+    return compressor.decompress(compressed.payload, layout).numpy()
 
 
 def mixed():
@@ -94,7 +94,7 @@ def test_momentum_is_damped_and_starts_at_zero():
     for step in range(6):
         x = rng.normal(size=50)
         m = 0.75 * m + 0.25 * x
-        payload, state = compressor.compress(
+        payload, state, _ = compressor.compress(
             tf.constant(x, tf.float32), state, layout, make_context(step=step)
         )
         signs = compressor.decompress(payload, layout)
@@ -111,7 +111,7 @@ def test_warm_up_sends_the_gradient_while_momentum_accumulates():
     for step in range(6):
         x = rng.normal(size=50)
         m = 0.9 * m + 0.1 * x
-        payload, state = compressor.compress(
+        payload, state, _ = compressor.compress(
             tf.constant(x, tf.float32), state, layout, make_context(step=step)
         )
         signs = compressor.decompress(payload, layout)

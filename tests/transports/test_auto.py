@@ -1,21 +1,20 @@
-"""The transport that should be quickest."""
+"""The transport that should be quickest, among those with the same bits."""
 
-import numpy as np
 import pytest
 
-from tests.transports.test_transports import METHODS, alone
-from tfgradcomp import transports
-from tfgradcomp.compressors import Layout
-from tfgradcomp.transports import AllGather, AllReduce, Costs, Line, Loopback, Sharded
-from tfgradcomp.transports.base import Call
-from tfgradcomp.transports.auto import (
-    PLAIN,
-    Choice,
-    _block_size,
-    agree,
-    measure,
-    quickest,
+from tests.transports.test_transports import METHODS, TRANSPORTS, alone, run
+from tfgradcomp.collectives import Call, Loopback
+from tfgradcomp.core import Layout
+from tfgradcomp.transports import (
+    AllGather,
+    AllReduce,
+    Costs,
+    Line,
+    Sharded,
+    select_transports,
 )
+from tfgradcomp.transports.auto import Estimate, _agree, estimate, names_with_equal_bits
+from tfgradcomp.transports.costs import _probe_block_size, measure
 
 LARGE = Layout.from_sizes([10_000_000])
 FREE = Line(0.0, 0.0)
@@ -25,10 +24,16 @@ def costs(latency, per_word):
     return Costs(*[Line(latency, per_word)] * 3)
 
 
+def quickest(name, layout, workers, costs):
+    method = METHODS[name]
+    names = names_with_equal_bits(method, layout, alone(workers))
+    return estimate(names, method, layout, workers, costs).quickest
+
+
 def test_seconds_of_collectives():
     some = Costs(Line(1.0, 0.5), Line(10.0, 0.0), Line(100.0, 2.0))
-    calls = [Call("gather", 4), Call("all_to_all", 9), Call("sum", 3)]
-    assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6)
+    calls = [Call("gather", 4), Call("all_to_all", 9), Call("sum", 3), Call("max", 1)]
+    assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6) + (100 + 2)
 
 
 @pytest.mark.parametrize("name", ["ORQ, requantized", "BinGrad-pb", "QSGD"])
@@ -36,91 +41,103 @@ def test_a_very_slow_network_decides_whatever_levels_cost(name):
     line = Line(0.0, 1e-4)
     slow = Costs(Line(0.0, 63 * line.per_word), line, Line(0.0, 2 * line.per_word))
     layout = Layout.from_sizes([1_000_000], 2048)
-    assert quickest(*METHODS[name], layout, 64, slow).name == "sharded"
+    assert quickest(name, layout, 64, slow) == "sharded"
 
 
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
 def test_the_network_decides(name):
-    compressor, server = METHODS[name]
-
-    def chosen(workers, costs, layout=LARGE):
-        return quickest(compressor, server, layout, workers, costs).name
-
-    # Nothing is gained by words that cost nothing.
-    assert chosen(4, costs(0.0, 0.0)) == PLAIN
     # A gather hands every worker all payloads: with many it costs most.
     slow = 1e-6
     many = Costs(Line(0.0, 63 * slow), Line(0.0, slow), Line(0.0, 2 * slow))
-    assert chosen(64, many) in ("sharded", "all_reduce")
+    assert quickest(name, LARGE, 64, many) in ("sharded", "all_reduce")
     # One round is better than two where rounds are all that counts.
     rounds = Costs(Line(1.0, slow), Line(1.0, slow), Line(2.0, 1e-3))
-    assert chosen(2, rounds) == "all_gather"
+    assert quickest(name, LARGE, 2, rounds) == "all_gather"
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_for_sums_of_floats_a_rule_decides(name):
+    expensive = Costs(FREE, FREE, Line(100.0, 1.0))
+    method = METHODS[name]
+    selection = select_transports(expensive, method, [LARGE], alone(3))
+    assert [type(one) for one in selection.transports] == [AllReduce]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_measurement_may_choose_gives_the_same_bits(name):
+    layout = Layout.from_sizes([3_000, 5, 1_000], 1_024)
+    names = names_with_equal_bits(METHODS[name], layout, alone(3))
+    updates = set()
+    for one in names:
+        ran = run(3, TRANSPORTS[one], METHODS[name], layout, steps=2)
+        updates |= {ran[rank][0][-1][0].tobytes() for rank in range(3)}
+    assert len(updates) == 1
 
 
 def test_a_probe_has_blocks_like_those_of_the_bucket():
-    assert _block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
-    assert _block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
-    assert _block_size(Layout.from_sizes([1])) == 1
-    assert _block_size(LARGE) < LARGE.size
+    assert _probe_block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
+    assert _probe_block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
+    assert _probe_block_size(Layout.from_sizes([1])) == 1
+    assert _probe_block_size(LARGE) < LARGE.size
 
 
 def test_an_all_reduce_where_it_is_cheap():
-    compressor, server = METHODS["signSGD"]
     cheap = Costs(Line(10.0, 1e-6), Line(10.0, 1e-6), Line(0.0, 1e-6))
-    assert quickest(compressor, server, LARGE, 2, cheap).name == "all_reduce"
+    assert quickest("signSGD", LARGE, 2, cheap) == "all_reduce"
 
 
-def test_compression_must_lose_clearly_before_it_is_given_up():
-    compressor, server = METHODS["TernGrad"]
+def test_float32_must_be_clearly_quicker():
+    def is_quicker(network):
+        selection = select_transports(network, METHODS["TernGrad"], [LARGE], alone(2))
+        return selection.is_float32_quicker
+
     network = Costs(Line(1.0, 0.0), Line(2.0, 0.0), Line(0.5, 0.0))
     # Two rounds of its own, 0.5 + 1.0, against one of 0.5.
-    assert quickest(compressor, server, LARGE, 2, network).name == PLAIN
+    assert is_quicker(network)
     almost = network._replace(sum=Line(0.0, 1.49 / LARGE.size), gather=Line(1.4, 0.0))
-    assert quickest(compressor, server, LARGE, 2, almost).name != PLAIN
+    assert not is_quicker(almost)
 
 
-def test_estimates_are_those_of_the_choice():
-    choice = quickest(*METHODS["dist-EF"], LARGE, 4, costs(0.0, 1e-7))
-    assert choice.milliseconds.keys() == {"all_gather", "sharded", PLAIN}
-    assert choice.name == min(choice.milliseconds, key=choice.milliseconds.get)
-    assert choice.milliseconds[PLAIN] == pytest.approx(1e3 * 1e-7 * LARGE.size)
+def test_estimates_are_of_transports_with_the_same_bits():
+    method = METHODS["dist-EF"]
+    names = names_with_equal_bits(method, LARGE, alone(4))
+    seen = estimate(names, method, LARGE, 4, costs(0.0, 1e-7))
+    assert seen.seconds.keys() == {"all_gather", "sharded"}
+    assert seen.quickest == min(seen.seconds, key=seen.seconds.get)
+    assert seen.float32_seconds == pytest.approx(1e-7 * LARGE.size)
 
 
 def test_costs_that_are_given_are_used():
     given = Costs(Line(0.0, 1e-3), FREE, Line(0.0, 1e-3))
-    ((compressor, _, transport),) = transports.carriers(
-        given, *METHODS["dist-EF"], [LARGE], alone(8)
-    )
-    assert isinstance(transport, Sharded)
-    assert compressor is METHODS["dist-EF"][0]
-    ((compressor, _, transport),) = transports.carriers(
-        costs(0.0, 0.0), *METHODS["TernGrad"], [LARGE], alone(8)
-    )
-    assert isinstance(transport, AllReduce)
-    assert compressor == METHODS["TernGrad"][0].uncompressed()
+    selection = select_transports(given, METHODS["dist-EF"], [LARGE], alone(8))
+    assert [type(one) for one in selection.transports] == [Sharded]
+    assert not selection.is_float32_quicker
+    free = costs(0.0, 0.0)
+    selection = select_transports(free, METHODS["TernGrad"], [LARGE], alone(8))
+    assert selection.is_float32_quicker
 
 
-def test_workers_measure_and_agree_with_the_first(capfd):
-    names = ["all_gather", "sharded", PLAIN]
+def test_workers_measure_and_agree_with_the_first(caplog):
+    names = ["all_gather", "sharded", "all_reduce"]
 
     def worker(rank, collectives):
         seen = measure(collectives)
         assert all(line.latency >= 0 and line.per_word >= 0 for line in seen)
-        choices = [Choice(name, {name: 1.25}) for name in np.roll(names, rank)]
-        return agree(choices, collectives)
+        order = names[rank:] + names[:rank]
+        estimates = [Estimate({name: 1.25e-3}, 1e-3 * rank) for name in order]
+        return _agree(estimates, collectives)
 
-    assert Loopback(3, timeout=60).run(worker) == [names] * 3
-    lines = [line for line in capfd.readouterr().err.splitlines() if "auto" in line]
-    assert lines == [
-        "tfgradcomp: transport='auto' on 3 workers, by estimated ms a bucket: "
-        "all_gather (all_gather 1.25); sharded (sharded 1.25); float32 (float32 1.25)"
+    assert Loopback(3, timeout=60).run(worker) == [(names, True)] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "transport='auto' on 3 workers, by estimated ms a bucket: "
+        "all_gather (all_gather 1.25, float32 0); sharded (sharded 1.25, float32 0); "
+        "all_reduce (all_reduce 1.25, float32 0)",
+        "float32 would be quicker on this network: 0 ms a step instead of "
+        "3.75. Compression goes on; fallback='float32' takes float32 in such a case",
     ]
 
 
-def test_every_bucket_has_a_carrier_of_its_own():
+def test_every_bucket_has_a_transport():
     layouts = [LARGE, Layout.from_sizes([3])]
-    one, other = transports.carriers(
-        "all_gather", *METHODS["TernGrad"], layouts, alone(2)
-    )
-    assert isinstance(one[2], AllGather)
-    assert isinstance(other[2], AllGather)
+    selection = select_transports("all_gather", METHODS["TernGrad"], layouts, alone(2))
+    assert [type(one) for one in selection.transports] == [AllGather, AllGather]

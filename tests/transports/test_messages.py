@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import reference
-from tfgradcomp.compressors import Field
+from tfgradcomp.core import Field
 from tfgradcomp.transports import messages
 
 
@@ -53,8 +53,8 @@ def test_a_message_is_its_fields_in_order():
     )
     np.testing.assert_array_equal(message[6:], signs)
     for batch in ([], [4], [2, 3]):
-        messages = tf.broadcast_to(message, [*batch, 8])
-        again = messages.unpack(messages, fields)
+        rows = tf.broadcast_to(message, [*batch, 8])
+        again = messages.unpack(rows, fields)
         assert list(again) == list(fields)
         for name, value in payload.items():
             expected = np.broadcast_to(value, [*batch, *value.shape])

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tfgradcomp import servers, transports
+from tfgradcomp.collectives import Collectives, Loopback, SingleWorker
 from tfgradcomp.compressors import (
     ORQ,
     QSGD,
@@ -15,7 +15,6 @@ from tfgradcomp.compressors import (
     Clip,
     ErrorFeedback,
     Identity,
-    Layout,
     LinearQuantization,
     Momentum,
     NesterovMomentum,
@@ -26,45 +25,57 @@ from tfgradcomp.compressors import (
     TopK,
     VarianceBased,
 )
+from tfgradcomp.core import Layout, Method
 from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
-from tfgradcomp.transports import DirectExchange, Loopback
-from tfgradcomp.transports.all_gather import AllGather
-from tfgradcomp.transports.all_reduce import AllReduce
-from tfgradcomp.collectives.base import Collectives, SingleWorker
-from tfgradcomp.transports.sharded import Sharded
-from tfgradcomp.transports import messages
+from tfgradcomp.transports import (
+    AllGather,
+    AllReduce,
+    Costs,
+    DirectExchange,
+    Line,
+    Sharded,
+    messages,
+    select_transports,
+)
+from tfgradcomp.transports.auto import supported_names
 
 METHODS = {
-    "signSGD": (Sign(), MajorityVote()),
-    "signSGD, random ties": (Sign(), MajorityVote("random")),
-    "signSGD, abstention": (Sign(0.5), MajorityVote("zero", 1, Sign(0.5))),
-    "Signum, sum": (Momentum(Sign()), CodeSum(Sign())),
-    "TernGrad": (Clip(Ternary()), CodeSum(Ternary())),
-    "TernGrad, own scales": (Ternary(False), Mean(Ternary(False))),
-    "dist-EF": (ErrorFeedback(ScaledSign()), Recompress(ScaledSign())),
-    "dist-EF momentum": (
-        NesterovMomentum(ErrorFeedback(ScaledSign())),
-        Recompress(ScaledSign()),
-    ),
-    "dist-EF top-k": (ErrorFeedback(TopK(0.1)), Recompress(TopK(0.1))),
-    "ORQ": (ORQ(5), Mean(ORQ(5))),
-    "ORQ, requantized": (
-        Clip(ORQ(9, 1, "float16")),
-        Requantize(ORQ(9, 1, "float16")),
-    ),
-    "dist-EF ORQ": (ErrorFeedback(ORQ(17)), Recompress(ORQ(17))),
-    "BinGrad": (ErrorFeedback(BinGrad()), Mean(BinGrad())),
-    "BinGrad-pb": (BinGrad("pb", "bfloat16"), Requantize(BinGrad("pb", "bfloat16"))),
-    "QSGD": (QSGD(7, "l2"), Requantize(QSGD(7, "l2"))),
-    "linear": (LinearQuantization(3), Mean(LinearQuantization(3))),
-    "variance, gaps": (
-        VarianceBased(index_coding="delta"),
-        Mean(VarianceBased(index_coding="delta")),
-    ),
-    "Strom": (Strom(0.7), Mean(Strom(0.7))),
-    "bfloat16": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
-    "float16": (Identity("float16"), Mean(Identity("float16"))),
-    "float32": (Identity(), Mean()),
+    name: Method(*halves)
+    for name, halves in {
+        "signSGD": (Sign(), MajorityVote()),
+        "signSGD, random ties": (Sign(), MajorityVote("random")),
+        "signSGD, abstention": (Sign(0.5), MajorityVote("zero", 1, Sign(0.5))),
+        "Signum, sum": (Momentum(Sign()), CodeSum(Sign())),
+        "TernGrad": (Clip(Ternary()), CodeSum(Ternary())),
+        "TernGrad, own scales": (Ternary(False), Mean(Ternary(False))),
+        "dist-EF": (ErrorFeedback(ScaledSign()), Recompress(ScaledSign())),
+        "dist-EF momentum": (
+            NesterovMomentum(ErrorFeedback(ScaledSign())),
+            Recompress(ScaledSign()),
+        ),
+        "dist-EF top-k": (ErrorFeedback(TopK(0.1)), Recompress(TopK(0.1))),
+        "ORQ": (ORQ(5), Mean(ORQ(5))),
+        "ORQ, requantized": (
+            Clip(ORQ(9, 1, "float16")),
+            Requantize(ORQ(9, 1, "float16")),
+        ),
+        "dist-EF ORQ": (ErrorFeedback(ORQ(17)), Recompress(ORQ(17))),
+        "BinGrad": (ErrorFeedback(BinGrad()), Mean(BinGrad())),
+        "BinGrad-pb": (
+            BinGrad("pb", "bfloat16"),
+            Requantize(BinGrad("pb", "bfloat16")),
+        ),
+        "QSGD": (QSGD(7, "l2"), Requantize(QSGD(7, "l2"))),
+        "linear": (LinearQuantization(3), Mean(LinearQuantization(3))),
+        "variance, gaps": (
+            VarianceBased(index_coding="delta"),
+            Mean(VarianceBased(index_coding="delta")),
+        ),
+        "Strom": (Strom(0.7), Mean(Strom(0.7))),
+        "bfloat16": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
+        "float16": (Identity("float16"), Mean(Identity("float16"))),
+        "float32": (Identity(), Mean()),
+    }.items()
 }
 LAYOUTS = {
     "one": Layout.from_sizes([1]),
@@ -79,17 +90,24 @@ ONE = LAYOUTS["one"]
 # What they send cannot be added up.
 NO_SUMS = {"TernGrad, own scales", "BinGrad", "BinGrad-pb", "ORQ", "ORQ, requantized"}
 NO_SUMS |= {"QSGD", "linear", *(name for name in METHODS if "dist-EF" in name)}
-VARYING = {
-    name for name, (method, _) in METHODS.items() if "words" in method.fields(ONE)
+VARIABLE = {
+    name
+    for name, method in METHODS.items()
+    if messages.has_variable_length(method.compressor.fields(ONE))
 }
-NO_SUMS |= VARYING
+NO_SUMS |= VARIABLE
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+# How a vector is cut depends on workers and layout, what is cut on method and layout:
+# each pair of these is there, not each triple.
+CUTS = [(3, name) for name in LAYOUTS]
+CUTS += [(1, "ragged"), (2, "long"), (4, "buckets"), (4, "one block"), (5, "long")]
+every_cut = pytest.mark.parametrize(("workers", "layout"), CUTS)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def status_of(rank, step):
-    """Statuses over the whole of their range, [0, 2**24)."""
+def flag_of(rank, step):
+    """Flags over the whole of their range, [0, 2**24)."""
     return (0, 2**24 - 1, 1, 2**16, 255 + 256 * 3)[(rank + step) % 5]
 
 
@@ -99,29 +117,30 @@ class Recorder(Collectives):
     def __init__(self, collectives):
         self._collectives = collectives
         self.num_workers = collectives.num_workers
-        self.place = collectives.place
+        self.process_index = collectives.process_index
+        self.num_processes = collectives.num_processes
         self.calls = []
-        self.varying = 0
+        self.variable_words = 0
 
     @property
     def rank(self):
         return self._collectives.rank
 
-    def gather(self, vector, site):
-        return self._pass_on("gather", vector, site)
+    def gather(self, vector, call_site):
+        return self._pass_on("gather", vector, call_site)
 
-    def all_to_all(self, rows, site):
-        return self._pass_on("all_to_all", rows, site)
+    def all_to_all(self, rows, call_site):
+        return self._pass_on("all_to_all", rows, call_site)
 
-    def sum(self, vector, site):
-        return self._pass_on("sum", vector, site)
+    def sum(self, vector, call_site):
+        return self._pass_on("sum", vector, call_site)
 
-    def max(self, vector, site):
-        return self._pass_on("max", vector, site)
+    def max(self, vector, call_site):
+        return self._pass_on("max", vector, call_site)
 
-    def _pass_on(self, kind, vector, site):
+    def _pass_on(self, kind, vector, call_site):
         self.calls.append((kind, vector.shape.num_elements() * vector.dtype.size))
-        return getattr(self._collectives, kind)(vector, site)
+        return getattr(self._collectives, kind)(vector, call_site)
 
 
 def alone(workers):
@@ -131,23 +150,18 @@ def alone(workers):
 
 def run(workers, transport, method, layout, steps=3):
     """A few steps on threads; what each worker decoded, and what it moved."""
-    compressor, server = method[0], servers.fused(method[1])
 
     def worker(rank, collectives):
         recorder = Recorder(collectives)
-        carrier = transport(recorder)
+        route = transport(recorder).bind(method, layout, "site")
+        compressor = route.method.compressor
         rng = np.random.default_rng(rank)
         state = compressor.init(layout)
-        server_state = carrier.init_server(compressor, server, layout)
+        server_state = route.init_state()
         seen = []
         for step in range(steps):
             context = make_context(
-                step,
-                4,
-                rank,
-                workers,
-                previous_rate=0.1 if step else 0.0,
-                maximum=lambda vector: recorder.max(vector, "agreed"),
+                step, 4, rank, workers, previous_rate=0.1 if step else 0.0
             )
             x = tf.constant(rng.normal(size=layout.size), tf.float32)
             # Every worker is sure of some elements, each of others, and now and then
@@ -155,54 +169,51 @@ def run(workers, transport, method, layout, steps=3):
             unsure = np.random.default_rng([rank, step]).random(layout.size)
             unsure += (step == 1) * rank
             context = context._replace(second_moments=unsure * tf.square(x))
-            payload, state = compressor.compress(x, state, layout, context)
-            update, server_state, statuses, varying = carrier.exchange(
-                payload,
-                compressor,
-                server,
-                server_state,
-                layout,
-                context,
-                tf.constant(status_of(rank, step)),
-                "site",
-            )
-            assert statuses.dtype == tf.int32
+            prepared = compressor.prepare(x, state, layout, context)
+            prepared = route.reduce_max(prepared, server_state)
+            context = context._replace(prepared=prepared)
+            payload, state, _ = compressor.compress(x, state, layout, context)
+            flag = tf.constant(flag_of(rank, step))
+            result = route.exchange(payload, server_state, context, flag)
+            server_state = result.state
+            assert result.nonfinite_flags.dtype == tf.int32
             np.testing.assert_array_equal(
-                statuses, [status_of(other, step) for other in range(workers)]
+                result.nonfinite_flags,
+                [flag_of(other, step) for other in range(workers)],
             )
             held = [s.numpy() for s in tf.nest.flatten(server_state)]
-            seen.append((update.numpy(), held))
-            recorder.varying += int(varying)
-        return seen, recorder, carrier
+            seen.append((result.update.numpy(), held))
+            recorder.variable_words += int(result.variable_words)
+        return seen, recorder, route
 
     return Loopback(workers, timeout=60).run(worker)
 
 
 @every_method
-@every_layout
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@every_cut
 def test_every_transport_gives_the_bits_of_a_direct_exchange(workers, layout, method):
+    layout = LAYOUTS[layout]
     direct = run(workers, DirectExchange, method, layout)[0][0]
     # What arrives is no constant that would be equal anyway.
     assert len({bits(update) for update, _ in direct}) > 1 or layout.size == 1
-    names = transports.candidates(*method, layout, alone(workers))
+    names = supported_names(method, layout, alone(workers))
     assert "all_gather" in names
     for name in names:
-        if name == "all_reduce" and isinstance(method[0], Identity):
+        if name == "all_reduce" and isinstance(method.compressor, Identity):
             continue  # A ring adds floats in an order of its own.
         ran = run(workers, TRANSPORTS[name], method, layout)
         workers_saw = [seen for seen, _, _ in ran]
+        route = ran[0][2]
         for step, (expected, expected_state) in enumerate(direct):
             for seen in workers_saw:
                 assert bits(seen[step][0]) == bits(expected), (name, step)
             for place, vector in enumerate(expected_state):
                 held = [seen[step][1][place] for seen in workers_saw]
-                if name == "sharded":
-                    whole = np.concatenate(held)
-                    assert bits(whole[: layout.size]) == bits(vector)
-                    assert not whole[layout.size :].any()
-                else:
-                    assert {bits(h) for h in held} == {bits(vector)}
+                assert bits(route.to_whole(held)) == bits(vector)
+                for rank, part in enumerate(held):
+                    assert bits(route.from_whole(vector, rank)) == bits(part)
+                if name != "sharded":
+                    assert {bits(part) for part in held} == {bits(vector)}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +222,7 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(workers, layout, me
 @every_layout
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_all_reduce_gives_the_mean(workers, layout, dtype, tolerance):
-    method = Identity(dtype), Mean(Identity(dtype))
+    method = Method(Identity(dtype), Mean(Identity(dtype)))
     reduced = run(workers, AllReduce, method, layout)
     rngs = [np.random.default_rng(rank) for rank in range(workers)]
     for step in range(3):
@@ -227,102 +238,95 @@ def test_a_sum_of_half_floats_does_not_overflow(value):
 
     def worker(rank, collectives):
         payload = {"values": tf.fill([layout.size], tf.constant(value, tf.float16))}
-        update, *_ = AllReduce(collectives).exchange(
-            payload,
-            Identity("float16"),
-            Mean(Identity("float16")),
-            (),
-            layout,
-            make_context(rank=rank, num_workers=4),
-            tf.constant(0),
-            "site",
-        )
-        return update.numpy()
+        method = Method(Identity("float16"), Mean(Identity("float16")))
+        route = AllReduce(collectives).bind(method, layout, "site")
+        context = make_context(rank=rank, num_workers=4)
+        return route.exchange(payload, (), context, tf.constant(0)).update.numpy()
 
     for mean in Loopback(4, timeout=60).run(worker):
         np.testing.assert_allclose(mean, value, rtol=1e-3)
 
 
 @every_method
-@every_layout
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@every_cut
 def test_the_collectives_get_what_is_declared(workers, layout, method):
-    compressor, server = method
-    agreed = [4 * field.count for field in compressor.agreed(layout).values()]
-    rounds = [("max", size) for size in agreed]
-    for name in transports.candidates(*method, layout, alone(workers)):
+    layout = LAYOUTS[layout]
+    fields = method.compressor.fields(layout)
+    for name in supported_names(method, layout, alone(workers)):
         ran = run(workers, TRANSPORTS[name], method, layout, steps=2)
-        for _, recorder, carrier in ran:
-            declared = carrier.calls(compressor, servers.fused(server), layout)
-            expected = rounds + [(call.kind, 4 * call.words) for call in declared]
+        for _, recorder, route in ran:
+            expected = [(call.kind, 4 * call.words) for call in route.calls]
             calls = [(kind, -(-size // 4) * 4) for kind, size in recorder.calls]
             # Each followed by a gather of a size of its own, of what varies.
-            varying = calls[1::2] if messages.varies(compressor.fields(layout)) else []
-            calls = calls[::2] if varying else calls
-            assert {kind for kind, _ in varying} <= {"gather"}
-            assert sum(size for _, size in varying) == 4 * recorder.varying
-            assert varying == [c for c in ran[0][1].calls[1::2] if varying]
+            variable = calls[1::2] if messages.has_variable_length(fields) else []
+            calls = calls[::2] if variable else calls
+            assert {kind for kind, _ in variable} <= {"gather"}
+            assert sum(size for _, size in variable) == 4 * recorder.variable_words
+            assert variable == [c for c in ran[0][1].calls[1::2] if variable]
             assert calls == 2 * expected
 
 
 @every_method
-@every_layout
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@every_cut
 def test_a_gather_moves_all_payloads(workers, layout, method):
-    fields = method[0].fields(layout)
-    words = 1 + messages.varies(fields) + messages.fixed_words(fields)
+    layout = LAYOUTS[layout]
+    fields = method.compressor.fields(layout)
+    words = 1 + messages.has_variable_length(fields) + messages.fixed_words(fields)
     # Everybody gets the words of all others, and gives them its own.
-    expected = ((workers - 1) * words, (workers - 1) * words)
-    assert AllGather(alone(workers)).words(*method, layout) == expected
+    route = AllGather(alone(workers)).bind(method, layout, "site")
+    shared = route.max_reduced_fields.values()
+    first_round = 2 * (workers - 1) / workers * sum(field.count for field in shared)
+    expected = (workers - 1) * words + first_round
+    assert route.words == (expected, expected)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 64])
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
 def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
-    compressor, server = METHODS[name][0], servers.fused(METHODS[name][1])
+    method = METHODS[name]
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
-    up = messages.message_words(compressor.fields(layout))
-    down = messages.message_words(server.reply_fields(layout, workers))
+    up = messages.message_words(method.compressor.fields(layout))
+    down = messages.message_words(method.server.reply_fields(layout, workers))
     ideal = (workers - 1) / workers * (up + down)
-    sent, received = Sharded(alone(workers)).words(compressor, server, layout)
+    sent, received = Sharded(alone(workers)).bind(method, layout, "site").words
     assert ideal <= sent == received <= 1.03 * ideal
 
 
 def test_what_cannot_be_cut_is_not_padded():
     method, layout = METHODS["dist-EF ORQ"], LAYOUTS["one block"]
-    sharded = Sharded(alone(3))
-    assert len(sharded.held(0, *method, layout)) == layout.size
-    assert sharded.held(2, *method, layout) == range(layout.size, layout.size)
-    payload = messages.message_words(method[0].fields(layout))
+    route = Sharded(alone(3)).bind(method, layout, "site")
+    assert len(route.owned_range(0)) == layout.size
+    assert route.owned_range(2) == range(layout.size, layout.size)
+    payload = messages.message_words(method.compressor.fields(layout))
     # To each of the others a row, with the status, and from one to each the reply.
-    assert sharded.words(*method, layout).sent == 2 * (1 + payload) + 2 * payload
+    assert route.words.sent == 2 * (1 + payload) + 2 * payload
 
 
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "signSGD, abstention"])
 def test_what_a_sum_of_codes_moves(name):
     layout = Layout.from_sizes([1_000_000])
-    compressor, _ = METHODS[name]
+    method = METHODS[name]
     for workers in (2, 3, 4, 8):
-        levels = workers * (compressor.fields(layout)["codes"].base - 1) + 1
+        levels = workers * (method.compressor.fields(layout)["codes"].base - 1) + 1
         digits = math.floor(32 / math.log2(levels) + 1e-9)
         ring = 2 * (workers - 1) / workers
-        moved = AllReduce(alone(workers)).words(*METHODS[name], layout).sent
-        assert moved == pytest.approx(
-            ring * (math.ceil(layout.size / digits) + workers)
-        )
+        route = AllReduce(alone(workers)).bind(method, layout, "site")
+        scales = sum(field.count for field in route.max_reduced_fields.values())
+        words = math.ceil(layout.size / digits) + workers + scales
+        assert route.words.sent == pytest.approx(ring * words)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @every_layout
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
-    method = Identity(dtype), Mean(Identity(dtype))
+    method = Method(Identity(dtype), Mean(Identity(dtype)))
     size = 4 if dtype == "float32" else 2
-    for _, recorder, carrier in run(workers, AllReduce, method, layout, steps=2):
+    for _, recorder, route in run(workers, AllReduce, method, layout, steps=2):
         # The statuses of all workers ride along, three numbers each.
         moved = size * (layout.size + 3 * workers)
         assert recorder.calls == 2 * [("sum", moved)]
-        sent, received = carrier.words(*method, layout)
+        sent, received = route.words
         ring = 2 * (workers - 1) / workers * np.ceil(moved / 4)
         np.testing.assert_allclose([sent, received], ring)
 
@@ -338,37 +342,42 @@ def test_one_worker_moves_nothing():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_choice_of_a_transport(workers):
+def test_the_transports_that_a_name_selects(workers):
     layout = LAYOUTS["ragged"]
 
-    def chosen(name, compressor, server):
-        (carrier,) = transports.carriers(
-            name, compressor, server, [layout], alone(workers)
-        )
-        assert carrier[:2] == (compressor, server)
-        return type(carrier[2])
+    def selected(name, method):
+        selection = select_transports(name, method, [layout], alone(workers))
+        assert not selection.is_float32_quicker
+        (transport,) = selection.transports
+        return type(transport)
 
-    for name, (compressor, server) in METHODS.items():
-        is_float = isinstance(compressor, Identity)
+    for name, method in METHODS.items():
+        is_float = isinstance(method.compressor, Identity)
         expected = AllReduce if is_float else AllGather
-        assert chosen("auto", compressor, server) is expected
-        if name in VARYING:
+        assert selected("auto", method) is expected
+        if name in VARIABLE:
             # Whatever it costs: nothing else carries them.
-            free = transports.Costs(*[transports.Line(1.0, 1.0)] * 3)
-            assert chosen(free, compressor, server) is AllGather
-        assert chosen("all_gather", compressor, server) is AllGather
+            assert selected(Costs(*[Line(1.0, 1.0)] * 3), method) is AllGather
+        assert selected("all_gather", method) is AllGather
         if name not in NO_SUMS:
-            assert chosen("all_reduce", compressor, server) is AllReduce
+            assert selected("all_reduce", method) is AllReduce
         else:
             with pytest.raises(ValueError, match="'all_reduce' cannot.*all_gather"):
-                chosen("all_reduce", compressor, server)
-        if name not in {"dist-EF top-k", *VARYING}:
-            assert chosen("sharded", compressor, server) is Sharded
+                selected("all_reduce", method)
+        if name not in {"dist-EF top-k", *VARIABLE}:
+            assert selected("sharded", method) is Sharded
         else:
             with pytest.raises(ValueError, match="'sharded' cannot.*all_gather"):
-                chosen("sharded", compressor, server)
+                selected("sharded", method)
     # The mean is not all that this server needs.
-    assert chosen("auto", Identity(), Recompress(Identity())) is AllGather
+    recompressed = Method(Identity(), Recompress(Identity()))
+    assert selected("auto", recompressed) is AllGather
+
+
+def test_a_transport_binds_no_method_that_it_cannot_carry():
+    for kind, name in ((AllReduce, "dist-EF"), (Sharded, "Strom")):
+        with pytest.raises(ValueError, match="cannot carry.*transport='auto'"):
+            kind(alone(3)).bind(METHODS[name], LAYOUTS["ragged"], "site")
 
 
 def test_a_failing_worker_fails_the_run():

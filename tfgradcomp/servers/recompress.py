@@ -45,13 +45,13 @@ class Recompress(Requantize):
     @override
     def fused(self):
         return (
-            RecompressSigns(self.compressor)
+            _RecompressSigns(self.compressor)
             if self.compressor == ScaledSign()
             else self
         )
 
 
-class RecompressSigns(Recompress):
+class _RecompressSigns(Recompress):
     """`Recompress(ScaledSign())` in one pass over memory.
 
     Shards may cut a block: signs need no scale, and the residual waits for it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def measure(collectives: Collectives) -> Costs:
 
 
 def route_seconds(
-    kind: type[Transport],
+    kind: Callable[[Collectives], Transport],
     method: Method,
     layout: Layout,
     num_workers: int,
@@ -103,9 +104,7 @@ def route_seconds(
         costs: Durations of the collectives.
     """
     calls = kind(Echo(num_workers)).bind(method, layout, "estimate").calls
-    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
-    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
-    block_size = min(width, _PROBE_ELEMENTS[0])
+    block_size = _probe_block_size(layout)
     per_element = _seconds_per_element(kind, method, num_workers, block_size)
     return costs.seconds(calls) + per_element * layout.size
 
@@ -133,6 +132,13 @@ class Echo(Collectives):
     @override
     def max(self, vector, call_site):
         return vector
+
+
+def _probe_block_size(layout):
+    """Returns the size of the block that the middle element is in, within a probe."""
+    middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
+    width = layout.row_splits[middle + 1] - layout.row_splits[middle]
+    return min(width, _PROBE_ELEMENTS[0])
 
 
 @functools.cache
