@@ -34,7 +34,8 @@ from multiprocessing import connection
 from typing import Any, NamedTuple
 
 from tests.cluster import strategy_and_rank
-from tfgradcomp.launch.launcher import reserve_ports, worker_env
+from tfgradcomp.launch.environment import worker_env
+from tfgradcomp.launch.ports import local_address, reserve_ports
 
 # What a loaded machine takes to import TensorFlow in every process at once.
 _START_SECONDS = 180
@@ -127,7 +128,7 @@ class WorkerPool:
         base.pop("TF_CONFIG", None)
         # Held for as long as the workers live, so that nobody beside takes the ports.
         self._locks = reserve_ports(count)
-        cluster = [f"127.0.0.1:{lock.getsockname()[1]}" for lock in self._locks]
+        cluster = [local_address(lock) for lock in self._locks]
         for index in range(count):
             task = {"type": "worker", "index": index}
             env = worker_env(base, {"worker": cluster}, task, count, 0)

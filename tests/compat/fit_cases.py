@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tfgradcomp.collectives.replicas import Replicas
 
 SGD = keras.optimizers.SGD
 random = np.random.default_rng(7)
@@ -139,8 +140,7 @@ def case_method(name):
 def recorded():
     """Lists of calls (call site, size, type), and of the sizes of those that vary."""
     seen, varying = [], []
-    kind = tfgradcomp.collectives.replicas.Replicas
-    gather, reduce = kind.gather, kind._reduce
+    gather, reduce = Replicas.gather, Replicas._reduce
 
     def record(vector, call_site):
         if vector.shape[0] is None:
@@ -156,11 +156,11 @@ def recorded():
         record(vector, call_site)
         return reduce(self, vector, merge_op, call_site)
 
-    kind.gather, kind._reduce = gather_recorded, reduce_recorded
+    Replicas.gather, Replicas._reduce = gather_recorded, reduce_recorded
     try:
         yield seen, varying
     finally:
-        kind.gather, kind._reduce = gather, reduce
+        Replicas.gather, Replicas._reduce = gather, reduce
 
 
 TRANSPORTS = {
