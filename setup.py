@@ -68,7 +68,7 @@ version = re.search(r'__version__ = "(.+)"', version_file.read_text()).group(1)
 setup(
     version=version,
     packages=find_packages(include=["tfgradcomp*"]),
-    # It stands for the library, whose name depends on TensorFlow's version.
-    ext_modules=[Extension("tfgradcomp.ops.library", sources=[], optional=True)],
+    # Stands for the library, whose name depends on the version of TensorFlow.
+    ext_modules=[Extension("tfgradcomp.ops.custom_ops", sources=[], optional=True)],
     cmdclass={"build_ext": BuildOps},
 )

@@ -18,9 +18,10 @@
 
 namespace tfgradcomp {
 
-// A flat vector, whole or, for the CPU only, cut into parts: then `whole` is null, and
-// part i holds the elements [splits[i], splits[i + 1]). A part may be empty. What is
-// read counts `gain` times, on the CPU only.
+// A flat vector: either whole or, on the CPU only, cut into parts. Then `whole` is
+// null, and part i holds the elements [splits[i], splits[i + 1]). A part may be empty.
+// The CPU kernels multiply each element that they read by `scale`; the GPU kernels
+// ignore it.
 template <typename T>
 struct CutVector {
   CutVector(T* vector = nullptr) : whole(vector) {}  // NOLINT: a pointer is one.
@@ -29,7 +30,7 @@ struct CutVector {
   T* const* parts = nullptr;        // [num_parts]
   const int64_t* splits = nullptr;  // [num_parts + 1]
   int64_t num_parts = 0;
-  float gain = 1;
+  float scale = 1;
 };
 
 // codes[j] in [0, base) -> words. base in [2, 2^32]; codes are read as uint32.

@@ -128,25 +128,25 @@ class PartOfVector {
   int64_t begin_, end_;
 };
 
-// As GroupReader, of a vector that may be cut and has a gain: `Count` elements that lie
-// in one part are read in place, others, and all with a gain, in the buffer.
+// Reads groups of a vector that may be cut and has a scale. `Count` elements that lie
+// in one part are read in place if the scale is 1; all others are copied to the buffer.
 template <int64_t Count>
 class CutReader {
  public:
   CutReader(const CutVector<const float>& vector, int64_t size)
-      : part_(vector, size), gain_(vector.gain) {}
+      : part_(vector, size), scale_(vector.scale) {}
 
   // Elements [begin, begin + count); less than `Count` only at the vector's end.
   inline __attribute__((always_inline)) const float* At(int64_t begin, int64_t count) {
     if (!part_.Holds(begin, begin + Count)) return Find(begin, count);
-    return gain_ == 1 ? part_.At(begin) : Multiplied(part_.At(begin));
+    return scale_ == 1 ? part_.At(begin) : Multiplied(part_.At(begin));
   }
 
   __attribute__((noinline)) void Copy(int64_t begin, int64_t end, float* to) {
     part_.EachPiece(begin, end, [&](const float* p, int64_t at, int64_t count) {
-      // A product, be it with 1, may flush denormals.
+      // A product may flush denormals, even a product with 1.
       memcpy(to + (at - begin), p, count * sizeof(float));
-      for (int64_t i = 0; gain_ != 1 && i < count; ++i) to[at - begin + i] *= gain_;
+      for (int64_t i = 0; scale_ != 1 && i < count; ++i) to[at - begin + i] *= scale_;
     });
   }
 
@@ -165,15 +165,15 @@ class CutReader {
   }
 
   inline __attribute__((always_inline)) const float* Multiplied(const float* p) {
-    const F gain = Set(gain_);
+    const F scale = Set(scale_);
     for (int64_t i = 0; i < Count; i += kWidth) {
-      Store(buffer_ + i, Mul(gain, Load(p + i)));
+      Store(buffer_ + i, Mul(scale, Load(p + i)));
     }
     return buffer_;
   }
 
   PartOfVector<const float> part_;
-  float gain_;
+  float scale_;
   float buffer_[Count];
 };
 

@@ -1,11 +1,13 @@
 // The kernels, written once over the vectors of simd_*.h. Each kernels_<set>.cc
-// includes this text after the vectors of its instruction set, inside a namespace of
-// its own: none of these files stands alone.
+// includes this file after the vectors of its instruction set, inside a namespace of
+// its own. None of the files below can be included alone: each uses those above it.
 
-// clang-format off: each builds on those above.
+// clang-format off
 #include "groups.h"
 #include "codes.h"
 #include "signs.h"
+#include "sorting.h"
+#include "find_levels.h"
 #include "levels.h"
 #include "votes.h"
 #include "blocks.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "../../tests/ops/cases.h"
@@ -183,22 +184,22 @@ std::string Measure(int64_t size) {
   std::string csv = "device,call,blocks,elements,microseconds,GB/s,of copy\n";
   for (const Layout layout : {Layout::kOneBlock, Layout::kBuckets}) {
     Inputs inputs(Shape{size, layout, 4}, 1, false);
-    ForEachCall(
-        inputs, layout == Layout::kOneBlock, [&](const std::string& name, auto args) {
-          DeviceBuffers buffers(0);
-          OwnOutputs outputs(0);
-          VisitBuffers(args, outputs);
-          VisitBuffers(args, buffers);
-          const double seconds =
-              stopwatch.Seconds([&] { Check(Run(Gpu{nullptr}, args)); });
-          const double speed = buffers.bytes / seconds;
-          char line[512];
-          std::snprintf(
-              line, sizeof(line), "%s,%s,%s,%lld,%.1f,%.1f,%.3f\n", properties.name,
-              name.c_str(), kLayoutNames[static_cast<int>(layout)],
-              static_cast<long long>(size), seconds * 1e6, speed / 1e9, speed / copy);
-          csv += line;
-        });
+    ForEachCall(inputs, layout == Layout::kOneBlock,
+                [&](const std::string& name, auto args) {
+                  DeviceBuffers buffers(0);
+                  OwnOutputs outputs(0);
+                  VisitBuffers(args, outputs);
+                  VisitBuffers(args, buffers);
+                  const double seconds =
+                      stopwatch.Seconds([&] { Check(Run(Gpu{nullptr}, args)); });
+                  const double speed = buffers.bytes / seconds;
+                  char numbers[512];
+                  std::snprintf(numbers, sizeof(numbers), "%lld,%.1f,%.1f,%.3f\n",
+                                static_cast<long long>(size), seconds * 1e6,
+                                speed / 1e9, speed / copy);
+                  csv += std::string(properties.name) + "," + name + "," +
+                         kLayoutNames[static_cast<int>(layout)] + "," + numbers;
+                });
   }
   return csv;
 }

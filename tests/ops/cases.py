@@ -1,12 +1,14 @@
-"""What the ops are tried on: sizes, cuts of a vector into blocks, numbers, words."""
+"""Test data for the operations: sizes, blocks, numbers, words and calls."""
 
 import numpy as np
+import tensorflow as tf
 
 BASES = (2, 3, 5, 7, 9, 17, 33, 129, 256, 257, 65536, 65537, 2**31, 2**32)
 # Around the digits of a word, and more than a chunk of a sum.
 SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
 WORKERS = (1, 2, 3, 4, 5, 8, 9)
 LAYOUTS = ("one", "ragged", "ones", "buckets of 2048", "buckets of 100")
+KINDS = ("normal", "zeros", "huge", "tiny")
 # Triples (key, high, first), unsigned. Of the second, block 100 is the first whose
 # number has a bit above the lower 32.
 STREAMS = ((7, 3, 0), (0xDEADBEEF12345678, 2**40 + 17, 2**32 - 100))
@@ -15,10 +17,11 @@ SPECIAL = np.array(
     + [1.2e-38, -1.2e-38, 1e38, -1e38, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -3.0],
     np.float32,
 )
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def row_splits(size, layout):
-    """Ends of blocks, none of which is empty."""
+    """Returns the ends of blocks, none of which is empty."""
     if layout == "one":
         inner = []
     elif layout == "ones":
@@ -31,8 +34,18 @@ def row_splits(size, layout):
     return [0, *(i for i in inner if i < size), size] if size else [0]
 
 
+def layouts(*sizes):
+    """Returns pairs of a size and a layout that cuts a vector of this size."""
+    return [
+        (size, layout)
+        for size in sizes
+        for layout in LAYOUTS
+        if layout == "one" or 1 < size < (6000 if layout == "ones" else size + 1)
+    ]
+
+
 def cuts(size, seed=0):
-    """Sizes of parts, at random and around those of groups, words and chunks."""
+    """Returns random sizes of parts, mostly near those of groups, words and chunks."""
     rng = np.random.default_rng([seed, size])
     near = [0, 1, 2, 19, 20, 21, 31, 32, 33, 63, 64, 65, 511, 512, 513, 2560]
     sizes, left = [], size
@@ -44,7 +57,7 @@ def cuts(size, seed=0):
 
 
 def floats(size, kind="normal", seed=0):
-    """float32 `[size]` of a kind."""
+    """Returns float32 `[size]` of a kind."""
     rng = np.random.default_rng([size, seed])
     x = rng.normal(size=size).astype(np.float32)
     if kind == "huge":
@@ -59,14 +72,25 @@ def floats(size, kind="normal", seed=0):
     return x
 
 
+def flushed(x):
+    """Returns x with denormals set to zero, as in TensorFlow's arithmetic on a CPU."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(np.float32(0), x), x)
+
+
+def tensor(stream):
+    """Returns a stream as the int64 tensor that the operations take."""
+    return tf.constant(np.array(stream, np.uint64).view(np.int64))
+
+
 def codes(base, size, seed=0):
-    """Codes as int32; those above 2**31 sit there by their bits."""
+    """Returns random codes as the int32 that have the bits of the uint32 codes."""
     values = np.random.default_rng([seed, base, size]).integers(0, base, size)
     return values.astype(np.uint32).view(np.int32)
 
 
 def words(base, rows, size, seed=0):
-    """Packed random codes of each row, int32 `[rows, words]`."""
+    """Returns packed random codes of each row, int32 `[rows, words]`."""
     digits = max(k for k in range(1, 33) if base**k <= 2**32)
     padded = np.zeros([rows, -(-size // digits) * digits], np.uint64)
     rng = np.random.default_rng([seed, base, rows, size])
@@ -77,14 +101,14 @@ def words(base, rows, size, seed=0):
 
 
 def sparse_words(rows, size, share=0.3, seed=0):
-    """Words of a random share of the elements, int32 `[rows, words]`.
+    """Returns words of a random share of the elements, int32 `[rows, words]`.
 
-    Rows are filled up with words for nothing, of two kinds.
+    Rows are filled up with words that stand for no element, of two kinds.
     """
     rng = np.random.default_rng([seed, rows, size])
     chosen = [np.flatnonzero(rng.random(size) < share) for _ in range(rows)]
     words = np.full([rows, max(map(len, chosen))], 2**32 - 1, np.uint32)
-    words[::2] = size  # An element that the vector has not got.
+    words[::2] = size  # An element beyond the end of the vector.
     for row, index in zip(words, chosen, strict=True):
         upper = rng.integers(0, 16, len(index)) << 28
         row[: len(index)] = (index + upper).astype(np.uint32)
@@ -92,13 +116,13 @@ def sparse_words(rows, size, share=0.3, seed=0):
 
 
 def positive(shape, seed=0):
-    """Scales."""
+    """Returns random scales."""
     rng = np.random.default_rng([seed, 99])
     return (rng.random(shape) + 0.1).astype(np.float32)
 
 
 def calls(size, layout="one", workers=3, kind="normal"):
-    """Calls of every operation with codes or blocks: (label, function, arguments).
+    """Returns calls of every operation: (label, function, arguments).
 
     Arguments are arrays, row_splits a list, the rest plain numbers.
     """
@@ -204,7 +228,7 @@ def calls(size, layout="one", workers=3, kind="normal"):
 
 
 def flat(result):
-    """The arrays of a result, as NumPy has them."""
+    """Returns the arrays of a result as NumPy arrays."""
     if not isinstance(result, (tuple, list)):
         result = [result]
     return [None if value is None else np.asarray(value) for value in result]

@@ -1,72 +1,10 @@
-"""The CPU kernels without TensorFlow, by ctypes: structs of custom_ops/kernels.h."""
+"""Calls the CPU kernels without TensorFlow, by ctypes."""
 
 import ctypes
 
 import numpy as np
 
-
-class CutVector(ctypes.Structure):
-    """The struct of custom_ops/kernels.h."""
-
-    _fields_ = [
-        ("whole", ctypes.c_void_p),
-        ("parts", ctypes.c_void_p),
-        ("splits", ctypes.c_void_p),
-        ("num_parts", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-    ]
-
-
-TYPES = {
-    "c": CutVector,
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int64,
-    "u": ctypes.c_uint64,
-    "f": ctypes.c_float,
-    "e": ctypes.c_int,
-}
-# Fields in the order of the structs: p for a pointer, c for a vector that may be cut, i
-# and u for int64 and uint64, f for float32, e for an enumeration.
-STRUCTS = {
-    "PackCodes": "p:codes i:size u:base p:words",
-    "UnpackCodes": "p:words i:rows i:size u:base p:codes",
-    "PackSigns": "c:x i:size p:stream p:words p:nonfinite",
-    "PackMomentumSigns": "c:x p:momentum i:size f:beta f:one_minus_beta p:warming_up "
-    "p:stream p:new_momentum p:words p:nonfinite",
-    "PackTernary": "c:x i:size p:limit p:scale p:row_splits i:num_blocks p:stream "
-    "p:words",
-    "BlockStatistics": "c:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
-    "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
-    "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
-    "p:row_splits i:num_blocks c:values",
-    "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
-    "c:values",
-    "FindLevels": "c:x i:size e:rule i:count i:sweeps p:row_splits i:num_blocks "
-    "p:levels p:nonfinite",
-    "PackLevels": "c:x i:size p:levels i:count p:row_splits i:num_blocks p:stream "
-    "p:words",
-    "MeanOfLevels": "p:words p:levels i:num_workers i:size i:count p:row_splits "
-    "i:num_blocks c:values",
-    "MajorityVote": "p:words i:num_workers i:size i:base i:reply_base i:quorum "
-    "p:stream p:votes",
-    "SignErrorFeedback": "c:x p:momentum p:residual i:size f:mu p:ratio p:moving "
-    "p:row_splits i:num_blocks p:scratch p:new_momentum p:new_residual p:scale p:words",
-    "MeanSignErrorFeedback": "p:sent_words p:sent_scale i:num_workers p:residual "
-    "i:size p:ratio p:moving p:row_splits i:num_blocks p:scratch p:new_residual "
-    "p:scale p:words",
-    "MeanSignSums": "p:sent_words p:sent_scale i:num_workers p:residual i:size p:ratio "
-    "p:row_splits i:num_blocks p:scratch p:l1 p:words",
-    "PackUnambiguous": "c:x c:moments p:residual p:variance i:size f:alpha f:decay "
-    "p:row_splits i:num_blocks p:scratch p:words p:count p:exponents p:new_residual "
-    "p:new_variance p:nonfinite",
-    "PackOverThreshold": "c:x c:moments p:residual p:variance i:size f:threshold "
-    "f:alpha f:decay p:scratch p:words p:count p:new_residual p:new_variance "
-    "p:nonfinite",
-    "MeanOfSparse": "p:words i:num_words p:scale i:num_workers i:size p:row_splits "
-    "i:num_blocks c:values",
-    "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
-    "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
-}
+from tests.ops.cpu_structs import STRUCTS, TYPES, CutVector
 
 
 def _words(count, base):
@@ -75,7 +13,7 @@ def _words(count, base):
 
 
 def moved(array, offset):
-    """A copy that begins `offset` bytes after a multiple of 64."""
+    """Returns a copy that begins `offset` bytes after a multiple of 64."""
     array = np.ascontiguousarray(array)
     memory = np.zeros(array.nbytes + 128, np.uint8)
     begin = -memory.ctypes.data % 64 + offset
@@ -99,7 +37,7 @@ class CpuLibrary:
         self.offset = 4
 
     def set_instruction_set(self, name):
-        """Whether this machine has it."""
+        """Sets the instruction set; returns whether this machine has it."""
         return self.library.tfgradcomp_cpu_set_instruction_set(name.encode())
 
     def instruction_set(self):
@@ -322,7 +260,7 @@ class CpuLibrary:
             ratio=np.float32(ratio),
             moving=np.array(moving),
             scratch=np.full(-(-_size(x) // 512) + blocks, 7.0),
-            # Not looked at where there is no momentum.
+            # Not written if there is no momentum.
             new_momentum=np.full_like(residual, 7),
             new_residual=np.full_like(residual, 7),
             scale=np.full(blocks, 7, np.float32),
@@ -438,7 +376,7 @@ def _values(size, sizes):
 
 
 def _gathered(x, moments, residual, variance, decay, num_blocks):
-    """What the kernels have in common that pack sparse words."""
+    """Returns the arguments that all kernels that pack sparse words have."""
     size = _size(x)
     return {
         "x": x,
@@ -451,7 +389,7 @@ def _gathered(x, moments, residual, variance, decay, num_blocks):
         "words": np.full(size, 7, np.int32),
         "count": np.full(1, 7),
         "new_residual": np.full(size, 7, np.float32),
-        # Not looked at where there is no variance.
+        # Not written if there is no variance.
         "new_variance": np.full(size, 7, np.float32),
         "nonfinite": np.full(1, 7),
     }

@@ -12,6 +12,7 @@ from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
 from tfgradcomp.ops import native, reference
+from tfgradcomp.ops.library import find_library
 
 STREAM = (7, 3, 2**32 - 100)
 SHAPES = [(1, "one"), (2, "ones"), (65, "ones"), (300, "one"), (1000, "ragged")]
@@ -22,7 +23,7 @@ SHAPES += [(6007, "buckets of 100")]
 def ops(request):
     if request.param == "python":
         return reference
-    if shutil.which("g++") is None and native.find_library() is None:
+    if shutil.which("g++") is None and find_library() is None:
         pytest.skip("There is no library of native ops and no g++ to build one.")
     return native
 
@@ -221,7 +222,7 @@ def test_the_mean_of_levels(ops, workers, count, size, layout):
 
 
 def test_words_that_no_codes_make_are_no_fault():
-    if shutil.which("g++") is None and native.find_library() is None:
+    if shutil.which("g++") is None and find_library() is None:
         pytest.skip("There is no library of native ops and no g++ to build one.")
     for count in (2, 3, 9, 17, 300, 2**16):
         digits = oracle.digits_per_word(count)

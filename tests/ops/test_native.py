@@ -16,9 +16,10 @@ import tensorflow as tf
 from tests.ops import cases
 from tests.ops.cpu_library import CpuLibrary
 from tfgradcomp.ops import SplitVector, build, native, reference
+from tfgradcomp.ops.library import find_library
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and native.find_library() is None,
+    shutil.which("g++") is None and find_library() is None,
     reason="There is no library of native ops and no g++ to build one.",
 )
 

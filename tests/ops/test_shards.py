@@ -10,6 +10,7 @@ from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
 from tfgradcomp.ops import native, reference
+from tfgradcomp.ops.library import find_library
 
 SIZE = 3000
 
@@ -18,7 +19,7 @@ SIZE = 3000
 def ops(request):
     if request.param == "python":
         return reference
-    if shutil.which("g++") is None and native.find_library() is None:
+    if shutil.which("g++") is None and find_library() is None:
         pytest.skip("There is no library of native ops and no g++ to build one.")
     return native
 

@@ -10,6 +10,7 @@ from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
 from tfgradcomp.ops import SplitVector, native, reference
+from tfgradcomp.ops.library import find_library
 
 SHAPES = [(0, "one"), (1, "one"), (2, "ones"), (65, "ones"), (1000, "ragged")]
 SHAPES += [(513, "one"), (6007, "buckets of 100")]
@@ -19,7 +20,7 @@ SHAPES += [(513, "one"), (6007, "buckets of 100")]
 def ops(request):
     if request.param == "python":
         return reference
-    if shutil.which("g++") is None and native.find_library() is None:
+    if shutil.which("g++") is None and find_library() is None:
         pytest.skip("There is no library of native ops and no g++ to build one.")
     return native
 

@@ -11,6 +11,7 @@ from tests.ops import cases
 from tests.ops.cpu_library import CpuLibrary
 from tests.ops.test_native import SETS, expected, flatten, made
 from tfgradcomp.ops import SplitVector, build, native, reference
+from tfgradcomp.ops.library import find_library
 
 SIZES = (0, 1, 31, 33, 65, 1000, 6007)
 READERS = (
@@ -27,7 +28,7 @@ READERS = (
 WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels", "mean_of_sparse")
 
 needs_library = pytest.mark.skipif(
-    shutil.which("g++") is None and native.find_library() is None,
+    shutil.which("g++") is None and find_library() is None,
     reason="There is no library of native ops and no g++ to build one.",
 )
 
@@ -237,7 +238,7 @@ def test_shapes_are_static(ops):
 
 def test_a_gpu_gets_one_tensor(monkeypatch):
     array, parts = example()
-    monkeypatch.setattr(native, "gpu_is_visible", lambda: True)
+    monkeypatch.setattr("tfgradcomp.ops.library.gpu_is_visible", lambda: True)
     words = np.zeros([1, 1], np.int32)
 
     @tf.function

@@ -7,23 +7,16 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import Rates, bits, make_variables
-from tfgradcomp.compressors import Layout
-from tfgradcomp.optimizers.bucket_ranges import Bucket, Piece, buckets_of
-from tfgradcomp.transports import (
-    AllGather,
-    AllReduce,
-    Collectives,
-    Loopback,
-    Sharded,
-)
+from tfgradcomp.collectives import Collectives, Loopback
+from tfgradcomp.core import Layout
+from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece, cut_ranges
+from tfgradcomp.transports import AllGather, AllReduce, Sharded
 
 SHAPES = [(40, 20), (7,), (3, 300), (1500,), (11, 11), (2, 3, 4)]
 SIZES = [int(np.prod(shape)) for shape in SHAPES]
 METHODS = {
     "TernGrad": lambda **kw: tfgradcomp.TernGrad(rate(), **kw),
-    "TernGrad, buckets": lambda **kw: tfgradcomp.TernGrad(
-        rate(), block_size=100, **kw
-    ),
+    "TernGrad, buckets": lambda **kw: tfgradcomp.TernGrad(rate(), block_size=100, **kw),
     "TernGrad, own scales": lambda **kw: tfgradcomp.TernGrad(
         rate(), share_scaler=False, **kw
     ),
@@ -85,7 +78,7 @@ def train(make, workers, steps=range(3), saved=None, transport=AllGather, **argu
             optimizer.apply(gradients_of(step, rank), variables)
         store = Store()
         optimizer.save_own_variables(store)
-        count = len([c for c in optimizer._channels if "compressed" in c.name])
+        count = sum(bucket.is_compressed for bucket in optimizer.buckets)
         return [v.numpy() for v in variables], store, count
 
     return Loopback(workers, timeout=60).run(worker)
@@ -139,43 +132,75 @@ def test_a_run_goes_on_in_other_buckets(name):
     assert_same(uninterrupted, rest)
 
 
+TRANSPORTS = {"all_gather": AllGather, "sharded": Sharded}
+
+
+@pytest.mark.parametrize("resumed", TRANSPORTS)
+@pytest.mark.parametrize("saved_by", TRANSPORTS)
 @pytest.mark.parametrize("name", ["DistEFBlockSGDM", "DistEFSGD"])
-def test_a_sharded_run_goes_on(name):
+def test_a_run_resumes_on_any_transport_in_any_buckets(name, saved_by, resumed):
     make = METHODS[name]
     uninterrupted = train(make, 3, range(6))
-    first = train(make, 3, range(3), transport=Sharded)
+    first = train(make, 3, range(3), transport=TRANSPORTS[saved_by], bucket_bytes=1)
     saved = [(weights, store) for weights, store, _ in first]
-    part = "compressed.server_shard.residual"
-    # The workers' shards make up what one server would hold.
-    whole = train(make, 3, range(3))[0][1]["compressed.server.residual"]
-    assert bits(sum(store[part] for _, store in saved)) == bits(whole)
-    rest = train(make, 3, range(3, 6), saved, transport=Sharded)
-    for (weights, _, _), (expected, _, _) in zip(rest, uninterrupted, strict=True):
-        assert [bits(w) for w in weights] == [bits(w) for w in expected]
+    for size in (3000 * 4, 64 * 2**20):
+        rest = train(
+            make,
+            3,
+            range(3, 6),
+            saved,
+            transport=TRANSPORTS[resumed],
+            bucket_bytes=size,
+        )
+        for (weights, _, _), (expected, _, _) in zip(rest, uninterrupted, strict=True):
+            assert [bits(w) for w in weights] == [bits(w) for w in expected]
 
 
-def test_what_one_server_held_is_sharded():
+def test_the_workers_files_together_hold_the_whole_server():
     make = METHODS["DistEFBlockSGDM"]
-    uninterrupted = train(make, 3, range(6))
-    saved = [(weights, store) for weights, store, _ in train(make, 3, range(3))]
-    rest = train(make, 3, range(3, 6), saved, transport=Sharded)
-    assert [bits(w) for w in rest[0][0]] == [bits(w) for w in uninterrupted[0][0]]
+    (whole,) = train(make, 3, range(3))[0][1]["compressed.server.residual"]
+    known = np.zeros(whole.shape, int)
+    for _, store, _ in train(make, 3, range(3), transport=Sharded):
+        (part,) = store["compressed.server.residual"]
+        for begin, end in store["compressed.server_owned"]:
+            known[begin:end] += 1
+            assert bits(part[begin:end]) == bits(whole[begin:end])
+    assert (known == 1).all()
 
 
-def test_a_shard_is_no_whole_server():
+@pytest.mark.parametrize("transport", [AllGather, Sharded])
+def test_a_missing_part_of_the_server_stops_all_workers(transport):
     make = METHODS["DistEFBlockSGDM"]
-    first = train(make, 2, range(2), transport=Sharded)
-    saved = [(weights, store) for weights, store, _ in first]
-    for arguments in ({}, {"transport": Sharded, "bucket_bytes": 1}):
-        with pytest.warns(UserWarning, match=r"not restored.*server_shard.*reshard"):
-            train(make, 2, range(2, 3), saved, **arguments)
+    first = train(make, 3, range(2), transport=Sharded)
+    weights, store, _ = first[0]
+    ((begin, end),) = store["compressed.server_owned"]
+    assert begin == 0
+    # Each worker has the file of worker 0 alone.
+    saved = [(weights, store)] * 3
+    seen = []
+
+    def load(rank, collectives):
+        variables = make_variables(SHAPES)
+        optimizer = make(transport=transport(collectives), min_size=100)
+        optimizer.build(variables)
+        optimizer.load_own_variables(saved[rank][1])
+        with pytest.raises(ValueError, match=r"not restored as a whole") as error:
+            optimizer.apply(gradients_of(2, rank), variables)
+        seen.append(str(error.value))
+
+    Loopback(3, timeout=60).run(load)
+    assert len(seen) == 3
+    for text in seen:
+        assert f"missing on this worker=['elements [[{end}, " in text
+        assert "compressed.server" in text
+        assert "tfgradcomp.reshard" in text
 
 
 @pytest.mark.parametrize("block_size", [None, 64, 1000, "model"])
 @pytest.mark.parametrize("size", [1, 700, 2000, 10**6])
 def test_buckets_cover_the_vector_from_its_end(block_size, size):
     layout = Layout.from_sizes(SIZES, block_size)
-    buckets = buckets_of(layout, size)
+    buckets = cut_ranges(layout, size)
     assert [b.begin for b in buckets] == [b.end for b in buckets[1:]] + [0]
     assert buckets[0].end == layout.size
     for bucket in buckets:
@@ -189,14 +214,14 @@ def test_buckets_cover_the_vector_from_its_end(block_size, size):
     assert list(ends.values()) == SIZES
 
 
-def test_a_lead_keeps_the_places_of_chunks():
+def test_padding_keeps_the_places_of_chunks():
     layout = Layout.from_sizes([600, 100, 5])
-    bucket = Bucket(600, 705)
-    assert bucket.lead == 88
+    bucket = BucketRange(600, 705)
+    assert bucket.alignment_padding == 88
     assert bucket.offset == 512
     assert bucket.layout(layout) == Layout((0, 88, 188, 193), (88, 100, 5))
     assert bucket.pieces(layout) == [Piece(1, 0, 100), Piece(2, 0, 5)]
-    assert Bucket(0, 600).layout(layout) == Layout((0, 600), (600,))
+    assert BucketRange(0, 600).layout(layout) == Layout((0, 600), (600,))
 
 
 class Wires(Collectives):
@@ -208,7 +233,7 @@ class Wires(Collectives):
     def __init__(self):
         self.messages = []
 
-    def gather(self, vector, site):
+    def gather(self, vector, call_site):
         self.messages.append(vector)
         return tf.stack([vector, vector])
 

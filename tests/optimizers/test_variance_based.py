@@ -9,9 +9,9 @@ import tensorflow as tf
 import tfgradcomp
 from tests.helpers import flat, make_variables, named, split, state_of
 from tests.transports.test_transports import Recorder
-from tfgradcomp.compressors import Strom as StromCompressor
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.reshard import reshard
+from tfgradcomp.compressors import Strom as StromCompressor
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -264,7 +264,7 @@ def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
         assert traffic.elements_plain == 33 and traffic.elements_compressed == 65
         assert 33 < traffic.elements_sent < 98
         assert traffic.ratio == 98 / traffic.elements_sent
-        assert len(optimizer._channels) == 3
+        assert len(optimizer.buckets) == 3
         sent.append(traffic.elements_sent)
         return flat([v.numpy() for v in variables]) - before
 
@@ -293,7 +293,7 @@ def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
             variables = make_variables(shapes)
             for step in range(3):
                 applied(optimizer, *draw([step, rank], shapes), variables)
-            sizes = [channel.layout.size for channel in optimizer._channels]
+            sizes = [bucket.layout.size for bucket in optimizer.buckets]
             return flat([v.numpy() for v in variables]), sizes
 
         (one, sizes), (other, _) = Loopback(2, timeout=60).run(worker)

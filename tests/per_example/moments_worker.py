@@ -43,22 +43,22 @@ class Keep(keras.optimizers.SGD):
             variable.assign(moment)
 
 
-class Apart(Keep):
-    """Without Keras' all-reduce, which fails where steps run in a loop."""
+class WithoutAllReduce(Keep):
+    """Keep without Keras' all-reduce, which fails where steps run in a loop."""
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         return grads_and_vars
 
 
 def data():
-    """Two global batches of 8."""
+    """Returns two global batches of 8 examples."""
     rng = np.random.default_rng(7)
     shapes = (16, 8, 8, 2), (16, 3)
     return [rng.normal(size=shape).astype("float32") for shape in shapes]
 
 
 def network(mixing):
-    """A layer of each sort; where asked, with dropout and batch normalisation."""
+    """Returns a small network, with dropout and batch normalization if `mixing`."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [keras.Input((8, 8, 2)), keras.layers.Conv2D(4, 3, activation="relu")]
@@ -73,7 +73,7 @@ def network(mixing):
 
 
 def fitted(optimizer, mixing=True, policy="float32", **kwargs):
-    """A model after two epochs of two steps."""
+    """Returns a model after two epochs of two steps."""
     keras.config.set_dtype_policy(policy)
     with STRATEGY.scope():
         model = network(mixing)
@@ -84,12 +84,12 @@ def fitted(optimizer, mixing=True, policy="float32", **kwargs):
 
 
 def weights_of(model):
-    """As lists."""
+    """Returns the weights of a model as lists."""
     return [w.tolist() for w in model.get_weights()]
 
 
 def moments_of(model):
-    """Of each local replica."""
+    """Returns the moments of each local replica as lists."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     local = STRATEGY.experimental_local_results
     values = [local(m._value) for m in optimizer.moments]
@@ -99,13 +99,13 @@ def moments_of(model):
 
 
 def main():
-    """Trains in all manners."""
+    """Trains in every manner and reports the weights and moments."""
     answer = {
         "plain": weights_of(fitted(keras.optimizers.SGD(0.01))),
         "with_moments": weights_of(fitted(Keep(0.01))),
     }
     for name, manner in MANNERS.items():
-        model = fitted(Apart(0.0), mixing=False, **manner)
+        model = fitted(WithoutAllReduce(0.0), mixing=False, **manner)
         answer[name] = {"weights": weights_of(model), "moments": moments_of(model)}
     report(FOLDER, RANK, answer)
 

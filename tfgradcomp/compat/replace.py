@@ -1,12 +1,15 @@
-"""Exchanging a function of Keras for one of ours that may call it."""
+"""Replacement of functions of Keras by functions of this package."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
-def replace(owner, name: str, replacement) -> None:
-    """Makes `owner.name(...)` call `replacement(original, ...)`; once, however often.
+def replace(owner: Any, name: str, replacement: Callable) -> None:
+    """Makes `owner.name(...)` call `replacement(original, ...)`; replaced only once.
 
     Args:
         owner: A class or a module.
@@ -21,5 +24,29 @@ def replace(owner, name: str, replacement) -> None:
         def method(*args, **kwargs):
             return function(*args, **kwargs)
 
-        method._tfgradcomp_original = original
+        setattr(method, "_tfgradcomp_original", original)  # noqa: B010
         setattr(owner, name, method)
+
+
+@contextlib.contextmanager
+def replaced_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives one object another attribute for as long as the context lasts.
+
+    The object's `__setattr__`, by which Keras tracks layers and variables, sees nothing
+    of it.
+
+    Args:
+        instance: The object.
+        name: Name of the attribute.
+        value: Its value in the context.
+    """
+    attributes = vars(instance)
+    had_attribute, before = name in attributes, attributes.get(name)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if had_attribute:
+            attributes[name] = before
+        else:
+            attributes.pop(name, None)

@@ -1,4 +1,8 @@
-"""Starting a multi-worker training run; needs no TensorFlow."""
+"""Launcher of a multi-worker training run on one machine.
+
+Standard library only, because importing TensorFlow would cost seconds and memory. Linux
+only: process sessions, core affinity and the parent-death signal are used freely.
+"""
 
 from tfgradcomp.launch.launcher import main
 

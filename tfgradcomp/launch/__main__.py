@@ -1,4 +1,4 @@
-"""Start a multi-worker training run: `python -m tfgradcomp.launch --help`."""
+"""Command line of the launcher: `python -m tfgradcomp.launch --help`."""
 
 import sys
 

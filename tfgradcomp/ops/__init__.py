@@ -14,20 +14,8 @@ Inside XLA (`jit_compile`) the reference is taken: XLA compiles no operations of
 
 from __future__ import annotations
 
-import functools
-import os
-import threading
-import warnings
-from collections.abc import Callable, Sequence
-
-import numpy as np
-import tensorflow as tf
-
-from tfgradcomp.compat.xla import in_xla
-from tfgradcomp.core.split_vector import SplitVector
-from tfgradcomp.ops import native, reference
-from tfgradcomp.ops.reference import Statistics, random_bits, spread, uniform
-from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
+import importlib
+from typing import Any
 
 __all__ = [
     "INDEX_BITS",
@@ -64,107 +52,29 @@ __all__ = [
     "words_for",
 ]
 
-_BUILD = "python -m tfgradcomp.ops --build"
-_MODES = ("auto", "native", "python")
-
-_warned: set[str] = set()
-_warned_lock = threading.Lock()
-
-
-def _choosing(name: str, op: str | None = None) -> Callable:
-    """The function `name`, whose native operation is `op`: by default, of that name."""
-    in_python, in_native = getattr(reference, name), getattr(native, name)
-
-    @functools.wraps(in_python)
-    def operation(*args, **kwargs):
-        chosen = in_native if _takes_native(op or name) else in_python
-        return chosen(*args, **kwargs)
-
-    return operation
+# Imported at their first use: `python -m tfgradcomp.ops` must be able to silence
+# TensorFlow before TensorFlow is imported.
+_DEFAULT_ORIGIN = "tfgradcomp.ops.dispatch"
+_ORIGINS = {
+    "INDEX_BITS": "tfgradcomp.ops.word_format",
+    "NOTHING": "tfgradcomp.ops.word_format",
+    "SplitVector": "tfgradcomp.core.split_vector",
+    "Statistics": "tfgradcomp.ops.reference",
+    "digits_per_word": "tfgradcomp.ops.word_format",
+    "random_bits": "tfgradcomp.ops.reference",
+    "spread": "tfgradcomp.ops.reference",
+    "uniform": "tfgradcomp.ops.reference",
+    "words_for": "tfgradcomp.ops.word_format",
+}
 
 
-def _takes_native(name: str) -> bool:
-    mode = os.environ.get("TFGRADCOMP_OPS", "auto")
-    if mode not in _MODES:
-        raise ValueError(
-            f"The environment variable TFGRADCOMP_OPS must be one of {_MODES}. "
-            f"Received: TFGRADCOMP_OPS={mode!r}"
-        )
-    if mode == "python" or in_xla():
-        return False
-    obstacle = _obstacle(name, on_gpu=mode == "auto" and native.gpu_is_visible())
-    if obstacle is None:
-        return True
-    if mode == "native":
-        raise native.UnavailableError(
-            f"TFGRADCOMP_OPS=native, but {obstacle}. Or set TFGRADCOMP_OPS=python to "
-            "run in pure TensorFlow"
-        )
-    _warn_once(
-        f"tfgradcomp falls back to pure TensorFlow, which is slower: {obstacle}. "
-        "TFGRADCOMP_OPS=python says so on purpose, without this warning"
-    )
-    return False
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tfgradcomp.ops' has no attribute {name!r}")
+    module = importlib.import_module(_ORIGINS.get(name, _DEFAULT_ORIGIN))
+    globals()[name] = value = getattr(module, name)
+    return value
 
 
-def _obstacle(name: str, on_gpu: bool) -> str | None:
-    """What keeps an operation from running natively, and how to mend it."""
-    try:
-        library = native.library()
-    except native.UnavailableError as error:
-        return (
-            f"the native ops could not be built or loaded: {error}\nWith a C++ "
-            f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
-        )
-    problem = native.gpu_problem(library) if on_gpu else None
-    if problem is not None:
-        return (
-            f"TensorFlow sees GPUs, but of {library.path}: {problem}. With the nvcc of "
-            f"a CUDA that the GPUs' driver supports, run `{_BUILD}`"
-        )
-    if not library.has(name):
-        return f"{library.path} has no {name}. Run `{_BUILD}`"
-    return None
-
-
-def _warn_once(message: str) -> None:
-    with _warned_lock:
-        if message in _warned:
-            return
-        _warned.add(message)
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-pack_codes = _choosing("pack_codes")
-unpack_codes = _choosing("unpack_codes")
-pack_signs = _choosing("pack_signs")
-pack_signs_checked = _choosing("pack_signs_checked", "pack_signs")
-pack_momentum_signs = _choosing("pack_momentum_signs")
-pack_ternary = _choosing("pack_ternary")
-block_statistics = _choosing("block_statistics")
-sum_codes = _choosing("sum_codes")
-sum_levels = _choosing("sum_levels")
-mean_of_signs = _choosing("mean_of_signs")
-find_levels = _choosing("find_levels")
-pack_levels = _choosing("pack_levels")
-mean_of_levels = _choosing("mean_of_levels")
-majority_vote = _choosing("majority_vote")
-sign_error_feedback = _choosing("sign_error_feedback")
-mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
-mean_sign_sums = _choosing("mean_sign_sums")
-mean_sign_residual = _choosing("mean_sign_residual")
-pack_unambiguous = _choosing("pack_unambiguous")
-pack_over_threshold = _choosing("pack_over_threshold")
-mean_of_sparse = _choosing("mean_of_sparse")
-
-
-@functools.wraps(reference.mean_magnitude)
-def mean_magnitude(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: D103
-    return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
-
-
-def mean_of_sums(sums: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
-    """Returns the mean over each block, float32, of what adds up to `sums`, float64."""
-    # Not `/`: a graph would multiply by the reciprocal instead.
-    mean = tf.math.divide_no_nan(sums, np.diff(row_splits).astype(np.float64))
-    return tf.cast(mean, tf.float32)
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""Build the native ops, or say which ones are in use: `python -m tfgradcomp.ops`."""
+"""Command line that builds the native ops or shows which are in use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 
-import tensorflow as tf
+# TensorFlow reads these when it is imported; the tool's output shall be its own.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-from tfgradcomp.ops import build, native
+import tensorflow as tf  # noqa: E402
+
+from tfgradcomp.ops import build, library  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.build:
         try:
-            print(native.build_library())
+            print(library.build_library())
         except (build.BuildError, OSError, ImportError) as error:
             print(f"The native ops could not be built: {error}", file=sys.stderr)
             return 1
@@ -43,19 +47,19 @@ leaves CUDA out."""
 def _facts():
     yield "TensorFlow", tf.__version__
     yield "TFGRADCOMP_OPS", os.environ.get("TFGRADCOMP_OPS", "auto (not set)")
-    yield "Cache", native.cache_folder()
-    path = native.find_library()
+    yield "Cache", library.cache_folder()
+    path = library.find_library()
     if path is None:
         yield "Library", "none yet: the first use builds it, or --build does now"
         return
     try:
-        library = native.library()
-    except native.UnavailableError as error:
+        loaded = library.library()
+    except library.UnavailableError as error:
         yield "Library", f"none: {error}"
         return
-    yield "Library", library.path
-    yield "Built with", library.built_with
-    yield "Instruction set", library.instruction_set
+    yield "Library", loaded.path
+    yield "Built with", loaded.built_with
+    yield "Instruction set", loaded.instruction_set
 
 
 if __name__ == "__main__":

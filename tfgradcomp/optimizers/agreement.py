@@ -1,4 +1,4 @@
-"""Whether all workers train the same model in the same state, asked once."""
+"""A check, made once, that all workers train the same model in the same state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_same_everywhere(
     hosts: Collectives,
     variables: list,
     settings: str,
-    steps,
+    steps: keras.Variable,
     missing: list[str],
     is_state_partial: bool,
 ) -> None:
@@ -88,7 +88,7 @@ def missing_state(missing: list[str]) -> str:
     )
 
 
-def path_of(variable) -> str:
+def path_of(variable: keras.Variable | tf.Variable) -> str:
     """Returns the path of a Keras variable, the name of a TensorFlow one."""
     return getattr(variable, "path", variable.name)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
-from tfgradcomp.collectives import across_hosts, enable_multi_worker_fit, for_strategy
+from tfgradcomp.collectives import enable_multi_worker_fit
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
@@ -13,17 +16,17 @@ from tfgradcomp.core.arguments import check_choice, check_instance, check_intege
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
 from tfgradcomp.optimizers.dense import dense
-from tfgradcomp.optimizers.partition import rules_of, serializable_rules
+from tfgradcomp.optimizers.gradient_bucket import GradientBucket
+from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
-from tfgradcomp.optimizers.wrapper import OptimizerWrapper
+from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.per_example.second_moments import enable_second_moments
 from tfgradcomp.servers import Server
-from tfgradcomp.transports import NAMES, Costs, Traffic, Transport
+from tfgradcomp.transports import Costs, Traffic, Transport
 
 NONFINITE = ("raise", "skip")
-FALLBACKS = (None, "float32")
 
 
 class CompressedOptimizer(OptimizerWrapper):
@@ -42,8 +45,6 @@ class CompressedOptimizer(OptimizerWrapper):
     Weights stay bit-identical on all workers. A gradient with a NaN or an infinity on
     any worker makes every worker skip the step: weights, residuals, momenta and
     counters stay as they were.
-
-    `learning_rate`, `iterations` and the like are those of the inner optimizer.
 
     Some compressors need second moments, the sums over examples of the squares of the
     terms of a gradient. `model.fit` computes them and hands them over.
@@ -101,49 +102,38 @@ class CompressedOptimizer(OptimizerWrapper):
         "bucket_bytes",
         "fallback",
     )
-    config_arguments = (
-        "compressor",
-        "server",
-        "block_size",
-        "weight_decay",
-        *common_arguments,
-    )
+    config_arguments: ClassVar[tuple[str, ...]]
+    config_arguments = ("compressor", "server", "block_size", "weight_decay")
+    config_arguments += common_arguments
     stepper_class: type[Stepper] = Stepper
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         compressor: Compressor,
         server: Server,
         block_size: int | str | None = None,
         weight_decay: WeightDecay | None = None,
         transport: str | Transport | Costs = "auto",
-        exclude=None,
+        exclude: Any = None,
         min_size: int = 1024,
         seed: int = 0,
         nonfinite: str = "raise",
         bucket_bytes: int = 64 * 2**20,
         fallback: str | None = None,
         name: str | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("compressor", compressor, Compressor)
         check_instance("server", server, Server)
         check_choice("nonfinite", nonfinite, NONFINITE)
-        check_choice("fallback", fallback, FALLBACKS)
-        if not isinstance(transport, (Transport, Costs)):
-            check_choice("transport", transport, NAMES)
-        check_integer("min_size", min_size, 0)
         check_integer("seed", seed, 0, 2**63)
-        check_integer("bucket_bytes", bucket_bytes, 1)
-        rules_of(exclude)
-        if block_size not in (None, "model"):
-            check_integer("block_size", block_size, 1)
         self.method = Method(compressor, server, weight_decay)
-        # Subclasses have arguments of the same names and a meaning of their own.
+        # Subclasses have arguments of these names with a meaning of their own.
         self._method_block_size = self.block_size = block_size
-        self.weight_decay = weight_decay
+        self.compressor, self.server = compressor, server
+        self.weight_decay: WeightDecay | float | None = weight_decay
         self.transport = transport
         self.exclude = exclude
         self.min_size = min_size
@@ -152,17 +142,9 @@ class CompressedOptimizer(OptimizerWrapper):
         self.bucket_bytes = bucket_bytes
         self.fallback = fallback
         self._is_checked = False
+        # Raises where an argument is out of range.
+        self._settings()
         self._prepare_strategy()
-
-    @property
-    def compressor(self):
-        """The worker's half of the method."""
-        return self.method.compressor
-
-    @property
-    def server(self):
-        """The server's half of the method."""
-        return self.method.server
 
     @property
     def stepper(self) -> Stepper:
@@ -171,7 +153,8 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def finalize_variable_values(self, var_list):
         """Ends training: averages of `use_ema` become the weights."""
-        self._raise_unreported()
+        if self.built:
+            self._stepper.raise_unreported()
         self.inner_optimizer.finalize_variable_values(var_list)
 
     @property
@@ -198,7 +181,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def needs_second_moments(self) -> bool:
-        """Whether `apply` wants second moments."""
+        """True if `apply` needs second moments."""
         return self.method.compressor.needs_second_moments
 
     def build(self, variables):
@@ -210,38 +193,28 @@ class CompressedOptimizer(OptimizerWrapper):
         super().build(variables)
         self._bind()
 
-    def _bind(self, is_fallback: bool | None = None):
+    def _bind(self, is_fallback: bool | None = None) -> None:
         """Puts together all that does not change from step to step."""
-        variables = self._trainable_variables
-        if isinstance(self.transport, Transport):
-            collectives = self.transport.collectives
-        else:
-            collectives = for_strategy(self._strategy)
+        variables = compat.trainable_variables(self)
         self._plan = make_plan(
             variables,
             # A variable that Keras overwrites with its gradient takes no update.
             [not compat.is_overwritten(self.inner_optimizer, v) for v in variables],
             self._settings(),
-            collectives,
-            across_hosts(self._strategy),
+            self._strategy,
             accumulates=bool(self.inner_optimizer.gradient_accumulation_steps),
             is_fallback=is_fallback,
         )
         buckets = self._plan.buckets
         varies = any(bucket.has_variable_length for bucket in buckets)
         self._scalars = Scalars.create(self.seed, counts_moved=varies)
-        hosts = across_hosts(self._strategy)
-        self._state = OptimizerState(
-            self.name, self._scalars, self._plan, hosts or collectives
-        )
-        for bucket in buckets:
-            for variable in tf.nest.flatten(bucket.state):
-                self._track_variable(variable)
+        self._state = OptimizerState(self.name, self._scalars, self._plan)
+        compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         self._stepper = self.stepper_class(
             self.inner_optimizer,
             buckets,
             self._scalars,
-            collectives,
+            self._plan.collectives,
             variables,
             raises=self.nonfinite == "raise",
         )
@@ -258,8 +231,13 @@ class CompressedOptimizer(OptimizerWrapper):
         )
 
     @property
+    def buckets(self) -> tuple[GradientBucket, ...]:
+        """The parts that the gradient travels in, with their routes; none unbuilt."""
+        return self._plan.buckets if self.built else ()
+
+    @property
     def traffic(self) -> Traffic:
-        """What one worker moves in one step, by the fields that travel.
+        """The traffic of one worker in one step, derived from the fields that travel.
 
         Raises:
             ValueError: If the optimizer is not built yet.
@@ -298,7 +276,7 @@ class CompressedOptimizer(OptimizerWrapper):
                 "inside `strategy.run`."
             )
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables
+            trainable_variables = compat.trainable_variables(self)
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(list(trainable_variables))
@@ -320,26 +298,15 @@ class CompressedOptimizer(OptimizerWrapper):
         """Steps that were skipped because a gradient was not finite."""
         return int(self._scalars.skipped_steps.numpy()) if self.built else 0
 
-    def _raise_unreported(self):
-        count = self.skipped_steps
-        if self.nonfinite == "raise" and count:
-            self._scalars.skipped_steps.assign(tf.zeros([], tf.int64))
-            raise FloatingPointError(
-                f"{count} steps were skipped because a gradient was NaN or Inf. Lower "
-                "the learning rate, clip (clipnorm=...), or go on with "
-                "nonfinite='skip'."
-            )
-
     def _check_workers(self):
         """Compares the workers, and finishes a restore, before the first step."""
         if self._is_checked:
             return
         self._is_checked = True
-        hosts = across_hosts(self._strategy)
-        if hosts is not None:
+        if self._plan.hosts is not None:
             check_same_everywhere(
-                hosts,
-                self._trainable_variables,
+                self._plan.hosts,
+                compat.trainable_variables(self),
                 f"method={self.method}, settings={self._settings()}, seed={self.seed}, "
                 f"microbatches={self.microbatches}, fallback={self._plan.is_fallback}",
                 compat.step_counter(self.inner_optimizer),
@@ -350,14 +317,12 @@ class CompressedOptimizer(OptimizerWrapper):
 
     # State and configuration.
 
-    def get_config(self):
-        """Returns the constructor's arguments, serialized by Keras."""
-        config = super().get_config()
-        # A transport that was handed in belongs to its process.
-        if not isinstance(self.transport, str):
-            config["transport"] = "auto"
-        config["exclude"] = serializable_rules(self.exclude)
-        return config
+    @override
+    def config_value(self, name):
+        if name == "transport" and not isinstance(self.transport, str):
+            # A transport that was handed in belongs to its process.
+            return "auto"
+        return named_rules(self.exclude) if name == "exclude" else getattr(self, name)
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""

@@ -7,20 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tfgradcomp.collectives import Collectives
+import tensorflow as tf
+
+from tfgradcomp.collectives import Collectives, across_hosts, for_strategy
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout, Method
+from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
-from tfgradcomp.optimizers.partition import compressed_positions
-from tfgradcomp.transports import Costs, Traffic, Transport, select_transports
+from tfgradcomp.optimizers.partition import compressed_positions, rules_of
+from tfgradcomp.transports import NAMES, Costs, Traffic, Transport, select_transports
 from tfgradcomp.transports.messages import fixed_words, message_words
+
+FALLBACKS = (None, "float32")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `CompressedOptimizer` that decide what travels how."""
+    """The arguments of `CompressedOptimizer` that decide what travels how.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
 
     method: Method
     block_size: int | str | None
@@ -29,6 +38,16 @@ class Settings:
     exclude: object
     min_size: int
     bucket_bytes: int
+
+    def __post_init__(self):
+        if not isinstance(self.transport, (Transport, Costs)):
+            check_choice("transport", self.transport, NAMES)
+        check_choice("fallback", self.fallback, FALLBACKS)
+        check_integer("min_size", self.min_size, 0)
+        check_integer("bucket_bytes", self.bucket_bytes, 1)
+        rules_of(self.exclude)
+        if self.block_size not in (None, "model"):
+            check_integer("block_size", self.block_size, 1)
 
 
 class _Vector(NamedTuple):
@@ -47,11 +66,13 @@ class Plan(NamedTuple):
     Attributes:
         buckets: The buckets, those of the compressed vector first.
         collectives: What moves vectors between the workers.
+        hosts: The collectives between the workers' processes; None where there is one.
         is_fallback: Whether float32 was chosen instead of the method.
     """
 
     buckets: tuple[GradientBucket, ...]
     collectives: Collectives
+    hosts: Collectives | None
     is_fallback: bool
 
     def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
@@ -66,7 +87,8 @@ class Plan(NamedTuple):
         compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
         elements = sum(bucket.size for bucket in compressed)
         plain = sum(bucket.size for bucket in self.buckets) - elements
-        sent, variable = elements, 0.0
+        sent: float = elements
+        variable = 0.0
         if moved is not None:
             steps, sent, variable = moved.numpy().tolist()
             sent, variable = (
@@ -91,8 +113,7 @@ def make_plan(
     variables: Sequence,
     is_trained: Sequence[bool],
     settings: Settings,
-    collectives: Collectives,
-    hosts: Collectives | None = None,
+    strategy: tf.distribute.Strategy,
     accumulates: bool = False,
     is_fallback: bool | None = None,
 ) -> Plan:
@@ -102,15 +123,18 @@ def make_plan(
         variables: The model's trainable variables.
         is_trained: Whether each of them takes an update.
         settings: The optimizer's arguments.
-        collectives: What moves vectors between the workers.
-        hosts: The collectives between processes, which `transport="auto"` measures;
-            None where there is one process.
+        strategy: The strategy whose replicas are the workers, unless the transport
+            has collectives of its own.
         accumulates: Whether second moments add up over several calls.
         is_fallback: Whether to take float32 instead of the method, as a saved state
             says; None: decided here.
     """
-    given = settings.transport
-    carries_plain = isinstance(given, Transport) and given.carries_plain
+    given, carries_plain = settings.transport, False
+    if isinstance(given, Transport):
+        collectives, carries_plain = given.collectives, given.carries_plain
+    else:
+        collectives = for_strategy(strategy)
+    hosts = across_hosts(strategy)
     buckets = []
     for vector in _vectors(variables, is_trained, settings):
         is_compressed = vector.method is settings.method
@@ -151,7 +175,7 @@ def make_plan(
                     accumulates and needs_moments,
                 )
             )
-    return Plan(tuple(buckets), collectives, bool(is_fallback))
+    return Plan(tuple(buckets), collectives, hosts, bool(is_fallback))
 
 
 def _vectors(variables, is_trained, settings):

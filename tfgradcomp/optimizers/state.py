@@ -9,13 +9,13 @@ hold the whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
 from tfgradcomp.optimizers.agreement import missing_state
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
@@ -45,7 +45,7 @@ class Restored(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether the server's state is known in part only."""
+        """True if only a part of the server's state is known."""
         return not all(known.all() for known in self.owned.values())
 
 
@@ -55,7 +55,7 @@ class _Leaf(NamedTuple):
     bucket: GradientBucket
     role: str
     name: str
-    variable: object
+    variable: PerReplicaVariable
 
     def place(self, rank: int) -> tuple[slice, slice]:
         """Returns where its elements are in the vector, and in the variable."""
@@ -89,17 +89,13 @@ class OptimizerState:
         owner: Name of the optimizer, for errors.
         scalars: The small variables.
         plan: The buckets, with their collectives.
-        processes: The collectives by which processes join what they have restored.
     """
 
-    def __init__(
-        self, owner: str, scalars: Scalars, plan: Plan, processes: Collectives
-    ):
+    def __init__(self, owner: str, scalars: Scalars, plan: Plan):
         self._owner = owner
         self._scalars = scalars
         self._plan = plan
-        self._processes = processes
-        self._pending = None
+        self._pending: Restored | None = None
         self._leaves = [
             _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
             for bucket in plan.buckets
@@ -111,14 +107,15 @@ class OptimizerState:
         leaves = [leaf.variable for leaf in self._leaves]
         return [*self._scalars.variables(), *leaves]
 
-    def save(self, store) -> None:
+    def save(self, store: MutableMapping) -> None:
         """Saves the state of this worker, by local reads."""
         collectives = self._plan.collectives
         store[_PLACE] = (collectives.process_index, collectives.num_processes)
         store[_FALLBACK] = int(self._plan.is_fallback)
         for variable in self._scalars.variables():
             store[variable.name] = variable.local_values()
-        whole, owned = {}, {}
+        whole: dict[str, np.ndarray] = {}
+        owned: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
             values = leaf.variable.local_values()
             count = len(values) if leaf.role in ("worker", "moments") else 1
@@ -160,12 +157,12 @@ class OptimizerState:
 
     @property
     def missing(self) -> list[str]:
-        """What the last restore has not found, in words."""
+        """Descriptions of what the last restore has not found."""
         return self._pending.missing if self._pending else []
 
     @property
     def is_partial(self) -> bool:
-        """Whether a restore waits for the parts of other workers."""
+        """True if a restore waits for the parts of other workers."""
         return self._pending is not None
 
     def finish_restore(self) -> None:
@@ -209,15 +206,15 @@ class OptimizerState:
                 key = f"{leaf.bucket.vector}.{_OWNED}"
                 ranges = store[key][()] if key in store.keys() else [[0, size]]
                 owned[leaf.bucket.vector] = _mask(ranges, size)
-        origin = tuple(int(number) for number in store[_PLACE][()])
-        return Restored(rows, owned, missing, origin)
+        rank, num_workers = (int(number) for number in store[_PLACE][()])
+        return Restored(rows, owned, missing, (rank, num_workers))
 
     def _joined(self, restored: Restored) -> Restored:
         """Joins the parts that all processes have read; all must call it.
 
         An element that several have read is that of the last one.
         """
-        collectives = self._processes
+        collectives = self._plan.hosts or self._plan.collectives
         rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
         rank = collectives.process_index + 1
         for vector, known in restored.owned.items():
@@ -258,9 +255,8 @@ class OptimizerState:
         ):
             logger.info(
                 "%s: residuals and momenta are those of worker %d of %d, now on all of "
-                "%d. A folder a worker keeps each worker's own "
-                "(tfgradcomp.callbacks.BackupAndRestore); `python -m tfgradcomp.reshard` "
-                "changes their number.",
+                "%d. tfgradcomp.callbacks.BackupAndRestore keeps each worker's own; "
+                "`python -m tfgradcomp.reshard` changes the number of workers.",
                 self._owner,
                 rank,
                 num_workers,
@@ -273,7 +269,7 @@ class OptimizerState:
 
     @property
     def _sizes(self):
-        sizes = {}
+        sizes: dict[str, int] = {}
         for bucket in self._plan.buckets:
             sizes[bucket.vector] = sizes.get(bucket.vector, 0) + bucket.size
         return sizes
@@ -304,7 +300,7 @@ def _ranges(known: np.ndarray) -> np.ndarray:
     return edges.reshape([-1, 2]).astype(np.int64)
 
 
-def _mask(ranges, size: int) -> np.ndarray:
+def _mask(ranges: Iterable, size: int) -> np.ndarray:
     mask = np.zeros([size], bool)
     for begin, end in ranges:
         mask[begin:end] = True

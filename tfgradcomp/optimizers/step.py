@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives
@@ -63,7 +64,7 @@ class Stepper:
 
     def __init__(
         self,
-        inner,
+        inner: keras.optimizers.Optimizer,
         buckets: tuple[GradientBucket, ...],
         scalars: Scalars,
         collectives: Collectives,
@@ -154,7 +155,12 @@ class Stepper:
         self.commit(updates, state, flags, variables, context)
 
     def commit(
-        self, updates: dict, state: list, flags: tf.Tensor, variables: list, context
+        self,
+        updates: dict,
+        state: list,
+        flags: tf.Tensor,
+        variables: list,
+        context: Context,
     ) -> None:
         """Updates weights and state, or nothing where a flag is not 0.
 
@@ -197,6 +203,21 @@ class Stepper:
             skip,
             args=(applied, list(new_values), flags),
         )
+
+    def raise_unreported(self) -> None:
+        """Raises an error for skipped steps that could raise none, inside XLA.
+
+        Raises:
+            FloatingPointError: If there were any.
+        """
+        count = int(self.scalars.skipped_steps.numpy())
+        if self._raises and count:
+            self.scalars.skipped_steps.assign(tf.zeros([], tf.int64))
+            raise FloatingPointError(
+                f"{count} steps were skipped because a gradient was NaN or Inf. Lower "
+                "the learning rate, clip (clipnorm=...), or go on with "
+                "nonfinite='skip'."
+            )
 
     def context(self) -> Context:
         """Returns what methods may know about this step."""

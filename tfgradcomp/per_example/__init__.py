@@ -1,1 +1,1 @@
-"""Second moments of the examples' gradients."""
+"""Second moments of the gradients of single examples."""

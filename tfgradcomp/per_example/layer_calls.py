@@ -1,26 +1,29 @@
-"""Which layers read which weights in a forward pass, and from what to what.
+"""Record of the layers that read weights in a forward pass, with inputs and outputs.
 
-A call of a layer that itself reads a weight is a *leaf*: its inputs, its outputs and
-the loss' gradient with respect to them say what each example gave to that weight.
-Layers that only call others are looked into. Where that cannot be done (the others are
-called inside a loop, are recomputed, or know nothing of examples) the outer layer
-becomes the leaf, at worst the whole model.
+The call of a layer that reads a weight itself is a *leaf*: its inputs, its outputs and
+the loss' gradient with respect to the outputs determine what each example contributes
+to the gradient of that weight. For a layer that only calls other layers, their calls
+are recorded instead. Where those cannot serve (they run inside a loop, are recomputed
+in the backward pass, or have no axis of examples) the outer layer becomes the leaf, in
+the worst case the whole model.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from tensorflow.python.eager.record import VariableWatcher
 
-from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat import layers as compat
+from tfgradcomp.compat.replace import replaced_attribute
+from tfgradcomp.compat.watcher import VariableReads
 
 _thread = threading.local()
-# Their output before the activation is what the gradient is asked for.
+# The rules of these layers take the gradient with respect to the output before the
+# activation.
 _ACTIVATED = (
     keras.layers.Dense,
     keras.layers.EinsumDense,
@@ -38,13 +41,14 @@ class Call:
 
     Attributes:
         layer: The layer.
-        args: Its positional arguments, cast as the layer wants them.
+        args: Its positional arguments, in the types that the layer casts them to.
         kwargs: Its arguments by name.
-        variables: The trainable variables that it, or a layer in it, has read.
+        variables: The trainable variables that the layer, or a layer in it, has read,
+            by their ids.
         outputs: Its float outputs, flat.
-        before_activation: What it gave to its activation, where it has one.
-        statistics: Mean and variance of the batch, where it normalises by them.
-        inner: Whether it reads weights of layers within it.
+        before_activation: The tensor that its activation was applied to, if known.
+        statistics: Mean and variance of the batch, if it normalized by them.
+        reads_inner_weights: Whether it reads weights of layers within it.
     """
 
     layer: keras.layers.Layer
@@ -54,10 +58,10 @@ class Call:
     outputs: list = dataclasses.field(default_factory=list)
     before_activation: tf.Tensor | None = None
     statistics: tuple | None = None
-    inner: bool = False
+    reads_inner_weights: bool = False
     _calls: list = dataclasses.field(default_factory=list)
     _graph: object = None
-    _watcher: VariableWatcher | None = None
+    _reads: VariableReads = dataclasses.field(default_factory=VariableReads)
 
     @property
     def input(self) -> tf.Tensor:
@@ -68,24 +72,24 @@ class Call:
 
 
 class LayerCalls:
-    """Records, as a context, the leaves of the forward pass in it.
+    """Context that records the leaves of the forward pass inside it.
 
     Args:
-        variables: The trainable variables that matter.
-        batch: Static number of examples, `None` where it is not static.
+        variables: The trainable variables whose reads are recorded.
+        batch: Static number of examples; None where it is not static.
     """
 
     def __init__(self, variables: list[keras.Variable], batch: int | None):
-        replace(keras.Operation, "__call__", _call)
-        replace(keras.layers.BatchNormalization, "_moments", _moments)
+        compat.intercept_layer_calls(_call)
+        compat.intercept_batch_statistics(_batch_statistics)
         self.leaves: list[Call] = []
         self._batch = batch
         self._open: list[Call] = []
-        self._variables = {}
-        local_results = tf.distribute.get_strategy().experimental_local_results
-        for variable in variables:
-            for local in (variable._value, *local_results(variable._value)):
-                self._variables[id(local)] = variable
+        self._variables = {
+            id(value): variable
+            for variable in variables
+            for value in compat.tensorflow_variables(variable)
+        }
 
     def __enter__(self):
         _thread.calls = self
@@ -94,55 +98,47 @@ class LayerCalls:
     def __exit__(self, *_):
         _thread.calls = None
 
+    @property
+    def innermost(self) -> Call:
+        """The call that runs, and was not made by one that runs."""
+        return self._open[-1]
+
     def call(self, original, layer, args, kwargs):
-        """Calls a layer, and notes what it reads."""
+        """Calls a layer, and records the weights that it reads."""
         call = Call(layer, args, kwargs, _graph=tf.compat.v1.get_default_graph())
-        activation = vars(layer).get("activation")
-        # A recomputed layer's tensors are not those that its gradient sees.
-        recomputed = layer._remat_mode is not None
-        losses = _count_losses(layer)
+        # The backward pass of a recomputed layer sees tensors other than those here.
+        recomputed = compat.is_rematerialized(layer)
+        losses = compat.count_added_losses(layer)
         if self._open:
             self._pause()
         self._open.append(call)
         self._resume()
         if recomputed:
             _thread.calls = None
-        elif type(layer) in _ACTIVATED and activation is not None:
-
-            def noted(x):
-                call.before_activation = x
-                return activation(x)
-
-            # Past `__setattr__`, which tracks.
-            vars(layer)["activation"] = noted
         try:
-            outputs = original(layer, *args, **kwargs)
+            with _recorded_activation(call):
+                outputs = original(layer, *args, **kwargs)
         finally:
             _thread.calls = self
-            if "activation" in vars(layer):
-                vars(layer)["activation"] = activation
             self._pause()
             self._open.pop()
             if self._open:
                 self._resume()
         if not call.variables:
-            return self._look_into(call, outputs)
-        if _count_losses(layer) > losses:
+            for inner in call._calls:
+                self._hand_up(inner)
+            return outputs
+        if compat.count_added_losses(layer) > losses:
             raise ValueError(
-                f"Layer {layer.name!r} reads its weights and calls `add_loss` at once, "
-                "so that the loss' gradient cannot be told apart by examples. Use a "
-                "weight's regularizer, the layer's activity_regularizer, or add the "
-                f"loss in a layer of its own. Received: layer={layer}"
+                f"Layer {layer.name!r} reads its weights and calls `add_loss` in one "
+                "call, so that the loss' gradient cannot be told apart by examples. "
+                "Use a weight's regularizer, the layer's activity_regularizer, or add "
+                f"the loss in a layer of its own. Received: layer={layer}"
             )
         for inner in call._calls:
             call.variables.update(inner.variables)
-            call.inner = True
+            call.reads_inner_weights = True
         return self._close(call, outputs)
-
-    def _look_into(self, call, outputs):
-        for inner in call._calls:
-            self._hand_up(inner)
-        return outputs
 
     def _hand_up(self, leaf):
         parent = self._open[-1] if self._open else None
@@ -152,13 +148,13 @@ class LayerCalls:
             parent._calls.append(leaf)
         else:
             parent.variables.update(leaf.variables)
-            parent.inner = True
+            parent.reads_inner_weights = True
 
     def _close(self, call, outputs):
         flat = keras.tree.flatten(outputs)
         if len(flat) > 1:
-            # One output may lead to another: each gets a gradient of its own.
-            flat = [_identity(x) for x in flat]
+            # One output may depend on another: each gets a gradient of its own.
+            flat = [compat.identity(x) for x in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
         call.outputs = floats_of(flat)
         self._hand_up(call)
@@ -169,16 +165,13 @@ class LayerCalls:
         return bool(inputs) and all(_has_batch(x, self._batch) for x in leaf.outputs)
 
     def _resume(self):
-        self._open[-1]._watcher = VariableWatcher()
-        self._open[-1]._watcher.__enter__()
+        self.innermost._reads.start()
 
     def _pause(self):
-        call = self._open[-1]
-        call._watcher.__exit__(None, None, None)
-        for variable in call._watcher.watched_variables():
-            if id(variable) in self._variables:
-                variable = self._variables[id(variable)]
-                call.variables[id(variable)] = variable
+        for value in self.innermost._reads.stop():
+            if id(value) in self._variables:
+                variable = self._variables[id(value)]
+                self.innermost.variables[id(variable)] = variable
 
 
 def per_example(args, kwargs, batch: int | None) -> list[tf.Tensor]:
@@ -196,6 +189,21 @@ def _has_batch(x, batch):
     return tf.is_tensor(x) and x.shape.rank != 0 and x.shape[0] in (batch, None)
 
 
+def _recorded_activation(call: Call):
+    """Returns a context in which the layer's activation records its argument."""
+    layer = call.layer
+    activation = vars(layer).get("activation")
+    has_rule = type(layer) in _ACTIVATED and not compat.is_rematerialized(layer)
+    if activation is None or not has_rule:
+        return contextlib.nullcontext()
+
+    def recording_activation(x):
+        call.before_activation = x
+        return activation(x)
+
+    return replaced_attribute(layer, "activation", recording_activation)
+
+
 def _call(original, layer, *args, **kwargs):
     calls = getattr(_thread, "calls", None)
     if calls is None or not isinstance(layer, keras.layers.Layer):
@@ -203,23 +211,9 @@ def _call(original, layer, *args, **kwargs):
     return calls.call(original, layer, args, kwargs)
 
 
-def _moments(original, layer, *args, **kwargs):
+def _batch_statistics(original, layer, *args, **kwargs):
     statistics = original(layer, *args, **kwargs)
     calls = getattr(_thread, "calls", None)
-    if calls is not None and calls._open[-1].layer is layer:
-        calls._open[-1].statistics = statistics
+    if calls is not None and calls.innermost.layer is layer:
+        calls.innermost.statistics = statistics
     return statistics
-
-
-def _count_losses(layer):
-    return sum(len(inner._losses) for inner in layer._flatten_layers())
-
-
-def _identity(x):
-    if not tf.is_tensor(x):
-        return x
-    mask = backend.get_keras_mask(x)
-    x = tf.identity(x)
-    if mask is not None:
-        backend.set_keras_mask(x, mask)
-    return x

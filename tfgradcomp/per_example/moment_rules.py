@@ -1,8 +1,8 @@
-"""What each example gave to the gradient of a layer's weights, by type of layer.
+"""Rules for the gradients of single examples, one for each type of layer.
 
-With inputs a [examples, ...] and the loss' gradient δ with respect to the outputs
-before the activation, a rule returns `Term`s. Their functions take inputs and δ in
-*samples*, [samples, examples in a sample, ...], and return the gradients of the
+Given a layer's inputs a [examples, ...] and the loss' gradient δ with respect to its
+outputs before the activation, a rule returns `Term`s. Their functions take inputs and δ
+in *samples*, [samples, examples in a sample, ...], and return the gradients of the
 samples, [samples, *shape of the weight].
 """
 
@@ -18,12 +18,13 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tfgradcomp.compat import layers as compat
 from tfgradcomp.per_example.layer_calls import Call, floats_of, per_example
 
 
 @dataclasses.dataclass(eq=False)
 class Term:
-    """What one call of a layer adds to the gradients of some variables.
+    """Contribution of one call of a layer to the gradients of some variables.
 
     Attributes:
         variables: The variables.
@@ -33,9 +34,9 @@ class Term:
             each variable.
         floats: Numbers that `gradients` holds at once for one sample of one example.
             Zero where that is no more than the inputs, so that no chunks are needed.
-        squares: A short form: (inputs, deltas) in samples -> the sum of squares over
+        squares: A shortcut: (inputs, deltas) in samples -> the sum of squares over
             the samples, of the only variable.
-        least: Number of samples that `gradients` must be given at once.
+        min_samples: Number of samples that `gradients` must be given at once, at least.
     """
 
     variables: list[keras.Variable]
@@ -44,7 +45,7 @@ class Term:
     gradients: Callable
     floats: int | tf.Tensor = 0
     squares: Callable | None = None
-    least: int = 1
+    min_samples: int = 1
 
 
 def terms_of(call: Call, deltas: list, batch: int | None) -> list[Term]:
@@ -68,21 +69,21 @@ def watched(call: Call) -> list[tf.Tensor]:
 
 
 def rule_of(call: Call) -> Callable | None:
-    """Returns the rule for a call, `None` where it takes the slow path.
+    """Returns the rule for a call; None where its layer is called for each example.
 
     Raises:
-        ValueError: If the examples of a batch are mixed in a way without a rule.
+        ValueError: If the layer mixes the examples of a batch in a way without a rule.
     """
     layer = call.layer
-    own = {id(v) for v in layer._trainable_variables}
+    own = {id(v) for v in compat.own_trainable_variables(layer)}
     if isinstance(layer, keras.layers.BatchNormalization):
         if layer.renorm or type(layer) is not keras.layers.BatchNormalization:
             raise ValueError(
-                "Second moments of a batch normalisation need the statistics that it "
+                "Second moments of a batch normalization need the statistics that it "
                 "divides by: use keras.layers.BatchNormalization with renorm=False. "
                 f"Received: layer={layer}"
             )
-    elif call.inner or not call.variables.keys() <= own or _is_special(layer):
+    elif call.reads_inner_weights or call.variables.keys() - own or _is_special(layer):
         return None
     return _RULES.get(type(layer))
 
@@ -91,13 +92,13 @@ def _is_special(layer):
     return bool(
         getattr(layer, "lora_enabled", False)
         or getattr(layer, "quantization_mode", None)
-        or layer._remat_mode
+        or compat.is_rematerialized(layer)
     )
 
 
 def _dense(call, delta):
     layer = call.layer
-    a, delta = _work(layer, call.input, delta)
+    a, delta = _cast(layer, call.input, delta)
 
     def kernel(inputs, deltas):
         return [tf.matmul(_rows(inputs[0]), _rows(deltas[0]), transpose_a=True)]
@@ -109,9 +110,8 @@ def _dense(call, delta):
         )
         return tf.matmul(a, delta, transpose_a=True)
 
-    term = Term(
-        [layer._kernel], [a], [delta], kernel, floats=math.prod(layer._kernel.shape)
-    )
+    variable = compat.kernel_of(layer)
+    term = Term([variable], [a], [delta], kernel, floats=math.prod(variable.shape))
     if a.shape.rank == 2:
         term.squares = squares
     return [term, *_bias(layer, delta)]
@@ -129,7 +129,7 @@ def _bias(layer, delta):
 
 
 def _sum_to(x, shape):
-    """Sums [samples, n, ...] over all that a broadcast `shape` has not."""
+    """Sums [samples, n, ...] over the axes along which `shape` is broadcast."""
     kept = x.shape.rank - len(shape)
     axes = [*range(1, kept)]
     axes += [kept + i for i, size in enumerate(shape) if size == 1]
@@ -138,12 +138,11 @@ def _sum_to(x, shape):
 
 def _conv(call, delta):
     layer = call.layer
-    a, delta = _work(layer, call.input, delta)
+    a, delta = _cast(layer, call.input, delta)
     last = layer.data_format == "channels_last"
     if not last:
         delta = tf.transpose(delta, [0, *range(2, delta.shape.rank), 1])
-    # A property that lora makes a sum, but not in depthwise layers.
-    variable = layer._kernel if hasattr(layer, "_kernel") else layer.kernel
+    variable = compat.kernel_of(layer)
     channels, filters = a.shape[-1 if last else 1], delta.shape[-1]
     groups = getattr(layer, "groups", channels)
     size = math.prod(layer.kernel_size)
@@ -173,7 +172,16 @@ def _conv(call, delta):
 
 
 def _windows(layer, a, out):
-    """What [s, c, n, *space] has under each place of the kernel: [s, k, c, n, *out]."""
+    """Returns the inputs under each element of the kernel, for every output position.
+
+    Args:
+        layer: A convolution.
+        a: Inputs, [s, c, n, *space].
+        out: The spatial shape of the outputs.
+
+    Returns:
+        A tensor [s, elements of the kernel, c, n, *out].
+    """
     paddings = [[0, 0]] * 3
     for axis, (size, stride, rate) in enumerate(
         zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
@@ -186,12 +194,12 @@ def _windows(layer, a, out):
     if layer.padding != "valid":
         a = tf.pad(a, paddings)
     windows = []
-    for place in itertools.product(*map(range, layer.kernel_size)):
+    for offset in itertools.product(*map(range, layer.kernel_size)):
         slices = []
         for axis, (stride, rate) in enumerate(
             zip(layer.strides, layer.dilation_rate, strict=True)
         ):
-            begin = place[axis] * rate
+            begin = offset[axis] * rate
             slices.append(slice(begin, begin + (out[axis] - 1) * stride + 1, stride))
         windows.append(a[(..., *slices)])
     return tf.stack(windows, axis=1)
@@ -199,15 +207,15 @@ def _windows(layer, a, out):
 
 def _embedding(call, delta):
     layer, tokens = call.layer, call.input
-    table = layer._embeddings
+    table = compat.embeddings_of(layer)
     count, width = table.shape
-    delta = _work(layer, delta)[0]
+    delta = _cast(layer, delta)[0]
     if not tokens.dtype.is_integer:
         tokens = tf.cast(tokens, tf.int32)
     tokens = tf.where(tokens < 0, tokens + count, tokens)
 
     def gradients(inputs, deltas):
-        samples, _ = _two(inputs[0])
+        samples = tf.shape(inputs[0])[0]
         tokens = tf.reshape(inputs[0], [samples, -1])
         first = tf.range(samples, dtype=tokens.dtype)[:, tf.newaxis] * count
         sums = tf.math.unsorted_segment_sum(
@@ -219,7 +227,7 @@ def _embedding(call, delta):
 
     def squares(inputs, deltas):
         # A token's uses in one sample are summed, then squared.
-        samples, _ = _two(inputs[0])
+        samples = tf.shape(inputs[0])[0]
         tokens = tf.reshape(inputs[0], [samples, -1])
         delta = tf.reshape(deltas[0], [samples, -1, width])
         order = tf.argsort(tokens, axis=1)
@@ -228,11 +236,11 @@ def _embedding(call, delta):
         begins = tf.cast(tokens[:, 1:] != tokens[:, :-1], tf.int32)
         begins = tf.pad(begins, [[0, 0], [1, 0]], constant_values=1)
         tokens = tf.reshape(tokens, [-1])
-        place = tf.cumsum(tf.reshape(begins, [-1])) - 1
+        segment = tf.cumsum(tf.reshape(begins, [-1])) - 1
         uses = tf.size(tokens)
-        sums = tf.math.unsorted_segment_sum(delta, place, uses)
-        # Places that stay empty get a negative token, which the sum leaves out.
-        tokens = tf.math.unsorted_segment_max(tokens, place, uses)
+        sums = tf.math.unsorted_segment_sum(delta, segment, uses)
+        # Empty segments get a negative token, which the last sum leaves out.
+        tokens = tf.math.unsorted_segment_max(tokens, segment, uses)
         return tf.math.unsorted_segment_sum(tf.square(sums), tokens, count)
 
     floats = count * width
@@ -241,7 +249,7 @@ def _embedding(call, delta):
 
 def _batch_normalization(call, delta):
     layer = call.layer
-    x, delta = _work(layer, call.input, delta)
+    x, delta = _cast(layer, call.input, delta)
     if call.statistics is None:
         mean, variance = layer.moving_mean, layer.moving_variance
     else:
@@ -258,7 +266,7 @@ def _batch_normalization(call, delta):
 
 def _layer_normalization(call, delta):
     layer = call.layer
-    x, delta = _work(layer, call.input, delta)
+    x, delta = _cast(layer, call.input, delta)
     if layer.rms_scaling:
         normal = x * tf.math.rsqrt(
             tf.math.reduce_variance(x, layer.axis, keepdims=True) + layer.epsilon
@@ -272,7 +280,7 @@ def _layer_normalization(call, delta):
 
 def _rms_normalization(call, delta):
     layer = call.layer
-    x, delta = _work(layer, call.input, delta)
+    x, delta = _cast(layer, call.input, delta)
     normal = keras.ops.rms_normalization(x, axis=layer.axis, epsilon=layer.epsilon)
     return [_along(layer.scale, [normal], delta, layer.axis)]
 
@@ -287,7 +295,7 @@ def _scale_and_offset(layer, normal, delta, axes):
 
 
 def _along(variable, factors, delta, axes):
-    """The term of a variable whose shape is that of some axes of δ."""
+    """Returns the term of a variable whose shape is that of some axes of δ."""
     rank = delta.shape.rank
     kept = {axis % rank for axis in axes}
     summed = [1, *(axis + 1 for axis in range(1, rank) if axis not in kept)]
@@ -301,7 +309,7 @@ def _along(variable, factors, delta, axes):
 
 def _einsum_dense(call, delta):
     layer = call.layer
-    a, delta = _work(layer, call.input, delta)
+    a, delta = _cast(layer, call.input, delta)
     left, out = layer.equation.split("->")
     left, right = left.split(",")
     free = [c for c in string.ascii_letters if c not in layer.equation]
@@ -314,13 +322,13 @@ def _einsum_dense(call, delta):
     def kernel(inputs, deltas):
         return [tf.einsum(equation, inputs[0], deltas[0])]
 
-    variable = layer._kernel
+    variable = compat.kernel_of(layer)
     term = Term([variable], [a], [delta], kernel, floats=math.prod(variable.shape))
     return [term, *_bias(layer, delta)]
 
 
 def _any_layer(call, deltas, batch):
-    """Calls the layer again, once for each sample."""
+    """Returns the term of a layer without a rule, which is called for each sample."""
     layer, variables = call.layer, list(call.variables.values())
     warnings.warn(
         f"Layer {layer.name!r} ({type(layer).__name__}) has no rule for second "
@@ -329,12 +337,12 @@ def _any_layer(call, deltas, batch):
     )
     structure = call.args, call.kwargs
     inputs = per_example(*structure, batch)
-    places = {id(x): i for i, x in enumerate(inputs)}
+    index_of = {id(x): i for i, x in enumerate(inputs)}
 
     def of_one(tensors):
         inputs, deltas = tensors
         args, kwargs = keras.tree.map_structure(
-            lambda x: inputs[places[id(x)]] if id(x) in places else x, structure
+            lambda x: inputs[index_of[id(x)]] if id(x) in index_of else x, structure
         )
         with tf.GradientTape() as tape, keras.StatelessScope() as scope:
             outputs = layer(*args, **kwargs)
@@ -347,7 +355,7 @@ def _any_layer(call, deltas, batch):
             )
         return tape.gradient(
             floats_of(outputs),
-            [variable._value for variable in variables],
+            [compat.tensorflow_variable(variable) for variable in variables],
             output_gradients=deltas,
             unconnected_gradients="zero",
         )
@@ -362,29 +370,25 @@ def _any_layer(call, deltas, batch):
         tf.zeros_like(x) if d is None else d
         for x, d in zip(call.outputs, deltas, strict=True)
     ]
-    # TensorFlow cannot vectorise a recurrent layer's loop over a single sample.
-    return Term(variables, inputs, deltas, gradients, floats, least=2)
+    # TensorFlow cannot vectorize a recurrent layer's loop over a single sample.
+    return Term(variables, inputs, deltas, gradients, floats, min_samples=2)
 
 
-def _work(layer, *tensors):
-    """Casts to the type of the weights, at least float32."""
+def _cast(layer, *tensors):
+    """Casts tensors to the type of the weights, at least float32."""
     dtype = keras.backend.result_type(layer.variable_dtype, "float32")
     return [tf.cast(x, dtype) for x in tensors]
 
 
-def _two(x):
-    return tf.shape(x)[0], tf.shape(x)[1]
-
-
 def _count(x):
-    """Numbers in one example of [examples, ...]; static where the shape is."""
+    """Returns the size of one example of [examples, ...]; static if the shape is."""
     if x.shape[1:].is_fully_defined():
         return math.prod(x.shape[1:])
     return tf.reduce_prod(tf.shape(x, tf.int64)[1:])
 
 
 def _rows(x):
-    """[samples, ..., c] -> [samples, rows, c]."""
+    """Reshapes [samples, ..., c] to [samples, rows, c]."""
     return tf.reshape(x, [tf.shape(x)[0], -1, x.shape[-1]])
 
 

@@ -1,17 +1,17 @@
-"""Second moments of the examples' gradients, in one pass of `model.fit`.
+"""Second moments of the gradients of single examples, in one pass of `model.fit`.
 
 A batch's loss is a sum over its examples, L = Σ_z l_z, and so is a weight's gradient,
 g = Σ_z g_z. Its second moment is m = Σ_z g_z², element by element: the squares of the
 very terms whose sum is the gradient, with Keras' division by the size of the batch and
-by the number of replicas in them. It needs no other backward pass: the gradients with
-respect to the outputs of the layers (δ) are asked for along with those of the weights,
-and a rule for each type of layer makes g_z of inputs and δ.
+by the number of replicas in them. No second backward pass is needed: the gradients with
+respect to the outputs of the layers (δ) are computed along with those of the weights,
+and a rule for each type of layer computes g_z from inputs and δ.
 
-What a loss takes from the weights directly belongs to no example, as a regularizer
-does: all n examples have equal shares of its gradient r, so that Σ_z g_z = g still
-holds, m = Σ_z (g_z + r / n)².
-Batch statistics are taken as they are: how an example acts on others through the mean
-and the variance of a batch normalisation is part of the others' δ.
+The part of a loss that depends on the weights directly, such as a regularizer, belongs
+to no example: each of the n examples gets an equal share of its gradient r, so that
+Σ_z g_z = g still holds, m = Σ_z (g_z + r / n)².
+Batch statistics count as constants: the influence of an example on others through the
+mean and the variance of a batch normalization is part of the others' δ.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat import train_step as compat
+from tfgradcomp.compat.replace import replaced_attribute
 from tfgradcomp.per_example import moment_rules
 from tfgradcomp.per_example.layer_calls import LayerCalls
 
-# Numbers that the gradients of several samples may take at once: 64 MiB of float32.
+# Numbers that the gradients of several samples may hold at once: 64 MiB of float32.
 _CHUNK = 2**24
 
 
 class Step(NamedTuple):
-    """What a forward and a backward pass give."""
+    """Results of a forward and a backward pass."""
 
     y_pred: object
     loss: tf.Tensor
@@ -41,20 +41,16 @@ class Step(NamedTuple):
 
 
 def enable_second_moments() -> None:
-    """Makes `model.fit` hand second moments to optimizers that want them.
+    """Makes `model.fit` hand second moments to optimizers that ask for them.
 
     Where `optimizer.needs_second_moments` is true, Keras' own train step calls
     `optimizer.apply(gradients, variables, second_moments=moments)`. An optimizer's
-    `microbatches`, if it has that attribute and it is not `None`, is the number of
-    groups of examples that stand for the examples. A `train_step` of a user's own is
-    left alone. Calling this again does nothing.
+    `microbatches`, if it has that attribute and it is not None, is the number of
+    groups of examples whose gradients are squared instead of the examples'. A model
+    that overrides `train_step` is left alone. Calling this again does nothing.
     """
-    replace(keras_trainer.TensorFlowTrainer, "train_step", _train_step)
-    replace(
-        keras.optimizers.LossScaleOptimizer,
-        "_stateful_handle_finite_grads",
-        _apply_finite,
-    )
+    compat.replace_train_step(_train_step)
+    compat.replace_finite_update(_apply_finite)
 
 
 def _train_step(original, model, data):
@@ -64,20 +60,17 @@ def _train_step(original, model, data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     variables = model.trainable_variables
     step = step_of(model, x, y, sample_weight, getattr(inner, "microbatches", None))
-    model._loss_tracker.update_state(
-        keras_trainer.loss_module.unscale_loss_for_distribution(step.loss),
-        sample_weight=_batch(x),
-    )
+    compat.track_loss(model, step.loss, _batch(x))
     if model.optimizer is inner:
         inner.apply(step.gradients, variables, second_moments=step.moments)
     else:
-        # Both go into its conditional; `_apply_finite` takes them apart there.
+        # Both go into its conditional; `_apply_finite` separates them there.
         model.optimizer.apply([*step.gradients, *step.moments], variables)
     return model.compute_metrics(x, y, step.y_pred, sample_weight=sample_weight)
 
 
 def _apply_finite(original, optimizer, gradients, variables):
-    """`LossScaleOptimizer` where all is finite: unscales the moments as well."""
+    """Unscales and applies finite gradients, and their second moments if given."""
     count = len(variables)
     if len(gradients) == count:
         return original(optimizer, gradients, variables)
@@ -85,12 +78,11 @@ def _apply_finite(original, optimizer, gradients, variables):
     inverse = 1 / tf.convert_to_tensor(optimizer.dynamic_scale)
     moments = [None if m is None else m * inverse * inverse for m in moments]
     inner = optimizer.inner_optimizer
-    # Keras asks for `apply` before replicas can meet: none sees another's moments.
-    vars(inner)["apply"] = functools.partial(inner.apply, second_moments=moments)
-    try:
+    # Keras looks `apply` up before it switches to another replica: none sees the
+    # moments of another.
+    apply = functools.partial(inner.apply, second_moments=moments)
+    with replaced_attribute(inner, "apply", apply):
         return original(optimizer, gradients, variables)
-    finally:
-        vars(inner).pop("apply", None)
 
 
 def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) -> Step:
@@ -101,13 +93,13 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
         x: Inputs, tensors [examples, ...].
         y: Targets.
         sample_weight: Weights of the examples.
-        microbatches: Number of groups of examples, one after the other, whose
-            gradients are squared instead of the examples'.
+        microbatches: Number of groups of consecutive examples whose gradients are
+            squared instead of the examples'.
 
     Returns:
         Predictions and loss, and for each trainable variable, in the order of the
         model, its gradient (the same bits as without moments) and the moment, in the
-        gradient's unit squared; `None` for a variable without a gradient.
+        gradient's unit squared; None for a variable without a gradient.
 
     Raises:
         ValueError: If `microbatches` is less than 2, or a layer's examples cannot be
@@ -122,15 +114,10 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
     calls = LayerCalls(variables, _first(x).shape[0])
     with tf.GradientTape() as tape:
         with calls:
-            if model._call_has_training_arg:
-                y_pred = model(x, training=True)
-            else:
-                y_pred = model(x)
-        # Sees no layer: only what the loss takes from the weights directly.
+            y_pred = compat.predict_in_training(model, x)
+        # Records no layer: only how the loss depends on the weights directly.
         with tf.GradientTape() as direct:
-            loss = model._compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
-            )
+            loss = compat.compute_loss(model, x, y, y_pred, sample_weight)
             scaled = model.optimizer.scale_loss(loss)
     watched = [moment_rules.watched(call) for call in calls.leaves]
     gradients, deltas = tape.gradient(scaled, [variables, watched])
@@ -143,7 +130,7 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
             _check_rows(call, delta, groups.batch)
             terms += moment_rules.terms_of(call, delta, batch)
     squares = groups.squares(terms)
-    moments = []
+    moments: list = []
     for variable, gradient, share in zip(variables, gradients, shares, strict=True):
         moment = squares.get(id(variable))
         if gradient is None:
@@ -167,11 +154,11 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
 
 
 class _Groups:
-    """The examples of a batch in samples of `size` examples each.
+    """Division of a batch into samples of `size` consecutive examples each.
 
     Args:
         batch: Number of examples.
-        microbatches: Number of samples; `None`: each example is one.
+        microbatches: Number of samples; None: each example is one.
     """
 
     def __init__(self, batch, microbatches):
@@ -195,15 +182,15 @@ class _Groups:
         floats = sum(term.floats for term in terms)
         if isinstance(floats, int) and not floats:
             return self._sums(terms, None, None)
-        least = max(term.least for term in terms)
+        min_samples = max(term.min_samples for term in terms)
         if all(isinstance(i, int) for i in (floats, self.samples, self.size)):
-            chunk = max(min(_CHUNK // (floats * self.size), self.samples), least)
+            chunk = max(min(_CHUNK // (floats * self.size), self.samples), min_samples)
             if chunk == self.samples:
                 return self._sums(terms, None, None)
         else:
             floats = tf.cast(floats, tf.int64) * tf.cast(self.size, tf.int64)
             chunk = tf.minimum(_CHUNK // floats, tf.cast(self.samples, tf.int64))
-            chunk = tf.cast(tf.maximum(chunk, least), tf.int32)
+            chunk = tf.cast(tf.maximum(chunk, min_samples), tf.int32)
         return self._in_chunks(terms, chunk)
 
     def _in_chunks(self, terms, chunk):
@@ -226,8 +213,8 @@ class _Groups:
         return dict(zip(shapes, sums, strict=True))
 
     def _sums(self, terms, first, count):
-        """Sums of squares over samples `first`, `first` + 1, ...; all if `None`."""
-        sums = {}
+        """Returns sums of squares over `count` samples from `first`; None: over all."""
+        sums: dict = {}
         for term in terms:
             gradients = term.gradients(*self._rows(term, first, count))
             for variable, gradient in zip(term.variables, gradients, strict=True):
@@ -236,20 +223,20 @@ class _Groups:
         return {key: tf.reduce_sum(tf.square(g), 0) for key, g in sums.items()}
 
     def _rows(self, term, first, count):
-        """Inputs and deltas in samples; past the last example δ is zero."""
+        """Returns inputs and deltas in samples; past the last example δ is zero."""
         if first is None and not self.grouped:
             return [[x[:, tf.newaxis] for x in xs] for xs in (term.inputs, term.deltas)]
         if first is None:
             first, count = 0, self.samples
         rows = first * self.size + tf.range(count * self.size)
-        there = rows < self.batch
+        is_example = rows < self.batch
         rows = tf.minimum(rows, self.batch - 1)
 
         def in_samples(x):
             return tf.reshape(x, tf.concat([[count, self.size], tf.shape(x)[1:]], 0))
 
         def masked(x):
-            mask = tf.reshape(there, [-1, *[1] * (x.shape.rank - 1)])
+            mask = tf.reshape(is_example, [-1, *[1] * (x.shape.rank - 1)])
             return tf.where(mask, x, tf.zeros_like(x))
 
         return [
@@ -271,8 +258,8 @@ def _check_rows(call, deltas, batch):
 
 
 def _connected(terms):
-    """Groups terms that share a variable, directly or by others."""
-    groups = []
+    """Groups the terms that share a variable, directly or through other terms."""
+    groups: list = []
     for term in terms:
         own = {id(v) for v in term.variables}
         near = [g for g in groups if own & g[0]]

@@ -174,7 +174,7 @@ class Route:
 
     @property
     def is_state_spread(self) -> bool:
-        """Whether each worker holds another part of the server's state."""
+        """True if each worker holds another part of the server's state."""
         whole = range(self.layout.size)
         return any(self.owned_range(rank) != whole for rank in (0, -1))
 

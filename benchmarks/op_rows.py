@@ -1,0 +1,435 @@
+"""The rows of the table that ops.py makes: every op with its inputs, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from workloads import resnet_50, sizes
+
+from tfgradcomp.ops import Parts, reference
+
+
+class Row(NamedTuple):
+    """An op to time.
+
+    Attributes:
+        name: What the table calls it.
+        make: Takes the module of ops, `native` or `reference`; returns the function and
+            its arguments.
+        target: The least ratio that it shall reach, or None.
+        baseline: "memcpy" or "triad".
+        in_python: Whether pure TensorFlow is timed, too.
+    """
+
+    name: str
+    make: Callable
+    target: float | None = None
+    baseline: str = "memcpy"
+    in_python: bool = True
+
+
+class Inputs:
+    """The inputs of the ops: vectors of `size` floats, and what is made of them.
+
+    Args:
+        size: The number of elements.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self._rng = np.random.default_rng(0)
+        self.x, self.m, self.e = self._normal(), self._normal(), self._normal()
+        # The ends of blocks: one block, buckets, and layers of a ResNet-50.
+        self.one = np.array([0, size])
+        self.buckets = np.append(np.arange(0, size, 2048), size)
+        widths = sizes(resnet_50())
+        while sum(widths) < size:
+            widths *= 2
+        self.layers = np.unique(np.minimum(np.cumsum([0, *widths]), size))
+        self.tensors = tf.split(self.x, np.diff(self.layers))
+        self.stream = tf.constant([7, 3, 0], tf.int64)
+        self.limit = tf.constant([2.5])
+        self.ratio = tf.constant(0.9)
+        self.true, self.false = tf.constant(True), tf.constant(False)
+
+    @cached_property
+    def signs_1(self) -> tf.Tensor:
+        """The words of one payload of signs."""
+        return self.words(2, 1)
+
+    @cached_property
+    def signs_4(self) -> tf.Tensor:
+        """The words of four payloads of signs."""
+        return self.words(2, 4)
+
+    @cached_property
+    def signs_8(self) -> tf.Tensor:
+        """The words of eight payloads of signs."""
+        return self.words(2, 8)
+
+    @cached_property
+    def ternary_1(self) -> tf.Tensor:
+        """The words of one payload of base 3."""
+        return self.words(3, 1)
+
+    def words(self, base: int, num_workers: int) -> tf.Tensor:
+        """Returns random words, which are any numbers below base ** digits."""
+        digits = max(k for k in range(1, 33) if base**k <= 2**32)
+        shape = [num_workers, -(-self.size // digits)]
+        drawn = self._rng.integers(0, base**digits, shape, np.uint64)
+        return tf.constant(drawn.astype(np.uint32).view(np.int32))
+
+    def scales(self, *shape: int) -> tf.Tensor:
+        """Returns random positive scales."""
+        return tf.constant(self._rng.random(shape, np.float32) + 0.5)
+
+    def codes(self, base: int) -> tf.Tensor:
+        """Returns random codes."""
+        return tf.constant(self._rng.integers(0, base, self.size, np.int32))
+
+    def sparse_words(self, num_workers: int) -> tf.Tensor:
+        """Returns words of one element, at random, in each thousand elements."""
+        shape = num_workers, -(-self.size // 1000)
+        places = np.arange(0, self.size, 1000) + self._rng.integers(0, 1000, shape)
+        sent = places + (self._rng.integers(0, 16, shape) << 28)
+        return tf.constant(sent.astype(np.uint32).view(np.int32))
+
+    def _normal(self) -> tf.Tensor:
+        return tf.constant(self._rng.standard_normal(self.size, np.float32))
+
+
+def make_rows(size: int) -> list[Row]:
+    """Returns what is timed, on vectors of `size` floats."""
+    inputs = Inputs(size)
+    families = (
+        _signs,
+        _codes,
+        _ternary,
+        _means_of_signs,
+        _votes,
+        _levels,
+        _statistics,
+        _momentum,
+        _error_feedback,
+        _server_error_feedback,
+        _sparse,
+    )
+    return [row for family in families for row in family(inputs)]
+
+
+def _of_tensors(inputs: Inputs, function: Callable) -> tuple[Callable, Callable]:
+    """Returns a function of the gradient: of its tensors, and of these joined."""
+    return (
+        lambda ops: (lambda *x: function(ops, Parts(x)), inputs.tensors),
+        lambda ops: (lambda *x: function(ops, tf.concat(x, 0)), inputs.tensors),
+    )
+
+
+def _sum_levels(inputs: Inputs, base: int, packed: tf.Tensor) -> Callable:
+    zero = packed.shape[0] * (base - 1) // 2 if base > 2 else 1
+    step = 1 if base > 2 else 2
+    scale = inputs.scales(1)
+    return lambda ops: (
+        lambda w, s: ops.sum_levels(w, s, inputs.one, base, step, zero),
+        (packed, scale),
+    )
+
+
+def _signs(inputs: Inputs) -> list[Row]:
+    tensors, joined = _of_tensors(inputs, lambda ops, x: ops.pack_signs(x))
+    return [
+        Row("pack signs", lambda ops: (ops.pack_signs, (inputs.x,)), 1.5),
+        Row("pack signs of layers' tensors", tensors, in_python=False),
+        Row("the same, joined first", joined, in_python=False),
+        Row("unpack signs to floats", _sum_levels(inputs, 2, inputs.signs_1), 1.4),
+    ]
+
+
+def _codes(inputs: Inputs) -> list[Row]:
+    size, codes = inputs.size, inputs.codes(3)
+    ternary_1, ternary_4 = inputs.ternary_1, inputs.words(3, 4)
+    return [
+        Row(
+            "pack base 3 from codes",
+            lambda ops: (lambda c: ops.pack_codes(c, 3), (codes,)),
+            1.2,
+        ),
+        Row("unpack base 3 to floats", _sum_levels(inputs, 3, ternary_1), 1.2),
+        Row(
+            "unpack base 3 to codes",
+            lambda ops: (lambda w: ops.unpack_codes(w, 3, size), (ternary_1,)),
+        ),
+        Row(
+            "unpack base 9 to floats",
+            _sum_levels(inputs, 9, inputs.words(9, 1)),
+        ),
+        Row(
+            "sum of 4 base-3 payloads to floats",
+            _sum_levels(inputs, 3, ternary_4),
+        ),
+        Row(
+            "sum of 4 base-3 payloads to words",
+            lambda ops: (lambda w: ops.sum_codes(w, 3, size), (ternary_4,)),
+        ),
+        *(
+            Row(
+                f"base 3 to base {sum_base}",
+                lambda ops, sum_base=sum_base: (
+                    lambda w: ops.sum_codes(w, 3, size, sum_base),
+                    (ternary_1,),
+                ),
+            )
+            for sum_base in (5, 9, 17)
+        ),
+        Row(
+            "base 2 to base 5",
+            lambda ops: (lambda w: ops.sum_codes(w, 2, size, 5), (inputs.signs_1,)),
+        ),
+    ]
+
+
+def _ternary(inputs: Inputs) -> list[Row]:
+    arguments = inputs.x, inputs.limit, inputs.stream
+
+    def of_single_ops(ops):
+        def step(x, limit, stream):
+            clipped = tf.clip_by_value(x, -limit, limit)
+            uniform = reference.uniform(stream, inputs.size)
+            kept = uniform * limit < tf.abs(clipped)
+            sign = tf.cast(tf.sign(clipped), tf.int32)
+            return ops.pack_codes(tf.where(kept, sign, 0) + 1, 3)
+
+        return step, arguments
+
+    return [
+        Row(
+            "clip, ternarise and pack",
+            lambda ops: (
+                lambda x, s, r: ops.pack_ternary(x, s, s, inputs.one, r),
+                arguments,
+            ),
+            0.5,
+        ),
+        Row("the same of single ops", of_single_ops, in_python=False),
+    ]
+
+
+def _means_of_signs(inputs: Inputs) -> list[Row]:
+    one, arguments = inputs.one, (inputs.signs_8, inputs.scales(8, 1))
+
+    def of_single_ops(ops):
+        def step(w, s):
+            total = 0.0
+            for i in range(8):
+                total += ops.mean_of_signs(w[i : i + 1], s[i : i + 1], one)
+            return total / 8
+
+        return step, arguments
+
+    def to_tensors(ops):
+        def step(w, s):
+            return ops.mean_of_signs(w, s, one, np.diff(inputs.layers)).tensors
+
+        return step, arguments
+
+    def that_is_split(ops):
+        def step(w, s):
+            return tf.split(ops.mean_of_signs(w, s, one), np.diff(inputs.layers))
+
+        return step, arguments
+
+    return [
+        Row(
+            "mean of 8 sign payloads",
+            lambda ops: (lambda w, s: ops.mean_of_signs(w, s, one), arguments),
+            0.6,
+        ),
+        Row("the same of single ops ", of_single_ops, in_python=False),
+        Row("the same to layers' tensors", to_tensors, in_python=False),
+        Row("the same, split at last", that_is_split, in_python=False),
+    ]
+
+
+def _votes(inputs: Inputs) -> list[Row]:
+    return [
+        Row(
+            "majority vote of 8 sign payloads",
+            lambda ops: (
+                lambda w, r: ops.majority_vote(w, inputs.size, 2, 2, 0, r),
+                (inputs.signs_8, inputs.stream),
+            ),
+        )
+    ]
+
+
+def _levels(inputs: Inputs) -> list[Row]:
+    x, stream, buckets = inputs.x, inputs.stream, inputs.buckets
+    nine_4 = inputs.words(9, 4)
+    table = tf.sort(inputs.scales(4, len(buckets) - 1, 9))
+
+    def orq(ops):
+        def encode(x, stream):
+            found, nonfinite = ops.find_levels(x, buckets, "optimal", 9)
+            return ops.pack_levels(x, found, buckets, stream), found, nonfinite
+
+        return encode, (x, stream)
+
+    def qsgd(ops):
+        def encode(x, stream):
+            largest = ops.block_statistics(x, buckets).maximum
+            unit = tf.cast(largest, tf.float32)[:, tf.newaxis] / 4
+            even = unit * tf.range(-4.0, 5.0)
+            return ops.pack_levels(x, even, buckets, stream), unit
+
+        return encode, (x, stream)
+
+    return [
+        Row(
+            "find levels, ORQ-9",
+            lambda ops: (lambda x: ops.find_levels(x, buckets, "optimal", 9), (x,)),
+        ),
+        Row("clipless ORQ-9 encode", orq),
+        Row("QSGD-9 encode", qsgd),
+        Row(
+            "mean of 4 base-9 payloads of levels",
+            lambda ops: (
+                lambda w, table: ops.mean_of_levels(w, table, buckets),
+                (nine_4, table),
+            ),
+        ),
+    ]
+
+
+def _statistics(inputs: Inputs) -> list[Row]:
+    return [
+        Row(
+            "statistics of layers",
+            lambda ops: (
+                lambda x: ops.block_statistics(x, inputs.layers),
+                (inputs.x,),
+            ),
+        )
+    ]
+
+
+def _momentum(inputs: Inputs) -> list[Row]:
+    return [
+        Row(
+            "moving average and pack signs",
+            lambda ops: (
+                lambda *args: ops.pack_momentum_signs(*args[:2], 0.9, *args[2:]),
+                (inputs.x, inputs.m, inputs.false, inputs.stream),
+            ),
+        )
+    ]
+
+
+def _error_feedback(inputs: Inputs) -> list[Row]:
+    m, e, ratio, true = inputs.m, inputs.e, inputs.ratio, inputs.true
+    one, layers = inputs.one, inputs.layers
+    arguments = inputs.x, m, e, ratio, true
+    tensors, joined = _of_tensors(
+        inputs,
+        lambda ops, x: ops.sign_error_feedback(x, m, e, 0.9, ratio, true, layers),
+    )
+
+    def feedback(splits):
+        return lambda ops: (
+            lambda *args: ops.sign_error_feedback(*args[:3], 0.9, *args[3:], splits),
+            arguments,
+        )
+
+    def of_single_ops(ops):
+        def step(x, m, e, ratio, moving):
+            m = 0.9 * m + x
+            p = 0.9 * m + x + ratio * e
+            mean = ops.block_statistics(p, layers).l1 / np.diff(layers)
+            s = tf.cast(mean, tf.float32)
+            signs = ops.pack_signs(p)
+            sent = ops.mean_of_signs(signs[tf.newaxis], s[tf.newaxis], layers)
+            return signs, s, m, tf.where(moving, p - sent, e)
+
+        return step, arguments
+
+    return [
+        Row("error feedback, layers", feedback(layers), 0.8, "triad"),
+        Row(
+            "error feedback, layers' tensors",
+            tensors,
+            baseline="triad",
+            in_python=False,
+        ),
+        Row("the same, joined first ", joined, baseline="triad", in_python=False),
+        Row("error feedback, one block", feedback(one), 0.8, "triad"),
+        Row(
+            "error feedback, layers, of single ops",
+            of_single_ops,
+            baseline="triad",
+            in_python=False,
+        ),
+    ]
+
+
+def _server_error_feedback(inputs: Inputs) -> list[Row]:
+    layers, e, ratio, true = inputs.layers, inputs.e, inputs.ratio, inputs.true
+    blocks = len(layers) - 1
+    sent = inputs.signs_4, inputs.scales(4, blocks)
+    return [
+        Row(
+            "server's error feedback of 4 payloads",
+            lambda ops: (
+                lambda *args: ops.mean_sign_error_feedback(*args, layers),
+                (*sent, e, ratio, true),
+            ),
+        ),
+        Row(
+            "its first half: signs and sums",
+            lambda ops: (
+                lambda *args: ops.mean_sign_sums(*args, layers),
+                (*sent, e, ratio),
+            ),
+        ),
+        Row(
+            "its second half: the residual",
+            lambda ops: (
+                lambda *args: ops.mean_sign_residual(*args, layers),
+                (*sent, e, ratio, true, inputs.signs_1[0], inputs.scales(blocks)),
+            ),
+        ),
+    ]
+
+
+def _sparse(inputs: Inputs) -> list[Row]:
+    layers, sent = inputs.layers, inputs.sparse_words(4)
+    # One in a thousand sums r = x + e has r * r > 1.5 * (moments + variance).
+    moments, variance = tf.fill([inputs.size], 7.2), tf.fill([inputs.size], 7.2)
+    arguments = inputs.x, moments, inputs.e, variance
+    return [
+        Row(
+            "pack what is unambiguous, 1 in 1000",
+            lambda ops: (
+                lambda *args: ops.pack_unambiguous(*args, 1.5, 0.999, layers),
+                arguments,
+            ),
+            baseline="triad",
+        ),
+        Row(
+            "pack what is over a threshold, 1 in 1000",
+            lambda ops: (
+                lambda *args: ops.pack_over_threshold(*args, 3.0, 1.5, 0.999),
+                arguments,
+            ),
+            baseline="triad",
+        ),
+        Row(
+            "mean of 4 sparse payloads, 1 in 1000 each",
+            lambda ops: (
+                lambda w, s: ops.mean_of_sparse(w, s, layers),
+                (sent, inputs.scales(4, len(layers) - 1)),
+            ),
+        ),
+    ]

@@ -1,0 +1,33 @@
+// The ops' kernels for statistics of blocks.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_BLOCKS_KERNELS_H_
+#define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_BLOCKS_KERNELS_H_
+
+#include <cstdint>
+
+#include "../kernels.h"
+#include "../word_format.h"
+#include "kernel_op.h"
+
+namespace tfgradcomp {
+
+template <typename Device>
+class BlockStatisticsOp : public KernelOp<Device, BlockStatistics> {
+ public:
+  using KernelOp<Device, BlockStatistics>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, BlockStatistics* args,
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, parts, args));
+    const int64_t slots = tfgradcomp_format::SlotsFor(args->size, args->num_blocks);
+    TF_RETURN_IF_ERROR(Scratch(context, 5 * slots, memory, &args->scratch));
+    return Output(context, 0, TensorShape({5, args->num_blocks}), &args->statistics);
+  }
+};
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_BLOCKS_KERNELS_H_

@@ -1,0 +1,52 @@
+"""The launcher as users run it, as a process of its own, and its workers."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+LAUNCH = [sys.executable, "-m", "tfgradcomp.launch"]
+TIMEOUT = 60
+OURS = re.compile("TF_|SLURM_|OMP_|TFGRADCOMP_|PYTHONUNBUFFERED")
+SLEEPER = "import os, time\nprint('pid', os.getpid())\ntime.sleep(600)"
+
+
+def clean_env(**extra):
+    env = {name: value for name, value in os.environ.items() if not OURS.match(name)}
+    return {**env, **extra}
+
+
+def run(*args, env=None):
+    return subprocess.run(
+        [*LAUNCH, *args],
+        env=clean_env(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+def pids(process, count):
+    """Read output until `count` processes have printed their ids."""
+    while len(process.pids) < count:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        process.pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+    return process.pids
+
+
+def alive(pid):
+    """Say whether a process still runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def assert_gone(pids):
+    deadline = time.monotonic() + TIMEOUT
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.02)

@@ -1,0 +1,225 @@
+// Shapes of calls, and the inputs of all kernels for a shape.
+
+#ifndef TFGRADCOMP_TESTS_OPS_KERNEL_CASES_INPUTS_H_
+#define TFGRADCOMP_TESTS_OPS_KERNEL_CASES_INPUTS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../../../custom_ops/word_format.h"
+#include "array.h"
+
+namespace tfgradcomp_cases {
+
+using tfgradcomp_format::WordsFor;
+
+enum class Layout { kOneBlock, kRagged, kBlocksOfOne, kBuckets };
+constexpr Layout kLayouts[] = {Layout::kOneBlock, Layout::kRagged, Layout::kBlocksOfOne,
+                               Layout::kBuckets};
+constexpr const char* kLayoutNames[] = {"one block", "ragged", "blocks of one",
+                                        "buckets"};
+
+struct Shape {
+  int64_t size;
+  Layout layout;
+  int64_t num_workers;
+};
+
+// Returns all shapes of at most `most` elements. From 131072 elements on, a block has
+// more chunks than one warp of a GPU adds up.
+inline std::vector<Shape> Shapes(int64_t most) {
+  std::vector<Shape> shapes;
+  for (int64_t size : {0,  1,  2,  3,   19,  20,  21,   31,   32,     33,
+                       63, 64, 65, 511, 512, 513, 1000, 9001, 150001, (1 << 20) + 7}) {
+    if (size > most) break;
+    for (Layout layout : kLayouts) {
+      if (size > 1000 && layout == Layout::kBlocksOfOne) continue;  // Slow to emulate.
+      for (int64_t num_workers : {1, 2, 3, 4, 8}) {
+        if (size > 10000 && num_workers != 2 && num_workers != 3) continue;
+        shapes.push_back({size, layout, num_workers});
+      }
+    }
+  }
+  return shapes;
+}
+
+// The inputs of all kernels, of one shape; the same on every machine.
+class Inputs {
+ public:
+  // With `nonfinite`, some numbers are infinite or NaN, but only where a result does
+  // not depend on the sign of a NaN that a processor computes: this sign differs
+  // between processors.
+  Inputs(const Shape& shape, uint64_t seed, bool nonfinite)
+      : size(shape.size), num_workers(shape.num_workers), state_(seed) {
+    std::vector<int64_t> splits = {0};
+    while (splits.back() < size) {
+      int64_t width = size;
+      if (shape.layout == Layout::kRagged) width = int64_t{1} + Below(1 << Below(13));
+      if (shape.layout == Layout::kBlocksOfOne) width = 1;
+      if (shape.layout == Layout::kBuckets) width = 2048;
+      splits.push_back(std::min(splits.back() + width, size));
+    }
+    num_blocks = static_cast<int64_t>(splits.size()) - 1;
+    row_splits = Array<int64_t>(num_blocks + 1);
+    for (int64_t b = 0; b <= num_blocks; ++b) row_splits[b] = splits[b];
+
+    const float infinity = std::numeric_limits<float>::infinity();
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    x = Numbers(size);
+    momentum = Numbers(size);
+    residual = Numbers(size);
+    moments = Magnitudes(size);
+    variance = Magnitudes(size);
+    for (int64_t j = 0; j < size; ++j) {
+      moments[j] *= residual[j] * residual[j];
+      variance[j] *= Below(3) == 0 ? 0.01f : residual[j] * residual[j];
+    }
+    if (nonfinite) Put(variance, {infinity, nan});
+    if (nonfinite) Put(x, {infinity, -infinity, nan});
+    wild = Numbers(size);
+    if (nonfinite) Put(wild, {infinity, -infinity, nan, -nan});
+    coarse = Array<float>(size);
+    for (int64_t j = 0; j < size; ++j) coarse[j] = std::round(residual[j]);
+    scale = Magnitudes(num_workers * num_blocks);
+    wild_scale = Magnitudes(num_workers * num_blocks);
+    if (nonfinite) Put(wild_scale, {infinity, nan, 0.0f});
+    limit = Magnitudes(num_blocks);
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      if (Below(2) == 0) limit[b] = infinity;
+    }
+    ratio[0] = 0.75f;
+    yes[0] = true;
+    for (int i = 0; i < 3; ++i) stream[i] = uint64_t{Next()} << 32 | Next();
+  }
+
+  // Returns codes below the base.
+  Array<int32_t> Codes(uint64_t base) {
+    Array<int32_t> codes(size);
+    for (int64_t j = 0; j < size; ++j) codes[j] = static_cast<int32_t>(Code(base));
+    return codes;
+  }
+
+  // Returns the words of one vector for each worker.
+  Array<uint32_t> Words(uint64_t base) {
+    const int64_t words = WordsFor(size, base);
+    const int64_t digits = tfgradcomp_format::DigitsPerWord(base);
+    Array<uint32_t> packed(num_workers * words);
+    for (int64_t worker = 0; worker < num_workers; ++worker) {
+      for (int64_t word = 0; word < words; ++word) {
+        uint64_t value = 0;
+        for (int64_t j = std::min((word + 1) * digits, size); j > word * digits; --j) {
+          value = value * base + Code(base);
+        }
+        packed[worker * words + word] = static_cast<uint32_t>(value);
+      }
+    }
+    return packed;
+  }
+
+  // Returns `count` levels for each block of each worker, in ascending order. In some
+  // blocks all levels are equal.
+  Array<float> Levels(int64_t count) {
+    Array<float> levels = Numbers(num_workers * num_blocks * count);
+    for (int64_t first = 0; first < levels.count(); first += count) {
+      std::sort(levels.data() + first, levels.data() + first + count);
+      if (Below(8) == 0) std::fill_n(levels.data() + first, count, levels[first]);
+    }
+    return levels;
+  }
+
+  // Returns sparse words of about one element in `one_in`, `*row` words for each
+  // worker. Rows are filled up with words that stand for no element.
+  Array<uint32_t> SparseWords(uint32_t one_in, int64_t* row) {
+    std::vector<std::vector<uint32_t>> words(num_workers);
+    *row = 0;
+    for (std::vector<uint32_t>& one : words) {
+      for (int64_t j = 0; j < size; ++j) {
+        if (Below(one_in) == 0) one.push_back((Next() & 0xF0000000) | j);
+      }
+      *row = std::max(*row, static_cast<int64_t>(one.size()) + Below(3));
+    }
+    Array<uint32_t> all(num_workers * *row);
+    for (int64_t i = 0; i < all.count(); ++i) {
+      const std::vector<uint32_t>& one = words[i / *row];
+      const size_t at = i % *row;
+      all[i] = at < one.size() ? one[at] : tfgradcomp_format::kNothing;
+    }
+    return all;
+  }
+
+  int64_t size, num_workers, num_blocks;
+  Array<int64_t> row_splits;
+  Array<float> x, momentum, residual;  // [size]
+  Array<float> moments, variance;      // [size], around the squares of residual
+  Array<float> wild;                   // [size], with NaN of either sign
+  Array<float> coarse;                 // [size], many of them equal
+  Array<float> scale, wild_scale;      // [num_workers, num_blocks]
+  Array<float> limit;                  // [num_blocks]
+  Array<float> ratio{1};
+  Array<bool> yes{1}, no{1};
+  Array<uint64_t> stream{3};
+
+ private:
+  uint32_t Next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 32);
+  }
+
+  uint32_t Below(uint32_t bound) {
+    return static_cast<uint32_t>(uint64_t{Next()} * bound >> 32);
+  }
+
+  // Returns a random code. The smallest and the largest codes are frequent, because the
+  // extreme words consist of them.
+  uint64_t Code(uint64_t base) {
+    const uint32_t random = Next();
+    if (random % 8 == 0) return base - 1;
+    if (random % 8 == 1) return 0;
+    return (uint64_t{Next()} * base) >> 32;
+  }
+
+  // Returns numbers of many orders of magnitude, with zeros and denormals among them.
+  Array<float> Numbers(int64_t count) {
+    Array<float> numbers(count);
+    for (int64_t j = 0; j < count; ++j) {
+      const uint32_t kind = Below(16);
+      uint32_t bits = Next() & 0x807FFFFF;
+      if (kind == 0) bits &= 0x80000000;                   // Zero.
+      if (kind > 1) bits |= (127 - 12 + Below(24)) << 23;  // Else denormal.
+      std::memcpy(&numbers[j], &bits, sizeof(bits));
+    }
+    return numbers;
+  }
+
+  Array<float> Magnitudes(int64_t count) {
+    Array<float> numbers = Numbers(count);
+    for (int64_t j = 0; j < count; ++j) numbers[j] = std::fabs(numbers[j]);
+    return numbers;
+  }
+
+  void Put(Array<float>& numbers, std::initializer_list<float> special) {
+    for (float value : special) {
+      if (numbers.count() > 0) {
+        numbers[Below(static_cast<uint32_t>(numbers.count()))] = value;
+      }
+    }
+  }
+
+  uint64_t state_;
+};
+
+// Returns a part of the name of a call: an argument that the call differs in from
+// others.
+inline std::string With(const char* key, uint64_t value) {
+  return std::string(" ") + key + "=" + std::to_string(value);
+}
+
+}  // namespace tfgradcomp_cases
+
+#endif  // TFGRADCOMP_TESTS_OPS_KERNEL_CASES_INPUTS_H_

@@ -1,0 +1,103 @@
+"""Tests of the choice between native operations and the reference."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers import bits
+from tfgradcomp import ops
+from tfgradcomp.ops import dispatch, library, reference
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return library.library()
+
+
+@pytest.fixture
+def in_auto_mode(monkeypatch):
+    monkeypatch.delenv("TFGRADCOMP_OPS", raising=False)
+    monkeypatch.setattr(dispatch, "_warned", set())
+
+
+def types_of(function, *args):
+    """Returns the types of all operations of a traced function, of inner ones too."""
+    graph = tf.function(function).get_concrete_function(*args).graph.as_graph_def()
+    nodes = [graph.node, *(inner.node_def for inner in graph.library.function)]
+    return {node.op for part in nodes for node in part}
+
+
+def test_a_bad_mode_is_refused(monkeypatch):
+    monkeypatch.setenv("TFGRADCOMP_OPS", "fast")
+    with pytest.raises(ValueError, match="TFGRADCOMP_OPS='fast'"):
+        ops.pack_signs([1.0])
+
+
+def test_an_operation_that_is_missing_falls_back_alone(
+    monkeypatch, loaded, in_auto_mode
+):
+    operations = {f"tfgradcomp_{name}": None for name in library.NAMES}
+    operations["tfgradcomp_pack_signs"] = loaded.operations.tfgradcomp_pack_signs
+    del operations["tfgradcomp_unpack_codes"]
+    partial = loaded._replace(operations=SimpleNamespace(**operations))
+    monkeypatch.setattr(library, "_loaded", partial)
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert list(ops.unpack_codes(tf.constant([5]), 2, 3)) == [1, 0, 1]
+        assert "Tfgradcomp>PackSigns" in types_of(lambda: ops.pack_signs([1.0]))
+    (warning,) = caught
+    assert "has no unpack_codes" in str(warning.message)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("mode, expected", [("auto", False), ("native", True)])
+def test_a_library_without_cuda_leaves_a_gpu_to_tensorflow(
+    monkeypatch, loaded, in_auto_mode, mode, expected
+):
+    cpu = loaded._replace(path=loaded.path.with_name("ops-cpu.so"))
+    monkeypatch.setattr(library, "_loaded", cpu)
+    monkeypatch.setattr(library.Library, "built_with", "CUDA left out")
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: True)
+    monkeypatch.setenv("TFGRADCOMP_OPS", mode)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        types = types_of(lambda: ops.pack_signs([1.0]))
+    assert ("Tfgradcomp>PackSigns" in types) == expected
+    told = [str(w.message) for w in caught]
+    assert len(told) == (0 if expected else 1)
+    assert all("it has no kernels for them (CUDA left out)" in text for text in told)
+
+
+@pytest.mark.parametrize("mode", ["auto", "native"])
+def test_xla_gets_tensorflow_only(monkeypatch, mode, loaded):
+    monkeypatch.setenv("TFGRADCOMP_OPS", mode)
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
+    x = tf.constant([1.0, -1.0, 1.0])
+    assert "Tfgradcomp>PackSigns" in types_of(ops.pack_signs, x)
+    # The inner function has a graph of its own, inside the one that XLA compiles.
+    for function in (ops.pack_signs, tf.function(lambda x: ops.pack_signs(x))):
+        compiled = tf.function(function, jit_compile=True)
+        assert not any(t.startswith("Tfgradcomp") for t in types_of(compiled, x))
+        assert list(compiled(x)) == [5]
+
+
+def test_public_functions_have_the_documentation_of_the_reference():
+    for name in library.NAMES:
+        function = getattr(ops, name)
+        assert function.__doc__ == getattr(reference, name).__doc__
+        assert function.__name__ == name and name in ops.__all__
+
+
+def test_the_mean_magnitude_is_the_reference_s():
+    x = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    for splits in ([0, 5000], [0, 1, 700, 5000]):
+        got, expected = (
+            ops.mean_magnitude(x, splits),
+            reference.mean_magnitude(x, splits),
+        )
+        assert bits(got) == bits(expected)

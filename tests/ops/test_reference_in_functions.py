@@ -1,0 +1,90 @@
+"""Tests of the pure-TensorFlow operations inside functions and XLA."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ops import cases
+from tests.ops.cases import same
+from tfgradcomp.ops import reference as ops
+from tfgradcomp.ops.word_format import NOTHING
+
+
+def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
+    """Calls all operations on one set of arguments; returns a flat list of results."""
+    size = splits[-1]
+    levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
+    return [
+        ops.pack_codes(codes, 5),
+        ops.unpack_codes(words, 3, size),
+        ops.pack_signs(x, stream),
+        *ops.pack_momentum_signs(x, m, 0.9, flag, stream),
+        ops.pack_ternary(x, scale, scale, splits, stream),
+        *ops.block_statistics(x, splits),
+        *ops.find_levels(x, splits, "optimal", 9, 1),
+        *ops.find_levels(x, splits, "quantiles", 9),
+        *ops.find_levels(x, splits, "symmetric", 2),
+        *ops.find_levels(x, splits, "means", 3),
+        ops.sum_codes(words, 3, size),
+        # Sums to which a caller adds more.
+        ops.sum_levels(words, scale, splits, 3, 2, 6) + x,
+        x + ops.mean_of_signs(signs, scales, splits),
+        ops.mean_of_signs(signs, scales, splits),
+        ops.pack_levels(x, levels[0], splits, stream),
+        ops.mean_of_levels(words, levels, splits),
+        ops.mean_of_sparse(words & 0x700001FF, scales, splits),
+        ops.majority_vote(words, size, 3, 3, 1, stream),
+        *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
+        *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),
+        *ops.mean_sign_sums(signs, scales, m, ratio, splits),
+        ops.mean_sign_residual(signs, scales, m, ratio, flag, signs[0], scale, splits),
+        *sparse(x + m, x * m, m, splits),
+    ]
+
+
+def sparse(total, product, m, splits):
+    """Calls the operations without static shapes on a sum and a product."""
+    v = abs(product)
+    packed = ops.pack_unambiguous(total, v, m, m * m, 1.5, 0.999, splits)
+    more = ops.pack_over_threshold(total, v, m, m * m, 0.5, 1.5, 0.999)
+    return [*packed, *more, m + packed[2], 0.5 * more[2]]
+
+
+@pytest.mark.parametrize(
+    ("workers", "jit_compile"), [(3, False), (5, False), (9, False), (3, True)]
+)
+def test_the_same_bits_inside_functions(workers, jit_compile):
+    # TensorFlow rewrites the operations of a graph: x / 3 becomes x * (1 / 3), a sum
+    # of sums becomes one sum.
+    size = 1000
+    splits = cases.row_splits(size, "ragged")
+    blocks = len(splits) - 1
+    arguments = [
+        tf.constant(value)
+        for value in (
+            cases.floats(size, "zeros"),
+            cases.floats(size, seed=1),
+            cases.words(3, workers, size),
+            cases.words(2, workers, size),
+            cases.positive(blocks),
+            cases.positive([workers, blocks]),
+            cases.codes(5, size),
+            np.array([7, 3, 2**32 - 100]),
+            True,
+            np.float32(0.75),
+        )
+    ]
+    expected = everything(*arguments, splits)
+    compiled = tf.function(everything, jit_compile=jit_compile)
+    for i, (a, b) in enumerate(
+        zip(compiled(*arguments, splits), expected, strict=True)
+    ):
+        if jit_compile and b.dtype.is_floating:
+            # XLA may contract a multiplication and an addition.
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        elif a.shape != b.shape:
+            # Inside XLA there is a word for each element; most stand for no element.
+            assert jit_compile and a.shape == [size], i
+            same(a[a != NOTHING], b, i)
+        else:
+            same(a, b, i)

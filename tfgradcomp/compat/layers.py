@@ -1,0 +1,83 @@
+"""Access to a Keras layer's weights, losses and calls that has no public name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from tfgradcomp.compat.replace import replace
+
+
+def intercept_layer_calls(function: Callable) -> None:
+    """Makes every call of a Keras operation go through a function; installed once.
+
+    Args:
+        function: Called as `function(original, operation, *args, **kwargs)` in place of
+            `original(operation, *args, **kwargs)`, whose result it returns.
+    """
+    replace(keras.Operation, "__call__", function)
+
+
+def intercept_batch_statistics(function: Callable) -> None:
+    """Makes batch normalization compute its statistics by a function; installed once.
+
+    Args:
+        function: Called as `function(original, layer, *args, **kwargs)`; returns the
+            batch's mean and variance, as `original` does.
+    """
+    replace(keras.layers.BatchNormalization, "_moments", function)
+
+
+def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Returns the trainable variables of a layer, without those of layers in it."""
+    return layer._trainable_variables
+
+
+def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
+    """Returns the variable of a layer's kernel.
+
+    The public property is a sum of tensors where LoRA is enabled. Depthwise layers have
+    only the property.
+    """
+    return layer._kernel if hasattr(layer, "_kernel") else layer.kernel
+
+
+def embeddings_of(layer: keras.layers.Embedding) -> keras.Variable:
+    """Returns the variable of an embedding layer's table, without a LoRA term."""
+    return layer._embeddings
+
+
+def is_rematerialized(layer: keras.layers.Layer) -> bool:
+    """Returns whether the backward pass computes the layer's outputs once more."""
+    return layer._remat_mode is not None
+
+
+def count_added_losses(layer: keras.layers.Layer) -> int:
+    """Returns how many losses `add_loss` has given to a layer and the layers in it."""
+    return sum(len(inner._losses) for inner in layer._flatten_layers())
+
+
+def tensorflow_variable(variable: keras.Variable) -> tf.Variable:
+    """Returns the TensorFlow variable of a Keras variable."""
+    return variable._value
+
+
+def tensorflow_variables(variable: keras.Variable) -> list[tf.Variable]:
+    """Returns the TensorFlow variable, then its components on local replicas."""
+    strategy = tf.distribute.get_strategy()
+    value = variable._value
+    return [value, *strategy.experimental_local_results(value)]
+
+
+def identity(x):
+    """Returns a copy of a tensor with its Keras mask; anything else as it is."""
+    if not tf.is_tensor(x):
+        return x
+    mask = backend.get_keras_mask(x)
+    x = tf.identity(x)
+    if mask is not None:
+        backend.set_keras_mask(x, mask)
+    return x

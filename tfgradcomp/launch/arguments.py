@@ -1,0 +1,131 @@
+"""Command line of the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+
+from tfgradcomp.launch.environment import described_cluster
+
+_EXAMPLES = """\
+examples:
+  python -m tfgradcomp.launch --workers 4 train.py --epochs 3
+  python -m tfgradcomp.launch --workers 2 -m my_package.train --epochs 3
+  python -m tfgradcomp.launch --workers 2 --ps 1 train.py   (adds a chief)
+  python -m tfgradcomp.launch --cluster a:4000,b:4000 --index 0 train.py   (on host a)
+
+Each worker gets TF_CONFIG, TFGRADCOMP_RESTART_COUNT (0 at first) and
+PYTHONUNBUFFERED=1. Unless you set them yourself, it also gets its share of the cores
+(TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS) and
+TF_CPP_MIN_LOG_LEVEL=2, which hides TensorFlow's C++ INFO and WARNING lines; its two
+notices at every start are left out as well.
+Where TF_CONFIG or Slurm already describes the cluster, the script runs as one
+process with the environment as it is.
+
+With --ps the run lasts as long as the chief: when it ends, the workers and parameter
+servers are ended. A worker that dies is restarted alone, up to K times with
+--max-restarts K.
+
+exit code: 0 when all workers ended with 0, else that of the worker that failed first;
+with --ps that of the chief (128 + signal when a signal ended it, or the launcher).
+"""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line; `command` is what follows the Python executable."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if sys.platform != "linux":
+        parser.error(f"needs Linux, not {sys.platform}: set TF_CONFIG for each worker")
+    options.command = _command(parser, options)
+    _check_numbers(parser, options)
+    _check_cluster(parser, options)
+    return options
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m tfgradcomp.launch",
+        usage="%(prog)s (--workers N [--ps P] | --cluster HOST:PORT,... --index I)\n"
+        "         [--max-restarts K] [--grace SECONDS] (SCRIPT | -m MODULE) [ARGS ...]",
+        description="Start the workers of one training run, show their output as "
+        "`[index] line`,\nand end all of them when one fails.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add, rest = parser.add_argument, argparse.REMAINDER
+    add("--workers", type=int, metavar="N", help="start N workers on this host")
+    add("--ps", type=int, metavar="P", help="and P parameter servers with a chief")
+    add(
+        "--cluster",
+        type=_addresses,
+        metavar="HOST:PORT,...",
+        help="all workers of a run on several hosts; starts one of them here",
+    )
+    add("--index", type=int, metavar="I", help="which one of --cluster, from 0")
+    restarts = "restart all workers up to K times after a failure (default 0)"
+    add("--max-restarts", type=int, default=0, metavar="K", help=restarts)
+    grace = "time between telling workers to end and SIGKILL (default 5)"
+    add("--grace", type=float, default=5.0, metavar="SECONDS", help=grace)
+    add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module")
+    add("script", nargs=rest, metavar="SCRIPT", help="run a script")
+    return parser
+
+
+def _command(parser, options):
+    if options.module:
+        return ["-m", *options.module]
+    script = options.script[1:] if options.script[:1] == ["--"] else options.script
+    if not script:
+        parser.error("no script given: name a script.py, or a module with -m")
+    if not os.path.exists(script[0]):
+        parser.error(f"script {script[0]!r} does not exist: check its path")
+    return script
+
+
+def _check_numbers(parser, options):
+    if options.max_restarts < 0:
+        parser.error(f"--max-restarts is {options.max_restarts}: give 0 or more")
+    if not 0 <= options.grace < math.inf:
+        parser.error(f"--grace is {options.grace}: give seconds, 0 or more")
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"--workers is {options.workers}: give 1 or more")
+    if options.ps is not None and options.ps < 1:
+        parser.error(f"--ps is {options.ps}: give 1 or more, or leave it out")
+
+
+def _check_cluster(parser, options):
+    if options.ps and options.cluster:
+        parser.error("--ps goes with --workers: on several hosts set TF_CONFIG")
+    if not (options.workers or options.cluster or described_cluster(os.environ)):
+        parser.error("no workers given: say how many with --workers N, or --cluster")
+    if options.workers and options.cluster:
+        parser.error("--workers and --cluster exclude each other: give one of them")
+    if bool(options.cluster) != (options.index is not None):
+        parser.error("--cluster and --index belong together: give both or neither")
+    if options.cluster and not 0 <= options.index < len(options.cluster):
+        parser.error(
+            f"--index is {options.index}, but --cluster has {len(options.cluster)} "
+            f"workers: give 0 to {len(options.cluster) - 1}"
+        )
+
+
+def _addresses(text):
+    """Splits HOST:PORT,... and checks each part."""
+    addresses = [part.strip() for part in text.split(",")]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        bare_ipv6 = ":" in host and not re.fullmatch(r"\[.+\]", host)
+        is_port = re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536
+        if not host or bare_ipv6 or not is_port:
+            raise argparse.ArgumentTypeError(
+                f"{address!r} is not HOST:PORT: write for example 10.0.0.1:4000 or "
+                "[fe80::1]:4000, ports 1 to 65535"
+            )
+        if addresses.count(address) > 1:
+            raise argparse.ArgumentTypeError(f"{address} is there twice: name it once")
+    return addresses

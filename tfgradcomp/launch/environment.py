@@ -1,0 +1,53 @@
+"""Environment variables that describe a cluster to its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+
+def described_cluster(env: Mapping[str, str]) -> str:
+    """Returns which variable already describes a cluster, in words; else ""."""
+    if env.get("TF_CONFIG"):
+        return "TF_CONFIG is set"
+    tasks = env.get("SLURM_NTASKS", "")
+    if "SLURM_PROCID" in env and tasks.isdecimal() and int(tasks) > 1:
+        return f"Slurm started this as task {env['SLURM_PROCID']} of {tasks}"
+    return ""
+
+
+def worker_env(
+    base: Mapping[str, str],
+    cluster: dict[str, list[str]],
+    task: dict[str, object],
+    tasks_on_this_host: int,
+    attempt: int,
+) -> dict[str, str]:
+    """Returns the environment of a task.
+
+    Args:
+        base: The launcher's own environment. The user's settings of thread counts and
+            of the log level in it are kept.
+        cluster: The addresses of all tasks by job.
+        task: Type and index of the task.
+        tasks_on_this_host: Number of tasks that share the cores of this machine.
+        attempt: Number of restarts so far.
+    """
+    share = max(1, len(os.sched_getaffinity(0)) // tasks_on_this_host)
+    defaults = {
+        "OMP_NUM_THREADS": share,
+        "TF_NUM_INTRAOP_THREADS": share,
+        # More than the share: an operation that waits for other workers may hold its
+        # thread, and if all were held the workers would wait for ever. A waiting thread
+        # uses no core.
+        "TF_NUM_INTEROP_THREADS": max(4, share),
+        "TF_CPP_MIN_LOG_LEVEL": 2,
+    }
+    return {
+        **{name: str(value) for name, value in defaults.items()},
+        **base,
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        "TFGRADCOMP_RESTART_COUNT": str(attempt),
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,150 @@
+"""Workers that run and end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import IO, cast
+
+from tfgradcomp.launch.output import CHUNK, WorkerStream, say, show
+from tfgradcomp.launch.worker import Worker
+
+
+class WorkerGroup:
+    """The workers of one attempt, watched by one loop without threads.
+
+    When a worker fails, all are ended.
+
+    Attributes:
+        workers: The workers that are watched.
+        received_signal: The first signal that told the launcher to end; 0 if none did.
+    """
+
+    def __init__(self, command: list[str], grace: float, signals: socket.socket):
+        """Prepares the group; `run` starts the workers.
+
+        Args:
+            command: What follows the Python executable.
+            grace: Seconds between telling workers to end and killing them.
+            signals: Where the numbers of signals to the launcher can be read.
+        """
+        self.workers: list[Worker] = []
+        self.received_signal = 0
+        self._command, self._grace, self._signals = command, grace, signals
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals, selectors.EVENT_READ)
+        self._hides_notices = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+        self._culprit: Worker | None = None
+        self._is_stopping = False
+        self._deadline: float | None = None
+
+    def run(self, envs: dict[str, dict[str, str]]) -> int:
+        """Starts the workers, waits for all of them and returns the exit code.
+
+        Args:
+            envs: The environment of each worker by its label.
+        """
+        try:
+            for label, env in envs.items():
+                self._start(label, env)
+            self._watch()
+        finally:
+            for worker in self.workers:
+                if not worker.has_ended():
+                    worker.kill()
+            self._drain()
+        if self._culprit:
+            say(f"{self._culprit}; its last lines:")
+            show(2, self._culprit.label, self._culprit.tail)
+            return self._culprit.exit_code
+        return 128 + self.received_signal if self.received_signal else 0
+
+    def _start(self, label: str, env: dict[str, str]) -> None:
+        worker = Worker(label, self._command, env)
+        self.workers.append(worker)
+        pipes = worker.process.stdout, worker.process.stderr
+        for target, pipe in enumerate(cast(tuple[IO[bytes], ...], pipes), 1):
+            stream = WorkerStream(pipe, target, label, worker.tail, self._hides_notices)
+            self._selector.register(pipe, selectors.EVENT_READ, stream)
+
+    def _watch(self) -> None:
+        while True:
+            ended = [worker for worker in self.workers if worker.has_ended()]
+            if not self._is_stopping:
+                self._handle_ended(ended)
+            if not any(worker.is_running for worker in self.workers):
+                return
+            if self._deadline and time.monotonic() >= self._deadline:
+                self._deadline = None
+                self._send(signal.SIGKILL)
+            wait = self._deadline and max(0, self._deadline - time.monotonic())
+            # Wakes up as soon as a worker dies, for SIGCHLD is among the signals.
+            for key, _ in self._selector.select(wait):
+                self._read(key.data) if key.data else self._handle_signals()
+
+    def _handle_ended(self, ended: list[Worker]) -> None:
+        """Ends all workers where one has failed.
+
+        Args:
+            ended: Those of the workers that have ended.
+        """
+        failed = [worker for worker in ended if worker.exit_code]
+        if failed:
+            # Of several at once, the one that a signal ended: when it breaks a
+            # collective, its peers raise errors rather than crash.
+            self._fail(min(failed, key=lambda w: w.process.returncode > 0))
+
+    def _fail(self, culprit: Worker) -> None:
+        """Ends all workers because of one, whose exit code becomes that of the run."""
+        self._culprit = culprit
+        say(f"{culprit}; ending the others")
+        self._stop(signal.SIGTERM)
+
+    def _handle_signals(self) -> None:
+        for signum in self._signals.recv(CHUNK):
+            if signum == signal.SIGCHLD:
+                continue
+            name = signal.Signals(signum).name
+            if signum == signal.SIGINT and self.received_signal:
+                say(f"{name} again: killing the workers")
+                self._send(signal.SIGKILL)
+                continue
+            self.received_signal = self.received_signal or signum
+            say(f"{name}: passed on to the workers, killing them in {self._grace:g} s")
+            self._stop(signum)
+
+    def _stop(self, signum: int) -> None:
+        self._send(signum)
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._deadline = time.monotonic() + self._grace
+
+    def _send(self, signum: int) -> None:
+        for worker in self.workers:
+            if worker.is_running:
+                worker.send(signum)
+
+    def _read(self, stream: WorkerStream) -> None:
+        """Shows what has come through a stream."""
+        lines = stream.read()
+        is_read = show(stream.target, stream.label, lines)
+        if not is_read and not self._is_stopping:
+            # Nobody reads any more (`| head`, a closed terminal): end like any filter.
+            self.received_signal = signal.SIGPIPE
+            self._stop(signal.SIGTERM)
+        if not stream.is_open:
+            self._selector.unregister(stream.pipe)
+            stream.pipe.close()
+
+    def _drain(self) -> None:
+        """Shows what the workers wrote before they ended."""
+        for key in list(self._selector.get_map().values()):
+            # Blocks where a process that left the worker's session holds the pipe.
+            with contextlib.suppress(BlockingIOError):
+                while key.data and key.data.is_open:
+                    self._read(key.data)
+        self._selector.close()

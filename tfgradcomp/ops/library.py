@@ -1,0 +1,215 @@
+"""Finds, loads and builds the library of native operations.
+
+The library is loaded at its first use. If no library fits, it is built before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import os
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfgradcomp.core.logging import logger
+from tfgradcomp.ops import build
+
+# The operations of the library.
+NAMES = (
+    "pack_codes",
+    "unpack_codes",
+    "pack_signs",
+    "pack_momentum_signs",
+    "pack_ternary",
+    "block_statistics",
+    "sum_codes",
+    "sum_levels",
+    "mean_of_signs",
+    "find_levels",
+    "pack_levels",
+    "mean_of_levels",
+    "majority_vote",
+    "sign_error_feedback",
+    "mean_sign_error_feedback",
+    "mean_sign_sums",
+    "mean_sign_residual",
+    "pack_unambiguous",
+    "pack_over_threshold",
+    "mean_of_sparse",
+)
+
+
+class UnavailableError(RuntimeError):
+    """Says why there is no library that fits and why none could be built."""
+
+
+class Library(NamedTuple):
+    """A loaded library.
+
+    Attributes:
+        path: The file of the library.
+        operations: The module with the operations of the library.
+    """
+
+    path: Path
+    operations: ModuleType
+
+    def has(self, name: str) -> bool:
+        """Returns whether the library has an operation of `NAMES`."""
+        return hasattr(self.operations, f"tfgradcomp_{name}")
+
+    @property
+    def has_cuda(self) -> bool:
+        """Returns whether the library has kernels for GPUs."""
+        return self.path.stem.endswith("-cuda")
+
+    @property
+    def built_with(self) -> str:
+        """Returns the TensorFlow, compiler and CUDA that the library was built with."""
+        return self._text("tfgradcomp_built_with")
+
+    @property
+    def instruction_set(self) -> str:
+        """Returns the instruction set that the CPU kernels use on this machine."""
+        return self._text("tfgradcomp_cpu_instruction_set")
+
+    def _text(self, function: str) -> str:
+        found = getattr(ctypes.CDLL(os.fspath(self.path)), function)
+        found.restype = ctypes.c_char_p
+        return found().decode()
+
+
+_INSTALLED = Path(__file__).parent  # The folder into which setup.py builds.
+
+_lock = threading.Lock()
+_loaded: Library | str | None = None  # A text says why there is no library.
+
+
+def library() -> Library:
+    """Returns the library; the first call loads it, and builds it if none fits.
+
+    Raises:
+        UnavailableError: If it can neither be loaded nor built.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            try:
+                _loaded = _load(find_library() or _build_once())
+            except (build.BuildError, OSError, ImportError, RuntimeError) as error:
+                _loaded = str(error)
+    if isinstance(_loaded, str):
+        raise UnavailableError(_loaded)
+    return _loaded
+
+
+@functools.cache
+def gpu_problem(library: Library) -> str | None:
+    """Returns why a library cannot serve the GPUs that TensorFlow sees, None if it can.
+
+    An operation is tried out once: the driver may be too old for the CUDA of the
+    library, or the GPU too old for its kernels.
+    """
+    if not library.has_cuda:
+        return f"it has no kernels for them ({library.built_with})"
+    try:
+        with tf.init_scope(), tf.device("GPU:0"):
+            library.operations.tfgradcomp_pack_codes([1], base=2).numpy()
+    except tf.errors.OpError as error:
+        return f"they do not run its kernels ({library.built_with}): {error.message}"
+    return None
+
+
+def find_library() -> Path | None:
+    """Returns the file of the library to load, None if there is none that fits."""
+    installed, cached = _INSTALLED, cache_folder()
+    places = [(installed, True), (cached, True), (cached, False), (installed, False)]
+    if gpu_is_visible() and build.find_nvcc()[0] is not None:
+        places.pop()  # A new build adds kernels for the GPU.
+    for folder, cuda in places:
+        path = folder / build.library_name(tf.__version__, cuda)
+        if path.is_file():
+            return path
+    return None
+
+
+def build_library() -> Path:
+    """Builds the library for this TensorFlow into the cache, and returns its path."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        return _build(folder)
+
+
+def cache_folder() -> Path:
+    """Returns the folder of the libraries that were built at a first use."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "tfgradcomp" / "ops"
+
+
+def gpu_is_visible() -> bool:
+    """Returns whether TensorFlow would run operations on a GPU."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+def _load(path: Path) -> Library:
+    try:
+        operations = tf.load_op_library(os.fspath(path))
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise UnavailableError(f"{path} cannot be loaded: {error}") from error
+    for name in NAMES:
+        tf.no_gradient("Tfgradcomp>" + name.title().replace("_", ""))
+    return Library(path, operations)
+
+
+def _build_once() -> Path:
+    """Builds the library, or waits for another process that is building it."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    failure = folder / f"{build.library_name(tf.__version__, False)}.failed"
+    with _locked(folder):
+        found = find_library()
+        if found is not None:
+            return found
+        if failure.is_file() and failure.stat().st_mtime > began:
+            # All workers that waited fail at once, without building one after another.
+            raise build.BuildError(failure.read_text())
+        try:
+            return _build(folder)
+        except build.BuildError as error:
+            failure.write_text(str(error))
+            raise
+
+
+def _build(folder: Path) -> Path:
+    logger.info(
+        "building the native ops for TensorFlow %s, once: about 30 s", tf.__version__
+    )
+    flags = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
+    return build.build_library(
+        folder, build.TensorFlow(tf.__version__, *flags), logger.info
+    )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path):
+    """Holds the lock of a folder; the lock is released when the process ends."""
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process that builds the native ops")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            # The file system has no locks: each process builds a library, and the last
+            # one replaces the others.
+            pass
+        yield
