@@ -1,0 +1,1 @@
+"""Folders of backups, and their conversion to another number of workers."""
