@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core import Context
+from tfgradcomp.compressors import Compressed, Compressor
+from tfgradcomp.core import Context, Layout, State
 
 
 def make_context(
@@ -27,6 +28,27 @@ def make_context(
         previous_learning_rate=tf.cast(previous_rate, tf.float32),
         second_moments=moments,
     )
+
+
+def compress_in_rounds(
+    compressor: Compressor, x, state: State, layout: Layout, context: Context, reduce
+) -> Compressed:
+    """Compresses `x` after the first round, as a route does.
+
+    Args:
+        compressor: The compressor.
+        x: The vector.
+        state: The compressor's state.
+        layout: The blocks.
+        context: The step.
+        reduce: Function from this worker's part of a declared field to the maximum
+            over all workers.
+    """
+    prepared = compressor.prepare(x, state, layout, context)
+    declared = compressor.max_reduced_fields(layout)
+    reduced = {name: reduce(prepared[name]) for name in declared}
+    context = context._replace(prepared={**prepared, **reduced})
+    return compressor.compress(x, state, layout, context)
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -36,12 +36,13 @@ def _public_names() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"tfgradcomp.{name}")
     if name == "__all__":
         return _public_names()
     if name.startswith("_"):
         raise AttributeError(f"module 'tfgradcomp' has no attribute {name!r}")
+    if importlib.util.find_spec(f"tfgradcomp.{name}") is not None:
+        # Also within `from tfgradcomp import ops`, which asks for the attribute first.
+        return importlib.import_module(f"tfgradcomp.{name}")
     module = importlib.import_module(_ORIGINS.get(name, "tfgradcomp.optimizers"))
     try:
         value = getattr(module, name)

@@ -7,7 +7,8 @@ import tensorflow as tf
 from tests import reference
 from tests.compressors.test_orq import blocks_of, compress, every_kind
 from tests.helpers import make_context
-from tfgradcomp.compressors import BinGrad, Layout, ScaledSign
+from tfgradcomp.compressors import BinGrad, ScaledSign
+from tfgradcomp.core import Layout
 from tfgradcomp.ops import unpack_codes
 
 SIZES = [100, 1, 64, 3]
@@ -93,8 +94,8 @@ def test_b_has_less_error_than_the_scaled_sign_and_pb(kind):
 
 def decoded(compressor, x, splits):
     layout = Layout(tuple(int(split) for split in splits))
-    payload, _ = compressor.compress(tf.constant(x), (), layout, make_context())
-    return compressor.decompress(payload, layout).numpy()
+    compressed = compressor.compress(tf.constant(x), (), layout, make_context())
+    return compressor.decompress(compressed.payload, layout).numpy()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -5,8 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tests import reference
-from tests.helpers import make_context
-from tfgradcomp.compressors import Clip, Layout, Ternary
+from tests.helpers import compress_in_rounds, make_context
+from tfgradcomp.compressors import Clip, Ternary
+from tfgradcomp.core import Layout
+
+pytestmark = pytest.mark.python_ops
 
 SIZES = [35, 1, 64, 3]
 SPLITS = [0, 35, 36, 100, 103]
@@ -19,10 +22,15 @@ def gradient(seed=0):
     return x
 
 
-def compress(compressor, x, sizes=tuple(SIZES), **context):
+def compress(compressor, x, sizes=tuple(SIZES), reduce=tf.identity, **context):
     layout = Layout.from_sizes(list(sizes))
-    payload, _ = compressor.compress(
-        tf.constant(x, tf.float32), (), layout, make_context(**context)
+    payload, _, _ = compress_in_rounds(
+        compressor,
+        tf.constant(x, tf.float32),
+        (),
+        layout,
+        make_context(**context),
+        reduce,
     )
     return payload, compressor.decompress(payload, layout).numpy()
 
@@ -60,7 +68,7 @@ def test_a_shared_scale_is_the_maximum_over_workers():
     def maximum(scale):
         return tf.maximum(scale, shared)
 
-    payload, _ = compress(Ternary(), x, maximum=maximum)
+    payload, _ = compress(Ternary(), x, reduce=maximum)
     np.testing.assert_array_equal(payload["scale"], shared)
     np.testing.assert_array_equal(
         payload["codes"],
@@ -68,7 +76,7 @@ def test_a_shared_scale_is_the_maximum_over_workers():
             reference.ternary_codes(x, shared.numpy(), SPLITS, 0, 0, 0) + 1, 3
         ),
     )
-    alone, _ = compress(Ternary(share_scaler=False), x, maximum=maximum)
+    alone, _ = compress(Ternary(share_scaler=False), x, reduce=maximum)
     np.testing.assert_array_equal(alone["scale"], reference.largest(x, SPLITS))
 
 

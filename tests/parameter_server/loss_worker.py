@@ -39,14 +39,15 @@ class Kill(keras.callbacks.Callback):
                 return
             self._kill(job, index)
             if second:
-                go_on = self._trainer._go_on
+                membership = self._trainer._membership
+                resume_without = membership.resume_without
 
-                def kill_and_go_on(lost):
-                    self._trainer._go_on = go_on
+                def kill_and_resume(lost):
+                    membership.resume_without = resume_without
                     self._kill(*second.split())
-                    go_on(lost)
+                    resume_without(lost)
 
-                self._trainer._go_on = kill_and_go_on
+                membership.resume_without = kill_and_resume
             if back:
                 cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
                 self._expected = cluster[job][int(index)]

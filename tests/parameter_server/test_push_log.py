@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tfgradcomp.parameter_server.asynchronous import asynchronous
-from tfgradcomp.parameter_server.remote_worker import RemoteWorker
-from tfgradcomp.transports import Log, LogCollectives, PushPull
+from tfgradcomp.parameter_server.push_log import PushLog
+from tfgradcomp.parameter_server.push_transport import PushLogTransport
+from tfgradcomp.parameter_server.remote_worker import PushingWorker
 
 SIZE = 4096
 
@@ -19,7 +19,7 @@ SIZE = 4096
 @pytest.fixture(params=[1, 2])
 def log(request):
     """A log of two workers, on one server and on two."""
-    return Log(uuid.uuid4().hex, ["CPU:0"] * request.param, 2, {})
+    return PushLog(uuid.uuid4().hex, ["CPU:0"] * request.param, 2, {})
 
 
 def make_model(optimizer):
@@ -41,9 +41,10 @@ def dataset(gradients):
 
 def make_worker(log, rank, gradients, kind=tfgradcomp.TernGrad, rate=1.0, **arguments):
     """A worker whose gradients are the rows given."""
-    optimizer = asynchronous(kind)(keras.optimizers.SGD(rate), **arguments)
-    optimizer.transport = PushPull(LogCollectives(log, rank))
-    worker = RemoteWorker("CPU:0", make_model(optimizer))
+    optimizer = kind(keras.optimizers.SGD(rate), **arguments)
+    optimizer.transport = PushLogTransport.at(log, rank)
+    optimizer.stepper_class = PushLogTransport.stepper_class
+    worker = PushingWorker("CPU:0", make_model(optimizer))
     worker.open(lambda context: dataset(gradients), 2, rank)
     worker.join(log, rank)
     return worker
@@ -106,7 +107,7 @@ def test_scales_are_those_last_seen_and_all_apply_the_same_log(log):
     total = 1.0 + 3.0 + 0.5 + third + fourth
     for worker, stale in ((first, 0 + 1 + 0), (second, 1 + 2)):
         np.testing.assert_array_equal(weights(worker.model), -sign * total)
-        assert int(worker.optimizer.staleness.numpy()) == stale
+        assert worker.staleness == stale
         assert int(worker.optimizer.iterations.numpy()) == 5
 
 

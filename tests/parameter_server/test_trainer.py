@@ -1,7 +1,6 @@
 """What the trainer refuses, before it connects to anything."""
 
 import json
-import queue
 import socket
 
 import keras
@@ -9,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tfgradcomp.checkpoint import parameter_server
+from tfgradcomp.parameter_server import device_calls
+from tfgradcomp.parameter_server.cluster import Cluster
+from tfgradcomp.parameter_server.device_calls import DeviceCalls
 from tfgradcomp.parameter_server.remote_worker import RemoteWorker
 
 
@@ -30,6 +31,10 @@ def trainer(optimizer=None, **arguments):
         (
             {"optimizer": tfgradcomp.SignSGD("sgd", transport="sharded")},
             "transport='auto'. Received: transport='sharded'",
+        ),
+        (
+            {"optimizer": tfgradcomp.SignSGD("sgd", fallback="float32")},
+            "leave fallback=None. Received: fallback='float32'",
         ),
         (
             {
@@ -82,16 +87,18 @@ def test_datasets_must_be_functions_and_endless(dataset_fn, says):
 
 
 def test_who_closes_no_connection_and_does_not_answer_is_lost(monkeypatch):
-    monkeypatch.setattr(parameter_server, "_WATCH_SECONDS", 0.01)
-    trainer = object.__new__(tfgradcomp.ParameterServerTrainer)
+    monkeypatch.setattr(device_calls, "WATCH_SECONDS", 0.01)
     server, worker = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
     with socket.create_server(("127.0.0.1", 0)) as there:
         with socket.create_server(("127.0.0.1", 0)) as gone:
             ports = {server: there.getsockname()[1], worker: gone.getsockname()[1]}
-        trainer._addresses = {d: f"127.0.0.1:{port}" for d, port in ports.items()}
-        device, error = trainer._next(queue.SimpleQueue(), [worker], {})
-        assert device == worker
-        assert isinstance(error, tf.errors.UnavailableError)
-        assert trainer._lost({worker: error}) == {worker}
+        cluster = Cluster({d: f"127.0.0.1:{port}" for d, port in ports.items()})
+        calls = DeviceCalls(cluster)
+        calls.running.append(worker)
+        report = calls.next({})
+        assert report.device == worker
+        assert isinstance(report.value, tf.errors.UnavailableError)
+        assert cluster.lost({worker: report.value}) == {worker}
+        assert calls.running == []
     with pytest.raises(ConnectionError, match="Parameter servers are gone.*task:0"):
-        trainer._next(queue.SimpleQueue(), [worker], {})
+        calls.next({})

@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.transports.test_transports import LAYOUTS, METHODS, run, status_of
-from tfgradcomp import servers
-from tfgradcomp.compressors import Layout
-from tfgradcomp.parameter_server.transport import cut_of
-from tfgradcomp.transports import DirectExchange, Loopback, ParameterServer, Rendezvous
-from tfgradcomp.transports import ServerCollectives as Place
+from tests.transports.test_transports import LAYOUTS, METHODS, flag_of, run
+from tfgradcomp.collectives import Loopback
+from tfgradcomp.core import Layout
+from tfgradcomp.parameter_server.rendezvous import Rendezvous
+from tfgradcomp.parameter_server.transport import ParameterServer
+from tfgradcomp.transports import DirectExchange
+from tfgradcomp.transports.sharding import shard_for
 
 WORKERS, STEPS = 3, 3
 
@@ -41,38 +42,38 @@ class Cluster:
     """Workers and servers on this process' CPU."""
 
     def __init__(self, num_servers, method, layout, states=None):
-        self.compressor, self.server = method[0], servers.fused(method[1])
         self.layout = layout
         self.rendezvous = Rendezvous(
             uuid.uuid4().hex, ["CPU:0"] * num_servers, WORKERS, states or {}
         )
-        # Of a worker: its compressor's, and what the transport keeps there.
-        carrier = ParameterServer(Place(self.rendezvous, 0))
-        kept = carrier.init_server(self.compressor, self.server, layout)
-        self.states = [(self.compressor.init(layout), kept)] * WORKERS
+        self.routes = [
+            ParameterServer.at(self.rendezvous, rank).bind(method, layout, "site")
+            for rank in range(WORKERS)
+        ]
+        route = self.routes[0]
+        # Of a worker: its compressor's, and what the route keeps there.
+        own = route.method.compressor.init(layout)
+        self.states = [(own, route.init_state())] * WORKERS
         self.steps = [self._step(rank) for rank in range(WORKERS)]
         self.serves = [self.rendezvous.serve(k) for k in range(num_servers)]
         self.rngs = [np.random.default_rng(rank) for rank in range(WORKERS)]
 
     def _step(self, rank):
-        place = Place(self.rendezvous, rank)
-        carrier = ParameterServer(place)
+        route = self.routes[rank]
+        compressor = route.method.compressor
 
-        def step(x, number, previous_rate, status, *state):
+        def step(x, number, previous_rate, flag, *state):
             state, kept = tf.nest.pack_sequence_as(self.states[rank], state)
             context = make_context(
-                *(number, 4, rank, WORKERS),
-                previous_rate=previous_rate,
-                maximum=lambda vector: place.max(vector, "agreed"),
+                number, 4, rank, WORKERS, previous_rate=previous_rate
             )
-            payload, state = self.compressor.compress(x, state, self.layout, context)
-            update, kept, statuses, _ = carrier.exchange(
-                payload,
-                *(self.compressor, self.server, kept, self.layout, context),
-                *(status, "site"),
-            )
+            prepared = compressor.prepare(x, state, self.layout, context)
+            prepared = route.reduce_max(prepared, kept)
+            context = context._replace(prepared=prepared)
+            payload, state, _ = compressor.compress(x, state, self.layout, context)
+            update, kept, flags, _ = route.exchange(payload, kept, context, flag)
             # The flat vector, where it is the parts of one.
-            return tf.convert_to_tensor(update), statuses, state, kept
+            return tf.convert_to_tensor(update), flags, state, kept
 
         # Tracing declares what is to be served; a step itself runs eagerly, as a direct
         # exchange does: a graph may join products, and round them otherwise.
@@ -89,19 +90,19 @@ class Cluster:
         return step
 
     def round(self, number):
-        """A step of all; what each worker decoded, and the statuses."""
+        """A step of all; what each worker decoded, and the flags."""
 
         def take(rank):
             x = self.rngs[rank].normal(size=self.layout.size)
-            update, statuses, *state = self.steps[rank](
+            update, flags, *state = self.steps[rank](
                 tf.constant(x, tf.float32),
                 tf.constant(number, tf.int64),
                 tf.constant(0.1 if number else 0.0),
-                tf.constant(status_of(rank, number)),
+                tf.constant(flag_of(rank, number)),
                 *tf.nest.flatten(self.states[rank]),
             )
             self.states[rank] = tuple(state)
-            return update.numpy(), statuses.numpy()
+            return update.numpy(), flags.numpy()
 
         takes = [lambda rank=rank: take(rank) for rank in range(WORKERS)]
         serves = [lambda s=s: s(tf.constant(1)) for s in self.serves]
@@ -110,15 +111,15 @@ class Cluster:
     def whole_states(self, step):
         """What the servers hold after `step` steps that the workers committed."""
         (_, kept), *_ = self.states
-        told = {"site": kept["told"].numpy()} if kept else {}
-        return self.rendezvous.whole_states(step, told).get("site", [])
+        arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), kept)
+        return self.rendezvous.states.whole(step, {"site": arrays}).get("site", [])
 
 
 # Messages whose size varies go another way.
 SERVED = {
     name: method
     for name, method in METHODS.items()
-    if ParameterServer(Loopback(1).collectives(0)).can_carry(*method, LAYOUTS["one"])
+    if ParameterServer(Loopback(1).collectives(0)).supports(method, LAYOUTS["one"])
 }
 
 
@@ -128,10 +129,10 @@ def test_servers_give_the_bits_of_a_direct_exchange(method):
     direct = run(WORKERS, DirectExchange, method, layout)[0][0]
     cluster = Cluster(2, method, layout)
     for number, (expected, held) in enumerate(direct):
-        statuses = [status_of(rank, number) for rank in range(WORKERS)]
+        flags = [flag_of(rank, number) for rank in range(WORKERS)]
         for update, seen in cluster.round(number):
             assert bits(update) == bits(expected), number
-            np.testing.assert_array_equal(seen, statuses)
+            np.testing.assert_array_equal(seen, flags)
         wholes = cluster.whole_states(number + 1)
         assert [bits(whole) for whole in wholes] == [bits(vector) for vector in held]
 
@@ -202,12 +203,12 @@ def test_closed_queues_end_all_and_no_worker_alone_gets_a_reply():
 @pytest.mark.parametrize("num_servers", [2, 3, 4])
 @pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF", "float32"])
 def test_servers_serve_equal_parts(name, num_servers, workers):
-    method = METHODS[name][0], servers.fused(METHODS[name][1])
+    method = METHODS[name].fused()
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
-    cut = cut_of(*method, layout, workers, num_servers)
-    parts = [cut.part(index) for index in range(num_servers)]
+    sharding = shard_for(method, layout, workers, num_servers)
+    parts = [sharding.owned_range(index) for index in range(num_servers)]
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, layout.size)
-    sizes = [part.stop - part.start for part in parts]
+    sizes = [len(part) for part in parts]
     assert max(sizes) <= 1.05 * layout.size / num_servers
     assert min(sizes) >= 0.95 * layout.size / num_servers

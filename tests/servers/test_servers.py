@@ -11,12 +11,12 @@ from tfgradcomp.compressors import (
     BinGrad,
     ErrorFeedback,
     Identity,
-    Layout,
     ScaledSign,
     Sign,
     Ternary,
     TopK,
 )
+from tfgradcomp.core import Layout
 from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
@@ -24,9 +24,10 @@ from tfgradcomp.servers import (
     Recompress,
     Requantize,
     SignOfMean,
-    fused,
 )
 from tfgradcomp.transports import messages
+
+pytestmark = pytest.mark.python_ops(workers=(1, 2, 3), num_workers=(1, 2, 3))
 
 LAYOUT = Layout.from_sizes([70, 1, 30])
 SPLITS = LAYOUT.row_splits
@@ -69,7 +70,7 @@ def compressed(compressor, vectors, **context):
     payloads = [
         compressor.compress(
             tf.constant(v, tf.float32), (), LAYOUT, make_context(rank=i, **context)
-        )[0]
+        ).payload
         for i, v in enumerate(vectors)
     ]
     return {name: tf.stack([p[name] for p in payloads]) for name in payloads[0]}
@@ -264,10 +265,10 @@ def test_the_mean_is_compressed_again_and_nothing_is_kept(compressor, rule):
 
 def test_a_server_that_compresses_needs_its_blocks_whole():
     for server in (Requantize(ORQ()), Recompress(ORQ())):
-        assert server.unit(Layout((0, 10, 20, 25))) == 10
-        assert server.unit(Layout((0, 25))) == 25
-        assert server.unit(Layout((0, 10, 25, 30))) is None
-    assert Requantize(TopK()).unit(Layout((0, 10))) is None
+        assert server.shard_alignment(Layout((0, 10, 20, 25))) == 10
+        assert server.shard_alignment(Layout((0, 25))) == 25
+        assert server.shard_alignment(Layout((0, 10, 25, 30))) is None
+    assert Requantize(TopK()).shard_alignment(Layout((0, 10))) is None
     with pytest.raises(ValueError, match="stateless.*ErrorFeedback"):
         Requantize(ErrorFeedback(ORQ()))
 
@@ -300,7 +301,7 @@ def test_votes_with_abstention_and_quorum(num_workers, quorum, tie):
     sign = Sign(abstain_below=threshold)
     server = MajorityVote(tie, quorum, sign)
     context = make_context(num_workers=num_workers)
-    payloads = [sign.compress(v, (), layout, context)[0] for v in vectors]
+    payloads = [sign.compress(v, (), layout, context).payload for v in vectors]
     stacked = {"codes": tf.stack([payload["codes"] for payload in payloads])}
     reply, _ = server.combine(stacked, (), layout, context)
     got = server.decompress(reply, layout, num_workers).numpy()
@@ -330,7 +331,7 @@ def test_votes_with_abstention_and_quorum(num_workers, quorum, tie):
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_a_fused_server_gives_the_same_bits(workers, rate):
     server = Recompress(ScaledSign())
-    alone = fused(server)
+    alone = server.fused()
     assert type(alone) is not type(server)
     payloads = compressed(ScaledSign(), vectors_of(workers))
     state = {"residual": tf.constant(vectors_of(1, 9)[0])}
@@ -344,4 +345,4 @@ def test_a_fused_server_gives_the_same_bits(workers, rate):
 
 def test_what_no_kernel_does_at_once_stays_as_it_is():
     for server in (Recompress(TopK()), Requantize(ScaledSign()), MajorityVote()):
-        assert fused(server) is server
+        assert server.fused() is server

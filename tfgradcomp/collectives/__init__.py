@@ -1,4 +1,4 @@
-"""What moves vectors between replicas: TensorFlow's collectives, or a loopback."""
+"""Collectives: TensorFlow's between replicas, or a loopback in one process."""
 
 from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_size
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -29,10 +30,10 @@ class Loopback:
 
     def __init__(self, num_workers: int, timeout: float = 120.0):
         self.num_workers = num_workers
-        self._slots = [None] * num_workers
+        self._slots: list = [None] * num_workers
         self._barrier = threading.Barrier(num_workers, timeout=timeout)
 
-    def meet(self, rank: int, item):
+    def meet(self, rank: int, item: Any) -> list:
         """Hands over `item`; returns all workers' items, in the order of ranks."""
         self._slots[rank] = item
         self._barrier.wait()
@@ -51,7 +52,8 @@ class Loopback:
         Raises:
             Exception: What the first failing worker raised.
         """
-        results, errors = [None] * self.num_workers, []
+        results: list = [None] * self.num_workers
+        errors: list[BaseException] = []
 
         def body(rank):
             try:

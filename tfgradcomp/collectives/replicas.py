@@ -44,7 +44,7 @@ class Replicas(Collectives):
         self.process_index, self.num_processes = process_index, num_processes
         self._next_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
         self._end_key = self._next_key + _KEYS_PER_INSTANCE
-        self._keys = {}
+        self._keys: dict = {}
 
     @property
     @override
@@ -155,7 +155,7 @@ class Hosts(Replicas):
             return super()._reduce(vector, merge_op, call_site)
 
 
-_tokens = {}
+_tokens: dict = {}
 
 
 def _ordering_token() -> tf.Tensor:

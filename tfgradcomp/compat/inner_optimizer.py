@@ -10,49 +10,63 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.conditional import conditional
 
 
-def filtered(optimizer, gradients, variables):
+def filtered(
+    optimizer: Optimizer, gradients: list, variables: list
+) -> tuple[list, list]:
     """Drops variables without a gradient, as Keras does, with Keras' warning."""
     gradients, variables = optimizer._filter_empty_gradients(gradients, variables)
     return optimizer._overwrite_variables_directly_with_gradients(gradients, variables)
 
 
-def is_overwritten(optimizer, variable) -> bool:
-    """Whether Keras assigns the gradient to the variable (float8 scales)."""
+def is_overwritten(optimizer: Optimizer, variable: keras.Variable) -> bool:
+    """Returns whether Keras assigns the gradient to the variable (float8 scales)."""
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
-def position(optimizer, variable) -> int:
+def position(optimizer: Optimizer, variable: keras.Variable) -> int:
     """Index of a variable among those that the optimizer was built with."""
     return optimizer._get_variable_index(variable)
 
 
-def step_counter(optimizer) -> keras.Variable:
+def trainable_variables(optimizer: Optimizer) -> list:
+    """Returns the variables that the optimizer was built with."""
+    return optimizer._trainable_variables
+
+
+def track(optimizer: Optimizer, variables: list) -> None:
+    """Adds variables to those that Keras saves and counts as the optimizer's."""
+    for variable in variables:
+        optimizer._track_variable(variable)
+
+
+def step_counter(optimizer: Optimizer) -> keras.Variable:
     """The variable that counts calls; `iterations` divides it by accumulation steps."""
     return optimizer._iterations
 
 
-def clips(optimizer) -> bool:
-    """Whether the optimizer clips gradients."""
+def clips(optimizer: Optimizer) -> bool:
+    """Returns whether the optimizer clips gradients."""
     limits = optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm
     return any(limit is not None for limit in limits)
 
 
-def clipped(optimizer, gradients):
+def clipped(optimizer: Optimizer, gradients: list) -> list:
     """Applies `clipnorm`, `clipvalue` or `global_clipnorm` of the optimizer."""
     return optimizer._clip_gradients(gradients)
 
 
-def is_update_step(optimizer) -> tf.Tensor:
-    """Whether this call ends a window of `gradient_accumulation_steps`."""
+def is_update_step(optimizer: Optimizer) -> tf.Tensor:
+    """Returns whether this call ends a window of `gradient_accumulation_steps`."""
     steps = optimizer.gradient_accumulation_steps
     return tf.equal((tf.convert_to_tensor(optimizer._iterations) + 1) % steps, 0)
 
 
-def accumulated(optimizer, gradients, variables):
+def accumulated(optimizer: Optimizer, gradients: list, variables: list) -> list:
     """Returns the mean gradient of the window that ends with `gradients`."""
     steps = optimizer.gradient_accumulation_steps
     return [
@@ -63,7 +77,7 @@ def accumulated(optimizer, gradients, variables):
     ]
 
 
-def accumulate(optimizer, gradients, variables) -> None:
+def accumulate(optimizer: Optimizer, gradients: list, variables: list) -> None:
     """Adds to the window's gradients; the weights stay."""
     optimizer._backend_increment_gradient_accumulators(
         gradients, _accumulators(optimizer, variables)
@@ -71,13 +85,13 @@ def accumulate(optimizer, gradients, variables) -> None:
     _finish(optimizer, variables)
 
 
-def drop_window(optimizer) -> None:
+def drop_window(optimizer: Optimizer) -> None:
     """Forgets the window's gradients and steps back to where it began."""
     optimizer._backend_reset_gradient_accumulators()
     optimizer._iterations.assign_add(1 - optimizer.gradient_accumulation_steps)
 
 
-def update(optimizer, gradients, variables) -> None:
+def update(optimizer: Optimizer, gradients: list, variables: list) -> None:
     """Applies gradients that are unscaled, clipped and aggregated already."""
     optimizer._apply_weight_decay(variables)
     values = [v.value if isinstance(v, keras.Variable) else v for v in variables]

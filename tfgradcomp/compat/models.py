@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 
 import keras
 
 
-def find_model(variables) -> keras.Model | None:
+def find_model(variables: Iterable[keras.Variable]) -> keras.Model | None:
     """Returns the model whose trainable variables are exactly these, if there is one.
 
     Keras hands an optimizer its variables and nothing else.

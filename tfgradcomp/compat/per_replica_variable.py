@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -21,7 +23,8 @@ class PerReplicaVariable(keras.Variable):
 
     def __init__(self, value: tf.Tensor, name: str):
         self._strategy = tf.distribute.get_strategy()
-        self._read = self._write = None
+        self._read: Callable | None = None
+        self._write: Callable | None = None
         super().__init__(
             lambda shape, dtype: value,
             shape=value.shape,
@@ -33,7 +36,7 @@ class PerReplicaVariable(keras.Variable):
             name=name,
         )
 
-    def stand_for(self, read, write) -> None:
+    def stand_for(self, read: Callable, write: Callable) -> None:
         """Makes reading, saving and restoring be of values elsewhere.
 
         Args:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+from collections.abc import Iterator
+from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from tensorflow.python.eager import context, executor
 
 from tfgradcomp.compat.replace import replace
 
-_NUM_WORKERS = contextvars.ContextVar("num_workers", default=None)
+_NUM_WORKERS: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "num_workers", default=None
+)
 
 
 @contextlib.contextmanager
-def own_executor():
+def own_executor() -> Iterator[None]:
     """Runs eager operations of this thread by themselves.
 
     Threads that share an executor get each other's errors.
@@ -42,7 +47,7 @@ def reconnect() -> None:
     context.context().update_server_def(context.get_server_def())
 
 
-def build(model, spec) -> None:
+def build(model: keras.Model, spec: Any) -> None:
     """Creates all variables of a compiled model: its own, metrics', the optimizer's.
 
     Args:
@@ -53,7 +58,7 @@ def build(model, spec) -> None:
 
 
 @contextlib.contextmanager
-def losses_of(num_workers: int):
+def losses_of(num_workers: int) -> Iterator[None]:
     """Makes Keras divide losses by N here, as it does where a strategy has N replicas.
 
     The bits of a gradient depend on where it is divided.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 
-def replace(owner, name: str, replacement: Callable) -> None:
+def replace(owner: Any, name: str, replacement: Callable) -> None:
     """Makes `owner.name(...)` call `replacement(original, ...)`; replaced only once.
 
     Args:
@@ -23,12 +24,12 @@ def replace(owner, name: str, replacement: Callable) -> None:
         def method(*args, **kwargs):
             return function(*args, **kwargs)
 
-        method._tfgradcomp_original = original
+        setattr(method, "_tfgradcomp_original", original)  # noqa: B010
         setattr(owner, name, method)
 
 
 @contextlib.contextmanager
-def replaced_attribute(instance, name: str, value) -> Iterator[None]:
+def replaced_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Gives one object another attribute for as long as the context lasts.
 
     The object's `__setattr__`, by which Keras tracks layers and variables, sees nothing

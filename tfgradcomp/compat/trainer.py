@@ -1,4 +1,4 @@
-"""What a callback needs of a Keras model and has no public name."""
+"""Access for callbacks to parts of a Keras model that have no public name."""
 
 from __future__ import annotations
 

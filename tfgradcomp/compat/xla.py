@@ -1,4 +1,4 @@
-"""Whether what is being traced will be compiled by XLA."""
+"""A test for graphs that XLA will compile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 
 def in_xla() -> bool:
-    """Whether operations go into a graph for XLA (`jit_compile`), or one inside it."""
+    """Returns whether the current graph, or one around it, is compiled by XLA."""
     if tf.executing_eagerly():
         return False
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

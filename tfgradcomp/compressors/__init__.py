@@ -1,37 +1,31 @@
-"""The worker's half of each method; pure functions over flat float32 vectors."""
+"""The worker's half of each method: pure functions over flat float32 vectors.
 
-from tfgradcomp.compressors.base import Compressed, Compressor, Identity, Wrapper
-from tfgradcomp.compressors.bingrad import BinGrad
-from tfgradcomp.compressors.clip import Clip
-from tfgradcomp.compressors.codebook import Codebook
-from tfgradcomp.compressors.error_feedback import ErrorFeedback
-from tfgradcomp.compressors.hybrid import Hybrid
-from tfgradcomp.compressors.linear import LinearQuantization
-from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
-from tfgradcomp.compressors.orq import ORQ
-from tfgradcomp.compressors.qsgd import QSGD
-from tfgradcomp.compressors.sign import ScaledSign, Sign
-from tfgradcomp.compressors.strom import Strom
-from tfgradcomp.compressors.ternary import Ternary
-from tfgradcomp.compressors.top_k import TopK
-from tfgradcomp.compressors.uniform_levels import UniformLevels
-from tfgradcomp.compressors.variance import VarianceBased
-from tfgradcomp.compressors.weight_decay import WeightDecay
+The public classes of this folder's modules are found when it is imported.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tfgradcomp.compressors.base import Compressed as Compressed
+from tfgradcomp.compressors.base import Compressor
+from tfgradcomp.core import Component
+from tfgradcomp.core.registry import public_classes
+
+_CLASSES = public_classes(__name__, Component)
+globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
 
 _BY_NAME = {
-    "bingrad": BinGrad,
-    "identity": Identity,
-    "linear": LinearQuantization,
-    "orq": ORQ,
-    "qsgd": QSGD,
-    "scaled_sign": ScaledSign,
-    "ternary": Ternary,
-    "top_k": TopK,
+    kind.short_name: kind
+    for kind in _CLASSES.values()
+    if issubclass(kind, Compressor) and kind.short_name
 }
 
 
 def get(identifier: str | Compressor) -> Compressor:
-    """Returns a compressor by its name, with its defaults, or the one given.
+    """Returns a compressor by its short name, with its defaults, or the one given.
 
     Raises:
         ValueError: If the name is unknown.
@@ -46,28 +40,8 @@ def get(identifier: str | Compressor) -> Compressor:
     )
 
 
-__all__ = [
-    "ORQ",
-    "QSGD",
-    "BinGrad",
-    "Clip",
-    "Codebook",
-    "Compressed",
-    "Compressor",
-    "ErrorFeedback",
-    "Hybrid",
-    "Identity",
-    "LinearQuantization",
-    "Momentum",
-    "NesterovMomentum",
-    "ScaledSign",
-    "Sign",
-    "Strom",
-    "Ternary",
-    "TopK",
-    "UniformLevels",
-    "VarianceBased",
-    "WeightDecay",
-    "Wrapper",
-    "get",
-]
+__all__ = sorted([*_CLASSES, "Compressed", "get"])
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -36,7 +37,7 @@ class Compressed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compressor(Component):
+class Compressor(Component, abc.ABC):
     """The worker's half of a method: pure functions over flat float32 vectors.
 
     A subclass declares its message (`fields`), writes it (`compress`) and reads it
@@ -47,6 +48,8 @@ class Compressor(Component):
     by wrapping: `ErrorFeedback(ScaledSign())`.
 
     Attributes:
+        short_name: Name by which `tfgradcomp.compressors.get` finds the class, for
+            stateless compressors whose arguments all have defaults; else None.
         is_scaled: Whether decoded values have the scale of what was compressed; signs
             alone have not.
         is_blockwise: Whether each block is compressed by itself.
@@ -56,14 +59,15 @@ class Compressor(Component):
     """
 
     registered_package: ClassVar[str] = "tfgradcomp.compressors"
+    short_name: ClassVar[str | None] = None
     is_scaled: ClassVar[bool] = True
     is_blockwise: ClassVar[bool] = True
     needs_second_moments: ClassVar[bool] = False
     most_elements: ClassVar[int | None] = None
 
+    @abc.abstractmethod
     def fields(self, layout: Layout) -> dict[str, Field]:
         """Declares what a payload is made of: the only statement of its size."""
-        raise NotImplementedError
 
     def max_reduced_fields(self, layout: Layout) -> dict[str, Field]:
         """Declares a first round: what is reduced to its maximum over all workers."""
@@ -85,11 +89,11 @@ class Compressor(Component):
         """
         return {}
 
+    @abc.abstractmethod
     def compress(
         self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
     ) -> Compressed:
         """Returns the payload of `x`, a tensor for each field, and the new state."""
-        raise NotImplementedError
 
     def elements_sent(
         self, payload: dict[str, tf.Tensor], layout: Layout
@@ -97,11 +101,11 @@ class Compressor(Component):
         """Returns the number of elements that a payload has a value for."""
         return layout.size
 
+    @abc.abstractmethod
     def decompress(
         self, payload: dict[str, tf.Tensor], layout: Layout
     ) -> tf.Tensor | SplitVector:
         """Returns the float32 vector of `layout.size` that a payload stands for."""
-        raise NotImplementedError
 
     def mean(
         self, payloads: dict[str, tf.Tensor], layout: Layout
@@ -113,7 +117,7 @@ class Compressor(Component):
             layout: The blocks of the flat vector.
         """
         workers = tf.nest.map_structure(tf.unstack, payloads)
-        total = 0.0
+        total: tf.Tensor = 0.0
         for values in zip(*workers.values(), strict=True):
             payload = dict(zip(workers, values, strict=True))
             total += self.decompress(payload, layout)
@@ -139,6 +143,8 @@ class Identity(Compressor):
     Attributes:
         dtype: `"float32"`, or `"bfloat16"` / `"float16"`: rounded to nearest.
     """
+
+    short_name: ClassVar[str | None] = "identity"
 
     dtype: str = "float32"
 
@@ -179,12 +185,12 @@ class Wrapper(Compressor):
 
     @property
     @override
-    def is_blockwise(self):
+    def is_blockwise(self):  # type: ignore[override]
         return self.compressor.is_blockwise
 
     @property
     @override
-    def most_elements(self):
+    def most_elements(self):  # type: ignore[override]
         return self.compressor.most_elements
 
     @override
@@ -195,7 +201,9 @@ class Wrapper(Compressor):
     def max_reduced_fields(self, layout):
         return self.compressor.max_reduced_fields(layout)
 
-    def transform(self, x, state, layout, context) -> tf.Tensor | SplitVector:
+    def transform(
+        self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
+    ) -> tf.Tensor | SplitVector:
         """Returns what the wrapped compressor compresses."""
         raise NotImplementedError
 
@@ -233,5 +241,5 @@ class Wrapper(Compressor):
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Whether no element of any of them is infinite or NaN, a boolean scalar."""
+    """Returns a boolean scalar: no element of any tensor is infinite or NaN."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, all_finite
 from tfgradcomp.compressors.codebook import SentCodebook
 
 VARIANTS = ("b", "pb")
@@ -38,6 +38,8 @@ class BinGrad(SentCodebook):
         Communication-Efficient Distributed Training, 2019, Eq. 14 to 17.
     """
 
+    short_name: ClassVar[str | None] = "bingrad"
+
     variant: str = "b"
     table_dtype: str = "float32"
 
@@ -54,17 +56,10 @@ class BinGrad(SentCodebook):
         return 2
 
     @override
-    def compress(self, x, state, layout, context):
+    def block_levels(self, x, layout):
         splits = layout.row_splits
-        if self.variant == "b":
-            means, nonfinite = ops.find_levels(x, splits, "means", 3)
-            codes = ops.pack_levels(x, means, splits)
-            levels = tf.cast(tf.gather(means, [0, 2], axis=1), self.table_dtype)
-        else:
+        if self.variant == "pb":
             levels, nonfinite = ops.find_levels(x, splits, "symmetric", 2)
-            levels = tf.cast(levels, self.table_dtype)
-            codes = ops.pack_levels(
-                x, tf.cast(levels, tf.float32), splits, context.random_stream()
-            )
-        payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
-        return Compressed(payload, state, tf.equal(nonfinite, 0) & all_finite([levels]))
+            return levels, nonfinite, None
+        means, nonfinite = ops.find_levels(x, splits, "means", 3)
+        return tf.gather(means, [0, 2], axis=1), nonfinite, means[:, 1:2]

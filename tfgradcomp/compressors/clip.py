@@ -10,8 +10,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors._one_pass import ClippedTernary
 from tfgradcomp.compressors.base import Compressed, Wrapper
-from tfgradcomp.compressors.one_pass import ClippedTernary
 from tfgradcomp.compressors.ternary import Ternary
 from tfgradcomp.core import Layout
 

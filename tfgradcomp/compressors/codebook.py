@@ -2,30 +2,94 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressor
-from tfgradcomp.core import Field, Layout
+from tfgradcomp.compressors.base import Compressed, Compressor, all_finite
+from tfgradcomp.core import Field, Layout, Vector
 
 MOST_LEVELS = 257
 TABLE_DTYPES = ("float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class Codebook(Compressor):
-    r"""A code c stands for the level \( b_c \) of its block.
+class BlockValues(NamedTuple):
+    """The numbers from which the levels of each block follow.
 
-    Subclasses declare the field `codes`, say what the levels are, and override
-    `compress`.
+    Attributes:
+        payload: A tensor for each of `Codebook.block_fields`.
+        nonfinite: Numbers of elements that are infinite or NaN, of any shape.
+        thresholds: For a deterministic rule, float32 `[num_blocks, count - 1]`,
+            ascending: the code of an element is the number of thresholds that are not
+            above it. None: an element is rounded at random to one of the two levels
+            beside it, without bias.
     """
 
+    payload: dict[str, tf.Tensor]
+    nonfinite: tf.Tensor
+    thresholds: tf.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Codebook(Compressor):
+    r"""Rounds each element to a level of its block; a code c stands for \( b_c \).
+
+    A subclass says how many levels a block has (`count`), which numbers travel for each
+    block (`block_fields`, `block_values`), and which levels follow from these
+    (`table`). Everything else is done here: rounding, the message, and the mean.
+    """
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int:
+        """The number of levels of a block, from 2 to 257."""
+
+    @abc.abstractmethod
+    def block_fields(self, layout: Layout) -> dict[str, Field]:
+        """Declares what travels for each block, besides the codes."""
+
+    @abc.abstractmethod
+    def block_values(self, x: Vector, layout: Layout) -> BlockValues:
+        """Returns what travels for each block of `x`.
+
+        Where an element is infinite or NaN the values may be anything: such a step is
+        skipped.
+        """
+
+    @abc.abstractmethod
     def table(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
-        """Returns b, float32 `[N, num_blocks, count]`, of N payloads."""
-        raise NotImplementedError
+        """Returns the levels that follow from the block values of N payloads.
+
+        Args:
+            payloads: The fields of `block_fields`, with a leading axis of workers.
+            layout: The blocks of the flat vector.
+
+        Returns:
+            Ascending levels, float32 `[N, num_blocks, count]`.
+        """
+
+    @override
+    def fields(self, layout):
+        codes = Field(layout.size, base=self.count, per="element")
+        return {"codes": codes, **self.block_fields(layout)}
+
+    @override
+    def compress(self, x, state, layout, context):
+        values = self.block_values(x, layout)
+        if values.thresholds is None:
+            stacked = {name: v[tf.newaxis] for name, v in values.payload.items()}
+            levels, stream = self.table(stacked, layout)[0], context.random_stream()
+        else:
+            # Without a random stream the first and the last level count for nothing.
+            levels, stream = tf.pad(values.thresholds, [[0, 0], [1, 1]]), None
+        codes = ops.pack_levels(x, levels, layout.row_splits, stream)
+        numbers = [v for v in values.payload.values() if v.dtype.is_floating]
+        is_finite = tf.reduce_all(tf.equal(values.nonfinite, 0)) & all_finite(numbers)
+        return Compressed({"codes": codes, **values.payload}, state, is_finite)
 
     @override
     def decompress(self, payload, layout):
@@ -41,9 +105,10 @@ class Codebook(Compressor):
 
 @dataclass(frozen=True)
 class SentCodebook(Codebook):
-    """A `Codebook` whose levels travel, all of each block, as `table_dtype`.
+    """A codebook whose levels travel themselves, all of each block.
 
-    Subclasses have the attribute `table_dtype` and say how many levels there are.
+    A subclass says which they are (`block_levels`) and has the attribute `table_dtype`,
+    the type in which they travel.
     """
 
     def __post_init__(self):
@@ -53,23 +118,35 @@ class SentCodebook(Codebook):
                 f"Received: table_dtype={self.table_dtype!r}"
             )
 
-    @property
-    def count(self) -> int:
-        """The number of levels of a block."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def block_levels(
+        self, x: Vector, layout: Layout
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Returns the levels of each block of `x`, before they become `table_dtype`.
+
+        Returns:
+            Ascending levels, `[num_blocks, count]`, then `nonfinite` and `thresholds`
+            as in `BlockValues`.
+        """
 
     @override
-    def fields(self, layout):
+    def block_fields(self, layout):
         count = self.count
         return {
-            "codes": Field(layout.size, base=count, per="element"),
             "levels": Field(
                 layout.num_blocks * count,
                 dtype=self.table_dtype,
                 per="block",
                 items_per_block=count,
-            ),
+            )
         }
+
+    @override
+    def block_values(self, x, layout):
+        levels, nonfinite, thresholds = self.block_levels(x, layout)
+        levels = tf.cast(levels, self.table_dtype)
+        payload = {"levels": tf.reshape(levels, [-1])}
+        return BlockValues(payload, nonfinite, thresholds)
 
     @override
     def table(self, payloads, layout):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.compressors._one_pass import SignFeedback
 from tfgradcomp.compressors.base import Compressed, Wrapper
-from tfgradcomp.compressors.one_pass import SignFeedback
 from tfgradcomp.compressors.sign import ScaledSign
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, all_finite
 from tfgradcomp.compressors.codebook import SentCodebook, check_levels, outward
 
 
@@ -29,6 +28,8 @@ class LinearQuantization(SentCodebook):
         Communication-Efficient Distributed Training, 2019, Section 5 (Linear-s).
     """
 
+    short_name: ClassVar[str | None] = "linear"
+
     levels: int = 9
     table_dtype: str = "float32"
 
@@ -43,12 +44,8 @@ class LinearQuantization(SentCodebook):
         return self.levels
 
     @override
-    def compress(self, x, state, layout, context):
-        splits = layout.row_splits
-        levels, nonfinite = ops.find_levels(x, splits, "quantiles", self.levels)
-        levels = outward(levels, self.table_dtype)
-        codes = ops.pack_levels(
-            x, tf.cast(levels, tf.float32), splits, context.random_stream()
+    def block_levels(self, x, layout):
+        levels, nonfinite = ops.find_levels(
+            x, layout.row_splits, "quantiles", self.levels
         )
-        payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
-        return Compressed(payload, state, tf.equal(nonfinite, 0) & all_finite([levels]))
+        return outward(levels, self.table_dtype), nonfinite, None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.compressors._one_pass import MomentumSign, NesterovSignFeedback
 from tfgradcomp.compressors.base import Compressed, Wrapper
 from tfgradcomp.compressors.error_feedback import ErrorFeedback
-from tfgradcomp.compressors.one_pass import MomentumSign, NesterovSignFeedback
 from tfgradcomp.compressors.sign import ScaledSign, Sign
 
 

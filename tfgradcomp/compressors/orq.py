@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, all_finite
 from tfgradcomp.compressors.codebook import SentCodebook, check_levels, outward
 
 
@@ -37,6 +36,8 @@ class ORQ(SentCodebook):
         Communication-Efficient Distributed Training, 2019, Eq. 7 and 12, Algorithm 1.
     """
 
+    short_name: ClassVar[str | None] = "orq"
+
     levels: int = 9
     refine: int = 0
     table_dtype: str = "float32"
@@ -59,14 +60,8 @@ class ORQ(SentCodebook):
         return self.levels
 
     @override
-    def compress(self, x, state, layout, context):
-        splits = layout.row_splits
+    def block_levels(self, x, layout):
         levels, nonfinite = ops.find_levels(
-            x, splits, "optimal", self.levels, self.refine
+            x, layout.row_splits, "optimal", self.levels, self.refine
         )
-        levels = outward(levels, self.table_dtype)
-        codes = ops.pack_levels(
-            x, tf.cast(levels, tf.float32), splits, context.random_stream()
-        )
-        payload = {"codes": codes, "levels": tf.reshape(levels, [-1])}
-        return Compressed(payload, state, tf.equal(nonfinite, 0) & all_finite([levels]))
+        return outward(levels, self.table_dtype), nonfinite, None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, all_finite
-from tfgradcomp.compressors.codebook import Codebook, check_levels
+from tfgradcomp.compressors.codebook import BlockValues, Codebook, check_levels
 from tfgradcomp.core import Field
 
 NORMS = ("max", "l2")
@@ -33,36 +33,36 @@ class QSGD(Codebook):
         Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
     """
 
+    short_name: ClassVar[str | None] = "qsgd"
+
     levels: int = 9
     norm: str = "max"
 
     def __post_init__(self):
-        fits = isinstance(self.levels, int) and self.levels >= 3 and self.levels % 2
+        is_odd = isinstance(self.levels, int) and self.levels % 2 == 1
+        fits = is_odd and self.levels >= 3
         check_levels(self.levels, fits, "an odd integer, at least 3")
         if self.norm not in NORMS:
             raise ValueError(
                 f"norm must be one of {NORMS}. Received: norm={self.norm!r}"
             )
 
+    @property
     @override
-    def fields(self, layout):
-        return {
-            "codes": Field(layout.size, base=self.levels, per="element"),
-            "norm": Field(layout.num_blocks, per="block"),
-        }
+    def count(self):
+        return self.levels
 
     @override
-    def compress(self, x, state, layout, context):
+    def block_fields(self, layout):
+        return {"norm": Field(layout.num_blocks, per="block")}
+
+    @override
+    def block_values(self, x, layout):
         statistics = ops.block_statistics(x, layout.row_splits)
         norm = statistics.maximum
         if self.norm == "l2":
             norm = tf.sqrt(statistics.sum_of_squares)
-        payload = {"norm": tf.cast(norm, tf.float32)}
-        payload["codes"] = ops.pack_levels(
-            x, self.table(payload, layout), layout.row_splits, context.random_stream()
-        )
-        finite = tf.reduce_all(tf.equal(statistics.nonfinite, 0))
-        return Compressed(payload, state, finite & all_finite([payload["norm"]]))
+        return BlockValues({"norm": tf.cast(norm, tf.float32)}, statistics.nonfinite)
 
     @override
     def table(self, payloads, layout):

@@ -82,6 +82,8 @@ class ScaledSign(Compressor):
         Error-Feedback, 2019, Section 3.2.
     """
 
+    short_name: ClassVar[str | None] = "scaled_sign"
+
     @override
     def fields(self, layout):
         return {
@@ -107,7 +109,7 @@ class ScaledSign(Compressor):
 
 
 def scale_tells_finite(payload: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Whether a vector was finite, by the mean magnitudes of its blocks.
+    """Returns whether a vector was finite, by the mean magnitudes of its blocks.
 
     A sum of magnitudes cannot cancel: an infinity or a NaN in a block is in its mean.
     The mean of finite ones, summed in float64, does not overflow.

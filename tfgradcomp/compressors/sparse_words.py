@@ -1,4 +1,4 @@
-"""What compressors have in common that send a word for each of a few elements."""
+"""The common part of compressors that send one word for each of a few elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors import index_coding
 from tfgradcomp.compressors.base import Compressor
-from tfgradcomp.core import Field
+from tfgradcomp.core import Field, Layout
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SparseWords(Compressor):
         """Returns what was given to `message`, of messages `[N, any]`."""
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
-    def scale(self, payloads, layout) -> tf.Tensor:
+    def scale(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
         """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`.
 
         It is the attribute `threshold`, unless a subclass has another.
@@ -94,7 +94,7 @@ def moments_missing(compressor: Compressor) -> str:
     )
 
 
-def check_threshold(threshold) -> None:
+def check_threshold(threshold: float) -> None:
     """Raises ValueError unless a threshold is positive and finite."""
     if not 0 < threshold < float("inf"):
         raise ValueError(
@@ -103,7 +103,7 @@ def check_threshold(threshold) -> None:
         )
 
 
-def check_unambiguity(alpha, zeta) -> None:
+def check_unambiguity(alpha: float, zeta: float) -> None:
     """Raises ValueError unless alpha and zeta are in their ranges."""
     if not 1 <= alpha < float("inf"):
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -12,7 +13,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, all_finite
 from tfgradcomp.compressors.uniform_levels import UniformLevels
-from tfgradcomp.core import Context, Field, Layout, SplitVector
+from tfgradcomp.core import Context, Field, Layout, SplitVector, State
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Ternary(UniformLevels):
     References:
         Wen et al., TernGrad, 2017, Eq. 1 to 4.
     """
+
+    short_name: ClassVar[str | None] = "ternary"
 
     share_scaler: bool = True
 
@@ -77,7 +80,12 @@ class Ternary(UniformLevels):
         return self.compress_prepared(x, state, prepared, layout, context)
 
     def compress_prepared(
-        self, x, state, prepared: dict[str, tf.Tensor], layout: Layout, context: Context
+        self,
+        x: tf.Tensor | SplitVector,
+        state: State,
+        prepared: dict[str, tf.Tensor],
+        layout: Layout,
+        context: Context,
     ) -> Compressed:
         """Compresses `x`, clipped to the limits and scales of `prepare_clipped`."""
         scale = prepared["scale"]

@@ -22,6 +22,8 @@ class TopK(Compressor):
         ratio: Part of the elements that is sent, in (0, 1]; at least one is.
     """
 
+    short_name: ClassVar[str | None] = "top_k"
+
     ratio: float = 0.01
 
     is_blockwise: ClassVar[bool] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -20,13 +21,13 @@ class UniformLevels(Compressor):
     """
 
     @property
+    @abc.abstractmethod
     def step(self) -> int:
         """Distance k of two adjacent levels, in scales."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scale(self, payload: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
         """Returns s, float32 `[num_blocks]`."""
-        raise NotImplementedError
 
     @override
     def decompress(self, payload, layout):
@@ -49,7 +50,7 @@ class UniformLevels(Compressor):
     def mean_of_codes(
         self,
         words: tf.Tensor,
-        base: int,
+        base: int | None,
         count: int,
         payload: dict[str, tf.Tensor],
         layout: Layout,

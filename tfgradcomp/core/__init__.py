@@ -1,4 +1,4 @@
-"""What every layer speaks: fields, layouts, the context of a step, components."""
+"""Types that every layer shares: fields, layouts, contexts, components, methods."""
 
 from tfgradcomp.core.component import Component, State
 from tfgradcomp.core.context import Context

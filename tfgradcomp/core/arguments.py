@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def check_choice(name: str, value, choices: tuple) -> None:
+def check_choice(name: str, value: object, choices: tuple) -> None:
     """Raises ValueError, naming the choices, unless `value` is one of them."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}. Received: {name}={value!r}")
 
 
-def check_integer(name: str, value, low: int, high: int | None = None) -> None:
+def check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
     """Raises ValueError unless `value` is an integer in `[low, high)`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(
@@ -19,7 +19,7 @@ def check_integer(name: str, value, low: int, high: int | None = None) -> None:
         raise ValueError(f"{name} must be below {high}. Received: {name}={value}")
 
 
-def check_instance(name: str, value, kind: type) -> None:
+def check_instance(name: str, value: object, kind: type) -> None:
     """Raises ValueError unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         raise ValueError(

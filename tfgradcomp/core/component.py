@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import keras
+from typing_extensions import Self
 
 State = Any
 """A nest (tuple, dict) of float32 tensors; `()` where there is none."""
@@ -38,7 +39,7 @@ class Component:
         return {k: keras.saving.serialize_keras_object(v) for k, v in values.items()}
 
     @classmethod
-    def from_config(cls, config: dict):
+    def from_config(cls, config: dict) -> Self:
         """Returns the component that `get_config` describes."""
         return cls(
             **{k: keras.saving.deserialize_keras_object(v) for k, v in config.items()}

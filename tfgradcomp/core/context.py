@@ -1,4 +1,4 @@
-"""What a method may know about a training step, besides its input."""
+"""The context of a step: all that a method may know besides its input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 
 
 class Context(NamedTuple):
@@ -34,7 +34,7 @@ class Context(NamedTuple):
     learning_rate: tf.Tensor
     previous_learning_rate: tf.Tensor
     offset: int = 0
-    second_moments: tf.Tensor | SplitVector | None = None
+    second_moments: Vector | None = None
     prepared: dict[str, tf.Tensor] | None = None
 
     @property

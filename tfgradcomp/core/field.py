@@ -26,7 +26,7 @@ class Field(NamedTuple):
             messages are padded with it.
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # It hides tuple.count.
     base: int | None = None
     dtype: str = "float32"
     per: str | None = None

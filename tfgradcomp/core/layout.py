@@ -1,4 +1,4 @@
-"""How a flat vector is cut into blocks."""
+"""The layout of a flat vector: its blocks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import bisect
 import itertools
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Layout:
-    """How a flat vector is cut into blocks.
+    """The layout of a flat vector: its division into blocks.
 
     Block `b` is the range `[row_splits[b], row_splits[b + 1])`. No block is empty and
     nothing is padded, so padding can enter no scale, no level and no residual.
@@ -27,7 +25,9 @@ class Layout:
     sizes: tuple[int, ...] | None = None
 
     @classmethod
-    def from_sizes(cls, sizes: list[int], block_size: int | str | None = None):
+    def from_sizes(
+        cls, sizes: list[int], block_size: int | str | None = None
+    ) -> Layout:
         """Cuts the concatenation of tensors into blocks.
 
         Args:
@@ -38,9 +38,9 @@ class Layout:
         """
         total = sum(sizes)
         if block_size is None:
-            splits = np.cumsum([0, *sizes])
+            splits = [0, *itertools.accumulate(sizes)]
         else:
-            step = max(total, 1) if block_size == "model" else block_size
+            step = max(total, 1) if block_size == "model" else int(block_size)
             splits = [*range(0, total, step), total]
         own = tuple(int(size) for size in sizes)
         return cls(tuple(int(s) for s in splits), own or None)

@@ -50,5 +50,5 @@ class Method(Component):
 
     @property
     def is_blockwise(self) -> bool:
-        """Whether each block is compressed and combined by itself."""
+        """True if each block is compressed and combined by itself."""
         return self.compressor.is_blockwise and self.server.is_blockwise

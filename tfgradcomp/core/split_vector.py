@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -46,7 +47,7 @@ class SplitVector:
         """The flat vector as an array."""
         return tf.convert_to_tensor(self).numpy()
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         # A tensor of a graph says itself that it has no value.
         return np.asarray(tf.convert_to_tensor(self), dtype)
 
@@ -60,7 +61,7 @@ class SplitVector:
         return f"SplitVector({list(self.tensors)}, {self.scale})"
 
 
-def _joined(parts: SplitVector, dtype=None, name=None, as_ref=False):
+def _joined(parts, dtype=None, name=None, as_ref=False):
     # Each time anew: a tensor of one graph must not get into another, and in a graph
     # TensorFlow merges equal operations.
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in parts], 0)
@@ -73,7 +74,7 @@ def _joined(parts: SplitVector, dtype=None, name=None, as_ref=False):
 tf.register_tensor_conversion_function(SplitVector, _joined)
 
 
-def _operator(name: str):
+def _operator(name):
     def operate(self, *others):
         return getattr(tf.convert_to_tensor(self), name)(*others)
 

@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
     block: int
     level: int
-    index: int
+    index: int  # type: ignore[assignment]  # It hides tuple.index.
     begin: int
     end: int
 

@@ -52,7 +52,7 @@ class BuildError(Exception):
 
 
 class TensorFlow(NamedTuple):
-    """What a build needs to know of a TensorFlow.
+    """The facts about a TensorFlow that a build needs.
 
     Attributes:
         version: Its version.
@@ -157,7 +157,7 @@ def build_library(
     glue = [*_compiler(), "-fPIC", *flags, "-O2", "-DNDEBUG", "-fvisibility=hidden"]
     with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
         nvcc, cuda = find_nvcc()
-        gpu_objects = []
+        gpu_objects: list[str] = []
         if nvcc is not None:
             try:
                 gpu_objects, cuda = _compile_cuda(nvcc, scratch)

@@ -1,35 +1,32 @@
-"""The public wrappers: a paper a file."""
+"""The public wrappers: a paper a file.
+
+The wrappers of this folder's modules are found when it is imported, and registered with
+Keras as `tfgradcomp>ClassName`, whatever file a class stands in.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfgradcomp.core.registry import public_classes
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.dist_ef import DistEFBlockSGD, DistEFBlockSGDM, DistEFSGD
-from tfgradcomp.optimizers.half_precision import HalfPrecision
-from tfgradcomp.optimizers.orq import ORQ, BinGrad
-from tfgradcomp.optimizers.qsgd import QSGD, LinearQuantization, ScaledSign
-from tfgradcomp.optimizers.signsgd import SignSGD, Signum
-from tfgradcomp.optimizers.strom import Strom
-from tfgradcomp.optimizers.terngrad import TernGrad
-from tfgradcomp.optimizers.variance_based import Hybrid, VarianceBased
 
-__all__ = [
-    "ORQ",
-    "QSGD",
-    "BinGrad",
-    "CompressedOptimizer",
-    "DistEFBlockSGD",
-    "DistEFBlockSGDM",
-    "DistEFSGD",
-    "HalfPrecision",
-    "Hybrid",
-    "LinearQuantization",
-    "ScaledSign",
-    "SignSGD",
-    "Signum",
-    "Strom",
-    "TernGrad",
-    "VarianceBased",
-]
+# What has no configuration of its own is a base class, such as `Quantizer`.
+_CLASSES = {
+    name: kind
+    for name, kind in public_classes(__name__, CompressedOptimizer).items()
+    if "config_arguments" in vars(kind)
+}
+for _class in _CLASSES.values():
+    keras.saving.register_keras_serializable("tfgradcomp")(_class)
+globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
 
-for _name in __all__:
-    keras.saving.register_keras_serializable("tfgradcomp")(globals()[_name])
+
+__all__ = [*_CLASSES]
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -79,7 +79,7 @@ def lost_files(origins: list[tuple[int, int]]) -> str:
 
 
 def check_same_everywhere(
-    hosts: Collectives, variables: list, settings: str, steps
+    hosts: Collectives, variables: list, settings: str, steps: keras.Variable
 ) -> None:
     """Compares the variables, the settings and the weights over the workers.
 
@@ -140,7 +140,7 @@ def missing_state(missing: list[str]) -> str:
     )
 
 
-def path_of(variable) -> str:
+def path_of(variable: keras.Variable | tf.Variable) -> str:
     """Returns the path of a Keras variable, the name of a TensorFlow one."""
     return getattr(variable, "path", variable.name)
 

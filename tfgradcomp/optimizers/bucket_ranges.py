@@ -60,7 +60,7 @@ class BucketRange(NamedTuple):
     def pieces(self, layout: Layout) -> list[Piece]:
         """Returns what the bucket holds of the tensors that make up the vector."""
         pieces, start = [], 0
-        for position, size in enumerate(layout.sizes):
+        for position, size in enumerate(layout.sizes or ()):
             begin, end = max(self.begin - start, 0), min(self.end - start, size)
             if begin < end:
                 pieces.append(Piece(position, begin, end))

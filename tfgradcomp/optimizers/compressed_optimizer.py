@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.collectives import enable_multi_worker_fit
 from tfgradcomp.compat import inner_optimizer as compat
@@ -14,11 +17,11 @@ from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
 from tfgradcomp.optimizers.dense import dense
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
-from tfgradcomp.optimizers.partition import serializable_rules
+from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
-from tfgradcomp.optimizers.wrapper import OptimizerWrapper
+from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.per_example.second_moments import enable_second_moments
 from tfgradcomp.servers import Server
 from tfgradcomp.transports import Costs, Traffic, Transport
@@ -99,31 +102,27 @@ class CompressedOptimizer(OptimizerWrapper):
         "bucket_bytes",
         "fallback",
     )
-    config_arguments = (
-        "compressor",
-        "server",
-        "block_size",
-        "weight_decay",
-        *common_arguments,
-    )
+    config_arguments: ClassVar[tuple[str, ...]]
+    config_arguments = ("compressor", "server", "block_size", "weight_decay")
+    config_arguments += common_arguments
     stepper_class: type[Stepper] = Stepper
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         compressor: Compressor,
         server: Server,
         block_size: int | str | None = None,
         weight_decay: WeightDecay | None = None,
         transport: str | Transport | Costs = "auto",
-        exclude=None,
+        exclude: Any = None,
         min_size: int = 1024,
         seed: int = 0,
         nonfinite: str = "raise",
         bucket_bytes: int = 64 * 2**20,
         fallback: str | None = None,
         name: str | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("compressor", compressor, Compressor)
@@ -134,7 +133,7 @@ class CompressedOptimizer(OptimizerWrapper):
         # Subclasses have arguments of these names with a meaning of their own.
         self._method_block_size = self.block_size = block_size
         self.compressor, self.server = compressor, server
-        self.weight_decay = weight_decay
+        self.weight_decay: WeightDecay | float | None = weight_decay
         self.transport = transport
         self.exclude = exclude
         self.min_size = min_size
@@ -146,6 +145,11 @@ class CompressedOptimizer(OptimizerWrapper):
         # Raises where an argument is out of range.
         self._settings()
         self._prepare_strategy()
+
+    @property
+    def stepper(self) -> Stepper:
+        """The stepper of the built optimizer, with its buckets and scalars."""
+        return self._stepper
 
     def finalize_variable_values(self, var_list):
         """Ends training: averages of `use_ema` become the weights."""
@@ -177,7 +181,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def needs_second_moments(self) -> bool:
-        """Whether `apply` wants second moments."""
+        """True if `apply` needs second moments."""
         return self.method.compressor.needs_second_moments
 
     def build(self, variables):
@@ -189,9 +193,9 @@ class CompressedOptimizer(OptimizerWrapper):
         super().build(variables)
         self._bind()
 
-    def _bind(self, is_fallback: bool | None = None):
+    def _bind(self, is_fallback: bool | None = None) -> None:
         """Puts together all that does not change from step to step."""
-        variables = self._trainable_variables
+        variables = compat.trainable_variables(self)
         self._plan = make_plan(
             variables,
             # A variable that Keras overwrites with its gradient takes no update.
@@ -205,9 +209,7 @@ class CompressedOptimizer(OptimizerWrapper):
         varies = any(bucket.has_variable_length for bucket in buckets)
         self._scalars = Scalars.create(self.seed, counts_moved=varies)
         self._state = OptimizerState(self.name, self._scalars, self._plan)
-        for bucket in buckets:
-            for variable in tf.nest.flatten(bucket.state):
-                self._track_variable(variable)
+        compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         self._stepper = self.stepper_class(
             self.inner_optimizer,
             buckets,
@@ -235,7 +237,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def traffic(self) -> Traffic:
-        """What one worker moves in one step, by the fields that travel.
+        """The traffic of one worker in one step, derived from the fields that travel.
 
         Raises:
             ValueError: If the optimizer is not built yet.
@@ -274,7 +276,7 @@ class CompressedOptimizer(OptimizerWrapper):
                 "inside `strategy.run`."
             )
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables
+            trainable_variables = compat.trainable_variables(self)
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(list(trainable_variables))
@@ -304,7 +306,7 @@ class CompressedOptimizer(OptimizerWrapper):
         if self._plan.hosts is not None:
             check_same_everywhere(
                 self._plan.hosts,
-                self._trainable_variables,
+                compat.trainable_variables(self),
                 f"method={self.method}, settings={self._settings()}, seed={self.seed}, "
                 f"microbatches={self.microbatches}, fallback={self._plan.is_fallback}",
                 compat.step_counter(self.inner_optimizer),
@@ -314,14 +316,12 @@ class CompressedOptimizer(OptimizerWrapper):
 
     # State and configuration.
 
-    def get_config(self):
-        """Returns the constructor's arguments, serialized by Keras."""
-        config = super().get_config()
-        # A transport that was handed in belongs to its process.
-        if not isinstance(self.transport, str):
-            config["transport"] = "auto"
-        config["exclude"] = serializable_rules(self.exclude)
-        return config
+    @override
+    def config_value(self, name):
+        if name == "transport" and not isinstance(self.transport, str):
+            # A transport that was handed in belongs to its process.
+            return "auto"
+        return named_rules(self.exclude) if name == "exclude" else getattr(self, name)
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""

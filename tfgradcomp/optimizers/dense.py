@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
 from tfgradcomp.optimizers.agreement import path_of
 
 
-def dense(gradient, variable) -> tf.Tensor:
+def dense(
+    gradient: tf.Tensor | tf.IndexedSlices, variable: keras.Variable | tf.Variable
+) -> tf.Tensor:
     """Returns the dense tensor that a gradient stands for, `IndexedSlices` included.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp import compressors
 from tfgradcomp.compressors import (
     Compressor,
@@ -12,7 +14,7 @@ from tfgradcomp.compressors import (
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.wrapper import refuse_inner_momentum
+from tfgradcomp.optimizers.wrapper import InnerOptimizer, refuse_inner_momentum
 from tfgradcomp.servers import Recompress
 
 
@@ -53,7 +55,7 @@ class DistEFSGD(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 2, Appendix A.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "compressor",
         "weight_decay",
         "block_size",
@@ -62,11 +64,11 @@ class DistEFSGD(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         compressor: str | Compressor = "scaled_sign",
         weight_decay: float | None = None,
         block_size: int | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         if block_size is not None:
             check_integer("block_size", block_size, 1)
@@ -110,7 +112,7 @@ class DistEFBlockSGD(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 3.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "block_size",
         "weight_decay",
         *CompressedOptimizer.common_arguments,
@@ -118,10 +120,10 @@ class DistEFBlockSGD(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         block_size: int | None = None,
         weight_decay: float | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(
             inner_optimizer,
@@ -166,7 +168,7 @@ class DistEFBlockSGDM(CompressedOptimizer):
         with Error-Feedback, 2019, Algorithm 4, Appendix A.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "momentum",
         "block_size",
         "weight_decay",
@@ -176,12 +178,12 @@ class DistEFBlockSGDM(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         momentum: float = 0.9,
         block_size: int | None = None,
         weight_decay: float | None = None,
         allow_inner_momentum: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ):
         decay = None if weight_decay is None else WeightDecay(weight_decay, momentum)
         super().__init__(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
 
     values: list[tf.Tensor | None]
     scale: float = 1.0
-    moments: list[tf.Tensor | None] | None = None
+    moments: Sequence[tf.Tensor | None] = ()
     kept: list[tf.Tensor | None] | None = None
     calls: int | None = None
 
@@ -52,7 +52,7 @@ class BucketState(NamedTuple):
     server: State
     local: State
 
-    def named_leaves(self) -> Iterator[tuple[str, str, object]]:
+    def named_leaves(self) -> Iterator[tuple[str, str, Any]]:
         """Yields the role, the name and the leaf, in the order of `tf.nest.flatten`."""
         for role, nest in self._asdict().items():
             for path, leaf in keras.tree.flatten_with_path(nest):
@@ -164,6 +164,10 @@ class GradientBucket:
             ],
         )
 
+    def rebind(self) -> None:
+        """Binds the method anew after the workers have changed; the state stays."""
+        self.route = self.route.rebound()
+
     @property
     def size(self) -> int:
         """Elements of variables."""
@@ -175,7 +179,7 @@ class GradientBucket:
         return [piece.position for piece in self.pieces]
 
     def flatten(
-        self, tensors: list[tf.Tensor | None], scale: float = 1.0
+        self, tensors: Sequence[tf.Tensor | None], scale: float = 1.0
     ) -> SplitVector:
         """Returns the bucket's share of a list over all variables, as float32.
 

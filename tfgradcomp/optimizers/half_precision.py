@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp.compressors import Identity
 from tfgradcomp.core.arguments import check_choice
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Mean
 
 DTYPES = ("bfloat16", "float16")
@@ -29,12 +32,14 @@ class HalfPrecision(CompressedOptimizer):
         ```
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "dtype",
         *CompressedOptimizer.common_arguments,
     )
 
-    def __init__(self, inner_optimizer, dtype: str = "bfloat16", **kwargs):
+    def __init__(
+        self, inner_optimizer: InnerOptimizer, dtype: str = "bfloat16", **kwargs: Any
+    ):
         check_choice("dtype", dtype, DTYPES)
         compressor = Identity(dtype)
         super().__init__(inner_optimizer, compressor, Mean(compressor), **kwargs)

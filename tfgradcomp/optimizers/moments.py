@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tfgradcomp.compressors.base import Compressor
 from tfgradcomp.compressors.sparse_words import moments_missing
 
 
-def checked(moments, gradients: list, compressor: Compressor, name: str) -> list:
+def checked(
+    moments: Sequence | None, gradients: list, compressor: Compressor, name: str
+) -> list:
     """Returns a tensor or None for each gradient: None where no moment is needed.
 
     Args:

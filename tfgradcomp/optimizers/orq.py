@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp import compressors
 from tfgradcomp.optimizers.quantizer import Quantizer
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 
 
 class ORQ(Quantizer):
@@ -53,7 +56,7 @@ class ORQ(Quantizer):
         and 2. Clipping: Wen et al., TernGrad, 2017, Eq. 21.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "levels",
         "block_size",
         "clip_factor",
@@ -66,7 +69,7 @@ class ORQ(Quantizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         levels: int = 9,
         block_size: int | None = 2048,
         clip_factor: float | None = None,
@@ -74,7 +77,7 @@ class ORQ(Quantizer):
         reply: str = "float32",
         error_feedback: bool = False,
         table_dtype: str = "float32",
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(
             inner_optimizer,
@@ -128,7 +131,7 @@ class BinGrad(Quantizer):
         Communication-Efficient Distributed Training, 2019, Eq. 14 to 17, Algorithm 2.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "variant",
         "block_size",
         "clip_factor",
@@ -140,14 +143,14 @@ class BinGrad(Quantizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         variant: str = "b",
         block_size: int | None = 2048,
         clip_factor: float | None = None,
         reply: str = "float32",
         error_feedback: bool = False,
         table_dtype: str = "float32",
-        **kwargs,
+        **kwargs: Any,
     ):
         super().__init__(
             inner_optimizer,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 
 from tfgradcomp.compat import models
 
 
-def compressed_positions(variables, exclude, min_size: int) -> list[int]:
+def compressed_positions(
+    variables: Sequence, exclude: object, min_size: int
+) -> list[int]:
     """Returns the indices of the variables whose gradients are compressed.
 
     Args:
@@ -21,7 +25,7 @@ def compressed_positions(variables, exclude, min_size: int) -> list[int]:
         ValueError: If a rule is of no known kind, or needs a model that cannot be
             found.
     """
-    excluded = set()
+    excluded: set[int] = set()
     for rule in rules_of(exclude):
         excluded |= _matches(rule, variables)
     return [
@@ -31,7 +35,7 @@ def compressed_positions(variables, exclude, min_size: int) -> list[int]:
     ]
 
 
-def rules_of(exclude) -> list:
+def rules_of(exclude: object) -> list:
     """Returns the rules that `exclude` stands for.
 
     Raises:
@@ -48,7 +52,7 @@ def rules_of(exclude) -> list:
     return [rule for rule in rules if rule is not None]
 
 
-def _matches(rule, variables) -> set[int]:
+def _matches(rule: Any, variables: Sequence) -> set[int]:
     if rule == "last":
         return _last(variables)
     if isinstance(rule, str) and rule.startswith("layer:"):
@@ -64,7 +68,7 @@ def _matches(rule, variables) -> set[int]:
     return {index for index, variable in enumerate(variables) if rule(variable)}
 
 
-def _last(variables) -> set[int]:
+def _last(variables: Sequence) -> set[int]:
     model = models.find_model(variables)
     layer = models.last_layer(model) if model is not None else None
     if layer is not None:
@@ -74,7 +78,7 @@ def _last(variables) -> set[int]:
     return {index for index, parent in enumerate(parents) if parent == parents[-1]}
 
 
-def _owned_by(class_name: str, variables) -> set[int]:
+def _owned_by(class_name: str, variables: Sequence) -> set[int]:
     model = models.find_model(variables)
     if model is None:
         raise ValueError(
@@ -82,24 +86,20 @@ def _owned_by(class_name: str, variables) -> set[int]:
             "none was found; exclude by path instead. "
             f"Received: exclude='layer:{class_name}'"
         )
-    indices = set()
+    indices: set[int] = set()
     for layer in models.layers_of(model):
         if class_name in (cls.__name__ for cls in type(layer).__mro__):
             indices |= _indices(layer.trainable_variables, variables)
     return indices
 
 
-def _indices(some, variables) -> set[int]:
+def _indices(some: Iterable, variables: Sequence) -> set[int]:
     wanted = {id(variable) for variable in some}
     return {index for index, v in enumerate(variables) if id(v) in wanted}
 
 
-def serializable_rules(exclude):
+def named_rules(exclude):
     """Returns `exclude` with layer classes named, as Keras can save it."""
     if isinstance(exclude, (list, tuple)):
-        return [keras.saving.serialize_keras_object(_named(rule)) for rule in exclude]
-    return keras.saving.serialize_keras_object(_named(exclude))
-
-
-def _named(rule):
-    return f"layer:{rule.__name__}" if isinstance(rule, type) else rule
+        return [named_rules(rule) for rule in exclude]
+    return f"layer:{exclude.__name__}" if isinstance(exclude, type) else exclude

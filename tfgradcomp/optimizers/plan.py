@@ -87,7 +87,8 @@ class Plan(NamedTuple):
         compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
         elements = sum(bucket.size for bucket in compressed)
         plain = sum(bucket.size for bucket in self.buckets) - elements
-        sent, variable = elements, 0.0
+        sent: float = elements
+        variable = 0.0
         if moved is not None:
             steps, sent, variable = moved.numpy().tolist()
             sent, variable = (
@@ -128,8 +129,9 @@ def make_plan(
         is_fallback: Whether to take float32 instead of the method, as a saved state
             says; None: decided here.
     """
-    if isinstance(settings.transport, Transport):
-        collectives = settings.transport.collectives
+    given, carries_plain = settings.transport, False
+    if isinstance(given, Transport):
+        collectives, carries_plain = given.collectives, given.carries_plain
     else:
         collectives = for_strategy(strategy)
     hosts = across_hosts(strategy)
@@ -142,7 +144,7 @@ def make_plan(
         if is_compressed and is_fallback:
             method, is_compressed = method.uncompressed(), False
         selection = select_transports(
-            settings.transport if is_compressed else "auto",
+            given if is_compressed or carries_plain else "auto",
             method,
             layouts,
             collectives,

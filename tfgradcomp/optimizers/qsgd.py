@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp import compressors
 from tfgradcomp.optimizers.quantizer import Quantizer
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 
 
 class QSGD(Quantizer):
@@ -40,7 +43,7 @@ class QSGD(Quantizer):
         Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "levels",
         "block_size",
         "norm",
@@ -51,13 +54,13 @@ class QSGD(Quantizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         levels: int = 9,
         block_size: int | None = 2048,
         norm: str = "max",
         reply: str = "float32",
         error_feedback: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ):
         compressor = compressors.QSGD(levels, norm)
         super().__init__(
@@ -98,7 +101,7 @@ class LinearQuantization(Quantizer):
         Communication-Efficient Distributed Training, 2019, Section 5 (Linear-s).
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "levels",
         "block_size",
         "reply",
@@ -109,13 +112,13 @@ class LinearQuantization(Quantizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         levels: int = 9,
         block_size: int | None = 2048,
         reply: str = "float32",
         error_feedback: bool = False,
         table_dtype: str = "float32",
-        **kwargs,
+        **kwargs: Any,
     ):
         compressor = compressors.LinearQuantization(levels, table_dtype)
         super().__init__(
@@ -153,7 +156,7 @@ class ScaledSign(Quantizer):
         Communication-Efficient Distributed Training, 2019, Eq. 13.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "block_size",
         "reply",
         "error_feedback",
@@ -162,11 +165,11 @@ class ScaledSign(Quantizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         block_size: int | None = None,
         reply: str = "float32",
         error_feedback: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ):
         compressor = compressors.ScaledSign()
         super().__init__(

@@ -1,11 +1,14 @@
-"""What wrappers of quantizers have in common: blocks, the reply, error feedback."""
+"""The common part of the quantizers' wrappers: blocks, reply, error feedback."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.servers import Mean, Recompress, Requantize
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.servers import Mean, Recompress, Requantize, Server
 
 REPLIES = ("float32", "requantize")
 
@@ -26,19 +29,19 @@ class Quantizer(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         compressor: Compressor,
         block_size: int | None,
         reply: str,
         error_feedback: bool,
         clip_factor: float | None = None,
-        **kwargs,
+        **kwargs: Any,
     ):
         if block_size is not None:
             check_integer("block_size", block_size, 1)
         check_choice("reply", reply, REPLIES)
         check_choice("error_feedback", error_feedback, (False, True))
-        server = Mean(compressor)
+        server: Server = Mean(compressor)
         if reply == "requantize":
             server = (Recompress if error_feedback else Requantize)(compressor)
         if clip_factor is not None:

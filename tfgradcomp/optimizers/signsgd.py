@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 from tfgradcomp.core.arguments import (
@@ -9,7 +11,7 @@ from tfgradcomp.core.arguments import (
     check_integer,
 )
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.wrapper import refuse_inner_momentum
+from tfgradcomp.optimizers.wrapper import InnerOptimizer, refuse_inner_momentum
 from tfgradcomp.servers import CodeSum, MajorityVote
 
 AGGREGATES = ("vote", "sum")
@@ -50,7 +52,7 @@ class SignSGD(CompressedOptimizer):
         for Non-Convex Problems, 2018, Algorithms 1 and 3, Section 6.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "aggregate",
         "tie",
         "abstain_below",
@@ -60,12 +62,12 @@ class SignSGD(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         aggregate: str = "vote",
         tie: str = "zero",
         abstain_below: float = 0.0,
         quorum: int = 0,
-        **kwargs,
+        **kwargs: Any,
     ):
         sign = Sign(abstain_below)
         server = _server(sign, aggregate, tie, quorum)
@@ -111,7 +113,7 @@ class Signum(CompressedOptimizer):
         for Non-Convex Problems, 2018, Algorithms 2 and 3, Appendix E.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "momentum",
         "warmup_steps",
         "aggregate",
@@ -124,7 +126,7 @@ class Signum(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         momentum: float = 0.9,
         warmup_steps: int | str = 0,
         aggregate: str = "vote",
@@ -132,11 +134,13 @@ class Signum(CompressedOptimizer):
         abstain_below: float = 0.0,
         quorum: int = 0,
         allow_inner_momentum: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ):
         sign = Sign(abstain_below)
         server = _server(sign, aggregate, tie, quorum)
-        steps = warmup_steps_for(momentum) if warmup_steps == "auto" else warmup_steps
+        steps: Any = warmup_steps
+        if warmup_steps == "auto":
+            steps = warmup_steps_for(momentum)
         compressor = Momentum(sign, momentum, steps)
         super().__init__(inner_optimizer, compressor, server, **kwargs)
         if not allow_inner_momentum:

@@ -9,13 +9,14 @@ hold the whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives, SingleWorker
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
 from tfgradcomp.optimizers.agreement import (
     RestoreStatus,
@@ -50,7 +51,7 @@ class Restored(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether the server's state is known in part only."""
+        """True if only a part of the server's state is known."""
         return not all(known.all() for known in self.owned.values())
 
 
@@ -60,7 +61,7 @@ class _Leaf(NamedTuple):
     bucket: GradientBucket
     role: str
     name: str
-    variable: object
+    variable: PerReplicaVariable
 
     def place(self, rank: int) -> tuple[slice, slice]:
         """Returns where its elements are in the vector, and in the variable."""
@@ -114,7 +115,7 @@ class OptimizerState:
         leaves = [leaf.variable for leaf in self._leaves]
         return [*self._scalars.variables(), *leaves]
 
-    def save(self, store) -> None:
+    def save(self, store: MutableMapping) -> None:
         """Saves the state of this worker, by local reads.
 
         Raises:
@@ -131,7 +132,8 @@ class OptimizerState:
         store[_FALLBACK] = int(self._plan.is_fallback)
         for variable in self._scalars.variables():
             store[variable.name] = variable.local_values()
-        whole, owned = {}, {}
+        whole: dict[str, np.ndarray] = {}
+        owned: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
             values = leaf.variable.local_values()
             count = len(values) if leaf.role in ("worker", "moments") else 1
@@ -224,8 +226,8 @@ class OptimizerState:
                 key = f"{leaf.bucket.vector}.{_OWNED}"
                 ranges = store[key][()] if key in store.keys() else [[0, size]]
                 owned[leaf.bucket.vector] = _mask(ranges, size)
-        origin = tuple(int(number) for number in store[_PLACE][()])
-        return Restored(rows, owned, missing, origin)
+        rank, num_workers = (int(number) for number in store[_PLACE][()])
+        return Restored(rows, owned, missing, (rank, num_workers))
 
     def _joined(self, restored: Restored) -> Restored:
         """Joins the parts that all processes have read; all must call it.
@@ -275,9 +277,8 @@ class OptimizerState:
         ):
             logger.info(
                 "%s: residuals and momenta are those of worker %d of %d, now on all of "
-                "%d. A folder a worker (tfgradcomp.callbacks.BackupAndRestore) keeps "
-                "each worker's own; `python -m tfgradcomp.reshard` changes their "
-                "number.",
+                "%d. tfgradcomp.callbacks.BackupAndRestore keeps each worker's own; "
+                "`python -m tfgradcomp.reshard` changes the number of workers.",
                 self._owner,
                 rank,
                 num_workers,
@@ -298,7 +299,7 @@ class OptimizerState:
 
     @property
     def _sizes(self):
-        sizes = {}
+        sizes: dict[str, int] = {}
         for bucket in self._plan.buckets:
             sizes[bucket.vector] = sizes.get(bucket.vector, 0) + bucket.size
         return sizes
@@ -329,7 +330,7 @@ def _ranges(known: np.ndarray) -> np.ndarray:
     return edges.reshape([-1, 2]).astype(np.int64)
 
 
-def _mask(ranges, size: int) -> np.ndarray:
+def _mask(ranges: Iterable, size: int) -> np.ndarray:
     mask = np.zeros([size], bool)
     for begin, end in ranges:
         mask[begin:end] = True

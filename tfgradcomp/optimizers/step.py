@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives
@@ -63,7 +64,7 @@ class Stepper:
 
     def __init__(
         self,
-        inner,
+        inner: keras.optimizers.Optimizer,
         buckets: tuple[GradientBucket, ...],
         scalars: Scalars,
         collectives: Collectives,
@@ -154,7 +155,12 @@ class Stepper:
         self.commit(updates, state, flags, variables, context)
 
     def commit(
-        self, updates: dict, state: list, flags: tf.Tensor, variables: list, context
+        self,
+        updates: dict,
+        state: list,
+        flags: tf.Tensor,
+        variables: list,
+        context: Context,
     ) -> None:
         """Updates weights and state, or nothing where a flag is not 0.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp import compressors
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Mean
 
 
@@ -39,14 +42,18 @@ class Strom(CompressedOptimizer):
         2015.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "threshold",
         "index_coding",
         *CompressedOptimizer.common_arguments,
     )
 
     def __init__(
-        self, inner_optimizer, threshold: float, index_coding: str = "fixed", **kwargs
+        self,
+        inner_optimizer: InnerOptimizer,
+        threshold: float,
+        index_coding: str = "fixed",
+        **kwargs: Any,
     ):
         compressor = compressors.Strom(threshold, index_coding)
         kwargs = {"min_size": 0, **kwargs}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tfgradcomp.compressors import Clip, Ternary
+from typing import Any, ClassVar
+
+from tfgradcomp.compressors import Clip, Compressor, Ternary
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.servers import CodeSum, Mean
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.servers import CodeSum, Mean, Server
 
 
 class TernGrad(CompressedOptimizer):
@@ -43,7 +46,7 @@ class TernGrad(CompressedOptimizer):
         Communication in Distributed Deep Learning, 2017.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "clip_factor",
         "block_size",
         "share_scaler",
@@ -52,18 +55,18 @@ class TernGrad(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         clip_factor: float | None = 2.5,
         block_size: int | None = None,
         share_scaler: bool = True,
-        **kwargs,
+        **kwargs: Any,
     ):
         if block_size is not None:
             check_integer("block_size", block_size, 1)
-        compressor = Ternary(share_scaler)
+        compressor: Compressor = Ternary(share_scaler)
         if clip_factor is not None:
             compressor = Clip(compressor, clip_factor)
-        server = CodeSum(Ternary()) if share_scaler else Mean(compressor)
+        server: Server = CodeSum(Ternary()) if share_scaler else Mean(compressor)
         super().__init__(
             inner_optimizer, compressor, server, block_size=block_size, **kwargs
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from tfgradcomp import compressors
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Mean
 
 
@@ -46,7 +49,7 @@ class VarianceBased(CompressedOptimizer):
         Distributed Deep Learning, 2018, Figure 1.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "alpha",
         "zeta",
         "microbatches",
@@ -56,12 +59,12 @@ class VarianceBased(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         alpha: float = 1.5,
         zeta: float = 0.999,
         microbatches: int | None = None,
         index_coding: str = "fixed",
-        **kwargs,
+        **kwargs: Any,
     ):
         check_microbatches(microbatches)
         compressor = compressors.VarianceBased(alpha, zeta, index_coding)
@@ -109,7 +112,7 @@ class Hybrid(CompressedOptimizer):
         Distributed Deep Learning, 2018, Figure 2.
     """
 
-    config_arguments = (
+    config_arguments: ClassVar[tuple[str, ...]] = (
         "threshold",
         "alpha",
         "zeta",
@@ -120,13 +123,13 @@ class Hybrid(CompressedOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: InnerOptimizer,
         threshold: float,
         alpha: float = 2.0,
         zeta: float = 0.999,
         microbatches: int | None = None,
         index_coding: str = "fixed",
-        **kwargs,
+        **kwargs: Any,
     ):
         check_microbatches(microbatches)
         compressor = compressors.Hybrid(threshold, alpha, zeta, index_coding)
@@ -139,7 +142,7 @@ class Hybrid(CompressedOptimizer):
         self.index_coding = index_coding
 
 
-def check_microbatches(microbatches) -> None:
+def check_microbatches(microbatches: int | None) -> None:
     """Raises ValueError unless it is None or a number of groups with a variance."""
     if microbatches is not None:
         check_integer("microbatches", microbatches, 2)

@@ -1,11 +1,14 @@
-"""What Keras asks of an optimizer, answered by the one inside."""
+"""A base class that answers Keras' questions by an inner optimizer."""
 
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import keras
+
+InnerOptimizer: TypeAlias = keras.optimizers.Optimizer | str | dict
+"""A Keras optimizer, its name or its config."""
 
 
 class OptimizerWrapper(keras.optimizers.Optimizer):
@@ -22,7 +25,9 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
 
     config_arguments: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, inner_optimizer, name: str | None = None, **kwargs):
+    def __init__(
+        self, inner_optimizer: InnerOptimizer, name: str | None = None, **kwargs: Any
+    ):
         if kwargs:
             raise ValueError(
                 f"{type(self).__name__} does not take {sorted(kwargs)}: arguments of "
@@ -30,9 +35,9 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
                 f"`inner_optimizer`. Received: {kwargs}"
             )
         super().__init__(learning_rate=0.0, name=name)
-        inner_optimizer = keras.optimizers.get(inner_optimizer)
-        refuse_wrappers(inner_optimizer)
-        self.inner_optimizer = inner_optimizer
+        inner: keras.optimizers.Optimizer = keras.optimizers.get(inner_optimizer)
+        refuse_wrappers(inner)
+        self.inner_optimizer = inner
 
     @property
     def learning_rate(self):
@@ -76,11 +81,15 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             "backend."
         )
 
+    def config_value(self, name: str) -> Any:
+        """Returns the value of an argument, as Keras can save it."""
+        return getattr(self, name)
+
     def get_config(self):
         """Returns the constructor's arguments, serialized by Keras."""
         names = ("inner_optimizer", *self.config_arguments, "name")
         return {
-            name: keras.saving.serialize_keras_object(getattr(self, name))
+            name: keras.saving.serialize_keras_object(self.config_value(name))
             for name in names
         }
 

@@ -5,138 +5,154 @@ there were one worker, and put the answer where every worker finds it, for each 
 in the order of its pushes. The first server also writes down the order of all pushes.
 Every worker applies all answers in that order, its own among them: weights are a
 function of how much of the log was applied, and nothing is lost or applied twice.
-
-The scale that ternary codes need is the maximum over what a worker has and what the
-others last pushed: no smaller than its own, so the codes stay unbiased.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
-from typing_extensions import override
 
-from tfgradcomp.collectives.base import Collectives
-from tfgradcomp.parameter_server.transport import (
-    HEAD,
-    ParameterServer,
-    Rendezvous,
-    Site,
-    cut_of,
-    head_of,
-    read_head,
+from tfgradcomp.parameter_server.queues import (
+    Endpoint,
+    QueueKey,
+    Queues,
     unless_gone,
-    waits,
 )
-from tfgradcomp.transports.base import Words
+from tfgradcomp.parameter_server.server_state import ServerStates
 
 _ORDER = "order"
+# All workers push into one queue on a server.
+_ALL = "all"
 
 
-class Log(Rendezvous):
+class PushLog:
     """The queues by which N workers push and pull.
 
     An entry of the order is a worker's rank, or N, which ends it.
+
+    Attributes:
+        num_workers: N.
+        devices: Names of the servers' devices.
+        queues: The queues.
+        states: The servers' states.
     """
 
-    def push(self, name: str, site: Site, rank: int, messages) -> list[tf.Operation]:
-        """Sends a worker's messages to the servers."""
-        self._sites.setdefault(name, site)
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[str],
+        num_workers: int,
+        states: dict[str, list[np.ndarray]],
+    ):
+        """Creates a log.
+
+        Args:
+            name: Distinguishes the queues from those of other logs.
+            devices: Names of the servers' devices.
+            num_workers: N.
+            states: What `ServerStates.whole` of an earlier one returned, or nothing.
+        """
+        self.num_workers = num_workers
+        self.devices = tuple(devices)
+        self.queues = Queues(name, devices)
+        self.states = ServerStates(devices, num_workers, states)
+        self._endpoints: dict = {}
+
+    # A worker's half.
+
+    def push(
+        self, name: str, endpoint: Endpoint, rank: int, messages: Sequence[tf.Tensor]
+    ) -> list[tf.Operation]:
+        """Sends a worker's messages to the servers, and returns what sends them.
+
+        Args:
+            name: Name of the endpoint, the same on all workers.
+            endpoint: How servers answer there; the first worker's counts.
+            rank: The worker's rank.
+            messages: int32 vectors, one for each server that answers.
+        """
+        self._endpoints.setdefault(name, endpoint)
         return [
-            self._send("up", name, server, "all", tf.concat([[rank], message], 0))
+            self.queues.enqueue(
+                QueueKey("up", name, server, _ALL), tf.concat([[rank], message], 0)
+            )
             for server, message in enumerate(messages)
         ]
 
-    def announce(self, rank: int, after: list[tf.Operation]) -> None:
+    def announce(self, rank: int, after: Sequence[tf.Operation]) -> None:
         """Enters a push in the order, once all of it has arrived."""
-        self._sites.setdefault(_ORDER, None)
         # Made on the worker: servers do not see each other.
         with tf.control_dependencies(after):
             message = tf.identity(tf.constant([rank]))
-        self._send("up", _ORDER, 0, "all", message)
+        self.queues.enqueue(QueueKey("up", _ORDER, 0, _ALL), message)
 
     def next(self, rank: int) -> tf.Tensor:
         """Returns whose push is the next that a worker has to apply."""
-        return tf.ensure_shape(self._take("down", _ORDER, 0, rank), [1])[0]
+        return self.queues.dequeue(QueueKey("down", _ORDER, 0, rank), 1)[0]
 
-    def pull(self, name: str, site: Site, rank: int, pusher: tf.Tensor, own=()):
-        """Returns the servers' answers to the next push of `pusher`.
+    def pull(
+        self,
+        name: str,
+        reply_words: Sequence[int],
+        rank: int,
+        pusher: tf.Tensor,
+        known_replies: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
+        """Returns the servers' replies to the next push of `pusher`.
 
         Args:
-            name: Name of the call site.
-            site: Its site.
-            rank: The worker that pulls.
+            name: Name of the endpoint.
+            reply_words: Words of each server's reply.
+            rank: The rank of the worker that pulls.
             pusher: Rank of the one that pushed, int32 scalar.
-            own: The answers to this worker's push, where it knows them itself.
+            known_replies: The replies to this worker's push, where it knows them.
         """
 
-        def answer_to(of, server):
-            if of == rank and own:
-                return own[server]
-            return self._take("down", name, server, f"{rank} from {of}")
+        def reply_to(of, server):
+            if of == rank and known_replies:
+                return known_replies[server]
+            return self.queues.dequeue(_reply_key(name, server, rank, of))
 
-        answers = []
-        for server, words in enumerate(site.replied):
+        replies = []
+        for server, words in enumerate(reply_words):
             branches = [
-                functools.partial(answer_to, of, server)
+                functools.partial(reply_to, of, server)
                 for of in range(self.num_workers)
             ]
-            answer = tf.switch_case(pusher, branches)
-            answers.append(tf.ensure_shape(answer, [words]))
-        return answers
+            reply = tf.switch_case(pusher, branches)
+            replies.append(tf.ensure_shape(reply, [words]))
+        return replies
+
+    # The half of a server.
 
     def serve(self, server: int) -> dict[str, Callable]:
-        """Returns the half of a server: a function for each call site, until `stop`."""
+        """Returns the half of a server: a function for each endpoint, until `stop`.
+
+        Every worker's step must have been traced before.
+        """
+        answers: dict[str, Callable] = {
+            name: functools.partial(self._answer, name, endpoint, server)
+            for name, endpoint in self._endpoints.items()
+            if server < len(endpoint.words)
+        }
+        if server == 0:
+            answers[_ORDER] = self._pass_on
         return {
-            name: self._serve(server, name, site)
-            for name, site in self._sites.items()
-            if server < (len(site.words) if site else 1)
+            name: self._serving(name, answer, server)
+            for name, answer in answers.items()
         }
 
-    def stop(self) -> None:
-        """Makes the servers end when they have answered all that was pushed."""
-        for name, site in self._sites.items():
-            for server in range(len(site.words) if site else 1):
-                with unless_gone():
-                    self._send("up", name, server, "all", tf.zeros([0], tf.int32))
+    def _serving(self, name, answer, server):
+        """Returns a function that answers messages until an empty one comes."""
 
-    def end(self) -> None:
-        """Ends the order for all workers, after the servers have ended."""
-        for rank in range(self.num_workers):
-            with unless_gone():
-                end = tf.constant([self.num_workers])
-                self._send("down", _ORDER, 0, rank, end)
-
-    def _serve(self, server, name, site):
-        ranks = range(self.num_workers)
-
-        def answer_to(message):
-            if site is None:
-                for rank in ranks:
-                    self._send("down", _ORDER, 0, rank, message)
-                return
-            words = tf.ensure_shape(message[1:], [site.words[server]])
-            answer = site.answer(server, words[tf.newaxis])
-
-            def hand_out(pusher):
-                for rank in ranks:
-                    if rank == pusher and site.is_known:
-                        continue
-                    key = f"{rank} from {pusher}"
-                    self._send("down", name, server, key, answer)
-                return tf.constant(True)
-
-            tf.switch_case(
-                message[0], [lambda pusher=pusher: hand_out(pusher) for pusher in ranks]
-            )
-
-        def one(_):
-            message = self._take("up", name, server, "all")
+        def serve_one(_):
+            message = self.queues.dequeue(QueueKey("up", name, server, _ALL))
 
             def answered():
-                answer_to(message)
+                answer(message)
                 return tf.constant(True)
 
             is_push = tf.size(message) > 0
@@ -147,159 +163,56 @@ class Log(Rendezvous):
             with tf.device(self.devices[server]):
                 return tf.while_loop(
                     lambda goes_on: goes_on,
-                    one,
+                    serve_one,
                     [tf.constant(True)],
                     parallel_iterations=1,
                 )[0]
 
         return serve.get_concrete_function()
 
-    def _send(self, kind, name, server, key, message):
-        queue = self._queue(kind, name, server, key)
-        with tf.device(self.devices[server]):
-            return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[message])
+    def _answer(self, name, endpoint, server, message):
+        words = tf.ensure_shape(message[1:], [endpoint.words[server]])
+        reply = endpoint.answer(server, words[tf.newaxis])
 
-    def _take(self, kind, name, server, key):
-        queue = self._queue(kind, name, server, key)
-        with tf.device(self.devices[server]):
-            (message,) = tf.raw_ops.QueueDequeueV2(
-                handle=queue, component_types=[tf.int32]
-            )
-        return message
+        def hand_out(pusher):
+            for rank in range(self.num_workers):
+                if rank == pusher and endpoint.is_reply_known:
+                    continue
+                self.queues.enqueue(_reply_key(name, server, rank, pusher), reply)
+            return tf.constant(True)
 
-
-class LogCollectives(Collectives):
-    """A worker that meets nobody: to the servers it is the only one.
-
-    Attributes:
-        log: Where it pushes and pulls.
-    """
-
-    num_workers = 1
-
-    def __init__(self, log: Log, rank: int):
-        self.join(log, rank)
-
-    def join(self, log: Log, rank: int) -> None:
-        """Goes over to another log; what was traced stays with the old one."""
-        self.log, self._rank = log, rank
-
-    @property
-    @override
-    def rank(self):
-        return self._rank
-
-
-class PushPull(ParameterServer):
-    """Sends payloads, and decodes the answers to any worker's.
-
-    With a payload goes what its worker has of what all agree on (`context.max`), and
-    with the answer. What the others had last is kept where a transport keeps a
-    server's state: `[N, count]`, zeros in the own row.
-    """
-
-    @override
-    def init_server(self, compressor, server, layout):
-        count = _agreed(compressor, layout)
-        rows = self.collectives.log.num_workers
-        return {"last": tf.zeros([rows, count])} if count else ()
-
-    def push(self, payload, agreed, compressor, server, layout, context, status, site):
-        """Sends a payload to the servers.
-
-        Args:
-            payload: A tensor for each of the compressor's fields.
-            agreed: What this worker has of what all agree on, float32 `[count]`.
-            compressor: Says what the fields are.
-            server: The rule that answers.
-            layout: The blocks of the flat vector.
-            context: The step.
-            status: int32 scalar; not 0: nobody is to apply it.
-            site: Name of the call site.
-
-        Returns:
-            The operations that send, and the servers' answers as far as the worker
-            knows them itself: those of a server without a state.
-        """
-        log = self.collectives.log
-        cut = self._cut(compressor, server, layout)
-        head = head_of(status, context)
-        messages = [tf.concat([head, part], 0) for part in cut.messages(payload)]
-        count = agreed.shape[0]
-        messages[0] = tf.concat([messages[0], tf.bitcast(agreed, tf.int32)], 0)
-
-        is_known = not tf.nest.flatten(server.init(layout))
-
-        def answer(index, rows):
-            own = count if index == 0 else 0
-            heads, words, last = tf.split(rows, [HEAD, cut.sent[index], own], axis=1)
-            statuses, there = read_head(heads, context)
-            if is_known:
-                reply, _ = cut.combine(index, words, (), there)
-            else:
-                state = log.state(
-                    *(site, index, functools.partial(cut.state, index, context)),
-                    *(functools.partial(cut.init, index), cut.part(index)),
-                )
-                reply = state.follow(there, words, tf.equal(statuses[0], 0))
-            return tf.concat([statuses, reply, last[0]], 0)
-
-        site_of = self._site(cut, messages, count, answer)._replace(is_known=is_known)
-        own = [answer(k, row[tf.newaxis]) for k, row in enumerate(messages) if is_known]
-        return log.push(site, site_of, self._rank, messages), own
-
-    def pull(self, compressor, server, layout, site, pusher, own=()):
-        """Returns the answer to a worker's push.
-
-        Args:
-            compressor: As in `push`.
-            server: As in `push`.
-            layout: As in `push`.
-            site: As in `push`.
-            pusher: The worker's rank.
-            own: The answers that `push` returned last.
-
-        Returns:
-            The update, the pusher's status and what it had of what all agree on.
-        """
-        log = self.collectives.log
-        cut = self._cut(compressor, server, layout)
-        count = _agreed(compressor, layout)
-        site_of = self._site(cut, (), count, None)
-        answers = log.pull(site, site_of, self._rank, pusher, own)
-        status = answers[0][0]
-        end = answers[0].shape[0] - count
-        last = tf.bitcast(answers[0][end:], tf.float32)
-        answers[0] = answers[0][:end]
-        reply = cut.reply([answer[1:] for answer in answers])
-        return server.decompress(reply, layout, 1), status, last
-
-    def words(self, compressor, server, layout):
-        """See `Transport.words`: of a push, and of an answer to each worker's."""
-        log = self.collectives.log
-        cut = self._cut(compressor, server, layout)
-        count = _agreed(compressor, layout)
-        pulled = log.num_workers - (not tf.nest.flatten(server.init(layout)))
-        return Words(
-            sent=len(cut.sent) * (1 + HEAD) + sum(cut.sent) + count,
-            received=pulled * (len(cut.replied) + sum(cut.replied) + count),
+        ranks = range(self.num_workers)
+        tf.switch_case(
+            message[0], [functools.partial(hand_out, pusher) for pusher in ranks]
         )
 
-    def _cut(self, compressor, server, layout):
-        # A state that waits for the next push of all is held by one server.
-        servers = 1 if waits(server) else len(self.collectives.log.devices)
-        return cut_of(compressor, server, layout, 1, servers)
+    def _pass_on(self, message):
+        for rank in range(self.num_workers):
+            self.queues.enqueue(QueueKey("down", _ORDER, 0, rank), message)
 
-    @property
-    def _rank(self):
-        return self.collectives.rank
+    # The end.
 
-    def _site(self, cut, messages, count, answer):
-        replied = [1 + words for words in cut.replied]
-        replied[0] += count
-        words = tuple(message.shape[0] for message in messages)
-        return Site(words, answer, tuple(replied))
+    def stop(self) -> None:
+        """Makes the servers end when they have answered all that was pushed."""
+        ends = [QueueKey("up", _ORDER, 0, _ALL)]
+        for name, endpoint in self._endpoints.items():
+            servers = range(len(endpoint.words))
+            ends += [QueueKey("up", name, server, _ALL) for server in servers]
+        for key in ends:
+            with unless_gone():
+                self.queues.enqueue(key, tf.zeros([0], tf.int32))
+
+    def end(self) -> None:
+        """Ends the order for all workers, after the servers have ended."""
+        for rank in range(self.num_workers):
+            with unless_gone():
+                end = tf.constant([self.num_workers])
+                self.queues.enqueue(QueueKey("down", _ORDER, 0, rank), end)
+
+    def free(self) -> None:
+        """Destroys the queues and all that is in them."""
+        self.queues.free()
 
 
-def _agreed(compressor, layout):
-    return sum(field.count for field in compressor.agreed(layout).values())
+def _reply_key(name, server, rank, pusher):
+    return QueueKey("down", name, server, f"{rank} from {pusher}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import keras
+import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.transports import PushPull
+from tfgradcomp.core import State
 
 STALENESS = "staleness"
 
-_SCALARS = ("seed", "previous_learning_rate", "skipped_steps")
-_TOLD = ".server.told"
 _STEPS = tf.TensorSpec([], tf.int32)
 
 
@@ -20,21 +22,22 @@ class RemoteWorker:
 
     Attributes:
         device: The worker's device, `/job:worker/...`.
-        model: Its replica of the model.
-        optimizer: Its replica of the optimizer.
+        model: The worker's replica of the model, compiled.
+        optimizer: The optimizer of that model.
         spec: The `element_spec` of its dataset.
     """
 
-    def __init__(self, device, model):
+    def __init__(self, device: str, model: keras.Model):
         self.device = device
         self.model, self.optimizer = model, model.optimizer
-        self._iterator = self._rate = None
+        self._iterator = None
+        self._rate: float | None = None
 
-    def open(self, dataset_fn, num_workers, rank):
+    def open(self, dataset_fn: Callable, num_workers: int, rank: int) -> None:
         """Opens the worker's dataset, if it is not open.
 
         Raises:
-            ValueError: If it is none, or ends.
+            ValueError: If `dataset_fn` returns no dataset, or one that ends.
         """
         if self._iterator is None:
             with tf.device(self.device):
@@ -46,13 +49,19 @@ class RemoteWorker:
                 self._iterator = iter(dataset)
                 remote.build(self.model, self.spec)
 
-    def close(self):
+    def close(self) -> None:
         """Closes the worker's dataset."""
         self._iterator = None
 
-    def join(self, rendezvous, rank):
-        """Makes the worker one of those of a rendezvous."""
-        self.optimizer.transport.collectives.join(rendezvous, rank)
+    def join(self, rendezvous, rank: int) -> None:
+        """Makes the worker one of those of a rendezvous, and traces its steps.
+
+        Tracing declares what servers must answer.
+        """
+        stepper = self.optimizer.stepper
+        stepper.collectives.join(rendezvous, rank)
+        for bucket in stepper.buckets:
+            bucket.rebind()
 
         @tf.function(autograph=False)
         def run(iterator, steps):
@@ -66,77 +75,102 @@ class RemoteWorker:
                 with tf.control_dependencies(index):
                     return self._result()
 
-        @tf.function(autograph=False)
-        def drain():
-            with tf.device(self.device):
-                self.optimizer.drain()
-
-        # Traced now, as that says what servers must answer.
-        with remote.losses_of(self.optimizer.transport.collectives.num_workers):
+        with remote.losses_of(stepper.collectives.num_workers):
             self._function = run.get_concrete_function(self._iterator, _STEPS)
-        if isinstance(self.optimizer.transport, PushPull):
-            self.drain = drain.get_concrete_function()
 
     def _step(self, index, iterator):
         self.model.train_step(next(iterator))
         return index + 1
 
+    def measured(self) -> dict[str, tf.Tensor]:
+        """Returns what the worker's logs are made of."""
+        return dict(self.model.get_metrics_result())
+
     def _result(self):
-        logs = dict(self.model.get_metrics_result())
-        if isinstance(self.optimizer.transport, PushPull):
-            logs[STALENESS] = tf.convert_to_tensor(self.optimizer.staleness)
+        logs = self.measured()
         self._names = [*logs]
         return tf.stack([tf.cast(value, tf.float32) for value in logs.values()])
 
-    def run(self, steps):
-        """Takes some steps; returns what the metrics are then."""
+    def run(self, steps: int) -> np.ndarray:
+        """Takes some steps; returns the values of the metrics then."""
         return self._function(self._iterator, tf.constant(steps)).numpy()
 
-    def named(self, values):
-        """Returns the logs of these values."""
+    def named(self, values: np.ndarray) -> dict[str, float]:
+        """Returns the logs that have these values."""
         return dict(zip(self._names, map(float, values), strict=True))
 
-    def logs(self):
-        """Returns what the worker's metrics are."""
+    def logs(self) -> dict[str, float]:
+        """Returns the logs as they are now."""
         with tf.device(self.device):
             return self.named(self._result().numpy())
 
-    def rounds(self):
+    def rounds(self) -> int:
         """Returns how many rounds it took part in, skipped ones included."""
-        return int(self.optimizer.iterations.numpy()) + self.optimizer.skipped_steps
+        return self.committed_steps() + self.optimizer.skipped_steps
 
-    def committed(self):
-        """Returns what `Rendezvous.whole_states` asks of a worker."""
-        told = {
-            name.removesuffix(_TOLD): variable.numpy()
-            for name, variable in self.state().items()
-            if name.endswith(_TOLD)
+    def committed_steps(self) -> int:
+        """Returns how many steps it has committed."""
+        return int(self.optimizer.iterations.numpy())
+
+    def kept_states(self) -> dict[str, State]:
+        """Returns what it keeps of the servers' states, as arrays, by call sites."""
+        return {
+            bucket.name: tf.nest.map_structure(lambda v: v.numpy(), bucket.state.server)
+            for bucket in self.optimizer.stepper.buckets
         }
-        return int(self.optimizer.iterations.numpy()), told
 
-    def state(self):
-        """Returns the variables of the method's state, by names."""
-        return method_state(self.optimizer)
-
-    def reset_metrics(self):
+    def reset_metrics(self) -> None:
         """Forgets what the metrics have seen."""
         with tf.device(self.device):
             self.model.reset_metrics()
-            if isinstance(self.optimizer.transport, PushPull):
-                self.optimizer.staleness.assign(tf.zeros([], tf.int64))
 
-    def take(self, values):
+    def take(self, values: list[np.ndarray]) -> None:
         """Takes over weights, counters and momenta."""
         with tf.device(self.device):
             own = shared_variables(self.model)
             for variable, value in zip(own, values, strict=True):
                 variable.assign(value)
 
-    def take_learning_rate(self, rate):
+    def take_learning_rate(self, rate: float) -> None:
         """Takes over a learning rate, where it is another one."""
         if rate != self._rate:
             with tf.device(self.device):
                 self.optimizer.learning_rate = self._rate = rate
+
+
+class PushingWorker(RemoteWorker):
+    """A worker that waits for nobody; its optimizer has a `PushLogStepper`."""
+
+    @override
+    def join(self, rendezvous, rank):
+        super().join(rendezvous, rank)
+
+        @tf.function(autograph=False)
+        def drain():
+            with tf.device(self.device):
+                self.optimizer.stepper.drain()
+
+        self._drain = drain.get_concrete_function()
+
+    def drain(self) -> None:
+        """Applies what is left of the log, to its end."""
+        self._drain()
+
+    @property
+    def staleness(self) -> int:
+        """Pushes of others that came in between, over all own pushes of an epoch."""
+        return int(self.optimizer.stepper.staleness.numpy())
+
+    @override
+    def measured(self):
+        staleness = tf.convert_to_tensor(self.optimizer.stepper.staleness)
+        return {**super().measured(), STALENESS: staleness}
+
+    @override
+    def reset_metrics(self):
+        super().reset_metrics()
+        with tf.device(self.device):
+            self.optimizer.stepper.staleness.assign(tf.zeros([], tf.int64))
 
 
 def _endless(dataset_fn, context):
@@ -161,18 +195,23 @@ def _endless(dataset_fn, context):
     return dataset
 
 
-def shared_variables(model):
-    """The variables that a worker takes over from another, in any replica's order."""
-    state = method_state(model.optimizer)
-    same = [v for name, v in state.items() if name in _SCALARS or ".local." in name]
-    return [*model.weights, *model.optimizer.inner_optimizer.variables, *same]
+def shared_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables that a worker takes over from another.
+
+    Their order is the same in the model of every worker and of the chief.
+    """
+    stepper = model.optimizer.stepper
+    scalars = stepper.scalars
+    return [
+        *model.weights,
+        *model.optimizer.inner_optimizer.variables,
+        scalars.seed,
+        scalars.previous_learning_rate,
+        scalars.skipped_steps,
+        *(v for bucket in stepper.buckets for v in tf.nest.flatten(bucket.state.local)),
+    ]
 
 
-def values_of(variables):
+def values_of(variables: list) -> list[np.ndarray]:
     """Returns the variables' values, as arrays."""
     return [variable.numpy() for variable in variables]
-
-
-def method_state(optimizer):
-    """Returns the variables of a method's state, by names."""
-    return {v.name: v for v in optimizer.variables if isinstance(v, PerReplicaVariable)}

@@ -1,20 +1,24 @@
-"""The server's half of each method."""
+"""The server's half of each method.
 
-from tfgradcomp.servers.base import Mean, Server, Shard, SumField
-from tfgradcomp.servers.code_sum import CodeSum
-from tfgradcomp.servers.majority_vote import MajorityVote
-from tfgradcomp.servers.recompress import Recompress
-from tfgradcomp.servers.requantize import Requantize
-from tfgradcomp.servers.sign_of_mean import SignOfMean
+The public classes of this folder's modules are found when it is imported.
+"""
 
-__all__ = [
-    "CodeSum",
-    "MajorityVote",
-    "Mean",
-    "Recompress",
-    "Requantize",
-    "Server",
-    "Shard",
-    "SignOfMean",
-    "SumField",
-]
+from typing import TYPE_CHECKING, Any
+
+from tfgradcomp.core.registry import public_classes
+from tfgradcomp.servers.base import Server
+from tfgradcomp.servers.base import Shard as Shard
+from tfgradcomp.servers.base import SumField as SumField
+
+_CLASSES = public_classes(__name__, Server)
+globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = sorted([*_CLASSES, "Shard", "SumField"])
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compressors import Compressor, Identity
+from tfgradcomp.compressors.base import Compressor, Identity
 from tfgradcomp.core import Component, Context, Field, Layout, State
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.block_sums import Part
+
+Fields = dict[str, tf.Tensor]
+"""Tensors by the names of the fields that declare them."""
 
 
 class Shard(NamedTuple):
@@ -49,7 +54,7 @@ class SumField(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Server(Component):
+class Server(Component, abc.ABC):
     """The server's half of a method: pure functions, in the manner of `Compressor`.
 
     Wherever a transport puts it, it computes the same reply from the same payloads.
@@ -59,21 +64,22 @@ class Server(Component):
 
     registered_package: ClassVar[str] = "tfgradcomp.servers"
 
+    @abc.abstractmethod
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
         """Declares what a reply is made of: the only statement of its size."""
-        raise NotImplementedError
 
     def init(self, layout: Layout) -> State:
         """Returns the state before the first step."""
         return ()
 
+    @abc.abstractmethod
     def combine(
         self,
-        payloads: dict[str, tf.Tensor],
+        payloads: Fields,
         state: State,
         layout: Layout,
         context: Context,
-    ):
+    ) -> tuple[Fields, State]:
         """Returns the reply to the workers' payloads, and the new state.
 
         Args:
@@ -82,13 +88,14 @@ class Server(Component):
             layout: The blocks of the flat vector.
             context: The step; its `rank` means nothing here.
         """
-        raise NotImplementedError
 
-    def decompress(self, reply, layout: Layout, num_workers: int) -> tf.Tensor:
+    @abc.abstractmethod
+    def decompress(self, reply: Fields, layout: Layout, num_workers: int) -> Vector:
         """Returns the float32 vector of `layout.size` that all workers apply."""
-        raise NotImplementedError
 
-    def update(self, payloads, state: State, layout: Layout, context: Context):
+    def update(
+        self, payloads: Fields, state: State, layout: Layout, context: Context
+    ) -> tuple[Vector, State]:
         """Returns the decompressed reply at once, and the new state.
 
         For where the server is on every worker and no reply has to travel: a server
@@ -99,7 +106,7 @@ class Server(Component):
 
     @property
     def is_blockwise(self) -> bool:
-        """Whether each block is combined by itself."""
+        """True if each block is combined by itself."""
         return True
 
     # The same in shards, each served by itself.
@@ -116,11 +123,13 @@ class Server(Component):
         """Declares what the reply of a shard is made of."""
         return self.reply_fields(shard.layout, num_workers)
 
-    def combine_shard(self, payloads, state: State, shard: Shard, context: Context):
-        """As `combine`: the shard's reply to the shards of payloads, the new state."""
+    def combine_shard(
+        self, payloads: Fields, state: State, shard: Shard, context: Context
+    ) -> tuple[Fields, State]:
+        """Returns the shard's reply to the shards of payloads, and the new state."""
         return self.combine(payloads, state, shard.layout, context)
 
-    def whole_reply(self, parts: dict[str, tf.Tensor], layout: Layout):
+    def whole_reply(self, parts: Fields, layout: Layout) -> Fields:
         """Returns the reply for the whole vector.
 
         Args:
@@ -135,7 +144,13 @@ class Server(Component):
         return {}
 
     def finish_shard(
-        self, payloads, part, reply, state: State, shard: Shard, context: Context
+        self,
+        payloads: Fields,
+        part: Fields,
+        reply: Fields,
+        state: State,
+        shard: Shard,
+        context: Context,
     ) -> State:
         """Returns the state of the shard once the whole reply is known.
 
@@ -160,8 +175,13 @@ class Server(Component):
         return None
 
     def update_of_sum(
-        self, total, payload, state: State, layout: Layout, context: Context
-    ):
+        self,
+        total: tf.Tensor,
+        payload: Fields,
+        state: State,
+        layout: Layout,
+        context: Context,
+    ) -> tuple[Vector, State]:
         """Returns what `update` does, of payloads that were added up already.
 
         Args:

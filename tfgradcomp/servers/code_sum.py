@@ -33,7 +33,7 @@ class CodeSum(Server):
     def reply_fields(self, layout, num_workers):
         fields = dict(self.compressor.fields(layout))
         codes = fields["codes"]
-        levels = num_workers * (codes.base - 1) + 1
+        levels = num_workers * (codes.base - 1) + 1  # type: ignore[operator]
         return {**fields, "codes": codes._replace(base=levels)}
 
     @override

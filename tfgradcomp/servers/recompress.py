@@ -8,7 +8,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors import ScaledSign
+from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
 from tfgradcomp.servers.requantize import Requantize
 
@@ -45,13 +45,13 @@ class Recompress(Requantize):
     @override
     def fused(self):
         return (
-            RecompressSigns(self.compressor)
+            _RecompressSigns(self.compressor)
             if self.compressor == ScaledSign()
             else self
         )
 
 
-class RecompressSigns(Recompress):
+class _RecompressSigns(Recompress):
     """`Recompress(ScaledSign())` in one pass over memory.
 
     Shards may cut a block: signs need no scale, and the residual waits for it.

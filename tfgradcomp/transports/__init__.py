@@ -1,4 +1,4 @@
-"""Where the server is, and how words get there."""
+"""Transports: the places of the server, and the ways of words to it and back."""
 
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.transports.all_gather import AllGather

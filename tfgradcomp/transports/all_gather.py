@@ -25,7 +25,7 @@ class AllGatherRoute(Route):
         self._fixed_words = messages.fixed_words(self.fields)
 
     @override
-    def push(self, payload, context, flag):
+    def push(self, payload, state, context, flag):
         words = messages.pack(payload, self.fields)
         if not self._is_variable:
             return Flight(context, (self._gather([flag[tf.newaxis], words]), 0))

@@ -29,7 +29,7 @@ class AllReduceRoute(Route):
         self._is_codes = self._sum.base is not None
 
     @override
-    def push(self, payload, context, flag):
+    def push(self, payload, state, context, flag):
         others = dict(payload)
         values = others.pop(self._name)
         if self._is_codes:

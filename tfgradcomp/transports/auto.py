@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
     @property
     def quickest(self) -> str:
         """The name of the transport that should be quickest."""
-        return min(self.seconds, key=self.seconds.get)
+        return min(self.seconds, key=self.seconds.__getitem__)
 
 
 class Selection(NamedTuple):

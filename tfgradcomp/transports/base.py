@@ -77,6 +77,10 @@ class Route:
         self.max_reduced_fields = method.compressor.max_reduced_fields(layout)
         self.local_state_size = layout.size
 
+    def rebound(self) -> Route:
+        """Returns the route anew, for collectives whose workers have changed."""
+        return type(self)(self.collectives, self.method, self.layout, self.call_site)
+
     # What a step does.
 
     def init_state(self) -> State:
@@ -101,12 +105,17 @@ class Route:
         return {**prepared, **dict(zip(names, parts, strict=True))}
 
     def push(
-        self, payload: dict[str, tf.Tensor], context: Context, flag: tf.Tensor
+        self,
+        payload: dict[str, tf.Tensor],
+        state: State,
+        context: Context,
+        flag: tf.Tensor,
     ) -> Flight:
         """Sends this worker's payload on its way to the server.
 
         Args:
             payload: A tensor for each of `fields`.
+            state: The server's state, as far as it is held here.
             context: The step.
             flag: int32 scalar in [0, 2**24): 0, or what is not finite on this worker.
         """
@@ -129,7 +138,7 @@ class Route:
         flag: tf.Tensor,
     ) -> ExchangeResult:
         """Carries one payload a worker to the server, and decodes the reply."""
-        return self.pull(self.push(payload, context, flag), state)
+        return self.pull(self.push(payload, state, context, flag), state)
 
     # What it costs.
 
@@ -165,7 +174,7 @@ class Route:
 
     @property
     def is_state_spread(self) -> bool:
-        """Whether each worker holds another part of the server's state."""
+        """True if each worker holds another part of the server's state."""
         whole = range(self.layout.size)
         return any(self.owned_range(rank) != whole for rank in (0, -1))
 
@@ -198,11 +207,13 @@ class Transport:
     Attributes:
         payload_kind: Human-readable description of the payloads that it supports.
         route_class: The class of its routes.
+        carries_plain: Whether what is not compressed must go this way, too.
         collectives: What moves vectors between the workers.
     """
 
     payload_kind: ClassVar[str] = "any payload"
     route_class: ClassVar[type[Route]] = Route
+    carries_plain: ClassVar[bool] = False
 
     def __init__(self, collectives: Collectives):
         self.collectives = collectives

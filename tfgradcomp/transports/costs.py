@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def measure(collectives: Collectives) -> Costs:
 
 
 def route_seconds(
-    kind: type[Transport],
+    kind: Callable[[Collectives], Transport],
     method: Method,
     layout: Layout,
     num_workers: int,

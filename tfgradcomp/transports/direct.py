@@ -13,7 +13,7 @@ class DirectRoute(Route):
     """Gathers each field by itself, unpacked, and runs the server on every worker."""
 
     @override
-    def push(self, payload, context, flag):
+    def push(self, payload, state, context, flag):
         gather, site = self.collectives.gather, self.call_site
         payloads = {}
         for name, field in self.fields.items():

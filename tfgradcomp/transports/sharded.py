@@ -29,7 +29,7 @@ class ShardedRoute(Route):
         return self.method.server.init(Layout.from_sizes([self.local_state_size]))
 
     @override
-    def push(self, payload, context, flag):
+    def push(self, payload, state, context, flag):
         rows = self._sharding.messages(payload)
         rows = tf.concat([tf.fill([self.num_workers, 1], flag), rows], 1)
         return Flight(context, self.collectives.all_to_all(rows, self.call_site))

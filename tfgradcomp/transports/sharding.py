@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import tensorflow as tf
 
 from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
-from tfgradcomp.servers import Shard
+from tfgradcomp.servers import Server, Shard
 from tfgradcomp.transports import messages
 
 
@@ -38,15 +40,16 @@ class Sharding:
             *compressor.fields(layout).values(),
             *server.reply_fields(layout, num_workers).values(),
         ]
-        alignment = math.lcm(
-            CHUNK, server.shard_alignment(layout), *map(_items_per_word, fields)
-        )
-        width = alignment * math.ceil(layout.size / alignment / num_shards)
+        word_alignment = math.lcm(CHUNK, *map(_items_per_word, fields))
+        alignment = math.lcm(word_alignment, server.shard_alignment(layout) or 1)
         # Where nothing can be cut, one server has all of it.
-        self.width = min(width, layout.size)
+        self.width = _shard_width(layout.size, alignment, num_shards)
         cuts = [min(i * self.width, layout.size) for i in range(num_shards + 1)]
         self._shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
         self.num_used = sum(shard.size > 0 for shard in self._shards)
+        could_cut = _shard_width(layout.size, word_alignment, num_shards) < layout.size
+        if self.num_used == 1 and num_shards > 1 and could_cut:
+            _warn_uncut(server)
         self._payload_fields = _longest(
             compressor.fields(shard.layout) for shard in self._shards
         )
@@ -80,7 +83,9 @@ class Sharding:
         }
         return messages.pack(rows, self._payload_fields)
 
-    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
         """Returns a server's reply and its new state.
 
         Args:
@@ -209,7 +214,9 @@ class WholeVector:
         """Returns a payload's words, int32 `[1, words]`."""
         return messages.pack(payload, self._payload_fields)[tf.newaxis]
 
-    def combine(self, index: int, rows: tf.Tensor, state: State, context: Context):
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
         """Returns the reply, int32 `[reply_words]`, and the server's new state."""
         payloads = messages.unpack(rows, self._payload_fields)
         reply, state = self._method.server.combine(
@@ -221,7 +228,7 @@ class WholeVector:
         """Returns the reply, of the words in the only row."""
         return messages.unpack(rows[0], self._reply_fields)
 
-    def finish(self, index, rows, words, reply, state, context) -> State:
+    def finish(self, index, rows, words, reply, state, context):
         """Returns the state as it is: the reply was whole."""
         return state
 
@@ -235,6 +242,21 @@ def shard_for(
     return Sharding(method, layout, num_workers, num_servers)
 
 
+def _shard_width(size, alignment, num_shards):
+    return min(alignment * math.ceil(size / alignment / num_shards), size)
+
+
+@functools.cache
+def _warn_uncut(server: Server) -> None:
+    """Logs, once for each kind of server, why all shards but one are empty."""
+    logger.warning(
+        "a vector cannot be cut into shards: %s combines whole blocks, and a block is "
+        "a whole tensor or the whole vector. One server does all the work; give the "
+        "method smaller blocks of one size (block_size=2048)",
+        server,
+    )
+
+
 def _shard(layout, begin, end):
     blocks = layout.blocks_in(begin, end)
     parts = parts_of(layout.row_splits, begin, end)
@@ -246,7 +268,7 @@ def _span(shard, count):
 
 
 def _longest(fields_of_shards):
-    longest = {}
+    longest: dict[str, Field] = {}
     for fields in fields_of_shards:
         for name, field in fields.items():
             if name not in longest or longest[name].count < field.count:

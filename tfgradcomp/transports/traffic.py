@@ -1,4 +1,4 @@
-"""What a step moves, derived from the fields that methods declare."""
+"""The traffic of a step, derived from the fields that methods declare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one worker moves in one step.
+    """The traffic of one worker in one step.
 
     Attributes:
         num_workers: N.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.native.calls import (
     operation,
     scale_of,
@@ -16,9 +16,7 @@ from tfgradcomp.ops.native.calls import (
 from tfgradcomp.ops.reference import Statistics
 
 
-def block_statistics(
-    x: tf.Tensor | SplitVector, row_splits: Sequence[int]
-) -> Statistics:
+def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
     """Computes `reference.block_statistics`."""
     table = operation("block_statistics")(
         tensors(x), splits(row_splits), x_scale=scale_of(x)

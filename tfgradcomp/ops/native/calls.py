@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import SplitVector, Vector
 from tfgradcomp.ops import library
 
 
@@ -19,14 +19,14 @@ def operation(name: str) -> Callable:
     return getattr(library.library().operations, f"tfgradcomp_{name}")
 
 
-def tensors(x: tf.Tensor | SplitVector) -> list[tf.Tensor]:
+def tensors(x: Vector) -> list[tf.Tensor]:
     """Returns the tensors of a vector, joined to one for the kernels of a GPU."""
     return list(x) if _in_pieces(x) else [tf.convert_to_tensor(x, tf.float32)]
 
 
-def scale_of(x: tf.Tensor | SplitVector | None) -> float:
+def scale_of(x: Vector | None) -> float:
     """Returns what the kernel has to multiply the `tensors` of a vector by."""
-    return x.scale if _in_pieces(x) else 1.0
+    return x.scale if isinstance(x, SplitVector) and _in_pieces(x) else 1.0
 
 
 def call_in_parts(
@@ -34,13 +34,13 @@ def call_in_parts(
     arguments: tuple,
     sizes: Sequence[int] | None,
     **attributes,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Calls an operation that writes a vector, into parts of the sizes if given.
 
     On a GPU, the operation writes one tensor, which is split afterwards.
     """
     in_place = sizes is not None and not library.gpu_is_visible()
-    given = [int(size) for size in sizes] if in_place else [attributes["count"]]
+    given = [int(size) for size in sizes or ()] if in_place else [attributes["count"]]
     values = function(*arguments, num_values=len(given), sizes=given, **attributes)
     if sizes is None:
         return values[0]
@@ -57,5 +57,5 @@ def splits(row_splits: Sequence[int]) -> tf.Tensor:
     return tf.constant(row_splits, tf.int64)
 
 
-def _in_pieces(x: tf.Tensor | SplitVector | None) -> bool:
+def _in_pieces(x: Vector | None) -> bool:
     return isinstance(x, SplitVector) and not library.gpu_is_visible()

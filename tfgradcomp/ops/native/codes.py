@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.native.calls import (
     call_in_parts,
     operation,
@@ -27,7 +27,7 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
 
 
 def pack_ternary(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     limit: tf.Tensor,
     scale: tf.Tensor,
     row_splits: Sequence[int],
@@ -55,7 +55,7 @@ def sum_levels(
     step: int,
     zero: int,
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Computes `reference.sum_levels`."""
     return call_in_parts(
         operation("sum_levels"),

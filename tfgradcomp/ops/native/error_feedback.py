@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.native.calls import (
     operation,
     optional,
@@ -17,7 +17,7 @@ from tfgradcomp.ops.native.calls import (
 
 
 def sign_error_feedback(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     momentum: tf.Tensor | None,
     residual: tf.Tensor,
     mu: float,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.native.calls import (
     call_in_parts,
     operation,
@@ -18,7 +18,7 @@ from tfgradcomp.ops.native.calls import (
 
 
 def find_levels(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     row_splits: Sequence[int],
     rule: str,
     count: int,
@@ -38,7 +38,7 @@ def find_levels(
 
 
 def pack_levels(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     levels: tf.Tensor,
     row_splits: Sequence[int],
     stream: tf.Tensor | None = None,
@@ -54,7 +54,7 @@ def mean_of_levels(
     levels: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Computes `reference.mean_of_levels`."""
     return call_in_parts(
         operation("mean_of_levels"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.native.calls import (
     call_in_parts,
     operation,
@@ -17,14 +17,12 @@ from tfgradcomp.ops.native.calls import (
 )
 
 
-def pack_signs(
-    x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None
-) -> tf.Tensor:
+def pack_signs(x: Vector, stream: tf.Tensor | None = None) -> tf.Tensor:
     """Computes `reference.pack_signs`."""
     return pack_signs_checked(x, stream)[0]
 
 
-def pack_signs_checked(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None):
+def pack_signs_checked(x: Vector, stream: tf.Tensor | None = None):
     """Computes `reference.pack_signs_checked`."""
     return tuple(
         operation("pack_signs")(tensors(x), optional(stream), x_scale=scale_of(x))
@@ -32,7 +30,7 @@ def pack_signs_checked(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = No
 
 
 def pack_momentum_signs(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     momentum: tf.Tensor,
     beta: float,
     warming_up: tf.Tensor | bool,
@@ -57,7 +55,7 @@ def mean_of_signs(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Computes `reference.mean_of_signs`."""
     return call_in_parts(
         operation("mean_of_signs"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.native.calls import (
     call_in_parts,
     operation,
@@ -18,8 +18,8 @@ from tfgradcomp.ops.native.calls import (
 
 
 def pack_unambiguous(
-    x: tf.Tensor | SplitVector,
-    moments: tf.Tensor | SplitVector,
+    x: Vector,
+    moments: Vector,
     residual: tf.Tensor,
     variance: tf.Tensor,
     alpha: float,
@@ -43,8 +43,8 @@ def pack_unambiguous(
 
 
 def pack_over_threshold(
-    x: tf.Tensor | SplitVector,
-    moments: tf.Tensor | SplitVector | None,
+    x: Vector,
+    moments: Vector | None,
     residual: tf.Tensor,
     variance: tf.Tensor | None,
     threshold: float,
@@ -71,7 +71,7 @@ def mean_of_sparse(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Computes `reference.mean_of_sparse`."""
     return call_in_parts(
         operation("mean_of_sparse"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.vectors import divide
 
 # The order of a sum over a block; custom_ops/word_format.h says the same.
@@ -34,9 +34,7 @@ class Statistics(NamedTuple):
     nonfinite: tf.Tensor
 
 
-def block_statistics(
-    x: tf.Tensor | SplitVector, row_splits: Sequence[int]
-) -> Statistics:
+def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
     """Returns statistics of each block of float32 `[count]`, in float64.
 
     Sums are taken in an order that depends on the blocks alone.
@@ -57,7 +55,7 @@ def block_statistics(
     )
 
 
-def mean_magnitude(x: tf.Tensor | SplitVector, row_splits: Sequence[int]) -> tf.Tensor:
+def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
     mean = divide(sum_of_magnitudes(x, row_splits), np.diff(row_splits))
     return tf.cast(mean, tf.float32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import spread
 from tfgradcomp.ops.reference.vectors import in_parts
 from tfgradcomp.ops.word_format import digits_per_word, words_for
@@ -54,7 +54,7 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
 
 
 def pack_ternary(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     limit: tf.Tensor,
     scale: tf.Tensor,
     row_splits: Sequence[int],
@@ -121,7 +121,7 @@ def sum_levels(
     step: int,
     zero: int,
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
 
     Args:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import block_of, reduce_blocks, spread
 from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
 from tfgradcomp.ops.reference.vectors import SIGN, add, divide, exponent, in_parts
 
 
 def find_levels(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     row_splits: Sequence[int],
     rule: str,
     count: int,
@@ -76,7 +76,7 @@ def find_levels(
 
 
 def pack_levels(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     levels: tf.Tensor,
     row_splits: Sequence[int],
     stream: tf.Tensor | None = None,
@@ -98,14 +98,13 @@ def pack_levels(
     """
     x = tf.convert_to_tensor(x)
     count = levels.shape[1]
-    k = tf.zeros_like(x, tf.int32)
-    for inner in range(1, count - 1):
-        k += tf.cast(spread(levels[:, inner], row_splits) <= x, tf.int32)
+    table = tf.reshape(levels, [-1])
+    first = tf.constant(count * block_of(row_splits))
+    k = _inner_levels_below(x, table, first, count - 2)
     if stream is None:
         return pack_codes(k, count - 1)
-    place = count * block_of(row_splits) + k
-    low = tf.gather(tf.reshape(levels, [-1]), place)
-    high = tf.gather(tf.reshape(levels, [-1]), place + 1)
+    low = tf.gather(table, first + k)
+    high = tf.gather(table, first + k + 1)
     up = uniform(stream, x.shape[0]) * (high - low) < x - low
     return pack_codes(k + tf.cast(up, tf.int32), count)
 
@@ -115,7 +114,7 @@ def mean_of_levels(
     levels: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Returns the mean of N vectors of levels, added in the order of workers.
 
     Args:
@@ -135,6 +134,24 @@ def mean_of_levels(
         value = tf.gather(tf.reshape(table, [-1]), place)
         total = value if total is None else add(total, value)
     return in_parts(divide(total, words.shape[0]), sizes)
+
+
+def _inner_levels_below(x, table, first, num_inner) -> tf.Tensor:
+    """Counts the inner levels that are <= x, by bisection.
+
+    Args:
+        x: float32 `[size]`.
+        table: The levels of all blocks, flat.
+        first: Where in the table the block of each element begins.
+        num_inner: Number of inner levels of a block; those of a block are ascending.
+    """
+    k = tf.zeros_like(x, tf.int32)
+    # Of 253 to 255 inner levels: steps of 128, 64, ... 1.
+    for bit in reversed(range(num_inner.bit_length())):
+        candidate = k + 2**bit
+        level = tf.gather(table, first + tf.minimum(candidate, num_inner))
+        k = tf.where((candidate <= num_inner) & (level <= x), candidate, k)
+    return k
 
 
 def _ordered(bits: tf.Tensor) -> tf.Tensor:

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import mean_magnitude, spread, sum_of_magnitudes
 from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
 from tfgradcomp.ops.reference.vectors import add, count_nonfinite, divide, in_parts
 
 
-def pack_signs(
-    x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None
-) -> tf.Tensor:
+def pack_signs(x: Vector, stream: tf.Tensor | None = None) -> tf.Tensor:
     """Packs the signs of float32 `[count]` into base-2 words, code 1 for plus.
 
     Args:
@@ -25,7 +23,7 @@ def pack_signs(
     return pack_signs_checked(x, stream)[0]
 
 
-def pack_signs_checked(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = None):
+def pack_signs_checked(x: Vector, stream: tf.Tensor | None = None):
     """Packs signs as `pack_signs` does.
 
     Returns:
@@ -43,7 +41,7 @@ def pack_signs_checked(x: tf.Tensor | SplitVector, stream: tf.Tensor | None = No
 
 
 def pack_momentum_signs(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     momentum: tf.Tensor,
     beta: float,
     warming_up: tf.Tensor | bool,
@@ -73,7 +71,7 @@ def mean_of_signs(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Returns the mean of N vectors of scaled signs, added in the order of workers.
 
     Args:
@@ -130,7 +128,7 @@ def majority_vote(
 
 
 def sign_error_feedback(
-    x: tf.Tensor | SplitVector,
+    x: Vector,
     momentum: tf.Tensor | None,
     residual: tf.Tensor,
     mu: float,

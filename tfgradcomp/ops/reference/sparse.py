@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compat.xla import in_xla
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import reduce_blocks, spread
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
@@ -36,8 +36,8 @@ _MOST = 7  # The largest d.
 
 
 def pack_unambiguous(
-    x: tf.Tensor | SplitVector,
-    moments: tf.Tensor | SplitVector,
+    x: Vector,
+    moments: Vector,
     residual: tf.Tensor,
     variance: tf.Tensor,
     alpha: float,
@@ -83,8 +83,8 @@ def pack_unambiguous(
 
 
 def pack_over_threshold(
-    x: tf.Tensor | SplitVector,
-    moments: tf.Tensor | SplitVector | None,
+    x: Vector,
+    moments: Vector | None,
     residual: tf.Tensor,
     variance: tf.Tensor | None,
     threshold: float,
@@ -134,7 +134,7 @@ def mean_of_sparse(
     scale: tf.Tensor,
     row_splits: Sequence[int],
     sizes: Sequence[int] | None = None,
-) -> tf.Tensor | SplitVector:
+) -> Vector:
     """Returns the mean of N sparse vectors, added in the order of workers.
 
     Args:
@@ -153,7 +153,7 @@ def mean_of_sparse(
     scale = tf.pad(scale, [[0, 0], [0, 1]])
     d = tf.bitwise.right_shift(words, INDEX_BITS) & _MOST
     power = tf.bitcast(tf.bitwise.left_shift(127 - d, 23), tf.float32)
-    total = None
+    total: tf.Tensor = None
     for i in range(num_workers):
         block = tf.searchsorted(splits, index[i], side="right")
         value = tf.gather(scale[i], block) * power[i]
@@ -163,7 +163,7 @@ def mean_of_sparse(
     return in_parts(divide(total[:size], num_workers), sizes)
 
 
-def _accumulate(gathered: tf.Tensor, x: tf.Tensor | SplitVector) -> tf.Tensor:
+def _accumulate(gathered: tf.Tensor, x: Vector) -> tf.Tensor:
     """Adds what is new to what an element has gathered."""
     size = gathered.shape[0]
     if size >= 1 << INDEX_BITS:

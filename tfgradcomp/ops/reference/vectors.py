@@ -1,4 +1,4 @@
-"""What all families share: parts of a vector, and what a graph must not change."""
+"""Helpers of all families: parts of a vector, and sums that graphs leave alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.core.split_vector import SplitVector, Vector
 
 SIGN = -(2**31)  # The sign's bit.
 
@@ -27,7 +27,7 @@ def exponent(magnitude: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.right_shift(magnitude, 23)
 
 
-def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> tf.Tensor | SplitVector:
+def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> Vector:
     """Cuts a vector into `SplitVector` of the given sizes; None: it stays whole."""
     return values if sizes is None else SplitVector(tf.split(values, sizes))
 

@@ -6,12 +6,19 @@ the same state, the same bits. The chains name these classes in `Compressor.fuse
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Wrapper
 from tfgradcomp.compressors.sign import scale_tells_finite
+from tfgradcomp.compressors.ternary import Ternary
+
+if TYPE_CHECKING:
+    from tfgradcomp.compressors.clip import Clip
+    from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
 
 
 class OnePass(Wrapper):
@@ -20,6 +27,8 @@ class OnePass(Wrapper):
 
 class MomentumSign(OnePass):
     """`Momentum(Sign())` in one pass."""
+
+    compressor: Momentum
 
     @override
     def compress(self, x, state, layout, context):
@@ -38,17 +47,19 @@ class MomentumSign(OnePass):
 class ClippedTernary(OnePass):
     """`Clip(Ternary())` in one pass."""
 
+    compressor: Clip
+
     @override
     def prepare(self, x, state, layout, context):
         clip = self.compressor
-        return clip.compressor.prepare_clipped(
+        return cast(Ternary, clip.compressor).prepare_clipped(
             x, lambda statistics: clip.limit(statistics, layout), layout
         )
 
     @override
     def compress(self, x, state, layout, context):
         prepared = context.prepared or self.prepare(x, state, layout, context)
-        ternary = self.compressor.compressor
+        ternary = cast(Ternary, self.compressor.compressor)
         return ternary.compress_prepared(x, state, prepared, layout, context)
 
 
@@ -66,6 +77,8 @@ class SignFeedback(OnePass):
 
 class NesterovSignFeedback(OnePass):
     """`NesterovMomentum(ErrorFeedback(ScaledSign()))` in one pass."""
+
+    compressor: NesterovMomentum
 
     @override
     def compress(self, x, state, layout, context):

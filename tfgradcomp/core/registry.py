@@ -1,0 +1,38 @@
+"""Discovery of a package's public classes, so that no list of them is kept by hand."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+
+def public_classes(package: str, base: type) -> dict[str, type]:
+    """Returns the subclasses of `base` that a package's modules define, by name.
+
+    A class is public unless its name, or that of its module, begins with an underscore.
+
+    Args:
+        package: Name of an imported package; subpackages are not searched.
+        base: The class that they derive from.
+
+    Raises:
+        ValueError: If two modules define a class of the same name.
+    """
+    found: dict[str, type] = {}
+    path = importlib.import_module(package).__path__
+    for module_name in sorted(module.name for module in pkgutil.iter_modules(path)):
+        if module_name.startswith("_"):
+            continue
+        module = importlib.import_module(f"{package}.{module_name}")
+        for name, value in vars(module).items():
+            is_class = isinstance(value, type) and issubclass(value, base)
+            is_own = is_class and value.__module__ == module.__name__
+            if not is_own or name.startswith("_"):
+                continue
+            if name in found:
+                raise ValueError(
+                    f"Two modules of {package} define a class {name}: "
+                    f"{found[name].__module__} and {value.__module__}"
+                )
+            found[name] = value
+    return dict(sorted(found.items()))

@@ -1,0 +1,76 @@
+"""The state of all workers and servers in the files of the chief's optimizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.optimizers import CompressedOptimizer
+from tfgradcomp.parameter_server.membership import Membership
+
+
+class ClusterCheckpoint:
+    """Lets the chief's optimizer save and restore the state of a whole cluster.
+
+    A file is then like one of a process with as many replicas as there are workers.
+
+    Args:
+        membership: Who takes part.
+    """
+
+    def __init__(self, membership: Membership):
+        self._membership = membership
+
+    def attach(self, optimizer: CompressedOptimizer) -> None:
+        """Makes the variables of the chief's optimizer stand for those elsewhere.
+
+        Args:
+            optimizer: The chief's optimizer, built of the same buckets as the workers'.
+        """
+        for index, bucket in enumerate(optimizer.stepper.buckets):
+            for leaf, variable in enumerate(tf.nest.flatten(bucket.state.worker)):
+                self._stand_for(
+                    variable, self._read_workers, self._restore_workers, index, leaf
+                )
+            for leaf, variable in enumerate(tf.nest.flatten(bucket.state.server)):
+                self._stand_for(
+                    variable,
+                    self._read_servers,
+                    self._restore_servers,
+                    bucket.name,
+                    leaf,
+                )
+
+    def _stand_for(self, variable, read: Callable, restore: Callable, *place):
+        read = functools.partial(read, *place)
+        variable.stand_for(
+            functools.partial(self._membership.with_recovery, read),
+            functools.partial(restore, *place),
+        )
+
+    def _read_workers(self, index, leaf):
+        workers = self._membership.workers
+        return np.stack([_worker_leaf(w, index, leaf).numpy() for w in workers])
+
+    def _restore_workers(self, index, leaf, values):
+        for worker, value in zip(self._membership.workers, values, strict=True):
+            with tf.device(worker.device):
+                _worker_leaf(worker, index, leaf).assign(value)
+
+    def _read_servers(self, call_site, leaf):
+        first = self._membership.workers[0]
+        whole = self._membership.rendezvous.states.whole_at(
+            call_site, first.committed_steps(), first.kept_states()
+        )
+        return whole[leaf][np.newaxis]
+
+    def _restore_servers(self, call_site, leaf, values):
+        self._membership.rendezvous.states.restore(call_site, leaf, values[0])
+
+
+def _worker_leaf(worker, index, leaf):
+    state = worker.optimizer.stepper.buckets[index].state
+    return tf.nest.flatten(state.worker)[leaf]

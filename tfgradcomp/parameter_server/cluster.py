@@ -1,0 +1,163 @@
+"""The tasks of a cluster: the roles that serve, and who answers the chief."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from tfgradcomp.core.logging import logger
+from tfgradcomp.ops import library
+
+TASK_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+)
+"""The errors of operations on a task that is gone."""
+
+_THREADS = 16
+_PROBE_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+
+
+class Cluster:
+    """The workers and parameter servers of a cluster, as the chief sees them.
+
+    Attributes:
+        workers: The workers' devices, `/job:worker/...`.
+        servers: The parameter servers' devices, `/job:ps/...`.
+    """
+
+    def __init__(self, addresses: dict[str, str]):
+        """Creates a cluster.
+
+        Args:
+            addresses: Host and port of each task, by their devices.
+        """
+        self._addresses = addresses
+        self.workers = [device for device in addresses if "/job:worker/" in device]
+        self.servers = [device for device in addresses if "/job:ps/" in device]
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of all workers and parameter servers."""
+        return [*self._addresses]
+
+    def address(self, device: str) -> str:
+        """Returns the host and port of a task."""
+        return self._addresses[device]
+
+    def answers(self, device: str) -> bool:
+        """Returns whether a task accepts connections."""
+        host, _, port = self._addresses[device].rpartition(":")
+        try:
+            address = host.strip("[]"), int(port)
+            with socket.create_connection(address, _PROBE_SECONDS):
+                return True
+        except OSError:
+            return False
+
+    def all_answer(self) -> bool:
+        """Returns whether all tasks accept connections."""
+        return all(map(self.answers, self._addresses))
+
+    def wait_for_all(self) -> None:
+        """Waits until all tasks accept connections."""
+        while not self.all_answer():
+            time.sleep(_POLL_SECONDS)
+
+    def lost(self, errors: dict[str, Exception]) -> set[str]:
+        """Returns the devices of tasks that are gone, of those that have an error."""
+        gone = {device for device in errors if not self.answers(device)}
+        # One that was started again at once answers, but does not know this cluster.
+        new = {
+            device
+            for device, error in errors.items()
+            if isinstance(error, TASK_LOST) and f"target {device}" in str(error)
+        }
+        return gone | new
+
+    def check_servers(self, lost: Collection[str] = ()) -> None:
+        """Checks that all parameter servers are there.
+
+        Args:
+            lost: Devices of tasks that are known to be gone.
+
+        Raises:
+            ConnectionError: If a server is among them, or does not answer.
+        """
+        gone = [d for d in self.servers if d in lost or not self.answers(d)]
+        if gone:
+            raise ConnectionError(
+                "Parameter servers are gone, with the state that they held. Start all "
+                "tasks again and resume from the last checkpoint, for example by "
+                f"keras.callbacks.BackupAndRestore. Received: {gone}"
+            )
+
+
+def cluster_of_chief() -> Cluster:
+    """Returns the cluster that `TF_CONFIG` describes, on its chief.
+
+    Workers and parameter servers serve instead, and never return.
+
+    Raises:
+        ValueError: If it is no cluster of a chief, workers and parameter servers.
+    """
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    spec = resolver.cluster_spec()
+    tasks = {job: spec.num_tasks(job) for job in spec.jobs}
+    if tasks.get("chief") != 1 or not tasks.get("worker") or not tasks.get("ps"):
+        raise ValueError(
+            "TF_CONFIG must describe a cluster of one chief, workers and parameter "
+            "servers, and the task that this process is. `python -m tfgradcomp.launch "
+            f"--workers 2 --ps 1 script.py` sets it. Received: tasks={tasks}"
+        )
+    if resolver.task_type in ("worker", "ps"):
+        _serve(resolver)
+    return Cluster(
+        {
+            f"/job:{job}/replica:0/task:{index}": spec.task_address(job, index)
+            for job in ("worker", "ps")
+            for index in range(spec.num_tasks(job))
+        }
+    )
+
+
+def connect() -> None:
+    """Connects this process, the chief, with all tasks of `TF_CONFIG`, once.
+
+    The process loses the values of all variables that it has by then.
+    """
+    _connect(os.environ["TF_CONFIG"])
+
+
+@functools.cache
+def _connect(config):
+    return tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    )
+
+
+def _serve(resolver):
+    """Serves as the worker or the parameter server that `resolver` says, for ever."""
+    try:
+        library.library()
+    except library.UnavailableError as error:
+        logger.warning("the native operations are missing here: %s", error)
+    # What waits for other tasks may hold a thread each; were all held, it would wait
+    # for ever. Waiting threads cost no core.
+    threads = int(os.environ.get("TF_NUM_INTEROP_THREADS", 0))
+    threads = max(_THREADS, threads, os.cpu_count() or 1)
+    server = tf.distribute.Server(
+        resolver.cluster_spec(),
+        job_name=resolver.task_type,
+        task_index=resolver.task_id,
+        protocol=resolver.rpc_layer or "grpc",
+        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads),
+    )
+    server.join()

@@ -1,0 +1,116 @@
+"""Calls that run for tasks of a cluster at once, each in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfgradcomp.compat import remote
+from tfgradcomp.parameter_server.cluster import Cluster
+
+# Seconds without a report after which tasks are asked whether they are there, and,
+# after an error, those after which training ends.
+WATCH_SECONDS = 10.0
+END_SECONDS = 60.0
+
+
+class Report(NamedTuple):
+    """A report of a call.
+
+    Attributes:
+        device: The device that the call is for.
+        value: What the call returned, the error that it ended in, or its progress.
+        has_ended: Whether the call has ended.
+    """
+
+    device: str
+    value: Any
+    has_ended: bool = True
+
+    @property
+    def is_error(self) -> bool:
+        """True if the call ended in an error."""
+        return isinstance(self.value, Exception)
+
+
+class DeviceCalls:
+    """Calls that were started for devices, and their reports.
+
+    Attributes:
+        running: The devices of the calls that have not ended, one for each call.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._reports: queue.SimpleQueue = queue.SimpleQueue()
+        self.running: list = []
+
+    def start(self, device: str, call: Callable) -> None:
+        """Starts a call for a device, in a thread of its own."""
+        self.running.append(device)
+        threading.Thread(target=self._run, args=(device, call), daemon=True).start()
+
+    def report_progress(self, device: str, value) -> None:
+        """Reports the progress of a call that goes on, from its thread."""
+        self._reports.put(Report(device, value, has_ended=False))
+
+    def next(self, errors: dict[str, Exception]) -> Report:
+        """Returns the next report, or that of a machine that does not answer.
+
+        Args:
+            errors: The errors so far, by devices. After one of them nobody is waited
+                for without end.
+
+        Raises:
+            ConnectionError: If a parameter server is gone.
+            RuntimeError: If calls do not end after an error.
+        """
+        report = self._wait(errors)
+        if report.has_ended and report.device in self.running:
+            self.running.remove(report.device)
+        return report
+
+    def finish(self, errors: dict[str, Exception]) -> dict[str, Exception]:
+        """Waits for the end of all calls, and returns their errors, by devices.
+
+        Args:
+            errors: The errors so far, as in `next`.
+        """
+        found: dict = {}
+        while self.running:
+            report = self.next(errors | found)
+            if report.is_error:
+                found[report.device] = report.value
+        return found
+
+    def _run(self, device, call):
+        try:
+            with remote.own_executor(), tf.device(device):
+                value = call()
+        except Exception as error:
+            value = error
+        self._reports.put(Report(device, value))
+
+    def _wait(self, errors):
+        while True:
+            with contextlib.suppress(queue.Empty):
+                seconds = END_SECONDS if errors else WATCH_SECONDS
+                return self._reports.get(timeout=seconds)
+            # A machine without power closes no connection.
+            self._cluster.check_servers()
+            for device in self.running:
+                if not self._cluster.answers(device):
+                    address = self._cluster.address(device)
+                    text = f"no answer from {device} at {address}"
+                    error = tf.errors.UnavailableError(None, None, text)
+                    return Report(device, error)
+            if errors:
+                raise RuntimeError(
+                    f"After an error, others did not end within {END_SECONDS:g} s. "
+                    f"Received: {errors}"
+                )

@@ -1,0 +1,107 @@
+"""The step of a worker that waits for nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.optimizers import nonfinite
+from tfgradcomp.optimizers.step import Stepper
+
+if TYPE_CHECKING:
+    from tfgradcomp.parameter_server.push_transport import LogCollectives, PushLogRoute
+
+
+class PushLogStepper(Stepper):
+    """Pushes a gradient, then applies the log up to and with its own push.
+
+    Its buckets' routes are `PushLogRoute`s.
+
+    Attributes:
+        staleness: int64 variable, how many pushes of others came between a gradient's
+            weights and its own push, over all own pushes.
+    """
+
+    collectives: LogCollectives
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.staleness = PerReplicaVariable(tf.constant(0, tf.int64), "staleness")
+
+    @override
+    def take(self, gradients, variables):
+        log, rank = self.collectives.log, self.collectives.rank
+        pushed = [self._push(bucket, gradients).content for bucket in self.buckets]
+        log.announce(rank, [sending for own in pushed for sending in own.operations])
+        known = [own.known_replies for own in pushed]
+
+        def follow(_, count):
+            pusher = log.next(rank)
+            self._follow(pusher, variables, known)
+            return pusher, count + 1
+
+        _, count = tf.while_loop(
+            lambda pusher, _: pusher != rank,
+            follow,
+            [tf.constant(-1), tf.constant(0, tf.int64)],
+            parallel_iterations=1,
+        )
+        self.staleness.assign(self.staleness + count - 1)
+
+    def drain(self) -> None:
+        """Applies what is left of the log, to its end."""
+        log, rank = self.collectives.log, self.collectives.rank
+
+        def follow(pusher):
+            self._follow(pusher, self._variables, [()] * len(self.buckets))
+            return (log.next(rank),)
+
+        tf.while_loop(
+            lambda pusher: pusher < log.num_workers,
+            follow,
+            [log.next(rank)],
+            parallel_iterations=1,
+        )
+
+    def _push(self, bucket, gradients):
+        """Compresses and pushes; the worker's state is new as soon as it has pushed."""
+        sent = bucket.compress(gradients, self.context())
+        is_finite = tf.equal(sent.flag, 0)
+        tf.nest.map_structure(
+            lambda variable, new: variable.assign(
+                tf.where(is_finite, new, tf.convert_to_tensor(variable))
+            ),
+            bucket.state.worker,
+            sent.worker_state,
+        )
+        server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
+        return bucket.route.push(sent.payload, server, sent.context, sent.flag)
+
+    def _follow(self, pusher, variables, known):
+        """Applies the next push of a worker.
+
+        Args:
+            pusher: Rank of the worker, int32 scalar.
+            variables: The variables to update.
+            known: For each bucket the replies to the own push, where they are known.
+        """
+        context = self.context()
+        updates, state, flags = {}, [], []
+        for bucket, replies in zip(self.buckets, known, strict=True):
+            server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
+            route = cast("PushLogRoute", bucket.route)
+            result = route.pull(route.flight_of(pusher, context, replies), server)
+            update, local = bucket.with_decay(result.update, self._variables)
+            updates.update(bucket.split(update))
+            state += _pairs(bucket.state.local, local)
+            state += _pairs(bucket.state.server, result.state)
+            flags.append(result.nonfinite_flags)
+        self.commit(updates, state, nonfinite.first_of(flags), variables, context)
+
+
+def _pairs(variables, values):
+    flat = tf.nest.flatten(variables), tf.nest.flatten(values)
+    return list(zip(*flat, strict=True))

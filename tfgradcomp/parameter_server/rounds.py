@@ -1,0 +1,217 @@
+"""Steps of all workers, with and without a barrier."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import ClassVar, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.compat import remote
+from tfgradcomp.parameter_server.cluster import Cluster
+from tfgradcomp.parameter_server.device_calls import DeviceCalls
+from tfgradcomp.parameter_server.membership import Membership
+from tfgradcomp.parameter_server.push_transport import PushLogTransport
+from tfgradcomp.parameter_server.remote_worker import (
+    STALENESS,
+    PushingWorker,
+    RemoteWorker,
+)
+from tfgradcomp.parameter_server.transport import ParameterServer
+
+
+class Taken(NamedTuple):
+    """The outcome of an attempt to take steps.
+
+    Attributes:
+        steps: How many all workers have committed.
+        logs: The metrics' values then.
+        errors: The errors of tasks, by their devices.
+    """
+
+    steps: int
+    logs: dict[str, float]
+    errors: dict[str, Exception]
+
+
+class Rounds:
+    """Lets the workers of a membership take steps, and recovers from their loss.
+
+    A subclass says how (`take`).
+
+    Attributes:
+        transport_class: How the workers' gradients travel.
+        worker_class: The class of the workers.
+    """
+
+    transport_class: ClassVar[type[ParameterServer]]
+    worker_class: ClassVar[type[RemoteWorker]]
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        membership: Membership,
+        callbacks: keras.callbacks.CallbackList,
+        steps_per_execution: int,
+    ):
+        """Begins to count the rounds of a training.
+
+        Args:
+            cluster: The tasks.
+            membership: Who takes part.
+            callbacks: Callbacks that are told of batches.
+            steps_per_execution: Steps that workers take before the chief hears of them.
+        """
+        self._cluster = cluster
+        self._membership = membership
+        self._callbacks = callbacks
+        self._steps_per_execution = steps_per_execution
+        self._rounds = membership.workers[0].rounds()
+
+    def run(self, done: int, end: int) -> tuple[int, dict[str, float]]:
+        """Lets the workers take some steps; `done` of `end` have been taken.
+
+        Returns:
+            How many were taken, and the logs.
+        """
+        membership = self._membership
+        before = self._rounds
+        taken = self.take(done, end)
+        self._rounds += taken.steps
+        logs = taken.logs
+        if taken.errors:
+            membership.recover(taken.errors)
+            # Those who are left may have committed some of the steps.
+            self._rounds = membership.with_recovery(
+                lambda: membership.workers[0].rounds()
+            )
+            logs = membership.with_recovery(lambda: membership.workers[0].logs())
+        return self._rounds - before, logs
+
+    def take(self, done: int, end: int) -> Taken:
+        """Lets the workers take some steps, and tells the callbacks.
+
+        Args:
+            done: How many of the epoch's steps have been taken.
+            end: How many it has.
+        """
+        raise NotImplementedError
+
+
+class BarrierRounds(Rounds):
+    """Steps that all workers take together."""
+
+    transport_class = ParameterServer
+    worker_class = RemoteWorker
+
+    @override
+    def take(self, done, end):
+        membership, serving = self._membership, self._membership.serving
+        self._callbacks.on_train_batch_begin(done)
+        steps = min(self._steps_per_execution, end - done)
+        calls = DeviceCalls(self._cluster)
+        for worker in membership.workers:
+            calls.start(worker.device, functools.partial(worker.run, steps))
+        for device, serve in serving.items():
+            calls.start(device, functools.partial(serve, tf.constant(steps)))
+        values: list = []
+        errors: dict = {}
+        while calls.running:
+            report = calls.next(errors)
+            if report.is_error:
+                errors[report.device] = report.value
+            elif report.device not in serving:
+                values.append(report.value)
+            if errors:
+                self._cluster.check_servers()
+                # Replies stay open until no server can give them to some workers only.
+                serves = not serving.keys().isdisjoint(calls.running)
+                with remote.own_executor():
+                    membership.rendezvous.close("up" if serves else "down")
+        if errors:
+            return Taken(0, {}, errors)
+        logs = membership.workers[0].named(np.mean(values, axis=0))
+        self._callbacks.on_train_batch_end(done + steps - 1, logs)
+        return Taken(steps, logs, {})
+
+
+class PushRounds(Rounds):
+    """Pushes that each worker makes when it can."""
+
+    transport_class = PushLogTransport
+    worker_class = PushingWorker
+
+    @override
+    def take(self, done, end):
+        membership, log = self._membership, self._membership.rendezvous
+        budget = _Budget(end - done, self._steps_per_execution)
+        served = DeviceCalls(self._cluster)
+        for device, functions in membership.serving.items():
+            for function in functions.values():
+                served.start(device, function)
+        drives = DeviceCalls(self._cluster)
+        for worker in membership.workers:
+            drive = functools.partial(_drive, worker, budget, drives)
+            drives.start(worker.device, drive)
+        pushes, logs, errors = self._follow(drives, budget, done)
+        self._cluster.check_servers()
+        log.stop()
+        errors |= served.finish(errors)
+        log.end()
+        drains = DeviceCalls(self._cluster)
+        for worker in membership.workers:
+            if worker.device not in errors:
+                drains.start(worker.device, worker.drain)
+        errors |= drains.finish(errors)
+        return Taken(0 if errors else pushes, logs, errors)
+
+    def _follow(self, drives, budget, done):
+        """Tells the callbacks of pushes until all workers have ended."""
+        first, callbacks = self._membership.workers[0], self._callbacks
+        values, errors, logs, pushes = {}, {}, {}, 0
+        while drives.running:
+            report = drives.next({})
+            if not report.has_ended:
+                steps, values[report.device] = report.value
+                callbacks.on_train_batch_begin(done + pushes)
+                pushes += steps
+                logs = first.named(np.mean([*values.values()], axis=0))
+                logs[STALENESS] *= len(values) / (done + pushes)
+                callbacks.on_train_batch_end(done + pushes - 1, logs)
+                if callbacks.model.stop_training:
+                    budget.end()
+            elif report.is_error:
+                errors[report.device] = report.value
+                # The loss of a worker is no reason for the others to end.
+                if report.device not in self._cluster.lost(errors):
+                    budget.end()
+        return pushes, logs, errors
+
+
+class _Budget:
+    """Steps that threads take from, some at a time."""
+
+    def __init__(self, steps, at_once):
+        self._steps, self._at_once = steps, at_once
+        self._lock = threading.Lock()
+
+    def take(self):
+        """Returns how many steps the caller is to take."""
+        with self._lock:
+            steps = min(self._at_once, self._steps)
+            self._steps -= steps
+        return steps
+
+    def end(self):
+        """Leaves nothing to take."""
+        with self._lock:
+            self._steps = 0
+
+
+def _drive(worker, budget, calls):
+    while steps := budget.take():
+        calls.report_progress(worker.device, (steps, worker.run(steps)))
