@@ -2,12 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# The methods against NumPy: the tests that pure TensorFlow must pass, too; of those with
-# four workers and of a model with plain parts the native operations' run is enough.
-METHODS := tests/servers tests/optimizers/test_trajectories.py \
-	$(addprefix tests/compressors/test_,clip.py sign.py ternary.py)
-
-.PHONY: quickstart lint test clean
+.PHONY: quickstart lint test test-all mutations clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -26,8 +21,13 @@ lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a co
 	$(BIN)/mypy
 
 test: lint  ## What CI runs.
-	TFGRADCOMP_OPS=python $(BIN)/pytest -n 2 -k "not (some and plain) and not -4- and not [4-" $(METHODS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
+	$(BIN)/pytest -n 2 --dist loadfile
+
+mutations: $(BIN)/tfgradcomp-launch  ## Whether quick tests notice faults in the package.
+	$(BIN)/python -m tests.mutations
 
 clean:
 	rm -rf $(VENV) build *.egg-info tfgradcomp/ops/*.so

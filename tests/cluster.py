@@ -1,5 +1,6 @@
 """Runs a script on real workers, through the launcher; brings back their answers."""
 
+import functools
 import json
 import os
 import signal
@@ -71,18 +72,25 @@ def report(folder: str, rank: int, answer: dict) -> None:
     (Path(folder) / f"answer-{rank}.json").write_text(json.dumps(answer))
 
 
+@functools.cache
 def strategy_and_rank():
-    """A worker's strategy and rank; without TF_CONFIG, two devices of one process."""
+    """A process' one strategy, and its rank.
+
+    Without TF_CONFIG it is one of several devices of this process, of which
+    TESTS_DEVICES says the number.
+    """
     # What starts workers does without TensorFlow.
     import tensorflow as tf
 
     if "TF_CONFIG" in os.environ:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         return strategy, strategy.cluster_resolver.task_id
+    devices = int(os.environ.get("TESTS_DEVICES", "2"))
     # Collectives between logical CPUs starve in a small pool.
     tf.config.threading.set_inter_op_parallelism_threads(16)
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 2,
+        [tf.config.LogicalDeviceConfiguration()] * devices,
     )
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), 0
+    names = [f"CPU:{index}" for index in range(devices)]
+    return tf.distribute.MirroredStrategy(names), 0

@@ -1,39 +1,106 @@
-"""Makes TensorFlow quiet, before anything imports it; orders tests in two processes."""
+"""Makes TensorFlow quiet, before anything imports it; shares workers; orders tests."""
 
 import os
+import zlib
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+# Tests that start or share clusters run in one process, one after the other: two
+# clusters at once on two cores wait for each other most of the time.
 CLUSTERS = (
     "tests/benchmarks/test_exchange.py",
     "tests/benchmarks/test_virtual_cluster.py",
-    "tests/launch/",
+    "tests/callbacks/test_backup.py",
+    "tests/compat/test_multi_worker_fit.py",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",
-    "tests/callbacks/test_backup.py",
+    "tests/launch/",
     "tests/parameter_server/",
-    "tests/compat/test_multi_worker_fit.py",
+    "tests/per_example/test_workers.py",
+    "tests/test_pool",
 )
+# Files whose tests share nothing that is dear go to either process in small units.
+DIVISIBLE = (
+    "tests/compressors/",
+    "tests/optimizers/",
+    "tests/servers/",
+    "tests/transports/",
+)
+UNITS_OF_A_TEST = 4
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "python_ops(**parameters): runs the test a second time, with the operations "
+        "in pure TensorFlow; of the parameters named, if there, with these values",
+    )
+
+
+@pytest.fixture(scope="session")
+def pools():
+    """Living workers of this session: `pools(2).run(function, *args)`."""
+    # Not above: before the environment is set, nothing may import TensorFlow.
+    from tests.pool import Pools
+
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(autouse=True)
+def operations(request):
+    """Takes the operations that the marker `python_ops` asks for."""
+    if getattr(request, "param", None) == "python":
+        request.getfixturevalue("monkeypatch").setenv("TFGRADCOMP_OPS", "python")
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.definition.get_closest_marker("python_ops"):
+        metafunc.parametrize("operations", ["auto", "python"], indirect=True)
+
+
+def pytest_collection_modifyitems(config, items):
+    removed = [item for item in items if not _is_wanted(item)]
+    if removed:
+        config.hook.pytest_deselected(items=removed)
+    # The clusters are the longest unit: whoever starts with them ends with the others.
+    items[:] = sorted(
+        filter(_is_wanted, items), key=lambda item: not item.nodeid.startswith(CLUSTERS)
+    )
+
+
+def _is_wanted(item):
+    marker = item.get_closest_marker("python_ops")
+    if marker is None or item.callspec.params["operations"] != "python":
+        return True
+    values = item.callspec.params
+    return all(
+        name not in values or values[name] in chosen
+        for name, chosen in marker.kwargs.items()
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Runs the files that start clusters one after the other, from the beginning.
-
-    Two clusters at once on two cores wait for each other most of the time.
-    """
+    """Shares the tests out: the clusters as one unit, other files whole or in units."""
     from xdist.scheduler import LoadFileScheduling
 
     if config.getvalue("dist") != "loadfile":
         return None
+    # In the order of the tests, not of the units' lengths.
     config.option.loadscopereorder = False
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            is_cluster = nodeid.startswith(CLUSTERS)
-            return "clusters" if is_cluster else super()._split_scope(nodeid)
+            if nodeid.startswith(CLUSTERS):
+                return "clusters"
+            if not nodeid.startswith(DIVISIBLE):
+                return super()._split_scope(nodeid)
+            test, _, parameters = nodeid.partition("[")
+            return f"{test}/{zlib.crc32(parameters.encode()) % UNITS_OF_A_TEST}"
 
     return Scheduling(config, log)

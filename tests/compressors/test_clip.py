@@ -9,6 +9,8 @@ from tests.helpers import make_context
 from tfgradcomp.compressors import Clip, Identity
 from tfgradcomp.core import Layout
 
+pytestmark = pytest.mark.python_ops
+
 
 def clip(x, sizes=None, factor=2.5):
     layout = Layout.from_sizes(sizes or [len(x)])

@@ -9,6 +9,8 @@ from tests.helpers import make_context
 from tfgradcomp.compressors import ScaledSign, Sign
 from tfgradcomp.core import Layout
 
+pytestmark = pytest.mark.python_ops
+
 
 def decoded(compressor, x, layout=None, **context):
     layout = layout or Layout.from_sizes([len(x)])

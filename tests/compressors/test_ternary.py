@@ -9,6 +9,8 @@ from tests.helpers import compress_in_rounds, make_context
 from tfgradcomp.compressors import Clip, Ternary
 from tfgradcomp.core import Layout
 
+pytestmark = pytest.mark.python_ops
+
 SIZES = [35, 1, 64, 3]
 SPLITS = [0, 35, 36, 100, 103]
 TERNGRAD = Clip(Ternary(), 2.5)

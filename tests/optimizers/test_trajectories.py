@@ -19,6 +19,9 @@ from tfgradcomp.servers import Recompress
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
+# Four workers, and a model with plain parts, show nothing new of the operations.
+pytestmark = pytest.mark.python_ops(workers=(2, 3), min_size=(1,))
+
 STEPS = 20
 SHAPES = [(7, 5), (33,), (1,), (2, 3, 5)]
 SPLITS = [0, 35, 68, 69, 99]

@@ -27,6 +27,8 @@ from tfgradcomp.servers import (
 )
 from tfgradcomp.transports import messages
 
+pytestmark = pytest.mark.python_ops(workers=(1, 2, 3), num_workers=(1, 2, 3))
+
 LAYOUT = Layout.from_sizes([70, 1, 30])
 SPLITS = LAYOUT.row_splits
 

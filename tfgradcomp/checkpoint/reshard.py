@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 
 import h5py
@@ -117,7 +116,7 @@ def _wholes(files):
 
 def _totals(files, mark):
     """The sums over files of the datasets of state whose names have a mark."""
-    totals = {}
+    totals: dict = {}
     for path in files:
         with h5py.File(path) as file:
             for group in _state_groups(file):
@@ -159,4 +158,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -29,7 +29,7 @@ def replace(owner: Any, name: str, replacement: Callable) -> None:
 
 
 @contextlib.contextmanager
-def replaced_attribute(instance, name: str, value) -> Iterator[None]:
+def replaced_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Gives one object another attribute for as long as the context lasts.
 
     The object's `__setattr__`, by which Keras tracks layers and variables, sees nothing

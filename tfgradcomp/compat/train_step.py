@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,12 +33,14 @@ def replace_finite_update(function: Callable) -> None:
     )
 
 
-def predict_in_training(model: keras.Model, x):
+def predict_in_training(model: keras.Model, x: Any) -> Any:
     """Calls a model as its train step does."""
     return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
-def compute_loss(model: keras.Model, x, y, y_pred, sample_weight) -> tf.Tensor:
+def compute_loss(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> tf.Tensor:
     """Returns the loss of a train step, divided by the number of replicas."""
     return model._compute_loss(
         x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True

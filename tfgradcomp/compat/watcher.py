@@ -12,8 +12,7 @@ class VariableReads:
     Recordings may be nested: each thread's active ones see every read.
     """
 
-    def __init__(self):
-        self._watcher = None
+    _watcher: VariableWatcher
 
     def start(self) -> None:
         """Begins a new recording."""

@@ -41,3 +41,7 @@ def get(identifier: str | Compressor) -> Compressor:
 
 
 __all__ = sorted([*_CLASSES, "Compressed", "get"])
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

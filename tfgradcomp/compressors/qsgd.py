@@ -45,7 +45,8 @@ class QSGD(Codebook):
     norm: str = "max"
 
     def __post_init__(self):
-        fits = isinstance(self.levels, int) and self.levels >= 3 and self.levels % 2
+        is_odd = isinstance(self.levels, int) and self.levels % 2 == 1
+        fits = is_odd and self.levels >= 3
         check_levels(self.levels, fits, "an odd integer, at least 3")
         if self.norm not in NORMS:
             raise ValueError(

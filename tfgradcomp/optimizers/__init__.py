@@ -26,3 +26,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [*_CLASSES]
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

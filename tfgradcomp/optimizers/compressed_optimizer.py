@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.collectives import enable_multi_worker_fit
 from tfgradcomp.compat import inner_optimizer as compat
@@ -16,7 +17,7 @@ from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
 from tfgradcomp.optimizers.dense import dense
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
-from tfgradcomp.optimizers.partition import serializable_rules
+from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
@@ -101,13 +102,9 @@ class CompressedOptimizer(OptimizerWrapper):
         "bucket_bytes",
         "fallback",
     )
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "compressor",
-        "server",
-        "block_size",
-        "weight_decay",
-        *common_arguments,
-    )
+    config_arguments: ClassVar[tuple[str, ...]]
+    config_arguments = ("compressor", "server", "block_size", "weight_decay")
+    config_arguments += common_arguments
     stepper_class: type[Stepper] = Stepper
 
     def __init__(
@@ -320,14 +317,12 @@ class CompressedOptimizer(OptimizerWrapper):
 
     # State and configuration.
 
-    def get_config(self):
-        """Returns the constructor's arguments, serialized by Keras."""
-        config = super().get_config()
-        # A transport that was handed in belongs to its process.
-        if not isinstance(self.transport, str):
-            config["transport"] = "auto"
-        config["exclude"] = serializable_rules(self.exclude)
-        return config
+    @override
+    def config_value(self, name):
+        if name == "transport" and not isinstance(self.transport, str):
+            # A transport that was handed in belongs to its process.
+            return "auto"
+        return named_rules(self.exclude) if name == "exclude" else getattr(self, name)
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""

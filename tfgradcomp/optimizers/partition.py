@@ -98,12 +98,8 @@ def _indices(some: Iterable, variables: Sequence) -> set[int]:
     return {index for index, v in enumerate(variables) if id(v) in wanted}
 
 
-def serializable_rules(exclude):
+def named_rules(exclude):
     """Returns `exclude` with layer classes named, as Keras can save it."""
     if isinstance(exclude, (list, tuple)):
-        return [keras.saving.serialize_keras_object(_named(rule)) for rule in exclude]
-    return keras.saving.serialize_keras_object(_named(exclude))
-
-
-def _named(rule):
-    return f"layer:{rule.__name__}" if isinstance(rule, type) else rule
+        return [named_rules(rule) for rule in exclude]
+    return f"layer:{exclude.__name__}" if isinstance(exclude, type) else exclude

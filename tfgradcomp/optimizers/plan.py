@@ -129,10 +129,11 @@ def make_plan(
         is_fallback: Whether to take float32 instead of the method, as a saved state
             says; None: decided here.
     """
-    given = settings.transport
-    is_bound = isinstance(given, Transport)
-    collectives = given.collectives if is_bound else for_strategy(strategy)
-    carries_plain = is_bound and given.carries_plain
+    given, carries_plain = settings.transport, False
+    if isinstance(given, Transport):
+        collectives, carries_plain = given.collectives, given.carries_plain
+    else:
+        collectives = for_strategy(strategy)
     hosts = across_hosts(strategy)
     buckets = []
     for vector in _vectors(variables, is_trained, settings):

@@ -81,11 +81,15 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             "backend."
         )
 
+    def config_value(self, name: str) -> Any:
+        """Returns the value of an argument, as Keras can save it."""
+        return getattr(self, name)
+
     def get_config(self):
         """Returns the constructor's arguments, serialized by Keras."""
         names = ("inner_optimizer", *self.config_arguments, "name")
         return {
-            name: keras.saving.serialize_keras_object(getattr(self, name))
+            name: keras.saving.serialize_keras_object(self.config_value(name))
             for name in names
         }
 

@@ -12,7 +12,7 @@ of the other servers' replies comes with the next messages.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -197,8 +197,8 @@ class ParameterServer(Transport):
     """
 
     payload_kind = "messages of one size"
-    route_class = ParameterServerRoute
-    rendezvous_class = Rendezvous
+    route_class: ClassVar[type[Route]] = ParameterServerRoute
+    rendezvous_class: ClassVar[type[Any]] = Rendezvous
     stepper_class: ClassVar[type[Stepper]] = Stepper
 
     @classmethod

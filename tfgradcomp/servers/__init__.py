@@ -18,3 +18,7 @@ if TYPE_CHECKING:
 
 
 __all__ = sorted([*_CLASSES, "Shard", "SumField"])
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

@@ -26,7 +26,7 @@ def tensors(x: Vector) -> list[tf.Tensor]:
 
 def scale_of(x: Vector | None) -> float:
     """Returns what the kernel has to multiply the `tensors` of a vector by."""
-    return x.scale if _in_pieces(x) else 1.0
+    return x.scale if isinstance(x, SplitVector) and _in_pieces(x) else 1.0
 
 
 def call_in_parts(
@@ -40,7 +40,7 @@ def call_in_parts(
     On a GPU, the operation writes one tensor, which is split afterwards.
     """
     in_place = sizes is not None and not library.gpu_is_visible()
-    given = [int(size) for size in sizes] if in_place else [attributes["count"]]
+    given = [int(size) for size in sizes or ()] if in_place else [attributes["count"]]
     values = function(*arguments, num_values=len(given), sizes=given, **attributes)
     if sizes is None:
         return values[0]

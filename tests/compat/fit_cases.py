@@ -1,12 +1,11 @@
-"""One worker: trains small models in many ways and reports what came out.
+"""What the workers of a pool do in the tests of `model.fit`, a function a case.
 
-`fit_worker.py folder case...`; `methods=signum,orq` are these methods alone. Without
-TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
+Each trains small models in some way and returns what came out. Under MirroredStrategy
+the one process is both workers, as the two devices.
 """
 
 import contextlib
 import hashlib
-import sys
 from pathlib import Path
 
 import keras
@@ -14,14 +13,25 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import report, strategy_and_rank
+from tests.cluster import strategy_and_rank
+from tfgradcomp.collectives.replicas import Replicas
 
-FOLDER, NAMES = sys.argv[1], sys.argv[2:]
-STRATEGY, RANK = strategy_and_rank()
 SGD = keras.optimizers.SGD
 random = np.random.default_rng(7)
 X = random.normal(size=(60, 64)).astype("float32")
 Y = random.normal(size=(60, 3)).astype("float32")
+
+
+def scope():
+    """The scope of this process' strategy."""
+    strategy, _ = strategy_and_rank()
+    return strategy.scope()
+
+
+def own_rank():
+    """This process' rank."""
+    _, rank = strategy_and_rank()
+    return rank
 
 
 def digest(model):
@@ -34,7 +44,7 @@ def residuals(model):
     """A hash of each worker's own state."""
     return {
         v.name: hashlib.sha256(v.local_values().tobytes()).hexdigest()
-        for v in model.optimizer._own_state()
+        for v in model.optimizer._state.variables()
     }
 
 
@@ -43,7 +53,7 @@ def make(optimizer, policy="float32", units=40, **kwargs):
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     keras.mixed_precision.set_global_policy(policy)
-    with STRATEGY.scope():
+    with scope():
         model = keras.Sequential(
             [
                 keras.Input((64,)),
@@ -119,44 +129,38 @@ METHODS = {
 }
 
 
-def case_methods(names=tuple(METHODS)):
-    """Methods with validation, and what the collectives are given."""
-    answers = {}
-    for name in names:
-        with recorded() as (seen, varying):
-            answers[name] = trained(
-                METHODS[name], fit_arguments={"validation_data": (X, Y)}
-            )
-        answers[name] |= {"seen": sorted({*seen}), "varying": varying}
-    return answers
+def case_method(name):
+    """A method with validation, and what the collectives are given."""
+    with recorded() as (seen, varying):
+        answer = trained(METHODS[name], fit_arguments={"validation_data": (X, Y)})
+    return answer | {"seen": sorted({*seen}), "varying": varying}
 
 
 @contextlib.contextmanager
 def recorded():
-    """Lists of calls (site, size, type), and of the sizes of those that vary."""
+    """Lists of calls (call site, size, type), and of the sizes of those that vary."""
     seen, varying = [], []
-    kind = tfgradcomp.collectives.base.Replicas
-    gather, reduce = kind.gather, kind._reduce
+    gather, reduce = Replicas.gather, Replicas._reduce
 
-    def record(vector, site):
+    def record(vector, call_site):
         if vector.shape[0] is None:
             tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
-        elif "log" not in site:
-            seen.append((site, int(vector.shape[0]), vector.dtype.name))
+        elif "log" not in call_site:
+            seen.append((call_site, int(vector.shape[0]), vector.dtype.name))
 
-    def gather_recorded(self, vector, site):
-        record(vector, site)
-        return gather(self, vector, site)
+    def gather_recorded(self, vector, call_site):
+        record(vector, call_site)
+        return gather(self, vector, call_site)
 
-    def reduce_recorded(self, vector, merge_op, site):
-        record(vector, site)
-        return reduce(self, vector, merge_op, site)
+    def reduce_recorded(self, vector, merge_op, call_site):
+        record(vector, call_site)
+        return reduce(self, vector, merge_op, call_site)
 
-    kind.gather, kind._reduce = gather_recorded, reduce_recorded
+    Replicas.gather, Replicas._reduce = gather_recorded, reduce_recorded
     try:
         yield seen, varying
     finally:
-        kind.gather, kind._reduce = gather, reduce
+        Replicas.gather, Replicas._reduce = gather, reduce
 
 
 TRANSPORTS = {
@@ -167,10 +171,10 @@ TRANSPORTS = {
 }
 
 
-def case_transports():
-    """Methods on every transport, in several buckets and in loops, and without."""
+def case_transports(name):
+    """A method on every transport, in several buckets and in loops, and without."""
 
-    def run(name, transport, bucket_bytes, steps_per_execution):
+    def run(transport, bucket_bytes, steps_per_execution):
         return trained(
             lambda: METHODS[name](
                 transport=transport, bucket_bytes=bucket_bytes, min_size=3
@@ -181,11 +185,8 @@ def case_transports():
         )["digest"]
 
     return {
-        name: {
-            "one bucket": run(name, "all_gather", 2**20, 1),
-            **{transport: run(name, transport, 1, 4) for transport in names},
-        }
-        for name, names in TRANSPORTS.items()
+        "one bucket": run("all_gather", 2**20, 1),
+        **{transport: run(transport, 1, 4) for transport in TRANSPORTS[name]},
     }
 
 
@@ -207,40 +208,40 @@ def case_transports_under_conditions():
     }
 
 
-def case_varying():
+def case_varying(name):
     """Sizes that vary, where a graph is deepest: loops, overflows, windows, buckets."""
-    arguments = {
-        "steps_per_execution": 4,
-        "policy": "mixed_float16",
-        "epochs": 4,
-    }
-    return {
-        name: trained(
-            lambda name=name: METHODS[name](accumulation=2, bucket_bytes=64),
-            **arguments,
-        )
-        for name in ("variance_based", "hybrid")
-    }
+    return trained(
+        lambda: METHODS[name](accumulation=2, bucket_bytes=64),
+        steps_per_execution=4,
+        policy="mixed_float16",
+        epochs=4,
+    )
 
 
 def case_auto():
-    """A transport chosen on the cluster, for a vector that it pays to compress."""
+    """A transport chosen on the cluster, and what is taken where none pays."""
     line = tfgradcomp.transports.Line
     slow = tfgradcomp.transports.Costs(*[line(1e-4, 1e-5)] * 3)
     idle = tfgradcomp.transports.Costs(*[line(1e-4, 0.0)] * 3)
+    settings = {
+        "measured": {"transport": "auto"},
+        "slow": {"transport": slow, "fallback": "float32"},
+        "idle": {"transport": idle},
+        "idle, fallback": {"transport": idle, "fallback": "float32"},
+    }
     answers = {}
-    for name, transport in {"measured": "auto", "slow": slow, "idle": idle}.items():
+    for name, arguments in settings.items():
         model = make(
-            lambda transport=transport: METHODS["signum"](transport=transport),
-            units=600,
+            lambda arguments=arguments: METHODS["signum"](**arguments), units=600
         )
         fit(model, epochs=1)
-        channels = {c.name: c for c in model.optimizer._channels}
-        chosen = channels["compressed"]
+        (bucket,) = [
+            b for b in model.optimizer._plan.buckets if b.vector == "compressed"
+        ]
         answers[name] = {
             "digest": digest(model),
-            "transport": type(chosen.transport).__name__,
-            "compressor": type(chosen.compressor).__name__,
+            "route": type(bucket.route).__name__,
+            "compressor": type(bucket.route.method.compressor).__name__,
         }
     return answers
 
@@ -294,8 +295,8 @@ def case_predict():
 def case_empty_share():
     """A convolution evaluates 13 rows in batches of 12: one worker's share is empty."""
     keras.utils.set_random_seed(3)
-    images = random.normal(size=(13, 8, 8, 1)).astype("float32")
-    with STRATEGY.scope():
+    images = np.random.default_rng(8).normal(size=(13, 8, 8, 1)).astype("float32")
+    with scope():
         model = keras.Sequential(
             [
                 keras.Input((8, 8, 1)),
@@ -314,7 +315,7 @@ def case_empty_share():
 def case_dict_inputs():
     """Named inputs from a dataset."""
     keras.utils.set_random_seed(3)
-    with STRATEGY.scope():
+    with scope():
         a, b = keras.Input((32,), name="a"), keras.Input((32,), name="b")
         hidden = keras.layers.Dense(40)(keras.layers.concatenate([a, b]))
         model = keras.Model({"a": a, "b": b}, keras.layers.Dense(3)(hidden))
@@ -384,56 +385,56 @@ def case_nonfinite():
     return answer
 
 
-def case_state():
+def case_state(folder):
     """Saved and restored in every way, the run goes on to the same bits."""
-    folder = Path(FOLDER)
-    answer = {"notice": None}
+    folder, rank = Path(folder), own_rank()
+    answer = {}
     model = make(METHODS["dist_ef_block_sgdm"])
     fit(model)
     answer["at_save"] = digest(model), residuals(model)
-    if RANK == 0:
+    if rank == 0:
         model.save(folder / "of_worker_0.keras")
-    model.save(folder / f"own-{RANK}.keras")
-    model.save_weights(folder / f"own-{RANK}.weights.h5")
+    model.save(folder / f"own-{rank}.keras")
+    model.save_weights(folder / f"own-{rank}.weights.h5")
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    checkpoint.write(str(folder / f"checkpoint-{RANK}"))
+    checkpoint.write(str(folder / f"checkpoint-{rank}"))
     fit(model)
     answer["uninterrupted"] = digest(model)
 
-    with STRATEGY.scope():
-        loaded = keras.saving.load_model(folder / f"own-{RANK}.keras")
+    with scope():
+        loaded = keras.saving.load_model(folder / f"own-{rank}.keras")
     fit(loaded)
     answer["keras"] = digest(loaded)
 
     weights = make(METHODS["dist_ef_block_sgdm"])
-    with STRATEGY.scope():
+    with scope():
         weights.optimizer.build(weights.trainable_variables)
-    weights.load_weights(folder / f"own-{RANK}.weights.h5")
+    weights.load_weights(folder / f"own-{rank}.weights.h5")
     fit(weights)
     answer["weights"] = digest(weights)
 
     restored = make(METHODS["dist_ef_block_sgdm"])
-    with STRATEGY.scope():
+    with scope():
         restored.optimizer.build(restored.trainable_variables)
     checkpoint = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer)
     checkpoint.read(
-        str(folder / f"checkpoint-{RANK}")
+        str(folder / f"checkpoint-{rank}")
     ).assert_existing_objects_matched()
     fit(restored)
     answer["checkpoint"] = digest(restored)
 
-    with STRATEGY.scope():
+    with scope():
         same = keras.saving.load_model(folder / "of_worker_0.keras")
     answer["of_worker_0"] = digest(same), residuals(same)
     return answer
 
 
-def case_checkpoint_callback():
+def case_checkpoint_callback(folder):
     """Keras' own callbacks, a file a worker."""
-    path = str(Path(FOLDER) / f"best-{RANK}.keras")
+    path = str(Path(folder) / f"best-{own_rank()}.keras")
     model = make(METHODS["terngrad"])
     fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
-    with STRATEGY.scope():
+    with scope():
         loaded = keras.saving.load_model(path)
     return {"equal": digest(model) == digest(loaded)}
 
@@ -446,9 +447,9 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def case_shared_paths():
+def case_shared_paths(folder):
     """One script gives all workers the same paths."""
-    folder = Path(FOLDER) / "shared"
+    folder = Path(folder) / "shared"
     optimizer = METHODS["dist_ef_block_sgdm"]
     straight = make(optimizer)
     fit(straight, epochs=4)
@@ -470,7 +471,7 @@ def case_shared_paths():
     # A fresh callback, as in a fresh process.
     backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
     fit(resumed, epochs=4, callbacks=[backup])
-    with STRATEGY.scope():
+    with scope():
         # Without the optimizer: either worker's file may be the last one.
         path = folder / "checkpoints" / "whole.keras"
         whole = keras.saving.load_model(path, compile=False)
@@ -485,7 +486,7 @@ def case_shared_paths():
 def case_different_weights():
     """Worker 1 has loaded other weights: all raise, none trains on."""
     model = make(METHODS["terngrad"])
-    if RANK == 1:
+    if own_rank() == 1:
         model.set_weights([w + 1 for w in model.get_weights()])
     try:
         fit(model, epochs=1)
@@ -512,8 +513,8 @@ def case_no_iterator_to_build():
 def case_different_models():
     """Worker 1 names a layer differently: all raise, none hangs."""
     keras.backend.clear_session()
-    with STRATEGY.scope():
-        name = "second" if RANK == 0 else "other"
+    with scope():
+        name = "second" if own_rank() == 0 else "other"
         model = keras.Sequential(
             [
                 keras.Input((64,)),
@@ -531,19 +532,9 @@ def case_different_models():
 
 def case_different_arguments():
     """Worker 1 has another seed."""
-    model = make(lambda: METHODS["terngrad"](seed=RANK))
+    model = make(lambda: METHODS["terngrad"](seed=own_rank()))
     try:
         fit(model, epochs=1)
         return {"error": None}
     except ValueError as error:
         return {"error": str(error)}
-
-
-def answer_to(text):
-    """The name of a case, and what it returns."""
-    name, _, only = text.partition("=")
-    case = globals()[f"case_{name}"]
-    return name, case(only.split(",")) if only else case()
-
-
-report(FOLDER, RANK, dict(map(answer_to, NAMES)))
