@@ -156,7 +156,7 @@ def test_file_without_a_vector_raises_on_all_workers(has_begun, pools, sharded):
     )
     for rank, answer in enumerate(answers):
         assert answer["raised_by"] == ("load_weights" if has_begun else "fit")
-        assert "is not restored whole on workers [1]." in answer["error"]
+        assert "is not restored as a whole on workers [1]." in answer["error"]
         missing = "['compressed.worker.residual']" if rank == 1 else "[]"
         assert f"missing on this worker={missing}" in answer["error"]
 
