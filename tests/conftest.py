@@ -23,6 +23,12 @@ CLUSTERS = (
     "tests/per_example/test_workers.py",
     "tests/test_pool",
 )
+# These share a library that takes long to compile, and what the reference gives.
+KERNELS = (
+    "tests/ops/test_cuda",
+    "tests/ops/test_native.py",
+    "tests/ops/test_split_vector.py",
+)
 # Files whose tests share nothing that is dear go to either process in small units.
 DIVISIBLE = (
     "tests/compressors/",
@@ -30,6 +36,7 @@ DIVISIBLE = (
     "tests/servers/",
     "tests/transports/",
 )
+# Of the parametrized tests in them.
 UNITS_OF_A_TEST = 4
 
 
@@ -87,7 +94,7 @@ def _is_wanted(item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Shares the tests out: the clusters as one unit, other files whole or in units."""
+    """Shares the tests out: the clusters as one unit, other files whole or divided."""
     from xdist.scheduler import LoadFileScheduling
 
     if config.getvalue("dist") != "loadfile":
@@ -99,6 +106,8 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             if nodeid.startswith(CLUSTERS):
                 return "clusters"
+            if nodeid.startswith(KERNELS):
+                return "kernels"
             if not nodeid.startswith(DIVISIBLE):
                 return super()._split_scope(nodeid)
             test, _, parameters = nodeid.partition("[")

@@ -9,17 +9,18 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.callbacks import backup_cases
 from tests.cluster import run_workers
 from tfgradcomp.checkpoint import backups
 
-WORKER = Path(__file__).with_name("backup_worker.py")
+CASES = Path(backup_cases.__file__)
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
+def interrupted(pools, tmp_path_factory):
     """A backup whose workers were stopped, one before and one after its third epoch."""
     folder = tmp_path_factory.mktemp("interrupted")
-    answers, _ = run_workers(WORKER, 2, folder, "interrupt")
+    answers, _ = pools(2).run(backup_cases.train, folder, "interrupt")
     assert [answer["epochs"] for answer in answers] == ["interrupted"] * 2
     assert answers[0]["left"] == ["epoch-000002", "epoch-000003"]
     assert answers[1]["left"] == ["epoch-000001", "epoch-000002"]
@@ -33,11 +34,10 @@ def again(interrupted, tmp_path):
     return tmp_path
 
 
-def test_a_resumed_run_ends_in_the_same_bits(again, tmp_path_factory):
-    straight, _ = run_workers(
-        WORKER, 2, tmp_path_factory.mktemp("straight"), "uninterrupted"
-    )
-    resumed, _ = run_workers(WORKER, 2, again, "resume")
+def test_a_resumed_run_ends_in_the_same_bits(again, pools):
+    straight, _ = pools(2).run(backup_cases.train, again, "uninterrupted")
+    # In processes of its own, as after a crash.
+    resumed, _ = run_workers(CASES, 2, again, "resume")
     for mine, theirs in zip(resumed, straight, strict=True):
         # Both have the second epoch whole, only one of them the third.
         assert mine["epochs"] == [2, 3, 4]
@@ -47,16 +47,16 @@ def test_a_resumed_run_ends_in_the_same_bits(again, tmp_path_factory):
     assert resumed[0]["residual"] != resumed[1]["residual"]
 
 
-def test_another_number_of_workers_is_refused_by_all(again):
-    answers, _ = run_workers(WORKER, 3, again, "resume")
+def test_another_number_of_workers_is_refused_by_all(again, pools):
+    answers, _ = pools(3).run(backup_cases.train, again, "resume")
     for answer in answers:
         assert "is of 2 workers, this training has 3" in answer["error"]
         assert "tfgradcomp.reshard" in answer["error"]
 
 
-def test_a_missing_folder_is_refused_by_all(again):
+def test_a_missing_folder_is_refused_by_all(again, pools):
     shutil.rmtree(again / "backup" / "worker-1")
-    answers, _ = run_workers(WORKER, 2, again, "resume")
+    answers, _ = pools(2).run(backup_cases.train, again, "resume")
     for answer in answers:
         assert "No epoch is whole on every worker" in answer["error"]
         assert "{0: [2, 3], 1: []}" in answer["error"]
@@ -86,7 +86,7 @@ SERVER = "optimizer/vars/compressed.server.residual"
 KERNEL = "layers/dense/vars/0"
 
 
-def test_reshard_conserves_what_is_owed(again):
+def test_reshard_conserves_what_is_owed(again, pools):
     old, new = again / "backup", again / "three"
     # Both workers' last common epoch, which is what reshard takes.
     shutil.rmtree(old / "worker-0" / "epoch-000003")
@@ -107,7 +107,7 @@ def test_reshard_conserves_what_is_owed(again):
     moved = again / "go-on"
     moved.mkdir()
     new.rename(moved / "backup")
-    answers, output = run_workers(WORKER, 3, moved, "resume")
+    answers, output = pools(3).run(backup_cases.train, moved, "resume")
     assert [answer["epochs"] for answer in answers] == [[2, 3, 4]] * 3
     assert len({answer["digest"] for answer in answers}) == 1
     assert "residuals and momenta are those" not in output

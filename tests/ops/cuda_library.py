@@ -37,12 +37,12 @@ class Checks:
 
 def build_checks(
     folder: Path,
+    cpu: Path,
     sources: Sequence[Path],
     compiler: Sequence[str],
     linker: Sequence[str],
 ) -> Checks:
-    """Compiles the checks and `sources` and links them with the CPU's kernels."""
-    cpu = build.build_cpu_library(folder / "libcpu.so")
+    """Compiles the checks and `sources` and links them with the CPU's library."""
 
     def compiled(source: Path) -> str:
         target = str(folder / f"{source.name}.o")

@@ -12,7 +12,7 @@ MEASURED_ELEMENTS = 1 << 24
 
 
 @pytest.fixture(scope="module")
-def checks(tmp_path_factory):
+def checks(tmp_path_factory, cpu_library_path):
     """The library, compiled without a warning.
 
     To save time for one GPU only, Hopper, and for all others as PTX, which the driver
@@ -28,7 +28,8 @@ def checks(tmp_path_factory):
     ]
     compiler = [nvcc, *flags.split(), "-Werror", "all-warnings", *targets]
     linker = [nvcc, "-cudart", "static", *targets]
-    return build_checks(tmp_path_factory.mktemp("cuda"), KERNELS, compiler, linker)
+    folder = tmp_path_factory.mktemp("cuda")
+    return build_checks(folder, cpu_library_path, KERNELS, compiler, linker)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The CUDA kernels, run on a CPU by an emulator, against the CPU's, bit for bit."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,14 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def checks(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
+def checks(tmp_path_factory, cpu_library_path):
     flags = "-std=c++17 -O1 -ffp-contract=off -fPIC -Wall -Wextra -Werror"
     # Pragmas that ask nvcc to unroll.
     compiler = ["g++", *flags.split(), "-Wno-unknown-pragmas", "-x", "c++"]
     compiler.append(f"-I{HERE / 'cuda_emulator'}")
     sources = [*KERNELS, HERE / "emulated_cuda.cc"]
-    return build_checks(tmp_path_factory.mktemp("emulated"), sources, compiler, ["g++"])
+    folder = tmp_path_factory.mktemp("emulated")
+    return build_checks(folder, cpu_library_path, sources, compiler, ["g++"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.ops import cases
 from tests.ops.cpu_library import CpuLibrary
-from tfgradcomp.ops import SplitVector, build, native, reference
+from tfgradcomp.ops import SplitVector, native, reference
 from tfgradcomp.ops.library import find_library
 
 pytestmark = pytest.mark.skipif(
@@ -228,11 +228,8 @@ def test_the_same_bits_for_any_number_of_threads():
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("There is no g++.")
-    path = tmp_path_factory.mktemp("cpu") / "libcpu.so"
-    return CpuLibrary(build.build_cpu_library(path))
+def library(cpu_library_path):
+    return CpuLibrary(cpu_library_path)
 
 
 @pytest.fixture(params=SETS)

@@ -10,7 +10,7 @@ from tests.helpers import bits
 from tests.ops import cases
 from tests.ops.cpu_library import CpuLibrary
 from tests.ops.test_native import SETS, expected, flatten, made
-from tfgradcomp.ops import SplitVector, build, native, reference
+from tfgradcomp.ops import SplitVector, native, reference
 from tfgradcomp.ops.library import find_library
 
 SIZES = (0, 1, 31, 33, 65, 1000, 6007)
@@ -297,11 +297,8 @@ def test_a_momentum_that_overflows_is_counted():
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if shutil.which("g++") is None:
-        pytest.skip("There is no g++.")
-    path = tmp_path_factory.mktemp("cpu") / "libcpu.so"
-    return CpuLibrary(build.build_cpu_library(path))
+def library(cpu_library_path):
+    return CpuLibrary(cpu_library_path)
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

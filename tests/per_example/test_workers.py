@@ -1,56 +1,30 @@
 """Second moments in `fit` on two devices and on two processes."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 
-from tests.cluster import run_workers
+from tests.per_example import moments_cases
 from tests.per_example.brute_force import Keep, brute_force, sequential
 
 layers = keras.layers
 pytestmark = pytest.mark.timeout(600)
 
-WORKER = Path(__file__).with_name("moments_worker.py")
+
+@pytest.fixture(params=["mirrored", "multi_worker"])
+def pool(request, pools):
+    """Two devices of one process, and two processes."""
+    return pools(2, request.param)
 
 
-@pytest.fixture(scope="module")
-def two_workers(tmp_path_factory):
-    """What two processes answer."""
-    folder = tmp_path_factory.mktemp("two")
-    return run_workers(WORKER, 2, folder, timeout=580)[0]
-
-
-@pytest.fixture(scope="module")
-def mirrored(tmp_path_factory):
-    """What two devices of one process answer."""
-    folder = tmp_path_factory.mktemp("mirrored")
-    done = subprocess.run(
-        [sys.executable, str(WORKER), str(folder)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((folder / "answer-0.json").read_text())]
-
-
-@pytest.mark.parametrize("strategy", ["mirrored", "two_workers"])
-def test_moments_do_not_change_the_bits_of_training_on_workers(strategy, request):
-    for answer in request.getfixturevalue(strategy):
+def test_moments_do_not_change_the_bits_of_training_on_workers(pool):
+    for answer in pool.run(moments_cases.case_bits).answers:
         assert answer["plain"] == answer["with_moments"]
 
 
-@pytest.mark.parametrize("manner", ["several_steps", "mixed"])
-@pytest.mark.parametrize("strategy", ["mirrored", "two_workers"])
-def test_each_worker_has_the_moments_of_its_own_examples(strategy, manner, request):
-    answers = [answer[manner] for answer in request.getfixturevalue(strategy)]
+@pytest.mark.parametrize("manner", moments_cases.MANNERS)
+def test_each_worker_has_the_moments_of_its_own_examples(pool, manner):
+    answers = pool.run(moments_cases.case_moments, manner).answers
     got = [moments for answer in answers for moments in answer["moments"]]
     model = sequential(
         (8, 8, 2),

@@ -1,26 +1,17 @@
-"""One worker: fits with second moments and reports its own moments.
-
-Without TF_CONFIG it is both workers, as the two devices of a MirroredStrategy.
-"""
-
-import sys
+"""What the workers of a pool do in the tests of second moments."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import report, strategy_and_rank
+from tests.cluster import strategy_and_rank
 from tfgradcomp.per_example.second_moments import enable_second_moments
 
-FOLDER = sys.argv[1]
-STRATEGY, RANK = strategy_and_rank()
 MANNERS = {
     "several_steps": {"steps_per_execution": 2},
     "mixed": {"policy": "mixed_float16"},
 }
-tfgradcomp.enable_multi_worker_fit()
-enable_second_moments()
 
 
 class Keep(keras.optimizers.SGD):
@@ -74,8 +65,11 @@ def network(mixing):
 
 def fitted(optimizer, mixing=True, policy="float32", **kwargs):
     """Returns a model after two epochs of two steps."""
+    tfgradcomp.enable_multi_worker_fit()
+    enable_second_moments()
+    strategy, _ = strategy_and_rank()
     keras.config.set_dtype_policy(policy)
-    with STRATEGY.scope():
+    with strategy.scope():
         model = network(mixing)
         model.compile(optimizer, "mse", **kwargs)
     x, y = data()
@@ -91,24 +85,23 @@ def weights_of(model):
 def moments_of(model):
     """Returns the moments of each local replica as lists."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    local = STRATEGY.experimental_local_results
+    strategy, _ = strategy_and_rank()
+    local = strategy.experimental_local_results
     values = [local(m._value) for m in optimizer.moments]
     return [
         [v.numpy().tolist() for v in replica] for replica in zip(*values, strict=True)
     ]
 
 
-def main():
-    """Trains in every manner and reports the weights and moments."""
-    answer = {
+def case_bits():
+    """The weights of plain training, and those where moments are computed as well."""
+    return {
         "plain": weights_of(fitted(keras.optimizers.SGD(0.01))),
         "with_moments": weights_of(fitted(Keep(0.01))),
     }
-    for name, manner in MANNERS.items():
-        model = fitted(WithoutAllReduce(0.0), mixing=False, **manner)
-        answer[name] = {"weights": weights_of(model), "moments": moments_of(model)}
-    report(FOLDER, RANK, answer)
 
 
-if __name__ == "__main__":
-    main()
+def case_moments(manner):
+    """The moments of each replica's last batch."""
+    model = fitted(WithoutAllReduce(0.0), mixing=False, **MANNERS[manner])
+    return {"weights": weights_of(model), "moments": moments_of(model)}

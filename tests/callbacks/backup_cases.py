@@ -1,4 +1,8 @@
-"""One worker: trains with a backup, in one of several ways, and reports."""
+"""What a worker does in the tests of backups: a training that is interrupted or not.
+
+A pool runs `train`; as a script this is one worker of a cluster that the launcher has
+started.
+"""
 
 import hashlib
 import sys
@@ -6,15 +10,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import report
+from tests.cluster import report, strategy_and_rank
 
-FOLDER, MODE = sys.argv[1:3]
-STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()
-RANK = STRATEGY.cluster_resolver.task_id
-BACKUP = Path(FOLDER, "backup")
 random = np.random.default_rng(7)
 X = random.normal(size=(48, 64)).astype("float32")
 Y = random.normal(size=(48, 3)).astype("float32")
@@ -24,7 +23,8 @@ class Interrupt(keras.callbacks.Callback):
     """Ends the run in the third epoch; on worker 1 before its backup is written."""
 
     def on_epoch_end(self, epoch, logs=None):
-        if epoch == 2 and RANK == 1:
+        _, rank = strategy_and_rank()
+        if epoch == 2 and rank == 1:
             raise KeyboardInterrupt
 
 
@@ -36,10 +36,17 @@ class InterruptLater(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def run():
-    """Trains for five epochs, or as far as it goes."""
+def train(folder, mode):
+    """Trains for five epochs, or as far as it goes.
+
+    Args:
+        folder: Where the backup is.
+        mode: `"uninterrupted"`, without a backup; `"interrupt"`; `"resume"`.
+    """
+    strategy, rank = strategy_and_rank()
+    directory = Path(folder, "backup")
     keras.utils.set_random_seed(3)
-    with STRATEGY.scope():
+    with strategy.scope():
         model = keras.Sequential(
             [
                 keras.Input((64,)),
@@ -54,11 +61,12 @@ def run():
         )
         model.compile(optimizer, "mse")
     callbacks = []
-    if MODE != "uninterrupted":
-        keep = MODE in ("interrupt", "resume_and_keep")
-        backup = tfgradcomp.callbacks.BackupAndRestore(str(BACKUP), not keep)
+    if mode != "uninterrupted":
+        backup = tfgradcomp.callbacks.BackupAndRestore(
+            str(directory), mode != "interrupt"
+        )
         callbacks = [backup]
-    if MODE == "interrupt":
+    if mode == "interrupt":
         callbacks = [Interrupt(), backup, InterruptLater()]
     answer = {}
     try:
@@ -77,9 +85,10 @@ def run():
         for v in model.optimizer.variables
         if v.name == "compressed.worker.residual"
     ]
-    folder = BACKUP / f"worker-{RANK}"
-    answer["left"] = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    own = directory / f"worker-{rank}"
+    answer["left"] = sorted(p.name for p in own.iterdir()) if own.is_dir() else []
     return answer
 
 
-report(FOLDER, RANK, run())
+if __name__ == "__main__":
+    report(sys.argv[1], strategy_and_rank()[1], train(*sys.argv[1:3]))
