@@ -51,7 +51,7 @@ def check_restored(
     incomplete = [rank for rank, row in enumerate(seen) if row[0]]
     if incomplete:
         raise ValueError(
-            f"The state of {owner} is not restored whole on workers {incomplete}. "
+            f"The state of {owner} is not restored as a whole on workers {incomplete}. "
             f"{missing_state(status.missing)}"
         )
     partial = [rank for rank, row in enumerate(seen) if row[1]]

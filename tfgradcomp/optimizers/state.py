@@ -198,7 +198,7 @@ class OptimizerState:
             restored = self._joined(self._pending)
             if restored.missing:
                 raise ValueError(
-                    f"The state of {self._owner} is not restored whole. "
+                    f"The state of {self._owner} is not restored as a whole. "
                     f"{lost_files(self._origins)} {missing_state(restored.missing)}"
                 )
             self._assign(restored)
