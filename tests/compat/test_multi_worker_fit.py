@@ -397,5 +397,5 @@ def test_all_workers_take_the_transport_that_one_chose(ask):
     assert fallback["digest"] != kept[0]["digest"]
     lines = [line for line in output.splitlines() if "transport='auto'" in line]
     assert len(lines) == 4
-    assert all(line.startswith("[0] tfgradcomp: ") for line in lines)
+    assert all(line.startswith("[0] tfgradcomp: ") for line in lines), output
     assert "[0] tfgradcomp: float32 would be quicker" in output
