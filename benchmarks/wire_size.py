@@ -10,39 +10,59 @@ are given; nothing is timed.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 from report import write_table
 from workloads import resnet_50, sizes
 
-import tfgradcomp
+from tfgradcomp import optimizers
+from tfgradcomp.core import Layout
 from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
+from tfgradcomp.transports.messages import has_variable_length
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 SIZES = sizes(resnet_50())
 WORKERS = (2, 4, 8)
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 SGD = keras.optimizers.SGD
-METHODS = {
-    "TernGrad": lambda **kw: tfgradcomp.TernGrad(SGD(), **kw),
-    "SignSGD": lambda **kw: tfgradcomp.SignSGD(SGD(), **kw),
-    "Signum": lambda **kw: tfgradcomp.Signum(SGD(), **kw),
-    "DistEFSGD": lambda **kw: tfgradcomp.DistEFSGD(SGD(), **kw),
-    "DistEFBlockSGD": lambda **kw: tfgradcomp.DistEFBlockSGD(SGD(), **kw),
-    "DistEFBlockSGDM": lambda **kw: tfgradcomp.DistEFBlockSGDM(SGD(), **kw),
-    "ORQ": lambda **kw: tfgradcomp.ORQ(SGD(), **kw),
-    "ORQ(levels=5)": lambda **kw: tfgradcomp.ORQ(SGD(), levels=5, **kw),
-    "ORQ(levels=3)": lambda **kw: tfgradcomp.ORQ(SGD(), levels=3, **kw),
-    "ORQ(reply='requantize')": lambda **kw: tfgradcomp.ORQ(
-        SGD(), reply="requantize", **kw
-    ),
-    "BinGrad": lambda **kw: tfgradcomp.BinGrad(SGD(), **kw),
-    "QSGD": lambda **kw: tfgradcomp.QSGD(SGD(), **kw),
-    "LinearQuantization": lambda **kw: tfgradcomp.LinearQuantization(SGD(), **kw),
-    "ScaledSign": lambda **kw: tfgradcomp.ScaledSign(SGD(), **kw),
-    "HalfPrecision": lambda **kw: tfgradcomp.HalfPrecision(SGD(), **kw),
+# Beside the defaults of each wrapper.
+VARIANTS = {
+    "ORQ": [{"levels": 5}, {"levels": 3}, {"reply": "requantize"}],
 }
+
+
+def methods() -> dict[str, Callable]:
+    """Returns functions of a transport, by what they build.
+
+    They build every wrapper that needs nothing but an inner optimizer and whose
+    messages have one length, in the order of the README's table of methods.
+    """
+    text = README.read_text()
+    wrappers = sorted(optimizers.__all__, key=lambda name: text.find(f"\n| `{name}` |"))
+    found = {}
+    for name in wrappers:
+        kind = getattr(optimizers, name)
+        parameters = [*inspect.signature(kind).parameters.values()][1:]
+        if any(
+            p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters
+        ):
+            continue
+        fields = kind(SGD()).method.compressor.fields(Layout((0, 1)))
+        if has_variable_length(fields):
+            continue
+        for arguments in ({}, *VARIANTS.get(name, ())):
+            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            label = f"{name}({given})" if given else name
+            found[label] = functools.partial(_make, kind, arguments)
+    return found
+
+
+def _make(kind, arguments, transport):
+    return kind(SGD(), **arguments, transport=transport)
 
 
 def row(method: str, make) -> str:
@@ -75,7 +95,7 @@ if __name__ == "__main__":
     table = [
         f"| method | bits up | bits in the reply, N = {WORKERS[-1]} | {head} |",
         "|---" * (3 + len(WORKERS)) + "|",
-        *(row(name, make) for name, make in METHODS.items()),
+        *(row(name, make) for name, make in methods().items()),
     ]
     write_table(README, "wire size", table)
     print("\n".join(table))

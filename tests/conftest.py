@@ -14,6 +14,7 @@ CLUSTERS = (
     "tests/benchmarks/test_exchange.py",
     "tests/benchmarks/test_virtual_cluster.py",
     "tests/callbacks/test_backup.py",
+    "tests/checkpoint/test_restore.py",
     "tests/compat/test_multi_worker_fit.py",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",

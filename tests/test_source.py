@@ -1,6 +1,7 @@
 """Tests that read the source: what must hold for every file of the repository."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -81,6 +82,9 @@ def test_no_module_imports_itself_through_others():
         "tfgradcomp", exclude_type_checking_imports=True, cache_dir=None
     )
     imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    for package in [m for m in imports if "tfgradcomp.core.registry" in imports[m]]:
+        # It imports all modules of its folder, by their names.
+        imports[package] |= graph.find_children(package)
     assert cycles(imports) == set()
 
 
@@ -171,6 +175,17 @@ def test_no_source_file_is_long():
         if count > MOST_LINES
     ]
     assert found == [], "\n".join(found)
+
+
+def test_the_picture_of_the_architecture_is_current():
+    path = REPOSITORY / "docs" / "architecture.py"
+    spec = importlib.util.spec_from_file_location("architecture", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.picture() == path.with_suffix(".svg").read_text()
+    drawn = {name for names, _ in script.LAYERS for name in names.split(" · ")}
+    folders = {init.parent.name for init in PACKAGE.glob("*/__init__.py")}
+    assert drawn == folders
 
 
 def test_public_classes_document_arguments_errors_and_an_example():

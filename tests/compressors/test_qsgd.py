@@ -5,7 +5,7 @@ import pytest
 
 from tests import reference
 from tests.compressors.test_orq import blocks_of, compress, every_kind
-from tfgradcomp.compressors import QSGD, LinearQuantization, Ternary
+from tfgradcomp.compressors import QSGD, Ternary
 from tfgradcomp.core import Layout
 
 SPLITS = [0, 100, 101, 165, 168]
@@ -78,27 +78,3 @@ def test_a_norm_beyond_float32_is_not_finite():
     x = np.full(50, 3e38)
     assert compress(QSGD(5, "max"), x, [0, 50])[-1]
     assert not compress(QSGD(5, "l2"), x, [0, 50])[-1]
-
-
-@pytest.mark.parametrize("levels", [2, 3, 4, 9, 100, 257])
-def test_linear_levels_are_quantiles(levels):
-    x = gradient()
-    _, table, vector, _ = compress(
-        LinearQuantization(levels), x, SPLITS, seed=5, step=3
-    )
-    for block, own in zip(reference.blocks(SPLITS), table, strict=True):
-        np.testing.assert_array_equal(own, reference.quantile_levels(x[block], levels))
-    coins = reference.uniform(len(x), 5, 3, 0)
-    expected = reference.quantize(
-        x, SPLITS, lambda v: reference.quantile_levels(v, levels), coins
-    )
-    np.testing.assert_array_equal(vector, expected)
-
-
-@every_kind
-def test_linear_levels_are_used_equally_often(kind):
-    v = blocks_of(kind)[:4].reshape(-1)
-    _, (table,), vector, _ = compress(LinearQuantization(9), v, [0, len(v)])
-    used = np.array([np.mean(vector == level) for level in table])
-    # The inner ones: half of the elements on either side of a level go to it.
-    assert (np.abs(used[1:-1] - 1 / 8) < 0.06).all()

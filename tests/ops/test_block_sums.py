@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tfgradcomp import ops
-from tfgradcomp.compressors import Layout
+from tfgradcomp.core import Layout
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 
 LAYOUTS = {

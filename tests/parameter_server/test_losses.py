@@ -23,7 +23,7 @@ def train(folder, mode, on_worker_loss, *tasks, restarts=0):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_others_go_on_and_who_is_back_joins_them(tmp_path, mode):
+def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mode):
     # The first kill is of the worker whose weights others get.
     answer, output = train(
         *(tmp_path, mode, "continue", "worker 0 back", "worker 1 then worker 2"),
@@ -41,7 +41,7 @@ def test_others_go_on_and_who_is_back_joins_them(tmp_path, mode):
         assert answer["loss"][-1] < answer["loss"][0]
 
 
-def test_others_wait_for_who_is_started_again(tmp_path):
+def test_wait_resumes_when_the_worker_is_restarted(tmp_path):
     answer, output = train(tmp_path, "async", "wait", "worker 1", restarts=1)
     assert "waiting until started again" in output
     assert answer["iterations"] == ROUNDS
@@ -50,7 +50,7 @@ def test_others_wait_for_who_is_started_again(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_after_the_loss_of_a_server_training_resumes(tmp_path, mode):
+def test_training_resumes_from_a_backup_after_a_server_is_lost(tmp_path, mode):
     answer, _ = train(tmp_path, mode, "continue", "nobody 0", "ps 0")
     assert "Parameter servers are gone" in answer["error"]
     assert "/job:ps/replica:0/task:0" in answer["error"]

@@ -78,7 +78,7 @@ def finish(log, threads, workers):
     log.free()
 
 
-def test_scales_are_those_last_seen_and_all_apply_the_same_log(log):
+def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(log):
     sign = np.where(np.random.default_rng(0).random(SIZE) < 0.5, -1, 1)
     first = make_worker(log, 0, [1.0 * sign, 0.5 * sign, 0.25 * sign], clip_factor=None)
     second = make_worker(log, 1, [3.0 * sign, 0.125 * sign], clip_factor=None)
@@ -126,7 +126,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize(("kind", "arguments"), METHODS.values(), ids=METHODS)
-def test_who_alone_pushes_trains_as_one_worker(log, kind, arguments):
+def test_a_single_pusher_trains_as_one_worker(log, kind, arguments):
     gradients = np.random.default_rng(0).normal(size=(3, SIZE))
     alone = make_model(kind(keras.optimizers.SGD(0.01), **arguments))
     alone.fit(dataset(gradients), steps_per_epoch=3, verbose=0, shuffle=False)

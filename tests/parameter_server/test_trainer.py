@@ -1,4 +1,4 @@
-"""What the trainer refuses, before it connects to anything."""
+"""Errors of the trainer before it connects to anything, and lost tasks."""
 
 import json
 import socket
@@ -46,7 +46,7 @@ def trainer(optimizer=None, **arguments):
         ),
     ],
 )
-def test_bad_arguments_are_refused(arguments, says):
+def test_bad_arguments_raise(arguments, says):
     with pytest.raises(ValueError, match=says):
         trainer(**arguments)
 
@@ -60,7 +60,7 @@ def test_bad_arguments_are_refused(arguments, says):
         {"chief": ["a:1"], "ps": ["b:1"]},
     ],
 )
-def test_a_cluster_must_have_all_roles(monkeypatch, cluster):
+def test_a_cluster_without_all_roles_raises(monkeypatch, cluster):
     task = {"type": "worker", "index": 0}
     config = {"cluster": cluster, "task": task} if cluster else {}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
@@ -79,14 +79,14 @@ def test_a_cluster_must_have_all_roles(monkeypatch, cluster):
         ),
     ],
 )
-def test_datasets_must_be_functions_and_endless(dataset_fn, says):
+def test_finite_datasets_and_other_types_raise(dataset_fn, says):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(tfgradcomp.TernGrad("sgd"), "mse")
     with pytest.raises(ValueError, match=says):
         RemoteWorker("CPU:0", model).open(dataset_fn, 2, 1)
 
 
-def test_who_closes_no_connection_and_does_not_answer_is_lost(monkeypatch):
+def test_a_silent_worker_is_lost(monkeypatch):
     monkeypatch.setattr(device_calls, "WATCH_SECONDS", 0.01)
     server, worker = "/job:ps/replica:0/task:0", "/job:worker/replica:0/task:0"
     with socket.create_server(("127.0.0.1", 0)) as there:

@@ -53,7 +53,7 @@ def test_rounds_give_the_bits_of_collectives(with_servers, with_collectives, met
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2), (4, 1)])
-def test_any_number_of_workers_and_servers_gives_these_bits(tmp_path, workers, servers):
+def test_bits_do_not_depend_on_the_number_of_servers(tmp_path, workers, servers):
     names = ["DistEF", "TernGrad async"]
     (found,), _ = train(tmp_path / "servers", workers, servers, *names)
     expected, *_ = train(tmp_path / "collectives", workers, 0, "DistEF")[0]
@@ -64,7 +64,7 @@ def test_any_number_of_workers_and_servers_gives_these_bits(tmp_path, workers, s
 
 
 @pytest.mark.parametrize("method", FREE)
-def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
+def test_without_a_barrier_all_workers_apply_all_pushes(with_servers, method):
     found = with_servers[0][f"{method} async"]
     # Both have applied the same log, and all of it.
     assert len({*found["workers"], found["chief"]}) == 1
@@ -75,7 +75,7 @@ def test_workers_that_wait_for_nobody_lose_nothing(with_servers, method):
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("", STEPS), (" async", PUSHES)])
-def test_what_is_not_finite_is_applied_nowhere(with_servers, mode, steps):
+def test_nonfinite_gradients_are_skipped_on_all_workers(with_servers, mode, steps):
     found = with_servers[0][f"skipping{mode}"]
     assert len({*found["workers"], found["chief"]}) == 1
     assert found["skipped"] > 0
@@ -85,12 +85,12 @@ def test_what_is_not_finite_is_applied_nowhere(with_servers, mode, steps):
     assert np.isfinite(found["history"]["val_loss"]).all()
 
 
-def test_what_is_saved_has_the_residuals_of_all(with_servers):
+def test_saved_state_has_the_residuals_of_all_workers(with_servers):
     digests = with_servers[0]["resuming"]
     assert len(digests) == 3 and len({*digests}) == 1
 
 
-def test_what_cannot_be_trained_is_said(with_servers):
+def test_untrainable_models_and_datasets_raise(with_servers):
     ended, same, scaled = with_servers[0]["errors"]
     assert "A worker's dataset has ended. Append .repeat()" in ended
     assert "make_model must return a new model" in same

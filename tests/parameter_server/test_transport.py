@@ -1,4 +1,4 @@
-"""Parameter servers in one process: what arrives, what they hold, what moves."""
+"""Parameter servers in one process: replies, states and how vectors are cut."""
 
 import threading
 import uuid
@@ -138,7 +138,7 @@ def test_servers_give_the_bits_of_a_direct_exchange(method):
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
-def test_a_round_that_nobody_commits_leaves_no_trace(num_servers):
+def test_an_uncommitted_round_changes_no_state(num_servers):
     method, layout = METHODS["dist-EF"], LAYOUTS["long"]
     cluster = Cluster(num_servers, method, layout)
     cluster.round(0)
@@ -163,7 +163,7 @@ def test_a_round_that_nobody_commits_leaves_no_trace(num_servers):
         assert bits(whole) == bits(direct[2][1][0])
 
 
-def test_closed_queues_end_all_and_no_worker_alone_gets_a_reply():
+def test_closing_the_queues_ends_the_round_for_everyone():
     cluster = Cluster(2, METHODS["TernGrad"], LAYOUTS["ragged"])
     ended = []
 

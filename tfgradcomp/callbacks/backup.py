@@ -1,9 +1,13 @@
-"""Keras callbacks for training on several workers."""
+"""Keras callback that saves and resumes training on several workers."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import zipfile
+from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -12,7 +16,7 @@ from tfgradcomp.checkpoint import backups
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat.trainer import prepare_to_resume, random_states
 
-# Keras saves no random states, and dropout would differ after a restart.
+# Keras saves no random states, without which dropout would differ after a restart.
 _RANDOM = "random.npz"
 
 
@@ -22,18 +26,20 @@ class BackupAndRestore(keras.callbacks.Callback):
     At the end of each epoch every worker writes its weights, its optimizer's state,
     residuals included, and the random states of its layers to
     `directory/worker-<rank>/epoch-<n>`. A folder appears when it is complete, and the
-    last two are kept: workers do not die at the same moment. At the next start all
-    workers agree on the newest epoch that every one of them has, and go on from there:
-    with the same number of workers, and data that is the same in every epoch, to the
-    same bits as without the interruption.
+    last two are kept, because workers do not die at the same moment. At the next start
+    all workers agree on the newest epoch that every one of them has, and resume there.
+    With the same number of workers, and data that is the same in every epoch, the
+    result has the same bits as without the interruption, also under another transport
+    or with buckets of another size.
 
     Args:
         directory: Folder on a disk of each machine, or on one that all share.
-        delete_checkpoint: Whether the folders go when training has ended well.
+        delete_checkpoint: True: the folders are removed when training has ended well.
 
     Raises:
-        ValueError: At the start of training, if the model is not built, the folders
-            are of another number of workers, or a worker's are missing.
+        ValueError: On all workers, at the start of training: if the model is not built,
+            the folders are of another number of workers or were exchanged, or if those
+            of a worker are missing or cannot be read.
 
     Example:
         ```python
@@ -52,40 +58,16 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Restores the newest epoch that all workers have, if there is one."""
         hosts = self._hosts()
-        rank = hosts.process_index if hosts else 0
-        num_workers = hosts.num_workers if hosts else 1
-        self._folder = backups.worker_folder(self.directory, rank)
-        mine = backups.epochs_in(self._folder)[-backups.KEPT :]
-        saved = backups.read_num_workers(self._folder, mine[-1]) if mine else 0
-        row = [saved, *mine, *[0] * (backups.KEPT - len(mine))]
-        rows = [row]
-        if hosts:
-            rows = hosts.gather(tf.constant(row, tf.int64), "backup").numpy().tolist()
-        others = {row[0] for row in rows} - {0, num_workers}
-        if others:
-            raise ValueError(
-                f"The backup in {self.directory} is of {others.pop()} workers, this "
-                f"training has {num_workers}. Convert it with: "
-                f"python -m tfgradcomp.reshard {self.directory} "
-                f"--workers {num_workers} --out NEW"
-            )
-        newest = max(max(row[1:]) for row in rows)
-        common = set.intersection(*(set(row[1:]) for row in rows)) - {0}
-        if not common:
-            # Workers are at most one epoch apart, so this was the first one's end.
-            if newest > 1:
-                found = {
-                    worker: sorted({*row[1:]} - {0}) for worker, row in enumerate(rows)
-                }
-                raise ValueError(
-                    "No epoch is whole on every worker. Bring back the missing "
-                    f"folders, or remove {self.directory} to start at the beginning. "
-                    f"Received: epochs by worker={found}"
-                )
+        self._origin = backups.Origin(
+            hosts.process_index if hosts else 0, hosts.num_workers if hosts else 1
+        )
+        self._folder = backups.worker_folder(self.directory, self._origin.rank)
+        epoch = self._common_epoch()
+        if epoch is None:
             return
-        epoch = max(common)
-        prepare_to_resume(self.model, epoch)
         source = backups.epoch_folder(self._folder, epoch)
+        self._check_files(source)
+        prepare_to_resume(self.model, epoch)
         self.model.load_weights(source / backups.WEIGHTS)
         with np.load(source / _RANDOM) as saved:
             for path, variable in random_states(self.model).items():
@@ -93,24 +75,96 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the state of this worker."""
-        hosts = self._hosts()
 
         def save(folder):
             self.model.save_weights(folder / backups.WEIGHTS)
             states = random_states(self.model)
             np.savez(folder / _RANDOM, **{k: v.numpy() for k, v in states.items()})
 
-        num_workers = hosts.num_workers if hosts else 1
-        backups.write(self._folder, epoch + 1, num_workers, save)
+        backups.write(self._folder, epoch + 1, self._origin, save)
 
     def on_train_end(self, logs=None):
-        """Removes this worker's folder, when all workers are here."""
-        if not self.delete_checkpoint:
-            return
+        """Removes this worker's folder once all workers have finished."""
+        if self.delete_checkpoint:
+            self._gather([1], "backup/end")
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _common_epoch(self) -> int | None:
+        """Returns the newest epoch that all workers have; None if there is no backup.
+
+        Raises:
+            ValueError: On all workers, if the folders do not belong together.
+        """
+        row = []
+        for epoch in backups.epochs_in(self._folder)[-backups.KEPT :]:
+            row += [epoch, *backups.read_origin(self._folder, epoch)]
+        row += [0] * (3 * backups.KEPT - len(row))
+        gathered = np.reshape(self._gather(row, "backup"), [-1, backups.KEPT, 3])
+        # By workers, the origins of the epochs that each of them has.
+        found = [
+            {epoch: backups.Origin(*origin) for epoch, *origin in rows if epoch}
+            for rows in gathered.tolist()
+        ]
+        self._check_origins(found)
+        common = set.intersection(*map(set, found))
+        if common:
+            return max(common)
+        # Workers are at most one epoch apart, so without a second epoch they were
+        # interrupted at the end of the first.
+        if any(max(epochs, default=0) > 1 for epochs in found):
+            raise ValueError(
+                "No epoch is whole on every worker. Bring back the missing folders, or "
+                f"remove {self.directory} to start at the beginning. Received: epochs "
+                f"by worker={ {rank: [*epochs] for rank, epochs in enumerate(found)} }"
+            )
+        return None
+
+    def _check_origins(self, found):
+        num_workers = self._origin.num_workers
+        origins = {rank: {*epochs.values()} for rank, epochs in enumerate(found)}
+        counts = {origin.num_workers for own in origins.values() for origin in own}
+        if counts - {num_workers}:
+            saved = max(counts - {num_workers})
+            raise ValueError(
+                f"The backup in {self.directory} is of {saved} workers, this training "
+                f"has {num_workers}. Convert it with: python -m tfgradcomp.reshard "
+                f"{self.directory} --workers {num_workers} --out NEW"
+            )
+        writers = {
+            rank: sorted(origin.rank for origin in own) for rank, own in origins.items()
+        }
+        if any(own not in ([], [rank]) for rank, own in writers.items()):
+            raise ValueError(
+                f"Folders in {self.directory} were exchanged: each must be of the "
+                "worker in its name. Bring back those of every worker, or remove them "
+                "all to start at the beginning. Received: the ranks that wrote the "
+                f"folders of each worker={writers}"
+            )
+
+    def _check_files(self, source: Path) -> None:
+        """Raises ValueError on all workers if one of them cannot read its files."""
+        error = None
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(h5py.File(source / backups.WEIGHTS))
+                stack.enter_context(np.load(source / _RANDOM))
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as caught:
+            error = caught
+        failed = np.flatnonzero(self._gather([int(error is not None)], "backup/files"))
+        if len(failed):
+            raise ValueError(
+                f"Workers {failed.tolist()} cannot read {source.name} of the backup in "
+                f"{self.directory}. Bring back their files, or remove this epoch on "
+                "all workers to resume at an earlier one. Received: on this "
+                f"worker={error}"
+            ) from error
+
+    def _gather(self, row: list[int], call_site: str) -> np.ndarray:
+        """Returns the rows of all workers, `[N, len(row)]`."""
         hosts = self._hosts()
-        if hosts:
-            hosts.gather(tf.constant([1]), "backup/end")
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if not hosts:
+            return np.array([row])
+        return hosts.gather(tf.constant(row, tf.int64), call_site).numpy()
 
     def _hosts(self):
         return across_hosts(self.model.distribute_strategy)

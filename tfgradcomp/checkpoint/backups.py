@@ -1,6 +1,6 @@
-"""Folders that workers keep their state in: `worker-<rank>/epoch-<n>`.
+"""Folders in which workers keep their state: `worker-<rank>/epoch-<n>`.
 
-Written under another name and renamed when complete, so that what is there is whole.
+A folder is written under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 KEPT = 2
 """Epochs that a worker keeps: workers that die together may be one epoch apart."""
@@ -19,6 +20,18 @@ WEIGHTS = "state.weights.h5"
 """The file of weights and optimizer state in the folder of an epoch."""
 
 _METADATA = "metadata.json"
+
+
+class Origin(NamedTuple):
+    """The worker that wrote a folder.
+
+    Attributes:
+        rank: Its index.
+        num_workers: N at that time.
+    """
+
+    rank: int
+    num_workers: int
 
 
 def worker_folder(directory: str | Path, rank: int) -> Path:
@@ -32,33 +45,33 @@ def epoch_folder(folder: Path, epoch: int) -> Path:
 
 
 def epochs_in(folder: Path) -> list[int]:
-    """Returns the epochs that a worker has whole, in ascending order."""
+    """Returns the epochs that a worker has completely, in ascending order."""
     names = os.listdir(folder) if folder.is_dir() else []
     found = (re.fullmatch(r"epoch-(\d+)", name) for name in names)
     return sorted(int(match[1]) for match in found if match)
 
 
-def read_num_workers(folder: Path, epoch: int) -> int:
-    """Returns how many workers there were when an epoch was written."""
+def read_origin(folder: Path, epoch: int) -> Origin:
+    """Returns which worker, of how many, wrote an epoch."""
     text = (epoch_folder(folder, epoch) / _METADATA).read_text()
-    return json.loads(text)["num_workers"]
+    return Origin(**json.loads(text))
 
 
-def write(folder: Path, epoch: int, num_workers: int, save: Callable) -> None:
-    """Writes one epoch, whole or not at all, and drops the oldest ones.
+def write(folder: Path, epoch: int, origin: Origin, save: Callable) -> None:
+    """Writes one epoch, completely or not at all, and drops the oldest ones.
 
     Args:
         folder: The worker's folder.
         epoch: Number of finished epochs.
-        num_workers: N, for whoever restores.
-        save: Called with the folder that it shall write into.
+        origin: The worker.
+        save: Called with the folder that it has to write into.
     """
     target = epoch_folder(folder, epoch)
     unfinished = folder / f".unfinished-{target.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     save(unfinished)
-    (unfinished / _METADATA).write_text(json.dumps({"num_workers": num_workers}))
+    (unfinished / _METADATA).write_text(json.dumps(origin._asdict()))
     for path in unfinished.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())

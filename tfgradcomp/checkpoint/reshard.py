@@ -1,21 +1,24 @@
-"""Turns the backups of N workers into those of M.
+"""Conversion of the backups of N workers into those of M.
 
-What differs between workers (residuals, momenta) becomes the mean over the N workers on
-each of the M: the mean is what the weights are still owed, and it is conserved. Shards
-of a server's state are put together, so that M workers can shard them anew.
+The state that differs between workers (residuals, momenta) becomes the mean over the N
+workers on each of the M: the mean is what the weights are still owed, and it is
+conserved. The parts of a server's state are put together, so that every new worker has
+all of it and M workers can divide it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from tfgradcomp.checkpoint import backups
+from tfgradcomp.checkpoint.state_file import PLACE, join_groups, state_groups
 
 
 def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
@@ -30,8 +33,9 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
         The epoch: the newest that all old workers have.
 
     Raises:
-        ValueError: If `old` is not whole, its workers' weights differ, or `out` is
-            there already.
+        ValueError: If `old` is not complete, its workers' weights differ, or `out`
+            exists.
+        OSError: If a file cannot be read or written.
     """
     if num_workers < 1:
         raise ValueError(f"workers must be at least 1. Received: {num_workers}")
@@ -39,113 +43,97 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
         raise ValueError(f"The output must not exist yet. Received: out={out}")
     folders, epoch = _find(Path(old))
     sources = [backups.epoch_folder(folder, epoch) for folder in folders]
-    files = [source / backups.WEIGHTS for source in sources]
-    means, wholes = _means(files), _wholes(files)
+    with contextlib.ExitStack() as stack:
+        files = [
+            stack.enter_context(h5py.File(source / backups.WEIGHTS))
+            for source in sources
+        ]
+        paths = state_groups(files[0])
+        _check_copies(files, paths)
+        states = {path: join_groups([f[path] for f in files]) for path in paths}
     for rank in range(num_workers):
+        origin = backups.Origin(rank, num_workers)
 
-        def save(folder, rank=rank):
+        def save(folder, origin=origin):
             shutil.copytree(sources[0], folder, dirs_exist_ok=True)
             with h5py.File(folder / backups.WEIGHTS, "r+") as file:
-                for name, value in means.items():
-                    file[name][...] = value
-                for name, value in wholes.items():
-                    del file[name]
-                    file[name.replace(".server_shard.", ".server.")] = value
-                for group in _state_groups(file):
-                    group["place"][...] = (rank, num_workers)
-                    group.pop("shards", None)
+                for path, state in states.items():
+                    _replace(file[path], {**state, PLACE: np.array(origin)})
 
-        backups.write(backups.worker_folder(out, rank), epoch, num_workers, save)
+        backups.write(backups.worker_folder(out, rank), epoch, origin, save)
     return epoch
 
 
-def _find(old):
-    """The workers' folders and the newest epoch that all of them have."""
-    first = backups.worker_folder(old, 0)
-    epochs = backups.epochs_in(first)
-    if not epochs:
+def _find(old: Path) -> tuple[list[Path], int]:
+    """Returns the workers' folders and the newest epoch that all of them have."""
+    found = sorted(old.glob("worker-*")) if old.is_dir() else []
+    written = [folder for folder in found if backups.epochs_in(folder)]
+    if not written:
         raise ValueError(
             "No backup found: expected folders worker-0/epoch-<n>, worker-1/..., as "
             f"tfgradcomp.callbacks.BackupAndRestore writes them. Received: {old}"
         )
-    count = backups.read_num_workers(first, epochs[-1])
+    newest = backups.epochs_in(written[0])[-1]
+    count = backups.read_origin(written[0], newest).num_workers
     folders = [backups.worker_folder(old, rank) for rank in range(count)]
-    common = set.intersection(*(set(backups.epochs_in(folder)) for folder in folders))
+    epochs = {folder.name: backups.epochs_in(folder) for folder in folders}
+    common = set.intersection(*map(set, epochs.values()))
     if not common:
         raise ValueError(
             f"The backup is of {count} workers, which have no epoch in common. Put all "
-            f"their folders into one directory. Received: "
-            f"{ {folder.name: backups.epochs_in(folder) for folder in folders} }"
+            f"their folders into one directory. Received: epochs by worker={epochs}"
         )
-    return folders, max(common)
-
-
-def _state_groups(file):
-    """The groups of a file that hold the state of a compressed optimizer."""
-    groups = []
-    file.visititems(
-        lambda _, item: (
-            groups.append(item)
-            if isinstance(item, h5py.Group) and "place" in item
-            else None
+    epoch = max(common)
+    origins = {f.name: tuple(backups.read_origin(f, epoch)) for f in folders}
+    if [*origins.values()] != [(rank, count) for rank in range(count)]:
+        raise ValueError(
+            "The folders are mixed up: each must be of the worker in its name, and all "
+            f"of {count} workers. Received: rank and number of workers by "
+            f"folder={origins}"
         )
-    )
-    return groups
+    return folders, epoch
 
 
-def _means(files):
-    """The mean over workers of every dataset that may differ between them."""
-    for path in files[1:]:
-        with h5py.File(files[0]) as first, h5py.File(path) as other:
-            _check_equal(first, other, path)
-    return {
-        # One value for each local replica, all the same.
-        name: np.broadcast_to(total.mean(0, keepdims=True) / len(files), total.shape)
-        for name, total in _totals(files, ".worker.").items()
-    }
+def _check_copies(files: Sequence[h5py.File], paths: Sequence[str]) -> None:
+    """Checks that all that is not the state of a compressed optimizer is equal."""
+    inside = tuple(f"{path}/" for path in paths)
+
+    def datasets(file):
+        found = {}
+
+        def visit(name, item):
+            if isinstance(item, h5py.Dataset) and not name.startswith(inside):
+                found[name] = item
+
+        file.visititems(visit)
+        return found
+
+    first = datasets(files[0])
+    for file in files[1:]:
+        other = datasets(file)
+        for name in first.keys() | other.keys():
+            if (
+                name not in first
+                or name not in other
+                or first[name][()].tobytes() != other[name][()].tobytes()
+            ):
+                raise ValueError(
+                    "The workers' weights differ: these backups are not of one "
+                    f"training. Received: {name} in {file.filename}"
+                )
 
 
-def _wholes(files):
-    """The state of sharded servers: zeros stand where others hold a shard."""
-    return {
-        name: np.broadcast_to(total.sum(0, keepdims=True), total.shape).astype(
-            "float32"
-        )
-        for name, total in _totals(files, ".server_shard.").items()
-    }
-
-
-def _totals(files, mark):
-    """The sums over files of the datasets of state whose names have a mark."""
-    totals = {}
-    for path in files:
-        with h5py.File(path) as file:
-            for group in _state_groups(file):
-                for name in group:
-                    if mark in name:
-                        value = group[name][...].astype(np.float64)
-                        full = f"{group.name}/{name}"
-                        totals[full] = totals.get(full, 0) + value
-    return totals
-
-
-def _check_equal(first, other, path):
-    def visit(name, item):
-        if not isinstance(item, h5py.Dataset) or not name.startswith("layers/"):
-            return
-        if name not in other or not np.array_equal(item[...], other[name][...]):
-            raise ValueError(
-                "The workers' weights differ: these backups are not of one training. "
-                f"Received: {name} in {path}"
-            )
-
-    first.visititems(visit)
+def _replace(group: h5py.Group, datasets: dict[str, np.ndarray]) -> None:
+    for name, value in datasets.items():
+        del group[name]
+        group[name] = value
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tfgradcomp.reshard", description=__doc__.partition("\n")[0]
+        prog="python -m tfgradcomp.reshard",
+        description="Convert the backups of N workers into those of M.",
     )
     parser.add_argument("old", help="directory of BackupAndRestore")
     parser.add_argument("--workers", type=int, required=True, help="new number")
@@ -153,10 +141,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     try:
         epoch = reshard(arguments.old, arguments.workers, arguments.out)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     print(f"{arguments.out}: epoch {epoch} for {arguments.workers} workers")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,6 +12,11 @@ from tfgradcomp.core.registry import public_classes
 
 _CLASSES = public_classes(__name__, Component)
 globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
+
 _BY_NAME = {
     kind.short_name: kind
     for kind in _CLASSES.values()

@@ -142,6 +142,14 @@ class Identity(Compressor):
 
     Attributes:
         dtype: `"float32"`, or `"bfloat16"` / `"float16"`: rounded to nearest.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(
+            inner, Identity("bfloat16"), Mean(Identity("bfloat16"))
+        )
+        ```
     """
 
     short_name: ClassVar[str | None] = "identity"

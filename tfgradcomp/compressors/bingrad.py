@@ -33,6 +33,12 @@ class BinGrad(SentCodebook):
             nearest: `"float32"`, `"bfloat16"` or `"float16"`, in which a level beyond
             \( \pm 65504 \) is infinite and the step one that is skipped.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = DistEFSGD(inner, BinGrad(), block_size=2048)
+        ```
+
     References:
         Xu, Huo, Huang, Optimal Gradient Quantization Condition for
         Communication-Efficient Distributed Training, 2019, Eq. 14 to 17.

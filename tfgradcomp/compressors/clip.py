@@ -29,6 +29,12 @@ class Clip(Wrapper):
     Attributes:
         factor: c, positive.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, Clip(Ternary(), 2.5), CodeSum(Ternary()))
+        ```
+
     References:
         Wen et al., TernGrad, 2017, Eq. 21.
     """

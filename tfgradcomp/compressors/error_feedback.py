@@ -20,6 +20,14 @@ class ErrorFeedback(Wrapper):
     \( e \leftarrow p - \Delta \). Residual and wire agree by construction: e is what is
     left after decoding the very payload.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(
+            inner, ErrorFeedback(TopK(0.01)), Mean(TopK(0.01))
+        )
+        ```
+
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
         Error-Feedback, 2019, Algorithm 2.

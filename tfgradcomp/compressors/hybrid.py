@@ -34,6 +34,12 @@ class Hybrid(SparseWords):
         zeta: \( \zeta \) in [0, 1], the decay of v.
         index_coding: As `SparseWords` has it.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, Hybrid(0.1), Mean(Hybrid(0.1)))
+        ```
+
     References:
         Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for Efficient
         Distributed Deep Learning, 2018, Figure 2 and Section 4.5, whose r in the new

@@ -23,6 +23,12 @@ class LinearQuantization(SentCodebook):
         levels: s, from 2 to 257. Codes take \( \log_2 s \) bits each.
         table_dtype: As `ORQ`.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = DistEFSGD(inner, LinearQuantization(levels=17), block_size=2048)
+        ```
+
     References:
         Xu, Huo, Huang, Optimal Gradient Quantization Condition for
         Communication-Efficient Distributed Training, 2019, Section 5 (Linear-s).

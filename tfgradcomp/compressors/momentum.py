@@ -23,6 +23,12 @@ class Momentum(Wrapper):
         momentum: \( \beta \) in [0, 1).
         warmup_steps: Number of steps.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, Momentum(Sign(), 0.9), MajorityVote())
+        ```
+
     References:
         Bernstein et al., signSGD, 2018, Algorithm 2 and Appendix E.
     """
@@ -84,6 +90,14 @@ class NesterovMomentum(Wrapper):
 
     Attributes:
         momentum: \( \mu \) in [0, 1).
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(
+            inner, NesterovMomentum(ScaledSign()), Mean(ScaledSign())
+        )
+        ```
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with

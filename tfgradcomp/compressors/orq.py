@@ -31,6 +31,12 @@ class ORQ(SentCodebook):
             infinite and the step one that is skipped. The ends are rounded outward
             and codes are those of the rounded levels, so that nothing is biased.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = DistEFSGD(inner, ORQ(levels=5), block_size=2048)
+        ```
+
     References:
         Xu, Huo, Huang, Optimal Gradient Quantization Condition for
         Communication-Efficient Distributed Training, 2019, Eq. 7 and 12, Algorithm 1.

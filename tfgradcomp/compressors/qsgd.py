@@ -28,6 +28,12 @@ class QSGD(Codebook):
         norm: `"max"`: \( \max_j |v_j| \), or `"l2"`: \( \sqrt{\sum_j v_j^2} \), which
             sends more zeros.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, QSGD(5), Mean(QSGD(5)), block_size=512)
+        ```
+
     References:
         Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via
         Gradient Quantization and Encoding, 2017, Section 3.1; `"max"` as in Section 4.
@@ -39,7 +45,8 @@ class QSGD(Codebook):
     norm: str = "max"
 
     def __post_init__(self):
-        fits = isinstance(self.levels, int) and self.levels >= 3 and self.levels % 2
+        is_odd = isinstance(self.levels, int) and self.levels % 2 == 1
+        fits = is_odd and self.levels >= 3
         check_levels(self.levels, fits, "an odd integer, at least 3")
         if self.norm not in NORMS:
             raise ValueError(

@@ -26,6 +26,12 @@ class Sign(UniformLevels):
         abstain_below: \( \tau \). Where it is not 0, a worker sends 0 for an element
             with \( |x| < \tau \cdot \mathrm{mean}|x| \) over its block, in base 3.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, Sign(), MajorityVote())
+        ```
+
     References:
         Bernstein et al., signSGD, 2018, Algorithm 1 and Section 6.
     """
@@ -76,6 +82,14 @@ class ScaledSign(Compressor):
     A contraction: \( \|C(v) - v\|^2 \le (1 - \|v\|_1^2 / (d\,\|v\|_2^2))\,\|v\|^2 \).
     It belongs inside `ErrorFeedback`. The sign of a zero is plus; what that adds is
     taken back through the residual.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(
+            inner, ErrorFeedback(ScaledSign()), Mean(ScaledSign())
+        )
+        ```
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with

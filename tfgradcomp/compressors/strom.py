@@ -23,6 +23,12 @@ class Strom(SparseWords):
         threshold: \( \tau \), positive, in the units of a gradient.
         index_coding: As `SparseWords` has it.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, Strom(0.01), Mean(Strom(0.01)))
+        ```
+
     References:
         Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing,
         2015; Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for

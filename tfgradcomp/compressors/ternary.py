@@ -28,6 +28,12 @@ class Ternary(UniformLevels):
         share_scaler: Takes for s the maximum over all workers, so that the server can
             add codes as integers.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, Ternary(), CodeSum(Ternary()))
+        ```
+
     References:
         Wen et al., TernGrad, 2017, Eq. 1 to 4.
     """

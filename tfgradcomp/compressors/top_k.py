@@ -20,6 +20,12 @@ class TopK(Compressor):
 
     Attributes:
         ratio: Part of the elements that is sent, in (0, 1]; at least one is.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = DistEFSGD(inner, TopK(0.01))
+        ```
     """
 
     short_name: ClassVar[str | None] = "top_k"

@@ -36,6 +36,12 @@ class VarianceBased(SparseWords):
         zeta: \( \zeta \) in [0, 1], the decay of v.
         index_coding: As `SparseWords` has it.
 
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = CompressedOptimizer(inner, VarianceBased(), Mean(VarianceBased()))
+        ```
+
     References:
         Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for Efficient
         Distributed Deep Learning, 2018, Figure 1, Sections 4.1, 4.2 and 4.4.

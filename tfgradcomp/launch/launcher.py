@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from tfgradcomp.launch.arguments import parse
@@ -42,7 +43,8 @@ def _run_alone(options: argparse.Namespace, description: str) -> NoReturn:
 def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> int:
     """Runs the workers, all of them again after a failure as often as allowed."""
     # Held until the launcher ends, so that a restart gets ports never used before.
-    locks = []
+    locks: list[socket.socket] = []
+    indices: Sequence[int]
     for attempt in range(options.max_restarts + 1):
         if options.cluster:
             cluster, indices = options.cluster, [options.index]

@@ -79,7 +79,7 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the worker had not ended when `has_ended` was last asked."""
+        """True if the worker had not ended when `has_ended` was last called."""
         return self.process.returncode is None
 
     @property

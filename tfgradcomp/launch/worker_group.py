@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import time
+from typing import IO, cast
 
 from tfgradcomp.launch.output import CHUNK, WorkerStream, say, show
 from tfgradcomp.launch.worker import Worker
@@ -65,7 +66,8 @@ class WorkerGroup:
     def _start(self, label: str, env: dict[str, str]) -> None:
         worker = Worker(label, self._command, env)
         self.workers.append(worker)
-        for target, pipe in (1, worker.process.stdout), (2, worker.process.stderr):
+        pipes = worker.process.stdout, worker.process.stderr
+        for target, pipe in enumerate(cast(tuple[IO[bytes], ...], pipes), 1):
             stream = WorkerStream(pipe, target, label, worker.tail, self._hides_notices)
             self._selector.register(pipe, selectors.EVENT_READ, stream)
 

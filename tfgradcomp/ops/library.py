@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import build
 
 # The operations of the library.
@@ -189,29 +190,26 @@ def _build_once() -> Path:
 
 
 def _build(folder: Path) -> Path:
-    _say(f"building the native ops for TensorFlow {tf.__version__}, once: about 30 s")
+    logger.info(
+        "building the native ops for TensorFlow %s, once: about 30 s", tf.__version__
+    )
     flags = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
-    return build.build_library(folder, build.TensorFlow(tf.__version__, *flags), _say)
+    return build.build_library(
+        folder, build.TensorFlow(tf.__version__, *flags), logger.info
+    )
 
 
 @contextlib.contextmanager
 def _locked(folder: Path):
     """Holds the lock of a folder; the lock is released when the process ends."""
-    # Some systems have no fcntl. There, the ImportError makes the reference be used.
-    import fcntl
-
     with open(folder / "lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("waiting for another process that builds the native ops")
+            logger.info("waiting for another process that builds the native ops")
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
             # The file system has no locks: each process builds a library, and the last
             # one replaces the others.
             pass
         yield
-
-
-def _say(line: str) -> None:
-    print(f"tfgradcomp: {line}", file=sys.stderr, flush=True)

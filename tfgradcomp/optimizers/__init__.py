@@ -20,6 +20,10 @@ _CLASSES = {
 for _class in _CLASSES.values():
     keras.saving.register_keras_serializable("tfgradcomp")(_class)
 globals().update(_CLASSES)
+if TYPE_CHECKING:
+    # A type checker cannot know what is found.
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = [*_CLASSES]
 

@@ -1,8 +1,9 @@
-"""A check, made once, that all workers train the same model in the same state."""
+"""Comparison of the workers before the first step: one model, one state."""
 
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -10,13 +11,75 @@ import tensorflow as tf
 from tfgradcomp.collectives import Collectives
 
 
+class RestoreStatus(NamedTuple):
+    """Result of a restore on one process.
+
+    Attributes:
+        missing: Parts of the state that the file lacks, or that have no place here.
+        is_partial: True if the file has only a part of the server's state.
+        origin: The rank of the process that wrote the file, and their number; (-1, 0)
+            where a whole state was restored, or none.
+    """
+
+    missing: list[str]
+    is_partial: bool = False
+    origin: tuple[int, int] = (-1, 0)
+
+
+def check_restored(
+    processes: Collectives, owner: str, status: RestoreStatus
+) -> list[tuple[int, int]]:
+    """Compares what all processes have restored; all raise, or none.
+
+    All processes must call it. Runs eagerly, also while a step is being traced.
+
+    Args:
+        processes: The collectives between the processes.
+        owner: Name of the optimizer.
+        status: What this process has restored.
+
+    Returns:
+        The origins of the files, by processes.
+
+    Raises:
+        ValueError: If a process misses some of its state, or only some of them have
+            restored parts.
+    """
+    mine = [len(status.missing), int(status.is_partial), *status.origin]
+    with tf.init_scope():
+        seen = processes.gather(tf.constant(mine, tf.int64), "restore/status").numpy()
+    incomplete = [rank for rank, row in enumerate(seen) if row[0]]
+    if incomplete:
+        raise ValueError(
+            f"The state of {owner} is not restored as a whole on workers {incomplete}. "
+            f"{missing_state(status.missing)}"
+        )
+    partial = [rank for rank, row in enumerate(seen) if row[1]]
+    if partial and len(partial) < len(seen):
+        raise ValueError(
+            f"Workers {partial} have restored a part of the state of {owner}'s "
+            f"server, the others none or all of it. {missing_state([])}"
+        )
+    return [(int(row[2]), int(row[3])) for row in seen]
+
+
+def lost_files(origins: list[tuple[int, int]]) -> str:
+    """Returns a sentence about the files that a complete set would have besides.
+
+    Args:
+        origins: The rank that wrote each restored file, and the number of ranks.
+    """
+    ranks = [rank for rank, _ in origins]
+    count = max(count for _, count in origins)
+    lost = sorted({*range(count)} - {*ranks})
+    return (
+        f"The files that were restored are those of workers {ranks} of {count}; "
+        f"missing are those of workers {lost}."
+    )
+
+
 def check_same_everywhere(
-    hosts: Collectives,
-    variables: list,
-    settings: str,
-    steps: keras.Variable,
-    missing: list[str],
-    is_state_partial: bool,
+    hosts: Collectives, variables: list, settings: str, steps: keras.Variable
 ) -> None:
     """Compares the variables, the settings and the weights over the workers.
 
@@ -28,11 +91,9 @@ def check_same_everywhere(
         variables: The trainable variables: paths, shapes, types and values count.
         settings: What else must be equal.
         steps: The variable that counts steps.
-        missing: What a restore of the optimizer's state has not found.
-        is_state_partial: Whether the restored state is a part of the whole.
 
     Raises:
-        ValueError: If the workers differ, or a worker misses some of its state.
+        ValueError: If the workers differ.
     """
     lines = [f"{path_of(v)} {tuple(v.shape)} {v.dtype}" for v in variables]
     with tf.init_scope():
@@ -43,25 +104,16 @@ def check_same_everywhere(
             _hash("\n".join(lines).encode()),
             _hash(settings.encode()),
             _hash(weights + taken.tobytes()),
-            int(is_state_partial),
-            len(missing),
         ]
         seen = hosts.gather(tf.constant(mine, tf.int64), "fingerprint").numpy()
-    incomplete = [rank for rank, row in enumerate(seen) if row[5]]
-    if incomplete:
-        raise ValueError(
-            f"The optimizer's state of workers {incomplete} is not restored whole. "
-            f"{missing_state(missing)}"
-        )
     different = [rank for rank, row in enumerate(seen) if (row != seen[0]).any()]
     if not different:
         return
     if (seen[:, :3] == seen[0, :3]).all():
         raise ValueError(
-            f"The weights, the optimizer's state or the step count of workers "
-            f"{different} differ from those of worker 0, though the models are the "
-            "same. Expected: all restored from one moment, as "
-            "tfgradcomp.callbacks.BackupAndRestore does it, or none. "
+            f"The weights or the step counts of workers {different} differ from those "
+            "of worker 0, though the models are the same. Expected: all restored from "
+            "one moment, as tfgradcomp.callbacks.BackupAndRestore does it, or none. "
             f"Received: steps={int(taken)} on this worker"
         )
     counts = {rank: int(row[0]) for rank, row in enumerate(seen)}

@@ -302,7 +302,7 @@ class CompressedOptimizer(OptimizerWrapper):
         """Compares the workers, and finishes a restore, before the first step."""
         if self._is_checked:
             return
-        self._is_checked = True
+        self._state.check_restore()
         if self._plan.hosts is not None:
             check_same_everywhere(
                 self._plan.hosts,
@@ -310,10 +310,9 @@ class CompressedOptimizer(OptimizerWrapper):
                 f"method={self.method}, settings={self._settings()}, seed={self.seed}, "
                 f"microbatches={self.microbatches}, fallback={self._plan.is_fallback}",
                 compat.step_counter(self.inner_optimizer),
-                self._state.missing,
-                self._state.is_partial,
             )
         self._state.finish_restore()
+        self._is_checked = True
 
     # State and configuration.
 
@@ -332,12 +331,12 @@ class CompressedOptimizer(OptimizerWrapper):
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved, here or on another worker.
 
-        All workers must load. Where the file has a part of the server's state only, the
-        workers join their parts: at once, or before the first step.
+        All workers must load. Where the files have parts of the server's state, the
+        workers join them: at once if they have taken a step, else before the first.
 
         Raises:
-            ValueError: If the state is not complete on all workers; before the first
-                step it is then `apply` that raises.
+            ValueError: On all workers, if the state is not complete on one of them.
+                Before the first step, `apply` raises it.
         """
         if not self.built or not has_state(store):
             return

@@ -15,9 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.collectives import Collectives, SingleWorker
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
-from tfgradcomp.optimizers.agreement import missing_state
+from tfgradcomp.optimizers.agreement import (
+    RestoreStatus,
+    check_restored,
+    lost_files,
+    missing_state,
+)
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.plan import Plan
 from tfgradcomp.optimizers.step import Scalars
@@ -95,7 +101,9 @@ class OptimizerState:
         self._owner = owner
         self._scalars = scalars
         self._plan = plan
+        # A state that was read and waits for the other processes.
         self._pending: Restored | None = None
+        self._origins: list[tuple[int, int]] = []
         self._leaves = [
             _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
             for bucket in plan.buckets
@@ -108,7 +116,17 @@ class OptimizerState:
         return [*self._scalars.variables(), *leaves]
 
     def save(self, store: MutableMapping) -> None:
-        """Saves the state of this worker, by local reads."""
+        """Saves the state of this worker, by local reads.
+
+        Raises:
+            ValueError: If a restored state still waits for that of other workers.
+        """
+        if self._pending is not None:
+            raise ValueError(
+                f"The restored state of {self._owner} is not complete before the first "
+                "step joins the workers' parts: take a step before saving. "
+                f"Received: missing on this worker={self._pending.missing}"
+            )
         collectives = self._plan.collectives
         store[_PLACE] = (collectives.process_index, collectives.num_processes)
         store[_FALLBACK] = int(self._plan.is_fallback)
@@ -139,50 +157,52 @@ class OptimizerState:
 
         Args:
             store: What was saved.
-            joins_at_once: Whether to finish now where the file has a part only, with
-                all workers; else `finish_restore` does it.
+            joins_at_once: True: all workers restore, and the parts that they have read
+                are joined now. False: `check_restore` and `finish_restore` follow.
 
         Raises:
-            ValueError: As `finish_restore`.
+            ValueError: As `check_restore` and `finish_restore`.
         """
         restored = self._read(store)
         self._note_origin(*restored.origin)
-        if restored.missing or restored.is_partial:
-            self._pending = restored
-            if joins_at_once:
-                self.finish_restore()
-        else:
-            self._pending = None
+        is_whole = not restored.missing and not restored.is_partial
+        self._pending = None if is_whole else restored
+        if is_whole:
             self._assign(restored)
+        if joins_at_once:
+            self.check_restore()
+            self.finish_restore()
 
-    @property
-    def missing(self) -> list[str]:
-        """Descriptions of what the last restore has not found."""
-        return self._pending.missing if self._pending else []
-
-    @property
-    def is_partial(self) -> bool:
-        """True if a restore waits for the parts of other workers."""
-        return self._pending is not None
-
-    def finish_restore(self) -> None:
-        """Joins the parts of a restored state; all workers must call it.
+    def check_restore(self) -> None:
+        """Compares what all workers have restored; all must call it.
 
         Raises:
-            ValueError: If the state is not complete then.
+            ValueError: On all workers, if what one has restored is not complete and the
+                others' files cannot complete it.
         """
-        restored, self._pending = self._pending, None
-        if restored is None:
+        pending = self._pending
+        status = RestoreStatus([])
+        if pending is not None:
+            status = RestoreStatus(pending.missing, pending.is_partial, pending.origin)
+        self._origins = check_restored(self._processes, self._owner, status)
+
+    def finish_restore(self) -> None:
+        """Joins the parts of a restored state, after `check_restore`, on all workers.
+
+        Raises:
+            ValueError: On all workers, if the state is not complete then.
+        """
+        if self._pending is None:
             return
         with tf.init_scope():
-            if not restored.missing:
-                restored = self._joined(restored)
+            restored = self._joined(self._pending)
             if restored.missing:
                 raise ValueError(
                     f"The state of {self._owner} is not restored as a whole. "
-                    f"{missing_state(restored.missing)}"
+                    f"{lost_files(self._origins)} {missing_state(restored.missing)}"
                 )
             self._assign(restored)
+        self._pending = None
 
     def _read(self, store: Mapping) -> Restored:
         saved = {n for n in store.keys() if n != _PLACE and not n.endswith(_OWNED)}
@@ -214,12 +234,14 @@ class OptimizerState:
 
         An element that several have read is that of the last one.
         """
-        collectives = self._plan.hosts or self._plan.collectives
+        collectives = self._processes
         rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
         rank = collectives.process_index + 1
         for vector, known in restored.owned.items():
             provider = tf.constant(np.where(known, rank, 0), tf.int32)
-            provider = collectives.max(provider, f"restore/{vector}").numpy()
+            # A call site has one size for ever, and each optimizer has another.
+            size = len(known)
+            provider = collectives.max(provider, f"restore/{vector}/{size}").numpy()
             owned[vector] = provider > 0
             if not owned[vector].all():
                 spans = _ranges(~owned[vector]).tolist()
@@ -228,7 +250,7 @@ class OptimizerState:
                 # As integers: the sum of -0.0 and 0.0 would be another zero.
                 own = np.where(provider == rank, rows[name][0], 0).astype(np.float32)
                 words = tf.constant(own.view(np.int32))
-                words = collectives.sum(words, f"restore/{name}").numpy()
+                words = collectives.sum(words, f"restore/{name}/{size}").numpy()
                 rows[name] = words.view(np.float32)[np.newaxis]
         return restored._replace(rows=rows, owned=owned, missing=missing)
 
@@ -262,6 +284,14 @@ class OptimizerState:
                 num_workers,
                 count,
             )
+
+    @property
+    def _processes(self) -> Collectives:
+        """The collectives by which processes join what they have restored."""
+        if self._plan.hosts is not None:
+            return self._plan.hosts
+        own = self._plan.collectives
+        return own if own.num_processes > 1 else SingleWorker()
 
     def _server_names(self, vector):
         leaves = [leaf for leaf in self._leaves if leaf.bucket.vector == vector]

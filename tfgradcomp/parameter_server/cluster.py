@@ -11,7 +11,7 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from tfgradcomp.core.logging import logger
-from tfgradcomp.ops import native
+from tfgradcomp.ops import library
 
 TASK_LOST = (
     tf.errors.UnavailableError,
@@ -146,13 +146,13 @@ def _connect(config):
 def _serve(resolver):
     """Serves as the worker or the parameter server that `resolver` says, for ever."""
     try:
-        native.library()
-    except native.UnavailableError as error:
+        library.library()
+    except library.UnavailableError as error:
         logger.warning("the native operations are missing here: %s", error)
     # What waits for other tasks may hold a thread each; were all held, it would wait
     # for ever. Waiting threads cost no core.
     threads = int(os.environ.get("TF_NUM_INTEROP_THREADS", 0))
-    threads = max(_THREADS, threads, os.cpu_count())
+    threads = max(_THREADS, threads, os.cpu_count() or 1)
     server = tf.distribute.Server(
         resolver.cluster_spec(),
         job_name=resolver.task_type,

@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Whether the call ended in an error."""
+        """True if the call ended in an error."""
         return isinstance(self.value, Exception)
 
 
@@ -47,8 +47,8 @@ class DeviceCalls:
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        self._reports = queue.SimpleQueue()
-        self.running = []
+        self._reports: queue.SimpleQueue = queue.SimpleQueue()
+        self.running: list = []
 
     def start(self, device: str, call: Callable) -> None:
         """Starts a call for a device, in a thread of its own."""
@@ -81,7 +81,7 @@ class DeviceCalls:
         Args:
             errors: The errors so far, as in `next`.
         """
-        found = {}
+        found: dict = {}
         while self.running:
             report = self.next(errors | found)
             if report.is_error:

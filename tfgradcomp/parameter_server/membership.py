@@ -1,9 +1,10 @@
-"""Who takes part in a training: losing workers, waiting for them, readmitting them."""
+"""The workers of a training: losing them, waiting for them, readmitting them."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -53,11 +54,12 @@ class Membership:
         self._transport_class = transport_class
         self._worker_class = worker_class
         self._waits_for_lost = waits_for_lost
-        self._absent = set()
-        self._dataset_fn = None
-        self.workers: list[RemoteWorker] = []
-        self.rendezvous = None
-        self.serving = {}
+        self._absent: set[str] = set()
+        self._dataset_fn: Any = None
+        # Of `worker_class`.
+        self.workers: list[Any] = []
+        self.rendezvous: Any = None
+        self.serving: dict = {}
 
     def begin(self, dataset_fn: Callable) -> None:
         """Makes all workers that are there meet, with new datasets."""

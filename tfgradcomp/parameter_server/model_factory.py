@@ -35,7 +35,7 @@ class ModelFactory:
         self._optimizer_class = type(optimizer)
         self._optimizer_config = optimizer.get_config()
         self._loss, self._metrics = loss, list(metrics)
-        self._made = weakref.WeakSet()
+        self._made: weakref.WeakSet = weakref.WeakSet()
 
     def make_chief(self) -> keras.Model:
         """Returns the chief's model.

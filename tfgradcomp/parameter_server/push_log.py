@@ -59,7 +59,7 @@ class PushLog:
         self.devices = tuple(devices)
         self.queues = Queues(name, devices)
         self.states = ServerStates(devices, num_workers, states)
-        self._endpoints = {}
+        self._endpoints: dict = {}
 
     # A worker's half.
 
@@ -133,7 +133,7 @@ class PushLog:
 
         Every worker's step must have been traced before.
         """
-        answers = {
+        answers: dict[str, Callable] = {
             name: functools.partial(self._answer, name, endpoint, server)
             for name, endpoint in self._endpoints.items()
             if server < len(endpoint.words)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.step import Stepper
+from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
 
 
 class PushLogStepper(Stepper):
@@ -19,6 +22,8 @@ class PushLogStepper(Stepper):
         staleness: int64 variable, how many pushes of others came between a gradient's
             weights and its own push, over all own pushes.
     """
+
+    collectives: LogCollectives
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -85,8 +90,8 @@ class PushLogStepper(Stepper):
         updates, state, flags = {}, [], []
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
-            flight = bucket.route.flight_of(pusher, context, replies)
-            result = bucket.route.pull(flight, server)
+            route = cast(PushLogRoute, bucket.route)
+            result = route.pull(route.flight_of(pusher, context, replies), server)
             update, local = bucket.with_decay(result.update, self._variables)
             updates.update(bucket.split(update))
             state += _pairs(bucket.state.local, local)

@@ -53,8 +53,8 @@ class Queues:
     def __init__(self, name: str, devices: Sequence[str]):
         self.name = name
         self.devices = tuple(devices)
-        self._queues = {}
-        self._closed = set()
+        self._queues: dict = {}
+        self._closed: set = set()
 
     def enqueue(self, key: QueueKey, message: tf.Tensor) -> tf.Operation:
         """Puts a message into a queue."""

@@ -30,7 +30,8 @@ class RemoteWorker:
     def __init__(self, device: str, model: keras.Model):
         self.device = device
         self.model, self.optimizer = model, model.optimizer
-        self._iterator = self._rate = None
+        self._iterator = None
+        self._rate: float | None = None
 
     def open(self, dataset_fn: Callable, num_workers: int, rank: int) -> None:
         """Opens the worker's dataset, if it is not open.

@@ -40,7 +40,7 @@ class Rendezvous:
         self.devices = tuple(devices)
         self.queues = Queues(name, devices)
         self.states = ServerStates(devices, num_workers, states)
-        self._endpoints = {}
+        self._endpoints: dict = {}
 
     def send(
         self, name: str, endpoint: Endpoint, rank: int, messages: Sequence[tf.Tensor]

@@ -25,7 +25,7 @@ from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class Taken(NamedTuple):
-    """What came of an attempt to take steps.
+    """The outcome of an attempt to take steps.
 
     Attributes:
         steps: How many all workers have committed.
@@ -118,7 +118,8 @@ class BarrierRounds(Rounds):
             calls.start(worker.device, functools.partial(worker.run, steps))
         for device, serve in serving.items():
             calls.start(device, functools.partial(serve, tf.constant(steps)))
-        values, errors = [], {}
+        values: list = []
+        errors: dict = {}
         while calls.running:
             report = calls.next(errors)
             if report.is_error:

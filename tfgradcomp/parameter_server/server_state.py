@@ -8,6 +8,7 @@ before the last round until then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -185,7 +186,8 @@ class ServerStates:
     ):
         self._devices, self._num_workers = tuple(devices), num_workers
         self._inherited = inherited
-        self._states, self._owned = {}, {}
+        self._states: dict = {}
+        self._owned: dict = {}
 
     def get(
         self,
@@ -213,8 +215,9 @@ class ServerStates:
                     leaves = [vector[self._owned[key]] for vector in whole]
                     initial = tf.nest.pack_sequence_as(initial, leaves)
                 if sharding.deferred_reply:
+                    cut = cast(Sharding, sharding)
                     self._states[key] = DeferredState(
-                        sharding, index, initial, self._num_workers, context
+                        cut, index, initial, self._num_workers, context
                     )
                 else:
                     self._states[key] = ServerState(sharding, index, initial)

@@ -177,7 +177,7 @@ class ParameterServerTrainer:
 
     @property
     def traffic(self) -> Traffic:
-        """What one worker moves in one step; to be asked after `fit`."""
+        """The traffic of one worker in one step; available after `fit`."""
         return self._membership.workers[0].optimizer.traffic
 
     def weights_of_workers(self) -> list[list[np.ndarray]]:

@@ -12,7 +12,7 @@ of the other servers' replies comes with the next messages.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -123,10 +123,10 @@ class ParameterServerRoute(Route):
 
     @override
     def push(self, payload, state, context, flag):
-        told = tf.zeros([0], tf.int32)
+        deferred = tf.zeros([0], tf.int32)
         if self._sharding.deferred_reply:
-            told = tf.bitcast(state["deferred"], tf.int32)
-        head = tf.concat([write_header(flag, context), told], 0)
+            deferred = tf.bitcast(state["deferred"], tf.int32)
+        head = tf.concat([write_header(flag, context), deferred], 0)
         rows = self._sharding.messages(payload)
         used = range(self._sharding.num_used)
         self._rendezvous.send(
@@ -156,12 +156,13 @@ class ParameterServerRoute(Route):
         sizes = HEADER_WORDS, self._deferred_words, sharding.payload_words
 
         def answer(server, rows):
-            headers, told, words = tf.split(rows, sizes, axis=1)
+            headers, deferred, words = tf.split(rows, sizes, axis=1)
             flags, at_server = read_header(headers, context)
             state = self._rendezvous.states.get(
                 self.call_site, server, sharding, context
             )
-            return tf.concat([flags, state.next(at_server, words, told[0])], 0)
+            reply = state.next(at_server, words, deferred[0])
+            return tf.concat([flags, reply], 0)
 
         return Endpoint(
             words=used * (sum(sizes),),
@@ -197,8 +198,8 @@ class ParameterServer(Transport):
     """
 
     payload_kind = "messages of one size"
-    route_class = ParameterServerRoute
-    rendezvous_class = Rendezvous
+    route_class: ClassVar[type[Route]] = ParameterServerRoute
+    rendezvous_class: ClassVar[type[Any]] = Rendezvous
     stepper_class: ClassVar[type[Stepper]] = Stepper
 
     @classmethod

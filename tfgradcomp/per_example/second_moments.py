@@ -130,7 +130,7 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
             _check_rows(call, delta, groups.batch)
             terms += moment_rules.terms_of(call, delta, batch)
     squares = groups.squares(terms)
-    moments = []
+    moments: list = []
     for variable, gradient, share in zip(variables, gradients, shares, strict=True):
         moment = squares.get(id(variable))
         if gradient is None:
@@ -214,7 +214,7 @@ class _Groups:
 
     def _sums(self, terms, first, count):
         """Returns sums of squares over `count` samples from `first`; None: over all."""
-        sums = {}
+        sums: dict = {}
         for term in terms:
             gradients = term.gradients(*self._rows(term, first, count))
             for variable, gradient in zip(term.variables, gradients, strict=True):
@@ -259,7 +259,7 @@ def _check_rows(call, deltas, batch):
 
 def _connected(terms):
     """Groups the terms that share a variable, directly or through other terms."""
-    groups = []
+    groups: list = []
     for term in terms:
         own = {id(v) for v in term.variables}
         near = [g for g in groups if own & g[0]]

@@ -1,0 +1,98 @@
+"""Compiled and fused compressors do what the links of the chain do, one by one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import reference
+from tests.compressors.contracts import (
+    LAYOUTS,
+    every_layout,
+    every_row,
+    gradient_of,
+    same_bits,
+)
+from tests.helpers import bits, make_context
+from tests.methods import ROWS, rows_by_compressor, second_moments_of
+from tfgradcomp.transports import messages
+
+
+@every_row
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
+    layout = LAYOUTS["tensors"]
+    compressor = row.compressor
+
+    @tf.function(jit_compile=jit_compile)
+    def step_of(x, state, step, rank, previous_rate):
+        context = make_context(
+            step, 5, rank, previous_rate=previous_rate, moments=second_moments_of(x)
+        )
+        payload, state, _ = compressor.compress(x, state, layout, context)
+        vector = compressor.decompress(payload, layout)
+        words = messages.pack(payload, compressor.fields(layout))
+        return payload, words, vector, state
+
+    state = compressor.init(layout)
+    for step in range(3):
+        x = gradient_of(layout, step)
+        x[[0, 5, 40]] = 0.0, -0.0, 0.0
+        rate = tf.constant(0.1 if step else 0.0)
+        payload, _, vector, new_state = step_of(
+            tf.constant(x), state, tf.constant(step), tf.constant(1), rate
+        )
+        context = make_context(
+            step, 5, 1, previous_rate=rate, moments=second_moments_of(x)
+        )
+        expected, expected_state, _ = compressor.compress(
+            tf.constant(x), state, layout, context
+        )
+        for name, field in compressor.fields(layout).items():
+            if name == "indices":
+                # The order of the largest is free; what is decoded is not.
+                sent = [
+                    reference.unpack(p[name].numpy(), field.base, field.count)
+                    for p in (payload, expected)
+                ]
+                assert set(sent[0]) == set(sent[1])
+            elif field.base is not None:
+                np.testing.assert_array_equal(payload[name], expected[name])
+        np.testing.assert_allclose(
+            vector, compressor.decompress(expected, layout), rtol=1e-5, atol=0
+        )
+        for new, old in zip(
+            tf.nest.flatten(new_state), tf.nest.flatten(expected_state), strict=True
+        ):
+            np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-4)
+        state = new_state
+    assert step_of.experimental_get_tracing_count() == 1
+
+
+def test_the_chains_that_have_a_kernel_are_fused():
+    chains = {row.compressor for row in ROWS.values()}
+    fused = {type(one.fused()).__name__ for one in chains if one.fused() is not one}
+    assert fused == {
+        "MomentumSign",
+        "ClippedTernary",
+        "SignFeedback",
+        "NesterovSignFeedback",
+    }
+
+
+@rows_by_compressor(lambda row: row.compressor.fused() is not row.compressor)
+@every_layout
+def test_fused_steps_equal_the_links_of_the_chain_bit_for_bit(row, layout):
+    fused, chain = row.compressor.fused(), row.compressor
+    state = chain.init(layout)
+    tf.nest.assert_same_structure(state, fused.init(layout))
+    for step, rate in enumerate([0.1, 0.2, 0.0, 0.05]):
+        x = gradient_of(layout, step)
+        x[step % layout.size] = 0.0
+        context = make_context(step, 5, 1, rate=rate, previous_rate=0.1)
+        payload, new_state, _ = fused.compress(tf.constant(x), state, layout, context)
+        expected, state, _ = chain.compress(tf.constant(x), state, layout, context)
+        assert payload.keys() == expected.keys()
+        for name, value in expected.items():
+            assert bits(payload[name]) == bits(value), name
+        tf.nest.assert_same_structure(new_state, state)
+        assert same_bits(new_state, state)

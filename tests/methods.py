@@ -1,0 +1,328 @@
+"""One table of methods: what each is made of, and what it promises.
+
+A new method is a row here. The batteries of tests run over these rows and take each
+row's requirements from it; `test_methods_are_complete.py` checks that none is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.promises import (
+    clipped,
+    damped,
+    ends,
+    even,
+    in_float16,
+    kept_by_a_tenth,
+    kept_by_means,
+    kept_by_signs,
+    nesterov,
+    optimal,
+    quantiles,
+    saturated,
+)
+from tfgradcomp.compressors import (
+    ORQ,
+    QSGD,
+    BinGrad,
+    Clip,
+    ErrorFeedback,
+    Hybrid,
+    Identity,
+    LinearQuantization,
+    Momentum,
+    NesterovMomentum,
+    ScaledSign,
+    Sign,
+    Strom,
+    Ternary,
+    TopK,
+    VarianceBased,
+    WeightDecay,
+)
+from tfgradcomp.core import Layout, Method
+from tfgradcomp.servers import (
+    CodeSum,
+    MajorityVote,
+    Mean,
+    Recompress,
+    Requantize,
+    SignOfMean,
+)
+
+GATHER = ("all_gather",)
+SHARDS = ("all_gather", "sharded")
+SUMS = ("all_gather", "all_reduce", "sharded")
+
+
+class Row(NamedTuple):
+    """A method, the wrapper that builds it, and what tests may expect of it.
+
+    Attributes:
+        name: Name of the row: the wrapper's class, then what is particular.
+        arguments: The wrapper's arguments besides the inner optimizer.
+        method: The method that the wrapper builds with these arguments.
+        kind: What a payload keeps of the input: `"exact"`; `"rounded"` to `digits`
+            bits; `"unbiased"`; `"contracting"`; `"sign"`; `"sign or zero"`; `"late"`:
+            some elements now and the others later.
+        target: Function from the input of a first step and its row splits to what the
+            payload stands for (the clipped input, the momentum, ...).
+        kept: Of a contracting row, function from the target and its row splits to the
+            squared length that is kept at least.
+        levels: Of an unbiased row, function from a block to the levels that it is
+            rounded to.
+        digits: Significant bits of the values.
+        largest: Largest magnitude for which everything stays finite.
+        is_random: Whether random numbers are drawn.
+        transports: Names of the transports that carry the method, given blocks of one
+            size.
+        state: Names of the vectors that each worker keeps, outermost first.
+        server_state: Names of the vectors that the server keeps.
+        needs_second_moments: Whether a step needs second moments.
+        variable_length: Whether the length of messages differs from step to step.
+        holds_momentum: Whether an inner optimizer with momentum is refused.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    method: Method
+    kind: str
+    target: Callable = lambda x, splits: x
+    kept: Callable | None = None
+    levels: Callable = even(3)
+    digits: int = 24
+    largest: float = 1e30
+    is_random: bool = False
+    transports: tuple[str, ...] = SHARDS
+    state: tuple[str, ...] = ()
+    server_state: tuple[str, ...] = ()
+    needs_second_moments: bool = False
+    variable_length: bool = False
+    holds_momentum: bool = False
+
+    @property
+    def wrapper(self) -> str:
+        """The name of the wrapper's class in `tfgradcomp`."""
+        return self.name.partition(",")[0]
+
+    @property
+    def compressor(self):
+        """The worker's half."""
+        return self.method.compressor
+
+    @property
+    def server(self):
+        """The server's half."""
+        return self.method.server
+
+    @property
+    def adds_numbers(self) -> bool:
+        """Whether an all-reduce adds numbers, in an order of its own."""
+        fields = self.compressor.fields(Layout((0, 8))).values()
+        return "all_reduce" in self.transports and all(f.base is None for f in fields)
+
+    def make(self, inner_optimizer, **arguments) -> tfgradcomp.CompressedOptimizer:
+        """Returns the row's wrapper around an inner optimizer.
+
+        Args:
+            inner_optimizer: A Keras optimizer.
+            **arguments: Arguments that all wrappers have, or others than the row's.
+        """
+        wrapper = getattr(tfgradcomp, self.wrapper)
+        return wrapper(inner_optimizer, **{**self.arguments, **arguments})
+
+
+def row(name, arguments, compressor, server, weight_decay=None, **requirements) -> Row:
+    """Returns the row of a wrapper; its name begins with the wrapper's."""
+    method = Method(compressor, server, weight_decay)
+    return Row(name, arguments, method, **requirements)
+
+
+def composed(name, compressor, server, **requirements) -> Row:
+    """Returns the row of a method that has no wrapper of its own."""
+    arguments = {"compressor": compressor, "server": server}
+    name = f"CompressedOptimizer, {name}"
+    return row(name, arguments, compressor, server, **requirements)
+
+
+UNBIASED = {"kind": "unbiased", "is_random": True}
+SIGN = {"kind": "sign", "is_random": True, "transports": SUMS}
+MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
+TWO_SIDES = {"kind": "contracting", "kept": kept_by_means}
+TOP = {"kind": "contracting", "kept": kept_by_a_tenth, "transports": GATHER}
+TWO_WAY = {"state": ("residual",), "server_state": ("residual",)}
+EXACT = {"kind": "exact", "transports": SUMS}
+LATE = {"kind": "late", "transports": GATHER, "variable_length": True}
+# A second moment overflows long before its gradient does.
+UNAMBIGUOUS = {
+    **LATE,
+    "largest": 1e15,
+    "state": ("residual", "variance"),
+    "needs_second_moments": True,
+}
+# fmt: off
+_TABLE = [
+    # TernGrad.
+    row("TernGrad", {}, Clip(Ternary(), 2.5), CodeSum(Ternary()),
+        **UNBIASED, target=clipped(2.5), transports=SUMS),
+    row("TernGrad, not clipped", {"clip_factor": None}, Ternary(), CodeSum(Ternary()),
+        **UNBIASED, transports=SUMS),
+    row("TernGrad, own scales", {"clip_factor": None, "share_scaler": False},
+        Ternary(False), Mean(Ternary(False)), **UNBIASED),
+    # Signs.
+    row("SignSGD", {}, Sign(), MajorityVote(), **SIGN),
+    row("SignSGD, random ties", {"tie": "random"}, Sign(), MajorityVote("random"),
+        **SIGN),
+    row("SignSGD, abstention", {"abstain_below": 0.5, "quorum": 1},
+        Sign(0.5), MajorityVote("zero", 1, Sign(0.5)),
+        **{**SIGN, "kind": "sign or zero"}),
+    row("Signum", {}, Momentum(Sign(), 0.9), MajorityVote(),
+        **SIGN, target=damped(0.9), state=("momentum",), holds_momentum=True),
+    row("Signum, warm-up", {"warmup_steps": "auto"},
+        Momentum(Sign(), 0.9, 54), MajorityVote(),
+        **SIGN, state=("momentum",), holds_momentum=True),
+    row("Signum, mean of signs", {"aggregate": "sum"},
+        Momentum(Sign(), 0.9), CodeSum(Sign()),
+        **SIGN, target=damped(0.9), state=("momentum",), holds_momentum=True),
+    # Two-way error feedback.
+    row("DistEFSGD", {}, ErrorFeedback(ScaledSign()), Recompress(ScaledSign()),
+        **MEAN_SIGN, **TWO_WAY),
+    row("DistEFSGD, top-k", {"compressor": TopK(0.1)},
+        ErrorFeedback(TopK(0.1)), Recompress(TopK(0.1)), **TOP, **TWO_WAY),
+    row("DistEFSGD, identity", {"compressor": "identity"},
+        ErrorFeedback(Identity()), Recompress(Identity()), kind="exact", **TWO_WAY),
+    row("DistEFSGD, ORQ-9", {"compressor": "orq"},
+        ErrorFeedback(ORQ(9)), Recompress(ORQ(9)),
+        **UNBIASED, levels=optimal(9), **TWO_WAY),
+    row("DistEFBlockSGD", {"weight_decay": 0.01},
+        ErrorFeedback(ScaledSign()), Recompress(ScaledSign()), WeightDecay(0.01),
+        **MEAN_SIGN, **TWO_WAY),
+    row("DistEFBlockSGDM", {},
+        NesterovMomentum(ErrorFeedback(ScaledSign()), 0.9), Recompress(ScaledSign()),
+        **MEAN_SIGN, target=nesterov(0.9), state=("momentum", "residual"),
+        server_state=("residual",), holds_momentum=True),
+    # Quantizers.
+    row("ORQ, 3 levels", {"levels": 3}, ORQ(3), Mean(ORQ(3)),
+        **UNBIASED, levels=optimal(3)),
+    row("ORQ, clipped", {"levels": 5, "clip_factor": 1.5},
+        Clip(ORQ(5), 1.5), Mean(ORQ(5)),
+        **UNBIASED, target=clipped(1.5), levels=optimal(5)),
+    row("ORQ, requantized",
+        {"levels": 9, "refine": 2, "table_dtype": "float16", "reply": "requantize"},
+        ORQ(9, 2, "float16"), Requantize(ORQ(9, 2, "float16")),
+        **UNBIASED, levels=in_float16(optimal(9, 2)), largest=6e4),
+    row("ORQ, two-way error feedback",
+        {"levels": 17, "reply": "requantize", "error_feedback": True},
+        ErrorFeedback(ORQ(17)), Recompress(ORQ(17)),
+        **UNBIASED, levels=optimal(17), **TWO_WAY),
+    row("BinGrad", {}, BinGrad(), Mean(BinGrad()), **TWO_SIDES),
+    row("BinGrad, bfloat16", {"table_dtype": "bfloat16", "reply": "requantize"},
+        BinGrad("b", "bfloat16"), Requantize(BinGrad("b", "bfloat16")),
+        kind="contracting", kept=lambda v, splits: 0.99 * kept_by_means(v, splits)),
+    row("BinGrad, error feedback", {"error_feedback": True},
+        ErrorFeedback(BinGrad()), Mean(BinGrad()), **TWO_SIDES, state=("residual",)),
+    row("BinGrad, pb", {"variant": "pb", "reply": "requantize"},
+        BinGrad("pb"), Requantize(BinGrad("pb")),
+        **UNBIASED, target=saturated, levels=ends),
+    row("QSGD", {"levels": 5}, QSGD(5), Mean(QSGD(5)), **UNBIASED, levels=even(5)),
+    row("QSGD, l2", {"norm": "l2", "reply": "requantize"},
+        QSGD(9, "l2"), Requantize(QSGD(9, "l2")), **UNBIASED, levels=even(9, "l2")),
+    row("LinearQuantization", {"levels": 7},
+        LinearQuantization(7), Mean(LinearQuantization(7)),
+        **UNBIASED, levels=quantiles(7)),
+    row("ScaledSign", {}, ScaledSign(), Mean(ScaledSign()), **MEAN_SIGN),
+    # Some elements now, the others later.
+    row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),
+    row("VarianceBased, gaps", {"alpha": 1.1, "zeta": 0.9, "index_coding": "delta"},
+        VarianceBased(1.1, 0.9, "delta"), Mean(VarianceBased(1.1, 0.9, "delta")),
+        **UNAMBIGUOUS),
+    row("Strom", {"threshold": 0.5}, Strom(0.5), Mean(Strom(0.5)),
+        **LATE, state=("residual",)),
+    row("Hybrid, gaps", {"threshold": 0.5, "index_coding": "delta"},
+        Hybrid(0.5, index_coding="delta"), Mean(Hybrid(0.5, index_coding="delta")),
+        **UNAMBIGUOUS),
+    # Numbers.
+    row("HalfPrecision", {}, Identity("bfloat16"), Mean(Identity("bfloat16")),
+        kind="rounded", digits=8, transports=SUMS),
+    row("HalfPrecision, float16", {"dtype": "float16"},
+        Identity("float16"), Mean(Identity("float16")),
+        kind="rounded", digits=11, largest=6e4, transports=SUMS),
+    composed("float32", Identity(), Mean(), **EXACT),
+    composed("sign of the mean", Identity(), SignOfMean(), **EXACT),
+    composed("clip", Clip(Identity(), 1.5), Mean(),
+             **EXACT, target=clipped(1.5), digits=22),
+    composed("top-k", TopK(0.1), Mean(TopK(0.1)), **TOP),
+    composed("all of top-k", TopK(1.0), Mean(TopK(1.0)),
+             kind="exact", transports=GATHER),
+    composed("ternary, error feedback",
+             ErrorFeedback(Ternary(False)), Mean(Ternary(False)),
+             **UNBIASED, state=("residual",)),
+    composed("Nesterov", NesterovMomentum(ErrorFeedback(Identity()), 0.5), Mean(),
+             **EXACT, target=nesterov(0.5), state=("momentum", "residual")),
+]
+# Of each wrapper's own arguments a value other than the default.
+SAVED_ARGUMENTS = {
+    "TernGrad": dict(clip_factor=None, block_size=100, share_scaler=False),
+    "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2),
+    "Signum": dict(
+        momentum=0.5, warmup_steps="auto", aggregate="sum", tie="random",
+        abstain_below=0.5, quorum=0, allow_inner_momentum=True),
+    "DistEFSGD": dict(compressor="orq", weight_decay=0.25, block_size=512),
+    "DistEFBlockSGD": dict(block_size=77, weight_decay=0.125),
+    "DistEFBlockSGDM": dict(
+        momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
+    "HalfPrecision": dict(dtype="float16"),
+    "ORQ": dict(
+        levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
+        error_feedback=True, table_dtype="float16"),
+    "BinGrad": dict(
+        variant="pb", block_size=100, clip_factor=1.7, reply="requantize",
+        error_feedback=True, table_dtype="bfloat16"),
+    "QSGD": dict(
+        levels=5, block_size=None, norm="l2", reply="requantize", error_feedback=True),
+    "LinearQuantization": dict(
+        levels=4, block_size=None, reply="requantize", error_feedback=True,
+        table_dtype="float16"),
+    "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
+    "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
+    "Strom": dict(threshold=0.25, index_coding="delta"),
+    "Hybrid": dict(
+        threshold=0.25, alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
+}
+# fmt: on
+ROWS = {one.name: one for one in _TABLE}
+
+
+def rows(where: Callable[[Row], bool] = lambda row: True):
+    """Returns a decorator that runs a test for each row, as its argument `row`.
+
+    Args:
+        where: Function that says which rows are taken.
+    """
+    chosen = [row for row in ROWS.values() if where(row)]
+    return pytest.mark.parametrize("row", chosen, ids=lambda row: row.name)
+
+
+def rows_by_compressor(where: Callable[[Row], bool] = lambda row: True):
+    """As `rows`, with each compressor but once: servers make no difference."""
+    first = {row.compressor: row.name for row in reversed(ROWS.values())}
+    return rows(lambda row: first[row.compressor] == row.name and where(row))
+
+
+def second_moments_of(x) -> tf.Tensor:
+    """Returns sums of squares of three terms, or of a hundred that cancel."""
+    x = tf.convert_to_tensor(x)
+    shares = tf.where(tf.range(x.shape[0]) % 5 > 0, 1 / 3, 100.0)
+    return tf.minimum(shares * x * x, 1e38)
+
+
+def parts_of(component) -> list:
+    """Returns a component and all that it wraps, outermost first."""
+    inner = getattr(component, "compressor", None)
+    return [component, *(parts_of(inner) if inner is not None else [])]

@@ -1,0 +1,85 @@
+"""One program whose transports are chosen by forced costs, run on real workers."""
+
+import hashlib
+import logging
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgradcomp
+from tests.cluster import strategy_and_rank
+from tfgradcomp.transports import Costs, Line
+
+NEVER = Line(1e6, 0.0)
+FREE = Line(0.0, 0.0)
+# A sharded exchange gathers its replies, 1/N of the words.
+COSTS = {
+    "all_gather": Costs(gather=FREE, all_to_all=NEVER, sum=NEVER),
+    "all_reduce": Costs(gather=NEVER, all_to_all=NEVER, sum=FREE),
+    "sharded": Costs(gather=Line(0.0, 1e3), all_to_all=FREE, sum=NEVER),
+    # The bucket of the small layer is gathered, that of the large one sharded.
+    "mixed": Costs(gather=Line(0.0, 1e3), all_to_all=Line(3e5, 0.0), sum=NEVER),
+    "measured": "auto",
+}
+METHODS = {
+    "TernGrad": lambda **kw: tfgradcomp.TernGrad(keras.optimizers.SGD(0.01), **kw),
+    "Signum": lambda **kw: tfgradcomp.Signum(keras.optimizers.SGD(0.001), **kw),
+    "DistEFBlockSGDM": lambda **kw: tfgradcomp.DistEFBlockSGDM(
+        keras.optimizers.SGD(0.01), weight_decay=0.01, **kw
+    ),
+    "ORQ": lambda **kw: tfgradcomp.ORQ(
+        keras.optimizers.SGD(0.01), 5, 512, reply="requantize", **kw
+    ),
+}
+
+
+def train(method, choice):
+    """Trains a small model; returns the transports, and a digest of the weights."""
+    strategy, rank = strategy_and_rank()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((60,)),
+                keras.layers.Dense(2000, "relu"),
+                keras.layers.Dense(2),
+            ]
+        )
+        optimizer = METHODS[method](
+            transport=COSTS[choice], bucket_bytes=8_000, min_size=1_000
+        )
+        model.compile(optimizer, "mse", jit_compile=False)
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(32, 60)), rng.normal(size=(32, 2))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).with_options(options)
+    model.fit(data, epochs=2, shuffle=False, verbose=0)
+    weights = b"".join(np.asarray(w).tobytes() for w in model.get_weights())
+    transports = [
+        type(bucket.route).__name__
+        for bucket in optimizer.buckets
+        if bucket.is_compressed
+    ]
+    return transports, hashlib.sha256(weights).hexdigest()
+
+
+def said(method):
+    """Returns the lines that the choice by measurement logs."""
+    lines = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Handler()
+    logger = logging.getLogger("tfgradcomp")
+    logger.addHandler(handler)
+    try:
+        train(method, "measured")
+    finally:
+        logger.removeHandler(handler)
+    return lines

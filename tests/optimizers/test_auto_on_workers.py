@@ -1,0 +1,37 @@
+"""`transport="auto"` on real workers: whatever it chooses, the bits are the same."""
+
+import pytest
+
+from tests.optimizers import auto_cases
+
+CHOSEN = {
+    "all_gather": {"AllGatherRoute"},
+    "all_reduce": {"AllReduceRoute"},
+    "sharded": {"ShardedRoute"},
+    "mixed": {"AllGatherRoute", "ShardedRoute"},
+}
+SUMS = ("TernGrad", "Signum")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("method", auto_cases.METHODS)
+def test_every_choice_gives_the_same_weights(pools, method, workers):
+    digests = set()
+    # Twice by measurement: the same program run again.
+    for choice in (*CHOSEN, "measured", "measured"):
+        if choice == "all_reduce" and method not in SUMS:
+            continue
+        answers = pools(workers).run(auto_cases.train, method, choice).answers
+        transports = {tuple(names) for names, _ in answers}
+        assert len(transports) == 1
+        if choice in CHOSEN:
+            assert set(transports.pop()) == CHOSEN[choice], choice
+        digests |= {digest for _, digest in answers}
+    assert len(digests) == 1
+
+
+def test_worker_0_says_what_was_chosen_and_why(pools):
+    first, second = pools(2).run(auto_cases.said, "TernGrad").answers
+    assert second == []
+    assert first[0].startswith("transport='auto' on 2 workers, by estimated ms")
+    assert all("float32" in line for line in first)

@@ -1,0 +1,134 @@
+"""Which variables are compressed, and what that moves."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfgradcomp
+from tests.helpers import make_variables, stable_id
+from tests.optimizers.test_step import METHODS, SHAPES, sgd
+from tfgradcomp.transports import Loopback
+from tfgradcomp.transports.all_gather import AllGather
+
+
+def big_model():
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(500, name="first")(inputs)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    x = keras.layers.Dense(140, name="second")(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
+
+
+def elements(optimizer, model):
+    optimizer.build(model.trainable_variables)
+    return optimizer.traffic.elements_compressed
+
+
+SIZES = {
+    "first/kernel": 64 * 500,
+    "first/bias": 500,
+    "norm/gamma": 500,
+    "norm/beta": 500,
+    "second/kernel": 500 * 140,
+    "second/bias": 140,
+    "head/kernel": 1400,
+    "head/bias": 10,
+}
+KERNELS = 64 * 500 + 500 * 140 + 1400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        ({}, ["bias", "norm/gamma", "norm/beta"]),
+        ({"min_size": 0}, []),
+        ({"min_size": 500}, ["second/bias", "head/bias"]),
+        ({"min_size": 501}, ["bias", "norm"]),
+        ({"min_size": 0, "exclude": "last"}, ["head"]),
+        ({"min_size": 0, "exclude": "bias"}, ["bias"]),
+        ({"min_size": 0, "exclude": "*/bias"}, ["bias"]),
+        ({"min_size": 0, "exclude": "first*kernel"}, ["first/kernel"]),
+        ({"min_size": 0, "exclude": "layer:Dense"}, ["first", "second", "head"]),
+        ({"min_size": 0, "exclude": keras.layers.LayerNormalization}, ["norm"]),
+        (
+            {"min_size": 0, "exclude": lambda v: v.shape[0] == 140},
+            ["second/bias"] + ["head/kernel"],
+        ),
+        (
+            {"min_size": 0, "exclude": ["last", "*gamma", keras.layers.Embedding]},
+            ["head", "norm/gamma"],
+        ),
+    ],
+    ids=stable_id,
+)
+def test_what_is_not_compressed(arguments, out):
+    model = big_model()
+    expected = sum(
+        size for name, size in SIZES.items() if not any(part in name for part in out)
+    )
+    optimizer = tfgradcomp.SignSGD(sgd(), **arguments)
+    assert elements(optimizer, model) == expected
+    assert optimizer.traffic.elements_plain == sum(SIZES.values()) - expected
+
+
+def test_the_last_layer_without_a_model_is_that_of_the_last_path():
+    variables = []
+    for layer, size in (("a", 9), ("b", 8), ("b", 7)):
+        with keras.name_scope(layer):
+            variables.append(keras.Variable(np.ones(size), name=f"w{size}"))
+    optimizer = tfgradcomp.SignSGD(sgd(), exclude="last", min_size=1)
+    optimizer.build(variables)
+    assert optimizer.traffic.elements_compressed == 9
+
+
+def test_exclusion_by_layer_needs_a_model():
+    optimizer = tfgradcomp.SignSGD(sgd(), exclude="layer:Dense")
+    with pytest.raises(ValueError, match="needs a Keras model.*exclude='layer:Dense'"):
+        optimizer.build(make_variables(SHAPES))
+
+
+@pytest.mark.parametrize(
+    ("name", "up"),
+    [
+        ("TernGrad", 1.65),
+        ("SignSGD", 1.05),
+        ("Signum", 1.05),
+        ("DistEFSGD", 1.05),
+        ("DistEFBlockSGD", 1.05),
+        ("DistEFBlockSGDM", 1.05),
+        ("HalfPrecision", 16.05),
+        # 13 digits a word and five levels a block of 2048; one bit and two levels.
+        ("ORQ", 2.56),
+        ("BinGrad", 1.05),
+    ],
+)
+def test_bits_per_element(name, up):
+    optimizer = METHODS[name](sgd())
+    with pytest.raises(ValueError, match="`traffic` depends on the model's variables"):
+        _ = optimizer.traffic
+    assert elements(optimizer, big_model()) == KERNELS > 100_000
+    traffic = optimizer.traffic
+    floor = {"TernGrad": np.log2(3), "HalfPrecision": 16, "ORQ": 2.53}
+    floor = floor.get(name, 1)
+    assert floor <= traffic.bits_per_element_up <= up
+    assert traffic.num_workers == 1
+    assert traffic.words_sent == traffic.bytes_received == 0
+
+
+def test_words_of_two_workers():
+    def worker(rank, collectives):
+        optimizer = tfgradcomp.TernGrad(sgd(), transport=AllGather(collectives))
+        optimizer.build(make_variables([(100, 100), (10,)]))
+        return optimizer.traffic
+
+    for traffic in Loopback(2, timeout=60).run(worker):
+        # 20 codes a word, one scale, one status; the scale's own round; and the ten
+        # floats with three numbers of status a worker.
+        expected = (500 + 1 + 1) + 1 + (10 + 6)
+        assert traffic.words_sent == traffic.words_received == expected
+        assert traffic.bytes_sent == 4 * expected
+        assert traffic.elements_plain == 10
+        # A reply has 2N + 1 = 5 levels, 13 to a word.
+        np.testing.assert_allclose(
+            traffic.bits_per_element_reply, 32 * (np.ceil(10_000 / 13) + 1) / 10_000
+        )

@@ -1,0 +1,252 @@
+"""Saving in the middle of a run, and going on."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.helpers import Rates, bits, make_variables, named
+from tfgradcomp.collectives import Loopback
+from tfgradcomp.compressors import (
+    ErrorFeedback,
+    TopK,
+)
+from tfgradcomp.servers import Mean
+from tfgradcomp.transports import AllGather
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(Rates([0.1, 0.05, 0.2, 0.02]), **arguments)
+
+
+RUNS = {
+    "TernGrad": lambda: tfgradcomp.TernGrad(
+        keras.optimizers.Adam(0.01, use_ema=True), min_size=10, seed=2**61 + 3
+    ),
+    "Signum": lambda: tfgradcomp.Signum(sgd(), warmup_steps=6, min_size=10, seed=5),
+    "DistEFSGD": lambda: tfgradcomp.DistEFSGD(sgd(momentum=0.5), min_size=10),
+    "DistEFBlockSGDM": lambda: tfgradcomp.DistEFBlockSGDM(
+        sgd(), 0.8, weight_decay=0.01, min_size=10
+    ),
+    "top-k": lambda: tfgradcomp.CompressedOptimizer(
+        sgd(), ErrorFeedback(TopK(0.2)), Mean(TopK(0.2)), min_size=10
+    ),
+    "HalfPrecision": lambda: tfgradcomp.HalfPrecision(sgd(momentum=0.5), min_size=10),
+    "ORQ": lambda: tfgradcomp.ORQ(
+        sgd(), 5, 16, reply="requantize", error_feedback=True, min_size=10, seed=9
+    ),
+    "VarianceBased": lambda: tfgradcomp.VarianceBased(keras.optimizers.Adam(0.01)),
+    # Saved in the middle of a window.
+    "Hybrid": lambda: tfgradcomp.Hybrid(
+        sgd(gradient_accumulation_steps=3), 0.1, alpha=1.0, microbatches=4
+    ),
+    "Strom": lambda: tfgradcomp.Strom(sgd(), 0.1, "delta"),
+}
+every_run = pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+# With one worker there is nothing left for the server to lose.
+STATE = [
+    "compressed.worker.residual",
+    "compressed.worker.momentum",
+    "compressed.local.decay_momentum",
+    "plain.worker.momentum",
+]
+
+
+def make_model(optimizer):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(7, activation="relu"),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+def train(model, first, last):
+    for step in range(first, last):
+        rng = np.random.default_rng(step)
+        x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 2))
+        model.train_on_batch(x.astype(np.float32), y.astype(np.float32))
+
+
+def snapshot(model):
+    """Weights and all of the optimizer's variables, in order, as bits."""
+    # Names hold those of the layers, which Keras counts up.
+    state = [(v.shape, v.dtype, bits(v.numpy())) for v in model.optimizer.variables]
+    return [bits(w) for w in model.get_weights()], state
+
+
+@every_run
+def test_a_saved_model_goes_on_as_if_nothing_had_been(make, tmp_path):
+    model = make_model(make())
+    train(model, 0, 4)
+    model.save(tmp_path / "model.keras")
+    saved, steps = snapshot(model), int(model.optimizer.iterations)
+    train(model, 4, 8)
+    uninterrupted = snapshot(model)
+    assert saved != uninterrupted
+
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert loaded.optimizer.iterations == steps > 0
+    assert snapshot(loaded) == saved
+    train(loaded, 4, 8)
+    assert snapshot(loaded) == uninterrupted
+
+
+def test_that_what_is_saved_is_something(tmp_path):
+    model = make_model(RUNS["DistEFBlockSGDM"]())
+    train(model, 0, 4)
+    for name in STATE:
+        assert np.abs(named(model.optimizer, name)).max() > 0, name
+
+
+@pytest.mark.parametrize("name", ["DistEFBlockSGDM", "TernGrad"])
+def test_weights_files_hold_the_state(name, tmp_path):
+    make = RUNS[name]
+    model = make_model(make())
+    train(model, 0, 4)
+    model.save_weights(tmp_path / "run.weights.h5")
+    saved = snapshot(model)
+    train(model, 4, 7)
+
+    other = make_model(make())
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "run.weights.h5")
+    assert snapshot(other) == saved
+    train(other, 4, 7)
+    assert snapshot(other) == snapshot(model)
+
+
+@every_run
+def test_checkpoints_hold_the_state(make, tmp_path):
+    model = make_model(make())
+    train(model, 0, 4)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(str(tmp_path / "checkpoint"))
+    saved = snapshot(model)
+    train(model, 4, 7)
+    uninterrupted = snapshot(model)
+
+    other = make_model(make())
+    train(other, 20, 22)
+    assert snapshot(other) != saved
+    restored = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    restored.restore(path).assert_existing_objects_matched()
+    assert snapshot(other) == saved
+    train(other, 4, 7)
+    assert snapshot(other) == uninterrupted
+    # And back in place.
+    checkpoint.restore(path)
+    assert snapshot(model) == saved
+
+
+def test_each_worker_saves_its_own_state():
+    names = [*STATE, "compressed.server.residual"]
+    shapes = [(7, 3), (5,)]
+
+    def gradients_of(step, rank):
+        rng = np.random.default_rng([step, rank])
+        return [tf.constant(rng.normal(size=s), tf.float32) for s in shapes]
+
+    def worker(rank, collectives):
+        def start():
+            variables = make_variables(shapes)
+            optimizer = tfgradcomp.DistEFBlockSGDM(
+                sgd(),
+                weight_decay=0.1,
+                min_size=10,
+                transport=AllGather(collectives),
+            )
+            optimizer.build(variables)
+            return optimizer, variables
+
+        def run(optimizer, variables, first, last):
+            for step in range(first, last):
+                optimizer.apply(gradients_of(step, rank), variables)
+
+        optimizer, variables = start()
+        run(optimizer, variables, 0, 3)
+        store, inner_store = {}, {}
+        optimizer.save_own_variables(store)
+        optimizer.inner_optimizer.save_own_variables(inner_store)
+        kept = [v.numpy() for v in variables]
+        state = {name: named(optimizer, name) for name in names}
+        run(optimizer, variables, 3, 6)
+
+        again, others = start()
+        again.load_own_variables({k: np.array(v) for k, v in store.items()})
+        again.inner_optimizer.load_own_variables(inner_store)
+        for variable, value in zip(others, kept, strict=True):
+            variable.assign(value)
+        for name in names:
+            assert np.abs(state[name]).max() > 0, name
+            assert bits(named(again, name)) == bits(state[name]), name
+        run(again, others, 3, 6)
+        for one, other in zip(variables, others, strict=True):
+            assert bits(one.numpy()) == bits(other.numpy())
+        return bits(state["compressed.worker.residual"]), store["place"]
+
+    (one, place), (other, other_place) = Loopback(2, timeout=60).run(worker)
+    assert one != other
+    assert (tuple(place), tuple(other_place)) == ((0, 2), (1, 2))
+
+
+# What a file has besides rows of state.
+ALWAYS = ("place", "fallback", "compressed.server_owned")
+
+
+def test_state_of_two_devices_is_averaged_on_one():
+    seed = 2**61 + 3
+    optimizer = tfgradcomp.DistEFSGD(sgd(), min_size=1, seed=seed)
+    optimizer.build(make_variables([(3,)]))
+    store = {}
+    optimizer.save_own_variables(store)
+    assert all(len(v) == 1 for k, v in store.items() if k not in ALWAYS)
+    two = {k: np.concatenate([v, v]) for k, v in store.items() if k not in ALWAYS}
+    two["compressed.worker.residual"] = np.array([[1, 2, 3], [5, 2, -1]], np.float32)
+    again = tfgradcomp.DistEFSGD(sgd(), min_size=1, seed=1)
+    again.build(make_variables([(3,)]))
+    again.load_own_variables({**two, "place": np.array([0, 1])})
+    assert named(again, "seed") == seed
+    np.testing.assert_array_equal(named(again, "compressed.worker.residual"), [3, 2, 1])
+
+
+def test_the_state_of_another_method_is_not_taken(tmp_path):
+    model = make_model(RUNS["DistEFBlockSGDM"]())
+    train(model, 0, 2)
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = make_model(RUNS["DistEFSGD"]())
+    other.optimizer.build(other.trainable_variables)
+    # The weights alone may be what is wanted; training on would lose the rest.
+    other.load_weights(tmp_path / "run.weights.h5")
+    with pytest.raises(ValueError, match="not restored as a whole.*no place for comp"):
+        train(other, 2, 3)
+
+
+def test_a_model_that_never_trained_has_no_state_to_restore(tmp_path):
+    model = make_model(RUNS["DistEFBlockSGDM"]())
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = make_model(RUNS["DistEFBlockSGDM"]())
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "run.weights.h5")
+    train(other, 0, 2)
+
+
+@every_run
+def test_variables_are_named_and_complete(make):
+    model = make_model(make())
+    train(model, 0, 1)
+    optimizer = model.optimizer
+    names = [v.name for v in optimizer.variables]
+    own = names[: len(names) - len(optimizer.inner_optimizer.variables)]
+    assert len(own) == len(set(own))
+    assert {"seed", "previous_learning_rate", "skipped_steps"} <= set(own)
+    assert named(optimizer, "seed") == optimizer.seed
+    assert not {v.path for v in model.trainable_variables} & {
+        v.path for v in optimizer.variables
+    }

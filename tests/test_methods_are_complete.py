@@ -1,0 +1,185 @@
+"""Nothing that a method needs is missing: its row, its documents, its own tests."""
+
+import inspect
+import re
+from pathlib import Path
+
+import keras
+import pytest
+
+import tfgradcomp
+from tests.methods import ROWS, SAVED_ARGUMENTS, parts_of, rows
+from tfgradcomp import compressors, optimizers, servers
+from tfgradcomp.collectives import Loopback
+from tfgradcomp.core import Layout
+from tfgradcomp.transports import AllGather, AllReduce, Sharded, messages
+
+ROOT = Path(__file__).resolve().parents[1]
+TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
+# Of one size, but for the last.
+BLOCKS = Layout.from_sizes([5000], 512)
+# Pinned: files that users have saved hold them.
+REGISTERED = {
+    "tfgradcomp": """BinGrad CompressedOptimizer DistEFBlockSGD DistEFBlockSGDM
+        DistEFSGD HalfPrecision Hybrid LinearQuantization ORQ QSGD ScaledSign SignSGD
+        Signum Strom TernGrad VarianceBased""",
+    "tfgradcomp.compressors": """BinGrad Clip ErrorFeedback Hybrid Identity
+        LinearQuantization Momentum NesterovMomentum ORQ QSGD ScaledSign Sign Strom
+        Ternary TopK VarianceBased WeightDecay""",
+    "tfgradcomp.servers": """CodeSum MajorityVote Mean Recompress Requantize
+        SignOfMean""",
+}
+
+
+def concrete(package, base):
+    """The public classes of a package that can be constructed."""
+    public = [getattr(package, name) for name in package.__all__]
+    return [
+        kind
+        for kind in public
+        if inspect.isclass(kind)
+        and issubclass(kind, base)
+        and not inspect.isabstract(kind)
+    ]
+
+
+WRAPPERS = concrete(optimizers, optimizers.CompressedOptimizer)
+COMPRESSORS = concrete(compressors, compressors.Compressor)
+SERVERS = concrete(servers, servers.Server)
+every_class = pytest.mark.parametrize(
+    "kind", [*WRAPPERS, *COMPRESSORS], ids=lambda kind: f"{kind.__module__}.{kind}"
+)
+
+
+def missing(wanted, found):
+    return sorted(kind.__name__ for kind in wanted if kind.__name__ not in found)
+
+
+def test_every_class_has_a_row_in_the_table_of_methods():
+    methods = [row.method for row in ROWS.values()]
+    used = {
+        type(part).__name__
+        for method in methods
+        for half in (method.compressor, method.server)
+        for part in parts_of(half)
+    }
+    assert missing(WRAPPERS, {row.wrapper for row in ROWS.values()}) == []
+    assert missing(COMPRESSORS, used) == []
+    assert missing(SERVERS, used) == []
+
+
+def test_every_class_has_its_place_in_the_table_of_the_readme():
+    text = (ROOT / "README.md").read_text()
+    begin = text.index("| wrapper |")
+    table = text[begin : text.index("\n\n", begin)]
+    wrappers = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    assert missing(WRAPPERS, wrappers) == []
+    assert sorted(set(wrappers)) == sorted(kind.__name__ for kind in WRAPPERS)
+    assert missing(COMPRESSORS, re.findall(r"\w+", table)) == []
+
+
+@pytest.mark.parametrize("kinds", [WRAPPERS, COMPRESSORS], ids=["wrappers", "others"])
+def test_every_class_has_an_example_and_says_where_it_is_from(kinds):
+    assert missing(kinds, {k.__name__ for k in kinds if "Example:" in k.__doc__}) == []
+
+
+def test_every_class_has_a_test_file_of_its_own():
+    files = {path.name: path for path in (ROOT / "tests").glob("*/test_*.py")}
+
+    def has_own(kind):
+        name = f"test_{kind.__module__.rpartition('.')[2].lstrip('_')}.py"
+        if name in files:
+            return True
+        # Or it is followed step by step in NumPy, with others.
+        trajectories = (ROOT / "tests/optimizers").glob("test_trajector*.py")
+        text = "".join(path.read_text() for path in trajectories)
+        return f"tfgradcomp.{kind.__name__}(" in text
+
+    for kinds in (WRAPPERS, COMPRESSORS):
+        assert missing(kinds, {k.__name__ for k in kinds if has_own(k)}) == []
+
+
+@rows()
+def test_every_wrapper_builds_the_method_of_its_row(row):
+    optimizer = row.make(keras.optimizers.SGD(0.1))
+    assert type(optimizer).__name__ == row.wrapper
+    assert optimizer.method == row.method
+
+
+@rows()
+def test_every_optimizer_comes_back_from_its_configuration(row):
+    optimizer = row.make(keras.optimizers.SGD(0.1), seed=7)
+    saved = keras.saving.serialize_keras_object(optimizer)
+    again = keras.saving.deserialize_keras_object(saved)
+    assert type(again) is type(optimizer)
+    assert again.method == row.method
+    assert keras.saving.serialize_keras_object(again) == saved
+
+
+@rows()
+def test_every_component_comes_back_from_its_configuration(row):
+    for component in (row.method, *parts_of(row.compressor), *parts_of(row.server)):
+        saved = keras.saving.serialize_keras_object(component)
+        assert keras.saving.deserialize_keras_object(saved) == component
+
+
+def test_every_wrapper_has_other_arguments_than_its_defaults_to_be_saved():
+    own = [k for k in WRAPPERS if k is not optimizers.CompressedOptimizer]
+    assert missing(own, SAVED_ARGUMENTS) == []
+    for kind in own:
+        common = optimizers.CompressedOptimizer.common_arguments
+        arguments = {*kind.config_arguments} - {*common}
+        assert arguments == SAVED_ARGUMENTS[kind.__name__].keys(), kind.__name__
+
+
+def test_the_names_under_which_keras_knows_the_classes_are_pinned():
+    packages = {
+        "tfgradcomp": WRAPPERS,
+        "tfgradcomp.compressors": [*COMPRESSORS, compressors.WeightDecay],
+        "tfgradcomp.servers": SERVERS,
+    }
+    assert packages.keys() == REGISTERED.keys()
+    for package, kinds in packages.items():
+        for kind in kinds:
+            name = f"{package}>{kind.__name__}"
+            assert keras.saving.get_registered_name(kind) == name
+            assert keras.saving.get_registered_object(name) is kind
+        # None of those that files may hold is gone.
+        names = {kind.__name__ for kind in kinds}
+        assert names >= {*REGISTERED[package].split()}
+
+
+@rows()
+def test_every_row_states_the_requirements_of_its_method(row):
+    compressor, server = row.compressor, row.server
+    assert compressor.needs_second_moments == row.needs_second_moments
+    fields = compressor.fields(BLOCKS)
+    assert messages.has_variable_length(fields) == row.variable_length
+    assert _vectors(compressor.init(BLOCKS)) == row.state
+    assert _vectors(server.init(BLOCKS)) == row.server_state
+    collectives = Loopback(2).collectives(0)
+    fused = row.method.fused()
+    carried = {
+        n for n, t in TRANSPORTS.items() if t(collectives).supports(fused, BLOCKS)
+    }
+    assert carried == {*row.transports}
+
+
+@rows(lambda row: row.holds_momentum)
+def test_an_inner_optimizer_with_momentum_is_refused(row):
+    with pytest.raises(ValueError, match="holds the momentum itself"):
+        row.make(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def _vectors(state):
+    """Names of the vectors of a state, outermost first."""
+    if not isinstance(state, dict):
+        return ()
+    names = tuple(name for name in state if name != "inner")
+    return (*names, *_vectors(state.get("inner")))
+
+
+def test_everything_exported_is_there():
+    for package in (tfgradcomp, compressors, servers, optimizers):
+        for name in package.__all__:
+            assert getattr(package, name) is not None, name

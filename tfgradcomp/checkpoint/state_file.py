@@ -1,0 +1,117 @@
+"""State of compressed optimizers in HDF5 files, read without TensorFlow.
+
+`tfgradcomp.optimizers.state` writes it, in a group of its own for each optimizer: the
+rank of the worker and the number of workers (`place`), and each vector of the state as
+float32 `[rows, size]`, named `<vector>.<role>.<name>`. Vectors with the role `worker`
+have a row for each local replica and differ between workers. Those with the role
+`server` may be held in parts: `<vector>.server_owned`, int64 `[n, 2]`, has the ranges
+of elements that the file knows; all others are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import h5py
+import numpy as np
+
+PLACE = "place"
+FALLBACK = "fallback"
+
+
+def state_groups(file: h5py.File) -> list[str]:
+    """Returns the paths of the groups that hold the state of a compressed optimizer."""
+    groups: list[str] = []
+
+    def visit(path, item):
+        if isinstance(item, h5py.Group) and PLACE in item:
+            groups.append(path)
+
+    file.visititems(visit)
+    return groups
+
+
+def join_groups(groups: Sequence[h5py.Group]) -> dict[str, np.ndarray]:
+    """Returns the state of all workers as that of any number of workers.
+
+    What differs between workers becomes its mean over all replicas, which is what the
+    weights are still owed. The parts of a server's state are put together.
+
+    Args:
+        groups: The group of one optimizer in the file of each worker, by ranks.
+
+    Returns:
+        The vectors `[1, size]` and the ranges of the server's elements, by their names.
+
+    Raises:
+        ValueError: If the groups are not those of all workers of one training.
+    """
+    _check_same_kind(groups)
+    joined: dict[str, np.ndarray] = {}
+    missing = []
+    for name in groups[0]:
+        if _role(name) == "worker":
+            joined[name] = _mean([group[name] for group in groups])
+        elif _role(name) == "server":
+            owned = _owned_name(name)
+            value, known = _joined_parts(name, groups)
+            if not known.all():
+                missing.append(f"elements {ranges_of(~known).tolist()} of {name}")
+            joined[name] = value
+            joined[owned] = np.array([[0, len(known)]], np.int64)
+    if missing:
+        places = [tuple(group[PLACE][()].tolist()) for group in groups]
+        raise ValueError(
+            "The server's state is not complete: each worker has saved a part of it, "
+            "and the files of some are missing. Expected: the files of workers "
+            f"{[*range(places[0][1])]}. Received: files of workers "
+            f"{[rank for rank, _ in places]}, without {', '.join(missing)}"
+        )
+    return joined
+
+
+def ranges_of(mask: np.ndarray) -> np.ndarray:
+    """Returns the ranges of true elements, int64 `[n, 2]`."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+    return edges.reshape([-1, 2]).astype(np.int64)
+
+
+def _role(name: str) -> str:
+    return name.split(".")[1] if name.count(".") > 1 else ""
+
+
+def _owned_name(name: str) -> str:
+    return f"{name.partition('.')[0]}.server_owned"
+
+
+def _mean(datasets: Sequence[h5py.Dataset]) -> np.ndarray:
+    total = sum(dataset[()].sum(0, np.float64, keepdims=True) for dataset in datasets)
+    return (total / sum(len(dataset) for dataset in datasets)).astype(np.float32)
+
+
+def _joined_parts(name, groups):
+    """Returns a vector of the server's state, and which of its elements are known."""
+    size = groups[0][name].shape[1]
+    value, known = np.zeros([1, size], np.float32), np.zeros([size], bool)
+    for group in groups:
+        for begin, end in group[_owned_name(name)][()]:
+            value[:, begin:end] = group[name][:, begin:end]
+            known[begin:end] = True
+    return value, known
+
+
+def _check_same_kind(groups):
+    first = groups[0]
+    for group in groups[1:]:
+        if _description(group) != _description(first):
+            raise ValueError(
+                "The workers' optimizers differ: these backups are not of one "
+                f"training. Received: {_description(first)} in {first.file.filename}, "
+                f"{_description(group)} in {group.file.filename}"
+            )
+
+
+def _description(group):
+    """Returns the names and sizes of the vectors; float32 instead of the method."""
+    sizes = {name: item.shape[1:] for name, item in group.items() if _role(name)}
+    return sizes, bool(group[FALLBACK][()])
