@@ -81,7 +81,6 @@ def read(directory, rank, name):
 
 RESIDUAL = "optimizer/vars/compressed.worker.residual"
 MOMENTUM = "optimizer/vars/compressed.worker.momentum"
-SHARD = "optimizer/vars/compressed.server_shard.residual"
 SERVER = "optimizer/vars/compressed.server.residual"
 KERNEL = "layers/dense/vars/0"
 
@@ -98,7 +97,7 @@ def test_reshard_conserves_what_is_owed(again, pools):
         after = [read(new, rank, name) for rank in range(3)]
         assert not np.array_equal(*before)
         np.testing.assert_allclose(np.mean(after, 0), np.mean(before, 0), rtol=1e-6)
-    shards = [read(old, rank, SHARD) for rank in range(2)]
+    shards = [read(old, rank, SERVER) for rank in range(2)]
     assert all(shard.any() for shard in shards)
     assert not (shards[0] * shards[1]).any()
     for rank in range(3):
@@ -139,8 +138,13 @@ def test_an_unfinished_epoch_does_not_count(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        backups.write(folder, 1, 1, fail)
+        backups.write(folder, 1, backups.Origin(0, 1), fail)
     assert backups.epochs_in(folder) == []
-    backups.write(folder, 1, 1, lambda path: (path / "file").write_text("whole"))
+    backups.write(
+        folder,
+        1,
+        backups.Origin(0, 1),
+        lambda path: (path / "file").write_text("whole"),
+    )
     assert backups.epochs_in(folder) == [1]
     assert (backups.epoch_folder(folder, 1) / "file").read_text() == "whole"

@@ -181,6 +181,10 @@ class OptimizerState:
                 others' files cannot complete it.
         """
         pending = self._pending
+        if pending is None and self._plan.hosts is None:
+            # Workers of one program have all restored, or none; those of parameter
+            # servers restore nothing, and meet in steps only.
+            return
         status = RestoreStatus([])
         if pending is not None:
             status = RestoreStatus(pending.missing, pending.is_partial, pending.origin)
