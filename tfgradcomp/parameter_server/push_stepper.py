@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import tensorflow as tf
 from typing_extensions import override
@@ -10,9 +10,7 @@ from typing_extensions import override
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.step import Stepper
-
-if TYPE_CHECKING:
-    from tfgradcomp.parameter_server.push_transport import LogCollectives, PushLogRoute
+from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
 
 
 class PushLogStepper(Stepper):
@@ -92,7 +90,7 @@ class PushLogStepper(Stepper):
         updates, state, flags = {}, [], []
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
-            route = cast("PushLogRoute", bucket.route)
+            route = cast(PushLogRoute, bucket.route)
             result = route.pull(route.flight_of(pusher, context, replies), server)
             update, local = bucket.with_decay(result.update, self._variables)
             updates.update(bucket.split(update))

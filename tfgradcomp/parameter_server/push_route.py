@@ -1,0 +1,201 @@
+"""The route of workers that wait for nobody: pushes into a `PushLog`.
+
+The scale that ternary codes need is the maximum over what a worker has and what the
+others last pushed: no smaller than its own, so the codes stay unbiased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.collectives.base import SingleWorker
+from tfgradcomp.core import Context
+from tfgradcomp.parameter_server.header import (
+    HEADER_WORDS,
+    read_header,
+    write_header,
+)
+from tfgradcomp.parameter_server.push_log import PushLog
+from tfgradcomp.parameter_server.queues import Endpoint
+from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Words
+from tfgradcomp.transports.sharding import shard_for
+
+# Where `reduce_max` leaves this worker's own part of the first round for `push`.
+_LOCAL_MAXIMA = "local_maxima"
+
+
+class LogCollectives(SingleWorker):
+    """The collectives of a worker that meets nobody: for the servers it is alone.
+
+    Attributes:
+        log: Where it pushes and pulls.
+    """
+
+    def __init__(self, log: PushLog, rank: int):
+        self.join(log, rank)
+
+    def join(self, log: PushLog, rank: int) -> None:
+        """Moves to another log; what was traced stays with the old one."""
+        self.log, self._rank = log, rank
+
+    @property
+    @override
+    def rank(self):
+        return self._rank
+
+
+class Pushed(NamedTuple):
+    """The content of a flight: a push that the log has, or is about to get.
+
+    Attributes:
+        pusher: Rank of the worker that pushed, int32 scalar.
+        operations: What sends it; empty for the push of another worker.
+        known_replies: The servers' replies, where this worker knows them by itself.
+    """
+
+    pusher: tf.Tensor | int
+    operations: Sequence[tf.Operation] = ()
+    known_replies: Sequence[tf.Tensor] = ()
+
+
+class PushLogRoute(Route):
+    """Pushes messages into a log, and pulls the servers' replies to anyone's.
+
+    With a message goes its worker's own part of the first round, and with the reply.
+    What the others had last is kept where a route keeps a server's state: `[N, count]`,
+    zeros in the own row.
+    """
+
+    def __init__(self, collectives, method, layout, call_site):
+        super().__init__(collectives, method, layout, call_site)
+        self._log = collectives.log
+        # A state that waits for the next push of all is held by one server.
+        is_deferred = method.server.deferred_reply(layout, 1)
+        servers = 1 if is_deferred else len(self._log.devices)
+        self._sharding = shard_for(method, layout, 1, servers)
+        self._maxima = sum(field.count for field in self.max_reduced_fields.values())
+        # A reply of a server without a state follows from the message alone.
+        self._is_reply_known = not tf.nest.flatten(self._sharding.init_state(0))
+
+    @override
+    def init_state(self):
+        if not self.max_reduced_fields:
+            return ()
+        return {"last": tf.zeros([self._log.num_workers, self._maxima])}
+
+    @override
+    def reduce_max(self, prepared, state):
+        names = [*self.max_reduced_fields]
+        if not names:
+            return prepared
+        sizes = [self.max_reduced_fields[name].count for name in names]
+        local = tf.concat([prepared[name] for name in names], 0)
+        last = tf.convert_to_tensor(state["last"])
+        reduced = tf.maximum(local, tf.reduce_max(last, axis=0))
+        parts = dict(zip(names, tf.split(reduced, sizes), strict=True))
+        return {**prepared, **parts, _LOCAL_MAXIMA: local}
+
+    @override
+    def push(self, payload, state, context, flag):
+        head = write_header(flag, context)
+        rows = self._sharding.messages(payload)
+        words = [
+            tf.concat([head, rows[server]], 0)
+            for server in range(self._sharding.num_used)
+        ]
+        if self._maxima:
+            local = tf.bitcast(context.prepared[_LOCAL_MAXIMA], tf.int32)
+            words[0] = tf.concat([words[0], local], 0)
+        endpoint = self._endpoint(context)
+        rank = self.collectives.rank
+        operations = self._log.push(self.call_site, endpoint, rank, words)
+        known = [
+            endpoint.answer(server, row[tf.newaxis])
+            for server, row in enumerate(words)
+            if self._is_reply_known
+        ]
+        return Flight(context, Pushed(rank, operations, known))
+
+    def flight_of(
+        self,
+        pusher: tf.Tensor,
+        context: Context,
+        known_replies: Sequence[tf.Tensor] = (),
+    ) -> Flight:
+        """Returns the flight by which `pull` decodes the next push of a worker.
+
+        Args:
+            pusher: Rank of the worker, int32 scalar.
+            context: The step.
+            known_replies: The replies to this worker's push, where it knows them.
+        """
+        return Flight(context, Pushed(pusher, (), known_replies))
+
+    @override
+    def pull(self, flight, state):
+        log, rank = self._log, self.collectives.rank
+        pusher = flight.content.pusher
+        replies = log.pull(
+            self.call_site,
+            self._reply_words,
+            rank,
+            pusher,
+            flight.content.known_replies,
+        )
+        flag = replies[0][0]
+        end = replies[0].shape[0] - self._maxima
+        maxima = tf.bitcast(replies[0][end:], tf.float32)
+        replies[0] = replies[0][:end]
+        reply = self._sharding.whole_reply(tf.stack([words[1:] for words in replies]))
+        update = self.method.server.decompress(reply, self.layout, 1)
+        if self._maxima:
+            last = tf.convert_to_tensor(state["last"])
+            rows = tf.range(last.shape[0])[:, tf.newaxis]
+            is_new = (rows == pusher) & (rows != rank)
+            state = {"last": tf.where(is_new, maxima, last)}
+        flags = flag * tf.one_hot(pusher, log.num_workers, dtype=tf.int32)
+        return ExchangeResult(update, state, flags)
+
+    @property
+    def _reply_words(self):
+        words = self._sharding.num_used * [1 + self._sharding.reply_words]
+        words[0] += self._maxima
+        return tuple(words)
+
+    def _endpoint(self, context):
+        sharding = self._sharding
+        words = sharding.num_used * [HEADER_WORDS + sharding.payload_words]
+        words[0] += self._maxima
+
+        def answer(server, rows):
+            maxima = self._maxima if server == 0 else 0
+            sizes = [HEADER_WORDS, sharding.payload_words, maxima]
+            headers, payload, last = tf.split(rows, sizes, axis=1)
+            flags, at_server = read_header(headers, context)
+            if self._is_reply_known:
+                reply, _ = sharding.combine(server, payload, (), at_server)
+            else:
+                state = self._log.states.get(self.call_site, server, sharding, context)
+                reply = state.follow(at_server, payload, tf.equal(flags[0], 0))
+            return tf.concat([flags, reply, last[0]], 0)
+
+        return Endpoint(
+            tuple(words), self._reply_words, answer, is_reply_known=self._is_reply_known
+        )
+
+    @override
+    def _exchange_calls(self):
+        return []
+
+    @property
+    @override
+    def words(self):
+        # A push goes up, and the replies to every worker's push come down.
+        sharding, used = self._sharding, self._sharding.num_used
+        pulled = self._log.num_workers - self._is_reply_known
+        up = used * (1 + HEADER_WORDS + sharding.payload_words)
+        return Words(sent=up + self._maxima, received=pulled * sum(self._reply_words))
