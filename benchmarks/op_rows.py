@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 from workloads import resnet_50, sizes
 
-from tfgradcomp.ops import Parts, reference
+from tfgradcomp.core import SplitVector
+from tfgradcomp.ops import reference
 
 
 class Row(NamedTuple):
@@ -124,7 +125,7 @@ def make_rows(size: int) -> list[Row]:
 def _of_tensors(inputs: Inputs, function: Callable) -> tuple[Callable, Callable]:
     """Returns a function of the gradient: of its tensors, and of these joined."""
     return (
-        lambda ops: (lambda *x: function(ops, Parts(x)), inputs.tensors),
+        lambda ops: (lambda *x: function(ops, SplitVector(x)), inputs.tensors),
         lambda ops: (lambda *x: function(ops, tf.concat(x, 0)), inputs.tensors),
     )
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 from report import commit, plot_histograms, processor, write_csv, write_table
 
 from tfgradcomp import compressors, ops
-from tfgradcomp.compressors import base
+from tfgradcomp.core import Context, Layout
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "examples"))
@@ -54,7 +54,7 @@ class Method(NamedTuple):
         is_random: Whether v is rounded at random to one of the levels around it.
     """
 
-    compressor: base.Compressor
+    compressor: compressors.Compressor
     levels: int
     is_random: bool = True
 
@@ -63,7 +63,7 @@ class Source(NamedTuple):
     """Vectors, one after the other: float32 `[size]`, in buckets."""
 
     values: np.ndarray
-    layout: base.Layout
+    layout: Layout
 
     @classmethod
     def of(cls, vectors: list[np.ndarray]) -> Source:
@@ -74,7 +74,7 @@ class Source(NamedTuple):
             end += vector.size
             splits.append(end)
         values = np.concatenate(vectors).astype(np.float32)
-        return cls(values, base.Layout(tuple(splits)))
+        return cls(values, Layout(tuple(splits)))
 
 
 class Measured(NamedTuple):
@@ -153,10 +153,10 @@ def quantized(method: Method, source: Source) -> np.ndarray:
 
 def _payload(method, source):
     zero, one = tf.constant(0, tf.int64), tf.constant(1.0)
-    context = base.Context(zero, zero, 0, 1, one, one, max=tf.identity)
+    context = Context(zero, zero, 0, 1, one, one)
     compressor, layout = method.compressor, source.layout
     x = tf.constant(source.values)
-    return compressor.compress(x, compressor.init(layout), layout, context)[0]
+    return compressor.compress(x, compressor.init(layout), layout, context).payload
 
 
 def _of(method, payload, layout):

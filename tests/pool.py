@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -280,6 +281,8 @@ def _forget():
     keras.config.set_floatx("float32")
     keras.utils.set_random_seed(0)
     tf.config.run_functions_eagerly(False)
+    # Whoever logs by the root logger configures it.
+    logging.getLogger().handlers.clear()
     # Whole models of the last call hang in circles; each is searched for by the next.
     gc.collect()
 

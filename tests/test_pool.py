@@ -5,13 +5,16 @@ Without TensorFlow, for the workers import this file.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import CLUSTERS
 from tests.pool import WorkerPool
 
 
@@ -133,3 +136,15 @@ def test_workers_end_with_a_pytest_that_is_killed():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="kind must be one of .*'some'"):
         WorkerPool(2, "some")
+
+
+def test_files_that_start_or_share_clusters_are_listed():
+    root = Path(__file__).parent.parent
+    starts = re.compile(r"\bpools\(|\brun_workers\(|\bpools\b.*\):")
+    using = [
+        path.relative_to(root).as_posix()
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        if starts.search(path.read_text())
+    ]
+    assert len(using) > 5
+    assert [path for path in using if not path.startswith(CLUSTERS)] == []

@@ -1,5 +1,7 @@
 """The pool's workers under TensorFlow's strategies."""
 
+import logging
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -24,6 +26,7 @@ def sum_of_ranks():
 def spoil():
     keras.mixed_precision.set_global_policy("mixed_float16")
     tf.config.run_functions_eagerly(True)
+    logging.info("configures the root logger")
     return float(np.random.random())
 
 
@@ -32,6 +35,7 @@ def look():
         keras.config.dtype_policy().name,
         tf.config.functions_run_eagerly(),
         keras.layers.Dense(1).name,
+        len(logging.getLogger().handlers),
         float(np.random.random()),
     )
 
@@ -43,7 +47,7 @@ def test_workers_of_a_cluster_reduce_and_forget(pools):
     (first, again), _ = pool.run(spoil)
     assert first == again
     for answer in pool.run(look).answers:
-        assert answer == ("float32", False, "dense", first)
+        assert answer == ("float32", False, "dense", 0, first)
 
 
 def test_devices_of_one_process_reduce(pools):
