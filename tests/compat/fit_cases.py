@@ -23,7 +23,6 @@ from tests.compat.fit_models import (
     trained,
 )
 
-
 # Validation is the same for all methods, and takes as long as a training.
 VALIDATED = ("terngrad", "hybrid")
 
