@@ -325,7 +325,8 @@ def test_resharding_conserves_what_is_owed(name, tmp_path):
             with h5py.File(folder / backups.WEIGHTS, "w") as file:
                 optimizer.save_own_variables(file.create_group("optimizer"))
 
-        backups.write(backups.worker_folder(tmp_path / "old", rank), 1, 2, write)
+        origin = backups.Origin(rank, 2)
+        backups.write(backups.worker_folder(tmp_path / "old", rank), 1, origin, write)
         return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
 
     def load(rank, collectives):

@@ -55,7 +55,7 @@ class WorkerStream:
         pipe: Where the worker's bytes arrive.
         target: File descriptor of the launcher that they belong to, 1 or 2.
         label: The worker's label.
-        is_open: Whether more may come.
+        is_open: True while more may come.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WorkerStream:
             target: File descriptor of the launcher that they belong to.
             label: The worker's label.
             tail: Gets every line.
-            hides_notices: Whether to drop TensorFlow's notices at its start.
+            hides_notices: True: TensorFlow's notices at its start are dropped.
         """
         os.set_blocking(pipe.fileno(), False)
         self.pipe, self.target, self.label = pipe, target, label

@@ -48,7 +48,7 @@ class Call:
         outputs: Its float outputs, flat.
         before_activation: The tensor that its activation was applied to, if known.
         statistics: Mean and variance of the batch, if it normalized by them.
-        reads_inner_weights: Whether it reads weights of layers within it.
+        reads_inner_weights: True if it reads weights of layers within it.
     """
 
     layer: keras.layers.Layer

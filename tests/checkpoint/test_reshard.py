@@ -1,0 +1,281 @@
+"""Conversion of the backups of N workers into those of M, and their use.
+
+The workers are threads that write the files of real ones.
+"""
+
+import shutil
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.helpers import make_variables
+from tfgradcomp.checkpoint import backups
+from tfgradcomp.checkpoint.backups import Origin
+from tfgradcomp.checkpoint.reshard import main, reshard
+from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
+
+SHAPES = [(40, 30), (30,), (30, 50)]
+SIZE = 2730
+SMALL, LARGE = 4096, 2**20
+GROUP = "optimizer/vars"
+
+
+def dist_ef(**arguments):
+    return tfgradcomp.DistEFBlockSGDM(
+        keras.optimizers.SGD(0.1), block_size=256, min_size=1, **arguments
+    )
+
+
+def signum(**arguments):
+    return tfgradcomp.Signum(keras.optimizers.SGD(0.1), min_size=1, **arguments)
+
+
+TRANSPORTS = {dist_ef: (AllGather, Sharded), signum: (AllGather, Sharded, AllReduce)}
+WAYS = [
+    (make, transport, bucket_bytes)
+    for make, transports in TRANSPORTS.items()
+    for transport in transports
+    for bucket_bytes in (SMALL, LARGE)
+]
+
+
+def gradients_of(step, rank):
+    rng = np.random.default_rng([step, rank])
+    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in SHAPES]
+
+
+def save(directory, make, transport, bucket_bytes, workers=3):
+    """Writes the backup of a few workers after three steps."""
+
+    def worker(rank, collectives):
+        optimizer = make(transport=transport(collectives), bucket_bytes=bucket_bytes)
+        optimizer.build(variables := make_variables(SHAPES))
+        for step in range(3):
+            optimizer.apply(gradients_of(step, rank), variables)
+
+        def write(folder):
+            with h5py.File(folder / backups.WEIGHTS, "w") as file:
+                optimizer.save_own_variables(file.create_group(GROUP))
+                optimizer.inner_optimizer.save_own_variables(
+                    file.create_group("optimizer/inner_optimizer/vars")
+                )
+                for index, variable in enumerate(variables):
+                    file[f"layers/layer/vars/{index}"] = variable.numpy()
+
+        folder = backups.worker_folder(directory, rank)
+        backups.write(folder, 1, Origin(rank, workers), write)
+
+    Loopback(workers, timeout=60).run(worker)
+
+
+def read(directory, rank):
+    """Returns the state that a file holds."""
+    folder = backups.worker_folder(directory, rank)
+    with h5py.File(backups.epoch_folder(folder, 1) / backups.WEIGHTS) as file:
+        return {name: item[()] for name, item in file[GROUP].items()}
+
+
+def resume(directory, workers, make, transport, bucket_bytes):
+    """Returns each worker's weights after two more steps."""
+
+    def worker(rank, collectives):
+        optimizer = make(transport=transport(collectives), bucket_bytes=bucket_bytes)
+        optimizer.build(variables := make_variables(SHAPES))
+        folder = backups.worker_folder(directory, rank)
+        with h5py.File(backups.epoch_folder(folder, 1) / backups.WEIGHTS) as file:
+            optimizer.load_own_variables(file[GROUP])
+            optimizer.inner_optimizer.load_own_variables(
+                file["optimizer/inner_optimizer/vars"]
+            )
+            for index, variable in enumerate(variables):
+                variable.assign(file[f"layers/layer/vars/{index}"][()])
+        for step in range(3, 5):
+            optimizer.apply(gradients_of(step, rank), variables)
+        return np.concatenate([v.numpy().ravel() for v in variables])
+
+    return Loopback(workers, timeout=60).run(worker)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A function that returns the backup of three workers, made only once."""
+    made = {}
+
+    def backup(*way):
+        if way not in made:
+            made[way] = tmp_path_factory.mktemp("saved") / "backup"
+            save(made[way], *way)
+        return made[way]
+
+    return backup
+
+
+@pytest.fixture
+def backup(saved, tmp_path):
+    """A copy of a backup whose files have parts of the server's state."""
+    shutil.copytree(saved(dist_ef, Sharded, LARGE), tmp_path / "old")
+    return tmp_path / "old"
+
+
+@pytest.mark.parametrize(("make", "transport", "bucket_bytes"), WAYS)
+def test_reshard_gives_the_same_files_whatever_wrote_the_old_ones(
+    make, transport, bucket_bytes, saved, tmp_path
+):
+    old = saved(make, transport, bucket_bytes)
+    assert reshard(old, 2, tmp_path / "new") == 1
+    reshard(saved(make, AllGather, LARGE), 2, tmp_path / "expected")
+    for rank in range(2):
+        state, expected = read(tmp_path / "new", rank), read(tmp_path / "expected", 0)
+        assert state.keys() == expected.keys()
+        assert tuple(state.pop("place")) == (rank, 2)
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(("make", "transport", "bucket_bytes"), WAYS)
+def test_backup_of_every_transport_resumes_under_every_other(
+    make, transport, bucket_bytes, saved
+):
+    directory = saved(make, transport, bucket_bytes)
+    expected = resume(saved(make, AllGather, LARGE), 3, make, AllGather, LARGE)
+    for other in TRANSPORTS[make]:
+        for size in (SMALL, LARGE):
+            for weights in resume(directory, 3, make, other, size):
+                np.testing.assert_array_equal(weights, expected[0])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_reshard_conserves_what_is_owed_to_the_weights(workers, backup, tmp_path):
+    reshard(backup, workers, tmp_path / "new")
+    old = [read(backup, rank) for rank in range(3)]
+    for name in ("compressed.worker.residual", "compressed.worker.momentum"):
+        rows = np.concatenate([state[name] for state in old]).astype(np.float64)
+        assert (rows[0] != rows[1]).any()
+        for rank in range(workers):
+            new = read(tmp_path / "new", rank)[name]
+            np.testing.assert_array_equal(new, [rows.mean(0).astype(np.float32)])
+    for state in old:
+        assert 0 < sum(np.ravel(np.diff(state["compressed.server_owned"]))) < SIZE
+    whole = sum(state["compressed.server.residual"] for state in old)
+    assert np.count_nonzero(whole) > 0.9 * SIZE
+    for rank in range(workers):
+        new = read(tmp_path / "new", rank)
+        np.testing.assert_array_equal(new["compressed.server.residual"], whole)
+        assert new["compressed.server_owned"].tolist() == [[0, SIZE]]
+
+
+def test_rows_of_local_replicas_count_one_each(backup, tmp_path):
+    name = f"{GROUP}/compressed.worker.residual"
+    for rank, rows in enumerate(([[1.0], [2.0]], [[6.0], [7.0]], [[9.0], [11.0]])):
+        folder = backups.epoch_folder(backups.worker_folder(backup, rank), 1)
+        with h5py.File(folder / backups.WEIGHTS, "r+") as file:
+            del file[name]
+            file[name] = np.repeat(np.float32(rows), SIZE, 1)
+    reshard(backup, 1, tmp_path / "new")
+    state = read(tmp_path / "new", 0)
+    np.testing.assert_array_equal(state["compressed.worker.residual"], [[6.0] * SIZE])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_resharded_backup_resumes_under_every_transport(workers, backup, tmp_path):
+    reshard(backup, workers, tmp_path / "new")
+    expected = None
+    for transport in TRANSPORTS[dist_ef]:
+        for bucket_bytes in (SMALL, LARGE):
+            answers = resume(
+                tmp_path / "new", workers, dist_ef, transport, bucket_bytes
+            )
+            expected = answers[0] if expected is None else expected
+            for weights in answers:
+                np.testing.assert_array_equal(weights, expected)
+
+
+def test_resharding_to_the_same_number_keeps_the_mean_alone(backup, tmp_path):
+    reshard(backup, 3, tmp_path / "new")
+    reshard(tmp_path / "new", 3, tmp_path / "again")
+    for rank in range(3):
+        first, second = read(tmp_path / "new", rank), read(tmp_path / "again", rank)
+        for name, value in first.items():
+            np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, arguments)])
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_command_line_names_the_epoch(backup, tmp_path, capsys):
+    main([str(backup), "--workers", "2", "--out", str(tmp_path / "new")])
+    assert capsys.readouterr().out == f"{tmp_path / 'new'}: epoch 1 for 2 workers\n"
+
+
+def test_wrong_arguments_raise(backup, tmp_path, capsys):
+    new = tmp_path / "x"
+    for arguments, message in (
+        ((tmp_path / "nowhere", "--workers", 2, "--out", new), "No backup found"),
+        ((backup, "--workers", 0, "--out", new), "at least 1"),
+        ((backup, "--workers", 2, "--out", backup), "must not exist"),
+    ):
+        assert message in run(capsys, *arguments)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_lost_folder_raises(rank, backup, tmp_path, capsys):
+    shutil.rmtree(backup / f"worker-{rank}")
+    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    assert "is of 3 workers, which have no epoch in common" in error
+    assert f"'worker-{rank}': []" in error
+    assert not (tmp_path / "new").exists()
+
+
+def test_exchanged_folder_raises(backup, tmp_path, capsys):
+    shutil.rmtree(backup / "worker-2")
+    shutil.copytree(backup / "worker-0", backup / "worker-2")
+    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    assert "folders are mixed up" in error
+    assert "'worker-2': (0, 3)" in error
+
+
+def test_missing_part_of_the_server_raises(backup, tmp_path, capsys):
+    shutil.copy(
+        backup / "worker-0" / "epoch-000001" / backups.WEIGHTS,
+        backup / "worker-1" / "epoch-000001" / backups.WEIGHTS,
+    )
+    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    assert "Expected: the files of workers [0, 1, 2]." in error
+    assert "files of workers [0, 0, 2], without elements [[1024, 2048]]" in error
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changed", "message"),
+    [
+        ("layers/layer/vars/0", lambda x: x + 1, "weights differ"),
+        ("optimizer/inner_optimizer/vars/0", lambda x: x + 1, "weights differ"),
+        (f"{GROUP}/compressed.worker.residual", lambda x: x[:, 1:], "optimizers"),
+        (f"{GROUP}/fallback", lambda x: 1 - x, "optimizers differ"),
+    ],
+    ids=["weights", "step count", "size", "fallback"],
+)
+def test_backups_of_two_trainings_raise(
+    dataset, changed, message, backup, tmp_path, capsys
+):
+    file = backup / "worker-1" / "epoch-000001" / backups.WEIGHTS
+    with h5py.File(file, "r+") as opened:
+        value = changed(opened[dataset][()])
+        del opened[dataset]
+        opened[dataset] = value
+    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    assert message in error
+
+
+def test_unreadable_file_raises(backup, tmp_path, capsys):
+    file = backup / "worker-1" / "epoch-000001" / backups.WEIGHTS
+    file.write_bytes(b"half a file")
+    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    assert "unable to" in error.lower()

@@ -1,0 +1,154 @@
+"""Small models, methods and data for the tests of `model.fit` on several workers.
+
+Under MirroredStrategy the one process is both workers, as the two devices.
+"""
+
+import contextlib
+import hashlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgradcomp
+from tests.cluster import strategy_and_rank
+from tfgradcomp.collectives.replicas import Replicas
+
+SGD = keras.optimizers.SGD
+random = np.random.default_rng(7)
+X = random.normal(size=(60, 64)).astype("float32")
+Y = random.normal(size=(60, 3)).astype("float32")
+
+
+def scope():
+    """The scope of this process' strategy."""
+    strategy, _ = strategy_and_rank()
+    return strategy.scope()
+
+
+def own_rank():
+    """This process' rank."""
+    _, rank = strategy_and_rank()
+    return rank
+
+
+def digest(model):
+    """A hash of the weights."""
+    data = b"".join(w.tobytes() for w in model.get_weights())
+    return hashlib.sha256(data).hexdigest()
+
+
+def residuals(model):
+    """A hash of each worker's own state."""
+    return {
+        v.name: hashlib.sha256(v.local_values().tobytes()).hexdigest()
+        for v in model.optimizer._state.variables()
+    }
+
+
+def make(optimizer, policy="float32", units=40, **kwargs):
+    """A compiled two-layer model with a large and a small kernel."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    keras.mixed_precision.set_global_policy(policy)
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(units, activation="relu", name="first"),
+                keras.layers.Dense(3, name="second"),
+            ]
+        )
+        model.compile(optimizer(), "mse", metrics=["mae"], **kwargs)
+    return model
+
+
+def fit(model, x=X, epochs=2, **kwargs):
+    """Trains on global batches of 12; returns the history."""
+    kwargs = {"batch_size": 12, "verbose": 0, "shuffle": False, **kwargs}
+    return model.fit(x, Y[: len(x)], epochs=epochs, **kwargs).history
+
+
+def trained(optimizer, epochs=2, x=X, fit_arguments=None, **kwargs):
+    """What a training run leaves behind."""
+    model = make(optimizer, **kwargs)
+    history = fit(model, x, epochs, **(fit_arguments or {}))
+    traffic = getattr(model.optimizer, "traffic", None)
+    return {
+        "digest": digest(model),
+        "traffic": traffic
+        and {
+            "sent": traffic.words_sent,
+            "received": traffic.words_received,
+            "up": traffic.bits_per_element_up,
+            "ratio": traffic.ratio,
+        },
+        "weights": [w.tolist() for w in model.get_weights()],
+        "history": history,
+        "iterations": int(tf.convert_to_tensor(model.optimizer.iterations)),
+        "skipped": getattr(model.optimizer, "skipped_steps", None),
+    }
+
+
+def poisoned(row):
+    """The inputs with one NaN; batches of 12 alternate: 6 rows to each worker."""
+    x = X.copy()
+    x[row, 5] = np.nan
+    return x
+
+
+def method(name, sgd, transport="all_gather", **defaults):
+    """A function that makes an optimizer; "auto" might differ from run to run."""
+    rate, momentum = sgd
+
+    def make_one(accumulation=None, **kwargs):
+        inner = SGD(rate, momentum=momentum, gradient_accumulation_steps=accumulation)
+        settings = {"transport": transport, **defaults, **kwargs}
+        return getattr(tfgradcomp, name)(inner, **settings)
+
+    return make_one
+
+
+METHODS = {
+    "terngrad": method("TernGrad", (0.01, 0.9)),
+    "terngrad_own_scale": method("TernGrad", (0.01, 0.0), share_scaler=False),
+    "signsgd": method("SignSGD", (1e-3, 0.0)),
+    "signum": method("Signum", (1e-3, 0.0)),
+    "dist_ef_sgd": method("DistEFSGD", (0.01, 0.0)),
+    "dist_ef_block_sgd": method("DistEFBlockSGD", (0.01, 0.0)),
+    "dist_ef_block_sgdm": method("DistEFBlockSGDM", (0.01, 0.0), weight_decay=1e-3),
+    "half_precision": method("HalfPrecision", (0.01, 0.0), "all_reduce"),
+    "orq": method("ORQ", (0.01, 0.9), levels=5, reply="requantize"),
+    "variance_based": method("VarianceBased", (0.01, 0.9)),
+    "strom": method("Strom", (0.05, 0.0), "auto", threshold=0.02),
+    "hybrid": method(
+        "Hybrid", (0.05, 0.0), threshold=0.01, alpha=1.3, index_coding="delta"
+    ),
+}
+
+
+@contextlib.contextmanager
+def recorded():
+    """Lists of calls (call site, size, type), and of the sizes of those that vary."""
+    seen, varying = [], []
+    gather, reduce = Replicas.gather, Replicas._reduce
+
+    def record(vector, call_site):
+        if vector.shape[0] is None:
+            tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
+        elif "log" not in call_site:
+            seen.append((call_site, int(vector.shape[0]), vector.dtype.name))
+
+    def gather_recorded(self, vector, call_site):
+        record(vector, call_site)
+        return gather(self, vector, call_site)
+
+    def reduce_recorded(self, vector, merge_op, call_site):
+        record(vector, call_site)
+        return reduce(self, vector, merge_op, call_site)
+
+    Replicas.gather, Replicas._reduce = gather_recorded, reduce_recorded
+    try:
+        yield seen, varying
+    finally:
+        Replicas.gather, Replicas._reduce = gather, reduce
