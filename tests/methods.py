@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -37,6 +38,7 @@ from tfgradcomp.compressors import (
     Identity,
     LinearQuantization,
     Momentum,
+    NaturalCompression,
     NesterovMomentum,
     ScaledSign,
     Sign,
@@ -151,6 +153,13 @@ def composed(name, compressor, server, **requirements) -> Row:
     return row(name, arguments, compressor, server, **requirements)
 
 
+def powers_of_two(v):
+    """The levels of natural compression: 127 powers of either sign, and 0."""
+    top = np.floor(np.log2(np.abs(v).max())) + 1 if v.any() else -np.inf
+    powers = 2.0 ** (top - np.arange(127))
+    return np.concatenate([-powers, [0], powers[::-1]])
+
+
 UNBIASED = {"kind": "unbiased", "is_random": True}
 SIGN = {"kind": "sign", "is_random": True, "transports": SUMS}
 MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
@@ -236,6 +245,8 @@ _TABLE = [
     row("LinearQuantization", {"levels": 7},
         LinearQuantization(7), Mean(LinearQuantization(7)),
         **UNBIASED, levels=quantiles(7)),
+    row("NaturalCompression", {}, NaturalCompression(), Mean(NaturalCompression()),
+        **UNBIASED, levels=powers_of_two),
     row("ScaledSign", {}, ScaledSign(), Mean(ScaledSign()), **MEAN_SIGN),
     # Some elements now, the others later.
     row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),
@@ -289,6 +300,8 @@ SAVED_ARGUMENTS = {
     "LinearQuantization": dict(
         levels=4, block_size=None, reply="requantize", error_feedback=True,
         table_dtype="float16"),
+    "NaturalCompression": dict(
+        block_size=None, reply="requantize", error_feedback=True),
     "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
     "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
     "Strom": dict(threshold=0.25, index_coding="delta"),
