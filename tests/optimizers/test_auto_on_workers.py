@@ -23,6 +23,9 @@ def test_every_choice_gives_the_same_weights(pools, method, workers):
     for choice in (*CHOSEN, "measured", "measured"):
         if choice == "all_reduce" and method not in SUMS:
             continue
+        # Its buckets, cut between small blocks, all have one size.
+        if choice == "mixed" and method == "ORQ":
+            continue
         answers = pools(workers).run(auto_cases.train, method, choice).answers
         transports = {tuple(names) for names, _ in answers}
         assert len(transports) == 1
