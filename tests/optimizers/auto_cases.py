@@ -28,9 +28,6 @@ METHODS = {
     "DistEFBlockSGDM": lambda **kw: tfgradcomp.DistEFBlockSGDM(
         keras.optimizers.SGD(0.01), weight_decay=0.01, **kw
     ),
-    "ORQ": lambda **kw: tfgradcomp.ORQ(
-        keras.optimizers.SGD(0.01), 5, 512, reply="requantize", **kw
-    ),
 }
 
 

@@ -15,16 +15,13 @@ SUMS = ("TernGrad", "Signum")
 
 @pytest.mark.parametrize(
     ("method", "workers"),
-    [("TernGrad", 3), ("Signum", 2), ("DistEFBlockSGDM", 3), ("ORQ", 2)],
+    [("TernGrad", 3), ("Signum", 2), ("DistEFBlockSGDM", 3)],
 )
 def test_every_choice_gives_the_same_weights(pools, method, workers):
     digests = set()
     # Twice by measurement: the same program run again.
     for choice in (*CHOSEN, "measured", "measured"):
         if choice == "all_reduce" and method not in SUMS:
-            continue
-        # Its buckets, cut between small blocks, all have one size.
-        if choice == "mixed" and method == "ORQ":
             continue
         answers = pools(workers).run(auto_cases.train, method, choice).answers
         transports = {tuple(names) for names, _ in answers}
