@@ -1,5 +1,7 @@
 """Layouts and gradients that every compressor is tested with."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 from tests import reference
 from tests.helpers import bits, make_context
 from tests.methods import rows_by_compressor, second_moments_of
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.core import Layout
 
 LAYOUTS = {
@@ -17,6 +20,8 @@ LAYOUTS = {
     "model": Layout.from_sizes([7, 90], "model"),
 }
 every_row = rows_by_compressor()
+# The rows of every compressor, each with some of the values of other arguments.
+every_row_pairwise = functools.partial(parametrize_pairwise, row=every_row.args[1])
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 

@@ -1,7 +1,6 @@
 """What every compressor promises of its kind: exact, unbiased, contracting, ..."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests import reference
@@ -11,6 +10,7 @@ from tests.compressors.contracts import (
     decoded,
     every_layout,
     every_row,
+    every_row_pairwise,
     gradient_of,
     of_kind,
 )
@@ -31,9 +31,7 @@ EXTREMES = {
 }
 
 
-@every_row
-@every_layout
-@pytest.mark.parametrize("make", EXTREMES.values(), ids=EXTREMES)
+@every_row_pairwise(layout=LAYOUTS, make=EXTREMES)
 def test_extremes_stay_finite(row, layout, make):
     x = make(layout.size, row.largest).astype(np.float32)
     state = row.compressor.init(layout)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.ops import native, reference
 from tfgradcomp.ops.library import find_library
 
@@ -204,10 +205,9 @@ def test_rounding_to_levels(ops, count, size, layout):
         same(ops.pack_levels(x, table, splits), expected)
 
 
-@pytest.mark.parametrize("workers", [1, 3, 4])
-@pytest.mark.parametrize("count", [2, 3, 9, 16, 17, 300])
-@pytest.mark.parametrize(("size", "layout"), SHAPES)
-def test_the_mean_of_levels(ops, workers, count, size, layout):
+@parametrize_pairwise(shape=SHAPES, workers=[1, 3, 4], count=[2, 3, 9, 16, 17, 300])
+def test_the_mean_of_levels(ops, shape, workers, count):
+    size, layout = shape
     splits = cases.row_splits(size, layout)
     words = cases.words(count, workers, size)
     table = tables(workers, len(splits) - 1, count)

@@ -1,20 +1,23 @@
 """Tests of error feedback in pure TensorFlow against NumPy, bit for bit."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import KINDS, flushed, layouts, same
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.ops import reference as ops
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("moving", [True, False])
-@pytest.mark.parametrize("momentum", [True, False])
-@pytest.mark.parametrize(("size", "layout"), layouts(0, 1, 33, 1000, 6007))
-def test_sign_error_feedback(kind, moving, momentum, size, layout):
+@parametrize_pairwise(
+    shape=layouts(0, 1, 33, 1000, 6007),
+    kind=KINDS,
+    moving=[True, False],
+    momentum=[True, False],
+)
+def test_sign_error_feedback(shape, kind, moving, momentum):
+    size, layout = shape
     splits = cases.row_splits(size, layout)
     x, e = cases.floats(size, kind), cases.floats(size, kind, seed=1)
     m = cases.floats(size, kind, seed=2) if momentum else None
@@ -57,10 +60,11 @@ def test_a_zero_counts_as_plus_in_error_feedback():
     np.testing.assert_array_equal(left, [-1, -1, 0, -2])
 
 
-@pytest.mark.parametrize("moving", [True, False])
-@pytest.mark.parametrize("workers", [1, 3, 4])
-@pytest.mark.parametrize(("size", "layout"), layouts(0, 1, 33, 1000))
-def test_mean_sign_error_feedback(moving, workers, size, layout):
+@parametrize_pairwise(
+    shape=layouts(0, 1, 33, 1000), workers=[1, 3, 4], moving=[True, False]
+)
+def test_mean_sign_error_feedback(shape, workers, moving):
+    size, layout = shape
     splits = cases.row_splits(size, layout)
     words = cases.words(2, workers, size)
     scale = cases.positive([workers, len(splits) - 1])

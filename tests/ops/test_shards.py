@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.ops import native, reference
 from tfgradcomp.ops.library import find_library
 
@@ -77,9 +78,7 @@ def test_a_part_draws_what_the_whole_vector_draws_there(ops, offset, first):
 # -- Sums of codes ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", [2, 3])
-@pytest.mark.parametrize("workers", range(1, 9))
-@pytest.mark.parametrize("size", [1, 21, 1000, 4001])
+@parametrize_pairwise(base=[2, 3], workers=list(range(1, 9)), size=[1, 21, 1000, 4001])
 def test_plain_addition_of_recoded_words_adds_the_codes(ops, base, workers, size):
     ballots = np.random.default_rng(size).integers(0, base, [workers, size])
     ballots[:, ::2] = base - 1  # The largest sums: words above 2**31.
@@ -131,13 +130,19 @@ def sent_by(workers, splits, seed=0):
     return words, scale, residual
 
 
-@pytest.mark.parametrize("moving", [True, False])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    ("size", "layout"),
-    [(1, "one"), (33, "ones"), (1000, "ragged"), (6007, "one"), (6007, "ragged")],
+@parametrize_pairwise(
+    shape=[
+        (1, "one"),
+        (33, "ones"),
+        (1000, "ragged"),
+        (6007, "one"),
+        (6007, "ragged"),
+    ],
+    workers=[1, 2, 3, 4],
+    moving=[True, False],
 )
-def test_two_halves_are_the_whole_step(ops, moving, workers, size, layout):
+def test_two_halves_are_the_whole_step(ops, shape, workers, moving):
+    size, layout = shape
     splits = cases.row_splits(size, layout)
     words, scales, e = sent_by(workers, splits)
     expected = oracle.mean_sign_error_feedback(words, scales, e, 0.75, moving, splits)

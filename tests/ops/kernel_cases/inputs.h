@@ -41,7 +41,7 @@ inline std::vector<Shape> Shapes(int64_t most) {
     for (Layout layout : kLayouts) {
       if (size > 1000 && layout == Layout::kBlocksOfOne) continue;  // Slow to emulate.
       for (int64_t num_workers : {1, 2, 3, 4, 8}) {
-        if (size > 10000 && num_workers != 2 && num_workers != 3) continue;
+        if (size > 10000 && num_workers != 3) continue;
         shapes.push_back({size, layout, num_workers});
       }
     }
