@@ -106,23 +106,6 @@ def test_every_wrapper_builds_the_method_of_its_row(row):
     assert optimizer.method == row.method
 
 
-@rows()
-def test_every_optimizer_comes_back_from_its_configuration(row):
-    optimizer = row.make(keras.optimizers.SGD(0.1), seed=7)
-    saved = keras.saving.serialize_keras_object(optimizer)
-    again = keras.saving.deserialize_keras_object(saved)
-    assert type(again) is type(optimizer)
-    assert again.method == row.method
-    assert keras.saving.serialize_keras_object(again) == saved
-
-
-@rows()
-def test_every_component_comes_back_from_its_configuration(row):
-    for component in (row.method, *parts_of(row.compressor), *parts_of(row.server)):
-        saved = keras.saving.serialize_keras_object(component)
-        assert keras.saving.deserialize_keras_object(saved) == component
-
-
 def test_every_wrapper_has_other_arguments_than_its_defaults_to_be_saved():
     own = [k for k in WRAPPERS if k is not optimizers.CompressedOptimizer]
     assert missing(own, SAVED_ARGUMENTS) == []
@@ -163,12 +146,6 @@ def test_every_row_states_the_requirements_of_its_method(row):
         n for n, t in TRANSPORTS.items() if t(collectives).supports(fused, BLOCKS)
     }
     assert carried == {*row.transports}
-
-
-@rows(lambda row: row.holds_momentum)
-def test_an_inner_optimizer_with_momentum_is_refused(row):
-    with pytest.raises(ValueError, match="holds the momentum itself"):
-        row.make(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
 def _vectors(state):
