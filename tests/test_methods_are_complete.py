@@ -8,6 +8,7 @@ import keras
 import pytest
 
 import tfgradcomp
+from tests.benchmarks.scripts import import_script
 from tests.methods import ROWS, SAVED_ARGUMENTS, parts_of, rows
 from tfgradcomp import compressors, optimizers, servers
 from tfgradcomp.collectives import Loopback
@@ -154,6 +155,17 @@ def _vectors(state):
         return ()
     names = tuple(name for name in state if name != "inner")
     return (*names, *_vectors(state.get("inner")))
+
+
+def test_benchmarks_find_every_wrapper():
+    sparse = {name for name, _ in import_script("index_coding").methods().values()}
+    steps = import_script("step").WRAPPED
+    own = [k for k in WRAPPERS if k is not optimizers.CompressedOptimizer]
+    assert missing(own, {*steps, *sparse}) == []
+    assert missing(own, {*import_script("wire_size").methods(), *sparse}) == []
+    # What holds a momentum is compared with an optimizer that has one.
+    held = {row.wrapper for row in ROWS.values() if row.holds_momentum}
+    assert {name for name, plain in steps.items() if "momentum" in plain} == held
 
 
 def test_everything_exported_is_there():
