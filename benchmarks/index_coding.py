@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import keras
+import wrappers
 from report import commit, write_csv, write_table
 
 import tfgradcomp
@@ -24,14 +25,21 @@ import data  # noqa: E402
 import models  # noqa: E402
 
 BATCH_SIZE = 64
-METHODS = {
-    "VarianceBased(alpha=1)": ("VarianceBased", {"alpha": 1.0}),
-    "VarianceBased()": ("VarianceBased", {}),
-    "VarianceBased(alpha=2)": ("VarianceBased", {"alpha": 2.0}),
-    "Strom(0.01)": ("Strom", {"threshold": 0.01}),
-    "Hybrid(0.01)": ("Hybrid", {"threshold": 0.01}),
-}
 CODINGS = ("fixed", "delta")
+# Where there is no default.
+REQUIRED = {"threshold": 0.01}
+VARIANTS = {"VarianceBased": [{"alpha": 1.0}, {"alpha": 2.0}]}
+
+
+def methods() -> dict[str, tuple[str, dict]]:
+    """Returns wrapper and arguments of all that code indices, by the table's names."""
+    found = {}
+    for name in wrappers.taking("index_coding"):
+        required = {key: REQUIRED[key] for key in wrappers.required_arguments(name)}
+        for arguments in (required, *VARIANTS.get(name, ())):
+            given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            found[f"{name}({given})"] = name, arguments
+    return found
 
 
 def traffic_of(name: str, arguments: dict, coding: str, batches):
@@ -47,11 +55,11 @@ def traffic_of(name: str, arguments: dict, coding: str, batches):
     return optimizer.traffic
 
 
-def row(method: str, batches) -> dict:
+def row(method: str, name: str, arguments: dict, batches) -> dict:
     """Returns the figures of one method."""
     figures = {"method": method}
     for coding in CODINGS:
-        traffic = traffic_of(*METHODS[method], coding, batches)
+        traffic = traffic_of(name, arguments, coding, batches)
         bits = traffic.bits_per_element_up * traffic.elements_compressed
         figures |= {"ratio": traffic.ratio, coding: bits / traffic.elements_sent}
     return figures
@@ -65,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     batches = data.batches(data.load().train, BATCH_SIZE, shuffle_seed=0)
     batches = batches.take(arguments.steps).cache()
-    rows = [row(method, batches) for method in METHODS]
+    rows = [row(method, *what, batches) for method, what in methods().items()]
     lines = [
         f"{arguments.steps} steps of {BATCH_SIZE} images; commit {commit()}.",
         "",

@@ -18,21 +18,19 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+import wrappers
 from report import commit, processor, write_csv, write_table
 
 import tfgradcomp
 
 HERE = Path(__file__).resolve().parent
 SGD = keras.optimizers.SGD
-# Momentum where the wrapper has one of its own.
 PLAIN = {"SGD": lambda: SGD(1e-3), "SGD, momentum": lambda: SGD(1e-3, momentum=0.9)}
+# Momentum where the wrapper has one of its own.
+MOMENTUM = wrappers.taking("allow_inner_momentum")
 WRAPPED = {
-    "TernGrad": "SGD",
-    "SignSGD": "SGD",
-    "Signum": "SGD, momentum",
-    "DistEFSGD": "SGD",
-    "DistEFBlockSGD": "SGD",
-    "DistEFBlockSGDM": "SGD, momentum",
+    name: "SGD, momentum" if name in MOMENTUM else "SGD"
+    for name in wrappers.needing_no_arguments()
 }
 
 

@@ -11,11 +11,10 @@ are given; nothing is timed.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 
 import keras
+import wrappers
 from report import write_table
 from workloads import resnet_50, sizes
 
@@ -24,7 +23,6 @@ from tfgradcomp.core import Layout
 from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
 from tfgradcomp.transports.messages import has_variable_length
 
-README = Path(__file__).resolve().parents[1] / "README.md"
 SIZES = sizes(resnet_50())
 WORKERS = (2, 4, 8)
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
@@ -41,16 +39,9 @@ def methods() -> dict[str, Callable]:
     They build every wrapper that needs nothing but an inner optimizer and whose
     messages have one length, in the order of the README's table of methods.
     """
-    text = README.read_text()
-    wrappers = sorted(optimizers.__all__, key=lambda name: text.find(f"\n| `{name}` |"))
     found = {}
-    for name in wrappers:
+    for name in wrappers.needing_no_arguments():
         kind = getattr(optimizers, name)
-        parameters = [*inspect.signature(kind).parameters.values()][1:]
-        if any(
-            p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters
-        ):
-            continue
         fields = kind(SGD()).method.compressor.fields(Layout((0, 1)))
         if has_variable_length(fields):
             continue
@@ -97,5 +88,5 @@ if __name__ == "__main__":
         "|---" * (3 + len(WORKERS)) + "|",
         *(row(name, make) for name, make in methods().items()),
     ]
-    write_table(README, "wire size", table)
+    write_table(wrappers.README, "wire size", table)
     print("\n".join(table))

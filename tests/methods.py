@@ -6,9 +6,11 @@ row's requirements from it; `test_methods_are_complete.py` checks that none is m
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -89,6 +91,9 @@ class Row(NamedTuple):
         needs_second_moments: Whether a step needs second moments.
         variable_length: Whether the length of messages differs from step to step.
         holds_momentum: Whether an inner optimizer with momentum is refused.
+        learning_rate: A rate of SGD at which a small model learns.
+        in_training: The wrapper's arguments, other than the row's, with which a small
+            model learns at once: thresholds below most of its gradients.
     """
 
     name: str
@@ -107,6 +112,8 @@ class Row(NamedTuple):
     needs_second_moments: bool = False
     variable_length: bool = False
     holds_momentum: bool = False
+    learning_rate: float = 0.01
+    in_training: dict[str, Any] = {}
 
     @property
     def wrapper(self) -> str:
@@ -129,6 +136,37 @@ class Row(NamedTuple):
         fields = self.compressor.fields(Layout((0, 8))).values()
         return "all_reduce" in self.transports and all(f.base is None for f in fields)
 
+    @property
+    def needs(self) -> tuple:
+        """What an optimizer has to do for the method, besides to call it.
+
+        Methods with equal needs differ in their mathematics alone, which the tests of
+        compressors, servers and transports see in every row.
+        """
+        return (
+            self.state,
+            self.server_state,
+            self.needs_second_moments,
+            self.variable_length,
+            bool(self.compressor.max_reduced_fields(Layout((0, 8)))),
+            self.method.weight_decay is not None,
+        )
+
+    @property
+    def message_kinds(self) -> tuple:
+        """What has to be cut and put together: kinds of fields, and of the server."""
+        layout = Layout((0, 8))
+        fields = [
+            *self.compressor.fields(layout).values(),
+            *self.server.reply_fields(layout, 3).values(),
+        ]
+        kinds = [(field.per, field.base is None) for field in fields]
+        return (type(self.server), *kinds, *self.needs)
+
+    def takes(self, argument: str) -> bool:
+        """Returns whether the wrapper has an argument of this name."""
+        return argument in getattr(tfgradcomp, self.wrapper).config_arguments
+
     def make(self, inner_optimizer, **arguments) -> tfgradcomp.CompressedOptimizer:
         """Returns the row's wrapper around an inner optimizer.
 
@@ -138,6 +176,16 @@ class Row(NamedTuple):
         """
         wrapper = getattr(tfgradcomp, self.wrapper)
         return wrapper(inner_optimizer, **{**self.arguments, **arguments})
+
+    def make_to_train(self, factor=1.0, **arguments):
+        """Returns the wrapper around SGD with which a small model learns.
+
+        Args:
+            factor: Of the learning rate.
+            **arguments: As for `make`.
+        """
+        sgd = keras.optimizers.SGD(factor * self.learning_rate)
+        return self.make(sgd, **{**self.in_training, **arguments})
 
 
 def row(name, arguments, compressor, server, weight_decay=None, **requirements) -> Row:
@@ -161,7 +209,13 @@ def powers_of_two(v):
 
 
 UNBIASED = {"kind": "unbiased", "is_random": True}
-SIGN = {"kind": "sign", "is_random": True, "transports": SUMS}
+# A sign is a step of full length.
+SIGN = {
+    "kind": "sign",
+    "is_random": True,
+    "transports": SUMS,
+    "learning_rate": 1e-3,
+}
 MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
 TWO_SIDES = {"kind": "contracting", "kept": kept_by_means}
 TOP = {"kind": "contracting", "kept": kept_by_a_tenth, "transports": GATHER}
@@ -175,6 +229,7 @@ UNAMBIGUOUS = {
     "state": ("residual", "variance"),
     "needs_second_moments": True,
 }
+LOW_THRESHOLD = {"learning_rate": 0.05, "in_training": {"threshold": 0.01}}
 # fmt: off
 _TABLE = [
     # TernGrad.
@@ -212,10 +267,11 @@ _TABLE = [
     row("DistEFBlockSGD", {"weight_decay": 0.01},
         ErrorFeedback(ScaledSign()), Recompress(ScaledSign()), WeightDecay(0.01),
         **MEAN_SIGN, **TWO_WAY),
-    row("DistEFBlockSGDM", {},
+    row("DistEFBlockSGDM", {"weight_decay": 0.01},
         NesterovMomentum(ErrorFeedback(ScaledSign()), 0.9), Recompress(ScaledSign()),
-        **MEAN_SIGN, target=nesterov(0.9), state=("momentum", "residual"),
-        server_state=("residual",), holds_momentum=True),
+        WeightDecay(0.01, 0.9), **MEAN_SIGN, target=nesterov(0.9),
+        state=("momentum", "residual"), server_state=("residual",),
+        holds_momentum=True),
     # Quantizers.
     row("ORQ, 3 levels", {"levels": 3}, ORQ(3), Mean(ORQ(3)),
         **UNBIASED, levels=optimal(3)),
@@ -254,10 +310,10 @@ _TABLE = [
         VarianceBased(1.1, 0.9, "delta"), Mean(VarianceBased(1.1, 0.9, "delta")),
         **UNAMBIGUOUS),
     row("Strom", {"threshold": 0.5}, Strom(0.5), Mean(Strom(0.5)),
-        **LATE, state=("residual",)),
+        **LATE, state=("residual",), **LOW_THRESHOLD),
     row("Hybrid, gaps", {"threshold": 0.5, "index_coding": "delta"},
         Hybrid(0.5, index_coding="delta"), Mean(Hybrid(0.5, index_coding="delta")),
-        **UNAMBIGUOUS),
+        **UNAMBIGUOUS, **LOW_THRESHOLD),
     # Numbers.
     row("HalfPrecision", {}, Identity("bfloat16"), Mean(Identity("bfloat16")),
         kind="rounded", digits=8, transports=SUMS),
@@ -284,7 +340,7 @@ SAVED_ARGUMENTS = {
     "Signum": dict(
         momentum=0.5, warmup_steps="auto", aggregate="sum", tie="random",
         abstain_below=0.5, quorum=0, allow_inner_momentum=True),
-    "DistEFSGD": dict(compressor="orq", weight_decay=0.25, block_size=512),
+    "DistEFSGD": dict(compressor=ORQ(5), weight_decay=0.25, block_size=512),
     "DistEFBlockSGD": dict(block_size=77, weight_decay=0.125),
     "DistEFBlockSGDM": dict(
         momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
@@ -312,20 +368,51 @@ SAVED_ARGUMENTS = {
 ROWS = {one.name: one for one in _TABLE}
 
 
-def rows(where: Callable[[Row], bool] = lambda row: True):
-    """Returns a decorator that runs a test for each row, as its argument `row`.
+def select(
+    where: Callable[[Row], bool] = lambda row: True,
+    by: Callable[[Row], Any] = lambda row: row.name,
+) -> list[Row]:
+    """Returns the rows that a test takes.
 
     Args:
         where: Function that says which rows are taken.
+        by: Function of a row; of rows for which it gives the same, only the first is
+            taken. Every row by itself, if not given.
     """
-    chosen = [row for row in ROWS.values() if where(row)]
-    return pytest.mark.parametrize("row", chosen, ids=lambda row: row.name)
+    first: dict[Any, Row] = {}
+    for one in filter(where, ROWS.values()):
+        first.setdefault(by(one), one)
+    return [*first.values()]
+
+
+def rows(where=lambda row: True, by=lambda row: row.name) -> pytest.MarkDecorator:
+    """Returns a decorator that runs a test for each row of `select`, as `row`."""
+    return pytest.mark.parametrize("row", select(where, by), ids=lambda row: row.name)
 
 
 def rows_by_compressor(where: Callable[[Row], bool] = lambda row: True):
     """As `rows`, with each compressor but once: servers make no difference."""
-    first = {row.compressor: row.name for row in reversed(ROWS.values())}
-    return rows(lambda row: first[row.compressor] == row.name and where(row))
+    return rows(where, by=lambda row: row.compressor)
+
+
+def rows_by_needs(where: Callable[[Row], bool] = lambda row: True):
+    """As `rows`, with one row of those with equal needs: the mathematics do not count.
+
+    For tests of what optimizers, files and parameter servers do for a method.
+    """
+    return rows(where, by=lambda row: row.needs)
+
+
+def required_arguments(wrapper: str) -> dict[str, Any]:
+    """Returns a wrapper's arguments for which there is no default, with values."""
+    (row,) = select(lambda row: row.wrapper == wrapper, by=lambda row: row.wrapper)
+    parameters = inspect.signature(getattr(tfgradcomp, wrapper)).parameters.values()
+    return {
+        parameter.name: row.arguments[parameter.name]
+        for parameter in [*parameters][1:]
+        if parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD
+    }
 
 
 def second_moments_of(x) -> tf.Tensor:

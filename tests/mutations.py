@@ -55,7 +55,7 @@ MUTATIONS = (
         "the vote of summed signs is flipped",
         "tfgradcomp/servers/majority_vote.py",
         (Edit("votes = tf.sign(net)", "votes = tf.sign(-net)"),),
-        ("tests/transports", "-k", "direct_exchange and ragged and signSGD"),
+        ("tests/transports", "-k", "direct_exchange and ragged and SignSGD"),
     ),
     Mutation(
         "error feedback drops its residual",
@@ -73,7 +73,7 @@ MUTATIONS = (
         "shards are cut inside of the chunks of a sum",
         "tfgradcomp/transports/sharding.py",
         (Edit("math.lcm(CHUNK, *map", "math.lcm(1, *map"),),
-        ("tests/transports", "-k", "direct_exchange and long and dist-EF"),
+        ("tests/transports", "-k", "direct_exchange and long and DistEF"),
     ),
     Mutation(
         "a shard draws the random numbers of the first",
@@ -194,7 +194,7 @@ MUTATIONS = (
                 "sharding.whole_reply(tf.reverse(replies, [0]))",
             ),
         ),
-        ("tests/transports", "-k", "direct_exchange and long and signSGD"),
+        ("tests/transports", "-k", "direct_exchange and long and SignSGD"),
     ),
     Mutation(
         "a file's server state goes to the first shard",

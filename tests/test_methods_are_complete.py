@@ -8,6 +8,7 @@ import keras
 import pytest
 
 import tfgradcomp
+from tests.benchmarks.scripts import import_script
 from tests.methods import ROWS, SAVED_ARGUMENTS, parts_of, rows
 from tfgradcomp import compressors, optimizers, servers
 from tfgradcomp.collectives import Loopback
@@ -106,23 +107,6 @@ def test_every_wrapper_builds_the_method_of_its_row(row):
     assert optimizer.method == row.method
 
 
-@rows()
-def test_every_optimizer_comes_back_from_its_configuration(row):
-    optimizer = row.make(keras.optimizers.SGD(0.1), seed=7)
-    saved = keras.saving.serialize_keras_object(optimizer)
-    again = keras.saving.deserialize_keras_object(saved)
-    assert type(again) is type(optimizer)
-    assert again.method == row.method
-    assert keras.saving.serialize_keras_object(again) == saved
-
-
-@rows()
-def test_every_component_comes_back_from_its_configuration(row):
-    for component in (row.method, *parts_of(row.compressor), *parts_of(row.server)):
-        saved = keras.saving.serialize_keras_object(component)
-        assert keras.saving.deserialize_keras_object(saved) == component
-
-
 def test_every_wrapper_has_other_arguments_than_its_defaults_to_be_saved():
     own = [k for k in WRAPPERS if k is not optimizers.CompressedOptimizer]
     assert missing(own, SAVED_ARGUMENTS) == []
@@ -165,18 +149,23 @@ def test_every_row_states_the_requirements_of_its_method(row):
     assert carried == {*row.transports}
 
 
-@rows(lambda row: row.holds_momentum)
-def test_an_inner_optimizer_with_momentum_is_refused(row):
-    with pytest.raises(ValueError, match="holds the momentum itself"):
-        row.make(keras.optimizers.SGD(0.1, momentum=0.9))
-
-
 def _vectors(state):
     """Names of the vectors of a state, outermost first."""
     if not isinstance(state, dict):
         return ()
     names = tuple(name for name in state if name != "inner")
     return (*names, *_vectors(state.get("inner")))
+
+
+def test_benchmarks_find_every_wrapper():
+    sparse = {name for name, _ in import_script("index_coding").methods().values()}
+    steps = import_script("step").WRAPPED
+    own = [k for k in WRAPPERS if k is not optimizers.CompressedOptimizer]
+    assert missing(own, {*steps, *sparse}) == []
+    assert missing(own, {*import_script("wire_size").methods(), *sparse}) == []
+    # What holds a momentum is compared with an optimizer that has one.
+    held = {row.wrapper for row in ROWS.values() if row.holds_momentum}
+    assert {name for name, plain in steps.items() if "momentum" in plain} == held
 
 
 def test_everything_exported_is_there():

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.methods import ROWS
 from tfgradcomp.transports import Costs, Line
 
 NEVER = Line(1e9, 0.0)
@@ -22,17 +22,10 @@ COSTS = {
     "mixed": Costs(gather=Line(0.0, 1e3), all_to_all=Line(3e5, 0.0), sum=NEVER),
     "measured": "auto",
 }
-METHODS = {
-    "TernGrad": lambda **kw: tfgradcomp.TernGrad(keras.optimizers.SGD(0.01), **kw),
-    "Signum": lambda **kw: tfgradcomp.Signum(keras.optimizers.SGD(0.001), **kw),
-    "DistEFBlockSGDM": lambda **kw: tfgradcomp.DistEFBlockSGDM(
-        keras.optimizers.SGD(0.01), weight_decay=0.01, **kw
-    ),
-}
 
 
-def train(method, choice):
-    """Trains a small model; returns the transports, and a digest of the weights."""
+def train(name, choice):
+    """Trains by a row; returns the transports, and a digest of the weights."""
     strategy, rank = strategy_and_rank()
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -43,7 +36,7 @@ def train(method, choice):
                 keras.layers.Dense(2),
             ]
         )
-        optimizer = METHODS[method](
+        optimizer = ROWS[name].make_to_train(
             transport=COSTS[choice], bucket_bytes=8_000, min_size=1_000
         )
         model.compile(optimizer, "mse", jit_compile=False)
@@ -64,7 +57,7 @@ def train(method, choice):
     return transports, hashlib.sha256(weights).hexdigest()
 
 
-def said(method):
+def said(name):
     """Returns the lines that the choice by measurement logs."""
     lines = []
 
@@ -76,7 +69,7 @@ def said(method):
     logger = logging.getLogger("tfgradcomp")
     logger.addHandler(handler)
     try:
-        train(method, "measured")
+        train(name, "measured")
     finally:
         logger.removeHandler(handler)
     return lines

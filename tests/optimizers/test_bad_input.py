@@ -1,6 +1,5 @@
 """Errors say what came, what was expected and how to mend it."""
 
-import functools
 import re
 
 import keras
@@ -10,66 +9,54 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import make_variables
+from tests.methods import ROWS, rows
 from tfgradcomp.compressors import Clip, ErrorFeedback, Identity, Momentum, Sign, TopK
+from tfgradcomp.optimizers.quantizer import Quantizer
 from tfgradcomp.servers import MajorityVote, Mean
 
-WRAPPERS = [
-    tfgradcomp.TernGrad,
-    tfgradcomp.SignSGD,
-    tfgradcomp.Signum,
-    tfgradcomp.DistEFSGD,
-    tfgradcomp.DistEFBlockSGD,
-    tfgradcomp.DistEFBlockSGDM,
-    tfgradcomp.HalfPrecision,
-    tfgradcomp.ORQ,
-    tfgradcomp.BinGrad,
-    tfgradcomp.QSGD,
-    tfgradcomp.LinearQuantization,
-    tfgradcomp.ScaledSign,
-    tfgradcomp.VarianceBased,
-    functools.partial(tfgradcomp.Strom, threshold=0.1),
-    functools.partial(tfgradcomp.Hybrid, threshold=0.1),
-]
-QUANTIZERS = ["ORQ", "BinGrad", "QSGD", "LinearQuantization", "ScaledSign"]
-every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
+every_wrapper = rows(by=lambda row: row.wrapper)
 
 
 def sgd(**arguments):
     return keras.optimizers.SGD(0.1, **arguments)
 
 
+def quantizers():
+    wrappers = dict.fromkeys(row.wrapper for row in ROWS.values())
+    return [w for w in wrappers if issubclass(getattr(tfgradcomp, w), Quantizer)]
+
+
 def refused(*texts, error=ValueError):
     return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, texts)))
 
 
+COMMON = [
+    (
+        {"transport": "carrier_pigeon"},
+        ["transport must be one of", "auto", "all_gather", "all_reduce", "pigeon"],
+    ),
+    ({"transport": None}, ["transport must be one of", "transport=None"]),
+    ({"nonfinite": "ignore"}, ["nonfinite must be one of", "raise", "skip"]),
+    ({"min_size": -1}, ["min_size must be an integer, at least 0", "min_size=-1"]),
+    ({"min_size": 2.5}, ["min_size must be an integer", "min_size=2.5"]),
+    ({"min_size": True}, ["min_size must be an integer", "min_size=True"]),
+    ({"seed": -1}, ["seed must be an integer, at least 0", "seed=-1"]),
+    ({"seed": 2**63}, ["seed must be below", f"seed={2**63}"]),
+    ({"seed": "7"}, ["seed must be an integer", "seed='7'"]),
+    (
+        {"learning_rate": 0.5},
+        ["does not take ['learning_rate']", "belong to `inner_optimizer`"],
+    ),
+    ({"clipnorm": 1.0}, ["does not take ['clipnorm']", "belong to"]),
+    ({"bogus": 1}, ["does not take ['bogus']", "Received", "'bogus': 1"]),
+]
+
+
 @every_wrapper
-@pytest.mark.parametrize(
-    ("arguments", "texts"),
-    [
-        (
-            {"transport": "carrier_pigeon"},
-            ["transport must be one of", "auto", "all_gather", "all_reduce", "pigeon"],
-        ),
-        ({"transport": None}, ["transport must be one of", "transport=None"]),
-        ({"nonfinite": "ignore"}, ["nonfinite must be one of", "raise", "skip"]),
-        ({"min_size": -1}, ["min_size must be an integer, at least 0", "min_size=-1"]),
-        ({"min_size": 2.5}, ["min_size must be an integer", "min_size=2.5"]),
-        ({"min_size": True}, ["min_size must be an integer", "min_size=True"]),
-        ({"seed": -1}, ["seed must be an integer, at least 0", "seed=-1"]),
-        ({"seed": 2**63}, ["seed must be below", f"seed={2**63}"]),
-        ({"seed": "7"}, ["seed must be an integer", "seed='7'"]),
-        (
-            {"learning_rate": 0.5},
-            ["does not take ['learning_rate']", "belong to `inner_optimizer`"],
-        ),
-        ({"clipnorm": 1.0}, ["does not take ['clipnorm']", "belong to"]),
-        ({"bogus": 1}, ["does not take ['bogus']", "Received", "'bogus': 1"]),
-    ],
-    ids=str,
-)
-def test_arguments_of_all_wrappers(wrapper, arguments, texts):
-    with refused(*texts):
-        wrapper(sgd(), **arguments)
+def test_arguments_of_all_wrappers(row):
+    for arguments, texts in COMMON:
+        with refused(*texts):
+            row.make(sgd(), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +148,7 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
         ("LinearQuantization", {"levels": 300}, ["at most 257", "levels=300"]),
         *[
             (name, {argument: value}, [text, f"{argument}={value!r}"])
-            for name in QUANTIZERS
+            for name in quantizers()
             for argument, value, text in (
                 ("block_size", 0, "block_size must be an integer"),
                 ("block_size", "model", "block_size must be an integer"),
@@ -205,21 +192,21 @@ def test_arguments_of_components(make, texts):
 
 
 @every_wrapper
-def test_a_wrapper_in_a_wrapper_is_refused(wrapper):
+def test_a_wrapper_in_a_wrapper_is_refused(row):
     with refused("cannot wrap another one", "inner_optimizer=SignSGD"):
-        wrapper(tfgradcomp.SignSGD(sgd()))
+        row.make(tfgradcomp.SignSGD(sgd()))
 
 
 @every_wrapper
-def test_a_loss_scale_belongs_outside(wrapper):
+def test_a_loss_scale_belongs_outside(row):
     with refused("LossScaleOptimizer belongs outside", "inner_optimizer=LossScale"):
-        wrapper(keras.optimizers.LossScaleOptimizer(sgd()))
+        row.make(keras.optimizers.LossScaleOptimizer(sgd()))
 
 
 @every_wrapper
-def test_an_unknown_inner_optimizer_is_refused(wrapper):
+def test_an_unknown_inner_optimizer_is_refused(row):
     with pytest.raises(ValueError, match="sgdd"):
-        wrapper("sgdd")
+        row.make("sgdd")
 
 
 @pytest.mark.parametrize(
@@ -232,47 +219,35 @@ def test_an_unknown_inner_optimizer_is_refused(wrapper):
     ],
     ids=["sgd", "adam", "rmsprop", "lion"],
 )
-@pytest.mark.parametrize(
-    "wrapper", [tfgradcomp.Signum, tfgradcomp.DistEFBlockSGDM], ids=str
-)
-def test_momentum_twice_is_refused_unless_wanted(wrapper, inner, text):
+@rows(lambda row: row.holds_momentum, by=lambda row: row.wrapper)
+def test_momentum_twice_is_refused_unless_wanted(row, inner, text):
     with refused("holds the momentum itself", "allow_inner_momentum=True", text):
-        wrapper(inner())
-    wrapper(inner(), allow_inner_momentum=True)
-    wrapper(sgd())
+        row.make(inner())
+    row.make(inner(), allow_inner_momentum=True)
+    row.make(sgd())
 
 
-@pytest.mark.parametrize("inner", [lambda: sgd(momentum=0.9), keras.optimizers.Adam])
-def test_methods_without_momentum_take_an_inner_one(inner):
-    for wrapper in (tfgradcomp.TernGrad, tfgradcomp.SignSGD, tfgradcomp.DistEFSGD):
-        wrapper(inner())
+@rows(lambda row: not row.holds_momentum, by=lambda row: row.wrapper)
+def test_methods_without_momentum_take_an_inner_one(row):
+    for inner in (sgd(momentum=0.9), keras.optimizers.Adam()):
+        row.make(inner)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        tfgradcomp.DistEFSGD,
-        tfgradcomp.DistEFBlockSGDM,
-        tfgradcomp.ORQ,
-        tfgradcomp.BinGrad,
-        tfgradcomp.QSGD,
-        tfgradcomp.LinearQuantization,
-        tfgradcomp.ScaledSign,
-        lambda *args, **kw: tfgradcomp.TernGrad(*args, share_scaler=False, **kw),
-    ],
+@rows(
+    lambda row: "all_reduce" not in row.transports and "sharded" in row.transports,
+    by=lambda row: row.wrapper,
 )
-def test_what_cannot_be_added_up_is_not_all_reduced(make):
-    optimizer = make(sgd(), transport="all_reduce", min_size=1)
+def test_what_cannot_be_added_up_is_not_all_reduced(row):
+    optimizer = row.make(sgd(), transport="all_reduce", min_size=1)
     choices = "Use 'auto' or one of ['all_gather', 'sharded']"
     why = "what can be added up: numbers, or codes of levels that all workers share"
     with refused("transport='all_reduce'", why, choices, "compressor="):
         optimizer.build(make_variables([(3,)]))
 
 
-def test_what_needs_the_whole_vector_is_not_sharded():
-    optimizer = tfgradcomp.DistEFSGD(
-        sgd(), compressor="top_k", transport="sharded", min_size=1
-    )
+@rows(lambda row: "sharded" not in row.transports, by=lambda row: row.wrapper)
+def test_what_needs_the_whole_vector_is_not_sharded(row):
+    optimizer = row.make(sgd(), transport="sharded", min_size=1)
     with refused("transport='sharded'", "Use 'auto' or one of ['all_gather']"):
         optimizer.build(make_variables([(3,)]))
 
@@ -293,8 +268,8 @@ def test_gradients_must_be_floats(dtype):
 
 
 @every_wrapper
-def test_there_is_no_stateless_step(wrapper):
-    optimizer = wrapper(sgd())
+def test_there_is_no_stateless_step(row):
+    optimizer = row.make(sgd())
     variables = make_variables([(3,)])
     optimizer.build(variables)
     with refused("`stateless_apply` cannot", "apply(gradients, variables)"):

@@ -6,7 +6,8 @@ import pytest
 
 import tfgradcomp
 from tests.helpers import make_variables, stable_id
-from tests.optimizers.test_step import METHODS, SHAPES, sgd
+from tests.methods import ROWS
+from tests.optimizers.test_step import SHAPES, sgd
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -97,18 +98,19 @@ def test_exclusion_by_layer_needs_a_model():
         ("DistEFBlockSGD", 1.05),
         ("DistEFBlockSGDM", 1.05),
         ("HalfPrecision", 16.05),
-        # 13 digits a word and five levels a block of 2048; one bit and two levels.
-        ("ORQ", 2.56),
+        # 20 digits a word and three levels a block of 2048; one bit and two levels.
+        ("ORQ, 3 levels", 1.65),
         ("BinGrad", 1.05),
     ],
 )
 def test_bits_per_element(name, up):
-    optimizer = METHODS[name](sgd())
+    optimizer = ROWS[name].make(sgd())
     with pytest.raises(ValueError, match="`traffic` depends on the model's variables"):
         _ = optimizer.traffic
     assert elements(optimizer, big_model()) == KERNELS > 100_000
     traffic = optimizer.traffic
-    floor = {"TernGrad": np.log2(3), "HalfPrecision": 16, "ORQ": 2.53}
+    three = np.log2(3)
+    floor = {"TernGrad": three, "ORQ, 3 levels": three, "HalfPrecision": 16}
     floor = floor.get(name, 1)
     assert floor <= traffic.bits_per_element_up <= up
     assert traffic.num_workers == 1

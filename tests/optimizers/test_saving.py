@@ -7,12 +7,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import Rates, bits, make_variables, named
+from tests.methods import ROWS, select
 from tfgradcomp.collectives import Loopback
-from tfgradcomp.compressors import (
-    ErrorFeedback,
-    TopK,
-)
-from tfgradcomp.servers import Mean
 from tfgradcomp.transports import AllGather
 
 
@@ -20,30 +16,25 @@ def sgd(**arguments):
     return keras.optimizers.SGD(Rates([0.1, 0.05, 0.2, 0.02]), **arguments)
 
 
-RUNS = {
-    "TernGrad": lambda: tfgradcomp.TernGrad(
-        keras.optimizers.Adam(0.01, use_ema=True), min_size=10, seed=2**61 + 3
-    ),
-    "Signum": lambda: tfgradcomp.Signum(sgd(), warmup_steps=6, min_size=10, seed=5),
-    "DistEFSGD": lambda: tfgradcomp.DistEFSGD(sgd(momentum=0.5), min_size=10),
-    "DistEFBlockSGDM": lambda: tfgradcomp.DistEFBlockSGDM(
-        sgd(), 0.8, weight_decay=0.01, min_size=10
-    ),
-    "top-k": lambda: tfgradcomp.CompressedOptimizer(
-        sgd(), ErrorFeedback(TopK(0.2)), Mean(TopK(0.2)), min_size=10
-    ),
-    "HalfPrecision": lambda: tfgradcomp.HalfPrecision(sgd(momentum=0.5), min_size=10),
-    "ORQ": lambda: tfgradcomp.ORQ(
-        sgd(), 5, 16, reply="requantize", error_feedback=True, min_size=10, seed=9
-    ),
-    "VarianceBased": lambda: tfgradcomp.VarianceBased(keras.optimizers.Adam(0.01)),
+INNERS = {
+    "momentum": lambda: sgd(momentum=0.5),
+    "moving average": lambda: keras.optimizers.Adam(0.01, use_ema=True),
     # Saved in the middle of a window.
-    "Hybrid": lambda: tfgradcomp.Hybrid(
-        sgd(gradient_accumulation_steps=3), 0.1, alpha=1.0, microbatches=4
-    ),
-    "Strom": lambda: tfgradcomp.Strom(sgd(), 0.1, "delta"),
+    "window": lambda: sgd(gradient_accumulation_steps=3),
 }
-every_run = pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+
+
+def make(row, inner=sgd):
+    return row.make(inner(), min_size=10, seed=2**61 + 3, **row.in_training)
+
+
+def every_run():
+    """Each of the needs, with an inner optimizer whose state is saved as well."""
+    for i, row in enumerate(select(by=lambda row: row.needs)):
+        inner = "window" if row.holds_momentum else [*INNERS][i % 3]
+        yield pytest.param(row, INNERS[inner], id=f"{row.name}-{inner}")
+
+
 # With one worker there is nothing left for the server to lose.
 STATE = [
     "compressed.worker.residual",
@@ -80,13 +71,18 @@ def snapshot(model):
     return [bits(w) for w in model.get_weights()], state
 
 
-@every_run
-def test_a_saved_model_goes_on_as_if_nothing_had_been(make, tmp_path):
-    model = make_model(make())
+@pytest.mark.parametrize(("row", "inner"), every_run())
+def test_saved_models_and_checkpoints_go_on_as_if_nothing_had_been(
+    row, inner, tmp_path
+):
+    model = make_model(make(row, inner))
     train(model, 0, 4)
+    check_names(model)
     model.save(tmp_path / "model.keras")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(str(tmp_path / "checkpoint"))
     saved, steps = snapshot(model), int(model.optimizer.iterations)
-    train(model, 4, 8)
+    train(model, 4, 7)
     uninterrupted = snapshot(model)
     assert saved != uninterrupted
 
@@ -94,27 +90,45 @@ def test_a_saved_model_goes_on_as_if_nothing_had_been(make, tmp_path):
     assert type(loaded.optimizer) is type(model.optimizer)
     assert loaded.optimizer.iterations == steps > 0
     assert snapshot(loaded) == saved
-    train(loaded, 4, 8)
+    train(loaded, 4, 7)
+    assert snapshot(loaded) == uninterrupted
+    # What has gone on goes back, as a new model would.
+    train(loaded, 20, 21)
+    restored = tf.train.Checkpoint(model=loaded, optimizer=loaded.optimizer)
+    restored.restore(path).assert_existing_objects_matched()
+    assert snapshot(loaded) == saved
+    train(loaded, 4, 7)
     assert snapshot(loaded) == uninterrupted
 
 
-def test_that_what_is_saved_is_something(tmp_path):
-    model = make_model(RUNS["DistEFBlockSGDM"]())
+def check_names(model):
+    """The optimizer's variables are named, once each, and no others."""
+    optimizer = model.optimizer
+    names = [v.name for v in optimizer.variables]
+    own = names[: len(names) - len(optimizer.inner_optimizer.variables)]
+    assert len(own) == len(set(own))
+    assert {"seed", "previous_learning_rate", "skipped_steps"} <= set(own)
+    assert named(optimizer, "seed") == optimizer.seed
+    paths = {v.path for v in optimizer.variables}
+    assert not {v.path for v in model.trainable_variables} & paths
+
+
+def test_that_what_is_saved_is_something():
+    model = make_model(make(ROWS["DistEFBlockSGDM"]))
     train(model, 0, 4)
     for name in STATE:
         assert np.abs(named(model.optimizer, name)).max() > 0, name
 
 
-@pytest.mark.parametrize("name", ["DistEFBlockSGDM", "TernGrad"])
-def test_weights_files_hold_the_state(name, tmp_path):
-    make = RUNS[name]
-    model = make_model(make())
+def test_weights_files_hold_the_state(tmp_path):
+    row = ROWS["DistEFBlockSGDM"]
+    model = make_model(make(row))
     train(model, 0, 4)
     model.save_weights(tmp_path / "run.weights.h5")
     saved = snapshot(model)
     train(model, 4, 7)
 
-    other = make_model(make())
+    other = make_model(make(row))
     other.optimizer.build(other.trainable_variables)
     other.load_weights(tmp_path / "run.weights.h5")
     assert snapshot(other) == saved
@@ -122,25 +136,23 @@ def test_weights_files_hold_the_state(name, tmp_path):
     assert snapshot(other) == snapshot(model)
 
 
-@every_run
-def test_checkpoints_hold_the_state(make, tmp_path):
-    model = make_model(make())
+def test_checkpoints_are_restored_by_a_new_model_and_in_place(tmp_path):
+    row = ROWS["DistEFBlockSGDM"]
+    model = make_model(make(row))
     train(model, 0, 4)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = checkpoint.save(str(tmp_path / "checkpoint"))
     saved = snapshot(model)
     train(model, 4, 7)
-    uninterrupted = snapshot(model)
 
-    other = make_model(make())
+    other = make_model(make(row))
     train(other, 20, 22)
     assert snapshot(other) != saved
     restored = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
     restored.restore(path).assert_existing_objects_matched()
     assert snapshot(other) == saved
     train(other, 4, 7)
-    assert snapshot(other) == uninterrupted
-    # And back in place.
+    assert snapshot(other) == snapshot(model)
     checkpoint.restore(path)
     assert snapshot(model) == saved
 
@@ -217,10 +229,10 @@ def test_state_of_two_devices_is_averaged_on_one():
 
 
 def test_the_state_of_another_method_is_not_taken(tmp_path):
-    model = make_model(RUNS["DistEFBlockSGDM"]())
+    model = make_model(make(ROWS["DistEFBlockSGDM"]))
     train(model, 0, 2)
     model.save_weights(tmp_path / "run.weights.h5")
-    other = make_model(RUNS["DistEFSGD"]())
+    other = make_model(make(ROWS["DistEFSGD"]))
     other.optimizer.build(other.trainable_variables)
     # The weights alone may be what is wanted; training on would lose the rest.
     other.load_weights(tmp_path / "run.weights.h5")
@@ -229,24 +241,9 @@ def test_the_state_of_another_method_is_not_taken(tmp_path):
 
 
 def test_a_model_that_never_trained_has_no_state_to_restore(tmp_path):
-    model = make_model(RUNS["DistEFBlockSGDM"]())
+    model = make_model(make(ROWS["DistEFBlockSGDM"]))
     model.save_weights(tmp_path / "run.weights.h5")
-    other = make_model(RUNS["DistEFBlockSGDM"]())
+    other = make_model(make(ROWS["DistEFBlockSGDM"]))
     other.optimizer.build(other.trainable_variables)
     other.load_weights(tmp_path / "run.weights.h5")
     train(other, 0, 2)
-
-
-@every_run
-def test_variables_are_named_and_complete(make):
-    model = make_model(make())
-    train(model, 0, 1)
-    optimizer = model.optimizer
-    names = [v.name for v in optimizer.variables]
-    own = names[: len(names) - len(optimizer.inner_optimizer.variables)]
-    assert len(own) == len(set(own))
-    assert {"seed", "previous_learning_rate", "skipped_steps"} <= set(own)
-    assert named(optimizer, "seed") == optimizer.seed
-    assert not {v.path for v in model.trainable_variables} & {
-        v.path for v in optimizer.variables
-    }

@@ -8,26 +8,9 @@ import pytest
 
 import tfgradcomp
 from tests.helpers import Rates
-from tfgradcomp.compressors import (
-    ORQ,
-    QSGD,
-    BinGrad,
-    Clip,
-    ErrorFeedback,
-    Hybrid,
-    Identity,
-    LinearQuantization,
-    Momentum,
-    NesterovMomentum,
-    ScaledSign,
-    Sign,
-    Strom,
-    Ternary,
-    TopK,
-    VarianceBased,
-    WeightDecay,
-)
-from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
+from tests.methods import SAVED_ARGUMENTS, parts_of, required_arguments, rows, select
+from tests.pairwise import parametrize_pairwise
+from tfgradcomp.compressors import WeightDecay
 
 
 def sgd(**arguments):
@@ -44,100 +27,7 @@ COMMON = {
     "fallback": "float32",
     "name": "mine",
 }
-WRAPPERS = {
-    "TernGrad": {"clip_factor": None, "block_size": 100, "share_scaler": False},
-    "SignSGD": {
-        "aggregate": "vote",
-        "tie": "random",
-        "abstain_below": 0.25,
-        "quorum": 2,
-    },
-    "Signum": {
-        "momentum": 0.5,
-        "warmup_steps": "auto",
-        "aggregate": "sum",
-        "tie": "random",
-        "abstain_below": 0.5,
-        "quorum": 0,
-        "allow_inner_momentum": True,
-    },
-    "DistEFSGD": {"compressor": ORQ(5), "weight_decay": 0.25, "block_size": 512},
-    "DistEFBlockSGD": {"block_size": 77, "weight_decay": 0.125},
-    "DistEFBlockSGDM": {
-        "momentum": 0.75,
-        "block_size": 12,
-        "weight_decay": 0.5,
-        "allow_inner_momentum": True,
-    },
-    "HalfPrecision": {"dtype": "float16"},
-    "ORQ": {
-        "levels": 17,
-        "block_size": None,
-        "clip_factor": 2.5,
-        "refine": 2,
-        "reply": "requantize",
-        "error_feedback": True,
-        "table_dtype": "float16",
-    },
-    "BinGrad": {
-        "variant": "pb",
-        "block_size": 100,
-        "clip_factor": 1.7,
-        "reply": "requantize",
-        "error_feedback": True,
-        "table_dtype": "bfloat16",
-    },
-    "QSGD": {
-        "levels": 5,
-        "block_size": None,
-        "norm": "l2",
-        "reply": "requantize",
-        "error_feedback": True,
-    },
-    "LinearQuantization": {
-        "levels": 4,
-        "block_size": None,
-        "reply": "requantize",
-        "error_feedback": True,
-        "table_dtype": "float16",
-    },
-    "ScaledSign": {"block_size": 64, "reply": "requantize", "error_feedback": True},
-    "VarianceBased": {
-        "alpha": 1.25,
-        "zeta": 0.5,
-        "microbatches": 3,
-        "index_coding": "delta",
-    },
-    "Strom": {"threshold": 0.25, "index_coding": "delta"},
-    "Hybrid": {
-        "threshold": 0.25,
-        "alpha": 1.25,
-        "zeta": 0.5,
-        "microbatches": 3,
-        "index_coding": "delta",
-    },
-}
-# There is no default for these.
-REQUIRED = {"Strom": {"threshold": 1.0}, "Hybrid": {"threshold": 1.0}}
-COMPOSED = {
-    "clip, momentum, signs": (Clip(Momentum(Sign(), 0.5, 3), 1.5), MajorityVote()),
-    "ternary": (Clip(Ternary(False), 3.0), Mean(Clip(Ternary(False), 3.0))),
-    "codes": (Ternary(), CodeSum(Ternary())),
-    "top-k": (ErrorFeedback(TopK(0.25)), Mean(TopK(0.25))),
-    "two-way": (
-        NesterovMomentum(ErrorFeedback(ScaledSign()), 0.3),
-        Recompress(ScaledSign()),
-    ),
-    "levels": (Clip(ORQ(33, 1, "float16"), 2.0), Requantize(QSGD(5, "l2"))),
-    "unambiguous": (VarianceBased(1.5, 0.9, "delta"), Mean(VarianceBased())),
-    "over a threshold": (Strom(0.5, "delta"), Mean(Hybrid(0.5, 1.5, 0.9, "delta"))),
-    "quantiles": (LinearQuantization(3, "bfloat16"), Mean(BinGrad("pb"))),
-    "half": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
-}
-every_wrapper = pytest.mark.parametrize(("name", "own"), WRAPPERS.items(), ids=WRAPPERS)
-every_pair = pytest.mark.parametrize(
-    ("compressor", "server"), COMPOSED.values(), ids=COMPOSED
-)
+every_wrapper = pytest.mark.parametrize("name", SAVED_ARGUMENTS)
 
 
 def there_and_back(optimizer):
@@ -152,8 +42,8 @@ def there_and_back(optimizer):
 
 
 @every_wrapper
-def test_wrappers_come_back_with_all_arguments(name, own):
-    cls = getattr(tfgradcomp, name)
+def test_wrappers_come_back_with_all_arguments(name):
+    cls, own = getattr(tfgradcomp, name), SAVED_ARGUMENTS[name]
     again = there_and_back(cls(sgd(momentum=0.5, clipnorm=2.0), **own, **COMMON))
     for argument, value in {**own, **COMMON}.items():
         assert getattr(again, argument) == value, argument
@@ -161,7 +51,7 @@ def test_wrappers_come_back_with_all_arguments(name, own):
     assert again.inner_optimizer.momentum == 0.5
     assert again.inner_optimizer.clipnorm == 2.0
     # Those are not the defaults, which come back as well.
-    plain = cls("sgd", **REQUIRED.get(name, {}))
+    plain = cls("sgd", **required_arguments(name))
     for argument, value in {**own, **COMMON}.items():
         # A quorum goes with votes only, so one of the two is the default.
         if (name, argument) not in {("SignSGD", "aggregate"), ("Signum", "quorum")}:
@@ -170,8 +60,8 @@ def test_wrappers_come_back_with_all_arguments(name, own):
 
 
 @every_wrapper
-def test_from_config_leaves_the_callers_dict_alone(name, own):
-    cls = getattr(tfgradcomp, name)
+def test_from_config_leaves_the_callers_dict_alone(name):
+    cls, own = getattr(tfgradcomp, name), SAVED_ARGUMENTS[name]
     config = cls(sgd(), **own, **COMMON).get_config()
     assert set(config) == {"inner_optimizer", *own, *COMMON}
     before = copy.deepcopy(config)
@@ -180,32 +70,36 @@ def test_from_config_leaves_the_callers_dict_alone(name, own):
     assert again.get_config() == before
 
 
-@every_pair
-@pytest.mark.parametrize("block_size", [None, "model", 50])
-def test_composed_methods_come_back(compressor, server, block_size):
+@rows()
+def test_every_optimizer_comes_back_with_its_method(row):
+    again = there_and_back(row.make(sgd(), **COMMON))
+    assert again.method == row.method
+    assert type(again.server) is type(row.server)
+
+
+# Any method can be composed, those of the wrappers, too.
+@parametrize_pairwise(
+    row=select(by=lambda row: (row.compressor, row.server)),
+    block_size=[None, "model", 50],
+)
+def test_composed_methods_come_back(row, block_size):
     decay = WeightDecay(0.01, 0.5)
     again = there_and_back(
         tfgradcomp.CompressedOptimizer(
-            sgd(), compressor, server, block_size, decay, **COMMON
+            sgd(), row.compressor, row.server, block_size, decay, **COMMON
         )
     )
-    assert (again.compressor, again.server) == (compressor, server)
-    assert type(again.server) is type(server)
+    assert (again.compressor, again.server) == (row.compressor, row.server)
     assert (again.block_size, again.weight_decay) == (block_size, decay)
 
 
-@every_pair
-def test_components_come_back(compressor, server):
-    for component in (compressor, server, WeightDecay(0.5)):
+@rows()
+def test_components_come_back(row):
+    for component in (row.method, *parts_of(row.compressor), *parts_of(row.server)):
         saved = keras.saving.serialize_keras_object(component)
         before = copy.deepcopy(saved)
         assert keras.saving.deserialize_keras_object(saved) == component
         assert saved == before
-
-
-def test_dist_ef_comes_back_with_a_compressor_of_ones_own():
-    again = there_and_back(tfgradcomp.DistEFSGD(sgd(), compressor=TopK(0.25)))
-    assert again.compressor == TopK(0.25)
 
 
 def test_a_layer_class_is_saved_by_its_name():

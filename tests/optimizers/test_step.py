@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import Rates, bits, flat, make_variables, stable_id, state_of
-from tfgradcomp.compressors import TopK
+from tests.methods import rows_by_needs, select
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -18,23 +19,13 @@ def sgd(**arguments):
     return keras.optimizers.SGD(0.1, **arguments)
 
 
-METHODS = {
-    "TernGrad": lambda inner, **kw: tfgradcomp.TernGrad(inner, **kw),
-    "SignSGD": lambda inner, **kw: tfgradcomp.SignSGD(inner, **kw),
-    "Signum": lambda inner, **kw: tfgradcomp.Signum(inner, **kw),
-    "DistEFSGD": lambda inner, **kw: tfgradcomp.DistEFSGD(inner, **kw),
-    "top-k": lambda inner, **kw: tfgradcomp.DistEFSGD(inner, TopK(0.5), **kw),
-    "DistEFBlockSGD": lambda inner, **kw: tfgradcomp.DistEFBlockSGD(inner, **kw),
-    "DistEFBlockSGDM": lambda inner, **kw: tfgradcomp.DistEFBlockSGDM(
-        inner, weight_decay=0.01, **kw
-    ),
-    "HalfPrecision": lambda inner, **kw: tfgradcomp.HalfPrecision(inner, **kw),
-    "ORQ": lambda inner, **kw: tfgradcomp.ORQ(
-        inner, 5, reply="requantize", error_feedback=True, **kw
-    ),
-    "BinGrad": lambda inner, **kw: tfgradcomp.BinGrad(inner, "pb", **kw),
-}
-every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+def apply(optimizer, gradients, variables):
+    """A step, with second moments where the method needs some."""
+    moments = {}
+    if optimizer.needs_second_moments:
+        values = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+        moments["second_moments"] = [g if g is None else g * g / 2 for g in values]
+    optimizer.apply(gradients, variables, **moments)
 
 
 def exact(inner, **arguments):
@@ -75,14 +66,16 @@ def test_an_overflow_in_half_precision_changes_nothing(dtype, value):
     assert optimizer.iterations == 0
 
 
-@every_method
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("min_size", [1, 6, 1024])
-def test_a_bad_gradient_raises_and_changes_nothing(make, bad, min_size):
+@parametrize_pairwise(
+    row=select(by=lambda row: row.needs),
+    bad=[np.nan, np.inf, -np.inf],
+    min_size=[1, 6, 1024],
+)
+def test_a_bad_gradient_raises_and_changes_nothing(row, bad, min_size):
     variables = make_variables(SHAPES)
-    optimizer = make(sgd(), min_size=min_size)
+    optimizer = row.make(sgd(), min_size=min_size)
     for step in range(2):
-        optimizer.apply(gradients_of(step), variables)
+        apply(optimizer, gradients_of(step), variables)
     before = [bits(v) for v in values_of(variables)]
     state = [item for item in state_of(optimizer) if "skipped_steps" not in item[0]]
     gradients = gradients_of(2)
@@ -90,26 +83,26 @@ def test_a_bad_gradient_raises_and_changes_nothing(make, bad, min_size):
     path = variables[1].path
     message = rf"(?s){path}.*on worker.*0.*nonfinite='skip'"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
-        optimizer.apply(gradients, variables)
+        apply(optimizer, gradients, variables)
     assert f"{variables[0].path}" not in str(error.value)
     assert [bits(v) for v in values_of(variables)] == before
     assert state == [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
     assert optimizer.iterations == 2
 
 
-@every_method
-def test_a_skipped_step_is_counted_and_as_if_it_had_not_been(make):
+@rows_by_needs()
+def test_a_skipped_step_is_counted_and_as_if_it_had_not_been(row):
     runs = []
     for bad_at in ((), (0, 2, 3)):
         variables = make_variables(SHAPES)
-        optimizer = make(sgd(), min_size=5, nonfinite="skip")
+        optimizer = row.make(sgd(), min_size=5, nonfinite="skip")
         assert optimizer.skipped_steps == 0
         for step in range(4):
             if step in bad_at:
                 bad = gradients_of(77)
                 bad[2][1, 1] = np.nan
-                optimizer.apply(bad, variables)
-            optimizer.apply(gradients_of(step), variables)
+                apply(optimizer, bad, variables)
+            apply(optimizer, gradients_of(step), variables)
         assert optimizer.skipped_steps == len(bad_at)
         assert optimizer.iterations == 4
         state = [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
@@ -133,20 +126,22 @@ def test_inner_slots_stay_as_they_were():
     assert state_of(optimizer.inner_optimizer) != before
 
 
-@pytest.mark.parametrize("make", [METHODS["TernGrad"], METHODS["DistEFBlockSGDM"]])
-@pytest.mark.parametrize("where", ["compressed", "plain"])
-@pytest.mark.parametrize("bad_rank", [0, 2])
-@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
-def test_one_bad_worker_stops_all(make, where, bad_rank, nonfinite):
+@parametrize_pairwise(
+    row=select(by=lambda row: row.needs),
+    where=["compressed", "plain"],
+    bad_rank=[0, 2],
+    nonfinite=["raise", "skip"],
+)
+def test_one_bad_worker_stops_all(row, where, bad_rank, nonfinite):
     # (7, 5) is compressed, (4,) is not.
     position = 0 if where == "compressed" else 1
 
     def worker(rank, collectives):
         variables = make_variables(SHAPES)
-        optimizer = make(
+        optimizer = row.make(
             sgd(), min_size=10, nonfinite=nonfinite, transport=AllGather(collectives)
         )
-        optimizer.apply(gradients_of(rank), variables)
+        apply(optimizer, gradients_of(rank), variables)
         before = [bits(v) for v in values_of(variables)]
         state = [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
         bad = gradients_of(10 + rank)
@@ -154,13 +149,13 @@ def test_one_bad_worker_stops_all(make, where, bad_rank, nonfinite):
             bad[position].flat[2] = np.nan
         message = None
         try:
-            optimizer.apply(bad, variables)
+            apply(optimizer, bad, variables)
         except tf.errors.InvalidArgumentError as error:
             message = str(error)
         assert before == [bits(v) for v in values_of(variables)]
         assert state == [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
         # Workers are still in step with each other.
-        optimizer.apply(gradients_of(20 + rank), variables)
+        apply(optimizer, gradients_of(20 + rank), variables)
         assert before != [bits(v) for v in values_of(variables)]
         return message, optimizer.skipped_steps, flat(values_of(variables))
 
@@ -211,9 +206,10 @@ class SeesTypes(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@every_method
-def test_gradients_of_other_types_move_weights_of_that_type(make, dtype):
+@parametrize_pairwise(
+    row=select(by=lambda row: row.needs), dtype=["float16", "bfloat16", "float64"]
+)
+def test_gradients_of_other_types_move_weights_of_that_type(row, dtype):
     rng = np.random.default_rng(3)
     start = [rng.normal(size=shape) for shape in SHAPES]
     weights = {
@@ -222,10 +218,10 @@ def test_gradients_of_other_types_move_weights_of_that_type(make, dtype):
     }
     for kind, variables in weights.items():
         inner = SeesTypes(0.1)
-        optimizer = make(inner, min_size=5)
+        optimizer = row.make(inner, min_size=5)
         # Numbers that all types hold exactly.
         gradients = [np.round(g * 8) / 8 for g in gradients_of(0)]
-        optimizer.apply([tf.cast(g, kind) for g in gradients], variables)
+        apply(optimizer, [tf.cast(g, kind) for g in gradients], variables)
         assert inner.seen == [kind] * len(SHAPES)
         assert {v.dtype for v in variables} == {kind}
     tolerance = {"float16": 4e-3, "bfloat16": 4e-2, "float64": 1e-6}[dtype]
@@ -235,8 +231,8 @@ def test_gradients_of_other_types_move_weights_of_that_type(make, dtype):
         assert (found != begin).any()
 
 
-@every_method
-def test_indexed_slices_count_as_what_they_stand_for(make):
+@rows_by_needs()
+def test_indexed_slices_count_as_what_they_stand_for(row):
     rng = np.random.default_rng(4)
     rows = rng.normal(size=(4, 5)).astype(np.float32)
     indices = [1, 6, 1, 3]
@@ -248,23 +244,23 @@ def test_indexed_slices_count_as_what_they_stand_for(make):
         tf.constant(dense),
     ):
         variables = make_variables(SHAPES)
-        optimizer = make(sgd(), min_size=5)
+        optimizer = row.make(sgd(), min_size=5)
         for step in range(2):
             rest = gradients_of(step)[1:]
-            optimizer.apply([gradient, *rest], variables)
+            apply(optimizer, [gradient, *rest], variables)
         results.append([bits(v) for v in values_of(variables)])
     assert results[0] == results[1]
 
 
-@every_method
-def test_a_variable_without_a_gradient_stays(make):
+@rows_by_needs()
+def test_a_variable_without_a_gradient_stays(row):
     variables = make_variables(SHAPES)
     before = values_of(variables)
-    optimizer = make(sgd(), min_size=5)
+    optimizer = row.make(sgd(), min_size=5)
     optimizer.build(variables)
     first, _, third = gradients_of(0)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([first, None, third], variables)
+        apply(optimizer, [first, None, third], variables)
     after = values_of(variables)
     assert bits(after[1]) == bits(before[1])
     assert (after[0] != before[0]).any()
@@ -329,11 +325,14 @@ def dir_of_adamw():
     }
 
 
-@every_method
-@pytest.mark.parametrize("steps", [2, 3])
-def test_accumulated_gradients_are_averaged_before_the_method(make, steps):
+# Of second moments the squares add up: `test_variance_based`.
+@parametrize_pairwise(
+    row=select(lambda row: not row.needs_second_moments, by=lambda row: row.needs),
+    steps=[2, 3],
+)
+def test_accumulated_gradients_are_averaged_before_the_method(row, steps):
     by_hand = make_variables(SHAPES)
-    optimizer = make(sgd(), min_size=5)
+    optimizer = row.make(sgd(), min_size=5)
     for step in range(3):
         parts = [gradients_of(steps * step + k) for k in range(steps)]
         means = [
@@ -342,7 +341,7 @@ def test_accumulated_gradients_are_averaged_before_the_method(make, steps):
         ]
         optimizer.apply(means, by_hand)
     variables = make_variables(SHAPES)
-    accumulating = make(sgd(gradient_accumulation_steps=steps), min_size=5)
+    accumulating = row.make(sgd(gradient_accumulation_steps=steps), min_size=5)
     for call in range(3 * steps):
         before = [bits(v) for v in values_of(variables)]
         accumulating.apply(gradients_of(call), variables)
@@ -409,29 +408,3 @@ def test_the_learning_rate_is_that_of_the_inner_optimizer():
     before = variables[0].numpy()
     optimizer.apply([np.ones(3, np.float32)], variables)
     np.testing.assert_allclose(before - variables[0].numpy(), 0.25, rtol=1e-6)
-
-
-# Compiled steps.
-
-
-@every_method
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-def test_compiled_steps_trace_once_and_equal_eager_ones(make, jit_compile):
-    eager, compiled = make_variables(SHAPES), make_variables(SHAPES)
-    one, other = make(sgd(), min_size=5), make(sgd(), min_size=5)
-    other.build(compiled)
-
-    @tf.function(jit_compile=jit_compile)
-    def step(gradients):
-        other.apply(gradients, compiled)
-
-    for number in range(4):
-        gradients = [tf.constant(g) for g in gradients_of(number)]
-        one.apply(gradients, eager)
-        step(gradients)
-    assert step.experimental_get_tracing_count() == 1
-    assert_alike(eager, compiled, rtol=1e-5)
-    assert other.iterations == 4
-
-
-# What is compressed, and what that takes.

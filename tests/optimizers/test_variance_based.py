@@ -8,20 +8,21 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import flat, make_variables, named, state_of
+from tests.methods import select
+from tests.pairwise import parametrize_pairwise
 from tests.transports.test_transports import Recorder
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.reshard import reshard
-from tfgradcomp.compressors import Strom as StromCompressor
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
 SHAPES = [(7, 5), (33,), (2, 3, 5)]
 SIZE = 98
 METHODS = {
-    "VarianceBased": {"alpha": 1.2},
-    "Hybrid": {"threshold": 0.3, "alpha": 1.2},
-    "Strom": {"threshold": 0.3},
+    row.wrapper: row
+    for row in select(lambda row: row.kind == "late", by=lambda row: row.wrapper)
 }
+ARGUMENTS = {"threshold": 0.3, "alpha": 1.2, "index_coding": "fixed"}
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -30,8 +31,9 @@ def sgd(**arguments):
 
 
 def make(name, inner=None, **arguments):
-    cls = getattr(tfgradcomp, name)
-    return cls(inner or sgd(), **{**METHODS[name], **arguments})
+    row = METHODS[name]
+    own = {key: value for key, value in ARGUMENTS.items() if row.takes(key)}
+    return row.make(inner or sgd(), **{**own, **arguments})
 
 
 def draw(seed=0, shapes=SHAPES):
@@ -157,7 +159,7 @@ def test_accumulated_gradients_are_terms_of_one_step(name, tmp_path):
             assert [b for _, b in state_of(again)] == [
                 b for _, b in state_of(optimizer)
             ]
-            if name != "Strom":
+            if optimizer.needs_second_moments:
                 r = np.mean([flat(x) for x, _ in calls[:3]], 0)
                 v = np.sum([flat(x) for _, x in calls[:3]], 0) / 9
                 if name == "Hybrid":
@@ -229,9 +231,7 @@ def test_rows_of_an_embedding():
         np.testing.assert_array_equal(*moved)
 
 
-@every_method
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("coding", ["fixed", "delta"])
+@parametrize_pairwise(name=[*METHODS], workers=[2, 3], coding=["fixed", "delta"])
 def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
     """In two buckets, with one variable uncompressed; means over four steps."""
     sent = []
@@ -282,11 +282,9 @@ def test_traffic_of_methods_that_send_the_same_each_step():
 def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
     """Blocks and buckets of at most so many elements: the same steps for Strom."""
     shapes = [(300,), (50, 50), (700,)]
-    kinds = [tfgradcomp.compressors.VarianceBased, tfgradcomp.compressors.Hybrid]
     weights = {}
     for most in (2**28 - 1, 1500):
-        for kind in (*kinds, StromCompressor):
-            monkeypatch.setattr(kind, "most_elements", most)
+        monkeypatch.setattr(type(METHODS[name].compressor), "most_elements", most)
 
         def worker(rank, collectives):
             optimizer = make(name, transport=DirectExchange(collectives))
@@ -339,14 +337,16 @@ def test_resharding_conserves_what_is_owed(name, tmp_path):
     saved = Loopback(2, timeout=60).run(save)
     reshard(tmp_path / "old", 3, tmp_path / "new")
     for state in Loopback(3, timeout=60).run(load):
-        assert len(state) == (1 if name == "Strom" else 3)
+        assert len(state) == (3 if METHODS[name].needs_second_moments else 1)
         for key, value in state.items():
             mean = (saved[0][key] + saved[1][key]) / 2
             assert mean.any() and (saved[0][key] != saved[1][key]).any()
             np.testing.assert_allclose(value, mean, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["VarianceBased", "Hybrid"])
+@pytest.mark.parametrize(
+    "name", [n for n in METHODS if METHODS[n].needs_second_moments]
+)
 def test_what_is_wrong_with_moments(name):
     g, m = draw()
     variables = make_variables(SHAPES)

@@ -134,9 +134,26 @@ MODELS = {
     "compressed": (SHAPES, {"min_size": 1}, 1),
     "some plain": (MIXED, {}, 1024),
 }
-every_model = pytest.mark.parametrize(
-    ("shapes", "size_argument", "min_size"), MODELS.values(), ids=MODELS
-)
+
+
+def on_models(names, compressed, some_plain):
+    """Returns a decorator that runs a test on two models.
+
+    Args:
+        names: Names of the test's arguments, besides those of a model.
+        compressed: Values of them for the model that is compressed as a whole.
+        some_plain: Those for the model with plain parts, which all methods leave to
+            the same code: a few are enough.
+    """
+    cases = {"compressed": compressed, "some plain": some_plain}
+    return pytest.mark.parametrize(
+        ("shapes", "size_argument", "min_size", *names.split(", ")),
+        [
+            pytest.param(*MODELS[model], *case, id=f"{model}-{case}")
+            for model, several in cases.items()
+            for case in several
+        ],
+    )
 
 
 def sgd(momentum=0.0):

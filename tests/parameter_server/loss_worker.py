@@ -70,7 +70,7 @@ def make_trainer(mode, on_worker_loss="continue"):
     keras.utils.set_random_seed(0)
     return tfgradcomp.ParameterServerTrainer(
         common.make_model,
-        common.METHODS["DistEF"](),
+        common.optimizer_of("DistEFBlockSGDM"),
         mode=mode,
         on_worker_loss=on_worker_loss,
         steps_per_execution=2,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfgradcomp
+from tests.methods import ROWS, select
 from tfgradcomp.parameter_server.push_log import PushLog
 from tfgradcomp.parameter_server.push_transport import PushLogTransport
 from tfgradcomp.parameter_server.remote_worker import PushingWorker
@@ -16,10 +16,9 @@ from tfgradcomp.parameter_server.remote_worker import PushingWorker
 SIZE = 4096
 
 
-@pytest.fixture(params=[1, 2])
-def log(request):
-    """A log of two workers, on one server and on two."""
-    return PushLog(uuid.uuid4().hex, ["CPU:0"] * request.param, 2, {})
+def make_log(servers):
+    """A log of two workers."""
+    return PushLog(uuid.uuid4().hex, ["CPU:0"] * servers, 2, {})
 
 
 def make_model(optimizer):
@@ -39,9 +38,8 @@ def dataset(gradients):
     return tf.data.Dataset.from_tensor_slices((x, np.zeros([len(x), 1, 1]))).repeat()
 
 
-def make_worker(log, rank, gradients, kind=tfgradcomp.TernGrad, rate=1.0, **arguments):
-    """A worker whose gradients are the rows given."""
-    optimizer = kind(keras.optimizers.SGD(rate), **arguments)
+def make_worker(log, rank, gradients, optimizer):
+    """A worker whose gradients are the vectors given."""
     optimizer.transport = PushLogTransport.at(log, rank)
     optimizer.stepper_class = PushLogTransport.stepper_class
     worker = PushingWorker("CPU:0", make_model(optimizer))
@@ -78,10 +76,16 @@ def finish(log, threads, workers):
     log.free()
 
 
-def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(log):
+@pytest.mark.parametrize("servers", [1, 2])
+def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers):
+    log, row = make_log(servers), ROWS["TernGrad, not clipped"]
     sign = np.where(np.random.default_rng(0).random(SIZE) < 0.5, -1, 1)
-    first = make_worker(log, 0, [1.0 * sign, 0.5 * sign, 0.25 * sign], clip_factor=None)
-    second = make_worker(log, 1, [3.0 * sign, 0.125 * sign], clip_factor=None)
+    first, second = (
+        make_worker(log, rank, gradients, row.make(keras.optimizers.SGD(1.0)))
+        for rank, gradients in enumerate(
+            ([1.0 * sign, 0.5 * sign, 0.25 * sign], [3.0 * sign, 0.125 * sign])
+        )
+    )
     threads = started(log)
 
     def push(worker):
@@ -111,26 +115,21 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(log):
         assert int(worker.optimizer.iterations.numpy()) == 5
 
 
-METHODS = {
-    "TernGrad": (tfgradcomp.TernGrad, {}),
-    "SignSGD": (tfgradcomp.SignSGD, {}),
-    "Signum": (tfgradcomp.Signum, {}),
-    "DistEFBlockSGDM": (
-        tfgradcomp.DistEFBlockSGDM,
-        {"momentum": 0.9, "weight_decay": 0.01, "block_size": 512},
-    ),
-    "ORQ": (tfgradcomp.ORQ, {"block_size": 512}),
-    "QSGD": (tfgradcomp.QSGD, {"block_size": 512, "reply": "requantize"}),
-    "BinGrad": (tfgradcomp.BinGrad, {"error_feedback": True}),
-}
+# Messages whose length varies go another way.
+NEEDS = select(lambda row: not row.variable_length, by=lambda row: row.needs)
 
 
-@pytest.mark.parametrize(("kind", "arguments"), METHODS.values(), ids=METHODS)
-def test_a_single_pusher_trains_as_one_worker(log, kind, arguments):
+@pytest.mark.parametrize(
+    ("servers", "row"),
+    [(1 + i % 2, row) for i, row in enumerate(NEEDS)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_single_pusher_trains_as_one_worker(servers, row):
+    log = make_log(servers)
     gradients = np.random.default_rng(0).normal(size=(3, SIZE))
-    alone = make_model(kind(keras.optimizers.SGD(0.01), **arguments))
+    alone = make_model(row.make_to_train())
     alone.fit(dataset(gradients), steps_per_epoch=3, verbose=0, shuffle=False)
-    pair = [make_worker(log, k, gradients, kind, 0.01, **arguments) for k in (0, 1)]
+    pair = [make_worker(log, k, gradients, row.make_to_train()) for k in (0, 1)]
     threads = started(log)
     pair[0].run(3)
     finish(log, threads, pair)

@@ -8,11 +8,13 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.transports.test_transports import LAYOUTS, METHODS, flag_of, run
-from tfgradcomp.collectives import Loopback
+from tests.methods import ROWS, select
+from tests.pairwise import parametrize_pairwise
+from tests.transports.test_transports import LAYOUTS, flag_of, run
 from tfgradcomp.core import Layout
 from tfgradcomp.parameter_server.rendezvous import Rendezvous
 from tfgradcomp.parameter_server.transport import ParameterServer
+from tfgradcomp.servers import Requantize
 from tfgradcomp.transports import DirectExchange
 from tfgradcomp.transports.sharding import shard_for
 
@@ -115,19 +117,21 @@ class Cluster:
         return self.rendezvous.states.whole(step, {"site": arrays}).get("site", [])
 
 
-# Messages whose size varies go another way.
-SERVED = {
-    name: method
-    for name, method in METHODS.items()
-    if ParameterServer(Loopback(1).collectives(0)).supports(method, LAYOUTS["one"])
-}
+# Messages whose length varies go another way. What a server computes on a part of a
+# vector is compared for each row by the tests of transports.
+SERVED = select(lambda row: not row.variable_length, by=lambda row: row.message_kinds)
 
 
-@pytest.mark.parametrize("method", SERVED.values(), ids=SERVED)
-def test_servers_give_the_bits_of_a_direct_exchange(method):
+@pytest.mark.parametrize(
+    ("num_servers", "row"),
+    [(1 + i % 3, row) for i, row in enumerate(SERVED)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
+    method = row.method
     layout = LAYOUTS["long"]
     direct = run(WORKERS, DirectExchange, method, layout)[0][0]
-    cluster = Cluster(2, method, layout)
+    cluster = Cluster(num_servers, method, layout)
     for number, (expected, held) in enumerate(direct):
         flags = [flag_of(rank, number) for rank in range(WORKERS)]
         for update, seen in cluster.round(number):
@@ -139,7 +143,7 @@ def test_servers_give_the_bits_of_a_direct_exchange(method):
 
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_an_uncommitted_round_changes_no_state(num_servers):
-    method, layout = METHODS["dist-EF"], LAYOUTS["long"]
+    method, layout = ROWS["DistEFSGD"].method, LAYOUTS["long"]
     cluster = Cluster(num_servers, method, layout)
     cluster.round(0)
     rngs = [rng.bit_generator.state for rng in cluster.rngs]
@@ -164,7 +168,7 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
 
 
 def test_closing_the_queues_ends_the_round_for_everyone():
-    cluster = Cluster(2, METHODS["TernGrad"], LAYOUTS["ragged"])
+    cluster = Cluster(2, ROWS["TernGrad"].method, LAYOUTS["ragged"])
     ended = []
 
     def attempt(function, *arguments):
@@ -199,11 +203,17 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     cluster.rendezvous.free()
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("num_servers", [2, 3, 4])
-@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF", "float32"])
-def test_servers_serve_equal_parts(name, num_servers, workers):
-    method = METHODS[name].fused()
+# What is quantized again is cut between blocks, and these are two tensors.
+@parametrize_pairwise(
+    row=select(
+        lambda row: "sharded" in row.transports and type(row.server) is not Requantize,
+        by=lambda row: type(row.server),
+    ),
+    num_servers=[2, 3, 4],
+    workers=[2, 3, 4],
+)
+def test_servers_serve_equal_parts(row, num_servers, workers):
+    method = row.method.fused()
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
     sharding = shard_for(method, layout, workers, num_servers)
     parts = [sharding.owned_range(index) for index in range(num_servers)]

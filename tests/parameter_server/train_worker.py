@@ -1,14 +1,12 @@
-"""What tests run in all roles: trains a small model by each method named ("ORQ async"),
-saves and resumes ("resuming"), does what is refused ("errors").
+"""What tests run in all roles: trains a small model by each row of the table of methods
+that is named ("TernGrad", "TernGrad/async"), with a NaN ("skipping"), saves and resumes
+("resuming"), does what is refused ("errors").
 
-With parameter servers in `TF_CONFIG` it trains by them, else under
-MultiWorkerMirroredStrategy: the same model, batches and steps.
+A pool's workers train the same model with the same batches by `with_collectives`.
 """
 
 import functools
 import hashlib
-import json
-import os
 import sys
 
 import keras
@@ -16,23 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import report
+from tests.cluster import report, strategy_and_rank
+from tests.methods import ROWS
 
 FEATURES, CLASSES, BATCH = 100, 4, 8
 EPOCHS, STEPS, PUSHES = 2, 5, 20
-METHODS = {
-    "TernGrad": lambda **kw: tfgradcomp.TernGrad(
-        keras.optimizers.SGD(0.002, momentum=0.9), **kw
-    ),
-    "Signum": lambda **kw: tfgradcomp.Signum(keras.optimizers.SGD(0.001), **kw),
-    "DistEF": lambda **kw: tfgradcomp.DistEFBlockSGDM(
-        keras.optimizers.SGD(0.003), 0.9, **kw
-    ),
-    "skipping": lambda **kw: tfgradcomp.TernGrad(
-        keras.optimizers.SGD(0.002), nonfinite="skip", **kw
-    ),
-    "ORQ": lambda **kw: tfgradcomp.ORQ(keras.optimizers.Adam(0.002), **kw),
-}
+
+
+def optimizer_of(name, **arguments):
+    """The wrapper of a row, at a rate at which nothing explodes on raw inputs."""
+    return ROWS[name].make_to_train(0.2, **arguments)
 
 
 def make_model():
@@ -78,12 +69,16 @@ def with_servers(folder, methods):
         if method in OTHERS:
             answers[method] = OTHERS[method](folder)
             continue
-        name, _, mode = method.partition(" ")
+        name, _, mode = method.partition("/")
+        skips = name == "skipping"
+        optimizer = (
+            optimizer_of("TernGrad", nonfinite="skip") if skips else optimizer_of(name)
+        )
         trainer = tfgradcomp.ParameterServerTrainer(
-            make_model, METHODS[name](), mode=mode or "sync", **COMPILE
+            make_model, optimizer, mode=mode or "sync", **COMPILE
         )
         history = trainer.fit(
-            functools.partial(dataset, has_nan=name == "skipping"),
+            functools.partial(dataset, has_nan=skips),
             epochs=EPOCHS,
             steps_per_epoch=PUSHES if mode else STEPS,
             validation_data=dataset_of_chief(),
@@ -102,7 +97,7 @@ def with_servers(folder, methods):
 def resuming(folder):
     """Weights after one more epoch, and after it once more from what was saved."""
     trainer = tfgradcomp.ParameterServerTrainer(
-        make_model, METHODS["DistEF"](), **COMPILE
+        make_model, optimizer_of("DistEFBlockSGDM"), **COMPILE
     )
 
     def one_more():
@@ -133,7 +128,7 @@ def errors(folder):
         keras.mixed_precision.set_global_policy(policy or "float32")
         try:
             trainer = tfgradcomp.ParameterServerTrainer(
-                make, METHODS["TernGrad"](), **COMPILE
+                make, optimizer_of("TernGrad"), **COMPILE
             )
             trainer.fit(data, steps_per_epoch=STEPS, verbose=0)
         except ValueError as error:
@@ -154,28 +149,23 @@ def dataset_of_chief():
     return dataset(tf.distribute.InputContext(1, 100, 1)).take(3)
 
 
-def with_collectives(folder, methods):
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+def with_collectives(names):
+    """Trains by rows under this process' strategy; for the workers of a pool."""
+    strategy, _ = strategy_and_rank()
     answers = {}
-    for method in methods:
+    for name in names:
         keras.utils.set_random_seed(0)
         with strategy.scope():
             model = make_model()
-            model.compile(METHODS[method](transport="all_gather"), **COMPILE)
+            model.compile(optimizer_of(name, transport="all_gather"), **COMPILE)
         data = strategy.distribute_datasets_from_function(dataset)
         history = model.fit(data, epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0)
-        answers[method] = {
+        answers[name] = {
             "weights": digest(w.numpy() for w in model.trainable_weights),
             "history": history.history,
         }
-    report(folder, strategy.cluster_resolver.task_id, answers)
-
-
-def main(folder, *methods):
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    run = with_servers if "ps" in cluster else with_collectives
-    run(folder, methods)
+    return answers
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with_servers(sys.argv[1], sys.argv[2:])

@@ -7,26 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
+from tests.methods import ROWS, rows, select
+from tests.pairwise import pairwise, parametrize_pairwise
 from tfgradcomp.collectives import Collectives, Loopback, SingleWorker
-from tfgradcomp.compressors import (
-    ORQ,
-    QSGD,
-    BinGrad,
-    Clip,
-    ErrorFeedback,
-    Identity,
-    LinearQuantization,
-    Momentum,
-    NesterovMomentum,
-    ScaledSign,
-    Sign,
-    Strom,
-    Ternary,
-    TopK,
-    VarianceBased,
-)
+from tfgradcomp.compressors import Identity
 from tfgradcomp.core import Layout, Method
-from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
+from tfgradcomp.servers import Mean, Recompress
 from tfgradcomp.transports import (
     AllGather,
     AllReduce,
@@ -39,44 +25,6 @@ from tfgradcomp.transports import (
 )
 from tfgradcomp.transports.auto import supported_names
 
-METHODS = {
-    name: Method(*halves)
-    for name, halves in {
-        "signSGD": (Sign(), MajorityVote()),
-        "signSGD, random ties": (Sign(), MajorityVote("random")),
-        "signSGD, abstention": (Sign(0.5), MajorityVote("zero", 1, Sign(0.5))),
-        "Signum, sum": (Momentum(Sign()), CodeSum(Sign())),
-        "TernGrad": (Clip(Ternary()), CodeSum(Ternary())),
-        "TernGrad, own scales": (Ternary(False), Mean(Ternary(False))),
-        "dist-EF": (ErrorFeedback(ScaledSign()), Recompress(ScaledSign())),
-        "dist-EF momentum": (
-            NesterovMomentum(ErrorFeedback(ScaledSign())),
-            Recompress(ScaledSign()),
-        ),
-        "dist-EF top-k": (ErrorFeedback(TopK(0.1)), Recompress(TopK(0.1))),
-        "ORQ": (ORQ(5), Mean(ORQ(5))),
-        "ORQ, requantized": (
-            Clip(ORQ(9, 1, "float16")),
-            Requantize(ORQ(9, 1, "float16")),
-        ),
-        "dist-EF ORQ": (ErrorFeedback(ORQ(17)), Recompress(ORQ(17))),
-        "BinGrad": (ErrorFeedback(BinGrad()), Mean(BinGrad())),
-        "BinGrad-pb": (
-            BinGrad("pb", "bfloat16"),
-            Requantize(BinGrad("pb", "bfloat16")),
-        ),
-        "QSGD": (QSGD(7, "l2"), Requantize(QSGD(7, "l2"))),
-        "linear": (LinearQuantization(3), Mean(LinearQuantization(3))),
-        "variance, gaps": (
-            VarianceBased(index_coding="delta"),
-            Mean(VarianceBased(index_coding="delta")),
-        ),
-        "Strom": (Strom(0.7), Mean(Strom(0.7))),
-        "bfloat16": (Identity("bfloat16"), Mean(Identity("bfloat16"))),
-        "float16": (Identity("float16"), Mean(Identity("float16"))),
-        "float32": (Identity(), Mean()),
-    }.items()
-}
 LAYOUTS = {
     "one": Layout.from_sizes([1]),
     "ragged": Layout.from_sizes([33, 1, 7, 20], 21),
@@ -86,23 +34,22 @@ LAYOUTS = {
     "one block": Layout.from_sizes([70_000, 3], "model"),
     "buckets": Layout.from_sizes([50_000], 2048),
 }
-ONE = LAYOUTS["one"]
-# What they send cannot be added up.
-NO_SUMS = {"TernGrad, own scales", "BinGrad", "BinGrad-pb", "ORQ", "ORQ, requantized"}
-NO_SUMS |= {"QSGD", "linear", *(name for name in METHODS if "dist-EF" in name)}
-VARIABLE = {
-    name
-    for name, method in METHODS.items()
-    if messages.has_variable_length(method.compressor.fields(ONE))
-}
-NO_SUMS |= VARIABLE
+WORKERS = (3, 1, 2, 4, 5)
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
-every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-# How a vector is cut depends on workers and layout, what is cut on method and layout:
-# each pair of these is there, not each triple.
-CUTS = [(3, name) for name in LAYOUTS]
-CUTS += [(1, "ragged"), (2, "long"), (4, "buckets"), (4, "one block"), (5, "long")]
-every_cut = pytest.mark.parametrize(("workers", "layout"), CUTS)
+BY_METHOD = select(by=lambda row: (row.compressor, row.server))
+# Each method on the layout that is cut in every way.
+LONG = [("long", 2 + i % 4, row) for i, row in enumerate(BY_METHOD)]
+
+
+# Each kind of message in every layout and with every number of workers.
+SHORT = pairwise(
+    [name for name in LAYOUTS if name != "long"],
+    WORKERS,
+    select(by=lambda row: row.message_kinds),
+)
+every_sum = parametrize_pairwise(
+    dtype=["float32", "bfloat16", "float16"], layout=LAYOUTS, workers=WORKERS
+)
 
 
 def flag_of(rank, step):
@@ -188,10 +135,13 @@ def run(workers, transport, method, layout, steps=3):
     return Loopback(workers, timeout=60).run(worker)
 
 
-@every_method
-@every_cut
-def test_every_transport_gives_the_bits_of_a_direct_exchange(workers, layout, method):
-    layout = LAYOUTS[layout]
+@pytest.mark.parametrize(
+    ("layout", "workers", "row"),
+    [*LONG, *SHORT],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_every_transport_gives_the_bits_of_a_direct_exchange(layout, workers, row):
+    layout, method = LAYOUTS[layout], row.method
     direct = run(workers, DirectExchange, method, layout)[0][0]
     # What arrives is no constant that would be equal anyway.
     assert len({bits(update) for update, _ in direct}) > 1 or layout.size == 1
@@ -200,7 +150,7 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(workers, layout, me
     for name in names:
         ran = run(workers, TRANSPORTS[name], method, layout)
         check_calls(ran, method.compressor.fields(layout))
-        if name == "all_reduce" and isinstance(method.compressor, Identity):
+        if name == "all_reduce" and row.adds_numbers:
             continue  # A ring adds floats in an order of its own.
         workers_saw = [seen for seen, _, _ in ran]
         route = ran[0][2]
@@ -230,12 +180,9 @@ def check_calls(ran, fields):
         assert calls == len(seen) * expected
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)]
-)
-@every_cut
-def test_all_reduce_gives_the_mean(workers, layout, dtype, tolerance):
-    layout = LAYOUTS[layout]
+@every_sum
+def test_all_reduce_gives_the_mean(workers, layout, dtype):
+    tolerance = {"float32": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
     method = Method(Identity(dtype), Mean(Identity(dtype)))
     reduced = run(workers, AllReduce, method, layout)
     rngs = [np.random.default_rng(rank) for rank in range(workers)]
@@ -261,24 +208,26 @@ def test_a_sum_of_half_floats_does_not_overflow(value):
         np.testing.assert_allclose(mean, value, rtol=1e-3)
 
 
-@every_method
-@every_cut
-def test_a_gather_moves_all_payloads(workers, layout, method):
-    layout = LAYOUTS[layout]
-    fields = method.compressor.fields(layout)
-    words = 1 + messages.has_variable_length(fields) + messages.fixed_words(fields)
-    # Everybody gets the words of all others, and gives them its own.
-    route = AllGather(alone(workers)).bind(method, layout, "site")
-    shared = route.max_reduced_fields.values()
-    first_round = 2 * (workers - 1) / workers * sum(field.count for field in shared)
-    expected = (workers - 1) * words + first_round
-    assert route.words == (expected, expected)
+@rows(by=lambda row: row.compressor)
+def test_a_gather_moves_all_payloads(row):
+    for layout, workers in pairwise([*LAYOUTS.values()], WORKERS):
+        fields = row.compressor.fields(layout)
+        words = 1 + messages.has_variable_length(fields) + messages.fixed_words(fields)
+        # Everybody gets the words of all others, and gives them its own.
+        route = AllGather(alone(workers)).bind(row.method, layout, "site")
+        shared = route.max_reduced_fields.values()
+        first_round = 2 * (workers - 1) / workers * sum(field.count for field in shared)
+        expected = (workers - 1) * words + first_round
+        assert route.words == (expected, expected)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 64])
-@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "dist-EF"])
-def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
-    method = METHODS[name]
+# Of one bit and a scale, of codes with a first round, of signs alone.
+@parametrize_pairwise(
+    row=[ROWS[name] for name in ("DistEFSGD", "TernGrad", "SignSGD")],
+    workers=(1, 2, 3, 4, 8, 64),
+)
+def test_what_shards_move_does_not_grow_with_the_workers(row, workers):
+    method = row.method
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
     up = messages.message_words(method.compressor.fields(layout))
     down = messages.message_words(method.server.reply_fields(layout, workers))
@@ -288,7 +237,7 @@ def test_what_shards_move_does_not_grow_with_the_workers(name, workers):
 
 
 def test_what_cannot_be_cut_is_not_padded():
-    method, layout = METHODS["dist-EF ORQ"], LAYOUTS["one block"]
+    method, layout = ROWS["DistEFSGD, ORQ-9"].method, LAYOUTS["one block"]
     route = Sharded(alone(3)).bind(method, layout, "site")
     assert len(route.owned_range(0)) == layout.size
     assert route.owned_range(2) == range(layout.size, layout.size)
@@ -297,10 +246,9 @@ def test_what_cannot_be_cut_is_not_padded():
     assert route.words.sent == 2 * (1 + payload) + 2 * payload
 
 
-@pytest.mark.parametrize("name", ["TernGrad", "signSGD", "signSGD, abstention"])
-def test_what_a_sum_of_codes_moves(name):
-    layout = Layout.from_sizes([1_000_000])
-    method = METHODS[name]
+@rows(lambda row: "all_reduce" in row.transports and not row.adds_numbers)
+def test_what_a_sum_of_codes_moves(row):
+    layout, method = Layout.from_sizes([1_000_000]), row.method
     for workers in (2, 3, 4, 8):
         levels = workers * (method.compressor.fields(layout)["codes"].base - 1) + 1
         digits = math.floor(32 / math.log2(levels) + 1e-9)
@@ -311,10 +259,9 @@ def test_what_a_sum_of_codes_moves(name):
         assert route.words.sent == pytest.approx(ring * words)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@every_cut
+@every_sum
 def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
-    layout, size = LAYOUTS[layout], 4 if dtype == "float32" else 2
+    size = 4 if dtype == "float32" else 2
     method = Method(Identity(dtype), Mean(Identity(dtype)))
     for _, recorder, route in run(workers, AllReduce, method, layout, steps=2):
         # The statuses of all workers ride along, three numbers each.
@@ -336,42 +283,41 @@ def test_one_worker_moves_nothing():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_transports_that_a_name_selects(workers):
-    layout = LAYOUTS["ragged"]
+@rows()
+def test_the_transports_that_a_name_selects(row, workers):
+    assert selected("auto", row.method, workers) is (
+        AllReduce if row.adds_numbers else AllGather
+    )
+    if row.variable_length:
+        # Whatever it costs: nothing else carries them.
+        assert selected(Costs(*[Line(1.0, 1.0)] * 3), row.method, workers) is AllGather
+    for name, kind in TRANSPORTS.items():
+        if name in row.transports:
+            assert selected(name, row.method, workers) is kind
+            continue
+        with pytest.raises(ValueError, match=f"'{name}' cannot.*all_gather"):
+            selected(name, row.method, workers)
 
-    def selected(name, method):
-        selection = select_transports(name, method, [layout], alone(workers))
-        assert not selection.is_float32_quicker
-        (transport,) = selection.transports
-        return type(transport)
 
-    for name, method in METHODS.items():
-        is_float = isinstance(method.compressor, Identity)
-        expected = AllReduce if is_float else AllGather
-        assert selected("auto", method) is expected
-        if name in VARIABLE:
-            # Whatever it costs: nothing else carries them.
-            assert selected(Costs(*[Line(1.0, 1.0)] * 3), method) is AllGather
-        assert selected("all_gather", method) is AllGather
-        if name not in NO_SUMS:
-            assert selected("all_reduce", method) is AllReduce
-        else:
-            with pytest.raises(ValueError, match="'all_reduce' cannot.*all_gather"):
-                selected("all_reduce", method)
-        if name not in {"dist-EF top-k", *VARIABLE}:
-            assert selected("sharded", method) is Sharded
-        else:
-            with pytest.raises(ValueError, match="'sharded' cannot.*all_gather"):
-                selected("sharded", method)
-    # The mean is not all that this server needs.
+def selected(transport, method, workers):
+    """The type of the only transport that is selected."""
+    selection = select_transports(
+        transport, method, [LAYOUTS["ragged"]], alone(workers)
+    )
+    assert not selection.is_float32_quicker
+    (one,) = selection.transports
+    return type(one)
+
+
+def test_a_server_that_needs_more_than_the_mean_adds_nothing_up():
     recompressed = Method(Identity(), Recompress(Identity()))
-    assert selected("auto", recompressed) is AllGather
+    assert selected("auto", recompressed, 3) is AllGather
 
 
 def test_a_transport_binds_no_method_that_it_cannot_carry():
-    for kind, name in ((AllReduce, "dist-EF"), (Sharded, "Strom")):
+    for kind, name in ((AllReduce, "DistEFSGD"), (Sharded, "Strom")):
         with pytest.raises(ValueError, match="cannot carry.*transport='auto'"):
-            kind(alone(3)).bind(METHODS[name], LAYOUTS["ragged"], "site")
+            kind(alone(3)).bind(ROWS[name].method, LAYOUTS["ragged"], "site")
 
 
 def test_a_failing_worker_fails_the_run():
