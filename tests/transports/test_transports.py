@@ -30,7 +30,7 @@ LAYOUTS = {
     "ragged": Layout.from_sizes([33, 1, 7, 20], 21),
     "tensors": Layout.from_sizes([64, 5, 1]),
     # Blocks of several shards, shards of several blocks, and cuts inside of both.
-    "long": Layout.from_sizes([300, 7, 90_001, 2_000, 30_000, 1, 513]),
+    "long": Layout.from_sizes([300, 7, 90_001, 2_300, 30_000, 1, 513]),
     "one block": Layout.from_sizes([70_000, 3], "model"),
     "buckets": Layout.from_sizes([50_000], 2048),
 }
