@@ -15,7 +15,6 @@ CLUSTERS = (
     "tests/benchmarks/test_virtual_cluster.py",
     "tests/callbacks/test_backup.py",
     "tests/checkpoint/test_restore.py",
-    "tests/checkpoint/test_restore.py",
     "tests/compat/test_multi_worker_fit.py",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",
@@ -23,6 +22,7 @@ CLUSTERS = (
     "tests/optimizers/test_auto_on_workers.py",
     "tests/parameter_server/",
     "tests/per_example/test_workers.py",
+    "tests/programs/",
     "tests/test_pool",
 )
 # These share a library that takes long to compile, and what the reference gives.
