@@ -307,8 +307,9 @@ class CompressedOptimizer(OptimizerWrapper):
             check_same_everywhere(
                 self._plan.hosts,
                 compat.trainable_variables(self),
-                f"method={self.method}, settings={self._settings()}, seed={self.seed}, "
-                f"microbatches={self.microbatches}, fallback={self._plan.is_fallback}",
+                f"method={self.method}, block_size={self._method_block_size}, "
+                f"seed={self.seed}, microbatches={self.microbatches}, "
+                + self._plan.describe(),
                 compat.step_counter(self.inner_optimizer),
             )
         self._state.finish_restore()

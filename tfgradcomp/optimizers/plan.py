@@ -75,6 +75,16 @@ class Plan(NamedTuple):
     hosts: Collectives | None
     is_fallback: bool
 
+    def describe(self) -> str:
+        """Returns which variables travel in which bucket, and how, in words."""
+        buckets = [
+            f"{bucket.name}: {type(bucket.route).__name__}, elements "
+            f"{bucket.bucket_range.begin}:{bucket.bucket_range.end} in "
+            f"{bucket.layout.num_blocks} blocks, variables {bucket.positions}"
+            for bucket in self.buckets
+        ]
+        return f"buckets={buckets}, is_fallback={self.is_fallback}"
+
     def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
         """Returns what one worker moves in one step.
 
