@@ -20,6 +20,7 @@ from tests.promises import (
     ends,
     even,
     in_float16,
+    kept_by_a_fit,
     kept_by_a_tenth,
     kept_by_means,
     kept_by_signs,
@@ -34,6 +35,7 @@ from tfgradcomp.compressors import (
     BinGrad,
     Clip,
     ErrorFeedback,
+    Fitted,
     Hybrid,
     Identity,
     LinearQuantization,
@@ -53,6 +55,7 @@ from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
     Mean,
+    MeanOfSigns,
     Recompress,
     Requantize,
     SignOfMean,
@@ -164,6 +167,7 @@ UNBIASED = {"kind": "unbiased", "is_random": True}
 SIGN = {"kind": "sign", "is_random": True, "transports": SUMS}
 MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
 TWO_SIDES = {"kind": "contracting", "kept": kept_by_means}
+FITTED = {"kind": "contracting", "kept": kept_by_a_fit, "is_random": True}
 TOP = {"kind": "contracting", "kept": kept_by_a_tenth, "transports": GATHER}
 TWO_WAY = {"state": ("residual",), "server_state": ("residual",)}
 EXACT = {"kind": "exact", "transports": SUMS}
@@ -196,7 +200,7 @@ _TABLE = [
     row("Signum, warm-up", {"warmup_steps": "auto"},
         Momentum(Sign(), 0.9, 54), MajorityVote(),
         **SIGN, state=("momentum",), holds_momentum=True),
-    row("Signum, mean of signs", {"aggregate": "sum"},
+    row("Signum, mean of signs", {"aggregate": "mean"},
         Momentum(Sign(), 0.9), CodeSum(Sign()),
         **SIGN, target=damped(0.9), state=("momentum",), holds_momentum=True),
     # Two-way error feedback.
@@ -207,8 +211,11 @@ _TABLE = [
     row("DistEFSGD, identity", {"compressor": "identity"},
         ErrorFeedback(Identity()), Recompress(Identity()), kind="exact", **TWO_WAY),
     row("DistEFSGD, ORQ-9", {"compressor": "orq"},
-        ErrorFeedback(ORQ(9)), Recompress(ORQ(9)),
-        **UNBIASED, levels=optimal(9), **TWO_WAY),
+        ErrorFeedback(Fitted(ORQ(9))), Recompress(Fitted(ORQ(9))),
+        **FITTED, **TWO_WAY),
+    row("DistEFSGD, ternary", {"compressor": "ternary", "block_size": 64},
+        ErrorFeedback(Fitted(Ternary())), Recompress(Fitted(Ternary())),
+        **FITTED, **TWO_WAY),
     row("DistEFBlockSGD", {"weight_decay": 0.01},
         ErrorFeedback(ScaledSign()), Recompress(ScaledSign()), WeightDecay(0.01),
         **MEAN_SIGN, **TWO_WAY),
@@ -228,8 +235,8 @@ _TABLE = [
         **UNBIASED, levels=in_float16(optimal(9, 2)), largest=6e4),
     row("ORQ, two-way error feedback",
         {"levels": 17, "reply": "requantize", "error_feedback": True},
-        ErrorFeedback(ORQ(17)), Recompress(ORQ(17)),
-        **UNBIASED, levels=optimal(17), **TWO_WAY),
+        ErrorFeedback(Fitted(ORQ(17))), Recompress(Fitted(ORQ(17))),
+        **FITTED, **TWO_WAY),
     row("BinGrad", {}, BinGrad(), Mean(BinGrad()), **TWO_SIDES),
     row("BinGrad, bfloat16", {"table_dtype": "bfloat16", "reply": "requantize"},
         BinGrad("b", "bfloat16"), Requantize(BinGrad("b", "bfloat16")),
@@ -266,6 +273,7 @@ _TABLE = [
         kind="rounded", digits=11, largest=6e4, transports=SUMS),
     composed("float32", Identity(), Mean(), **EXACT),
     composed("sign of the mean", Identity(), SignOfMean(), **EXACT),
+    composed("mean of signs", Identity(), MeanOfSigns(), kind="exact"),
     composed("clip", Clip(Identity(), 1.5), Mean(),
              **EXACT, target=clipped(1.5), digits=22),
     composed("top-k", TopK(0.1), Mean(TopK(0.1)), **TOP),
@@ -282,7 +290,7 @@ SAVED_ARGUMENTS = {
     "TernGrad": dict(clip_factor=None, block_size=100, share_scaler=False),
     "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2),
     "Signum": dict(
-        momentum=0.5, warmup_steps="auto", aggregate="sum", tie="random",
+        momentum=0.5, warmup_steps="auto", aggregate="mean", tie="random",
         abstain_below=0.5, quorum=0, allow_inner_momentum=True),
     "DistEFSGD": dict(compressor="orq", weight_decay=0.25, block_size=512),
     "DistEFBlockSGD": dict(block_size=77, weight_decay=0.125),

@@ -79,12 +79,12 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
         ("Signum", {"tie": 0}, ["tie must be one of", "zero", "random"]),
         (
             "SignSGD",
-            {"aggregate": "mean"},
-            ["aggregate must be one of", "vote", "sum", "aggregate='mean'"],
+            {"aggregate": "sum"},
+            ["aggregate must be one of", "vote", "mean", "aggregate='sum'"],
         ),
-        ("Signum", {"aggregate": "max"}, ["aggregate must be one of", "vote", "sum"]),
+        ("Signum", {"aggregate": "max"}, ["aggregate must be one of", "vote", "mean"]),
         ("SignSGD", {"quorum": -1}, ["quorum must be an integer", "quorum=-1"]),
-        ("Signum", {"aggregate": "sum", "quorum": 2}, ["A quorum", "quorum=2"]),
+        ("Signum", {"aggregate": "mean", "quorum": 2}, ["A quorum", "quorum=2"]),
         ("Signum", {"abstain_below": -0.5}, ["abstain_below must be", "=-0.5"]),
         (
             "HalfPrecision",

@@ -55,7 +55,7 @@ WRAPPERS = {
     "Signum": {
         "momentum": 0.5,
         "warmup_steps": "auto",
-        "aggregate": "sum",
+        "aggregate": "mean",
         "tie": "random",
         "abstain_below": 0.5,
         "quorum": 0,
@@ -211,3 +211,12 @@ def test_dist_ef_comes_back_with_a_compressor_of_ones_own():
 def test_a_layer_class_is_saved_by_its_name():
     optimizer = tfgradcomp.SignSGD(sgd(), exclude=[keras.layers.Dense, "last"])
     assert there_and_back(optimizer).exclude == ["layer:Dense", "last"]
+
+
+@pytest.mark.parametrize("name", ["SignSGD", "Signum"])
+def test_the_mean_of_signs_of_version_0_1_loads(name):
+    config = getattr(tfgradcomp, name)(sgd(), aggregate="mean").get_config()
+    before = {**config, "aggregate": "sum"}
+    again = getattr(tfgradcomp, name).from_config(before)
+    assert again.get_config() == config
+    assert before["aggregate"] == "sum"

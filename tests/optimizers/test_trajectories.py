@@ -6,6 +6,7 @@ import pytest
 import tfgradcomp
 from tests import reference
 from tests.optimizers.trajectories import (
+    RATES,
     SEED,
     SHAPES,
     Run,
@@ -31,13 +32,15 @@ class SignRule:
     def __call__(self, step, gradients, weights, rate):
         self.m = self.beta * self.m + (1 - self.beta) * gradients
         sent = gradients if step < self.warmup else self.m
+        if self.is_plain and self.aggregate == "mean":
+            return np.sign(sent).mean(0)
         if self.is_plain:
             mean = sent.mean(0)
             # Exact zeros stay zeros; nothing else is small enough to become one.
             assert not ((mean != 0) & (np.abs(mean) < 1e-8)).any()
             return np.sign(mean)
         signs = np.stack([reference.sign(row, SEED, step) for row in sent])
-        if self.aggregate == "sum":
+        if self.aggregate == "mean":
             return signs.mean(0)
         return reference.vote(signs, self.tie, SEED, step)
 
@@ -45,7 +48,7 @@ class SignRule:
 @every_model
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize(
-    ("tie", "aggregate"), [("zero", "vote"), ("random", "vote"), ("zero", "sum")]
+    ("tie", "aggregate"), [("zero", "vote"), ("random", "vote"), ("zero", "mean")]
 )
 def test_signsgd(workers, tie, aggregate, shapes, size_argument, min_size):
     run = Run(
@@ -182,6 +185,41 @@ def test_dist_ef_sgd_in_buckets():
         3, SHAPES, 1, lambda v, splits: reference.bingrad_b(v, [0, 40, 80, 99])
     )
     run.follows(rules, atol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_dist_ef_sgd_with_an_unbiased_compressor(workers):
+    run = Run(
+        lambda transport: tfgradcomp.DistEFSGD(
+            sgd(), "ternary", block_size=40, seed=SEED, transport=transport, min_size=1
+        ),
+        workers,
+        SHAPES,
+        rates=RATES[:8],
+    )
+    splits = [0, 40, 80, 99]
+
+    class Fitted(reference.Quantized):
+        """Ternary codes of a scale that workers share, times the factor that fits."""
+
+        def compress_all(self, rows, step):
+            scales = np.stack([reference.largest(v, splits) for v in rows])
+            if len(rows) > 1:
+                scales[:] = scales.max(0)
+            ranks = range(workers) if len(rows) > 1 else [-1]
+            return np.stack(
+                [
+                    reference.fitted(
+                        reference.ternary_codes(v, s, splits, SEED, step, rank)
+                        * reference.spread(s, splits),
+                        v,
+                        splits,
+                    )
+                    for v, s, rank in zip(rows, scales, ranks, strict=True)
+                ]
+            )
+
+    run.follows(Fitted(None, requantizes=True, feeds_back=True), atol=2e-5)
 
 
 def test_dist_ef_weight_decay_without_momentum():

@@ -55,6 +55,7 @@ QUANTIZERS = {
         (3, "QSGD", 16, {}),
         (2, "QSGD", None, {"reply": "requantize"}),
         (2, "QSGD", 40, {"norm": "max", "levels": 9, "error_feedback": True}),
+        (2, "ORQ", 40, {"clip_factor": 1.7, "error_feedback": True}),
         (2, "LinearQuantization", 16, {"reply": "requantize"}),
         (3, "ScaledSign", 16, {"reply": "requantize"}),
         (2, "ScaledSign", None, {"error_feedback": True}),
@@ -88,7 +89,11 @@ def test_quantizers(
             return reference.even_levels(v, own["levels"])
         return LEVELS[name](v)
 
+    feeds_back = "error_feedback" in own
+    requantizes = "reply" in own
+
     def compress(v, step, rank):
+        whole = v
         if "clip_factor" in own and rank >= 0:
             v = reference.clip(v, splits, own["clip_factor"])
         if name == "ScaledSign":
@@ -96,10 +101,9 @@ def test_quantizers(
         if own.get("variant") == "b":
             return reference.bingrad_b(v, splits)
         coins = reference.uniform(len(v), SEED, step, rank)
-        return reference.quantize(v, splits, levels, coins)
+        rounded = reference.quantize(v, splits, levels, coins)
+        return reference.fitted(rounded, whole, splits) if feeds_back else rounded
 
-    feeds_back = "error_feedback" in own
-    requantizes = "reply" in own
     run.follows(
         in_parts(
             shapes,

@@ -58,6 +58,11 @@ class BinGrad(SentCodebook):
 
     @property
     @override
+    def contracts(self):  # type: ignore[override]
+        return self.variant == "b"
+
+    @property
+    @override
     def count(self):
         return 2
 

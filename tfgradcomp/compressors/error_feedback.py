@@ -20,6 +20,9 @@ class ErrorFeedback(Wrapper):
     \( e \leftarrow p - \Delta \). Residual and wire agree by construction: e is what is
     left after decoding the very payload.
 
+    C must contract (`Compressor.contracts`), or e grows without bound; `Fitted` makes
+    any compressor contract.
+
     Example:
         ```python
         inner = keras.optimizers.SGD(0.1)

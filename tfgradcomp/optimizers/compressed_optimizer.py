@@ -21,6 +21,7 @@ from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
+from tfgradcomp.optimizers.supported import check_strategy, warn_before_second_moments
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.per_example.second_moments import enable_second_moments
 from tfgradcomp.servers import Server
@@ -145,6 +146,9 @@ class CompressedOptimizer(OptimizerWrapper):
         # Raises where an argument is out of range.
         self._settings()
         self._prepare_strategy()
+        warn_before_second_moments(
+            type(self).__name__, compressor, self.inner_optimizer
+        )
 
     @property
     def stepper(self) -> Stepper:
@@ -166,13 +170,7 @@ class CompressedOptimizer(OptimizerWrapper):
     # Building.
 
     def _prepare_strategy(self):
-        strategy = tf.distribute.get_strategy()
-        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-            raise ValueError(
-                f"{type(self).__name__} works without a strategy, under "
-                "MirroredStrategy and under MultiWorkerMirroredStrategy. "
-                f"Received: {type(strategy).__name__}"
-            )
+        strategy = check_strategy(type(self).__name__)
         if tf.distribute.has_strategy():
             enable_multi_worker_fit()
         if self.needs_second_moments:

@@ -32,8 +32,9 @@ class ORQ(Quantizer):
         reply: `"float32"`, or `"requantize"`: the mean with s levels of its own,
             rounded at random again.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
-            quantized reply the server does so, too. For 5 levels and more: of 3 the
-            error is larger than the gradient, so that what is owed grows.
+            quantized reply the server does so, too. Each block is then multiplied by
+            the factor that fits it best (`tfgradcomp.compressors.Fitted`): what
+            rounding adds may be larger than the gradient, and would grow without bound.
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as
             not finite.
@@ -114,7 +115,7 @@ class BinGrad(Quantizer):
         block_size: Elements a block. None: a block is a parameter tensor.
         clip_factor: As `ORQ`.
         reply: As `ORQ`.
-        error_feedback: As `ORQ`, and good for both variants.
+        error_feedback: As `ORQ`; variant `"b"` without clipping needs no factor.
         table_dtype: As `ORQ`.
         **kwargs: As `ORQ`.
 

@@ -24,8 +24,7 @@ class QSGD(Quantizer):
         norm: `"max"`: the largest magnitude, or `"l2"`: the root of the sum of
             squares, which sends more zeros and has more variance.
         reply: `"float32"`, or `"requantize"`: the mean rounded to levels of its own.
-        error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
-            error is larger than the gradient, what is owed grows.
+        error_feedback: As `ORQ`.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, bucket_bytes, name. Codes of different norms cannot be added up,
             so there is no transport `"all_reduce"`.
@@ -82,8 +81,7 @@ class LinearQuantization(Quantizer):
         levels: s, from 2 to 257.
         block_size: Elements a block. None: a block is a parameter tensor.
         reply: As `ORQ`.
-        error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
-            error is larger than the gradient, what is owed grows.
+        error_feedback: As `ORQ`.
         table_dtype: As `ORQ`.
         **kwargs: As `ORQ`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback
+from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback, Fitted
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
@@ -22,7 +22,8 @@ class Quantizer(CompressedOptimizer):
         block_size: Elements a block. None: a block is a parameter tensor.
         reply: `"float32"`, or `"requantize"`: the mean by the same quantizer.
         error_feedback: Whether what is lost is added to the next gradient, and to the
-            next mean where the reply is quantized.
+            next mean where the reply is quantized. What does not contract by itself is
+            `Fitted`, for a number a block.
         clip_factor: What workers clip blocks at, in deviations, or None.
         **kwargs: As `CompressedOptimizer`.
     """
@@ -41,16 +42,15 @@ class Quantizer(CompressedOptimizer):
             check_integer("block_size", block_size, 1)
         check_choice("reply", reply, REPLIES)
         check_choice("error_feedback", error_feedback, (False, True))
+        sent = compressor if clip_factor is None else Clip(compressor, clip_factor)
+        if error_feedback and not sent.contracts:
+            sent, compressor = Fitted(sent), Fitted(compressor)
         server: Server = Mean(compressor)
         if reply == "requantize":
             server = (Recompress if error_feedback else Requantize)(compressor)
-        if clip_factor is not None:
-            compressor = Clip(compressor, clip_factor)
         if error_feedback:
-            compressor = ErrorFeedback(compressor)
-        super().__init__(
-            inner_optimizer, compressor, server, block_size=block_size, **kwargs
-        )
+            sent = ErrorFeedback(sent)
+        super().__init__(inner_optimizer, sent, server, block_size=block_size, **kwargs)
         self.block_size = block_size
         self.reply = reply
         self.error_feedback = error_feedback

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 from tfgradcomp.core.arguments import (
@@ -14,10 +16,20 @@ from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, refuse_inner_momentum
 from tfgradcomp.servers import CodeSum, MajorityVote
 
-AGGREGATES = ("vote", "sum")
+AGGREGATES = ("vote", "mean")
 
 
-class SignSGD(CompressedOptimizer):
+class _Signs(CompressedOptimizer):
+    @classmethod
+    @override
+    def from_config(cls, config, custom_objects=None):
+        # Files that were written before version 0.2 call it so.
+        if config.get("aggregate") == "sum":
+            config = {**config, "aggregate": "mean"}
+        return super().from_config(config, custom_objects)
+
+
+class SignSGD(_Signs):
     r"""One bit an element, up and down.
 
     Worker: \( \mathrm{sign}(g) \). Server: \( \mathrm{sign}(\sum_i
@@ -26,11 +38,14 @@ class SignSGD(CompressedOptimizer):
     smaller learning rate than SGD's. Weight decay belongs to the inner optimizer
     (`weight_decay=`), never into the sign.
 
-    What is not compressed moves by the sign of the mean gradient.
+    What is not compressed moves by the sign of the mean gradient, or, with
+    `aggregate="mean"`, by the mean of the signs.
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        aggregate: `"vote"`, or `"sum"`: the mean of the signs.
+        aggregate: `"vote"`, or `"mean"`: the mean of the workers' signs, which moves an
+            element the less the more they disagree (with a learning rate \( \delta / N
+            \) for the paper's \( \delta \)).
         tie: Where an even number of workers is split: `"zero"` (the element stays) or
             `"random"`, a shared pseudo-random sign.
         abstain_below: \( \tau \): a worker does not vote on elements smaller than
@@ -78,7 +93,7 @@ class SignSGD(CompressedOptimizer):
         self.quorum = quorum
 
 
-class Signum(CompressedOptimizer):
+class Signum(_Signs):
     r"""signSGD on each worker's momentum: one bit an element, up and down.
 
     Worker: \( m \leftarrow \beta m + (1 - \beta) g \), sends \( \mathrm{sign}(m) \).
@@ -158,9 +173,9 @@ def _server(sign, aggregate, tie, quorum):
     check_choice("aggregate", aggregate, AGGREGATES)
     check_integer("quorum", quorum, 0)
     vote = MajorityVote(tie, quorum, sign)
-    if aggregate == "sum" and quorum:
+    if aggregate == "mean" and quorum:
         raise ValueError(
             "A quorum is a rule of aggregate='vote'; the mean of signs has none. "
-            f"Received: aggregate='sum', quorum={quorum}"
+            f"Received: aggregate='mean', quorum={quorum}"
         )
     return vote if aggregate == "vote" else CodeSum(sign)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.uniform_levels import UniformLevels
 from tfgradcomp.servers.base import Mean, Server, SumField
-from tfgradcomp.servers.sign_of_mean import SignOfMean
+from tfgradcomp.servers.sign_of_mean import MeanOfSigns
 
 
 @dataclass(frozen=True)
@@ -70,4 +70,4 @@ class CodeSum(Server):
 
     @override
     def uncompressed(self):
-        return Mean() if self.compressor.is_scaled else SignOfMean()
+        return Mean() if self.compressor.is_scaled else MeanOfSigns()
