@@ -21,6 +21,7 @@ CLUSTERS = (
     "tests/launch/",
     "tests/optimizers/test_agreement_on_workers.py",
     "tests/optimizers/test_auto_on_workers.py",
+    "tests/optimizers/test_float_steps_on_workers.py",
     "tests/parameter_server/",
     "tests/per_example/test_workers.py",
     "tests/test_pool",

@@ -288,10 +288,11 @@ _TABLE = [
 # Of each wrapper's own arguments a value other than the default.
 SAVED_ARGUMENTS = {
     "TernGrad": dict(clip_factor=None, block_size=100, share_scaler=False),
-    "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2),
+    "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2,
+        noise_std=0.5),
     "Signum": dict(
         momentum=0.5, warmup_steps="auto", aggregate="mean", tie="random",
-        abstain_below=0.5, quorum=0, allow_inner_momentum=True),
+        abstain_below=0.5, quorum=0, noise_std=0.25, allow_inner_momentum=True),
     "DistEFSGD": dict(compressor="orq", weight_decay=0.25, block_size=512),
     "DistEFBlockSGD": dict(block_size=77, weight_decay=0.125),
     "DistEFBlockSGDM": dict(

@@ -42,6 +42,8 @@ COMMON = {
     "nonfinite": "skip",
     "bucket_bytes": 1000,
     "fallback": "float32",
+    "warmup_steps": 7,
+    "dense_every": 100,
     "name": "mine",
 }
 WRAPPERS = {
@@ -51,6 +53,7 @@ WRAPPERS = {
         "tie": "random",
         "abstain_below": 0.25,
         "quorum": 2,
+        "noise_std": 0.5,
     },
     "Signum": {
         "momentum": 0.5,
@@ -59,6 +62,7 @@ WRAPPERS = {
         "tie": "random",
         "abstain_below": 0.5,
         "quorum": 0,
+        "noise_std": 0.25,
         "allow_inner_momentum": True,
     },
     "DistEFSGD": {"compressor": ORQ(5), "weight_decay": 0.25, "block_size": 512},
@@ -154,15 +158,15 @@ def there_and_back(optimizer):
 @every_wrapper
 def test_wrappers_come_back_with_all_arguments(name, own):
     cls = getattr(tfgradcomp, name)
-    again = there_and_back(cls(sgd(momentum=0.5, clipnorm=2.0), **own, **COMMON))
-    for argument, value in {**own, **COMMON}.items():
+    again = there_and_back(cls(sgd(momentum=0.5, clipnorm=2.0), **{**COMMON, **own}))
+    for argument, value in {**COMMON, **own}.items():
         assert getattr(again, argument) == value, argument
     assert isinstance(again.inner_optimizer, keras.optimizers.SGD)
     assert again.inner_optimizer.momentum == 0.5
     assert again.inner_optimizer.clipnorm == 2.0
     # Those are not the defaults, which come back as well.
     plain = cls("sgd", **REQUIRED.get(name, {}))
-    for argument, value in {**own, **COMMON}.items():
+    for argument, value in {**COMMON, **own}.items():
         # A quorum goes with votes only, so one of the two is the default.
         if (name, argument) not in {("SignSGD", "aggregate"), ("Signum", "quorum")}:
             assert getattr(plain, argument) != value, argument
@@ -172,7 +176,7 @@ def test_wrappers_come_back_with_all_arguments(name, own):
 @every_wrapper
 def test_from_config_leaves_the_callers_dict_alone(name, own):
     cls = getattr(tfgradcomp, name)
-    config = cls(sgd(), **own, **COMMON).get_config()
+    config = cls(sgd(), **{**COMMON, **own}).get_config()
     assert set(config) == {"inner_optimizer", *own, *COMMON}
     before = copy.deepcopy(config)
     again = cls.from_config(config)

@@ -51,6 +51,7 @@ def test_sgd_and_methods_without_error_feedback_do_not_warn():
         warnings.simplefilter("error")
         dist_ef(keras.optimizers.SGD(momentum=0.9))
         tfgradcomp.ORQ("adam")
+        tfgradcomp.DistEFSGD("adam", "identity")
         tfgradcomp.TernGrad("adam")
         tfgradcomp.CompressedOptimizer("adam", ScaledSign(), Mean(ScaledSign()))
 

@@ -1,5 +1,7 @@
 """Every method beside NumPy, step by step: signs, error feedback and codes."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,39 @@ def test_signum(workers, warmup, shapes, size_argument, min_size):
     )
     rules = [SignRule("random", "vote", 0.8, warmup, plain) for plain in (False, True)]
     run.follows(in_parts(shapes, min_size, *rules))
+
+
+def normal(count, step, stream):
+    """The sum of two quantiles over sqrt 2, by the halves of a shared random word."""
+    words = reference.random_bits(count, SEED, step, None, stream).astype(np.int64)
+    halves = (np.concatenate([words % 2**16, words // 2**16]) + 0.5) / 2**16
+    quantile = statistics.NormalDist().inv_cdf
+    low, high = np.split(np.array([quantile(half) for half in halves]), 2)
+    return (low + high) / np.sqrt(2)
+
+
+@every_model
+@pytest.mark.parametrize(("workers", "wrapper"), [(2, "SignSGD"), (3, "Signum")])
+def test_shared_noise(workers, wrapper, shapes, size_argument, min_size):
+    run = Run(
+        lambda transport: getattr(tfgradcomp, wrapper)(
+            sgd(), noise_std=0.25, seed=SEED, transport=transport, **size_argument
+        ),
+        workers,
+        shapes,
+        rates=RATES[:8],
+    )
+    beta = 0.9 if wrapper == "Signum" else 0.0
+    rules = [SignRule("zero", "vote", beta, is_plain=plain) for plain in (False, True)]
+
+    def noisy(rule, stream):
+        def update_of(step, gradients, weights, rate):
+            vote = rule(step, gradients, weights, rate)
+            return vote + 0.25 * normal(len(vote), step, stream)
+
+        return update_of
+
+    run.follows(in_parts(shapes, min_size, noisy(rules[0], 3), noisy(rules[1], 4)))
 
 
 def dist_ef_rules(workers, shapes, min_size, compress, momentum=None, decay=0.0):

@@ -131,6 +131,13 @@ class Compressor(Component, abc.ABC):
         """Returns the same mathematics with nothing lost, for other variables."""
         return Identity()
 
+    def lossless(self) -> Compressor:
+        """Returns the same mathematics with nothing lost, for a single step.
+
+        Its state has the form of this one's, and it sends what this one still owes.
+        """
+        return self.uncompressed()
+
     def fused(self) -> Compressor:
         """Returns a compressor that does the same in fewer passes over memory.
 
@@ -250,6 +257,10 @@ class Wrapper(Compressor):
     @override
     def uncompressed(self):
         return self.compressor.uncompressed()
+
+    @override
+    def lossless(self):
+        return self.compressor.lossless()
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 from typing_extensions import override
@@ -55,6 +55,10 @@ class ErrorFeedback(Wrapper):
         left = p - self.compressor.decompress(payload, layout)
         residual = context.if_moving(left, state["residual"])
         return Compressed(payload, {"residual": residual, "inner": inner})
+
+    @override
+    def lossless(self):
+        return replace(self, compressor=self.compressor.lossless())
 
     @override
     def fused(self):

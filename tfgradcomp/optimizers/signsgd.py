@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -20,6 +21,12 @@ AGGREGATES = ("vote", "mean")
 
 
 class _Signs(CompressedOptimizer):
+    noise_std: float
+
+    def _add_noise(self, noise_std):
+        self.method = replace(self.method, noise_std=noise_std)
+        self.noise_std = noise_std
+
     @classmethod
     @override
     def from_config(cls, config, custom_objects=None):
@@ -51,6 +58,8 @@ class SignSGD(_Signs):
         abstain_below: \( \tau \): a worker does not vote on elements smaller than
             \( \tau \) times the mean magnitude in their block; 1.6 bits up then.
         quorum: Elements with fewer net votes stay as they are.
+        noise_std: Deviation of Gaussian noise on the update, in units of a vote, the
+            same on all workers: nothing travels for it.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, bucket_bytes, name.
 
@@ -72,6 +81,7 @@ class SignSGD(_Signs):
         "tie",
         "abstain_below",
         "quorum",
+        "noise_std",
         *CompressedOptimizer.common_arguments,
     )
 
@@ -82,6 +92,7 @@ class SignSGD(_Signs):
         tie: str = "zero",
         abstain_below: float = 0.0,
         quorum: int = 0,
+        noise_std: float = 0.0,
         **kwargs: Any,
     ):
         sign = Sign(abstain_below)
@@ -91,6 +102,7 @@ class SignSGD(_Signs):
         self.tie = tie
         self.abstain_below = abstain_below
         self.quorum = quorum
+        self._add_noise(noise_std)
 
 
 class Signum(_Signs):
@@ -102,13 +114,14 @@ class Signum(_Signs):
     Args:
         inner_optimizer: A Keras optimizer without momentum, its name or its config.
         momentum: \( \beta \) in [0, 1).
-        warmup_steps: Steps at the start that send \( \mathrm{sign}(g) \) while m
-            accumulates: a number, or `"auto"` for the paper's \( C(\beta) \) (54 for
-            0.9).
+        warmup_steps: Not the argument of `CompressedOptimizer`, but steps at the start
+            that send \( \mathrm{sign}(g) \) while m accumulates: a number, or
+            `"auto"` for the paper's \( C(\beta) \) (54 for 0.9).
         aggregate: As `SignSGD`.
         tie: As `SignSGD`.
         abstain_below: As `SignSGD`, of the momentum.
         quorum: As `SignSGD`.
+        noise_std: As `SignSGD`.
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
@@ -135,6 +148,7 @@ class Signum(_Signs):
         "tie",
         "abstain_below",
         "quorum",
+        "noise_std",
         "allow_inner_momentum",
         *CompressedOptimizer.common_arguments,
     )
@@ -148,6 +162,7 @@ class Signum(_Signs):
         tie: str = "zero",
         abstain_below: float = 0.0,
         quorum: int = 0,
+        noise_std: float = 0.0,
         allow_inner_momentum: bool = False,
         **kwargs: Any,
     ):
@@ -166,6 +181,7 @@ class Signum(_Signs):
         self.tie = tie
         self.abstain_below = abstain_below
         self.quorum = quorum
+        self._add_noise(noise_std)
         self.allow_inner_momentum = allow_inner_momentum
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgradcomp.compressors import Compressor, ErrorFeedback
+from tfgradcomp.collectives import enable_multi_worker_fit
+from tfgradcomp.compressors import Compressor, ErrorFeedback, Identity
+from tfgradcomp.per_example.second_moments import enable_second_moments
 
 # By these names Keras' optimizers call what decays the averages of squares.
 _SECOND_MOMENTS = (
@@ -19,11 +22,12 @@ _SECOND_MOMENTS = (
 )
 
 
-def check_strategy(owner: str) -> tf.distribute.Strategy:
-    """Returns the current strategy.
+def prepare(owner: str, compressor: Compressor) -> tf.distribute.Strategy:
+    """Returns the current strategy, with Keras prepared to train under it.
 
     Args:
         owner: Name of the class that asks, for the error.
+        compressor: The workers' half of the method.
 
     Raises:
         ValueError: If gradients cannot be exchanged under it.
@@ -41,25 +45,25 @@ def check_strategy(owner: str) -> tf.distribute.Strategy:
             "tfgradcomp.ParameterServerTrainer. "
             f"Received: strategy={type(strategy).__name__}"
         )
+    if tf.distribute.has_strategy():
+        enable_multi_worker_fit()
+    if compressor.needs_second_moments:
+        enable_second_moments()
     return strategy
 
 
 def warn_before_second_moments(
-    owner: str, compressor: Compressor, inner: keras.optimizers.Optimizer
+    inner: keras.optimizers.Optimizer, compressor: Compressor
 ) -> None:
-    """Warns where error feedback stands in front of Adam or the like.
-
-    Args:
-        owner: Name of the class that asks.
-        compressor: The workers' half of the method.
-        inner: The inner optimizer.
-    """
-    part: Compressor | None = compressor
+    """Warns where error feedback stands in front of Adam or the like."""
+    part: Any = compressor
     while part is not None and not isinstance(part, ErrorFeedback):
         part = getattr(part, "compressor", None)
-    if part is not None and any(hasattr(inner, name) for name in _SECOND_MOMENTS):
+    if part is None or part.compressor == Identity():
+        return
+    if any(hasattr(inner, name) for name in _SECOND_MOMENTS):
         warnings.warn(
-            f"{owner} feeds errors back into the gradient, and {type(inner).__name__} "
+            "Error feedback stands in front of an inner optimizer that "
             "rescales each element by averages over past gradients: what was owed for "
             "many steps comes at once and counts as one large gradient. This is known "
             "to train badly; take keras.optimizers.SGD inside, or a method without "
