@@ -238,6 +238,8 @@ _TABLE = [
         ErrorFeedback(Fitted(ORQ(17))), Recompress(Fitted(ORQ(17))),
         **FITTED, **TWO_WAY),
     row("BinGrad", {}, BinGrad(), Mean(BinGrad()), **TWO_SIDES),
+    row("BinGrad, Lloyd", {"lloyd_steps": 2, "block_size": 64},
+        BinGrad("b", "float32", 2), Mean(BinGrad("b", "float32", 2)), **TWO_SIDES),
     row("BinGrad, bfloat16", {"table_dtype": "bfloat16", "reply": "requantize"},
         BinGrad("b", "bfloat16"), Requantize(BinGrad("b", "bfloat16")),
         kind="contracting", kept=lambda v, splits: 0.99 * kept_by_means(v, splits)),
@@ -302,8 +304,8 @@ SAVED_ARGUMENTS = {
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
         error_feedback=True, table_dtype="float16"),
     "BinGrad": dict(
-        variant="pb", block_size=100, clip_factor=1.7, reply="requantize",
-        error_feedback=True, table_dtype="bfloat16"),
+        variant="b", block_size=100, clip_factor=1.7, reply="requantize",
+        error_feedback=True, table_dtype="bfloat16", lloyd_steps=3),
     "QSGD": dict(
         levels=5, block_size=None, norm="l2", reply="requantize", error_feedback=True),
     "LinearQuantization": dict(

@@ -249,13 +249,16 @@ def quantize(x, splits, levels_of, coins):
     return result
 
 
-def bingrad_b(x, splits):
-    """Each element becomes the mean of its side."""
+def bingrad_b(x, splits, lloyd_steps=0):
+    """Each element becomes the mean of its side; Lloyd steps move the border."""
     result = np.array(x, np.float64)
     for block in blocks(splits):
         v = result[block]
-        low, high = mean_levels(v)
-        result[block] = np.where(v < v.mean(), low, high)
+        edge, (low, high) = v.mean(), mean_levels(v)
+        for _ in range(lloyd_steps if low < high else 0):
+            edge = (low + high) / 2
+            low, high = v[v < edge].mean(), v[v >= edge].mean()
+        result[block] = np.where(v < edge, low, high)
     return result
 
 

@@ -117,6 +117,9 @@ class BinGrad(Quantizer):
         reply: As `ORQ`.
         error_feedback: As `ORQ`; variant `"b"` without clipping needs no factor.
         table_dtype: As `ORQ`.
+        lloyd_steps: Number of times that the two levels of `"b"` move to the means of
+            what is nearer to each. Without, a block in six has more error than with
+            the scaled sign.
         **kwargs: As `ORQ`.
 
     Raises:
@@ -139,6 +142,7 @@ class BinGrad(Quantizer):
         "reply",
         "error_feedback",
         "table_dtype",
+        "lloyd_steps",
         *Quantizer.common_arguments,
     )
 
@@ -151,11 +155,12 @@ class BinGrad(Quantizer):
         reply: str = "float32",
         error_feedback: bool = False,
         table_dtype: str = "float32",
+        lloyd_steps: int = 0,
         **kwargs: Any,
     ):
         super().__init__(
             inner_optimizer,
-            compressors.BinGrad(variant, table_dtype),
+            compressors.BinGrad(variant, table_dtype, lloyd_steps),
             block_size,
             reply,
             error_feedback,
@@ -165,3 +170,4 @@ class BinGrad(Quantizer):
         self.variant = variant
         self.clip_factor = clip_factor
         self.table_dtype = table_dtype
+        self.lloyd_steps = lloyd_steps
