@@ -157,6 +157,12 @@ def test_arguments_of_all_wrappers(wrapper, arguments, texts):
         ("QSGD", {"levels": 1}, ["an odd integer, at least 3", "levels=1"]),
         ("QSGD", {"levels": 259}, ["at most 257", "levels=259"]),
         ("QSGD", {"norm": "l1"}, ["norm must be one of", "max", "l2", "norm='l1'"]),
+        (
+            "QSGD",
+            {"reply": "shared", "error_feedback": True},
+            ["are added up", "Take reply='requantize'", "reply='shared'"],
+        ),
+        ("ORQ", {"reply": "shared"}, ["reply must be one of", "reply='shared'"]),
         ("LinearQuantization", {"levels": 1}, ["at least 2", "levels=1"]),
         ("LinearQuantization", {"levels": 300}, ["at most 257", "levels=300"]),
         *[

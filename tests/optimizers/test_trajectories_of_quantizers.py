@@ -22,6 +22,8 @@ from tests.optimizers.trajectories import (
 )
 from tfgradcomp.compressors import ErrorFeedback, Identity, NesterovMomentum
 from tfgradcomp.servers import Recompress
+from tfgradcomp.transports.all_gather import AllGather
+from tfgradcomp.transports.all_reduce import AllReduce
 
 # Four workers, and a model with plain parts, show nothing new of the operations.
 pytestmark = pytest.mark.python_ops(workers=(2, 3), min_size=(1,))
@@ -109,6 +111,59 @@ def test_quantizers(
             shapes,
             min_size,
             reference.Quantized(compress, requantizes, feeds_back),
+            lambda step, gradients, weights, rate: gradients.mean(0),
+        ),
+        momentum=0.6,
+        atol=2e-5,
+    )
+
+
+@every_model
+@pytest.mark.parametrize(
+    ("workers", "norm", "levels", "transport"),
+    [(2, "max", 3, AllReduce), (3, "l2", 9, AllGather), (3, "max", 5, AllReduce)],
+)
+def test_shared_levels(
+    workers, norm, levels, transport, shapes, size_argument, min_size
+):
+    run = Run(
+        lambda transport: tfgradcomp.QSGD(
+            sgd(0.6),
+            levels=levels,
+            norm=norm,
+            block_size=40,
+            reply="shared",
+            seed=SEED,
+            transport=transport,
+            **size_argument,
+        ),
+        workers,
+        shapes,
+        transport,
+        rates=RATES[:8],
+    )
+    compressed, _, _ = parts_of(shapes, min_size)
+    splits = [*range(0, len(compressed), 40), len(compressed)]
+
+    def shared(step, gradients, weights, rate):
+        result = np.zeros_like(gradients)
+        coins = [
+            reference.uniform(len(g), SEED, step, i) for i, g in enumerate(gradients)
+        ]
+        for block in reference.blocks(splits):
+            tables = [reference.even_levels(g[block], levels, norm) for g in gradients]
+            table = max(tables, key=lambda table: table[-1])
+            for i, g in enumerate(gradients):
+                result[i, block] = reference.rounded_at_random(
+                    g[block], table, coins[i][block]
+                )
+        return result.mean(0)
+
+    run.follows(
+        in_parts(
+            shapes,
+            min_size,
+            shared,
             lambda step, gradients, weights, rate: gradients.mean(0),
         ),
         momentum=0.6,
