@@ -16,6 +16,7 @@ CLUSTERS = (
     "tests/callbacks/test_backup.py",
     "tests/checkpoint/test_restore.py",
     "tests/compat/test_multi_worker_fit.py",
+    "tests/compat/test_strategies.py",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",
     "tests/launch/",
