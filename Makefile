@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart lint test test-all mutations clean
+.PHONY: quickstart lint test test-all matrix mutations clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ test: lint  ## What CI runs.
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
 	$(BIN)/pytest -n 2 --dist loadfile
+
+matrix:  ## The tests of the seam to Keras and TensorFlow on several versions of them.
+	$(PYTHON) tests/matrix.py
 
 mutations: $(BIN)/tfgradcomp-launch  ## Whether quick tests notice faults in the package.
 	$(BIN)/python -m tests.mutations

@@ -22,8 +22,9 @@ import tensorflow as tf
 import tfgradcomp
 
 # The first learning rate, the momentum of the inner SGD, and the wrapper around it.
-# A sign is a step of full length: a small rate, and momentum that averages signs. What
-# holds a momentum of its own wants an inner SGD without.
+# A sign is a step of full length: a small rate, and momentum that averages the votes,
+# which the paper's signSGD has not. What holds a momentum of its own wants an inner SGD
+# without. Three levels add variance, so TernGrad's rate is smaller than that of "none".
 METHODS = {
     "none": (0.05, 0.9, None),
     "terngrad": (0.03, 0.9, "TernGrad"),

@@ -22,6 +22,7 @@ from tests.promises import (
     ends,
     even,
     in_float16,
+    kept_by_a_fit,
     kept_by_a_tenth,
     kept_by_means,
     kept_by_signs,
@@ -36,6 +37,7 @@ from tfgradcomp.compressors import (
     BinGrad,
     Clip,
     ErrorFeedback,
+    Fitted,
     Hybrid,
     Identity,
     LinearQuantization,
@@ -55,6 +57,7 @@ from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
     Mean,
+    MeanOfSigns,
     Recompress,
     Requantize,
     SignOfMean,
@@ -218,6 +221,7 @@ SIGN = {
 }
 MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
 TWO_SIDES = {"kind": "contracting", "kept": kept_by_means}
+FITTED = {"kind": "contracting", "kept": kept_by_a_fit, "is_random": True}
 TOP = {"kind": "contracting", "kept": kept_by_a_tenth, "transports": GATHER}
 TWO_WAY = {"state": ("residual",), "server_state": ("residual",)}
 EXACT = {"kind": "exact", "transports": SUMS}
@@ -251,7 +255,7 @@ _TABLE = [
     row("Signum, warm-up", {"warmup_steps": "auto"},
         Momentum(Sign(), 0.9, 54), MajorityVote(),
         **SIGN, state=("momentum",), holds_momentum=True),
-    row("Signum, mean of signs", {"aggregate": "sum"},
+    row("Signum, mean of signs", {"aggregate": "mean"},
         Momentum(Sign(), 0.9), CodeSum(Sign()),
         **SIGN, target=damped(0.9), state=("momentum",), holds_momentum=True),
     # Two-way error feedback.
@@ -262,8 +266,11 @@ _TABLE = [
     row("DistEFSGD, identity", {"compressor": "identity"},
         ErrorFeedback(Identity()), Recompress(Identity()), kind="exact", **TWO_WAY),
     row("DistEFSGD, ORQ-9", {"compressor": "orq"},
-        ErrorFeedback(ORQ(9)), Recompress(ORQ(9)),
-        **UNBIASED, levels=optimal(9), **TWO_WAY),
+        ErrorFeedback(Fitted(ORQ(9))), Recompress(Fitted(ORQ(9))),
+        **FITTED, **TWO_WAY),
+    row("DistEFSGD, ternary", {"compressor": "ternary", "block_size": 64},
+        ErrorFeedback(Fitted(Ternary())), Recompress(Fitted(Ternary())),
+        **FITTED, **TWO_WAY),
     row("DistEFBlockSGD", {"weight_decay": 0.01},
         ErrorFeedback(ScaledSign()), Recompress(ScaledSign()), WeightDecay(0.01),
         **MEAN_SIGN, **TWO_WAY),
@@ -284,9 +291,11 @@ _TABLE = [
         **UNBIASED, levels=in_float16(optimal(9, 2)), largest=6e4),
     row("ORQ, two-way error feedback",
         {"levels": 17, "reply": "requantize", "error_feedback": True},
-        ErrorFeedback(ORQ(17)), Recompress(ORQ(17)),
-        **UNBIASED, levels=optimal(17), **TWO_WAY),
+        ErrorFeedback(Fitted(ORQ(17))), Recompress(Fitted(ORQ(17))),
+        **FITTED, **TWO_WAY),
     row("BinGrad", {}, BinGrad(), Mean(BinGrad()), **TWO_SIDES),
+    row("BinGrad, Lloyd", {"lloyd_steps": 2, "block_size": 64},
+        BinGrad("b", "float32", 2), Mean(BinGrad("b", "float32", 2)), **TWO_SIDES),
     row("BinGrad, bfloat16", {"table_dtype": "bfloat16", "reply": "requantize"},
         BinGrad("b", "bfloat16"), Requantize(BinGrad("b", "bfloat16")),
         kind="contracting", kept=lambda v, splits: 0.99 * kept_by_means(v, splits)),
@@ -298,6 +307,9 @@ _TABLE = [
     row("QSGD", {"levels": 5}, QSGD(5), Mean(QSGD(5)), **UNBIASED, levels=even(5)),
     row("QSGD, l2", {"norm": "l2", "reply": "requantize"},
         QSGD(9, "l2"), Requantize(QSGD(9, "l2")), **UNBIASED, levels=even(9, "l2")),
+    row("QSGD, shared norms", {"levels": 5, "reply": "shared"},
+        QSGD(5, share_norm=True), CodeSum(QSGD(5, share_norm=True)),
+        **UNBIASED, levels=even(5), transports=SUMS),
     row("LinearQuantization", {"levels": 7},
         LinearQuantization(7), Mean(LinearQuantization(7)),
         **UNBIASED, levels=quantiles(7)),
@@ -322,6 +334,7 @@ _TABLE = [
         kind="rounded", digits=11, largest=6e4, transports=SUMS),
     composed("float32", Identity(), Mean(), **EXACT),
     composed("sign of the mean", Identity(), SignOfMean(), **EXACT),
+    composed("mean of signs", Identity(), MeanOfSigns(), kind="exact"),
     composed("clip", Clip(Identity(), 1.5), Mean(),
              **EXACT, target=clipped(1.5), digits=22),
     composed("top-k", TopK(0.1), Mean(TopK(0.1)), **TOP),
@@ -336,10 +349,11 @@ _TABLE = [
 # Of each wrapper's own arguments a value other than the default.
 SAVED_ARGUMENTS = {
     "TernGrad": dict(clip_factor=None, block_size=100, share_scaler=False),
-    "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2),
+    "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2,
+        noise_std=0.5),
     "Signum": dict(
-        momentum=0.5, warmup_steps="auto", aggregate="sum", tie="random",
-        abstain_below=0.5, quorum=0, allow_inner_momentum=True),
+        momentum=0.5, warmup_steps="auto", aggregate="mean", tie="random",
+        abstain_below=0.5, quorum=0, noise_std=0.25, allow_inner_momentum=True),
     "DistEFSGD": dict(compressor=ORQ(5), weight_decay=0.25, block_size=512),
     "DistEFBlockSGD": dict(block_size=77, weight_decay=0.125),
     "DistEFBlockSGDM": dict(
@@ -349,8 +363,8 @@ SAVED_ARGUMENTS = {
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
         error_feedback=True, table_dtype="float16"),
     "BinGrad": dict(
-        variant="pb", block_size=100, clip_factor=1.7, reply="requantize",
-        error_feedback=True, table_dtype="bfloat16"),
+        variant="b", block_size=100, clip_factor=1.7, reply="requantize",
+        error_feedback=True, table_dtype="bfloat16", lloyd_steps=3),
     "QSGD": dict(
         levels=5, block_size=None, norm="l2", reply="requantize", error_feedback=True),
     "LinearQuantization": dict(

@@ -11,8 +11,7 @@ for them and are handed one function after the other, as those of TensorFlow's
 
     answers, output = pools(2).run(sum_of_ranks, 10)
 
-A process keeps one strategy of one size, for two of different sizes in one process
-collide on the keys of their collectives. A test that kills, stops or restarts workers
+A process keeps one strategy. A test that kills, stops or restarts workers
 needs processes of its own: see `cluster.run_workers`.
 """
 

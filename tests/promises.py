@@ -44,6 +44,11 @@ def kept_by_means(v, splits):
     return np.sum(reference.bingrad_b(v, splits) ** 2)
 
 
+def kept_by_a_fit(v, splits):
+    """Whatever was drawn, a fit takes away nothing; `test_fitted.py` says how much."""
+    return 1e-12 * np.sum(v**2)
+
+
 def optimal(count, sweeps=0):
     """The levels of ORQ."""
     return lambda v: reference.optimal_levels(v, count, sweeps)

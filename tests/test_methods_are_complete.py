@@ -112,8 +112,10 @@ def test_every_wrapper_has_other_arguments_than_its_defaults_to_be_saved():
     assert missing(own, SAVED_ARGUMENTS) == []
     for kind in own:
         common = optimizers.CompressedOptimizer.common_arguments
-        arguments = {*kind.config_arguments} - {*common}
-        assert arguments == SAVED_ARGUMENTS[kind.__name__].keys(), kind.__name__
+        saved = SAVED_ARGUMENTS[kind.__name__].keys()
+        # Signum has a warm-up of its own.
+        arguments = {*kind.config_arguments} - ({*common} - saved)
+        assert arguments == saved, kind.__name__
 
 
 def test_the_names_under_which_keras_knows_the_classes_are_pinned():

@@ -130,9 +130,9 @@ def test_tables():
         {Run("FP", warms_up=True): found(80)}
         | {run: found(70 + i) for i, run in enumerate(runs)}
     )
-    assert clipping[0] == "| method | not clipped | c = 2.5 |"
-    assert clipping[-2] == "| less FP | -10.00 | -9.00 |"
-    assert clipping[-1] == "| paper, less FP | | -1.14 |"
+    assert clipping[0] == "| method | not clipped | c = 1.7 | c = 2.5 |"
+    assert clipping[-2] == "| less FP | -10.00 | -9.00 | -8.00 |"
+    assert clipping[-1] == "| paper, less FP | | -0.35 | -1.14 |"
     rates = accuracy_ladder.rates_table({Run("FP", learning_rate=0.05): found(80)})
     assert rates[0] == "| learning rate | 0.05 |"
     assert rates[2] == "| FP | 80.00 (80.00 to 80.00) |"

@@ -66,12 +66,12 @@ def test_arguments_of_all_wrappers(row):
         ("Signum", {"tie": 0}, ["tie must be one of", "zero", "random"]),
         (
             "SignSGD",
-            {"aggregate": "mean"},
-            ["aggregate must be one of", "vote", "sum", "aggregate='mean'"],
+            {"aggregate": "sum"},
+            ["aggregate must be one of", "vote", "mean", "aggregate='sum'"],
         ),
-        ("Signum", {"aggregate": "max"}, ["aggregate must be one of", "vote", "sum"]),
+        ("Signum", {"aggregate": "max"}, ["aggregate must be one of", "vote", "mean"]),
         ("SignSGD", {"quorum": -1}, ["quorum must be an integer", "quorum=-1"]),
-        ("Signum", {"aggregate": "sum", "quorum": 2}, ["A quorum", "quorum=2"]),
+        ("Signum", {"aggregate": "mean", "quorum": 2}, ["A quorum", "quorum=2"]),
         ("Signum", {"abstain_below": -0.5}, ["abstain_below must be", "=-0.5"]),
         (
             "HalfPrecision",
@@ -144,6 +144,12 @@ def test_arguments_of_all_wrappers(row):
         ("QSGD", {"levels": 1}, ["an odd integer, at least 3", "levels=1"]),
         ("QSGD", {"levels": 259}, ["at most 257", "levels=259"]),
         ("QSGD", {"norm": "l1"}, ["norm must be one of", "max", "l2", "norm='l1'"]),
+        (
+            "QSGD",
+            {"reply": "shared", "error_feedback": True},
+            ["are added up", "Take reply='requantize'", "reply='shared'"],
+        ),
+        ("ORQ", {"reply": "shared"}, ["reply must be one of", "reply='shared'"]),
         ("LinearQuantization", {"levels": 1}, ["at least 2", "levels=1"]),
         ("LinearQuantization", {"levels": 300}, ["at most 257", "levels=300"]),
         *[

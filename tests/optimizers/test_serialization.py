@@ -25,6 +25,8 @@ COMMON = {
     "nonfinite": "skip",
     "bucket_bytes": 1000,
     "fallback": "float32",
+    "warmup_steps": 7,
+    "dense_every": 100,
     "name": "mine",
 }
 every_wrapper = pytest.mark.parametrize("name", SAVED_ARGUMENTS)
@@ -44,17 +46,20 @@ def there_and_back(optimizer):
 @every_wrapper
 def test_wrappers_come_back_with_all_arguments(name):
     cls, own = getattr(tfgradcomp, name), SAVED_ARGUMENTS[name]
-    again = there_and_back(cls(sgd(momentum=0.5, clipnorm=2.0), **own, **COMMON))
-    for argument, value in {**own, **COMMON}.items():
+    again = there_and_back(cls(sgd(momentum=0.5, clipnorm=2.0), **{**COMMON, **own}))
+    for argument, value in {**COMMON, **own}.items():
         assert getattr(again, argument) == value, argument
     assert isinstance(again.inner_optimizer, keras.optimizers.SGD)
     assert again.inner_optimizer.momentum == 0.5
     assert again.inner_optimizer.clipnorm == 2.0
     # Those are not the defaults, which come back as well.
     plain = cls("sgd", **required_arguments(name))
-    for argument, value in {**own, **COMMON}.items():
+    for argument, value in {**COMMON, **own}.items():
         # A quorum goes with votes only, so one of the two is the default.
-        if (name, argument) not in {("SignSGD", "aggregate"), ("Signum", "quorum")}:
+        exempt = {("SignSGD", "aggregate"), ("Signum", "quorum")}
+        # Lloyd's steps go with the default variant only.
+        exempt |= {("BinGrad", "lloyd_steps")}
+        if (name, argument) not in exempt:
             assert getattr(plain, argument) != value, argument
     there_and_back(plain)
 
@@ -62,7 +67,7 @@ def test_wrappers_come_back_with_all_arguments(name):
 @every_wrapper
 def test_from_config_leaves_the_callers_dict_alone(name):
     cls, own = getattr(tfgradcomp, name), SAVED_ARGUMENTS[name]
-    config = cls(sgd(), **own, **COMMON).get_config()
+    config = cls(sgd(), **{**COMMON, **own}).get_config()
     assert set(config) == {"inner_optimizer", *own, *COMMON}
     before = copy.deepcopy(config)
     again = cls.from_config(config)
@@ -105,3 +110,12 @@ def test_components_come_back(row):
 def test_a_layer_class_is_saved_by_its_name():
     optimizer = tfgradcomp.SignSGD(sgd(), exclude=[keras.layers.Dense, "last"])
     assert there_and_back(optimizer).exclude == ["layer:Dense", "last"]
+
+
+@pytest.mark.parametrize("name", ["SignSGD", "Signum"])
+def test_the_mean_of_signs_of_version_0_1_loads(name):
+    config = getattr(tfgradcomp, name)(sgd(), aggregate="mean").get_config()
+    before = {**config, "aggregate": "sum"}
+    again = getattr(tfgradcomp, name).from_config(before)
+    assert again.get_config() == config
+    assert before["aggregate"] == "sum"

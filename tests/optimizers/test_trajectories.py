@@ -1,11 +1,14 @@
 """Every method beside NumPy, step by step: signs, error feedback and codes."""
 
+import statistics
+
 import numpy as np
 import pytest
 
 import tfgradcomp
 from tests import reference
 from tests.optimizers.trajectories import (
+    RATES,
     SEED,
     SHAPES,
     Run,
@@ -29,13 +32,15 @@ class SignRule:
     def __call__(self, step, gradients, weights, rate):
         self.m = self.beta * self.m + (1 - self.beta) * gradients
         sent = gradients if step < self.warmup else self.m
+        if self.is_plain and self.aggregate == "mean":
+            return np.sign(sent).mean(0)
         if self.is_plain:
             mean = sent.mean(0)
             # Exact zeros stay zeros; nothing else is small enough to become one.
             assert not ((mean != 0) & (np.abs(mean) < 1e-8)).any()
             return np.sign(mean)
         signs = np.stack([reference.sign(row, SEED, step) for row in sent])
-        if self.aggregate == "sum":
+        if self.aggregate == "mean":
             return signs.mean(0)
         return reference.vote(signs, self.tie, SEED, step)
 
@@ -46,10 +51,10 @@ class SignRule:
         (2, "zero", "vote"),
         (2, "random", "vote"),
         (3, "zero", "vote"),
-        (3, "zero", "sum"),
+        (3, "zero", "mean"),
         (4, "random", "vote"),
     ],
-    [(2, "zero", "vote"), (3, "random", "vote"), (4, "zero", "sum")],
+    [(2, "zero", "vote"), (3, "random", "vote"), (4, "zero", "mean")],
 )
 def test_signsgd(workers, tie, aggregate, shapes, size_argument, min_size):
     run = Run(
@@ -85,6 +90,38 @@ def test_signum(workers, warmup, shapes, size_argument, min_size):
     )
     rules = [SignRule("random", "vote", 0.8, warmup, plain) for plain in (False, True)]
     run.follows(in_parts(shapes, min_size, *rules))
+
+
+def normal(count, step, stream):
+    """The sum of two quantiles over sqrt 2, by the halves of a shared random word."""
+    words = reference.random_bits(count, SEED, step, None, stream).astype(np.int64)
+    halves = (np.concatenate([words % 2**16, words // 2**16]) + 0.5) / 2**16
+    quantile = statistics.NormalDist().inv_cdf
+    low, high = np.split(np.array([quantile(half) for half in halves]), 2)
+    return (low + high) / np.sqrt(2)
+
+
+@on_models("workers, wrapper", [(2, "SignSGD"), (3, "Signum")], [(2, "Signum")])
+def test_shared_noise(workers, wrapper, shapes, size_argument, min_size):
+    run = Run(
+        lambda transport: getattr(tfgradcomp, wrapper)(
+            sgd(), noise_std=0.25, seed=SEED, transport=transport, **size_argument
+        ),
+        workers,
+        shapes,
+        rates=RATES[:8],
+    )
+    beta = 0.9 if wrapper == "Signum" else 0.0
+    rules = [SignRule("zero", "vote", beta, is_plain=plain) for plain in (False, True)]
+
+    def noisy(rule, stream):
+        def update_of(step, gradients, weights, rate):
+            vote = rule(step, gradients, weights, rate)
+            return vote + 0.25 * normal(len(vote), step, stream)
+
+        return update_of
+
+    run.follows(in_parts(shapes, min_size, noisy(rules[0], 3), noisy(rules[1], 4)))
 
 
 def dist_ef_rules(workers, shapes, min_size, compress, momentum=None, decay=0.0):
@@ -179,6 +216,41 @@ def test_dist_ef_sgd_in_buckets():
         3, SHAPES, 1, lambda v, splits: reference.bingrad_b(v, [0, 40, 80, 99])
     )
     run.follows(rules, atol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_dist_ef_sgd_with_an_unbiased_compressor(workers):
+    run = Run(
+        lambda transport: tfgradcomp.DistEFSGD(
+            sgd(), "ternary", block_size=40, seed=SEED, transport=transport, min_size=1
+        ),
+        workers,
+        SHAPES,
+        rates=RATES[:8],
+    )
+    splits = [0, 40, 80, 99]
+
+    class Fitted(reference.Quantized):
+        """Ternary codes of a scale that workers share, times the factor that fits."""
+
+        def compress_all(self, rows, step):
+            scales = np.stack([reference.largest(v, splits) for v in rows])
+            if len(rows) > 1:
+                scales[:] = scales.max(0)
+            ranks = range(workers) if len(rows) > 1 else [-1]
+            return np.stack(
+                [
+                    reference.fitted(
+                        reference.ternary_codes(v, s, splits, SEED, step, rank)
+                        * reference.spread(s, splits),
+                        v,
+                        splits,
+                    )
+                    for v, s, rank in zip(rows, scales, ranks, strict=True)
+                ]
+            )
+
+    run.follows(Fitted(None, requantizes=True, feeds_back=True), atol=2e-5)
 
 
 def test_dist_ef_weight_decay_without_momentum():

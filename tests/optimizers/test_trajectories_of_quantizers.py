@@ -23,6 +23,8 @@ from tests.optimizers.trajectories import (
 from tests.pairwise import parametrize_pairwise
 from tfgradcomp.compressors import ErrorFeedback, Identity, NesterovMomentum
 from tfgradcomp.servers import Recompress
+from tfgradcomp.transports.all_gather import AllGather
+from tfgradcomp.transports.all_reduce import AllReduce
 
 # Four workers, and a model with plain parts, show nothing new of the operations.
 pytestmark = pytest.mark.python_ops(workers=(2, 3), min_size=(1,))
@@ -55,6 +57,7 @@ QUANTIZERS = {
         (3, "QSGD", 16, {}),
         (2, "QSGD", None, {"reply": "requantize"}),
         (2, "QSGD", 40, {"norm": "max", "levels": 9, "error_feedback": True}),
+        (2, "ORQ", 40, {"clip_factor": 1.7, "error_feedback": True}),
         (2, "LinearQuantization", 16, {"reply": "requantize"}),
         (3, "ScaledSign", 16, {"reply": "requantize"}),
         (2, "ScaledSign", None, {"error_feedback": True}),
@@ -93,7 +96,11 @@ def test_quantizers(
             return reference.even_levels(v, own["levels"])
         return LEVELS[name](v)
 
+    feeds_back = "error_feedback" in own
+    requantizes = "reply" in own
+
     def compress(v, step, rank):
+        whole = v
         if "clip_factor" in own and rank >= 0:
             v = reference.clip(v, splits, own["clip_factor"])
         if name == "ScaledSign":
@@ -101,15 +108,67 @@ def test_quantizers(
         if own.get("variant") == "b":
             return reference.bingrad_b(v, splits)
         coins = reference.uniform(len(v), SEED, step, rank)
-        return reference.quantize(v, splits, levels, coins)
+        rounded = reference.quantize(v, splits, levels, coins)
+        return reference.fitted(rounded, whole, splits) if feeds_back else rounded
 
-    feeds_back = "error_feedback" in own
-    requantizes = "reply" in own
     run.follows(
         in_parts(
             shapes,
             min_size,
             reference.Quantized(compress, requantizes, feeds_back),
+            lambda step, gradients, weights, rate: gradients.mean(0),
+        ),
+        momentum=0.6,
+        atol=2e-5,
+    )
+
+
+@on_models(
+    "workers, norm, levels, transport",
+    [(2, "max", 3, AllReduce), (3, "l2", 9, AllGather)],
+    [(3, "max", 5, AllReduce)],
+)
+def test_shared_levels(
+    workers, norm, levels, transport, shapes, size_argument, min_size
+):
+    run = Run(
+        lambda transport: tfgradcomp.QSGD(
+            sgd(0.6),
+            levels=levels,
+            norm=norm,
+            block_size=40,
+            reply="shared",
+            seed=SEED,
+            transport=transport,
+            **size_argument,
+        ),
+        workers,
+        shapes,
+        transport,
+        rates=RATES[:8],
+    )
+    compressed, _, _ = parts_of(shapes, min_size)
+    splits = [*range(0, len(compressed), 40), len(compressed)]
+
+    def shared(step, gradients, weights, rate):
+        result = np.zeros_like(gradients)
+        coins = [
+            reference.uniform(len(g), SEED, step, i) for i, g in enumerate(gradients)
+        ]
+        for block in reference.blocks(splits):
+            tables = [reference.even_levels(g[block], levels, norm) for g in gradients]
+            table = max(tables, key=lambda table: table[-1])
+            for i, g in enumerate(gradients):
+                result[i, block] = reference.rounded_at_random(
+                    g[block], table, coins[i][block]
+                )
+        return result.mean(0)
+
+    run.follows(
+        in_parts(
+            shapes,
+            min_size,
+            shared,
             lambda step, gradients, weights, rate: gradients.mean(0),
         ),
         momentum=0.6,

@@ -249,13 +249,26 @@ def quantize(x, splits, levels_of, coins):
     return result
 
 
-def bingrad_b(x, splits):
-    """Each element becomes the mean of its side."""
+def bingrad_b(x, splits, lloyd_steps=0):
+    """Each element becomes the mean of its side; Lloyd steps move the border."""
     result = np.array(x, np.float64)
     for block in blocks(splits):
         v = result[block]
-        low, high = mean_levels(v)
-        result[block] = np.where(v < v.mean(), low, high)
+        edge, (low, high) = v.mean(), mean_levels(v)
+        for _ in range(lloyd_steps if low < high else 0):
+            edge = (low + high) / 2
+            low, high = v[v < edge].mean(), v[v >= edge].mean()
+        result[block] = np.where(v < edge, low, high)
+    return result
+
+
+def fitted(decoded, v, splits):
+    """Each block times <decoded, v> / ||decoded||^2, the least squares fit of v."""
+    result = np.array(decoded, np.float64)
+    for block in blocks(splits):
+        y = result[block]
+        square = np.sum(y * y)
+        result[block] = y * (np.sum(y * v[block]) / square if square else 1)
     return result
 
 
@@ -270,13 +283,20 @@ class Quantized:
         self.feeds_back = feeds_back
         self.e = self.server_e = self.unit = 0.0
 
+    def compress_all(self, rows, step):
+        """What the workers' vectors become, or the one of the server."""
+        ranks = range(len(rows)) if len(rows) > 1 else [-1]
+        return np.stack(
+            [self.compress(v, step, i) for v, i in zip(rows, ranks, strict=True)]
+        )
+
     def __call__(self, step, gradients, weights, rate):
         ratio = self.unit / rate if rate and self.feeds_back else 0.0
         p = gradients + ratio * self.e
-        pushed = np.stack([self.compress(v, step, i) for i, v in enumerate(p)])
+        pushed = self.compress_all(p, step)
         server_p = reply = pushed.mean(0) + ratio * self.server_e
         if self.requantizes:
-            reply = self.compress(server_p, step, -1)
+            (reply,) = self.compress_all(server_p[np.newaxis], step)
         if rate:
             self.e, self.server_e, self.unit = p - pushed, server_p - reply, rate
         return reply

@@ -21,6 +21,7 @@ from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
     Mean,
+    MeanOfSigns,
     Recompress,
     Requantize,
     SignOfMean,
@@ -278,7 +279,7 @@ def test_a_server_that_compresses_needs_its_blocks_whole():
     [
         (Requantize(ORQ()), Mean()),
         (MajorityVote(), SignOfMean()),
-        (CodeSum(Sign()), SignOfMean()),
+        (CodeSum(Sign()), MeanOfSigns()),
         (CodeSum(Ternary()), Mean()),
         (Mean(ScaledSign()), Mean()),
         (Recompress(ScaledSign()), Mean()),

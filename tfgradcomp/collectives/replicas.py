@@ -9,6 +9,7 @@ our own and one fixed instance key a call site, which works anywhere in a graph.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 
 import tensorflow as tf
@@ -20,10 +21,10 @@ from tfgradcomp.collectives.base import (
     SingleWorker,
     padded_size_index,
 )
-from tfgradcomp.compat.strategy import is_multi_worker, process_of
+from tfgradcomp.compat.strategy import group_of, is_multi_worker, process_of
 
 # Far above the keys that TensorFlow counts up from 1 and 100.
-_GROUP_KEY = 0x54470000
+_FIRST_KEY = 0x54470000
 _KEYS_PER_INSTANCE = 1 << 16
 _instances = itertools.count()
 
@@ -33,16 +34,26 @@ class Replicas(Collectives):
 
     Objects are numbered as they are created, so all processes must create the same
     ones in the same order, as they must with the strategy's variables.
+
+    Args:
+        num_workers: Number of replicas.
+        group: What tells these replicas from those of other strategies, in words that
+            are the same in all processes: a group of devices has a key for ever.
+        process_index: Index of this process.
+        num_processes: Number of processes.
     """
 
-    _group_key = _GROUP_KEY
-
     def __init__(
-        self, num_workers: int, process_index: int = 0, num_processes: int = 1
+        self,
+        num_workers: int,
+        group: str,
+        process_index: int = 0,
+        num_processes: int = 1,
     ):
+        self._group_key = _group_key(f"{num_workers} {group}")
         self.num_workers = num_workers
         self.process_index, self.num_processes = process_index, num_processes
-        self._next_key = _GROUP_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
+        self._next_key = _FIRST_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
         self._end_key = self._next_key + _KEYS_PER_INSTANCE
         self._keys: dict = {}
 
@@ -127,10 +138,10 @@ class Hosts(Replicas):
     For what a process says once, whatever replicas it has: logs, agreements.
     """
 
-    _group_key = _GROUP_KEY + 1
-
-    def __init__(self, process_index: int, num_processes: int):
-        super().__init__(num_processes, process_index, num_processes)
+    def __init__(self, group: str, process_index: int, num_processes: int):
+        super().__init__(
+            num_processes, f"hosts of {group}", process_index, num_processes
+        )
 
     @property
     @override
@@ -153,6 +164,12 @@ class Hosts(Replicas):
     def _reduce(self, vector, merge_op, call_site):
         with tf.device("CPU:0"):
             return super()._reduce(vector, merge_op, call_site)
+
+
+def _group_key(group: str) -> int:
+    """Returns a key that is the same in all processes: 30 bits of a hash, and one."""
+    digest = hashlib.blake2b(group.encode(), digest_size=4).digest()
+    return 1 << 30 | int.from_bytes(digest, "little") >> 2
 
 
 _tokens: dict = {}
@@ -184,11 +201,13 @@ def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
     if count == 1:
         return SingleWorker()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return Replicas(count, *process_of(strategy))
-    return Replicas(count)
+        return Replicas(count, group_of(strategy), *process_of(strategy))
+    return Replicas(count, group_of(strategy))
 
 
 @functools.cache
 def across_hosts(strategy: tf.distribute.Strategy) -> Hosts | None:
     """Returns the collectives between a strategy's processes; None if there is one."""
-    return Hosts(*process_of(strategy)) if is_multi_worker(strategy) else None
+    if not is_multi_worker(strategy):
+        return None
+    return Hosts(group_of(strategy), *process_of(strategy))

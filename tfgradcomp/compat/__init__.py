@@ -1,4 +1,11 @@
 """The only folder that touches private names of Keras and TensorFlow.
 
-Tested with TensorFlow 2.20.0 and 2.21.0, Keras 3.10.0 and 3.15.1.
+`versions.py` says which ones were tested.
 """
+
+import keras
+import tensorflow as tf
+
+from tfgradcomp.compat import versions
+
+versions.check(keras.backend.backend(), keras.__version__, tf.__version__)

@@ -13,6 +13,21 @@ def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     )
 
 
+def group_of(strategy: tf.distribute.Strategy) -> str:
+    """Returns the devices of a strategy, in words that are the same in all processes.
+
+    Processes may know each other by different addresses.
+    """
+    devices = [
+        tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices
+    ]
+    own = [f"{device.device_type}:{device.device_index}" for device in devices]
+    resolver = getattr(strategy, "cluster_resolver", None)
+    cluster = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    tasks = {job: len(addresses) for job, addresses in sorted(cluster.items())}
+    return f"{sorted(own)} in each of {tasks}"
+
+
 def process_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int, int]:
     """Returns this process' index among the chief and the workers, and their number."""
     resolver = strategy.cluster_resolver

@@ -53,6 +53,8 @@ class Compressor(Component, abc.ABC):
         is_scaled: Whether decoded values have the scale of what was compressed; signs
             alone have not.
         is_blockwise: Whether each block is compressed by itself.
+        contracts: Whether what is lost is never larger than the input, at least on
+            average, so that error feedback may follow; see `Fitted`.
         needs_second_moments: Whether `context.second_moments` must be given.
         most_elements: Elements of the longest vector that can be compressed; None for
             any.
@@ -62,6 +64,7 @@ class Compressor(Component, abc.ABC):
     short_name: ClassVar[str | None] = None
     is_scaled: ClassVar[bool] = True
     is_blockwise: ClassVar[bool] = True
+    contracts: ClassVar[bool] = False
     needs_second_moments: ClassVar[bool] = False
     most_elements: ClassVar[int | None] = None
 
@@ -128,6 +131,13 @@ class Compressor(Component, abc.ABC):
         """Returns the same mathematics with nothing lost, for other variables."""
         return Identity()
 
+    def lossless(self) -> Compressor:
+        """Returns the same mathematics with nothing lost, for a single step.
+
+        Its state has the form of this one's, and it sends what this one still owes.
+        """
+        return self.uncompressed()
+
     def fused(self) -> Compressor:
         """Returns a compressor that does the same in fewer passes over memory.
 
@@ -153,6 +163,7 @@ class Identity(Compressor):
     """
 
     short_name: ClassVar[str | None] = "identity"
+    contracts: ClassVar[bool] = True
 
     dtype: str = "float32"
 
@@ -246,6 +257,10 @@ class Wrapper(Compressor):
     @override
     def uncompressed(self):
         return self.compressor.uncompressed()
+
+    @override
+    def lossless(self):
+        return self.compressor.lossless()
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.codebook import SentCodebook
+from tfgradcomp.core.arguments import check_integer
 
 VARIANTS = ("b", "pb")
 
@@ -29,6 +31,9 @@ class BinGrad(SentCodebook):
 
     Attributes:
         variant: `"b"` or `"pb"`.
+        lloyd_steps: Number of times that, for `"b"`, \( b_0 \) moves to the middle
+            between the two levels, and these to the means of their sides again. Each
+            makes the error smaller, or leaves it.
         table_dtype: The type in which the two levels of each block travel, rounded to
             nearest: `"float32"`, `"bfloat16"` or `"float16"`, in which a level beyond
             \( \pm 65504 \) is infinite and the step one that is skipped.
@@ -48,13 +53,26 @@ class BinGrad(SentCodebook):
 
     variant: str = "b"
     table_dtype: str = "float32"
+    lloyd_steps: int = 0
 
     def __post_init__(self):
         super().__post_init__()
+        check_integer("lloyd_steps", self.lloyd_steps, 0)
+        if self.lloyd_steps and self.variant != "b":
+            raise ValueError(
+                "lloyd_steps move the levels of variant 'b'; those of 'pb' are not "
+                f"means. Received: variant={self.variant!r}, "
+                f"lloyd_steps={self.lloyd_steps}"
+            )
         if self.variant not in VARIANTS:
             raise ValueError(
                 f"variant must be one of {VARIANTS}. Received: variant={self.variant!r}"
             )
+
+    @property
+    @override
+    def contracts(self):  # type: ignore[override]
+        return self.variant == "b"
 
     @property
     @override
@@ -68,4 +86,32 @@ class BinGrad(SentCodebook):
             levels, nonfinite = ops.find_levels(x, splits, "symmetric", 2)
             return levels, nonfinite, None
         means, nonfinite = ops.find_levels(x, splits, "means", 3)
-        return tf.gather(means, [0, 2], axis=1), nonfinite, means[:, 1:2]
+        low, edge, high = tf.unstack(means, axis=1)
+        for _ in range(self.lloyd_steps):
+            edge = _normal(0.5 * low + 0.5 * high)
+            low, high = _means_of_sides(x, edge, layout)
+        return tf.stack([low, high], 1), nonfinite, edge[:, tf.newaxis]
+
+
+def _means_of_sides(x, edge, layout):
+    """Returns the means of the elements below the edge of their block, and above."""
+    splits = layout.row_splits
+    x = _normal(tf.convert_to_tensor(x))
+    is_below = x < ops.spread(edge, splits)
+
+    def total(values):
+        return ops.block_statistics(values, splits).sum
+
+    number = total(tf.cast(is_below, tf.float32))
+    below = tf.math.divide_no_nan(total(tf.where(is_below, x, 0)), number)
+    number_above = tf.constant(np.diff(splits), tf.float64) - number
+    above = tf.math.divide_no_nan(total(tf.where(is_below, 0, x)), number_above)
+    # The elements of a constant block are all on one side.
+    low = tf.where(number > 0, _normal(tf.cast(below, tf.float32)), edge)
+    high = tf.where(number_above > 0, _normal(tf.cast(above, tf.float32)), edge)
+    return low, high
+
+
+def _normal(x):
+    """Zeros instead of denormals, which some processors take for zeros."""
+    return tf.where(tf.abs(x) >= np.finfo(np.float32).tiny, x, 0)

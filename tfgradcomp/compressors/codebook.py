@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Compressor, all_finite
-from tfgradcomp.core import Field, Layout, Vector
+from tfgradcomp.core import Context, Field, Layout, State, Vector
 
 MOST_LEVELS = 257
 TABLE_DTYPES = ("float32", "float16", "bfloat16")
@@ -79,7 +79,17 @@ class Codebook(Compressor):
 
     @override
     def compress(self, x, state, layout, context):
-        values = self.block_values(x, layout)
+        return self.encode(x, self.block_values(x, layout), state, layout, context)
+
+    def encode(
+        self,
+        x: Vector,
+        values: BlockValues,
+        state: State,
+        layout: Layout,
+        context: Context,
+    ) -> Compressed:
+        """Returns the payload of `x` with the levels that follow from `values`."""
         if values.thresholds is None:
             stacked = {name: v[tf.newaxis] for name, v in values.payload.items()}
             levels, stream = self.table(stacked, layout)[0], context.random_stream()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 from typing_extensions import override
@@ -19,6 +19,9 @@ class ErrorFeedback(Wrapper):
     \( p = g + \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
     \( e \leftarrow p - \Delta \). Residual and wire agree by construction: e is what is
     left after decoding the very payload.
+
+    C must contract (`Compressor.contracts`), or e grows without bound; `Fitted` makes
+    any compressor contract.
 
     Example:
         ```python
@@ -52,6 +55,10 @@ class ErrorFeedback(Wrapper):
         left = p - self.compressor.decompress(payload, layout)
         residual = context.if_moving(left, state["residual"])
         return Compressed(payload, {"residual": residual, "inner": inner})
+
+    @override
+    def lossless(self):
+        return replace(self, compressor=self.compressor.lossless())
 
     @override
     def fused(self):

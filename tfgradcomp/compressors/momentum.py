@@ -81,6 +81,10 @@ class Momentum(Wrapper):
     def uncompressed(self):
         return replace(self, compressor=self.compressor.uncompressed())
 
+    @override
+    def lossless(self):
+        return replace(self, compressor=self.compressor.lossless())
+
 
 @dataclass(frozen=True)
 class NesterovMomentum(Wrapper):
@@ -140,6 +144,10 @@ class NesterovMomentum(Wrapper):
     @override
     def uncompressed(self):
         return replace(self, compressor=self.compressor.uncompressed())
+
+    @override
+    def lossless(self):
+        return replace(self, compressor=self.compressor.lossless())
 
 
 def check_momentum(momentum: float) -> None:

@@ -44,6 +44,7 @@ class NaturalCompression(Codebook):
     """
 
     short_name: ClassVar[str | None] = "natural"
+    contracts: ClassVar[bool] = True
 
     @property
     @override

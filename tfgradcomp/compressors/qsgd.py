@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.codebook import BlockValues, Codebook, check_levels
-from tfgradcomp.core import Field
+from tfgradcomp.core import Field, Layout, Vector
 
 NORMS = ("max", "l2")
 
@@ -27,6 +27,8 @@ class QSGD(Codebook):
         levels: s, odd, from 3 to 257. Codes take \( \log_2 s \) bits each.
         norm: `"max"`: \( \max_j |v_j| \), or `"l2"`: \( \sqrt{\sum_j v_j^2} \), which
             sends more zeros.
+        share_norm: Takes for \( \|v\| \) the largest norm of all workers, so that the
+            server can add codes as integers (`CodeSum`).
 
     Example:
         ```python
@@ -43,6 +45,7 @@ class QSGD(Codebook):
 
     levels: int = 9
     norm: str = "max"
+    share_norm: bool = False
 
     def __post_init__(self):
         is_odd = isinstance(self.levels, int) and self.levels % 2 == 1
@@ -63,6 +66,25 @@ class QSGD(Codebook):
         return {"norm": Field(layout.num_blocks, per="block")}
 
     @override
+    def max_reduced_fields(self, layout):
+        return self.block_fields(layout) if self.share_norm else {}
+
+    @override
+    def prepare(self, x, state, layout, context):
+        if not self.share_norm:
+            return {}
+        values = self.block_values(x, layout)
+        return {**values.payload, "nonfinite": values.nonfinite}
+
+    @override
+    def compress(self, x, state, layout, context):
+        prepared = context.prepared
+        if not self.share_norm or not prepared:
+            return super().compress(x, state, layout, context)
+        values = BlockValues({"norm": prepared["norm"]}, prepared["nonfinite"])
+        return self.encode(x, values, state, layout, context)
+
+    @override
     def block_values(self, x, layout):
         statistics = ops.block_statistics(x, layout.row_splits)
         norm = statistics.maximum
@@ -77,3 +99,28 @@ class QSGD(Codebook):
         levels = payloads["norm"][..., tf.newaxis] * places
         # A processor may take denormals for zeros, and another one may not.
         return tf.where(tf.abs(levels) < np.finfo(np.float32).tiny, 0.0, levels)
+
+    def mean_of_codes(
+        self,
+        words: tf.Tensor,
+        base: int | None,
+        count: int,
+        payload: dict[str, tf.Tensor],
+        layout: Layout,
+    ) -> Vector:
+        """Returns the mean of N vectors whose codes are added up, of one norm.
+
+        Args:
+            words: int32 `[rows, words]`; the codes of all rows are added up.
+            base: Their base.
+            count: N, however many rows its codes have been added into.
+            payload: Where the norm is taken from.
+            layout: The blocks of the flat vector.
+        """
+        distance = payload["norm"] * np.float32(2 / (self.levels - 1))
+        distance = tf.math.divide_no_nan(distance, count)
+        distance = tf.where(distance < np.finfo(np.float32).tiny, 0.0, distance)
+        # The level in the middle is 0.
+        zero = count * (self.levels - 1) // 2
+        splits, sizes = layout.row_splits, layout.sizes
+        return ops.sum_levels(words, distance, splits, base, 1, zero, sizes=sizes)

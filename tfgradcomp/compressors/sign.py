@@ -97,6 +97,7 @@ class ScaledSign(Compressor):
     """
 
     short_name: ClassVar[str | None] = "scaled_sign"
+    contracts: ClassVar[bool] = True
 
     @override
     def fields(self, layout):

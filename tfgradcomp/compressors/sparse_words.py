@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import index_coding
-from tfgradcomp.compressors.base import Compressor
+from tfgradcomp.compressors.base import Compressed, Compressor, Identity
 from tfgradcomp.core import Field, Layout
 
 
@@ -48,6 +48,10 @@ class SparseWords(Compressor):
         names = ("residual", "variance") if self.needs_second_moments else ("residual",)
         return {name: tf.zeros([layout.size]) for name in names}
 
+    @override
+    def lossless(self):
+        return _Flush(self)
+
     def message(self, words: tf.Tensor) -> tf.Tensor:
         """Returns the field `words` of the words of the elements that are sent."""
         return index_coding.encode(words, self.index_coding, self.value_bits)
@@ -80,6 +84,32 @@ class SparseWords(Compressor):
             layout.row_splits,
             layout.sizes,
         )
+
+
+@dataclass(frozen=True)
+class _Flush(Compressor):
+    """Sends the residual of `SparseWords` and the input; both start at zero again."""
+
+    compressor: SparseWords
+
+    @override
+    def fields(self, layout):
+        return Identity().fields(layout)
+
+    @override
+    def init(self, layout):
+        return self.compressor.init(layout)
+
+    @override
+    def compress(self, x, state, layout, context):
+        zeros = tf.nest.map_structure(tf.zeros_like, state)
+        left = tf.nest.map_structure(context.if_moving, zeros, state)
+        values = {"values": x + state["residual"]}
+        return Compressed(values, left)
+
+    @override
+    def decompress(self, payload, layout):
+        return payload["values"]
 
 
 def moments_missing(compressor: Compressor) -> str:

@@ -29,6 +29,7 @@ class TopK(Compressor):
     """
 
     short_name: ClassVar[str | None] = "top_k"
+    contracts: ClassVar[bool] = True
 
     ratio: float = 0.01
 

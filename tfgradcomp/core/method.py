@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,21 @@ class Method(Component):
         compressor: The worker's half.
         server: The server's half.
         weight_decay: The term that workers add to the server's reply, or None.
+        noise_std: Deviation of the Gaussian noise that they add to it, the same on all
+            workers.
     """
 
     compressor: Compressor
     server: Server
     weight_decay: WeightDecay | None = None
+    noise_std: float = 0.0
+
+    def __post_init__(self):
+        if not 0 <= self.noise_std < math.inf:
+            raise ValueError(
+                "noise_std must be 0 or positive, and finite. "
+                f"Received: noise_std={self.noise_std!r}"
+            )
 
     def uncompressed(self) -> Method:
         """Returns the method with the same mathematics in which nothing is lost."""
@@ -36,6 +47,16 @@ class Method(Component):
             self,
             compressor=self.compressor.uncompressed(),
             server=self.server.uncompressed(),
+        )
+
+    def lossless(self) -> Method:
+        """Returns the method in which nothing is lost, with states of the same form.
+
+        For single steps of the method, where `uncompressed` is for whole variables:
+        what was owed is paid.
+        """
+        return replace(
+            self, compressor=self.compressor.lossless(), server=self.server.lossless()
         )
 
     def fused(self) -> Method:

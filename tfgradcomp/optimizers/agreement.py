@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import NamedTuple
 
 import keras
@@ -89,13 +90,15 @@ def check_same_everywhere(
     Args:
         hosts: The collectives between the workers' processes.
         variables: The trainable variables: paths, shapes, types and values count.
-        settings: What else must be equal.
+        settings: What else must be equal, in words. The address of an object, which
+            is another one in each process, does not count.
         steps: The variable that counts steps.
 
     Raises:
         ValueError: If the workers differ.
     """
     lines = [f"{path_of(v)} {tuple(v.shape)} {v.dtype}" for v in variables]
+    settings = re.sub(" at 0x[0-9a-fA-F]+", "", settings)
     with tf.init_scope():
         taken = _local_value(steps)
         weights = b"".join(_local_value(v).tobytes() for v in variables)

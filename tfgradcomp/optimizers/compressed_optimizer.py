@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import enable_multi_worker_fit
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
@@ -16,13 +15,14 @@ from tfgradcomp.core.arguments import check_choice, check_instance, check_intege
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
 from tfgradcomp.optimizers.dense import dense
+from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
+from tfgradcomp.optimizers.supported import prepare, warn_before_second_moments
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
-from tfgradcomp.per_example.second_moments import enable_second_moments
 from tfgradcomp.servers import Server
 from tfgradcomp.transports import Costs, Traffic, Transport
 
@@ -76,6 +76,10 @@ class CompressedOptimizer(OptimizerWrapper):
             mathematics kept, where `transport="auto"` finds that to be quicker. That
             changes results; the choice is saved with the state and taken again by a run
             that resumes. None: compression goes on, and a line in the log says so.
+        warmup_steps: The first steps, this many, travel as float32, with the method's
+            mathematics kept: momentum runs, and nothing is owed.
+        dense_every: Of so many steps the last one travels as float32 as well, with all
+            that is owed. None: none.
         name: Name of the optimizer.
 
     Raises:
@@ -101,6 +105,8 @@ class CompressedOptimizer(OptimizerWrapper):
         "nonfinite",
         "bucket_bytes",
         "fallback",
+        "warmup_steps",
+        "dense_every",
     )
     config_arguments: ClassVar[tuple[str, ...]]
     config_arguments = ("compressor", "server", "block_size", "weight_decay")
@@ -121,6 +127,8 @@ class CompressedOptimizer(OptimizerWrapper):
         nonfinite: str = "raise",
         bucket_bytes: int = 64 * 2**20,
         fallback: str | None = None,
+        warmup_steps: int = 0,
+        dense_every: int | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -141,10 +149,14 @@ class CompressedOptimizer(OptimizerWrapper):
         self.nonfinite = nonfinite
         self.bucket_bytes = bucket_bytes
         self.fallback = fallback
+        self.warmup_steps: int | str = warmup_steps
+        self.dense_every = dense_every
+        self.float_steps = FloatSteps(warmup_steps, dense_every)
         self._is_checked = False
         # Raises where an argument is out of range.
         self._settings()
-        self._prepare_strategy()
+        prepare(type(self).__name__, compressor)
+        warn_before_second_moments(self.inner_optimizer, compressor)
 
     @property
     def stepper(self) -> Stepper:
@@ -165,20 +177,6 @@ class CompressedOptimizer(OptimizerWrapper):
 
     # Building.
 
-    def _prepare_strategy(self):
-        strategy = tf.distribute.get_strategy()
-        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-            raise ValueError(
-                f"{type(self).__name__} works without a strategy, under "
-                "MirroredStrategy and under MultiWorkerMirroredStrategy. "
-                f"Received: {type(strategy).__name__}"
-            )
-        if tf.distribute.has_strategy():
-            enable_multi_worker_fit()
-        if self.needs_second_moments:
-            enable_second_moments()
-        return strategy
-
     @property
     def needs_second_moments(self) -> bool:
         """True if `apply` needs second moments."""
@@ -188,7 +186,7 @@ class CompressedOptimizer(OptimizerWrapper):
         """Creates the state of the method and of the inner optimizer."""
         if self.built:
             return
-        self._strategy = self._prepare_strategy()
+        self._strategy = prepare(type(self).__name__, self.method.compressor)
         self.inner_optimizer.build(variables)
         super().build(variables)
         self._bind()
@@ -216,7 +214,8 @@ class CompressedOptimizer(OptimizerWrapper):
             self._scalars,
             self._plan.collectives,
             variables,
-            raises=self.nonfinite == "raise",
+            self.nonfinite == "raise",
+            self.float_steps,
         )
 
     def _settings(self):
@@ -228,6 +227,7 @@ class CompressedOptimizer(OptimizerWrapper):
             self.exclude,
             self.min_size,
             self.bucket_bytes,
+            self.float_steps,
         )
 
     @property
@@ -307,8 +307,9 @@ class CompressedOptimizer(OptimizerWrapper):
             check_same_everywhere(
                 self._plan.hosts,
                 compat.trainable_variables(self),
-                f"method={self.method}, settings={self._settings()}, seed={self.seed}, "
-                f"microbatches={self.microbatches}, fallback={self._plan.is_fallback}",
+                f"method={self.method}, block_size={self._method_block_size}, "
+                f"seed={self.seed}, microbatches={self.microbatches}, "
+                f"{self.float_steps}, " + self._plan.describe(),
                 compat.step_counter(self.inner_optimizer),
             )
         self._state.finish_restore()

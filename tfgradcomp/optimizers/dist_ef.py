@@ -11,6 +11,7 @@ from tfgradcomp.compressors import (
     NesterovMomentum,
     ScaledSign,
 )
+from tfgradcomp.compressors.fitted import contracting
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
@@ -29,13 +30,15 @@ class DistEFSGD(CompressedOptimizer):
 
     \( \eta \) is the inner optimizer's learning rate, schedules included. In a step
     with \( \eta_t = 0 \) residuals stay as they are. The learning rate is that of
-    uncompressed training.
+    uncompressed training. What is owed would grow without bound if C did not contract:
+    an unbiased compressor, such as `"ternary"`, is taken times the factor that fits
+    each block best (`tfgradcomp.compressors.Fitted`).
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.
-        compressor: C: `"scaled_sign"` (one bit and a scale a block), `"bingrad"`,
-            `"orq"`, `"qsgd"`, `"linear"`, `"top_k"`, `"ternary"`, `"identity"`, or a
-            stateless `Compressor`.
+        compressor: C, a stateless `Compressor` or the short name of one, such as
+            `"scaled_sign"` (one bit and a scale a block). The error of an unknown name
+            lists all of them.
         weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
             x) \), never compressed; or None.
         block_size: Elements a block. None: the whole model is one block.
@@ -73,10 +76,11 @@ class DistEFSGD(CompressedOptimizer):
         if block_size is not None:
             check_integer("block_size", block_size, 1)
         c = compressors.get(compressor)
+        contraction = contracting(c)
         super().__init__(
             inner_optimizer,
-            ErrorFeedback(c),
-            Recompress(c),
+            ErrorFeedback(contraction),
+            Recompress(contraction),
             block_size="model" if block_size is None else block_size,
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,

@@ -13,6 +13,7 @@ from tfgradcomp.core import Context, SplitVector, State
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece
+from tfgradcomp.optimizers.noise import gaussian
 from tfgradcomp.transports import ExchangeResult, Route
 from tfgradcomp.transports.messages import has_variable_length
 
@@ -116,6 +117,8 @@ class GradientBucket:
         pieces: What it holds of the variables, by their positions in the model.
         bucket_range: Which elements of the vector it holds.
         route: The method on its way.
+        float_route: The way of steps that travel as float32; `route` where there are
+            none, or where nothing is compressed.
         is_compressed: Whether the method compresses; else it travels as float32.
         has_variable_length: Whether its messages vary in length.
         state: Its variables.
@@ -129,6 +132,7 @@ class GradientBucket:
         route: Route,
         is_compressed: bool,
         accumulates: bool = False,
+        float_route: Route | None = None,
     ):
         """Creates the variables of the state.
 
@@ -139,19 +143,20 @@ class GradientBucket:
             route: The method, bound to its transport; its call site is the name.
             is_compressed: Whether the method compresses.
             accumulates: Whether second moments add up over several calls.
+            float_route: The same method bound lossless, or None.
         """
         self.vector = vector
         self.name = route.call_site
         self.pieces = pieces
         self.bucket_range = bucket_range
         self.route = route
+        self.float_route = float_route or route
         self.layout = route.layout
         self.is_compressed = is_compressed
         self.has_variable_length = has_variable_length(route.fields)
-        self._compressor = route.method.compressor
         self._weight_decay = route.method.weight_decay
         initial = BucketState(
-            worker=self._compressor.init(self.layout),
+            worker=route.method.compressor.init(self.layout),
             moments=tf.zeros([self.layout.size]) if accumulates else (),
             server=route.init_state(),
             local=self._weight_decay.init(self.layout) if self._weight_decay else (),
@@ -204,17 +209,27 @@ class GradientBucket:
         parts = list(vector if is_split else tf.split(vector, self.layout.sizes))
         return dict(zip(self.pieces, parts[-len(self.pieces) :], strict=True))
 
-    def compress(self, gradients: Gradients, context: Context) -> Outgoing:
-        """Compresses this worker's mean gradient, after the first round if any."""
+    def compress(
+        self, gradients: Gradients, context: Context, route: Route | None = None
+    ) -> Outgoing:
+        """Compresses this worker's mean gradient, after the first round if any.
+
+        Args:
+            gradients: This worker's gradients.
+            context: The step.
+            route: The way that it will take; None for `route`.
+        """
+        route = route or self.route
+        compressor = route.method.compressor
         context = context._replace(offset=self.bucket_range.offset)
-        if self._compressor.needs_second_moments:
+        if compressor.needs_second_moments:
             context = context._replace(second_moments=self._second_moments(gradients))
         x = self.flatten(gradients.values, gradients.scale)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state.worker)
-        prepared = self._compressor.prepare(x, state, self.layout, context)
-        prepared = self.route.reduce_max(prepared, self.state.server)
+        prepared = compressor.prepare(x, state, self.layout, context)
+        prepared = route.reduce_max(prepared, self.state.server)
         context = context._replace(prepared=prepared)
-        compressed = self._compressor.compress(x, state, self.layout, context)
+        compressed = compressor.compress(x, state, self.layout, context)
         is_finite = compressed.is_all_finite(x)
         values = [gradients.values[position] for position in self.positions]
         flag = nonfinite.flag_of(
@@ -225,11 +240,15 @@ class GradientBucket:
             context,
             flag,
             compressed.state,
-            self._compressor.elements_sent(compressed.payload, self.layout),
+            compressor.elements_sent(compressed.payload, self.layout),
         )
 
     def exchange(
-        self, gradients: Gradients, weights: list, context: Context
+        self,
+        gradients: Gradients,
+        weights: list,
+        context: Context,
+        is_float_step: bool = False,
     ) -> BucketResult:
         """Compresses this worker's gradient, exchanges it and decodes the reply.
 
@@ -237,17 +256,23 @@ class GradientBucket:
             gradients: This worker's gradients.
             weights: All variables, in the order of the model.
             context: The step.
+            is_float_step: Whether it travels as float32.
         """
-        sent = self.compress(gradients, context)
+        route = self.float_route if is_float_step else self.route
+        sent = self.compress(gradients, context, route)
         server = tf.nest.map_structure(tf.convert_to_tensor, self.state.server)
-        result = self.route.exchange(sent.payload, server, sent.context, sent.flag)
+        if is_float_step:
+            server = self.route.gather_state(server)
+        result = route.exchange(sent.payload, server, sent.context, sent.flag)
+        if is_float_step:
+            result = result._replace(state=self.route.own_state(result.state))
         return self.finish(result, weights, sent)
 
     def finish(
         self, result: ExchangeResult, weights: list, sent: Outgoing
     ) -> BucketResult:
-        """Adds the weight decay to a reply, and puts the new state together."""
-        update, local = self.with_decay(result.update, weights)
+        """Adds weight decay and noise to a reply, and puts the new state together."""
+        update, local = self.with_local_terms(result.update, weights, sent.context)
         moments = tf.nest.map_structure(tf.zeros_like, self.state.moments)
         state = BucketState(sent.worker_state, moments, result.state, local)
         return BucketResult(
@@ -258,13 +283,22 @@ class GradientBucket:
             result.variable_words,
         )
 
-    def with_decay(self, update: Vector, weights: list) -> tuple[Vector, State]:
-        """Returns an update with the weight decay's term, and the decay's new state."""
+    def with_local_terms(
+        self, update: Vector, weights: list, context: Context
+    ) -> tuple[Vector, State]:
+        """Returns an update with weight decay and noise, and the decay's new state."""
         local = tf.nest.map_structure(tf.convert_to_tensor, self.state.local)
-        if not self._weight_decay:
-            return update, local
-        term, local = self._weight_decay.term(self.flatten(weights), local)
-        return update + term, local
+        if self._weight_decay:
+            term, local = self._weight_decay.term(self.flatten(weights), local)
+            update += term
+        noise_std = self.route.method.noise_std
+        if noise_std:
+            # The elements of the two vectors have the same numbers.
+            stream = 3 if self.vector == "compressed" else 4
+            context = context._replace(offset=self.bucket_range.offset)
+            words = context.random_stream(stream, shared=True)
+            update += noise_std * gaussian(words, self.layout.size)
+        return update, local
 
     # Second moments.
 

@@ -15,6 +15,7 @@ from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
+from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import compressed_positions, rules_of
 from tfgradcomp.transports import NAMES, Costs, Traffic, Transport, select_transports
@@ -38,6 +39,7 @@ class Settings:
     exclude: object
     min_size: int
     bucket_bytes: int
+    float_steps: FloatSteps = FloatSteps()
 
     def __post_init__(self):
         if not isinstance(self.transport, (Transport, Costs)):
@@ -74,6 +76,16 @@ class Plan(NamedTuple):
     collectives: Collectives
     hosts: Collectives | None
     is_fallback: bool
+
+    def describe(self) -> str:
+        """Returns which variables travel in which bucket, and how, in words."""
+        buckets = [
+            f"{bucket.name}: {type(bucket.route).__name__}, elements "
+            f"{bucket.bucket_range.begin}:{bucket.bucket_range.end} in "
+            f"{bucket.layout.num_blocks} blocks, variables {bucket.positions}"
+            for bucket in self.buckets
+        ]
+        return f"buckets={buckets}, is_fallback={self.is_fallback}"
 
     def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
         """Returns what one worker moves in one step.
@@ -164,6 +176,9 @@ def make_plan(
                 for piece in one.pieces(layout)
             )
             route = transport.bind(method, layouts[index], name)
+            float_route = None
+            if is_compressed and settings.float_steps:
+                float_route = _bind_lossless(route)
             needs_moments = route.method.compressor.needs_second_moments
             buckets.append(
                 GradientBucket(
@@ -173,6 +188,7 @@ def make_plan(
                     route,
                     is_compressed,
                     accumulates and needs_moments,
+                    float_route,
                 )
             )
     return Plan(tuple(buckets), collectives, hosts, bool(is_fallback))
@@ -192,6 +208,25 @@ def _vectors(variables, is_trained, settings):
         sizes = [variables[i].shape.num_elements() for i in positions]
         if sum(sizes):
             yield _Vector(name, positions, sizes, own_method, block_size)
+
+
+def _bind_lossless(route):
+    """Binds a route's method for steps that travel as float32, by a rule."""
+    method, layout = route.method.lossless(), route.layout
+    own, other = (
+        (one.compressor.init(layout), one.server.init(layout))
+        for one in (route.method, method)
+    )
+    try:
+        tf.nest.assert_same_structure(own, other)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "warmup_steps and dense_every need a `lossless` form of the compressor and "
+            "the server, with states of the same form, and this method has none. "
+            f"Received: method={route.method}"
+        ) from None
+    selection = select_transports("auto", method, [layout], route.collectives)
+    return selection.transports[0].bind(method, layout, f"{route.call_site}/float")
 
 
 def _cut(vector, bucket_bytes, is_compressed):

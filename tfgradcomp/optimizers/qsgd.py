@@ -23,12 +23,14 @@ class QSGD(Quantizer):
         block_size: Elements a block. None: a block is a parameter tensor.
         norm: `"max"`: the largest magnitude, or `"l2"`: the root of the sum of
             squares, which sends more zeros and has more variance.
-        reply: `"float32"`, or `"requantize"`: the mean rounded to levels of its own.
-        error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
-            error is larger than the gradient, what is owed grows.
+        reply: `"float32"`; `"requantize"`: the mean rounded to levels of its own; or
+            `"shared"`: all workers take the levels of the largest norm, so that codes
+            are added up and the reply, \( \log_2(N(s - 1) + 1) \) bits an element, is
+            the exact mean. That costs a small all-reduce and some variance.
+        error_feedback: As `ORQ`.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, bucket_bytes, name. Codes of different norms cannot be added up,
-            so there is no transport `"all_reduce"`.
+            so that transport `"all_reduce"` needs `reply="shared"`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -51,6 +53,7 @@ class QSGD(Quantizer):
         "error_feedback",
         *Quantizer.common_arguments,
     )
+    replies = (*Quantizer.replies, "shared")
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class QSGD(Quantizer):
         error_feedback: bool = False,
         **kwargs: Any,
     ):
-        compressor = compressors.QSGD(levels, norm)
+        compressor = compressors.QSGD(levels, norm, reply == "shared")
         super().__init__(
             inner_optimizer, compressor, block_size, reply, error_feedback, **kwargs
         )
@@ -82,8 +85,7 @@ class LinearQuantization(Quantizer):
         levels: s, from 2 to 257.
         block_size: Elements a block. None: a block is a parameter tensor.
         reply: As `ORQ`.
-        error_feedback: As `ORQ`, but for more levels, or smaller blocks: where the
-            error is larger than the gradient, what is owed grows.
+        error_feedback: As `ORQ`.
         table_dtype: As `ORQ`.
         **kwargs: As `ORQ`.
 

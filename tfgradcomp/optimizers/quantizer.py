@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, cast
 
-from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback
+from tfgradcomp.compressors import QSGD, Clip, Compressor, ErrorFeedback, Fitted
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
-from tfgradcomp.servers import Mean, Recompress, Requantize, Server
-
-REPLIES = ("float32", "requantize")
+from tfgradcomp.servers import CodeSum, Mean, Recompress, Requantize, Server
 
 
 class Quantizer(CompressedOptimizer):
@@ -20,12 +18,16 @@ class Quantizer(CompressedOptimizer):
         inner_optimizer: A Keras optimizer, its name or its config.
         compressor: The quantizer, stateless.
         block_size: Elements a block. None: a block is a parameter tensor.
-        reply: `"float32"`, or `"requantize"`: the mean by the same quantizer.
+        reply: One of `replies`: `"float32"`; `"requantize"`, the mean by the same
+            quantizer; `"shared"`, the sum of codes of levels that all workers share.
         error_feedback: Whether what is lost is added to the next gradient, and to the
-            next mean where the reply is quantized.
+            next mean where the reply is quantized. What does not contract by itself is
+            `Fitted`, for a number a block.
         clip_factor: What workers clip blocks at, in deviations, or None.
         **kwargs: As `CompressedOptimizer`.
     """
+
+    replies: ClassVar[tuple[str, ...]] = ("float32", "requantize")
 
     def __init__(
         self,
@@ -39,18 +41,25 @@ class Quantizer(CompressedOptimizer):
     ):
         if block_size is not None:
             check_integer("block_size", block_size, 1)
-        check_choice("reply", reply, REPLIES)
+        check_choice("reply", reply, self.replies)
         check_choice("error_feedback", error_feedback, (False, True))
+        if error_feedback and reply == "shared":
+            raise ValueError(
+                "The codes of reply='shared' are added up, and error feedback would "
+                "need a factor of each worker's own. Take reply='requantize'. "
+                f"Received: {reply=}, {error_feedback=}"
+            )
+        sent = compressor if clip_factor is None else Clip(compressor, clip_factor)
+        if error_feedback and not sent.contracts:
+            sent, compressor = Fitted(sent), Fitted(compressor)
         server: Server = Mean(compressor)
         if reply == "requantize":
             server = (Recompress if error_feedback else Requantize)(compressor)
-        if clip_factor is not None:
-            compressor = Clip(compressor, clip_factor)
+        elif reply == "shared":
+            server = CodeSum(cast(QSGD, compressor))
         if error_feedback:
-            compressor = ErrorFeedback(compressor)
-        super().__init__(
-            inner_optimizer, compressor, server, block_size=block_size, **kwargs
-        )
+            sent = ErrorFeedback(sent)
+        super().__init__(inner_optimizer, sent, server, block_size=block_size, **kwargs)
         self.block_size = block_size
         self.reply = reply
         self.error_feedback = error_feedback

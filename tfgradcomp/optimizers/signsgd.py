@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
@@ -14,10 +17,26 @@ from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, refuse_inner_momentum
 from tfgradcomp.servers import CodeSum, MajorityVote
 
-AGGREGATES = ("vote", "sum")
+AGGREGATES = ("vote", "mean")
 
 
-class SignSGD(CompressedOptimizer):
+class _Signs(CompressedOptimizer):
+    noise_std: float
+
+    def _add_noise(self, noise_std):
+        self.method = replace(self.method, noise_std=noise_std)
+        self.noise_std = noise_std
+
+    @classmethod
+    @override
+    def from_config(cls, config, custom_objects=None):
+        # Files that were written before version 0.2 call it so.
+        if config.get("aggregate") == "sum":
+            config = {**config, "aggregate": "mean"}
+        return super().from_config(config, custom_objects)
+
+
+class SignSGD(_Signs):
     r"""One bit an element, up and down.
 
     Worker: \( \mathrm{sign}(g) \). Server: \( \mathrm{sign}(\sum_i
@@ -26,16 +45,21 @@ class SignSGD(CompressedOptimizer):
     smaller learning rate than SGD's. Weight decay belongs to the inner optimizer
     (`weight_decay=`), never into the sign.
 
-    What is not compressed moves by the sign of the mean gradient.
+    What is not compressed moves by the sign of the mean gradient, or, with
+    `aggregate="mean"`, by the mean of the signs.
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        aggregate: `"vote"`, or `"sum"`: the mean of the signs.
+        aggregate: `"vote"`, or `"mean"`: the mean of the workers' signs, which moves an
+            element the less the more they disagree (with a learning rate \( \delta / N
+            \) for the paper's \( \delta \)).
         tie: Where an even number of workers is split: `"zero"` (the element stays) or
             `"random"`, a shared pseudo-random sign.
         abstain_below: \( \tau \): a worker does not vote on elements smaller than
             \( \tau \) times the mean magnitude in their block; 1.6 bits up then.
         quorum: Elements with fewer net votes stay as they are.
+        noise_std: Deviation of Gaussian noise on the update, in units of a vote, the
+            same on all workers: nothing travels for it.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
             nonfinite, bucket_bytes, name.
 
@@ -57,6 +81,7 @@ class SignSGD(CompressedOptimizer):
         "tie",
         "abstain_below",
         "quorum",
+        "noise_std",
         *CompressedOptimizer.common_arguments,
     )
 
@@ -67,6 +92,7 @@ class SignSGD(CompressedOptimizer):
         tie: str = "zero",
         abstain_below: float = 0.0,
         quorum: int = 0,
+        noise_std: float = 0.0,
         **kwargs: Any,
     ):
         sign = Sign(abstain_below)
@@ -76,9 +102,10 @@ class SignSGD(CompressedOptimizer):
         self.tie = tie
         self.abstain_below = abstain_below
         self.quorum = quorum
+        self._add_noise(noise_std)
 
 
-class Signum(CompressedOptimizer):
+class Signum(_Signs):
     r"""signSGD on each worker's momentum: one bit an element, up and down.
 
     Worker: \( m \leftarrow \beta m + (1 - \beta) g \), sends \( \mathrm{sign}(m) \).
@@ -87,13 +114,14 @@ class Signum(CompressedOptimizer):
     Args:
         inner_optimizer: A Keras optimizer without momentum, its name or its config.
         momentum: \( \beta \) in [0, 1).
-        warmup_steps: Steps at the start that send \( \mathrm{sign}(g) \) while m
-            accumulates: a number, or `"auto"` for the paper's \( C(\beta) \) (54 for
-            0.9).
+        warmup_steps: Not the argument of `CompressedOptimizer`, but steps at the start
+            that send \( \mathrm{sign}(g) \) while m accumulates: a number, or
+            `"auto"` for the paper's \( C(\beta) \) (54 for 0.9).
         aggregate: As `SignSGD`.
         tie: As `SignSGD`.
         abstain_below: As `SignSGD`, of the momentum.
         quorum: As `SignSGD`.
+        noise_std: As `SignSGD`.
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
         **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
@@ -120,6 +148,7 @@ class Signum(CompressedOptimizer):
         "tie",
         "abstain_below",
         "quorum",
+        "noise_std",
         "allow_inner_momentum",
         *CompressedOptimizer.common_arguments,
     )
@@ -133,6 +162,7 @@ class Signum(CompressedOptimizer):
         tie: str = "zero",
         abstain_below: float = 0.0,
         quorum: int = 0,
+        noise_std: float = 0.0,
         allow_inner_momentum: bool = False,
         **kwargs: Any,
     ):
@@ -151,6 +181,7 @@ class Signum(CompressedOptimizer):
         self.tie = tie
         self.abstain_below = abstain_below
         self.quorum = quorum
+        self._add_noise(noise_std)
         self.allow_inner_momentum = allow_inner_momentum
 
 
@@ -158,9 +189,9 @@ def _server(sign, aggregate, tie, quorum):
     check_choice("aggregate", aggregate, AGGREGATES)
     check_integer("quorum", quorum, 0)
     vote = MajorityVote(tie, quorum, sign)
-    if aggregate == "sum" and quorum:
+    if aggregate == "mean" and quorum:
         raise ValueError(
             "A quorum is a rule of aggregate='vote'; the mean of signs has none. "
-            f"Received: aggregate='sum', quorum={quorum}"
+            f"Received: aggregate='mean', quorum={quorum}"
         )
     return vote if aggregate == "vote" else CodeSum(sign)

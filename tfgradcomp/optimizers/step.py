@@ -15,6 +15,7 @@ from tfgradcomp.core import Context
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.agreement import path_of
+from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket, Gradients
 
 
@@ -70,6 +71,7 @@ class Stepper:
         collectives: Collectives,
         variables: list,
         raises: bool,
+        float_steps: FloatSteps | None = None,
     ):
         """Remembers what does not change from step to step.
 
@@ -80,6 +82,7 @@ class Stepper:
             collectives: What moves vectors between the workers.
             variables: All trainable variables.
             raises: Whether a skipped step ends in an error.
+            float_steps: The steps that travel as float32; None: none.
         """
         self.inner = inner
         self.buckets = buckets
@@ -87,6 +90,7 @@ class Stepper:
         self.collectives = collectives
         self._variables = variables
         self._raises = raises
+        self._float_steps = float_steps
 
     def apply(self, gradients: list, moments: list, variables: list) -> None:
         """Takes a step, or adds to the gradients of a later one.
@@ -140,16 +144,34 @@ class Stepper:
             gradients: This worker's gradients, over all variables.
             variables: Those that have one.
         """
+        if not self._float_steps:
+            return self._take(gradients, variables, False)
+
+        def branch(is_float_step):
+            def take(values, moments, kept):
+                own = gradients._replace(values=values, moments=moments, kept=kept)
+                self._take(own, variables, is_float_step)
+
+            return take
+
+        conditional(
+            self._float_steps.include(self.context().step),
+            branch(True),
+            branch(False),
+            args=(gradients.values, gradients.moments, gradients.kept),
+        )
+
+    def _take(self, gradients, variables, is_float_step):
         context = self.context()
         results = [
-            bucket.exchange(gradients, self._variables, context)
+            bucket.exchange(gradients, self._variables, context, is_float_step)
             for bucket in self.buckets
         ]
         updates, state = {}, []
         for bucket, result in zip(self.buckets, results, strict=True):
             updates.update(bucket.split(result.update))
             state += _pairs(bucket.state, result.state)
-        if self.scalars.moved is not None:
+        if self.scalars.moved is not None and not is_float_step:
             state.append((self.scalars.moved, self._moved(results)))
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
         self.commit(updates, state, flags, variables, context)

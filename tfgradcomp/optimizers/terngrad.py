@@ -19,8 +19,9 @@ class TernGrad(CompressedOptimizer):
     \mathrm{sign}(f(g)) \circ b \) with \( P(b_k = 1) = |f(g)_k| / s \), which is
     \( f(g) \) on average. Server: \( \frac{s}{N} \sum_i code^{(i)} \), an integer sum.
 
-    The learning rate is that of uncompressed training. Momentum, Adam and `use_ema`
-    of the inner optimizer work as they do there.
+    The learning rate is that of uncompressed training, or a little smaller: three
+    levels add variance. Momentum, Adam and `use_ema` of the inner optimizer work as
+    they do there.
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.

@@ -92,7 +92,9 @@ class PushLogStepper(Stepper):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
             route = cast(PushLogRoute, bucket.route)
             result = route.pull(route.flight_of(pusher, context, replies), server)
-            update, local = bucket.with_decay(result.update, self._variables)
+            update, local = bucket.with_local_terms(
+                result.update, self._variables, context
+            )
             updates.update(bucket.split(update))
             state += _pairs(bucket.state.local, local)
             state += _pairs(bucket.state.server, result.state)

@@ -247,6 +247,12 @@ def _check_optimizer(optimizer):
             "With parameter servers gradients are always compressed: leave "
             f"fallback=None. Received: fallback={optimizer.fallback!r}"
         )
+    if optimizer.float_steps:
+        raise ValueError(
+            "With parameter servers gradients are always compressed: leave "
+            "warmup_steps=0 and dense_every=None. Received: "
+            f"optimizer={optimizer.name}, {optimizer.float_steps}"
+        )
     if optimizer.needs_second_moments:
         raise ValueError(
             "Parameter servers take no method that needs second moments. Use "

@@ -200,6 +200,13 @@ class Server(Component, abc.ABC):
         """Returns the same rule for float32 payloads, for what is not compressed."""
         return Mean()
 
+    def lossless(self) -> Server:
+        """Returns the same rule for float32 payloads, for a single step.
+
+        Its state has the form of this one's, and it replies what this one still owes.
+        """
+        return self.uncompressed()
+
     def fused(self) -> Server:
         """Returns a server that does the same in fewer passes over memory.
 

@@ -8,9 +8,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors.qsgd import QSGD
 from tfgradcomp.compressors.uniform_levels import UniformLevels
 from tfgradcomp.servers.base import Mean, Server, SumField
-from tfgradcomp.servers.sign_of_mean import SignOfMean
+from tfgradcomp.servers.sign_of_mean import MeanOfSigns
 
 
 @dataclass(frozen=True)
@@ -21,19 +22,20 @@ class CodeSum(Server):
     ternary codes. The scale, if there is one, must be the same on all workers.
 
     Attributes:
-        compressor: The workers' compressor: `Ternary(share_scaler=True)` or `Sign()`.
+        compressor: The workers' compressor: `Ternary(share_scaler=True)`, `Sign()` or
+            `QSGD(share_norm=True)`.
 
     References:
         Wen et al., TernGrad, 2017, Section 3.3.
     """
 
-    compressor: UniformLevels
+    compressor: UniformLevels | QSGD
 
     @override
     def reply_fields(self, layout, num_workers):
         fields = dict(self.compressor.fields(layout))
         codes = fields["codes"]
-        levels = num_workers * (codes.base - 1) + 1  # type: ignore[operator]
+        levels = num_workers * (codes.base - 1) + 1
         return {**fields, "codes": codes._replace(base=levels)}
 
     @override
@@ -70,4 +72,4 @@ class CodeSum(Server):
 
     @override
     def uncompressed(self):
-        return Mean() if self.compressor.is_scaled else SignOfMean()
+        return Mean() if self.compressor.is_scaled else MeanOfSigns()

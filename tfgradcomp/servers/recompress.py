@@ -10,6 +10,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
+from tfgradcomp.servers.base import Mean
 from tfgradcomp.servers.requantize import Requantize
 
 
@@ -43,12 +44,32 @@ class Recompress(Requantize):
         return reply, {"residual": context.if_moving(left, residual)}
 
     @override
+    def lossless(self):
+        return _PayBack()
+
+    @override
     def fused(self):
         return (
             _RecompressSigns(self.compressor)
             if self.compressor == ScaledSign()
             else self
         )
+
+
+class _PayBack(Mean):
+    """The mean, and all of the residual of `Recompress`."""
+
+    @override
+    def init(self, layout):
+        return {"residual": tf.zeros([layout.size])}
+
+    @override
+    def combine(self, payloads, state, layout, context):
+        residual = state["residual"]
+        reply, _ = super().combine(payloads, (), layout, context)
+        reply["values"] += context.learning_rate_ratio * residual
+        left = context.if_moving(tf.zeros_like(residual), residual)
+        return reply, {"residual": left}
 
 
 class _RecompressSigns(Recompress):

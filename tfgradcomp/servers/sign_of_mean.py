@@ -1,4 +1,4 @@
-"""The sign of the mean: a vote on vectors that were not compressed."""
+"""Votes on vectors that were not compressed: the sign of a mean, the mean of signs."""
 
 from __future__ import annotations
 
@@ -22,3 +22,22 @@ class SignOfMean(Mean):
     @override
     def uncompressed(self):
         return SignOfMean()
+
+
+@dataclass(frozen=True)
+class MeanOfSigns(Mean):
+    r"""Replies \( \frac{1}{N} \sum_i \mathrm{sign}(\Delta^{(i)}) \)."""
+
+    @override
+    def combine(self, payloads, state, layout, context):
+        signs = {name: tf.sign(values) for name, values in payloads.items()}
+        return super().combine(signs, state, layout, context)
+
+    @override
+    def sum_field(self, layout, num_workers):
+        # A sum of the vectors says nothing of their signs.
+        return None
+
+    @override
+    def uncompressed(self):
+        return MeanOfSigns()

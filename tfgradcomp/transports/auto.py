@@ -169,13 +169,20 @@ def _agree(estimates, hosts):
     compressed = sum(min(one.seconds.values()) for one in estimates)
     float32 = sum(one.float32_seconds for one in estimates)
     own.append(int(_FLOAT32_MARGIN * float32 < compressed))
-    if hosts is not None:
+    # Workers that differ are refused before the first step, with the reason.
+    if hosts is not None and _is_common(len(own), hosts):
         call_site = f"agree/{len(estimates)}"
         own = hosts.gather(tf.constant(own), call_site).numpy()[0].tolist()
         if hosts.rank == 0:
             _log(estimates, own, names, compressed, float32, hosts.num_workers)
     *chosen, is_float32_quicker = own
     return [names[index] for index in chosen], bool(is_float32_quicker)
+
+
+def _is_common(count, hosts):
+    """Returns whether all workers have the same number."""
+    most, minus_least = hosts.max(tf.constant([count, -count]), "agree/count").numpy()
+    return most == -minus_least
 
 
 def _log(estimates, own, names, compressed, float32, num_workers):

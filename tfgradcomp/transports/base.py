@@ -178,6 +178,14 @@ class Route:
         whole = range(self.layout.size)
         return any(self.owned_range(rank) != whole for rank in (0, -1))
 
+    def gather_state(self, state: State) -> State:
+        """Returns the server's state as whole vectors, on every worker."""
+        return state
+
+    def own_state(self, whole: State) -> State:
+        """Returns what is held here of what `gather_state` returns."""
+        return whole
+
     def to_whole(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Joins a vector of the server's state.
 

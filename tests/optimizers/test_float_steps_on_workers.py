@@ -1,0 +1,20 @@
+"""Steps that travel as float32 on real workers, and on the devices of one."""
+
+import pytest
+
+from tests.optimizers import float_steps_cases
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "transports"),
+    [(3, "multi_worker", ["all_gather", "sharded"]), (2, "mirrored", ["sharded"])],
+)
+def test_all_workers_pay_what_they_owe(pools, workers, kind, transports):
+    digests = set()
+    for transport in transports:
+        pool = pools(workers, kind)
+        for digest, owed in pool.run(float_steps_cases.train, transport).answers:
+            digests.add(digest)
+            # After the 12th step nothing is owed, after the 13th something is.
+            assert owed == [False, True]
+    assert len(digests) == 1
