@@ -243,7 +243,7 @@ def test_variables_are_named_and_complete(make):
     train(model, 0, 1)
     optimizer = model.optimizer
     names = [v.name for v in optimizer.variables]
-    own = names[: len(names) - len(optimizer.inner_optimizer.variables)]
+    own = names[len(optimizer.inner_optimizer.variables) :]
     assert len(own) == len(set(own))
     assert {"seed", "previous_learning_rate", "skipped_steps"} <= set(own)
     assert named(optimizer, "seed") == optimizer.seed

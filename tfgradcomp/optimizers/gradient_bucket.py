@@ -235,7 +235,8 @@ class GradientBucket:
 
         Args:
             gradients: This worker's gradients.
-            weights: All variables, in the order of the model.
+            weights: All variables, in the order of the model; None for each that is
+                excluded from weight decay.
             context: The step.
         """
         sent = self.compress(gradients, context)

@@ -140,10 +140,9 @@ class Stepper:
             gradients: This worker's gradients, over all variables.
             variables: Those that have one.
         """
-        context = self.context()
+        context, decayed = self.context(), compat.decayed(self.inner, self._variables)
         results = [
-            bucket.exchange(gradients, self._variables, context)
-            for bucket in self.buckets
+            bucket.exchange(gradients, decayed, context) for bucket in self.buckets
         ]
         updates, state = {}, []
         for bucket, result in zip(self.buckets, results, strict=True):
