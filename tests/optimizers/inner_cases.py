@@ -62,7 +62,17 @@ class Lookahead(keras.optimizers.SGD):
             variable.assign(slow)
 
 
-OWN = {own.__name__: own for own in (OwnUpdate, OwnStep, Lookahead)}
+def two_optimizers(learning_rate):
+    """Different optimizers for the variables of one model."""
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.Nadam(learning_rate, clipnorm=1e3),
+            {"bias": keras.optimizers.SGD(2 * learning_rate, momentum=0.5)},
+        )
+    )
+
+
+OWN = {own.__name__: own for own in (OwnUpdate, OwnStep, Lookahead, two_optimizers)}
 
 
 def names():

@@ -78,7 +78,7 @@ def test_an_argument_of_both_is_the_wrappers_where_it_was_given():
 
 def test_private_attributes_and_unknown_ones():
     optimizer = identity(keras.optimizers.Adam(use_ema=True))
-    optimizer.build(make_variables([[2, 2]]))
+    optimizer.build(make_variables([[64, 32]]))
     inner = optimizer.inner_optimizer
     assert optimizer._model_variables_moving_average is (
         inner._model_variables_moving_average
@@ -224,3 +224,72 @@ def test_averages_are_swapped_by_keras_callback(is_scaled):
     model.fit(x, x[:, 0], validation_data=(x, x[:, 0]), verbose=0, callbacks=callbacks)
     average = inner._model_variables_moving_average[0].numpy()
     np.testing.assert_array_equal(swapped[0], average)
+
+
+def several(first, second):
+    """A MultiOptimizer, its first one for all variables but biases."""
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(first, {".*bias": second})
+    )
+
+
+def test_each_optimizer_of_several_clips_its_own_gradients():
+    runs = []
+    for wrap in (lambda optimizer: optimizer, identity):
+        optimizer = wrap(
+            several(
+                keras.optimizers.SGD(1.0, global_clipnorm=0.5),
+                keras.optimizers.Adagrad(0.5, clipvalue=0.25),
+            )
+        )
+        weights = [
+            keras.Variable(np.ones([4]), name=name) for name in ("a", "bias", "b")
+        ]
+        optimizer.build(weights)
+        for _ in range(3):
+            step(optimizer, weights)
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            optimizer.apply([tf.ones([4]), tf.ones([4]), None], weights)
+        runs.append([weight.numpy() for weight in weights])
+    np.testing.assert_allclose(*runs, rtol=1e-6)
+
+
+def test_a_wrapper_goes_around_several_optimizers():
+    wrapped = tfgradcomp.TernGrad("sgd")
+    sgd = keras.optimizers.SGD()
+    message = (
+        r"goes around all optimizers.*TernGrad\(MultiOptimizer\(...\)\).*"
+        r"Received: optimizers=\['TernGrad', 'SGD'\]"
+    )
+    with pytest.raises(ValueError, match=message):
+        several(sgd, wrapped)
+    chosen = keras.optimizers.MultiOptimizer(
+        lambda variable: wrapped if variable.ndim > 1 else sgd
+    )
+    with pytest.raises(ValueError, match=message):
+        chosen.build(make_variables([[2, 2], [2]]))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "first", "text"),
+    [
+        (
+            tfgradcomp.DistEFBlockSGD,
+            keras.optimizers.SGD,
+            r"one learning rate.*\['SGD', 'SGD'\], state=\['server.residual', 'worker",
+        ),
+        (
+            tfgradcomp.TernGrad,
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            r"steps of their own.*gradient_accumulation_steps=\[None, 2\]",
+        ),
+        (
+            tfgradcomp.Signum,
+            keras.optimizers.Adam,
+            r"holds the momentum itself.*Adam\(beta_1=0.9\)",
+        ),
+    ],
+)
+def test_what_several_optimizers_cannot_have_is_refused(wrap, first, text):
+    with pytest.raises(ValueError, match=text):
+        wrap(several(first(), keras.optimizers.SGD())).build(make_variables([[64, 32]]))

@@ -13,6 +13,7 @@ Keras' base class, for the thread of this replica and this call alone.
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,6 +21,9 @@ from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.replace import replace
+
+# Not there before Keras 3.12.
+_Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 class _Thread(threading.local):
@@ -92,17 +96,55 @@ def decayed(optimizer: Optimizer, variables: list) -> list:
     return [v if optimizer._use_weight_decay(v) else None for v in variables]
 
 
+def members(optimizer: Optimizer) -> list:
+    """Returns the optimizers in a `MultiOptimizer`; of any other one, itself."""
+    return optimizer.optimizers if isinstance(optimizer, _Multi) else [optimizer]
+
+
+def refuse_wrappers_in_multi_optimizer(message: str) -> None:
+    """Makes `MultiOptimizer` raise ValueError if it is given a wrapper."""
+
+    def checked(original, optimizer, *args, **kwargs):
+        original(optimizer, *args, **kwargs)
+        if any(hasattr(member, "inner_optimizer") for member in members(optimizer)):
+            names = [type(member).__name__ for member in members(optimizer)]
+            raise ValueError(f"{message} Received: optimizers={names}")
+
+    if _Multi:
+        replace(_Multi, "__init__", checked)
+        # A function that chooses optimizers is first called there.
+        replace(_Multi, "build", checked)
+
+
+def learning_rate(optimizer: Optimizer) -> tf.Tensor:
+    """The learning rate of this step; 1 where there are several."""
+    if isinstance(optimizer, _Multi):
+        return tf.constant(1.0)
+    return tf.convert_to_tensor(optimizer.learning_rate)
+
+
 def clips(optimizer: Optimizer) -> bool:
     """Returns whether the optimizer clips gradients."""
-    if type(optimizer)._clip_gradients is not Optimizer._clip_gradients:
-        return True
-    limits = optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm
-    return any(limit is not None for limit in limits)
+    return any(
+        type(member)._clip_gradients is not Optimizer._clip_gradients
+        or member.clipnorm is not None
+        or member.clipvalue is not None
+        or member.global_clipnorm is not None
+        for member in members(optimizer)
+    )
 
 
-def clipped(optimizer: Optimizer, gradients: list) -> list:
+def clipped(optimizer: Optimizer, gradients: list, variables: list) -> list:
     """Applies `clipnorm`, `clipvalue` or `global_clipnorm` of the optimizer."""
-    return optimizer._clip_gradients(gradients)
+    if not isinstance(optimizer, _Multi):
+        return optimizer._clip_gradients(gradients)
+    owners = [optimizer._var_to_optimizer_idx[optimizer._var_key(v)] for v in variables]
+    result: dict[int, tf.Tensor] = {}
+    for index, member in enumerate(members(optimizer)):
+        own = [i for i, owner in enumerate(owners) if owner == index]
+        own_clipped = member._clip_gradients([gradients[i] for i in own])
+        result.update(zip(own, own_clipped, strict=True))
+    return [result[i] for i in range(len(gradients))]
 
 
 def is_update_step(optimizer: Optimizer) -> tf.Tensor:
@@ -148,6 +190,13 @@ def _apply(phase, optimizer, gradients, variables):
     if scale:
         # Keras divides by it, and a subclass may expect it.
         gradients = [gradient * scale for gradient in gradients]
+    if isinstance(optimizer, _Multi):
+        # It takes gradients of all variables only.
+        known = {position(optimizer, v): i for i, v in enumerate(variables)}
+        variables = trainable_variables(optimizer)
+        gradients = [
+            gradients[known[i]] if i in known else None for i in range(len(variables))
+        ]
     _thread.phase = phase
     try:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

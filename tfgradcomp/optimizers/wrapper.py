@@ -51,6 +51,10 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
             )
         inner: keras.optimizers.Optimizer = keras.optimizers.get(inner_optimizer)
         refuse_wrappers(inner)
+        compat.refuse_wrappers_in_multi_optimizer(
+            "A compressed optimizer goes around all optimizers together, so that a "
+            "step is skipped as a whole: TernGrad(MultiOptimizer(...))."
+        )
         super().__init__(learning_rate=0.0, name=name or inner.name)
         self._keras_arguments = compat.forget_arguments(self)
         self.inner_optimizer = inner
@@ -141,10 +145,10 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
             ValueError: Always.
         """
         raise ValueError(
-            f"{type(self).__name__} keeps residuals in variables and exchanges "
-            "gradients between workers, which `stateless_apply` cannot. Expected: "
-            "`apply(gradients, variables)` or `model.fit`, with the TensorFlow "
-            "backend."
+            "`stateless_apply` is not supported: residuals are kept in variables, and "
+            "gradients are exchanged between workers. Expected: `apply(gradients, "
+            "variables)` or `model.fit`, with the TensorFlow backend. "
+            f"Received: optimizer={type(self).__name__}"
         )
 
     def config_value(self, name: str) -> Any:
@@ -193,14 +197,14 @@ def refuse_wrappers(inner: keras.optimizers.Optimizer) -> None:
 
 def refuse_inner_momentum(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if the inner optimizer has momentum of its own."""
-    inner = optimizer.inner_optimizer
-    for name in ("momentum", "beta_1"):
-        value = getattr(inner, name, 0)
-        if value:
-            raise ValueError(
-                f"{type(optimizer).__name__} holds the momentum itself, on each "
-                "worker; take an inner optimizer without, such as "
-                "keras.optimizers.SGD(learning_rate), or say "
-                "allow_inner_momentum=True. Received: inner_optimizer="
-                f"{type(inner).__name__}({name}={value})"
-            )
+    for inner in compat.members(optimizer.inner_optimizer):
+        for name in ("momentum", "beta_1"):
+            value = getattr(inner, name, 0)
+            if value:
+                raise ValueError(
+                    f"{type(optimizer).__name__} holds the momentum itself, on each "
+                    "worker; take an inner optimizer without, such as "
+                    "keras.optimizers.SGD(learning_rate), or say "
+                    "allow_inner_momentum=True. Received: inner_optimizer="
+                    f"{type(inner).__name__}({name}={value})"
+                )
