@@ -23,6 +23,7 @@ CLUSTERS = (
     "tests/optimizers/test_agreement_on_workers.py",
     "tests/optimizers/test_auto_on_workers.py",
     "tests/optimizers/test_float_steps_on_workers.py",
+    "tests/optimizers/test_inner_optimizers.py",
     "tests/parameter_server/",
     "tests/per_example/test_workers.py",
     "tests/programs/",

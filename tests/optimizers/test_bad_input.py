@@ -278,7 +278,7 @@ def test_there_is_no_stateless_step(row):
     optimizer = row.make(sgd())
     variables = make_variables([(3,)])
     optimizer.build(variables)
-    with refused("`stateless_apply` cannot", "apply(gradients, variables)"):
+    with refused("`stateless_apply` is not", "apply(gradients, variables)"):
         optimizer.stateless_apply([], [np.zeros(3)], variables)
 
 

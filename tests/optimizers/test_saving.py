@@ -105,7 +105,7 @@ def check_names(model):
     """The optimizer's variables are named, once each, and no others."""
     optimizer = model.optimizer
     names = [v.name for v in optimizer.variables]
-    own = names[: len(names) - len(optimizer.inner_optimizer.variables)]
+    own = names[len(optimizer.inner_optimizer.variables) :]
     assert len(own) == len(set(own))
     assert {"seed", "previous_learning_rate", "skipped_steps"} <= set(own)
     assert named(optimizer, "seed") == optimizer.seed

@@ -4,15 +4,57 @@ Keras runs them as one: unscale, accumulate, clip, decay, all-reduce, update, av
 The exchange of compressed gradients stands between clipping and decay, outside every
 conditional, so that a worker with a non-finite gradient hangs nobody and a skipped
 step has changed nothing.
+
+After the exchange the optimizer's own `apply_gradients` runs, with whatever a subclass
+does there or in `update_step`. What has been done before the exchange is passed by in
+Keras' base class, for the thread of this replica and this call alone.
 """
 
 from __future__ import annotations
+
+import threading
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.conditional import conditional
+from tfgradcomp.compat.replace import replace
+
+# Not there before Keras 3.12.
+_Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+
+
+class _Thread(threading.local):
+    """The state of a thread; the replicas of one process have a thread each.
+
+    Attributes:
+        phase: "update" for gradients that have been exchanged, "accumulate" for those
+            of a window that goes on; None outside of a wrapper.
+    """
+
+    phase: str | None = None
+
+
+_thread = _Thread()
+
+
+def forget_arguments(optimizer: Optimizer) -> list[str]:
+    """Removes what Keras' constructor has set of an optimizer that wraps another one.
+
+    Returns:
+        The names of Keras' arguments among it.
+    """
+    own = vars(optimizer)
+    arguments = [
+        name for name in own if name[0] != "_" and name not in ("name", "built")
+    ]
+    counters = ["_iterations", "_learning_rate"]
+    variables = ["_trainable_variables", "_trainable_variables_indices"]
+    for name in arguments + counters + variables:
+        del own[name]
+    return arguments
 
 
 def filtered(
@@ -49,15 +91,60 @@ def step_counter(optimizer: Optimizer) -> keras.Variable:
     return optimizer._iterations
 
 
+def decayed(optimizer: Optimizer, variables: list) -> list:
+    """Returns the variables, None for each that is excluded from weight decay."""
+    return [v if optimizer._use_weight_decay(v) else None for v in variables]
+
+
+def members(optimizer: Optimizer) -> list:
+    """Returns the optimizers in a `MultiOptimizer`; of any other one, itself."""
+    return optimizer.optimizers if isinstance(optimizer, _Multi) else [optimizer]
+
+
+def refuse_wrappers_in_multi_optimizer(message: str) -> None:
+    """Makes `MultiOptimizer` raise ValueError if it is given a wrapper."""
+
+    def checked(original, optimizer, *args, **kwargs):
+        original(optimizer, *args, **kwargs)
+        if any(hasattr(member, "inner_optimizer") for member in members(optimizer)):
+            names = [type(member).__name__ for member in members(optimizer)]
+            raise ValueError(f"{message} Received: optimizers={names}")
+
+    if _Multi:
+        replace(_Multi, "__init__", checked)
+        # A function that chooses optimizers is first called there.
+        replace(_Multi, "build", checked)
+
+
+def learning_rate(optimizer: Optimizer) -> tf.Tensor:
+    """The learning rate of this step; 1 where there are several."""
+    if isinstance(optimizer, _Multi):
+        return tf.constant(1.0)
+    return tf.convert_to_tensor(optimizer.learning_rate)
+
+
 def clips(optimizer: Optimizer) -> bool:
     """Returns whether the optimizer clips gradients."""
-    limits = optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm
-    return any(limit is not None for limit in limits)
+    return any(
+        type(member)._clip_gradients is not Optimizer._clip_gradients
+        or member.clipnorm is not None
+        or member.clipvalue is not None
+        or member.global_clipnorm is not None
+        for member in members(optimizer)
+    )
 
 
-def clipped(optimizer: Optimizer, gradients: list) -> list:
+def clipped(optimizer: Optimizer, gradients: list, variables: list) -> list:
     """Applies `clipnorm`, `clipvalue` or `global_clipnorm` of the optimizer."""
-    return optimizer._clip_gradients(gradients)
+    if not isinstance(optimizer, _Multi):
+        return optimizer._clip_gradients(gradients)
+    owners = [optimizer._var_to_optimizer_idx[optimizer._var_key(v)] for v in variables]
+    result: dict[int, tf.Tensor] = {}
+    for index, member in enumerate(members(optimizer)):
+        own = [i for i, owner in enumerate(owners) if owner == index]
+        own_clipped = member._clip_gradients([gradients[i] for i in own])
+        result.update(zip(own, own_clipped, strict=True))
+    return [result[i] for i in range(len(gradients))]
 
 
 def is_update_step(optimizer: Optimizer) -> tf.Tensor:
@@ -78,11 +165,11 @@ def accumulated(optimizer: Optimizer, gradients: list, variables: list) -> list:
 
 
 def accumulate(optimizer: Optimizer, gradients: list, variables: list) -> None:
-    """Adds to the window's gradients; the weights stay."""
+    """Adds to the window's gradients; Keras' update of the weights is left out."""
     optimizer._backend_increment_gradient_accumulators(
         gradients, _accumulators(optimizer, variables)
     )
-    _finish(optimizer, variables)
+    _apply("accumulate", optimizer, gradients, variables)
 
 
 def drop_window(optimizer: Optimizer) -> None:
@@ -93,34 +180,54 @@ def drop_window(optimizer: Optimizer) -> None:
 
 def update(optimizer: Optimizer, gradients: list, variables: list) -> None:
     """Applies gradients that are unscaled, clipped and aggregated already."""
-    optimizer._apply_weight_decay(variables)
-    values = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        optimizer._distributed_tf_update_step,
-        optimizer._distribution_strategy,
-        list(zip(gradients, values, strict=True)),
-        optimizer.learning_rate,
-    )
-    if optimizer.gradient_accumulation_steps:
-        optimizer._backend_reset_gradient_accumulators()
-    _finish(optimizer, variables)
+    _apply("update", optimizer, gradients, variables)
+
+
+def _apply(phase, optimizer, gradients, variables):
+    replace(Optimizer, "_backend_apply_gradients", _apply_gradients)
+    replace(Optimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients)
+    scale = optimizer.loss_scale_factor
+    if scale:
+        # Keras divides by it, and a subclass may expect it.
+        gradients = [gradient * scale for gradient in gradients]
+    if isinstance(optimizer, _Multi):
+        # It takes gradients of all variables only.
+        known = {position(optimizer, v): i for i, v in enumerate(variables)}
+        variables = trainable_variables(optimizer)
+        gradients = [
+            gradients[known[i]] if i in known else None for i in range(len(variables))
+        ]
+    _thread.phase = phase
+    try:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    finally:
+        _thread.phase = None
+
+
+def _apply_gradients(original, optimizer, gradients, variables):
+    if _thread.phase is None:
+        return original(optimizer, gradients, variables)
+    if _thread.phase == "update":
+        optimizer._apply_weight_decay(variables)
+        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+        if optimizer.gradient_accumulation_steps:
+            optimizer._backend_reset_gradient_accumulators()
+    _update_averages(optimizer)
+
+
+def _all_reduce_sum_gradients(original, optimizer, gradients_and_variables):
+    if _thread.phase is None:
+        return original(optimizer, gradients_and_variables)
+    return gradients_and_variables
 
 
 def _accumulators(optimizer, variables):
     return [optimizer._accumulated_gradients[position(optimizer, v)] for v in variables]
 
 
-def _finish(optimizer, variables):
-    if optimizer.use_ema:
-        _update_averages(optimizer)
-    for variable in variables:
-        constraint = getattr(variable, "constraint", None)
-        if constraint is not None:
-            variable.assign(constraint(variable))
-    optimizer._iterations.assign_add(1)
-
-
 def _update_averages(optimizer):
+    if not optimizer.use_ema:
+        return
     weights = optimizer._trainable_variables
     optimizer._update_model_variables_moving_average(weights)
     frequency = optimizer.ema_overwrite_frequency

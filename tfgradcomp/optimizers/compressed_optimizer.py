@@ -19,7 +19,7 @@ from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
-from tfgradcomp.optimizers.state import OptimizerState, has_state, saved_fallback
+from tfgradcomp.optimizers.state import OptimizerState, can_restore, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
 from tfgradcomp.optimizers.supported import prepare, warn_before_second_moments
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
@@ -141,7 +141,7 @@ class CompressedOptimizer(OptimizerWrapper):
         # Subclasses have arguments of these names with a meaning of their own.
         self._method_block_size = self.block_size = block_size
         self.compressor, self.server = compressor, server
-        self.weight_decay: WeightDecay | float | None = weight_decay
+        self.weight_decay = weight_decay
         self.transport = transport
         self.exclude = exclude
         self.min_size = min_size
@@ -171,9 +171,9 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def variables(self):
-        """The method's state, then the inner optimizer's variables."""
+        """The inner optimizer's variables, then the method's state."""
         own = self._state.variables() if self.built else []
-        return own + self.inner_optimizer.variables
+        return self.inner_optimizer.variables + own
 
     # Building.
 
@@ -188,8 +188,8 @@ class CompressedOptimizer(OptimizerWrapper):
             return
         self._strategy = prepare(type(self).__name__, self.method.compressor)
         self.inner_optimizer.build(variables)
-        super().build(variables)
         self._bind()
+        self.built = True
 
     def _bind(self, is_fallback: bool | None = None) -> None:
         """Puts together all that does not change from step to step."""
@@ -322,7 +322,8 @@ class CompressedOptimizer(OptimizerWrapper):
         if name == "transport" and not isinstance(self.transport, str):
             # A transport that was handed in belongs to its process.
             return "auto"
-        return named_rules(self.exclude) if name == "exclude" else getattr(self, name)
+        value = super().config_value(name)
+        return named_rules(value) if name == "exclude" else value
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""
@@ -339,7 +340,7 @@ class CompressedOptimizer(OptimizerWrapper):
             ValueError: On all workers, if the state is not complete on one of them.
                 Before the first step, `apply` raises it.
         """
-        if not self.built or not has_state(store):
+        if not can_restore(self.name, self.built, store):
             return
         is_fallback = saved_fallback(store)
         if is_fallback != self._plan.is_fallback and self.fallback:

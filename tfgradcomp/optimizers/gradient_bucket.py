@@ -254,7 +254,8 @@ class GradientBucket:
 
         Args:
             gradients: This worker's gradients.
-            weights: All variables, in the order of the model.
+            weights: All variables, in the order of the model; None for each that is
+                excluded from weight decay.
             context: The step.
             is_float_step: Whether it travels as float32.
         """

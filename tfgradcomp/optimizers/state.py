@@ -9,6 +9,7 @@ hold the whole.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
 
@@ -78,9 +79,20 @@ class _Leaf(NamedTuple):
         )
 
 
-def has_state(store: Mapping) -> bool:
-    """Returns whether a file has the state of an optimizer that was built."""
-    return _PLACE in store.keys() and len(store.keys()) > 1
+def can_restore(owner: str, is_built: bool, store: Mapping) -> bool:
+    """Returns whether a file has a state, and its owner the variables for it.
+
+    Warns if only the variables are missing.
+    """
+    has_state = _PLACE in store.keys() and len(store.keys()) > 1
+    if has_state and not is_built:
+        warnings.warn(
+            f"The residuals and momenta of {owner} are not restored, because it is not "
+            "built. Expected: `optimizer.build(model.trainable_variables)` before it "
+            f"is loaded. Received: {sorted(store.keys())}",
+            stacklevel=2,
+        )
+    return has_state and is_built
 
 
 def saved_fallback(store: Mapping) -> bool:

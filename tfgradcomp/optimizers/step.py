@@ -84,6 +84,7 @@ class Stepper:
             raises: Whether a skipped step ends in an error.
             float_steps: The steps that travel as float32; None: none.
         """
+        check_members(inner, buckets)
         self.inner = inner
         self.buckets = buckets
         self.scalars = scalars
@@ -113,7 +114,7 @@ class Stepper:
         def take(gradients, moments):
             if steps:
                 gradients = compat.accumulated(inner, gradients, variables)
-            clipped, kept = compat.clipped(inner, gradients), None
+            clipped, kept = compat.clipped(inner, gradients, variables), None
             if compat.clips(inner) and any(m is not None for m in moments):
                 kept = self._by_position(second.kept(clipped, gradients), variables)
             table = Gradients(
@@ -162,9 +163,9 @@ class Stepper:
         )
 
     def _take(self, gradients, variables, is_float_step):
-        context = self.context()
+        context, decayed = self.context(), compat.decayed(self.inner, self._variables)
         results = [
-            bucket.exchange(gradients, self._variables, context, is_float_step)
+            bucket.exchange(gradients, decayed, context, is_float_step)
             for bucket in self.buckets
         ]
         updates, state = {}, []
@@ -244,7 +245,7 @@ class Stepper:
     def context(self) -> Context:
         """Returns what methods may know about this step."""
         inner, scalars = self.inner, self.scalars
-        rate = tf.convert_to_tensor(inner.learning_rate)
+        rate = compat.learning_rate(inner)
         return Context(
             step=tf.cast(tf.convert_to_tensor(inner.iterations), tf.int64),
             seed=tf.convert_to_tensor(scalars.seed),
@@ -279,6 +280,33 @@ class Stepper:
         with tf.control_dependencies([check for check in checks if check is not None]):
             skipped = self.scalars.skipped_steps
             skipped.assign(skipped + 1)
+
+
+def check_members(
+    inner: keras.optimizers.Optimizer, buckets: tuple[GradientBucket, ...]
+) -> None:
+    """Raises ValueError if a `MultiOptimizer` inside cannot take one common step."""
+    optimizers = compat.members(inner)
+    if optimizers == [inner]:
+        return
+    names = [type(one).__name__ for one in optimizers]
+    steps = [one.gradient_accumulation_steps for one in optimizers]
+    if any(steps):
+        raise ValueError(
+            "All gradients are exchanged in one step, so that the optimizers in a "
+            "MultiOptimizer cannot accumulate over steps of their own. Expected: "
+            "gradient_accumulation_steps=None. Received: "
+            f"optimizers={names}, gradient_accumulation_steps={steps}"
+        )
+    leaves = {name for bucket in buckets for _, name, _ in bucket.state.named_leaves()}
+    residuals = sorted(name for name in leaves if name.endswith("residual"))
+    if residuals:
+        raise ValueError(
+            "Residuals are in units of one learning rate, and the optimizers in a "
+            "MultiOptimizer have one each. Expected: one optimizer, or a method that "
+            "keeps no residuals, such as TernGrad, QSGD or HalfPrecision. Received: "
+            f"optimizers={names}, state={residuals}"
+        )
 
 
 def _pairs(variables, values):

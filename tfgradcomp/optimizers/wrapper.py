@@ -7,14 +7,27 @@ from typing import Any, ClassVar, TypeAlias
 
 import keras
 
+from tfgradcomp.compat import inner_optimizer as compat
+
 InnerOptimizer: TypeAlias = keras.optimizers.Optimizer | str | dict
 """A Keras optimizer, its name or its config."""
 
 
-class OptimizerWrapper(keras.optimizers.Optimizer):
+class _WrapperType(type):
+    def __call__(cls, *args, **kwargs):
+        wrapper = super().__call__(*args, **kwargs)
+        wrapper._answer_by_inner()
+        return wrapper
+
+
+class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
     """An optimizer that answers Keras' questions by its inner optimizer.
 
-    `learning_rate`, `iterations` and the like are those of the inner optimizer.
+    What is not its own is the inner optimizer's, to read and to set: `learning_rate`,
+    `iterations`, `clipnorm`, `use_ema`, `beta_1`, `momentum`, ... Its own are its
+    methods and what its constructor sets. Where both take an argument, such as
+    `weight_decay`, it is the wrapper's if it was given there, and cannot be changed;
+    `inner_optimizer.weight_decay` is the other one.
 
     Attributes:
         inner_optimizer: The wrapped optimizer.
@@ -24,6 +37,8 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     """
 
     config_arguments: ClassVar[tuple[str, ...]] = ()
+    built: bool
+    _is_constructed = False
 
     def __init__(
         self, inner_optimizer: InnerOptimizer, name: str | None = None, **kwargs: Any
@@ -34,10 +49,45 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
                 "the update (learning_rate, clipnorm, use_ema, ...) belong to "
                 f"`inner_optimizer`. Received: {kwargs}"
             )
-        super().__init__(learning_rate=0.0, name=name)
         inner: keras.optimizers.Optimizer = keras.optimizers.get(inner_optimizer)
         refuse_wrappers(inner)
+        compat.refuse_wrappers_in_multi_optimizer(
+            "A compressed optimizer goes around all optimizers together, so that a "
+            "step is skipped as a whole: TernGrad(MultiOptimizer(...))."
+        )
+        super().__init__(learning_rate=0.0, name=name or inner.name)
+        self._keras_arguments = compat.forget_arguments(self)
         self.inner_optimizer = inner
+
+    def _answer_by_inner(self):
+        for name in self._keras_arguments:
+            if vars(self).get(name, ...) is None:
+                super().__delattr__(name)
+        self._is_constructed = True
+
+    def __getattr__(self, name):
+        # Python asks here for what the wrapper does not have.
+        if self._is_constructed and not name.startswith("__"):
+            return getattr(self.inner_optimizer, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+
+    def __setattr__(self, name, value):
+        is_of_both = (
+            self._is_constructed
+            and not name.startswith("_")
+            and not hasattr(type(self), name)
+            and hasattr(self.inner_optimizer, name)
+        )
+        if is_of_both and name not in vars(self):
+            setattr(self.inner_optimizer, name, value)
+        elif is_of_both and name in self.config_arguments:
+            raise AttributeError(
+                f"{type(self).__name__} was given a `{name}` of its own, which cannot "
+                f"be changed; that of the inner optimizer is inner_optimizer.{name}. "
+                f"Received: {name}={value}"
+            )
+        else:
+            super().__setattr__(name, value)
 
     @property
     def learning_rate(self):
@@ -53,20 +103,40 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         """The inner optimizer's number of steps."""
         return self.inner_optimizer.iterations
 
-    @property
-    def loss_scale_factor(self):
-        """The inner optimizer's loss scale."""
-        return self.inner_optimizer.loss_scale_factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value):
-        # Keras' constructor sets it before there is an inner optimizer.
-        if "inner_optimizer" in self.__dict__:
-            self.inner_optimizer.loss_scale_factor = value
-
     def scale_loss(self, loss):
         """Scales the loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Updates one variable as the inner optimizer does, without an exchange."""
+        self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes variables from the weight decay, the wrapper's own included."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def set_weights(self, weights):
+        """Sets all `variables`, those of the inner optimizer included.
+
+        Raises:
+            ValueError: If the optimizer is not built, or the weights are not those of
+                such an optimizer.
+        """
+        if not self.built:
+            raise ValueError(
+                "You are calling `set_weights` before there are any; call "
+                "`optimizer.build(model.trainable_variables)` first. "
+                f"Received: optimizer={self.name}"
+            )
+        expected = [tuple(variable.shape) for variable in self.variables]
+        shapes = [tuple(weight.shape) for weight in weights]
+        if shapes != expected:
+            raise ValueError(
+                f"The weights of {self.name} have the shapes {expected}, in the order "
+                f"of `optimizer.variables`. Received: shapes={shapes}"
+            )
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):
         """Raises an error: workers cannot exchange gradients without variables.
@@ -75,15 +145,16 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             ValueError: Always.
         """
         raise ValueError(
-            f"{type(self).__name__} keeps residuals in variables and exchanges "
-            "gradients between workers, which `stateless_apply` cannot. Expected: "
-            "`apply(gradients, variables)` or `model.fit`, with the TensorFlow "
-            "backend."
+            "`stateless_apply` is not supported: residuals are kept in variables, and "
+            "gradients are exchanged between workers. Expected: `apply(gradients, "
+            "variables)` or `model.fit`, with the TensorFlow backend. "
+            f"Received: optimizer={type(self).__name__}"
         )
 
     def config_value(self, name: str) -> Any:
-        """Returns the value of an argument, as Keras can save it."""
-        return getattr(self, name)
+        """Returns the value of an argument of its own, as Keras can save it."""
+        is_own = name in vars(self) or hasattr(type(self), name)
+        return getattr(self, name) if is_own else None
 
     def get_config(self):
         """Returns the constructor's arguments, serialized by Keras."""
@@ -126,14 +197,14 @@ def refuse_wrappers(inner: keras.optimizers.Optimizer) -> None:
 
 def refuse_inner_momentum(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if the inner optimizer has momentum of its own."""
-    inner = optimizer.inner_optimizer
-    for name in ("momentum", "beta_1"):
-        value = getattr(inner, name, 0)
-        if value:
-            raise ValueError(
-                f"{type(optimizer).__name__} holds the momentum itself, on each "
-                "worker; take an inner optimizer without, such as "
-                "keras.optimizers.SGD(learning_rate), or say "
-                "allow_inner_momentum=True. Received: inner_optimizer="
-                f"{type(inner).__name__}({name}={value})"
-            )
+    for inner in compat.members(optimizer.inner_optimizer):
+        for name in ("momentum", "beta_1"):
+            value = getattr(inner, name, 0)
+            if value:
+                raise ValueError(
+                    f"{type(optimizer).__name__} holds the momentum itself, on each "
+                    "worker; take an inner optimizer without, such as "
+                    "keras.optimizers.SGD(learning_rate), or say "
+                    "allow_inner_momentum=True. Received: inner_optimizer="
+                    f"{type(inner).__name__}({name}={value})"
+                )

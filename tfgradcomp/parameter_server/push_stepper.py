@@ -7,6 +7,7 @@ from typing import cast
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.step import Stepper
@@ -87,14 +88,13 @@ class PushLogStepper(Stepper):
             known: For each bucket the replies to the own push, where they are known.
         """
         context = self.context()
+        decayed = compat.decayed(self.inner, self._variables)
         updates, state, flags = {}, [], []
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
             route = cast(PushLogRoute, bucket.route)
             result = route.pull(route.flight_of(pusher, context, replies), server)
-            update, local = bucket.with_local_terms(
-                result.update, self._variables, context
-            )
+            update, local = bucket.with_local_terms(result.update, decayed, context)
             updates.update(bucket.split(update))
             state += _pairs(bucket.state.local, local)
             state += _pairs(bucket.state.server, result.state)
