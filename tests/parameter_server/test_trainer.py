@@ -37,6 +37,10 @@ def trainer(optimizer=None, **arguments):
             "leave fallback=None. Received: fallback='float32'",
         ),
         (
+            {"optimizer": tfgradcomp.SignSGD("sgd", dense_every=3)},
+            "always compressed.*Received: warmup_steps=0, dense_every=3",
+        ),
+        (
             {
                 "optimizer": tfgradcomp.SignSGD(
                     keras.optimizers.SGD(gradient_accumulation_steps=2)

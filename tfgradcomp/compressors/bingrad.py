@@ -103,9 +103,9 @@ def _means_of_sides(x, edge, layout):
         return ops.block_statistics(values, splits).sum
 
     number = total(tf.cast(is_below, tf.float32))
-    below = tf.math.divide_no_nan(total(tf.where(is_below, x, 0)), number)
+    below = tf.math.divide_no_nan(total(tf.where(is_below, x, 0.0)), number)
     number_above = tf.constant(np.diff(splits), tf.float64) - number
-    above = tf.math.divide_no_nan(total(tf.where(is_below, 0, x)), number_above)
+    above = tf.math.divide_no_nan(total(tf.where(is_below, 0.0, x)), number_above)
     # The elements of a constant block are all on one side.
     low = tf.where(number > 0, _normal(tf.cast(below, tf.float32)), edge)
     high = tf.where(number_above > 0, _normal(tf.cast(above, tf.float32)), edge)
@@ -114,4 +114,4 @@ def _means_of_sides(x, edge, layout):
 
 def _normal(x):
     """Zeros instead of denormals, which some processors take for zeros."""
-    return tf.where(tf.abs(x) >= np.finfo(np.float32).tiny, x, 0)
+    return tf.where(tf.abs(x) >= np.finfo(np.float32).tiny, x, 0.0)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Compressor, Wrapper
-from tfgradcomp.core import Field, Layout
+from tfgradcomp.core import Field, Layout, SplitVector
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,17 @@ class Fitted(Wrapper):
     def decompress(self, payload, layout):
         inner = {name: payload[name] for name in super().fields(layout)}
         y = self.compressor.decompress(inner, layout)
-        return y * ops.spread(payload["factor"], layout.row_splits)
+        return _split(y * ops.spread(payload["factor"], layout.row_splits), layout)
 
     @override
     def mean(self, payloads, layout):
         # Not that of the wrapped compressor, which knows of no factors.
-        return Compressor.mean(self, payloads, layout)
+        return _split(Compressor.mean(self, payloads, layout), layout)
+
+
+def _split(vector, layout):
+    """Returns a flat vector as tensors of the sizes of the layout, where it has any."""
+    return SplitVector(tf.split(vector, layout.sizes)) if layout.sizes else vector
 
 
 def contracting(compressor: Compressor) -> Compressor:

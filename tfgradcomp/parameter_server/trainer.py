@@ -251,7 +251,8 @@ def _check_optimizer(optimizer):
         raise ValueError(
             "With parameter servers gradients are always compressed: leave "
             "warmup_steps=0 and dense_every=None. Received: "
-            f"optimizer={optimizer.name}, {optimizer.float_steps}"
+            f"warmup_steps={optimizer.float_steps.warmup_steps}, "
+            f"dense_every={optimizer.float_steps.dense_every}"
         )
     if optimizer.needs_second_moments:
         raise ValueError(
