@@ -148,7 +148,7 @@ MUTATIONS = (
         "tfgradcomp/optimizers/gradient_bucket.py",
         (
             Edit(
-                "sent = self.compress(gradients, context)",
+                "sent = self.compress(gradients, context, route)",
                 "sent = self.compress(\n"
                 "            gradients._replace(values=[\n"
                 "                None if g is None else g\n"
@@ -156,10 +156,10 @@ MUTATIONS = (
                 "                * tf.convert_to_tensor(w) / gradients.scale\n"
                 "                for g, w in zip(gradients.values, weights)\n"
                 "            ]),\n"
-                "            context,\n"
+                "            context, route,\n"
                 "        )",
             ),
-            Edit("if not self._weight_decay:", "if True:"),
+            Edit("if self._weight_decay:", "if False:"),
         ),
         ("tests/optimizers/test_trajectories.py", "-k", "decay or block_sgdm"),
     ),

@@ -71,7 +71,7 @@ def snapshot(model):
     return [bits(w) for w in model.get_weights()], state
 
 
-@pytest.mark.parametrize(("row", "inner"), every_run())
+@pytest.mark.parametrize(("row", "inner"), [*every_run()])
 def test_saved_models_and_checkpoints_go_on_as_if_nothing_had_been(
     row, inner, tmp_path
 ):

@@ -38,12 +38,11 @@ def test_error_feedback_in_front_of_adam_warns(make):
 @pytest.mark.parametrize(
     "inner",
     ["adamw", "nadam", "adamax", "rmsprop", "adagrad", "adadelta", "adafactor", "ftrl"]
-    + [keras.optimizers.Lamb(), "lion", Squares()],
-    ids=str,
+    + [keras.optimizers.Lamb, "lion", Squares],
 )
 def test_every_average_of_squares_warns(inner):
     with pytest.warns(UserWarning, match="train badly"):
-        tfgradcomp.DistEFSGD(inner)
+        tfgradcomp.DistEFSGD(inner if isinstance(inner, str) else inner())
 
 
 def test_sgd_and_methods_without_error_feedback_do_not_warn():
