@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import enable_multi_worker_fit
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
@@ -186,8 +187,10 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def build(self, variables):
         """Creates the state of the method and of the inner optimizer."""
-        if self.built:
-            return
+        if not self.built:
+            create_variables(self._build, variables)
+
+    def _build(self, variables):
         self._strategy = self._prepare_strategy()
         self.inner_optimizer.build(variables)
         super().build(variables)
