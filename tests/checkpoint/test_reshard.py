@@ -3,6 +3,7 @@
 The workers are threads that write the files of real ones.
 """
 
+import hashlib
 import shutil
 
 import h5py
@@ -65,6 +66,10 @@ def save(directory, make, transport, bucket_bytes, workers=3):
                 )
                 for index, variable in enumerate(variables):
                     file[f"layers/layer/vars/{index}"] = variable.numpy()
+                # A statistic, which differs.
+                file["layers/layer/vars/3"] = np.float32(rank)
+            weights = b"".join(v.numpy().tobytes() for v in variables)
+            (folder / backups.DIGEST).write_text(hashlib.sha256(weights).hexdigest())
 
         folder = backups.worker_folder(directory, rank)
         backups.write(folder, 1, Origin(rank, workers), write)
@@ -255,12 +260,11 @@ def test_missing_part_of_the_server_raises(backup, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("dataset", "changed", "message"),
     [
-        ("layers/layer/vars/0", lambda x: x + 1, "weights differ"),
         ("optimizer/inner_optimizer/vars/0", lambda x: x + 1, "weights differ"),
         (f"{GROUP}/compressed.worker.residual", lambda x: x[:, 1:], "optimizers"),
         (f"{GROUP}/fallback", lambda x: 1 - x, "optimizers differ"),
     ],
-    ids=["weights", "step count", "size", "fallback"],
+    ids=["step count", "size", "fallback"],
 )
 def test_backups_of_two_trainings_raise(
     dataset, changed, message, backup, tmp_path, capsys
@@ -272,6 +276,19 @@ def test_backups_of_two_trainings_raise(
         opened[dataset] = value
     error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
     assert message in error
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_backups_of_other_weights_raise(has_digests, backup, tmp_path, capsys):
+    for rank in range(3):
+        digest = backup / f"worker-{rank}" / "epoch-000001" / backups.DIGEST
+        if not has_digests:
+            digest.unlink()
+        elif rank == 1:
+            digest.write_text("0")
+    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    assert "weights differ" in error
+    assert (backups.DIGEST if has_digests else "layers/layer/vars/3") in error
 
 
 def test_unreadable_file_raises(backup, tmp_path, capsys):

@@ -299,3 +299,12 @@ def test_error_feedback_twice_is_refused():
 def test_components_are_equal_by_their_arguments():
     assert Clip(Sign(), 2.0) == Clip(Sign(), 2.0) != Clip(Sign(), 2.5)
     assert Mean(Identity()) == Mean()
+
+
+def test_variable_that_the_optimizer_was_not_built_with_raises():
+    # A layer that is no longer frozen, and the optimizer of before.
+    first, second = make_variables([(40,), (30,)])
+    optimizer = tfgradcomp.TernGrad(sgd())
+    optimizer.build([first])
+    with refused("Unknown variable", "built with", "recreate a new optimizer"):
+        optimizer.apply([tf.zeros([40]), tf.zeros([30])], [first, second])

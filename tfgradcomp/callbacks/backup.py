@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.collectives import across_hosts
+from tfgradcomp.compat.statistics import digest_of_weights
 from tfgradcomp.compat.trainer import prepare_to_resume, random_states
 
 # Keras saves no random states, without which dropout would differ after a restart.
@@ -78,6 +79,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         def save(folder):
             self.model.save_weights(folder / backups.WEIGHTS)
+            (folder / backups.DIGEST).write_text(digest_of_weights(self.model))
             states = random_states(self.model)
             np.savez(folder / _RANDOM, **{k: v.numpy() for k, v in states.items()})
 

@@ -19,6 +19,9 @@ KEPT = 2
 WEIGHTS = "state.weights.h5"
 """The file of weights and optimizer state in the folder of an epoch."""
 
+DIGEST = "trainable.sha256"
+"""The file with a hash of the trainable weights, which are equal on all workers."""
+
 _METADATA = "metadata.json"
 
 

@@ -49,7 +49,7 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
             for source in sources
         ]
         paths = state_groups(files[0])
-        _check_copies(files, paths)
+        _check_copies(sources, files, paths)
         states = {path: join_groups([f[path] for f in files]) for path in paths}
     for rank in range(num_workers):
         origin = backups.Origin(rank, num_workers)
@@ -94,16 +94,33 @@ def _find(old: Path) -> tuple[list[Path], int]:
     return folders, epoch
 
 
-def _check_copies(files: Sequence[h5py.File], paths: Sequence[str]) -> None:
-    """Checks that all that is not the state of a compressed optimizer is equal."""
+def _check_copies(
+    sources: Sequence[Path], files: Sequence[h5py.File], paths: Sequence[str]
+) -> None:
+    """Checks that the trainable weights and the inner optimizers are equal.
+
+    Other variables of a model may differ. Backups of version 0.1 have no hash of what
+    is trainable; there, all of a model is compared.
+    """
     inside = tuple(f"{path}/" for path in paths)
+    compared: tuple[str, ...] = ("",)
+    digests = [source / backups.DIGEST for source in sources]
+    if all(path.exists() for path in digests):
+        compared = tuple(f"{path.rpartition('/')[0]}/" for path in paths)
+        for path in digests[1:]:
+            if path.read_text() != digests[0].read_text():
+                raise ValueError(
+                    "The workers' weights differ: these backups are not of one "
+                    f"training. Received: {path}, unlike {digests[0]}"
+                )
 
     def datasets(file):
         found = {}
 
         def visit(name, item):
             if isinstance(item, h5py.Dataset) and not name.startswith(inside):
-                found[name] = item
+                if name.startswith(compared):
+                    found[name] = item
 
         file.visititems(visit)
         return found

@@ -97,7 +97,7 @@ class Replicas(Collectives):
     def _meets_eagerly(self):
         # Local replicas run in turns where nothing is traced: one that waits inside
         # an op for the next waits for ever, so they meet by the strategy's means.
-        return tf.executing_eagerly()
+        return tf.executing_eagerly() and self.num_workers > self.num_processes
 
     def _reduce(self, vector, merge_op, call_site):
         if self._meets_eagerly():

@@ -1,6 +1,6 @@
 """`model.fit` under MultiWorkerMirroredStrategy on Keras 3.
 
-Five faults are mended in Keras:
+These faults are mended in Keras:
 
 - the symbolic build before the first step averages a batch over the workers, which
   fails; shapes and types are enough. They are read off the dataset's specification:
@@ -10,13 +10,16 @@ Five faults are mended in Keras:
   that fail inside `steps_per_execution`; they are averaged as one vector instead;
 - `LossScaleOptimizer` decides by each worker's own gradients whether to step, so that
   one overflow makes the others wait for ever; here the workers vote;
+- a model without `call` cannot be built so; its first step builds it;
 - a worker whose share of the last batches is empty evaluates nothing, and oneDNN's
   convolutions fail on nothing; here such a worker sits out;
+- a worker that leaves a loop alone makes the others wait for ever (`lockstep.py`);
+- statistics of normalization differ between workers (`statistics.py`);
 - workers that save to one path spoil each other's file (`shared_paths.py`).
 
 Under any other strategy the symbolic build reads no data either, and several devices
-vote on an overflow too, where Keras asks the first of them alone. For the rest, and
-without a strategy, the original code runs.
+vote on an overflow, average their statistics and take a step only if each has a row.
+For the rest, and without a strategy, the original code runs.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfgradcomp.compat import shared_paths
+from tfgradcomp.compat.lockstep import Lockstep
 from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.strategy import is_multi_worker
 
@@ -42,9 +46,11 @@ def mend_keras(hosts_of: Callable, replicas_of: Callable) -> None:
         replicas_of: Function of a strategy that returns the collectives between its
             replicas, with `max(vector, call_site)`.
     """
+    lockstep = Lockstep(hosts_of)
+    lockstep.install()
     replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
     replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
-    replace(keras_trainer, "reduce_per_replica", _mean_of_logs(hosts_of))
+    replace(keras_trainer, "reduce_per_replica", _mean_of_logs(lockstep.signals_of))
     replace(keras.Model, "save", shared_paths.save)
     replace(keras.Model, "save_weights", shared_paths.save)
     replace(keras.callbacks.ModelCheckpoint, "_save_model", shared_paths.checkpoint)
@@ -58,6 +64,9 @@ def _symbolic_build(original, trainer, iterator=None, data_batch=None):
     strategy = trainer._distribute_strategy
     if iterator is None or strategy is None:
         return original(trainer, iterator=iterator, data_batch=data_batch)
+    if type(trainer).call is keras.Model.call:
+        # There is nothing to call: as without a strategy, the first step builds.
+        return None
     specs = [
         spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
         for spec in tf.nest.flatten(iterator._distributed_dataset.element_spec)
@@ -79,7 +88,16 @@ def _make_function(original, trainer, step_function):
         getattr(step_function, "__func__", None)
         is keras_trainer.TensorFlowTrainer.test_step
     )
-    if not is_multi_worker(trainer.distribute_strategy):
+    strategy = trainer.distribute_strategy
+    if strategy.num_replicas_in_sync > 1 and trainer.jit_compile:
+        raise ValueError(
+            "jit_compile=True does not work with several replicas: XLA cannot compile "
+            "what they exchange. Compile the model with jit_compile=False, or leave "
+            'the argument out: "auto" is False there. '
+            f"Received: jit_compile=True, strategy={type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas"
+        )
+    if not is_multi_worker(strategy):
         return original(trainer, step_function)
 
     def test_step_unless_empty(data):
@@ -102,20 +120,23 @@ def _make_function(original, trainer, step_function):
     )
 
 
-def _mean_of_logs(hosts_of):
+def _mean_of_logs(signals_of):
     def reduce_per_replica(original, values, strategy, reduction):
-        if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
+        if not is_multi_worker(strategy):
+            return original(values, strategy, reduction)
+        signals = signals_of(strategy)
+        if reduction not in ("auto", "mean"):
+            signals.travel_with(tf.zeros([0]), "outputs")
             return original(values, strategy, reduction)
         leaves = keras.tree.flatten(values)
         locals_ = [strategy.experimental_local_results(leaf) for leaf in leaves]
         means = [
             tf.reduce_mean(tf.cast(tf.stack(v), tf.float32), axis=0) for v in locals_
         ]
-        if not means:
-            return values
-        flat = tf.concat([tf.reshape(mean, [-1]) for mean in means], 0)
-        hosts = hosts_of(strategy)
-        flat = hosts.sum(flat, f"logs/{flat.shape[0]}") / hosts.num_workers
+        flat = tf.concat(
+            [tf.zeros([0]), *[tf.reshape(mean, [-1]) for mean in means]], 0
+        )
+        flat = signals.travel_with(flat, "logs") / signals.num_workers
         parts = tf.split(flat, [mean.shape.num_elements() for mean in means])
         shaped = [tf.reshape(p, m.shape) for p, m in zip(parts, means, strict=True)]
         return keras.tree.pack_sequence_as(values, shaped)

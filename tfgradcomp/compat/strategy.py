@@ -1,6 +1,9 @@
-"""The processes of a strategy."""
+"""The processes of a strategy, and the context that its variables are created in."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,3 +38,28 @@ def process_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int
     chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
     before = chiefs if resolver.task_type == "worker" else 0
     return before + resolver.task_id, chiefs + workers
+
+
+def create_variables(function: Callable, *args: Any) -> None:
+    """Calls a function that creates variables, once for all replicas and eagerly.
+
+    A first step may be taken anywhere: within a `tf.function`, in a replica's context,
+    under a conditional. There nothing can be measured or read, and each local replica
+    would create variables by itself.
+
+    Args:
+        function: Function that creates variables.
+        *args: Its arguments.
+    """
+
+    def eagerly(_: tf.distribute.Strategy | None = None) -> None:
+        with tf.init_scope():
+            function(*args)
+
+    in_replica = (
+        tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    )
+    if in_replica and not tf.__internal__.distribute.strategy_supports_no_merge_call():
+        tf.distribute.get_replica_context().merge_call(eagerly)
+    else:
+        eagerly()

@@ -9,6 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
@@ -184,8 +185,10 @@ class CompressedOptimizer(OptimizerWrapper):
 
     def build(self, variables):
         """Creates the state of the method and of the inner optimizer."""
-        if self.built:
-            return
+        if not self.built:
+            create_variables(self._build, variables)
+
+    def _build(self, variables):
         self._strategy = prepare(type(self).__name__, self.method.compressor)
         self.inner_optimizer.build(variables)
         self._bind()

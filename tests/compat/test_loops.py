@@ -1,0 +1,153 @@
+"""Loops on real workers: they end together; models and loops of users; statistics."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compat import loop_cases
+from tests.compat.fit_models import X, Y
+from tfgradcomp.checkpoint import backups
+from tfgradcomp.checkpoint.reshard import reshard
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize(
+    ("way", "batches"),
+    [
+        # The flag travels with the logs of the step that follows.
+        ("steps", [0, 1, 2]),
+        ("loops", [1, 3]),
+        pytest.param("eagerly", [0, 1, 2], marks=pytest.mark.slow),
+    ],
+)
+def test_stop_of_one_worker_ends_fit_on_all(pools, way, batches):
+    (first, second), output = pools(2).run(loop_cases.case_stop, way)
+    assert first["batch"].pop("own_view") == first["epoch"].pop("own_view") == []
+    # Its own callbacks see at once what a worker has set.
+    assert second["batch"].pop("own_view") == second["epoch"].pop("own_view") == [True]
+    assert first == second
+    assert first["batch"]["batches"] == batches
+    assert (first["batch"]["epochs"], first["epoch"]["epochs"]) == (1, 2)
+    assert first["batch"]["flag"] and first["epoch"]["flag"]
+    line = "Received: stop_training=True on workers [1]"
+    assert output.count(line) == 2
+    assert "[0] tfgradcomp: `fit` ends on all workers" in output
+
+
+def test_stop_of_one_worker_ends_evaluate_and_predict_on_all(pools):
+    (first, second), output = pools(2).run(loop_cases.case_stop_evaluation)
+    assert first == second
+    assert first["tests"] == [3, 3]
+    assert first["rows"] == 36
+    for flag in ("stop_evaluating", "stop_predicting"):
+        assert f"{flag}=True on workers [1]" in output
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "steps",
+        pytest.param("loops", marks=pytest.mark.slow),
+        pytest.param("eagerly", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_with_data_of_different_lengths_end_epochs_together(pools, way):
+    (first, second), output = pools(2).run(loop_cases.case_lengths, way)
+    assert first == second
+    # Each worker takes 6 rows of its 24 or 60; Keras counts batches of 12.
+    last = {"known": 2, "unknown": 4, "mixed": 2}
+    for name, run in first.items():
+        step = 2 if way == "loops" else 1
+        epoch = list(range(step - 1, last[name], step))
+        assert run["batches"] == epoch * 2, name
+        assert np.isfinite(run["history"]["val_loss"]).all()
+    assert "batches by worker={0: '2', 1: '5'}" in output
+    assert "batches by worker={0: '2', 1: 'unknown'}" in output
+    assert output.count("Received: no rows on workers [0]") == 1
+
+
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
+    folder = str(tmp_path / "backup")
+    answers, output = pools(*cluster).run(loop_cases.case_tail, folder)
+    assert len({answer["digest"] for answer in answers}) == 1
+    before = np.concatenate([answer["before"] for answer in answers])
+    assert (before[0] != before[1]).any()
+    for answer in answers:
+        assert answer["batches"] == [0, 1, 0, 1]
+        assert answer["unchanged"]
+        for after in answer["after"]:
+            np.testing.assert_allclose(after, before.mean(0), rtol=1e-6)
+    if len(answers) == 2:
+        assert output.count("Received: no rows on workers [1]") == 1
+    digests = [path.read_text() for path in tmp_path.rglob(backups.DIGEST)]
+    # Two epochs of each worker; the weights move between them.
+    assert (len(digests), len({*digests})) == (2 * len(answers), 2)
+    assert reshard(folder, 3, tmp_path / "new") == 2
+
+
+def test_only_floating_statistics_are_averaged(pools):
+    answers, _ = pools(2).run(loop_cases.case_statistics)
+    for rank, answer in enumerate(answers):
+        assert answer["level"] == [1.5, 7.0]
+        assert answer["count"] == rank + 1
+        assert answer["seeds"] == [rank, rank]
+
+
+@pytest.mark.parametrize(
+    "way", ["loops", pytest.param("eagerly", marks=pytest.mark.slow)]
+)
+def test_model_without_call_trains_as_in_one_process(pools, way):
+    answers, _ = pools(2).run(loop_cases.case_without_call, way)
+    expected = loop_cases.train_adversaries(lambda: keras.optimizers.SGD(0.1))
+    for answer in answers:
+        assert answer["terngrad"] == answers[0]["terngrad"]
+        assert answer["terngrad"] != answer["identity"]
+        for got, want in zip(answer["identity"], expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def loop_in_one_process():
+    """Plain TensorFlow on the global batches."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(40, "relu"),
+            keras.layers.Dense(3),
+        ]
+    )
+    total = 0.0
+    for begin in range(0, 60, 12):
+        x, y = X[begin : begin + 12], Y[begin : begin + 12]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(
+            model.trainable_variables, gradients, strict=True
+        ):
+            variable.assign_sub(0.1 * gradient)
+        total += float(loss)
+    return total, model.get_weights()
+
+
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+def test_loop_by_hand_is_that_of_one_process(pools, cluster):
+    answers, _ = pools(*cluster).run(loop_cases.case_by_hand)
+    loss, weights = loop_in_one_process()
+    for answer in answers:
+        assert answer == answers[0]
+        for run in ("identity", "eagerly"):
+            assert answer[run]["loss"] == pytest.approx(loss, rel=1e-4)
+            for got, want in zip(answer[run]["weights"], weights, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        assert np.isfinite(answer["scaled"]["loss"])
+
+
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+def test_xla_with_several_replicas_is_refused(pools, cluster):
+    for message in pools(*cluster).run(loop_cases.case_xla).answers:
+        assert "jit_compile=False" in message
+        assert "Received: jit_compile=True" in message
