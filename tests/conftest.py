@@ -21,6 +21,7 @@ CLUSTERS = (
     "tests/examples/test_variance_based.py",
     "tests/launch/",
     "tests/optimizers/test_auto_on_workers.py",
+    "tests/optimizers/test_embeddings.py",
     "tests/parameter_server/",
     "tests/per_example/test_workers.py",
     "tests/test_pool",

@@ -13,10 +13,13 @@ def dense(
 ) -> tf.Tensor:
     """Returns the dense tensor that a gradient stands for, `IndexedSlices` included.
 
+    Its static shape is the variable's, also where the graph does not know it: in that
+    of an embedding of sequences whose length varies, for example.
+
     Raises:
         TypeError: If it is not of a float type.
     """
-    gradient = tf.convert_to_tensor(gradient)
+    gradient = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
     if not gradient.dtype.is_floating:
         raise TypeError(
             "Gradients must be of a float type to be compressed. Received: "
