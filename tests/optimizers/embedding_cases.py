@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.compat.fit_models import recorded
+from tests.optimizers import row_cases
 
 ROWS, WIDTH, RATE = 40, 3, 0.5
 LENGTHS = ((3, 5), (7, 2), (4, 6))
@@ -123,3 +125,35 @@ def case_unknown_length(how):
     for x, y in distributed:
         run(x, y)
     return model.get_weights()
+
+
+def case_rows(name):
+    """The table after each step on slices, and what the collectives were given."""
+    strategy, rank = strategy_and_rank()
+    workers = strategy.num_replicas_in_sync
+    with recorded() as (_, varying):
+        with strategy.scope():
+            table, optimizer = row_cases.make_table(name, transport="auto")
+            optimizer.build([table])
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None], tf.int32),
+                tf.TensorSpec([None, row_cases.WIDTH], tf.float32),
+            ]
+        )
+        def step(indices, values):
+            strategy.run(
+                lambda: row_cases.apply(optimizer, table, indices, values / workers)
+            )
+
+        tables = []
+        for number in range(row_cases.STEPS):
+            step(*row_cases.slices_of(number, rank))
+            tables.append(np.array(table))
+    return {
+        "tables": tables,
+        "traces": step.experimental_get_tracing_count(),
+        "given": sum(varying),
+        "sent": optimizer.traffic.words_sent * row_cases.STEPS,
+    }

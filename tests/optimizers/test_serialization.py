@@ -42,6 +42,7 @@ COMMON = {
     "nonfinite": "skip",
     "bucket_bytes": 1000,
     "fallback": "float32",
+    "sparse": ["*/table"],
     "name": "mine",
 }
 WRAPPERS = {

@@ -15,7 +15,6 @@ from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
-from tfgradcomp.optimizers.dense import dense
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
@@ -76,6 +75,9 @@ class CompressedOptimizer(OptimizerWrapper):
             mathematics kept, where `transport="auto"` finds that to be quicker. That
             changes results; the choice is saved with the state and taken again by a run
             that resumes. None: compression goes on, and a line in the log says so.
+        sparse: `"rows"`: of the table of an `Embedding` only the rows that a worker has
+            touched travel, are updated and have their residuals and momenta changed.
+            `"dense"`: all rows. Or rules as in `exclude`, for other tables.
         name: Name of the optimizer.
 
     Raises:
@@ -101,6 +103,7 @@ class CompressedOptimizer(OptimizerWrapper):
         "nonfinite",
         "bucket_bytes",
         "fallback",
+        "sparse",
     )
     config_arguments: ClassVar[tuple[str, ...]]
     config_arguments = ("compressor", "server", "block_size", "weight_decay")
@@ -121,6 +124,7 @@ class CompressedOptimizer(OptimizerWrapper):
         nonfinite: str = "raise",
         bucket_bytes: int = 64 * 2**20,
         fallback: str | None = None,
+        sparse: Any = "rows",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -135,12 +139,10 @@ class CompressedOptimizer(OptimizerWrapper):
         self.compressor, self.server = compressor, server
         self.weight_decay: WeightDecay | float | None = weight_decay
         self.transport = transport
-        self.exclude = exclude
+        self.exclude, self.sparse = exclude, sparse
         self.min_size = min_size
-        self.seed = seed
-        self.nonfinite = nonfinite
-        self.bucket_bytes = bucket_bytes
-        self.fallback = fallback
+        self.seed, self.nonfinite = seed, nonfinite
+        self.bucket_bytes, self.fallback = bucket_bytes, fallback
         self._is_checked = False
         # Raises where an argument is out of range.
         self._settings()
@@ -228,6 +230,7 @@ class CompressedOptimizer(OptimizerWrapper):
             self.exclude,
             self.min_size,
             self.bucket_bytes,
+            self.sparse,
         )
 
     @property
@@ -289,7 +292,6 @@ class CompressedOptimizer(OptimizerWrapper):
         with keras.name_scope(self.name):
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
             if grads:
-                grads = [dense(g, v) for g, v in zip(grads, variables, strict=True)]
                 moments = [moment_of[id(variable)] for variable in variables]
                 self._stepper.apply(grads, moments, variables)
 
@@ -318,10 +320,11 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @override
     def config_value(self, name):
-        if name == "transport" and not isinstance(self.transport, str):
+        value = getattr(self, name)
+        if name == "transport" and not isinstance(value, str):
             # A transport that was handed in belongs to its process.
             return "auto"
-        return named_rules(self.exclude) if name == "exclude" else getattr(self, name)
+        return named_rules(value) if name in ("exclude", "sparse") else value
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""

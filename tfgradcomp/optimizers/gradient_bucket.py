@@ -21,7 +21,8 @@ class Gradients(NamedTuple):
     """One worker's gradients of a step, as lists over all variables.
 
     Attributes:
-        values: Tensors; None where a variable has no gradient, which counts as zero.
+        values: Tensors, or `IndexedSlices` with each row once, for a `RowsBucket`; None
+            where a variable has no gradient, which counts as zero.
         scale: What the gradients are to be multiplied by, in order to be this worker's
             own mean gradients.
         moments: Second moments, in the units of `values` squared; None where unknown.
@@ -129,6 +130,7 @@ class GradientBucket:
         route: Route,
         is_compressed: bool,
         accumulates: bool = False,
+        stream_offset: int = 0,
     ):
         """Creates the variables of the state.
 
@@ -139,6 +141,8 @@ class GradientBucket:
             route: The method, bound to its transport; its call site is the name.
             is_compressed: Whether the method compresses.
             accumulates: Whether second moments add up over several calls.
+            stream_offset: Where the random numbers of the vector begin, a multiple of
+                4: those of two vectors must be others.
         """
         self.vector = vector
         self.name = route.call_site
@@ -148,6 +152,7 @@ class GradientBucket:
         self.layout = route.layout
         self.is_compressed = is_compressed
         self.has_variable_length = has_variable_length(route.fields)
+        self._stream_offset = stream_offset
         self._compressor = route.method.compressor
         self._weight_decay = route.method.weight_decay
         initial = BucketState(
@@ -206,17 +211,23 @@ class GradientBucket:
 
     def compress(self, gradients: Gradients, context: Context) -> Outgoing:
         """Compresses this worker's mean gradient, after the first round if any."""
-        context = context._replace(offset=self.bucket_range.offset)
         if self._compressor.needs_second_moments:
             context = context._replace(second_moments=self._second_moments(gradients))
         x = self.flatten(gradients.values, gradients.scale)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state.worker)
-        prepared = self._compressor.prepare(x, state, self.layout, context)
-        prepared = self.route.reduce_max(prepared, self.state.server)
+        return self._compress(x, state, gradients, context, self.route)
+
+    def _compress(self, x, state, gradients, context, route):
+        layout = route.layout
+        offset = self._stream_offset + self.bucket_range.offset
+        context = context._replace(offset=offset)
+        prepared = self._compressor.prepare(x, state, layout, context)
+        prepared = route.reduce_max(prepared, self.state.server)
         context = context._replace(prepared=prepared)
-        compressed = self._compressor.compress(x, state, self.layout, context)
+        compressed = self._compressor.compress(x, state, layout, context)
         is_finite = compressed.is_all_finite(x)
         values = [gradients.values[position] for position in self.positions]
+        values = [getattr(value, "values", value) for value in values]
         flag = nonfinite.flag_of(
             is_finite, values, self.positions, len(gradients.values), gradients.scale
         )
@@ -225,7 +236,7 @@ class GradientBucket:
             context,
             flag,
             compressed.state,
-            self._compressor.elements_sent(compressed.payload, self.layout),
+            self._compressor.elements_sent(compressed.payload, layout),
         )
 
     def exchange(
