@@ -22,6 +22,7 @@ CLUSTERS = (
     "tests/launch/",
     "tests/optimizers/test_agreement_on_workers.py",
     "tests/optimizers/test_auto_on_workers.py",
+    "tests/optimizers/test_embeddings.py",
     "tests/optimizers/test_float_steps_on_workers.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/parameter_server/",

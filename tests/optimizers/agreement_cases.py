@@ -49,5 +49,7 @@ def train(case, transport="all_gather"):
         return str(error)
     weights = b"".join(weight.tobytes() for weight in model.get_weights())
     plain = optimizer.traffic.elements_plain
-    kinds = {type(b.route).__name__ for b in optimizer.buckets if b.is_compressed}
+    kinds = {
+        type(b.route).__name__ for b in optimizer.stepper.buckets if b.is_compressed
+    }
     return plain, kinds, hashlib.sha256(weights).hexdigest()

@@ -51,7 +51,7 @@ def train(name, choice):
     weights = b"".join(np.asarray(w).tobytes() for w in model.get_weights())
     transports = [
         type(bucket.route).__name__
-        for bucket in optimizer.buckets
+        for bucket in optimizer.stepper.buckets
         if bucket.is_compressed
     ]
     return transports, hashlib.sha256(weights).hexdigest()

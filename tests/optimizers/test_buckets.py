@@ -64,7 +64,7 @@ def train(row, workers, steps=range(3), saved=None, transport=AllGather, **argum
             apply(optimizer, gradients_of(step, rank), variables)
         store = Store()
         optimizer.save_own_variables(store)
-        count = sum(bucket.is_compressed for bucket in optimizer.buckets)
+        count = sum(bucket.is_compressed for bucket in optimizer.stepper.buckets)
         return [v.numpy() for v in variables], store, count
 
     return Loopback(workers, timeout=60).run(worker)

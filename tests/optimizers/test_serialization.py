@@ -27,6 +27,7 @@ COMMON = {
     "fallback": "float32",
     "warmup_steps": 7,
     "dense_every": 100,
+    "sparse": ["*/table"],
     "name": "mine",
 }
 every_wrapper = pytest.mark.parametrize("name", SAVED_ARGUMENTS)

@@ -264,7 +264,7 @@ def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
         assert traffic.elements_plain == 33 and traffic.elements_compressed == 65
         assert 33 < traffic.elements_sent < 98
         assert traffic.ratio == 98 / traffic.elements_sent
-        assert len(optimizer.buckets) == 3
+        assert len(optimizer.stepper.buckets) == 3
         sent.append(traffic.elements_sent)
         return flat([v.numpy() for v in variables]) - before
 
@@ -291,7 +291,7 @@ def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
             variables = make_variables(shapes)
             for step in range(3):
                 applied(optimizer, *draw([step, rank], shapes), variables)
-            sizes = [bucket.layout.size for bucket in optimizer.buckets]
+            sizes = [bucket.layout.size for bucket in optimizer.stepper.buckets]
             return flat([v.numpy() for v in variables]), sizes
 
         (one, sizes), (other, _) = Loopback(2, timeout=60).run(worker)

@@ -62,6 +62,13 @@ class PerReplicaVariable(keras.Variable):
         for variable, value in zip(self._locals(), values, strict=True):
             variable.assign(value)
 
+    def assign_rows(self, rows: tf.IndexedSlices) -> None:
+        """Assigns rows of what the variable, a vector, is the rows of."""
+        table = tf.reshape(tf.convert_to_tensor(self), rows.dense_shape)
+        indices = rows.indices[:, tf.newaxis]
+        table = tf.tensor_scatter_nd_update(table, indices, rows.values)
+        self.assign(tf.reshape(table, self.shape))
+
     def numpy(self):
         """Returns the value of the first local replica."""
         return self.local_values()[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -67,7 +66,7 @@ class Clip(Wrapper):
 
     def limit(self, statistics: ops.Statistics, layout: Layout) -> tf.Tensor:
         r"""Returns \( c\sigma \) of each block, float32 `[num_blocks]`."""
-        width = np.diff(layout.row_splits)
+        width = tf.cast(ops.widths(layout.row_splits), tf.float64)
         mean = statistics.sum / width
         mean_square = statistics.sum_of_squares / width
         # What cancels here is small beside the mean, and then it is not looked at.

@@ -3,7 +3,7 @@
 from tfgradcomp.core.component import Component, State
 from tfgradcomp.core.context import Context
 from tfgradcomp.core.field import Field
-from tfgradcomp.core.layout import Layout
+from tfgradcomp.core.layout import Layout, VaryingLayout
 from tfgradcomp.core.method import Method
 from tfgradcomp.core.split_vector import SplitVector, Vector
 
@@ -15,5 +15,6 @@ __all__ = [
     "Method",
     "SplitVector",
     "State",
+    "VaryingLayout",
     "Vector",
 ]

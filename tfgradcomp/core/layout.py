@@ -6,6 +6,8 @@ import bisect
 import itertools
 from dataclasses import dataclass, replace
 
+import tensorflow as tf
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -75,3 +77,39 @@ class Layout:
         inside = self.blocks_in(begin, end)
         cuts = self.row_splits[inside.start + 1 : inside.stop]
         return Layout(tuple(split - begin for split in (begin, *cuts, end)))
+
+
+class VaryingLayout(Layout):
+    """The layout of a vector whose size is known in the step alone.
+
+    What is an integer in a `Layout` may be a tensor here, int32; `row_splits` is one,
+    int64.
+    """
+
+    @classmethod
+    def from_size(
+        cls, size: tf.Tensor, block_size: int | str | None = None
+    ) -> VaryingLayout:
+        """Cuts a vector into blocks.
+
+        Args:
+            size: Its elements, at least 1.
+            block_size: An integer, or None or `"model"` for one block.
+        """
+        size = tf.cast(size, tf.int64)
+        if isinstance(block_size, int):
+            splits = tf.concat([tf.range(0, size, block_size), [size]], 0)
+        else:
+            splits = tf.stack([0, size])
+        return cls(splits)
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat vector, an int32 scalar."""
+        return tf.cast(self.row_splits[-1], tf.int32)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, an int32 scalar where it varies."""
+        count = self.row_splits.shape[0]  # type: ignore[attr-defined]
+        return tf.size(self.row_splits) - 1 if count is None else count - 1

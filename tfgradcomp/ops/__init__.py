@@ -49,6 +49,7 @@ __all__ = [
     "sum_levels",
     "uniform",
     "unpack_codes",
+    "widths",
     "words_for",
 ]
 
@@ -64,6 +65,7 @@ _ORIGINS = {
     "random_bits": "tfgradcomp.ops.reference",
     "spread": "tfgradcomp.ops.reference",
     "uniform": "tfgradcomp.ops.reference",
+    "widths": "tfgradcomp.ops.reference",
     "words_for": "tfgradcomp.ops.word_format",
 }
 

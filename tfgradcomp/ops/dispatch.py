@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compat.xla import in_xla
@@ -22,13 +21,22 @@ _warned: set[str] = set()
 _warned_lock = threading.Lock()
 
 
-def _choosing(name: str, op: str | None = None) -> Callable:
-    """Returns the function `name`, whose native operation is `op` or has its name."""
+def _choosing(name: str, op: str | None = None, size: int | None = None) -> Callable:
+    """Returns the function `name`, whose native operation is `op` or has its name.
+
+    Args:
+        name: Name of the function.
+        op: Name of the native operation.
+        size: Place of the argument that says how much the native operation writes, the
+            number of elements or the ends of blocks, which it must know when a graph is
+            made. Where that is a tensor, the reference is taken.
+    """
     in_python, in_native = getattr(reference, name), getattr(native, name)
 
     @functools.wraps(in_python)
     def operation(*args, **kwargs):
-        chosen = in_native if _takes_native(op or name) else in_python
+        varies = size is not None and any(map(tf.is_tensor, args[size : size + 1]))
+        chosen = in_native if not varies and _takes_native(op or name) else in_python
         return chosen(*args, **kwargs)
 
     return operation
@@ -87,19 +95,19 @@ def _warn_once(message: str) -> None:
 
 
 pack_codes = _choosing("pack_codes")
-unpack_codes = _choosing("unpack_codes")
+unpack_codes = _choosing("unpack_codes", size=2)
 pack_signs = _choosing("pack_signs")
 pack_signs_checked = _choosing("pack_signs_checked", "pack_signs")
 pack_momentum_signs = _choosing("pack_momentum_signs")
 pack_ternary = _choosing("pack_ternary")
 block_statistics = _choosing("block_statistics")
-sum_codes = _choosing("sum_codes")
-sum_levels = _choosing("sum_levels")
-mean_of_signs = _choosing("mean_of_signs")
+sum_codes = _choosing("sum_codes", size=2)
+sum_levels = _choosing("sum_levels", size=2)
+mean_of_signs = _choosing("mean_of_signs", size=2)
 find_levels = _choosing("find_levels")
 pack_levels = _choosing("pack_levels")
-mean_of_levels = _choosing("mean_of_levels")
-majority_vote = _choosing("majority_vote")
+mean_of_levels = _choosing("mean_of_levels", size=2)
+majority_vote = _choosing("majority_vote", size=1)
 sign_error_feedback = _choosing("sign_error_feedback")
 mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
 mean_sign_sums = _choosing("mean_sign_sums")
@@ -117,5 +125,5 @@ def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:  # noqa: 
 def mean_of_sums(sums: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean over each block, float32, of what adds up to `sums`, float64."""
     # Not `/`: a graph would multiply by the reciprocal instead.
-    mean = tf.math.divide_no_nan(sums, np.diff(row_splits).astype(np.float64))
-    return tf.cast(mean, tf.float32)
+    widths = tf.cast(reference.widths(row_splits), tf.float64)
+    return tf.cast(tf.math.divide_no_nan(sums, widths), tf.float32)

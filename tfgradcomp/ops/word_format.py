@@ -10,8 +10,6 @@ A sparse word is one element: its sign (the top bit), d in three bits for a magn
 
 from __future__ import annotations
 
-import math
-
 INDEX_BITS = 28
 NOTHING = -1  # A sparse word that stands for nothing: it fills up rows of words.
 
@@ -31,5 +29,8 @@ def digits_per_word(base: int) -> int:
 
 
 def words_for(count: int, base: int) -> int:
-    """Returns the number of words that `count` codes of `base` take."""
-    return math.ceil(count / digits_per_word(base))
+    """Returns the number of words that `count` codes of `base` take.
+
+    Where the count is a tensor, so is the result.
+    """
+    return -(-count // digits_per_word(base))

@@ -15,7 +15,6 @@ from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
-from tfgradcomp.optimizers.dense import dense
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import named_rules
@@ -81,6 +80,9 @@ class CompressedOptimizer(OptimizerWrapper):
             mathematics kept: momentum runs, and nothing is owed.
         dense_every: Of so many steps the last one travels as float32 as well, with all
             that is owed. None: none.
+        sparse: `"rows"`: of the table of an `Embedding` only the rows that a worker has
+            touched travel, are updated and have their residuals and momenta changed.
+            `"dense"`: all rows. Or rules as in `exclude`, for other tables.
         name: Name of the optimizer.
 
     Raises:
@@ -108,6 +110,7 @@ class CompressedOptimizer(OptimizerWrapper):
         "fallback",
         "warmup_steps",
         "dense_every",
+        "sparse",
     )
     config_arguments: ClassVar[tuple[str, ...]]
     config_arguments = ("compressor", "server", "block_size", "weight_decay")
@@ -130,6 +133,7 @@ class CompressedOptimizer(OptimizerWrapper):
         fallback: str | None = None,
         warmup_steps: int = 0,
         dense_every: int | None = None,
+        sparse: Any = "rows",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -144,12 +148,10 @@ class CompressedOptimizer(OptimizerWrapper):
         self.compressor, self.server = compressor, server
         self.weight_decay = weight_decay
         self.transport = transport
-        self.exclude = exclude
+        self.exclude, self.sparse = exclude, sparse
         self.min_size = min_size
-        self.seed = seed
-        self.nonfinite = nonfinite
-        self.bucket_bytes = bucket_bytes
-        self.fallback = fallback
+        self.seed, self.nonfinite = seed, nonfinite
+        self.bucket_bytes, self.fallback = bucket_bytes, fallback
         self.warmup_steps: int | str = warmup_steps
         self.dense_every = dense_every
         self.float_steps = FloatSteps(warmup_steps, dense_every)
@@ -231,12 +233,8 @@ class CompressedOptimizer(OptimizerWrapper):
             self.min_size,
             self.bucket_bytes,
             self.float_steps,
+            self.sparse,
         )
-
-    @property
-    def buckets(self) -> tuple[GradientBucket, ...]:
-        """The parts that the gradient travels in, with their routes; none unbuilt."""
-        return self._plan.buckets if self.built else ()
 
     @property
     def traffic(self) -> Traffic:
@@ -292,7 +290,6 @@ class CompressedOptimizer(OptimizerWrapper):
         with keras.name_scope(self.name):
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
             if grads:
-                grads = [dense(g, v) for g, v in zip(grads, variables, strict=True)]
                 moments = [moment_of[id(variable)] for variable in variables]
                 self._stepper.apply(grads, moments, variables)
 
@@ -322,11 +319,11 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @override
     def config_value(self, name):
-        if name == "transport" and not isinstance(self.transport, str):
+        value = getattr(self, name)
+        if name == "transport" and not isinstance(value, str):
             # A transport that was handed in belongs to its process.
             return "auto"
-        value = super().config_value(name)
-        return named_rules(value) if name == "exclude" else value
+        return named_rules(value) if name in ("exclude", "sparse") else value
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""

@@ -22,7 +22,8 @@ class Gradients(NamedTuple):
     """One worker's gradients of a step, as lists over all variables.
 
     Attributes:
-        values: Tensors; None where a variable has no gradient, which counts as zero.
+        values: Tensors, or `IndexedSlices` with each row once, for a `RowsBucket`; None
+            where a variable has no gradient, which counts as zero.
         scale: What the gradients are to be multiplied by, in order to be this worker's
             own mean gradients.
         moments: Second moments, in the units of `values` squared; None where unknown.
@@ -133,6 +134,7 @@ class GradientBucket:
         is_compressed: bool,
         accumulates: bool = False,
         float_route: Route | None = None,
+        stream_offset: int = 0,
     ):
         """Creates the variables of the state.
 
@@ -144,6 +146,8 @@ class GradientBucket:
             is_compressed: Whether the method compresses.
             accumulates: Whether second moments add up over several calls.
             float_route: The same method bound lossless, or None.
+            stream_offset: Where the random numbers of the vector begin, a multiple of
+                4: those of two vectors must be others.
         """
         self.vector = vector
         self.name = route.call_site
@@ -154,6 +158,7 @@ class GradientBucket:
         self.layout = route.layout
         self.is_compressed = is_compressed
         self.has_variable_length = has_variable_length(route.fields)
+        self._stream_offset = stream_offset
         self._weight_decay = route.method.weight_decay
         initial = BucketState(
             worker=route.method.compressor.init(self.layout),
@@ -220,18 +225,23 @@ class GradientBucket:
             route: The way that it will take; None for `route`.
         """
         route = route or self.route
-        compressor = route.method.compressor
-        context = context._replace(offset=self.bucket_range.offset)
-        if compressor.needs_second_moments:
+        if route.method.compressor.needs_second_moments:
             context = context._replace(second_moments=self._second_moments(gradients))
         x = self.flatten(gradients.values, gradients.scale)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state.worker)
-        prepared = compressor.prepare(x, state, self.layout, context)
+        return self._compress(x, state, gradients, context, route)
+
+    def _compress(self, x, state, gradients, context, route):
+        compressor, layout = route.method.compressor, route.layout
+        offset = self._stream_offset + self.bucket_range.offset
+        context = context._replace(offset=offset)
+        prepared = compressor.prepare(x, state, layout, context)
         prepared = route.reduce_max(prepared, self.state.server)
         context = context._replace(prepared=prepared)
-        compressed = compressor.compress(x, state, self.layout, context)
+        compressed = compressor.compress(x, state, layout, context)
         is_finite = compressed.is_all_finite(x)
         values = [gradients.values[position] for position in self.positions]
+        values = [getattr(value, "values", value) for value in values]
         flag = nonfinite.flag_of(
             is_finite, values, self.positions, len(gradients.values), gradients.scale
         )
@@ -240,7 +250,7 @@ class GradientBucket:
             context,
             flag,
             compressed.state,
-            compressor.elements_sent(compressed.payload, self.layout),
+            compressor.elements_sent(compressed.payload, layout),
         )
 
     def exchange(

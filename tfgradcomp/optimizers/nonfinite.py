@@ -25,7 +25,8 @@ def flag_of(
 
     Args:
         is_finite: Boolean scalar, whether gradients and payload are finite.
-        gradients: The gradients that were compressed; None counts as finite.
+        gradients: The gradients that were compressed, of `IndexedSlices` the values;
+            None counts as finite.
         positions: The positions of their variables.
         num_variables: The number of all variables.
         scale: What gradients are multiplied by before they are compressed.

@@ -10,6 +10,9 @@ import keras
 
 from tfgradcomp.compat import models
 
+# Names of the tables of `keras.layers.Embedding`, with and without LoRA.
+_TABLES = ("embeddings", "lora_embeddings_a")
+
 
 def compressed_positions(
     variables: Sequence, exclude: object, min_size: int
@@ -35,8 +38,26 @@ def compressed_positions(
     ]
 
 
-def rules_of(exclude: object) -> list:
-    """Returns the rules that `exclude` stands for.
+def table_positions(variables: Sequence, sparse: object) -> list[int]:
+    """Returns the indices of the variables whose gradients may travel as rows.
+
+    Args:
+        variables: The model's trainable variables, in order.
+        sparse: As `CompressedOptimizer` takes it.
+    """
+    if sparse == "dense":
+        return []
+    if sparse == "rows":
+        # By name: the layers of a model cannot always be found.
+        return [i for i, variable in enumerate(variables) if variable.name in _TABLES]
+    named: set[int] = set()
+    for rule in rules_of(sparse):
+        named |= _matches(rule, variables)
+    return sorted(named)
+
+
+def rules_of(exclude: object, argument: str = "exclude") -> list:
+    """Returns the rules that an argument such as `exclude` stands for.
 
     Raises:
         ValueError: If a rule is of no known kind.
@@ -45,9 +66,9 @@ def rules_of(exclude: object) -> list:
     for rule in rules:
         if rule is not None and not isinstance(rule, str) and not callable(rule):
             raise ValueError(
-                "exclude takes None, 'last', a pattern of variable paths, "
+                f"{argument} takes None, 'last', a pattern of variable paths, "
                 "'layer:ClassName', a layer class, a function of a variable, or a list "
-                f"of these. Received: exclude={rule!r}"
+                f"of these. Received: {argument}={rule!r}"
             )
     return [rule for rule in rules if rule is not None]
 

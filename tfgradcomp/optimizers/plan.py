@@ -13,12 +13,26 @@ from tfgradcomp.collectives import Collectives, across_hosts, for_strategy
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_choice, check_integer
+from tfgradcomp.ops import INDEX_BITS
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
-from tfgradcomp.optimizers.partition import compressed_positions, rules_of
-from tfgradcomp.transports import NAMES, Costs, Traffic, Transport, select_transports
+from tfgradcomp.optimizers.partition import (
+    compressed_positions,
+    rules_of,
+    table_positions,
+)
+from tfgradcomp.optimizers.rows_bucket import RowsBucket
+from tfgradcomp.transports import (
+    NAMES,
+    AllGather,
+    Costs,
+    Rows,
+    Traffic,
+    Transport,
+    select_transports,
+)
 from tfgradcomp.transports.messages import fixed_words, message_words
 
 FALLBACKS = (None, "float32")
@@ -40,6 +54,7 @@ class Settings:
     min_size: int
     bucket_bytes: int
     float_steps: FloatSteps = FloatSteps()
+    sparse: object = "rows"
 
     def __post_init__(self):
         if not isinstance(self.transport, (Transport, Costs)):
@@ -48,18 +63,24 @@ class Settings:
         check_integer("min_size", self.min_size, 0)
         check_integer("bucket_bytes", self.bucket_bytes, 1)
         rules_of(self.exclude)
+        rules_of(self.sparse, "sparse")
         if self.block_size not in (None, "model"):
             check_integer("block_size", self.block_size, 1)
 
 
 class _Vector(NamedTuple):
-    """Variables that are flattened together, with the method for them."""
+    """Variables that are flattened together, with the method for them.
+
+    A table whose gradient may travel as rows is a vector by itself.
+    """
 
     name: str
     positions: list[int]
     sizes: list[int]
     method: Method
     block_size: int | str | None
+    num_rows: int | None = None
+    stream_offset: int = 0
 
 
 class Plan(NamedTuple):
@@ -95,19 +116,23 @@ class Plan(NamedTuple):
                 and the words that varied, int64 `[3]`.
         """
         workers = self.collectives.num_workers
-        words = [bucket.route.words for bucket in self.buckets]
+        # Of a table everything is counted in the step.
+        fixed = [b for b in self.buckets if not isinstance(b, RowsBucket)]
+        words = [bucket.route.words for bucket in fixed]
         compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
         elements = sum(bucket.size for bucket in compressed)
         plain = sum(bucket.size for bucket in self.buckets) - elements
-        sent: float = elements
+        declared = [bucket for bucket in fixed if bucket.is_compressed]
+        sent: float = sum(b.size for b in fixed if not b.has_variable_length)
         variable = 0.0
         if moved is not None:
-            steps, sent, variable = moved.numpy().tolist()
-            sent, variable = (
-                x / steps if steps else math.nan for x in (sent, variable)
+            steps, counted, variable = moved.numpy().tolist()
+            counted, variable = (
+                x / steps if steps else math.nan for x in (counted, variable)
             )
-        up = sum(fixed_words(bucket.route.fields) for bucket in compressed)
-        reply = sum(message_words(bucket.route.reply_fields) for bucket in compressed)
+            sent += counted
+        up = sum(fixed_words(bucket.route.fields) for bucket in declared)
+        reply = sum(message_words(bucket.route.reply_fields) for bucket in declared)
         others = (workers - 1) * variable
         return Traffic(
             num_workers=workers,
@@ -117,7 +142,7 @@ class Plan(NamedTuple):
             bits_per_element_reply=32 * reply / max(elements, 1),
             words_sent=sum(one.sent for one in words) + others,
             words_received=sum(one.received for one in words) + others,
-            elements_sent=sent + plain,
+            elements_sent=sent,
         )
 
 
@@ -147,8 +172,10 @@ def make_plan(
     else:
         collectives = for_strategy(strategy)
     hosts = across_hosts(strategy)
-    buckets = []
-    for vector in _vectors(variables, is_trained, settings):
+    buckets: list[GradientBucket] = []
+    # Float steps and noise are of whole vectors.
+    is_whole = carries_plain or settings.float_steps or settings.method.noise_std
+    for vector in _vectors(variables, is_trained, settings, not is_whole):
         is_compressed = vector.method is settings.method
         layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
         layouts = [one.layout(layout) for one in ranges]
@@ -162,7 +189,8 @@ def make_plan(
             collectives,
             hosts if is_compressed else None,
         )
-        if is_compressed and is_fallback is None and settings.fallback:
+        is_open = is_fallback is None and settings.fallback and vector.num_rows is None
+        if is_compressed and is_open:
             is_fallback = selection.is_float32_quicker
             if is_fallback:
                 method, is_compressed = method.uncompressed(), False
@@ -175,6 +203,10 @@ def make_plan(
                 piece._replace(position=vector.positions[piece.position])
                 for piece in one.pieces(layout)
             )
+            if vector.num_rows is not None:
+                kind = method, layout, is_compressed
+                buckets.append(_rows_bucket(vector, pieces, one, transport, *kind))
+                continue
             route = transport.bind(method, layouts[index], name)
             float_route = None
             if is_compressed and settings.float_steps:
@@ -194,20 +226,62 @@ def make_plan(
     return Plan(tuple(buckets), collectives, hosts, bool(is_fallback))
 
 
-def _vectors(variables, is_trained, settings):
-    """Divides the variables: what the method compresses, and what it leaves."""
+def _rows_bucket(
+    vector, pieces, bucket_range, transport, method, layout, is_compressed
+):
+    """Binds the method of a table both ways: with all of its rows and with some."""
+    collectives = transport.collectives
+    if tf.nest.flatten(method.server.init(Layout((0, 1)))):
+        # Rows of the server's state are read on every worker.
+        transport = AllGather(collectives)
+    rows = Rows(collectives).bind(method, layout, f"{vector.name}/rows")
+    return RowsBucket(
+        vector.name,
+        pieces,
+        bucket_range,
+        transport.bind(method, layout, vector.name),
+        is_compressed,
+        stream_offset=vector.stream_offset,
+        rows_route=rows,
+        num_rows=vector.num_rows,
+    )
+
+
+def _vectors(variables, is_trained, settings, has_tables):
+    """Divides the variables: what the method compresses, what it leaves, and tables."""
+    method, block_size = settings.method, settings.block_size
+    plain = method.uncompressed()
     chosen = set(compressed_positions(variables, settings.exclude, settings.min_size))
-    method = settings.method
-    for name, is_chosen, own_method, block_size in (
-        ("compressed", True, method, settings.block_size),
-        ("plain", False, method.uncompressed(), "model"),
+    sizes = [variable.shape.num_elements() for variable in variables]
+    tables: dict[int, _Vector] = {}
+    if has_tables:
+        for i in table_positions(variables, settings.sparse):
+            own = (method, block_size) if i in chosen else (plain, "model")
+            vector = _Vector(f"table_{i}", [i], [sizes[i]], *own)
+            layout = Layout.from_sizes(vector.sizes, vector.block_size)
+            rows = variables[i].shape[0] if variables[i].shape else 0
+            fits = sizes[i] >= max(settings.min_size, 1) and rows < 2**INDEX_BITS
+            if is_trained[i] and fits and Rows.carries(vector.method, layout):
+                tables[i] = vector._replace(num_rows=rows)
+    end = 0
+    for name, is_chosen, own in (
+        ("compressed", True, (method, block_size)),
+        ("plain", False, (plain, "model")),
     ):
         positions = [
-            i for i, t in enumerate(is_trained) if t and (i in chosen) == is_chosen
+            i
+            for i, trained in enumerate(is_trained)
+            if trained and (i in chosen) == is_chosen and i not in tables
         ]
-        sizes = [variables[i].shape.num_elements() for i in positions]
-        if sum(sizes):
-            yield _Vector(name, positions, sizes, own_method, block_size)
+        if sum(sizes[i] for i in positions):
+            vector = _Vector(name, positions, [sizes[i] for i in positions], *own)
+            end = max(end, sum(vector.sizes))
+            yield vector
+    for vector in tables.values():
+        # Their random numbers follow those of the vectors before.
+        end = -(-end // CHUNK) * CHUNK
+        yield vector._replace(stream_offset=end)
+        end += sum(vector.sizes)
 
 
 def _bind_lossless(route):
@@ -236,6 +310,7 @@ def _cut(vector, bucket_bytes, is_compressed):
         # The padding that aligns a bucket is shorter than a chunk.
         most -= CHUNK
         layout = layout.cut(most)
-    if is_compressed and vector.method.is_blockwise:
+    is_cut = is_compressed and vector.num_rows is None
+    if is_cut and vector.method.is_blockwise:
         return layout, cut_ranges(layout, max(bucket_bytes // 4, 1), most)
     return layout, [BucketRange(0, layout.size)]

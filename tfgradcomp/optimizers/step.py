@@ -11,12 +11,15 @@ from tfgradcomp.collectives import Collectives
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.agreement import path_of
+from tfgradcomp.optimizers.dense import dense, touched_rows, unique_rows, with_values
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket, Gradients
+from tfgradcomp.optimizers.rows_bucket import RowsBucket
 
 
 class Scalars(NamedTuple):
@@ -97,24 +100,32 @@ class Stepper:
         """Takes a step, or adds to the gradients of a later one.
 
         Args:
-            gradients: Tensors, this replica's share, which Keras divides by N.
+            gradients: Tensors or `IndexedSlices`, this replica's share, which Keras
+                divides by N.
             moments: Second moments in the units of `gradients` squared, or Nones.
             variables: The variables, in the same order.
         """
         inner = self.inner
+        pairs = list(zip(gradients, variables, strict=True))
+        gradients = [self._formed(gradient, variable) for gradient, variable in pairs]
         # Keras divides the loss by N; undone first, so that clipping and the method
         # see this worker's own mean gradient, whatever N is.
         scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
         steps = inner.gradient_accumulation_steps
         if steps or compat.clips(inner):
-            gradients = [g * tf.cast(scale, g.dtype) for g in gradients]
+            gradients = with_values(
+                lambda values: [g * tf.cast(scale, g.dtype) for g in values], gradients
+            )
             moments = second.multiplied(moments, scale)
             scale = 1.0
 
         def take(gradients, moments):
             if steps:
-                gradients = compat.accumulated(inner, gradients, variables)
-            clipped, kept = compat.clipped(inner, gradients, variables), None
+                gradients = self._accumulated(gradients, variables)
+            clipped = with_values(
+                lambda values: compat.clipped(inner, values, variables), gradients
+            )
+            kept = None
             if compat.clips(inner) and any(m is not None for m in moments):
                 kept = self._by_position(second.kept(clipped, gradients), variables)
             table = Gradients(
@@ -127,7 +138,7 @@ class Stepper:
             self.take(table, variables)
 
         def accumulate(gradients, moments):
-            compat.accumulate(inner, gradients, variables)
+            compat.accumulate(inner, _all_dense(gradients, variables), variables)
             table = self._by_position(moments, variables)
             for bucket in self.buckets:
                 bucket.accumulate(table)
@@ -210,7 +221,10 @@ class Stepper:
 
         def update(applied, new_values, flags):
             for variable, value in zip(targets, new_values, strict=True):
-                variable.assign(value)
+                if isinstance(value, tf.IndexedSlices):
+                    variable.assign_rows(value)
+                else:
+                    variable.assign(value)
             compat.update(inner, applied, variables)
 
         def skip(applied, new_values, flags):
@@ -254,6 +268,30 @@ class Stepper:
             learning_rate=tf.cast(rate, tf.float32),
             previous_learning_rate=tf.convert_to_tensor(scalars.previous_learning_rate),
         )
+
+    def _formed(self, gradient, variable):
+        """Returns a gradient as its bucket takes it."""
+        is_slices = isinstance(gradient, tf.IndexedSlices)
+        # XLA compiles nothing whose size varies.
+        if is_slices and not in_xla() and self._is_table(variable):
+            return unique_rows(gradient, variable)
+        return dense(gradient, variable)
+
+    def _is_table(self, variable):
+        position = compat.position(self.inner, variable)
+        return any(
+            isinstance(bucket, RowsBucket) and bucket.positions == [position]
+            for bucket in self.buckets
+        )
+
+    def _accumulated(self, gradients, variables):
+        """Returns the mean gradients of a window; of tables, the rows touched in it."""
+        given = _all_dense(gradients, variables)
+        means = compat.accumulated(self.inner, given, variables)
+        return [
+            touched_rows(mean) if isinstance(gradient, tf.IndexedSlices) else mean
+            for gradient, mean in zip(gradients, means, strict=True)
+        ]
 
     def _by_position(self, values, variables):
         """Returns a list over all variables; None where there is no value."""
@@ -314,9 +352,16 @@ def _pairs(variables, values):
     return list(zip(*flat, strict=True))
 
 
+def _all_dense(gradients, variables):
+    return [dense(g, v) for g, v in zip(gradients, variables, strict=True)]
+
+
 def _joined(updates, position, shape):
     """Joins the pieces of a variable's update."""
     own = sorted(piece for piece in updates if piece.position == position)
     parts = [updates[piece] for piece in own]
+    if isinstance(parts[0], tf.IndexedSlices):
+        values = tf.reshape(parts[0].values, [-1, *shape[1:]])
+        return tf.IndexedSlices(values, parts[0].indices, tf.constant([*shape]))
     vector = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     return tf.reshape(vector, shape)

@@ -13,6 +13,7 @@ from tfgradcomp.transports.base import (
 )
 from tfgradcomp.transports.costs import Costs, Line
 from tfgradcomp.transports.direct import DirectExchange
+from tfgradcomp.transports.rows import Rows, RowsRoute
 from tfgradcomp.transports.sharded import Sharded
 from tfgradcomp.transports.traffic import Traffic
 
@@ -28,6 +29,8 @@ __all__ = [
     "Line",
     "Loopback",
     "Route",
+    "Rows",
+    "RowsRoute",
     "Selection",
     "Sharded",
     "Traffic",

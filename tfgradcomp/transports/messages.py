@@ -9,8 +9,6 @@ their declaration. What varies in size comes last.
 
 from __future__ import annotations
 
-import math
-
 import tensorflow as tf
 
 from tfgradcomp.core import Field
@@ -20,7 +18,7 @@ from tfgradcomp.ops import NOTHING, words_for
 def words_in(field: Field) -> int:
     """Returns the number of 32-bit words that a field takes on the wire."""
     if field.base is None:
-        return math.ceil(field.count * tf.as_dtype(field.dtype).size / 4)
+        return -(-field.count * tf.as_dtype(field.dtype).size // 4)
     return words_for(field.count, field.base)
 
 

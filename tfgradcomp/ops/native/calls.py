@@ -54,7 +54,7 @@ def optional(tensor: tf.Tensor | None) -> list[tf.Tensor]:
 
 def splits(row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the ends of blocks as a tensor."""
-    return tf.constant(row_splits, tf.int64)
+    return tf.convert_to_tensor(row_splits, tf.int64)
 
 
 def _in_pieces(x: Vector | None) -> bool:

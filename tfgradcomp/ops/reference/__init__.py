@@ -15,6 +15,7 @@ from tfgradcomp.ops.reference.blocks import (
     block_statistics,
     mean_magnitude,
     spread,
+    widths,
 )
 from tfgradcomp.ops.reference.codes import (
     pack_codes,
@@ -70,6 +71,7 @@ __all__ = [
     "random_bits",
     "sign_error_feedback",
     "spread",
+    "widths",
     "sum_codes",
     "sum_levels",
     "uniform",

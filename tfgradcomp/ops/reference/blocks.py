@@ -57,27 +57,38 @@ def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
 
 def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
-    mean = divide(sum_of_magnitudes(x, row_splits), np.diff(row_splits))
+    mean = divide(sum_of_magnitudes(x, row_splits), widths(row_splits))
     return tf.cast(mean, tf.float32)
 
 
 def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     """Repeats a value a block, `[num_blocks]`, for each element of the block."""
-    widths = np.diff(row_splits)
+    width = widths(row_splits)
+    if tf.is_tensor(width):
+        return tf.repeat(values, width)
     # Runs of blocks of equal width, so that few operations do for many buckets.
-    bounds = np.flatnonzero(np.diff(widths)) + 1
+    bounds = np.flatnonzero(np.diff(width)) + 1
     parts = [
-        tf.reshape(tf.repeat(values[a:b, tf.newaxis], widths[a], axis=1), [-1])
-        for a, b in zip([0, *bounds], [*bounds, len(widths)], strict=True)
+        tf.reshape(tf.repeat(values[a:b, tf.newaxis], width[a], axis=1), [-1])
+        for a, b in zip([0, *bounds], [*bounds, len(width)], strict=True)
         if a < b
     ]
     return tf.concat(parts, 0) if parts else values
 
 
+def widths(row_splits: Sequence[int]) -> np.ndarray:
+    """The elements of each block; a tensor if the ends are one, as in a step alone."""
+    if tf.is_tensor(row_splits):
+        return row_splits[1:] - row_splits[:-1]  # type: ignore[operator]
+    return np.diff(row_splits)
+
+
 def block_of(row_splits: Sequence[int]) -> np.ndarray:
-    """The block of each element, int32 `[size]`."""
-    widths = np.diff(row_splits)
-    return np.repeat(np.arange(len(widths), dtype=np.int32), widths)
+    """The block of each element, int32 `[size]`; a tensor if the ends are one."""
+    width = widths(row_splits)
+    if tf.is_tensor(width):
+        return tf.repeat(tf.range(tf.size(width)), width)
+    return np.repeat(np.arange(len(width), dtype=np.int32), width)
 
 
 def sum_of_magnitudes(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
@@ -91,6 +102,8 @@ def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor
     The order of custom_ops/word_format.h: rows of a chunk in adjacent pairs, then its
     lanes by halves, then the chunks of a block in adjacent pairs.
     """
+    if tf.is_tensor(row_splits):
+        return _reduce_varying(y, row_splits, combine)
     splits = np.asarray(row_splits)
     starts, ends = splits[:-1], splits[1:]
     first, last = starts // _CHUNK, (ends - 1) // _CHUNK
@@ -121,6 +134,44 @@ def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor
         left = tf.gather(parts, left)
         parts = tf.where(alone, left, combine(left, right))
     return parts
+
+
+def _reduce_varying(y: tf.Tensor, row_splits: tf.Tensor, combine) -> tf.Tensor:
+    """Reduces blocks whose ends are known in the step alone, in the same order."""
+    starts, ends = row_splits[:-1], row_splits[1:]
+    first = starts // _CHUNK
+    counts = (ends - 1) // _CHUNK - first + 1
+    block = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
+    chunk = _varying_ranges(counts) + tf.gather(first, block)
+    place = chunk[:, tf.newaxis] * _CHUNK + tf.range(_CHUNK, dtype=tf.int64)
+    own = place >= tf.gather(starts, block)[:, tf.newaxis]
+    own &= place < tf.gather(ends, block)[:, tf.newaxis]
+    chunks = tf.reshape(tf.pad(y, [[0, -tf.size(y) % _CHUNK]]), [-1, _CHUNK])
+    pieces = tf.where(own, tf.gather(chunks, chunk), tf.zeros([], y.dtype))
+
+    def halve(parts, counts):
+        begins = tf.cumsum(counts, exclusive=True)
+        halves = (counts + 1) // 2
+        left = tf.repeat(begins, halves) + 2 * _varying_ranges(halves)
+        alone = left + 1 >= tf.repeat(begins + counts, halves)
+        right = tf.gather(parts, tf.where(alone, left, left + 1))
+        left = tf.gather(parts, left)
+        return tf.where(alone, left, combine(left, right)), halves
+
+    parts, _ = tf.while_loop(
+        lambda _, counts: tf.reduce_max(counts) > 1,
+        halve,
+        [_reduce_chunks(pieces, combine), counts],
+        shape_invariants=[tf.TensorShape([None]), counts.shape],
+    )
+    return tf.ensure_shape(parts, counts.shape)
+
+
+def _varying_ranges(counts: tf.Tensor) -> tf.Tensor:
+    """Concatenates range(count) for each count."""
+    begins = tf.cumsum(counts, exclusive=True)
+    total = tf.reduce_sum(counts)
+    return tf.range(total, dtype=tf.int64) - tf.repeat(begins, counts)
 
 
 def _reduce_chunks(chunks: tf.Tensor, combine) -> tf.Tensor:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import spread
-from tfgradcomp.ops.reference.vectors import in_parts
+from tfgradcomp.ops.reference.vectors import in_parts, length
 from tfgradcomp.ops.word_format import digits_per_word, words_for
 
 
@@ -32,7 +32,7 @@ def uniform(stream: tf.Tensor, count: int) -> tf.Tensor:
 def pack_codes(codes: tf.Tensor, base: int) -> tf.Tensor:
     """Packs integer codes in `[0, base)`, shape `[count]`, into int32 words."""
     digits = digits_per_word(base)
-    count = codes.shape[0]
+    count = length(codes)
     rows = words_for(count, base)
     padded = tf.pad(tf.cast(codes, tf.uint32), [[0, rows * digits - count]])
     table = tf.reshape(padded, [rows, digits])
@@ -49,7 +49,9 @@ def unpack_codes(words: tf.Tensor, base: int, count: int) -> tf.Tensor:
         table = column // _powers(base)
         if base < 2**32:
             table = table % tf.constant(base, tf.uint32)
-    shape = [*words.shape[:-1], words.shape[-1] * digits_per_word(base)]
+    size = words.shape[-1]
+    last = -1 if size is None else size * digits_per_word(base)
+    shape = [*words.shape[:-1], last]
     return tf.cast(tf.reshape(table, shape)[..., :count], tf.int32)
 
 
@@ -75,7 +77,7 @@ def pack_ternary(
     x = tf.convert_to_tensor(x)
     magnitude, most = tf.abs(x), spread(limit, row_splits)
     magnitude = tf.where(most < magnitude, most, magnitude)
-    threshold = uniform(stream, x.shape[0]) * spread(scale, row_splits)
+    threshold = uniform(stream, length(x)) * spread(scale, row_splits)
     sign = tf.where(tf.bitcast(x, tf.int32) < 0, -1, 1)
     return pack_codes(tf.where(threshold < magnitude, sign, 0) + 1, 3)
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
-from tfgradcomp.ops.reference.blocks import block_of, reduce_blocks, spread
+from tfgradcomp.ops.reference.blocks import (
+    block_of,
+    reduce_blocks,
+    spread,
+    widths,
+)
 from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
-from tfgradcomp.ops.reference.vectors import SIGN, add, divide, exponent, in_parts
+from tfgradcomp.ops.reference.vectors import (
+    SIGN,
+    add,
+    divide,
+    exponent,
+    in_parts,
+    length,
+)
 
 
 def find_levels(
@@ -99,13 +110,13 @@ def pack_levels(
     x = tf.convert_to_tensor(x)
     count = levels.shape[1]
     table = tf.reshape(levels, [-1])
-    first = tf.constant(count * block_of(row_splits))
+    first = tf.convert_to_tensor(count * block_of(row_splits))
     k = _inner_levels_below(x, table, first, count - 2)
     if stream is None:
         return pack_codes(k, count - 1)
     low = tf.gather(table, first + k)
     high = tf.gather(table, first + k + 1)
-    up = uniform(stream, x.shape[0]) * (high - low) < x - low
+    up = uniform(stream, length(x)) * (high - low) < x - low
     return pack_codes(k + tf.cast(up, tf.int32), count)
 
 
@@ -167,7 +178,7 @@ def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 
 def _sorted_in_blocks(key: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     """Sorts the int32 keys of each block."""
-    block = tf.constant(block_of(row_splits), tf.int64)
+    block = tf.cast(block_of(row_splits), tf.int64)
     joined = tf.sort(block * 2**32 + tf.cast(key, tf.int64) + 2**31)
     return tf.cast(joined - block * 2**32 - 2**31, tf.int32)
 
@@ -183,8 +194,8 @@ def _fixed_point(bits, top, row_splits) -> tf.Tensor:
 
 
 def _ends(row_splits: Sequence[int]):
-    splits = np.asarray(row_splits, np.int64)
-    return tf.constant(splits[:-1]), tf.constant(splits[1:] - 1)
+    splits = tf.convert_to_tensor(row_splits, tf.int64)
+    return splits[:-1], splits[1:] - 1
 
 
 def _optimal_indices(q, value, row_splits, count, sweeps) -> tf.Tensor:
@@ -216,13 +227,14 @@ def _quantile_indices(q, value, row_splits, count, sweeps) -> tf.Tensor:
 
 
 def _symmetric_index(q, value, row_splits, count, sweeps) -> tf.Tensor:
-    block, num_blocks = tf.constant(block_of(row_splits)), len(row_splits) - 1
+    block = tf.convert_to_tensor(block_of(row_splits))
     first, last = _ends(row_splits)
+    num_blocks = length(first)
     total = tf.cumsum(q)
     above = tf.gather(tf.gather(total, last), block) - total + q
     distance = tf.abs(spread(last - first + 1, row_splits) * q - above)
     # Of equal elements the first one has all of them above or beside it.
-    place = tf.range(q.shape[0], dtype=tf.int64)
+    place = tf.range(length(q), dtype=tf.int64)
     again = tf.equal(value, tf.roll(value, 1, 0)) & (place > spread(first, row_splits))
     distance = tf.where(again, tf.int64.max, distance)
     least = tf.math.unsorted_segment_min(distance, block, num_blocks)
@@ -232,7 +244,8 @@ def _symmetric_index(q, value, row_splits, count, sweeps) -> tf.Tensor:
 
 
 def _mean_levels(bits, top, row_splits) -> tf.Tensor:
-    block, num_blocks = tf.constant(block_of(row_splits)), len(row_splits) - 1
+    block = tf.convert_to_tensor(block_of(row_splits))
+    num_blocks = length(_ends(row_splits)[0])
     q = _fixed_point(bits, top, row_splits)
     unit = _power_of_two(top - 156)
 
@@ -246,7 +259,7 @@ def _mean_levels(bits, top, row_splits) -> tf.Tensor:
         wide *= unit
         return tf.cast(tf.where(tf.abs(wide) >= 2.0**-126, wide, 0), tf.float32)
 
-    size = tf.constant(np.diff(row_splits), tf.int64)
+    size = tf.cast(widths(row_splits), tf.int64)
     middle = mean(total(q), size)
     edge = _ordered(tf.bitcast(middle, tf.int32))
     is_below = _ordered(bits) < spread(edge, row_splits)

@@ -9,7 +9,13 @@ import tensorflow as tf
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import mean_magnitude, spread, sum_of_magnitudes
 from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
-from tfgradcomp.ops.reference.vectors import add, count_nonfinite, divide, in_parts
+from tfgradcomp.ops.reference.vectors import (
+    add,
+    count_nonfinite,
+    divide,
+    in_parts,
+    length,
+)
 
 
 def pack_signs(x: Vector, stream: tf.Tensor | None = None) -> tf.Tensor:
@@ -36,7 +42,7 @@ def pack_signs_checked(x: Vector, stream: tf.Tensor | None = None):
     codes = tf.cast(bits >= 0, tf.int32)
     at_zero = 1
     if stream is not None:
-        at_zero = tf.cast(random_bits(stream, x.shape[0]) & 1, tf.int32)
+        at_zero = tf.cast(random_bits(stream, length(x)) & 1, tf.int32)
     return pack_codes(tf.where(zero, at_zero, codes), 2), count_nonfinite(x)
 
 

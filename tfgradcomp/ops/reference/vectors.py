@@ -37,8 +37,13 @@ def count_nonfinite(x: tf.Tensor) -> tf.Tensor:
     return tf.math.count_nonzero(tf.logical_not(tf.math.is_finite(x)))
 
 
+def length(x: tf.Tensor) -> int:
+    """Returns the number of elements of a vector; a tensor if it varies."""
+    return tf.size(x) if x.shape[0] is None else x.shape[0]
+
+
 def divide(x: tf.Tensor, divisor: np.ndarray | int) -> tf.Tensor:
-    """Divides by constants, none of them 0."""
+    """Divides by numbers that are no 0."""
     # Inside functions TensorFlow turns `x / constant` into x * (1 / constant), whose
     # last bit may differ. This division it leaves as it is.
     return tf.math.divide_no_nan(x, tf.cast(divisor, x.dtype))
