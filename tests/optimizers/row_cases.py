@@ -3,6 +3,8 @@
 Nothing of the NumPy part uses the package.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -101,15 +103,14 @@ class Lazy:
             return scale * np.mean(codes, 0)
         if self.name == "QSGD":
             splits = [*range(0, size, 16), size]
-            method = reference.Quantized(
-                lambda v, step, rank: reference.quantize(
-                    v,
-                    splits,
-                    lambda block: reference.even_levels(block, 5),
-                    reference.uniform(size, SEED, step, rank),
-                ),
-                feeds_back=True,
-            )
+
+            def compress(v, step, rank):
+                coins = reference.uniform(size, SEED, step, rank)
+                levels = functools.partial(reference.even_levels, count=5)
+                rounded = reference.quantize(v, splits, levels, coins)
+                return reference.fitted(rounded, v, splits)
+
+            method = reference.Quantized(compress, feeds_back=True)
             names = ("e",)
         else:
             method = reference.DistEF(

@@ -16,7 +16,6 @@ from tfgradcomp.core.arguments import check_choice, check_instance, check_intege
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_everywhere
 from tfgradcomp.optimizers.float_steps import FloatSteps
-from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, can_restore, saved_fallback
