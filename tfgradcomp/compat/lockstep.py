@@ -264,7 +264,7 @@ def _end_epoch(original, callbacks, epoch, logs=None):
         loop.average_statistics()
     result = original(callbacks, epoch, logs)
     if loop and loop.signals:
-        loop.signals.travel_with(tf.zeros([0]), "epoch")
+        loop.signals.travel_with(tf.zeros([0]), "lockstep/epoch")
         loop.tell_ended()
     return result
 

@@ -126,7 +126,7 @@ def _mean_of_logs(signals_of):
             return original(values, strategy, reduction)
         signals = signals_of(strategy)
         if reduction not in ("auto", "mean"):
-            signals.travel_with(tf.zeros([0]), "outputs")
+            signals.travel_with(tf.zeros([0]), "lockstep/outputs")
             return original(values, strategy, reduction)
         leaves = keras.tree.flatten(values)
         locals_ = [strategy.experimental_local_results(leaf) for leaf in leaves]
