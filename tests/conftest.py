@@ -11,6 +11,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 # Tests that start or share clusters run in one process, one after the other: two
 # clusters at once on two cores wait for each other most of the time.
 CLUSTERS = (
+    "tests/benchmarks/test_embeddings.py",
     "tests/benchmarks/test_exchange.py",
     "tests/benchmarks/test_virtual_cluster.py",
     "tests/callbacks/test_backup.py",

@@ -58,7 +58,9 @@ def test_the_union_of_rows_is_the_layout_of_a_step(name, workers):
 
 
 @pytest.mark.parametrize("name", ["identity", "TernGrad", "DistEFBlockSGDM"])
-def test_a_dense_gradient_of_a_table_goes_the_way_of_all_others(name):
+def test_a_dense_gradient_of_a_table_goes_the_way_of_all_others(name, caplog):
+    caplog.set_level("INFO", "tfgradcomp")
+
     def train(rank, collectives, sparse):
         table, optimizer = cases.make_table(
             name,
@@ -76,6 +78,8 @@ def test_a_dense_gradient_of_a_table_goes_the_way_of_all_others(name):
             first = results[0]
             assert first[1] == "RowsBucket"
         assert [bits(table) for table, _ in results] == [bits(first[0])] * 2
+    (said,) = [text for text in caplog.messages if "dense" in text]
+    assert said.startswith("The gradient of table is dense")
 
 
 def test_an_infinity_on_one_worker_skips_the_step_on_all():

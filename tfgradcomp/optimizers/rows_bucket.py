@@ -8,6 +8,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.core import SplitVector
+from tfgradcomp.core.logging import logger
+from tfgradcomp.optimizers.agreement import path_of
 from tfgradcomp.optimizers.gradient_bucket import (
     BucketResult,
     BucketState,
@@ -50,12 +52,14 @@ class RowsBucket(GradientBucket):
         self.num_rows, self.width = num_rows, self.size // num_rows
         # All that travels is counted in the step: the gradient may be a dense one.
         self.has_variable_length = True
+        self._has_said_dense = False
 
     @override
     def exchange(self, gradients, weights, context, is_float_step=False):
         (position,) = self.positions
         gradient = gradients.values[position]
         if not isinstance(gradient, tf.IndexedSlices):
+            self._say_dense(weights[position], gradient)
             whole = super().exchange(gradients, weights, context)
             return whole._replace(variable_words=_words_gathered(self.route))
         union = self.rows_route.agree(gradient.indices)
@@ -94,6 +98,17 @@ class RowsBucket(GradientBucket):
             (piece,) = self.pieces
             return {piece: vector}
         return super().split(vector)
+
+    def _say_dense(self, table, gradient):
+        """Logs, once, that a gradient which might have been sparse is not."""
+        if gradient is None or self._has_said_dense or self.rows_route.collectives.rank:
+            return
+        self._has_said_dense = True
+        logger.info(
+            "The gradient of %s is dense, and travels apart from those of other "
+            "variables. sparse='dense' lets it travel with them",
+            path_of(table),
+        )
 
     def _at(self, vector: Any, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows of a vector of the whole table, one after the other."""
