@@ -22,7 +22,7 @@ from keras.optimizers import Optimizer
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.replace import replace
 
-# Not there before Keras 3.12.
+# Not there before Keras 3.15.
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
