@@ -231,6 +231,23 @@ def test_averages_are_swapped_by_keras_callback(is_scaled):
     np.testing.assert_array_equal(swapped[0], average)
 
 
+def test_gradients_must_fit_the_variables():
+    optimizer, variables = identity("sgd"), make_variables([[3], [2]])
+    gradients = [tf.ones(v.shape) for v in variables]
+    optimizer.apply([])
+    with pytest.raises(ValueError, match=r"before the optimizer is built.*=None"):
+        optimizer.apply(gradients)
+    optimizer.apply(gradients, variables)
+    optimizer.apply(gradients)
+    optimizer.apply([])
+    assert int(optimizer.iterations) == 2
+    for wrong in (gradients[:1], gradients * 2):
+        with pytest.raises(ValueError, match=rf"{len(wrong)} gradients, 2 variables"):
+            optimizer.apply(wrong, variables)
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.apply(gradients, make_variables([[3], [2]]))
+
+
 several_optimizers = pytest.mark.skipif(
     not hasattr(keras.optimizers, "MultiOptimizer"),
     reason="Keras had no MultiOptimizer before version 3.15",

@@ -60,7 +60,13 @@ def forget_arguments(optimizer: Optimizer) -> list[str]:
 def filtered(
     optimizer: Optimizer, gradients: list, variables: list
 ) -> tuple[list, list]:
-    """Drops variables without a gradient, as Keras does, with Keras' warning."""
+    """Drops variables without a gradient, as Keras does, with Keras' warning.
+
+    Raises:
+        ValueError: If the optimizer was not built with one of the variables, or if
+            there is no gradient at all.
+    """
+    optimizer._check_variables_are_known(variables)
     gradients, variables = optimizer._filter_empty_gradients(gradients, variables)
     return optimizer._overwrite_variables_directly_with_gradients(gradients, variables)
 
