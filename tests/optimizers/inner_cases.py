@@ -72,7 +72,9 @@ def two_optimizers(learning_rate):
     )
 
 
-OWN = {own.__name__: own for own in (OwnUpdate, OwnStep, Lookahead, two_optimizers)}
+OWN = {own.__name__: own for own in (OwnUpdate, OwnStep, Lookahead)}
+if hasattr(keras.optimizers, "MultiOptimizer"):  # Not there before Keras 3.15.
+    OWN["two_optimizers"] = two_optimizers
 
 
 def names():

@@ -113,9 +113,11 @@ def test_an_inner_optimizer_with_names_of_the_wrapper_keeps_its_own():
 
 
 def test_the_name_is_that_of_the_inner_optimizer_unless_given():
-    keras.backend.clear_session()
-    names = [tfgradcomp.TernGrad("adam").name for _ in range(2)]
-    assert names == ["adam", "adam_1"]
+    names = []
+    for make in (keras.optimizers.get, tfgradcomp.TernGrad):
+        keras.backend.clear_session()
+        names.append([make("adam").name for _ in range(2)])
+    assert names[0] == names[1]
     assert tfgradcomp.TernGrad("adam", name="mine").name == "mine"
 
 
@@ -137,7 +139,9 @@ def test_weights_are_set_as_a_whole():
         step(optimizer, variables)
     weights = [variable.numpy() for variable in optimizer.variables]
     other = make()
-    with pytest.raises(ValueError, match=r"You are calling `set_weights` before.*sgd"):
+    with pytest.raises(
+        ValueError, match=r"You are calling `set_weights` before.*(?i:sgd)"
+    ):
         other.set_weights(weights)
     other.build(variables)
     other.set_weights(weights)
@@ -197,7 +201,8 @@ def test_a_copied_model_goes_on_with_its_state(again):
     other = again(model)
     for one in (model, other):
         one.fit(x, -x[:, :1] * np.ones(4), verbose=0)
-    assert list(map(bits, other.get_weights())) == list(map(bits, model.get_weights()))
+    for found, weights in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, weights, 1e-4, 1e-7)
 
 
 def test_state_that_an_unbuilt_copy_cannot_take_is_said():
@@ -226,6 +231,29 @@ def test_averages_are_swapped_by_keras_callback(is_scaled):
     np.testing.assert_array_equal(swapped[0], average)
 
 
+def test_gradients_must_fit_the_variables():
+    optimizer, variables = identity("sgd"), make_variables([[3], [2]])
+    gradients = [tf.ones(v.shape) for v in variables]
+    optimizer.apply([])
+    with pytest.raises(ValueError, match=r"before the optimizer is built.*=None"):
+        optimizer.apply(gradients)
+    optimizer.apply(gradients, variables)
+    optimizer.apply(gradients)
+    optimizer.apply([])
+    assert int(optimizer.iterations) == 2
+    for wrong in (gradients[:1], gradients * 2):
+        with pytest.raises(ValueError, match=rf"{len(wrong)} gradients, 2 variables"):
+            optimizer.apply(wrong, variables)
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.apply(gradients, make_variables([[3], [2]]))
+
+
+several_optimizers = pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"),
+    reason="Keras had no MultiOptimizer before version 3.15",
+)
+
+
 def several(first, second):
     """A MultiOptimizer, its first one for all variables but biases."""
     return keras.optimizers.MultiOptimizer(
@@ -233,6 +261,7 @@ def several(first, second):
     )
 
 
+@several_optimizers
 def test_each_optimizer_of_several_clips_its_own_gradients():
     runs = []
     for wrap in (lambda optimizer: optimizer, identity):
@@ -254,6 +283,7 @@ def test_each_optimizer_of_several_clips_its_own_gradients():
     np.testing.assert_allclose(*runs, rtol=1e-6)
 
 
+@several_optimizers
 def test_a_wrapper_goes_around_several_optimizers():
     wrapped = tfgradcomp.TernGrad("sgd")
     sgd = keras.optimizers.SGD()
@@ -270,6 +300,7 @@ def test_a_wrapper_goes_around_several_optimizers():
         chosen.build(make_variables([[2, 2], [2]]))
 
 
+@several_optimizers
 @pytest.mark.parametrize(
     ("wrap", "first", "text"),
     [

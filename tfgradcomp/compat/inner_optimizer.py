@@ -22,7 +22,7 @@ from keras.optimizers import Optimizer
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.replace import replace
 
-# Not there before Keras 3.12.
+# Not there before Keras 3.15.
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
@@ -63,7 +63,8 @@ def filtered(
     """Drops variables without a gradient, as Keras does, with Keras' warning.
 
     Raises:
-        ValueError: If the optimizer was built without one of the variables.
+        ValueError: If the optimizer was not built with one of the variables, or if
+            there is no gradient at all.
     """
     optimizer._check_variables_are_known(variables)
     gradients, variables = optimizer._filter_empty_gradients(gradients, variables)

@@ -264,7 +264,8 @@ class CompressedOptimizer(OptimizerWrapper):
 
         Raises:
             TypeError: If a gradient is not of a float type.
-            ValueError: If the workers' models differ, at the first step; if second
+            ValueError: If there is not a gradient, or None, for each variable; if the
+                workers' models differ, at the first step; if second
                 moments are given to a method that needs none, or not to one that does;
                 if a state was restored in part only.
             tf.errors.InvalidArgumentError: If a gradient is not finite and
@@ -275,13 +276,14 @@ class CompressedOptimizer(OptimizerWrapper):
                 f"{type(self).__name__}.apply() must be called in a replica context, "
                 "inside `strategy.run`."
             )
-        if trainable_variables is None:
-            trainable_variables = compat.trainable_variables(self)
+        grads = list(grads)
+        if not grads:
+            return
+        variables = self.variables_of(grads, trainable_variables)
         if not self.built:
             with keras.name_scope(self.name):
-                self.build(list(trainable_variables))
+                self.build(variables)
         self._check_workers()
-        grads, variables = list(grads), list(trainable_variables)
         moments = second.checked(
             second_moments, grads, self.method.compressor, type(self).__name__
         )

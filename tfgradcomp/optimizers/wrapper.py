@@ -138,6 +138,28 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
+    def variables_of(self, gradients: list, variables: Any) -> list:
+        """Returns the variables of a list of gradients: those given; if None, all.
+
+        Raises:
+            ValueError: If there are none yet, or not as many as gradients.
+        """
+        if variables is None and not self.built:
+            raise ValueError(
+                "The variables are not known before the optimizer is built. Expected: "
+                "`apply(gradients, variables)`, or `optimizer.build(variables)` "
+                "before. Received: trainable_variables=None"
+            )
+        if variables is None:
+            variables = compat.trainable_variables(self)
+        variables = list(variables)
+        if len(gradients) != len(variables):
+            raise ValueError(
+                "Expected a gradient, or None, for each variable. Received: "
+                f"{len(gradients)} gradients, {len(variables)} variables"
+            )
+        return variables
+
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):
         """Raises an error: workers cannot exchange gradients without variables.
 
