@@ -78,7 +78,7 @@ def load(folder, sources, transport, bucket_bytes, has_begun):
 
     Args:
         folder: The backup.
-        sources: For each worker, whose file it loads.
+        sources: For each worker, whose file it loads; None: none.
         transport: Where the server is.
         bucket_bytes: Size of the buckets.
         has_begun: True: an epoch is trained before.
@@ -90,10 +90,11 @@ def load(folder, sources, transport, bucket_bytes, has_begun):
             model.optimizer.build(model.trainable_variables)
     if has_begun:
         fit(model, epochs=1)
-    source = backups.worker_folder(folder, sources[rank])
     raised_by = "load_weights"
     try:
-        model.load_weights(backups.epoch_folder(source, SAVED) / backups.WEIGHTS)
+        if sources[rank] is not None:
+            source = backups.worker_folder(folder, sources[rank])
+            model.load_weights(backups.epoch_folder(source, SAVED) / backups.WEIGHTS)
         raised_by = "fit"
         fit(model, epochs=EPOCHS - SAVED)
     except ValueError as error:

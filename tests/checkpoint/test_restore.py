@@ -161,16 +161,22 @@ def test_file_without_a_vector_raises_on_all_workers(has_begun, pools, sharded):
         assert f"missing on this worker={missing}" in answer["error"]
 
 
-def test_parts_and_whole_states_together_raise_on_all_workers(
-    pools, backup_of, sharded
-):
+def test_parts_raise_on_all_workers_where_one_restores_nothing(pools, sharded):
+    answers, _ = pools(3).run(
+        cases.load, sharded, [0, None, 2], "all_gather", SMALL, False
+    )
+    for answer in answers:
+        assert "Workers [0, 2] have restored a part of the state" in answer["error"]
+        assert "workers [1] nothing" in answer["error"]
+
+
+def test_parts_and_a_whole_state_make_a_whole(pools, backup_of, sharded, straight):
     shutil.rmtree(sharded / "worker-1")
     shutil.copytree(backup_of("all_gather", SMALL) / "worker-1", sharded / "worker-1")
     answers, _ = pools(3).run(
         cases.load, sharded, [0, 1, 2], "all_gather", SMALL, False
     )
-    for answer in answers:
-        assert "Workers [0, 2] have restored a part of the state" in answer["error"]
+    check_same(answers, straight)
 
 
 def test_devices_of_one_process_do_not_wait_for_lost_parts(pools, sharded):

@@ -31,11 +31,11 @@ def train(transport):
         )
         model.compile(optimizer, "mse", steps_per_execution=2)
     rng = np.random.default_rng(rank)
-    x, y = rng.normal(size=(96, 8)), rng.normal(size=(96, 2))
+    x, y = rng.normal(size=(144, 8)), rng.normal(size=(144, 2))
     owed = []
     for batches in (24, 2):
-        rows = 4 * batches
-        model.fit(x[:rows], y[:rows], batch_size=4, shuffle=False, verbose=0)
+        rows = 6 * batches
+        model.fit(x[:rows], y[:rows], batch_size=6, shuffle=False, verbose=0)
         residuals = [v for v in optimizer.variables if "residual" in v.name]
         owed.append(any(np.any(v.numpy()) for v in residuals))
     weights = b"".join(weight.tobytes() for weight in model.get_weights())

@@ -59,7 +59,7 @@ def test_wrappers_come_back_with_all_arguments(name):
         # A quorum goes with votes only, so one of the two is the default.
         exempt = {("SignSGD", "aggregate"), ("Signum", "quorum")}
         # Lloyd's steps go with the default variant only.
-        exempt |= {("BinGrad", "lloyd_steps")}
+        exempt |= {("BinGrad", "variant")}
         if (name, argument) not in exempt:
             assert getattr(plain, argument) != value, argument
     there_and_back(plain)
@@ -78,7 +78,10 @@ def test_from_config_leaves_the_callers_dict_alone(name):
 
 @rows()
 def test_every_optimizer_comes_back_with_its_method(row):
-    again = there_and_back(row.make(sgd(), **COMMON))
+    # `warmup_steps` of Signum belong to the method.
+    own = SAVED_ARGUMENTS.get(row.wrapper, {})
+    common = {k: v for k, v in COMMON.items() if k not in own}
+    again = there_and_back(row.make(sgd(), **common))
     assert again.method == row.method
     assert type(again.server) is type(row.server)
 

@@ -330,16 +330,24 @@ def _next_batch(original, iterator, name=None):
     if not (_is_training() and iterator._enable_get_next_as_optional):
         return original(iterator, name)
     batch = iterator.get_next_as_optional()
-    nothing = tf.cond(
-        batch.has_value(), lambda: tf.constant(0, tf.int64), _exhausted().get_next
-    )
+    nothing = tf.cond(batch.has_value(), lambda: tf.constant(0, tf.int64), _raise_end)
     with tf.control_dependencies([nothing]):
         return batch.get_value()
 
 
+def _raise_end():
+    """Raises `OutOfRangeError`, also inside a graph."""
+    # The iterator's own `get_next` may be traced some thirty times only.
+    (nothing,) = tf.raw_ops.IteratorGetNext(
+        iterator=_exhausted()._iterator_resource,
+        output_types=[tf.int64],
+        output_shapes=[[]],
+    )
+    return nothing
+
+
 @functools.cache
 def _exhausted():
-    """An iterator that raises `OutOfRangeError`, also inside a graph."""
     with tf.init_scope(), tf.device("CPU:0"):
         return iter(tf.data.Dataset.range(0))
 

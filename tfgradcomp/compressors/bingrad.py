@@ -104,7 +104,7 @@ def _means_of_sides(x, edge, layout):
 
     number = total(tf.cast(is_below, tf.float32))
     below = tf.math.divide_no_nan(total(tf.where(is_below, x, 0.0)), number)
-    number_above = tf.constant(np.diff(splits), tf.float64) - number
+    number_above = tf.cast(ops.widths(splits), tf.float64) - number
     above = tf.math.divide_no_nan(total(tf.where(is_below, 0.0, x)), number_above)
     # The elements of a constant block are all on one side.
     low = tf.where(number > 0, _normal(tf.cast(below, tf.float32)), edge)

@@ -19,7 +19,7 @@ class RestoreStatus(NamedTuple):
         missing: Parts of the state that the file lacks, or that have no place here.
         is_partial: True if the file has only a part of the server's state.
         origin: The rank of the process that wrote the file, and their number; (-1, 0)
-            where a whole state was restored, or none.
+            where nothing was restored.
     """
 
     missing: list[str]
@@ -29,7 +29,7 @@ class RestoreStatus(NamedTuple):
 
 def check_restored(
     processes: Collectives, owner: str, status: RestoreStatus
-) -> list[tuple[int, int]]:
+) -> tuple[list[tuple[int, int]], bool]:
     """Compares what all processes have restored; all raise, or none.
 
     All processes must call it. Runs eagerly, also while a step is being traced.
@@ -40,11 +40,12 @@ def check_restored(
         status: What this process has restored.
 
     Returns:
-        The origins of the files, by processes.
+        The origins of the files, by processes, and whether one has only a part of the
+        server's state, so that all must join theirs.
 
     Raises:
-        ValueError: If a process misses some of its state, or only some of them have
-            restored parts.
+        ValueError: If a process misses some of its state, or if one has restored a part
+            and another one nothing.
     """
     mine = [len(status.missing), int(status.is_partial), *status.origin]
     with tf.init_scope():
@@ -56,12 +57,13 @@ def check_restored(
             f"{missing_state(status.missing)}"
         )
     partial = [rank for rank, row in enumerate(seen) if row[1]]
-    if partial and len(partial) < len(seen):
+    nothing = [rank for rank, row in enumerate(seen) if not row[3]]
+    if partial and nothing:
         raise ValueError(
             f"Workers {partial} have restored a part of the state of {owner}'s "
-            f"server, the others none or all of it. {missing_state([])}"
+            f"server, workers {nothing} nothing. {missing_state([])}"
         )
-    return [(int(row[2]), int(row[3])) for row in seen]
+    return [(int(row[2]), int(row[3])) for row in seen], bool(partial)
 
 
 def lost_files(origins: list[tuple[int, int]]) -> str:

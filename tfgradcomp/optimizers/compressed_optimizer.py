@@ -320,7 +320,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @override
     def config_value(self, name):
-        value = getattr(self, name)
+        value = super().config_value(name)
         if name == "transport" and not isinstance(value, str):
             # A transport that was handed in belongs to its process.
             return "auto"

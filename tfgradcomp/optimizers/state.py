@@ -55,6 +55,11 @@ class Restored(NamedTuple):
         """True if only a part of the server's state is known."""
         return not all(known.all() for known in self.owned.values())
 
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing is missing, and nothing known in part."""
+        return not self.missing and not self.is_partial
+
 
 class _Leaf(NamedTuple):
     """One variable of a bucket's state and where it belongs."""
@@ -133,7 +138,7 @@ class OptimizerState:
         Raises:
             ValueError: If a restored state still waits for that of other workers.
         """
-        if self._pending is not None:
+        if self._pending is not None and not self._pending.is_whole:
             raise ValueError(
                 f"The restored state of {self._owner} is not complete before the first "
                 "step joins the workers' parts: take a step before saving. "
@@ -177,9 +182,8 @@ class OptimizerState:
         """
         restored = self._read(store)
         self._note_origin(*restored.origin)
-        is_whole = not restored.missing and not restored.is_partial
-        self._pending = None if is_whole else restored
-        if is_whole:
+        self._pending = restored
+        if restored.is_whole:
             self._assign(restored)
         if joins_at_once:
             self.check_restore()
@@ -198,12 +202,11 @@ class OptimizerState:
             # servers restore nothing, and meet in steps only.
             return
         status = RestoreStatus([])
-        if pending is None and self._plan.hosts is None:
-            # The workers of one process restore alike; a loopback counts every call.
-            return
         if pending is not None:
             status = RestoreStatus(pending.missing, pending.is_partial, pending.origin)
-        self._origins = check_restored(self._processes, self._owner, status)
+        self._origins, is_partial = check_restored(self._processes, self._owner, status)
+        if not is_partial:
+            self._pending = None
 
     def finish_restore(self) -> None:
         """Joins the parts of a restored state, after `check_restore`, on all workers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any, ClassVar, TypeAlias
 
 import keras
@@ -18,6 +19,12 @@ class _WrapperType(type):
         wrapper = super().__call__(*args, **kwargs)
         wrapper._answer_by_inner()
         return wrapper
+
+    @property
+    def __signature__(cls):
+        # The constructor's: Python would show that of `__call__`.
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
 class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
