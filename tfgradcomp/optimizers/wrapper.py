@@ -23,7 +23,7 @@ class _WrapperType(type):
     @property
     def __signature__(cls):
         # The constructor's: Python would show that of `__call__`.
-        signature = inspect.signature(cls.__init__)
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
