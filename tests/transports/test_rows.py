@@ -46,7 +46,6 @@ def exchanged(row, x, layout):
     return tf.convert_to_tensor(update), tf.nest.flatten([states, state])
 
 
-@pytest.mark.python_ops
 @rows_by_compressor(lambda row: "sharded" in row.transports)
 @pytest.mark.parametrize(("size", "block_size"), [(1100, 300), (1, None)])
 def test_a_layout_that_varies_gives_the_bits_of_one_that_does_not(

@@ -56,9 +56,11 @@ def create_variables(function: Callable, *args: Any) -> None:
         with tf.init_scope():
             function(*args)
 
-    in_replica = (
-        tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    )
+    if not tf.distribute.has_strategy():
+        # Variables of the model may get their values in this very graph.
+        function(*args)
+        return
+    in_replica = not tf.distribute.in_cross_replica_context()
     if in_replica and not tf.__internal__.distribute.strategy_supports_no_merge_call():
         tf.distribute.get_replica_context().merge_call(eagerly)
     else:
