@@ -6,13 +6,11 @@ row's requirements from it; `test_methods_are_complete.py` checks that none is m
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfgradcomp
@@ -141,7 +139,7 @@ class Row(NamedTuple):
 
     @property
     def needs(self) -> tuple:
-        """What an optimizer has to do for the method, besides to call it.
+        """The states, the rounds and the decay that an optimizer handles for it.
 
         Methods with equal needs differ in their mathematics alone, which the tests of
         compressors, servers and transports see in every row.
@@ -157,7 +155,7 @@ class Row(NamedTuple):
 
     @property
     def message_kinds(self) -> tuple:
-        """What has to be cut and put together: kinds of fields, and of the server."""
+        """The server's class and the kinds of fields, which transports cut and join."""
         layout = Layout((0, 8))
         fields = [
             *self.compressor.fields(layout).values(),
@@ -380,53 +378,6 @@ SAVED_ARGUMENTS = {
 }
 # fmt: on
 ROWS = {one.name: one for one in _TABLE}
-
-
-def select(
-    where: Callable[[Row], bool] = lambda row: True,
-    by: Callable[[Row], Any] = lambda row: row.name,
-) -> list[Row]:
-    """Returns the rows that a test takes.
-
-    Args:
-        where: Function that says which rows are taken.
-        by: Function of a row; of rows for which it gives the same, only the first is
-            taken. Every row by itself, if not given.
-    """
-    first: dict[Any, Row] = {}
-    for one in filter(where, ROWS.values()):
-        first.setdefault(by(one), one)
-    return [*first.values()]
-
-
-def rows(where=lambda row: True, by=lambda row: row.name) -> pytest.MarkDecorator:
-    """Returns a decorator that runs a test for each row of `select`, as `row`."""
-    return pytest.mark.parametrize("row", select(where, by), ids=lambda row: row.name)
-
-
-def rows_by_compressor(where: Callable[[Row], bool] = lambda row: True):
-    """As `rows`, with each compressor but once: servers make no difference."""
-    return rows(where, by=lambda row: row.compressor)
-
-
-def rows_by_needs(where: Callable[[Row], bool] = lambda row: True):
-    """As `rows`, with one row of those with equal needs: the mathematics do not count.
-
-    For tests of what optimizers, files and parameter servers do for a method.
-    """
-    return rows(where, by=lambda row: row.needs)
-
-
-def required_arguments(wrapper: str) -> dict[str, Any]:
-    """Returns a wrapper's arguments for which there is no default, with values."""
-    (row,) = select(lambda row: row.wrapper == wrapper, by=lambda row: row.wrapper)
-    parameters = inspect.signature(getattr(tfgradcomp, wrapper)).parameters.values()
-    return {
-        parameter.name: row.arguments[parameter.name]
-        for parameter in [*parameters][1:]
-        if parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_KEYWORD
-    }
 
 
 def second_moments_of(x) -> tf.Tensor:

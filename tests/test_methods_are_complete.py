@@ -9,7 +9,8 @@ import pytest
 
 import tfgradcomp
 from tests.benchmarks.scripts import import_script
-from tests.methods import ROWS, SAVED_ARGUMENTS, parts_of, rows
+from tests.methods import ROWS, SAVED_ARGUMENTS, parts_of
+from tests.selection import rows
 from tfgradcomp import compressors, optimizers, servers
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.core import Layout

@@ -3,22 +3,10 @@
 import csv
 
 import numpy as np
-import pytest
 
 from tests.benchmarks.scripts import import_script, run
 
-cluster = import_script("cluster")
 FEW = ("--rows", 20000, "--steps", 5)
-
-
-@pytest.fixture(scope="module")
-def permitted():
-    """Skips where no cluster can be made."""
-    try:
-        with cluster.virtual_cluster(1, "1gbit"):
-            pass
-    except cluster.Unavailable as error:
-        pytest.skip(str(error))
 
 
 def test_compressed_rows_take_little_more_than_indices_and_codes(permitted, tmp_path):

@@ -24,16 +24,6 @@ cluster = import_script("cluster")
 FEW = ("--workload", "lenet", "--workers", 2, "--rounds", 2, "--no-torch")
 
 
-@pytest.fixture(scope="module")
-def permitted():
-    """Skips where no cluster can be made."""
-    try:
-        with cluster.virtual_cluster(1, "1gbit"):
-            pass
-    except cluster.Unavailable as error:
-        pytest.skip(str(error))
-
-
 def namespaces():
     listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
     return {line.split()[0] for line in listed.stdout.splitlines()}

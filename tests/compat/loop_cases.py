@@ -315,7 +315,7 @@ def case_by_hand():
 
 
 def case_xla():
-    """What `fit` says of XLA."""
+    """Returns the error of `fit` for a model with jit_compile=True."""
     model = make(METHODS["terngrad"], jit_compile=True)
     try:
         fit(model, epochs=1)

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tests import reference
 from tests.helpers import bits, make_context
-from tests.methods import rows_by_compressor, second_moments_of
+from tests.methods import second_moments_of
 from tests.pairwise import parametrize_pairwise
+from tests.selection import rows_by_compressor
 from tfgradcomp.core import Layout
 
 LAYOUTS = {

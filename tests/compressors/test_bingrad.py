@@ -76,11 +76,15 @@ def test_pb_saturates_outside_and_is_unbiased_inside():
     assert np.abs(z).max() < 5
 
 
+def vector_of(kind, count):
+    """Returns the first blocks of a kind as one vector, and their ends."""
+    rows = blocks_of(kind)[:count]
+    return rows.reshape(-1), np.arange(len(rows) + 1) * rows.shape[1]
+
+
 @every_kind
 def test_b_has_less_error_than_the_scaled_sign_and_pb(kind):
-    rows = blocks_of(kind)[:20]
-    splits = np.arange(len(rows) + 1) * rows.shape[1]
-    x = rows.reshape(-1)
+    x, splits = vector_of(kind, 20)
 
     def error(compressor):
         return np.sum((decoded(compressor, x, splits) - x) ** 2, dtype=np.float64)
@@ -102,13 +106,11 @@ def test_lloyd_steps_are_those_of_the_reference(lloyd_steps):
 
 @every_kind
 def test_lloyd_steps_leave_less_error_than_the_scaled_sign_in_more_blocks(kind):
-    rows = blocks_of(kind)[:60]
-    splits = np.arange(len(rows) + 1) * rows.shape[1]
-    x = rows.reshape(-1)
+    x, splits = vector_of(kind, 60)
 
     def errors(compressor):
         error = (decoded(compressor, x, splits) - x).astype(np.float64) ** 2
-        return error.reshape(rows.shape).sum(1)
+        return error.reshape(len(splits) - 1, -1).sum(1)
 
     before, *after = (errors(BinGrad(lloyd_steps=n)) for n in (0, 1, 2, 8))
     for later in after:

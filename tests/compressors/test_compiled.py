@@ -13,7 +13,8 @@ from tests.compressors.contracts import (
     same_bits,
 )
 from tests.helpers import bits, make_context
-from tests.methods import ROWS, rows_by_compressor, second_moments_of
+from tests.methods import ROWS, second_moments_of
+from tests.selection import rows_by_compressor
 from tfgradcomp.transports import messages
 
 

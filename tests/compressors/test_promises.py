@@ -15,7 +15,8 @@ from tests.compressors.contracts import (
     of_kind,
 )
 from tests.helpers import bits, make_context
-from tests.methods import rows_by_compressor, second_moments_of
+from tests.methods import second_moments_of
+from tests.selection import rows_by_compressor
 from tfgradcomp.core import Layout
 
 EXTREMES = {

@@ -66,7 +66,7 @@ def wrapped(optimizer):
 
 
 def stand_in(value, wrapped_class):
-    """What stands for a subclass of `wrapped_class`; other things as they are."""
+    """Returns a `Wrapping` of a subclass of `wrapped_class`, anything else as it is."""
     is_optimizer = (
         isinstance(value, type)
         and issubclass(value, wrapped_class)

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import make_variables
-from tests.methods import ROWS, rows
+from tests.methods import ROWS
+from tests.selection import rows
 from tfgradcomp.compressors import Clip, ErrorFeedback, Identity, Momentum, Sign, TopK
 from tfgradcomp.optimizers.quantizer import Quantizer
 from tfgradcomp.servers import MajorityVote, Mean

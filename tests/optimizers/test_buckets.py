@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import Rates, bits, make_variables
-from tests.methods import ROWS, rows, rows_by_needs, select
+from tests.methods import ROWS
 from tests.optimizers.test_step import apply
 from tests.pairwise import parametrize_pairwise
+from tests.selection import rows, rows_by_needs, select
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.core import Layout
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece, cut_ranges

@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import make_variables
-from tests.methods import GATHER, parts_of, select
+from tests.methods import GATHER, parts_of
 from tests.optimizers.test_step import SHAPES, apply, assert_alike, gradients_of, sgd
+from tests.selection import select
 from tfgradcomp.compressors import ORQ
 
 # Each server by XLA, too. `tests/compressors` compiles every compressor, of which the

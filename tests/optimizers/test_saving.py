@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import Rates, bits, make_variables, named
-from tests.methods import ROWS, select
+from tests.methods import ROWS
+from tests.selection import select
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.transports import AllGather
 

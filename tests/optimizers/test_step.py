@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import Rates, bits, flat, make_variables, stable_id, state_of
-from tests.methods import rows_by_needs, select
 from tests.pairwise import parametrize_pairwise
+from tests.selection import rows_by_needs, select
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 

@@ -1,4 +1,4 @@
-"""What an optimizer refuses around it, and warns of inside."""
+"""Wrappers refuse strategies without collectives, and warn of some optimizers."""
 
 import warnings
 

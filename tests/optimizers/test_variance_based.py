@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import flat, make_variables, named, state_of
-from tests.methods import select
 from tests.pairwise import parametrize_pairwise
+from tests.selection import select
 from tests.transports.test_transports import Recorder
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.reshard import reshard

@@ -84,7 +84,7 @@ def test_private_attributes_and_unknown_ones():
         inner._model_variables_moving_average
     )
     with pytest.raises(AttributeError, match="no attribute 'typo'"):
-        optimizer.typo  # noqa: B018
+        _ = optimizer.typo
     optimizer.note = "own"
     assert not hasattr(inner, "note")
 
@@ -132,7 +132,9 @@ def test_a_step_returns_the_counter_and_its_variables_come_first():
 
 
 def test_weights_are_set_as_a_whole():
-    make = lambda: tfgradcomp.DistEFBlockSGDM("sgd", weight_decay=0.5, min_size=0)  # noqa: E731
+    def make():
+        return tfgradcomp.DistEFBlockSGDM("sgd", weight_decay=0.5, min_size=0)
+
     variables = make_variables([[4, 3], [5]])
     optimizer = make()
     for _ in range(3):

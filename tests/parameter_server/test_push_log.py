@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.methods import ROWS, select
+from tests.methods import ROWS
+from tests.selection import rows_in_turns
 from tfgradcomp.parameter_server.push_log import PushLog
 from tfgradcomp.parameter_server.push_transport import PushLogTransport
 from tfgradcomp.parameter_server.remote_worker import PushingWorker
@@ -116,13 +117,8 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
 
 
 # Messages whose length varies go another way.
-NEEDS = select(lambda row: not row.variable_length, by=lambda row: row.needs)
-
-
-@pytest.mark.parametrize(
-    ("servers", "row"),
-    [(1 + i % 2, row) for i, row in enumerate(NEEDS)],
-    ids=lambda value: getattr(value, "name", value),
+@rows_in_turns(
+    "servers", [1, 2], lambda row: not row.variable_length, lambda row: row.needs
 )
 def test_a_single_pusher_trains_as_one_worker(servers, row):
     log = make_log(servers)

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.methods import ROWS, select
+from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
+from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, run
 from tfgradcomp.core import Layout
 from tfgradcomp.parameter_server.rendezvous import Rendezvous
@@ -119,13 +120,11 @@ class Cluster:
 
 # Messages whose length varies go another way. What a server computes on a part of a
 # vector is compared for each row by the tests of transports.
-SERVED = select(lambda row: not row.variable_length, by=lambda row: row.message_kinds)
-
-
-@pytest.mark.parametrize(
-    ("num_servers", "row"),
-    [(1 + i % 3, row) for i, row in enumerate(SERVED)],
-    ids=lambda value: getattr(value, "name", value),
+@rows_in_turns(
+    "num_servers",
+    [1, 2, 3],
+    lambda row: not row.variable_length,
+    lambda row: row.message_kinds,
 )
 def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
     method = row.method

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from tests import reference
 from tests.helpers import bits, compress_in_rounds, make_context
-from tests.methods import rows, second_moments_of
+from tests.methods import second_moments_of
+from tests.selection import rows
 from tfgradcomp.core import Layout
 from tfgradcomp.transports import messages
 

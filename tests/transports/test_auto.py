@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.methods import ROWS, rows
+from tests.methods import ROWS
+from tests.selection import rows
 from tests.transports.test_transports import alone
 from tfgradcomp.collectives import Call, Loopback
 from tfgradcomp.core import Layout

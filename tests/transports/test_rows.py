@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.methods import rows_by_compressor
+from tests.selection import rows_by_compressor
 from tfgradcomp.core import Layout, VaryingLayout
 
 WORKERS = 2

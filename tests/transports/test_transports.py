@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.methods import ROWS, rows, select
+from tests.methods import ROWS
 from tests.pairwise import pairwise, parametrize_pairwise
+from tests.selection import rows, select
 from tfgradcomp.collectives import Collectives, Loopback, SingleWorker
 from tfgradcomp.compressors import Identity
 from tfgradcomp.core import Layout, Method

@@ -9,7 +9,6 @@ our own and one fixed instance key a call site, which works anywhere in a graph.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 
 import tensorflow as tf
@@ -22,6 +21,7 @@ from tfgradcomp.collectives.base import (
     padded_size_index,
 )
 from tfgradcomp.compat.strategy import group_of, is_multi_worker, process_of
+from tfgradcomp.core.digest import digest64
 
 # Far above the keys that TensorFlow counts up from 1 and 100.
 _FIRST_KEY = 0x54470000
@@ -168,8 +168,7 @@ class Hosts(Replicas):
 
 def _group_key(group: str) -> int:
     """Returns a key that is the same in all processes: 30 bits of a hash, and one."""
-    digest = hashlib.blake2b(group.encode(), digest_size=4).digest()
-    return 1 << 30 | int.from_bytes(digest, "little") >> 2
+    return 1 << 30 | digest64(group.encode()) % (1 << 30)
 
 
 _tokens: dict = {}

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.core.digest import digest64
+
 
 def average_statistics(model: keras.Model, hosts: Any) -> None:
     """Gives all replicas the mean of each statistic that differs between them.
@@ -83,7 +85,7 @@ def _differs(values: list[np.ndarray], hosts: Any) -> np.ndarray:
     """Returns, for each variable, whether any two replicas have different values."""
     if not values:
         return np.zeros([0], bool)
-    hashes = [[_hash(row) for row in rows] for rows in values]
+    hashes = [[digest64(row.tobytes()) for row in rows] for rows in values]
     # Local replicas may differ, and then the workers need not be compared.
     rows = np.array([[row[0], len({*row}) > 1] for row in hashes], np.int64).ravel()
     if hosts:
@@ -92,8 +94,3 @@ def _differs(values: list[np.ndarray], hosts: Any) -> np.ndarray:
     else:
         table = rows.reshape([1, -1, 2])
     return (table[:, :, 0] != table[0, :, 0]).any(0) | (table[:, :, 1] > 0).any(0)
-
-
-def _hash(value: np.ndarray) -> int:
-    digest = hashlib.blake2b(value.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

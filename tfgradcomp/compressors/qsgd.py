@@ -11,13 +11,14 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.codebook import BlockValues, Codebook, check_levels
-from tfgradcomp.core import Field, Layout, Vector
+from tfgradcomp.compressors.uniform_levels import AddableCodes
+from tfgradcomp.core import Field
 
 NORMS = ("max", "l2")
 
 
 @dataclass(frozen=True)
-class QSGD(Codebook):
+class QSGD(Codebook, AddableCodes):
     r"""Rounds each element at random to one of the two levels beside it, unbiased.
 
     The levels are \( \|v\| (2k / (s - 1) - 1) \), \( k = 0 \ldots s - 1 \): evenly
@@ -97,30 +98,29 @@ class QSGD(Codebook):
         k = np.arange(self.levels)
         places = (2 * k / (self.levels - 1) - 1).astype(np.float32)
         levels = payloads["norm"][..., tf.newaxis] * places
-        # A processor may take denormals for zeros, and another one may not.
-        return tf.where(tf.abs(levels) < np.finfo(np.float32).tiny, 0.0, levels)
+        return _without_denormals(levels)
 
-    def mean_of_codes(
-        self,
-        words: tf.Tensor,
-        base: int | None,
-        count: int,
-        payload: dict[str, tf.Tensor],
-        layout: Layout,
-    ) -> Vector:
-        """Returns the mean of N vectors whose codes are added up, of one norm.
+    # The level in the middle is 0.
 
-        Args:
-            words: int32 `[rows, words]`; the codes of all rows are added up.
-            base: Their base.
-            count: N, however many rows its codes have been added into.
-            payload: Where the norm is taken from.
-            layout: The blocks of the flat vector.
-        """
-        distance = payload["norm"] * np.float32(2 / (self.levels - 1))
-        distance = tf.math.divide_no_nan(distance, count)
-        distance = tf.where(distance < np.finfo(np.float32).tiny, 0.0, distance)
-        # The level in the middle is 0.
-        zero = count * (self.levels - 1) // 2
-        splits, sizes = layout.row_splits, layout.sizes
-        return ops.sum_levels(words, distance, splits, base, 1, zero, sizes=sizes)
+    @property
+    @override
+    def step(self):
+        return 1
+
+    @property
+    @override
+    def zero(self):
+        return (self.levels - 1) // 2
+
+    @override
+    def scale(self, payload, layout):
+        return payload["norm"] * np.float32(2 / (self.levels - 1))
+
+    @override
+    def scale_of_mean(self, payload, layout, count):
+        return _without_denormals(super().scale_of_mean(payload, layout, count))
+
+
+def _without_denormals(x):
+    """A processor may take denormals for zeros, and another one may not."""
+    return tf.where(tf.abs(x) < np.finfo(np.float32).tiny, 0.0, x)

@@ -10,14 +10,13 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressor
-from tfgradcomp.core import Layout, SplitVector
+from tfgradcomp.core import Layout, Vector
 
 
-@dataclass(frozen=True)
-class UniformLevels(Compressor):
-    r"""A code c stands for \( s (k c - 1) \), so sums of codes stand for sums.
+class AddableCodes(Compressor):
+    r"""A code c stands for \( s (k c - z) \), so sums of codes stand for sums.
 
-    Subclasses declare the field `codes` and say what step k and scale s are.
+    Subclasses declare the field `codes` and say what step k, zero z and scale s are.
     """
 
     @property
@@ -25,9 +24,58 @@ class UniformLevels(Compressor):
     def step(self) -> int:
         """Distance k of two adjacent levels, in scales."""
 
+    @property
+    @abc.abstractmethod
+    def zero(self) -> int:
+        """The level z that stands for 0, in scales above the lowest."""
+
     @abc.abstractmethod
     def scale(self, payload: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
         """Returns s, float32 `[num_blocks]`."""
+
+    def scale_of_mean(
+        self, payload: dict[str, tf.Tensor], layout: Layout, count: int
+    ) -> tf.Tensor:
+        r"""Returns \( s / N \), float32 `[num_blocks]`."""
+        # Not `/`: a graph would multiply by the reciprocal instead.
+        return tf.math.divide_no_nan(self.scale(payload, layout), count)
+
+    def mean_of_codes(
+        self,
+        words: tf.Tensor,
+        base: int | None,
+        count: int,
+        payload: dict[str, tf.Tensor],
+        layout: Layout,
+    ) -> Vector:
+        r"""Returns \( \frac{s}{N} (k \sum_i c_i - N z) \), the mean of N vectors.
+
+        Args:
+            words: int32 `[rows, words]`; the codes of all rows are added up.
+            base: Their base.
+            count: N, however many rows its codes have been added into.
+            payload: Where the scale is taken from.
+            layout: The blocks of the flat vector.
+        """
+        return ops.sum_levels(
+            words,
+            self.scale_of_mean(payload, layout, count),
+            layout.row_splits,
+            base,
+            self.step,
+            count * self.zero,
+            sizes=layout.sizes,
+        )
+
+
+@dataclass(frozen=True)
+class UniformLevels(AddableCodes):
+    """Codes whose lowest level is one scale below 0, such as signs."""
+
+    @property
+    @override
+    def zero(self):
+        return 1
 
     @override
     def decompress(self, payload, layout):
@@ -46,32 +94,3 @@ class UniformLevels(Compressor):
         levels = tf.cast(self.step * tf.range(base) - 1, tf.float32)
         table = tf.stack(scales)[..., tf.newaxis] * levels
         return ops.mean_of_levels(words, table, layout.row_splits, layout.sizes)
-
-    def mean_of_codes(
-        self,
-        words: tf.Tensor,
-        base: int | None,
-        count: int,
-        payload: dict[str, tf.Tensor],
-        layout: Layout,
-    ) -> tf.Tensor | SplitVector:
-        r"""Returns \( \frac{s}{N} (k \sum_i c_i - N) \), the mean of N vectors.
-
-        Args:
-            words: int32 `[rows, words]`; the codes of all rows are added up.
-            base: Their base.
-            count: N, however many rows its codes have been added into.
-            payload: Where the scale is taken from.
-            layout: The blocks of the flat vector.
-        """
-        # Not `/`: a graph would multiply by the reciprocal instead.
-        scale = tf.math.divide_no_nan(self.scale(payload, layout), count)
-        return ops.sum_levels(
-            words,
-            scale,
-            layout.row_splits,
-            base,
-            self.step,
-            count,
-            sizes=layout.sizes,
-        )

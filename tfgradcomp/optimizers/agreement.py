@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives
+from tfgradcomp.core.digest import digest64
 
 
 class RestoreStatus(NamedTuple):
@@ -106,9 +106,9 @@ def check_same_everywhere(
         weights = b"".join(_local_value(v).tobytes() for v in variables)
         mine = [
             len(lines),
-            _hash("\n".join(lines).encode()),
-            _hash(settings.encode()),
-            _hash(weights + taken.tobytes()),
+            digest64("\n".join(lines).encode()),
+            digest64(settings.encode()),
+            digest64(weights + taken.tobytes()),
         ]
         seen = hosts.gather(tf.constant(mine, tf.int64), "fingerprint").numpy()
     different = [rank for rank, row in enumerate(seen) if (row != seen[0]).any()]
@@ -153,8 +153,3 @@ def path_of(variable: keras.Variable | tf.Variable) -> str:
 def _local_value(variable):
     value = variable.value if isinstance(variable, keras.Variable) else variable
     return tf.distribute.get_strategy().experimental_local_results(value)[0].numpy()
-
-
-def _hash(content: bytes) -> int:
-    digest = hashlib.blake2b(content, digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

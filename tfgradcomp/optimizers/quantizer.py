@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
-from tfgradcomp.compressors import QSGD, Clip, Compressor, ErrorFeedback, Fitted
+from tfgradcomp.compressors import (
+    AddableCodes,
+    Clip,
+    Compressor,
+    ErrorFeedback,
+    Fitted,
+)
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
@@ -56,7 +62,7 @@ class Quantizer(CompressedOptimizer):
         if reply == "requantize":
             server = (Recompress if error_feedback else Requantize)(compressor)
         elif reply == "shared":
-            server = CodeSum(cast(QSGD, compressor))
+            server = CodeSum(cast(AddableCodes, compressor))
         if error_feedback:
             sent = ErrorFeedback(sent)
         super().__init__(inner_optimizer, sent, server, block_size=block_size, **kwargs)

@@ -74,7 +74,7 @@ class Stepper:
         collectives: Collectives,
         variables: list,
         raises: bool,
-        float_steps: FloatSteps | None = None,
+        float_steps: FloatSteps,
     ):
         """Remembers what does not change from step to step.
 
@@ -85,7 +85,7 @@ class Stepper:
             collectives: What moves vectors between the workers.
             variables: All trainable variables.
             raises: Whether a skipped step ends in an error.
-            float_steps: The steps that travel as float32; None: none.
+            float_steps: The steps that travel as float32.
         """
         check_members(inner, buckets)
         self.inner = inner

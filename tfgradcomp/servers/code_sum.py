@@ -8,8 +8,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.qsgd import QSGD
-from tfgradcomp.compressors.uniform_levels import UniformLevels
+from tfgradcomp.compressors.uniform_levels import AddableCodes
 from tfgradcomp.servers.base import Mean, Server, SumField
 from tfgradcomp.servers.sign_of_mean import MeanOfSigns
 
@@ -29,13 +28,13 @@ class CodeSum(Server):
         Wen et al., TernGrad, 2017, Section 3.3.
     """
 
-    compressor: UniformLevels | QSGD
+    compressor: AddableCodes
 
     @override
     def reply_fields(self, layout, num_workers):
         fields = dict(self.compressor.fields(layout))
         codes = fields["codes"]
-        levels = num_workers * (codes.base - 1) + 1
+        levels = num_workers * (codes.base - 1) + 1  # type: ignore[operator]
         return {**fields, "codes": codes._replace(base=levels)}
 
     @override

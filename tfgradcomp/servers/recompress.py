@@ -59,9 +59,7 @@ class Recompress(Requantize):
 class _PayBack(Mean):
     """The mean, and all of the residual of `Recompress`."""
 
-    @override
-    def init(self, layout):
-        return {"residual": tf.zeros([layout.size])}
+    init = Recompress.init
 
     @override
     def combine(self, payloads, state, layout, context):
