@@ -5,6 +5,7 @@ A pool's workers run them in the tests of `test_loops.py`.
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfgradcomp
@@ -142,6 +143,17 @@ def case_tail(folder):
         "before": before[-1],
         "after": _moving_mean(model),
     }
+
+
+def case_no_step():
+    """A global batch has one row: one of two workers has none in any step."""
+    answer = []
+    for way in ("steps", "loops"):
+        model = make(METHODS["terngrad"], **WAYS[way])
+        with pytest.raises(ValueError, match="before its first step") as caught:
+            model.fit(X[:8], Y[:8], batch_size=1, epochs=2, verbose=0)
+        answer.append(str(caught.value))
+    return answer
 
 
 def _moving_mean(model):

@@ -68,6 +68,12 @@ def test_workers_with_data_of_different_lengths_end_epochs_together(pools, way):
     assert output.count("Received: no rows on workers [0]") == 1
 
 
+def test_epochs_without_a_step_are_an_error(pools):
+    answers, _ = pools(2).run(loop_cases.case_no_step)
+    for message in np.concatenate(answers):
+        assert message.endswith("Received: no rows on workers [1] of 2")
+
+
 @pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
 def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     folder = str(tmp_path / "backup")

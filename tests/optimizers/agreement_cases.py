@@ -25,6 +25,7 @@ ARGUMENTS = {
     "transport": lambda strategy, rank: {"transport": Sharded(for_strategy(strategy))},
     "other functions": lambda strategy, rank: {"exclude": of_other_shapes(rank)},
     "other buckets": lambda strategy, rank: {"bucket_bytes": 400 + 40000 * rank},
+    "other reactions": lambda strategy, rank: {"nonfinite": ("raise", "skip")[rank]},
 }
 
 

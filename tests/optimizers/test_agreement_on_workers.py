@@ -19,8 +19,14 @@ def test_objects_with_an_address_are_taken(pools, case, plain, kind):
     assert first[:2] == (plain, {kind})
 
 
-@pytest.mark.parametrize("transport", ["all_gather", "auto"])
-@pytest.mark.parametrize("case", ["other functions", "other buckets"])
+@pytest.mark.parametrize(
+    ("case", "transport"),
+    [
+        ("other functions", "auto"),
+        ("other buckets", "all_gather"),
+        ("other reactions", "auto"),
+    ],
+)
 def test_other_plans_are_refused_by_all(pools, case, transport):
     for answer in pools(2).run(agreement_cases.train, case, transport).answers:
         assert "The optimizer arguments of workers [1] differ" in answer

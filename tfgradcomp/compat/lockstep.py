@@ -52,6 +52,7 @@ class Loop:
         flag: Name of the attribute of the model that ends the loop.
         signals: What travels between the workers; None where there is one process.
         is_requested: Whether this worker asks for the loop's end.
+        passes: How many passes over the data have begun.
     """
 
     def __init__(self, trainer: keras.Model, kind: str, signals: Signals | None):
@@ -59,6 +60,7 @@ class Loop:
         self.kind, self.flag = kind, _FLAG_OF_LOOP[kind]
         self.signals = signals
         self.is_requested = False
+        self.passes = 0
         self._askers: list[int] = []
         self._is_end_told = False
 
@@ -102,6 +104,17 @@ class Loop:
                     f"Received: no rows on workers {ended}"
                 )
 
+    def check_steps(self) -> None:
+        """Raises ValueError if the first epoch has ended before its first step."""
+        if self.passes == 1 and self.signals and not self.signals.steps():
+            ended = self.signals.ended()
+            raise ValueError(
+                "The first epoch has ended before its first step, since a step needs a "
+                "row on each worker. Expected: a batch size, over all workers, and a "
+                "number of rows that are multiples of the number of workers. Received: "
+                f"no rows on workers {ended} of {self.signals.num_workers}"
+            )
+
     def tell(self, message: str) -> None:
         """Logs a line, on one worker only."""
         if self.signals and self.signals.rank == 0:
@@ -124,6 +137,7 @@ class Signals:
             self._own, self._all, self._ended = (
                 ResourceVariable(zeros, trainable=False) for _ in range(3)
             )
+            self._steps = ResourceVariable(tf.zeros([], tf.int64), trainable=False)
 
     def begin(self, value: bool) -> None:
         """Forgets the signals of another loop; this worker's own flag is `value`."""
@@ -149,19 +163,29 @@ class Signals:
         site = f"lockstep/{len(row)}"
         return self.hosts.gather(tf.constant(row, tf.int64), site).numpy()
 
-    def end(self, counts: tf.Tensor, full: int) -> None:
-        """Notes which workers miss rows that others have.
+    def begin_pass(self) -> None:
+        """Forgets the steps of another pass over the data."""
+        self._steps.assign(0)
+
+    def count_rows(self, counts: tf.Tensor, full: int) -> None:
+        """Notes which workers miss rows that others have, or counts a step.
 
         Args:
             counts: int64 `[N]`, the replicas with rows of each worker.
             full: The number of replicas of a worker.
         """
-        short = tf.cast(counts < full, tf.float32)
-        self._ended.assign(short * tf.cast(tf.reduce_any(counts > 0), tf.float32))
+        is_short = counts < full
+        short = tf.cast(is_short & tf.reduce_any(counts > 0), tf.float32)
+        self._ended.assign(short)
+        self._steps.assign_add(tf.cast(~tf.reduce_any(is_short), tf.int64))
 
     def askers(self) -> list[int]:
         """Returns the workers whose flags have come."""
         return np.flatnonzero(self._all.numpy()).tolist()
+
+    def steps(self) -> int:
+        """Returns how many steps of this pass have had rows on all workers."""
+        return int(self._steps.numpy())
 
     def ended(self) -> list[int]:
         """Returns the workers that missed rows when the last pass ended."""
@@ -273,6 +297,8 @@ def _begin_pass(original, epoch_iterator):
     """Replaces `TFEpochIterator.__iter__`: all take the same number of batches."""
     loop = _LOOPS[-1] if _LOOPS else None
     if loop and loop.signals:
+        loop.passes += 1
+        loop.signals.begin_pass()
         _agree_on_length(loop, epoch_iterator)
     return original(epoch_iterator)
 
@@ -317,6 +343,7 @@ def _interrupted(original, epoch_iterator):
     """Replaces `_interrupted_warning`, which advises to repeat what ended early."""
     loop = _LOOPS[-1] if _LOOPS else None
     if loop and loop.kind == "fit" and loop.signals and loop.signals.ended():
+        loop.check_steps()
         return
     original(epoch_iterator)
 
@@ -363,7 +390,7 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
     if signals:
         counts = tf.one_hot(signals.rank, signals.num_workers, dtype=tf.int64) * own
         counts = strategy.reduce("SUM", counts, axis=None)
-        signals.end(counts, replicas // signals.num_workers)
+        signals.count_rows(counts, replicas // signals.num_workers)
         own = tf.reduce_sum(counts)
     return tf.where(own == replicas, own, tf.zeros_like(own))
 

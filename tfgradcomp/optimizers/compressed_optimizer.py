@@ -237,7 +237,7 @@ class CompressedOptimizer(OptimizerWrapper):
 
     @property
     def traffic(self) -> Traffic:
-        """The traffic of one worker in one step, derived from the fields that travel.
+        """The traffic of one worker in a compressed step, by the fields that travel.
 
         Raises:
             ValueError: If the optimizer is not built yet.
@@ -265,9 +265,9 @@ class CompressedOptimizer(OptimizerWrapper):
         Raises:
             TypeError: If a gradient is not of a float type.
             ValueError: If there is not a gradient, or None, for each variable; if the
-                workers' models differ, at the first step; if second
-                moments are given to a method that needs none, or not to one that does;
-                if a state was restored in part only.
+                workers' models differ, at the first step; if second moments are given
+                to a method that needs none, or not to one that does; if a state was
+                restored in part only.
             tf.errors.InvalidArgumentError: If a gradient is not finite and
                 `nonfinite="raise"`.
         """
@@ -309,8 +309,8 @@ class CompressedOptimizer(OptimizerWrapper):
                 self._plan.hosts,
                 compat.trainable_variables(self),
                 f"method={self.method}, block_size={self._method_block_size}, "
-                f"seed={self.seed}, microbatches={self.microbatches}, "
-                f"{self.float_steps}, " + self._plan.describe(),
+                f"seed={self.seed}, nonfinite={self.nonfinite}, {self.float_steps}, "
+                f"microbatches={self.microbatches}, {self._plan.describe()}",
                 compat.step_counter(self.inner_optimizer),
             )
         self._state.finish_restore()

@@ -42,8 +42,7 @@ class DistEFSGD(CompressedOptimizer):
         weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
             x) \), never compressed; or None.
         block_size: Elements a block. None: the whole model is one block.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
         ValueError: If an argument is out of range or unknown.
@@ -100,8 +99,7 @@ class DistEFBlockSGD(CompressedOptimizer):
         inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.
         block_size: Elements a block. None: a block is a parameter tensor.
         weight_decay: As `DistEFSGD`.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -155,8 +153,7 @@ class DistEFBlockSGDM(CompressedOptimizer):
         weight_decay: \( \lambda \), or None.
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer has

@@ -20,8 +20,7 @@ class HalfPrecision(CompressedOptimizer):
         inner_optimizer: A Keras optimizer, its name or its config.
         dtype: `"bfloat16"` (the range of float32) or `"float16"` (more digits;
             magnitudes above 65504 overflow).
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
         ValueError: If `dtype` is neither.

@@ -25,9 +25,8 @@ class NaturalCompression(Quantizer):
         reply: `"float32"`, or `"requantize"`: the mean rounded to powers of two again.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
             quantized reply the server does so, too.
-        **kwargs: Arguments of `CompressedOptimizer`: transport, exclude, min_size,
-            seed, nonfinite, bucket_bytes, name. Codes of different exponents cannot be
-            added up, so there is no transport `"all_reduce"`.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. Codes of different
+            exponents cannot be added up, so there is no transport `"all_reduce"`.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -38,9 +38,8 @@ class ORQ(Quantizer):
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as
             not finite.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name. Codes of different levels cannot be added
-            up, so there is no transport `"all_reduce"`.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. Codes of different
+            levels cannot be added up, so there is no transport `"all_reduce"`.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -28,9 +28,9 @@ class QSGD(Quantizer):
             are added up and the reply, \( \log_2(N(s - 1) + 1) \) bits an element, is
             the exact mean. That costs a small all-reduce and some variance.
         error_feedback: As `ORQ`.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name. Codes of different norms cannot be added up,
-            so that transport `"all_reduce"` needs `reply="shared"`.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. Codes of different
+            norms cannot be added up, so that transport `"all_reduce"` needs
+            `reply="shared"`.
 
     Raises:
         ValueError: If an argument is out of range.

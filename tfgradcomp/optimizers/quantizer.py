@@ -30,7 +30,7 @@ class Quantizer(CompressedOptimizer):
             next mean where the reply is quantized. What does not contract by itself is
             `Fitted`, for a number a block.
         clip_factor: What workers clip blocks at, in deviations, or None.
-        **kwargs: As `CompressedOptimizer`.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
     """
 
     replies: ClassVar[tuple[str, ...]] = ("float32", "requantize")

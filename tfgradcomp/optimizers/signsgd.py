@@ -60,8 +60,7 @@ class SignSGD(_Signs):
         quorum: Elements with fewer net votes stay as they are.
         noise_std: Deviation of Gaussian noise on the update, in units of a vote, the
             same on all workers: nothing travels for it.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
         ValueError: If an argument is none of the choices.
@@ -124,8 +123,7 @@ class Signum(_Signs):
         noise_std: As `SignSGD`.
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size, seed,
-            nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer has

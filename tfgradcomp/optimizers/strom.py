@@ -25,8 +25,8 @@ class Strom(CompressedOptimizer):
         threshold: \( \tau \), positive, in the units of a mean gradient.
         index_coding: `"fixed"`: 32 bits an element. `"delta"`: 1 bit and the gap to
             the one before, less than half of that, for a little arithmetic.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size (0, as small
-            variables cost nothing extra), seed, nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. `min_size` is 0,
+            since small variables cost nothing extra.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -29,9 +29,8 @@ class TernGrad(CompressedOptimizer):
         block_size: Elements a block. None: a block is a parameter tensor.
         share_scaler: Whether s is the maximum over workers, which costs a small
             all-reduce. Else each worker has its own, and the reply is float32.
-        **kwargs: As `CompressedOptimizer`: transport, exclude (`"last"` is the
-            paper's advice for large models), min_size, seed, nonfinite, bucket_bytes,
-            name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. `exclude="last"`
+            is the paper's advice for large models.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -32,8 +32,8 @@ class VarianceBased(CompressedOptimizer):
             each example by itself.
         index_coding: `"fixed"`: 32 bits an element. `"delta"`: 4 bits and the gap to
             the one before, about half of that, for a little arithmetic.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size (0, as small
-            variables cost nothing extra), seed, nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. `min_size` is 0,
+            since small variables cost nothing extra.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -95,8 +95,8 @@ class Hybrid(CompressedOptimizer):
         zeta: As `VarianceBased`.
         microbatches: As `VarianceBased`.
         index_coding: As `VarianceBased`, with 1 bit instead of 4.
-        **kwargs: As `CompressedOptimizer`: transport, exclude, min_size (0, as small
-            variables cost nothing extra), seed, nonfinite, bucket_bytes, name.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on. `min_size` is 0,
+            since small variables cost nothing extra.
 
     Raises:
         ValueError: If an argument is out of range.
