@@ -128,6 +128,7 @@ def test_the_files_and_what_they_say(permitted, tmp_path):
     assert "Links of 200mbit, delay 0ms; a plain TCP connection reached" in output
 
 
+@pytest.mark.slow  # Training with servers is tested without it.
 def test_parameter_servers_are_measured(permitted, tmp_path):
     code, output, errors = run(
         "parameter_server.py",

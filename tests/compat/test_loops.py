@@ -139,7 +139,12 @@ def loop_in_one_process():
     return total, model.get_weights()
 
 
-@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+@pytest.mark.parametrize(
+    "cluster",
+    # In `fit` the devices of one process do what two processes do.
+    [(2,), pytest.param((2, "mirrored"), marks=pytest.mark.slow)],
+    ids=["two", "mirrored"],
+)
 def test_loop_by_hand_is_that_of_one_process(pools, cluster):
     answers, _ = pools(*cluster).run(loop_cases.case_by_hand)
     loss, weights = loop_in_one_process()

@@ -71,7 +71,7 @@ def answers(ask, cluster, case, *arguments):
 
 
 # Those whose sizes vary are in a test of their own, below.
-@pytest.mark.parametrize("method", quick("terngrad", "dist_ef_block_sgdm"))
+@pytest.mark.parametrize("method", quick("terngrad"))
 def test_two_devices_of_one_process_are_two_workers(ask, method):
     (one,) = answers(ask, "mirrored", "method", method)
     two = answers(ask, "two", "method", method)[0]
@@ -107,8 +107,7 @@ def test_a_nan_on_one_device_changes_nothing(ask):
 
 @pytest.mark.parametrize(
     ("cluster", "method"),
-    on("two", quick(*FIXED, *VARYING))
-    + on("three", quick("terngrad", "variance_based", "hybrid")),
+    on("two", quick(*FIXED, *VARYING)) + on("three", quick("terngrad", "hybrid")),
 )
 def test_weights_and_logs_are_the_same_on_all_workers(ask, cluster, method):
     first, *others = answers(ask, cluster, "method", method)
@@ -332,10 +331,9 @@ def test_methods_give_different_weights(ask):
     assert len({*digests}) == len(FIXED)
 
 
-# With a first round, and with a state that the servers hold in shards.
-@pytest.mark.parametrize(
-    "method", quick("terngrad", "dist_ef_block_sgdm", of=fit_cases.TRANSPORTS)
-)
+# With a first round and sums of codes. A state that the servers hold in shards is in
+# `tests/optimizers/test_auto_on_workers.py`.
+@pytest.mark.parametrize("method", quick("terngrad", of=fit_cases.TRANSPORTS))
 def test_all_transports_and_buckets_give_the_same_weights(ask, method):
     digests, *others = answers(ask, "three", "transports", method)
     assert digests.keys() == {"one bucket", *fit_cases.TRANSPORTS[method]}
@@ -351,7 +349,7 @@ def test_transports_work_inside_of_conditionals(ask):
     assert second == first
 
 
-@pytest.mark.parametrize("method", ["variance_based", "hybrid"])
+@pytest.mark.parametrize("method", quick("hybrid", of=["variance_based", "hybrid"]))
 def test_sizes_that_vary_in_the_depths_of_a_graph(ask, method):
     """In loops and conditionals, with a loss scale, in many buckets: equal weights."""
     first, second = answers(ask, "two", "varying", method)
@@ -365,8 +363,7 @@ def test_sizes_that_vary_in_the_depths_of_a_graph(ask, method):
 
 @pytest.mark.parametrize(
     ("cluster", "method"),
-    on("two", quick(*VARYING, of=VARYING))
-    + on("three", quick("variance_based", "hybrid", of=VARYING)),
+    on("two", quick(*VARYING, of=VARYING)) + on("three", quick("hybrid", of=VARYING)),
 )
 def test_fit_does_what_workers_in_one_process_do(ask, cluster, method):
     """Gradients and moments of each worker's share, exchanged over a `Loopback`."""

@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow_datasets", reason="needs tfgradcomp[examples]")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 import compare_methods  # noqa: E402
+import fashion_mnist  # noqa: E402
 
 
 def run_example(*arguments, workers=1):
@@ -38,7 +39,8 @@ def lines_of(text):
 
 def test_one_worker_trains_and_reports():
     few = ("--method", "none", "--epochs", "2", "--steps-per-epoch", "3")
-    first, second = run_example(*few), run_example(*few)
+    first = run_example(*few)
+    second = run_example(*few, "--steps-per-execution", "3")
     assert first.returncode == 0, first.stderr
     lines = lines_of(first.stdout)
     # The first preparation of the data is announced, nothing else.
@@ -61,9 +63,6 @@ def test_one_worker_trains_and_reports():
     assert re.fullmatch(pattern, weights)
     # Same seed, same bits.
     assert lines_of(second.stdout)[-3:] == lines[-3:]
-    other = run_example(*few, "--seed", "1", "--steps-per-execution", "3")
-    assert lines_of(other.stdout)[-1] != weights
-    assert re.fullmatch(pattern, lines_of(other.stdout)[-1])
 
 
 def test_two_workers_train_with_three_levels():
@@ -75,10 +74,11 @@ def test_two_workers_train_with_three_levels():
     assert float(values["accuracy"]) > 0.15
 
 
-def test_unknown_method_is_refused():
-    run = run_example("--method", "zip")
-    assert run.returncode == 2
-    assert "invalid choice: 'zip'" in run.stderr
+def test_unknown_method_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fashion_mnist.py", "--method", "zip"])
+    with pytest.raises(SystemExit):
+        fashion_mnist.parse_arguments()
+    assert "invalid choice: 'zip'" in capsys.readouterr().err
 
 
 OUTPUT = """[0] none: 2 x 64 examples a step, learning rate 3e-04, seed 0, 9 parameters
@@ -129,6 +129,4 @@ def test_table_goes_between_the_markers_only():
 
 
 def test_comparison_covers_the_methods_of_the_example():
-    helped = run_example("--help").stdout
-    offered = re.search(r"--method \{(.+?)\}", helped, re.DOTALL)[1]
-    assert set(re.split(r"[,\s]+", offered)) == set(compare_methods.METHODS)
+    assert {*fashion_mnist.METHODS} == {*compare_methods.METHODS}

@@ -23,7 +23,8 @@ def train(folder, mode, on_worker_loss, *tasks, restarts=0):
     return answer, output
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+# Waiting, below, is without a barrier.
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=SLOW)])
 def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mode):
     # The first kill is of the worker whose weights others get.
     answer, output = train(

@@ -11,20 +11,17 @@ layers = keras.layers
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(params=["mirrored", "multi_worker"])
-def pool(request, pools):
-    """Two devices of one process, and two processes."""
-    return pools(2, request.param)
-
-
-def test_moments_do_not_change_the_bits_of_training_on_workers(pool):
-    for answer in pool.run(moments_cases.case_bits).answers:
+@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
+def test_moments_do_not_change_the_bits_of_training_on_workers(pools, kind):
+    for answer in pools(2, kind).run(moments_cases.case_bits).answers:
         assert answer["plain"] == answer["with_moments"]
 
 
-@pytest.mark.parametrize("manner", moments_cases.MANNERS)
-def test_each_worker_has_the_moments_of_its_own_examples(pool, manner):
-    answers = pool.run(moments_cases.case_moments, manner).answers
+@pytest.mark.parametrize(
+    ("kind", "manner"), [("mirrored", "several_steps"), ("multi_worker", "mixed")]
+)
+def test_each_worker_has_the_moments_of_its_own_examples(pools, kind, manner):
+    answers = pools(2, kind).run(moments_cases.case_moments, manner).answers
     got = [moments for answer in answers for moments in answer["moments"]]
     model = sequential(
         (8, 8, 2),
