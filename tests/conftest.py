@@ -1,5 +1,6 @@
 """Makes TensorFlow quiet, before anything imports it; shares workers; orders tests."""
 
+import gc
 import os
 import zlib
 
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted(
         filter(_is_wanted, items), key=lambda item: not item.nodeid.startswith(CLUSTERS)
     )
+
+
+def pytest_collection_finish():
+    # What the imports have made stays; each collection of garbage would visit it.
+    gc.collect()
+    gc.freeze()
 
 
 def _is_wanted(item):

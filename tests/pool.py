@@ -261,6 +261,9 @@ def _serve() -> None:
 def _begin(kind):
     if kind != "bare":
         strategy_and_rank()
+        # TensorFlow's own objects never go; each collection would visit them.
+        gc.collect()
+        gc.freeze()
 
 
 def _call(kind, message):

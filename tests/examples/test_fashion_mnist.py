@@ -37,16 +37,18 @@ def lines_of(text):
     return [line.partition("] ")[2] for line in text.splitlines()]
 
 
+def noise_of(run):
+    """What is printed besides: the first preparation of the data is announced."""
+    return [line for line in run.stderr.splitlines() if "data: prep" not in line]
+
+
+@pytest.mark.slow  # The same script on two workers is below.
 def test_one_worker_trains_and_reports():
     few = ("--method", "none", "--epochs", "2", "--steps-per-epoch", "3")
-    first = run_example(*few)
-    second = run_example(*few, "--steps-per-execution", "3")
-    assert first.returncode == 0, first.stderr
-    lines = lines_of(first.stdout)
-    # The first preparation of the data is announced, nothing else.
-    noise = [line for line in first.stderr.splitlines() if "data: prep" not in line]
-    assert noise == []
-    assert second.stderr == ""
+    run = run_example(*few)
+    assert run.returncode == 0, run.stderr
+    assert noise_of(run) == []
+    lines = lines_of(run.stdout)
     if lines[0].startswith("notice: "):
         del lines[0]
     assert lines[0] == (
@@ -61,13 +63,12 @@ def test_one_worker_trains_and_reports():
     assert traffic == "bytes per step and worker: 0 sent, 0 received"
     pattern = r"worker 0 of 1: weights sha256 [0-9a-f]{16}, data \S+"
     assert re.fullmatch(pattern, weights)
-    # Same seed, same bits.
-    assert lines_of(second.stdout)[-3:] == lines[-3:]
 
 
 def test_two_workers_train_with_three_levels():
     run = run_example("--epochs", "1", "--steps-per-epoch", "20", workers=2)
     assert run.returncode == 0, run.stderr
+    assert noise_of(run) == []
     values = compare_methods.parse(run.stdout, workers=2)
     # One gather: 1.6 bits of 79,744 elements, 458 others as float32, both with a flag.
     assert float(values["ratio"]) > 17

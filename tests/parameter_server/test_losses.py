@@ -23,7 +23,7 @@ def train(folder, mode, on_worker_loss, *tasks, restarts=0):
     return answer, output
 
 
-# Waiting, below, is without a barrier.
+# What a loss does without a barrier and where others wait: `test_membership`.
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=SLOW)])
 def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mode):
     # The first kill is of the worker whose weights others get.
@@ -43,6 +43,7 @@ def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mod
         assert answer["loss"][-1] < answer["loss"][0]
 
 
+@SLOW
 def test_wait_resumes_when_the_worker_is_restarted(tmp_path):
     answer, output = train(tmp_path, "async", "wait", "worker 1", restarts=1)
     assert "waiting until started again" in output

@@ -14,7 +14,7 @@ RULES = {
     "accumulating": {"gradient_accumulation_steps": 2},
 }
 # The others send the same in the same way, and take a minute more.
-QUICK = ("transformer", "timeseries")
+QUICK = ("transformer",)
 CASES = [
     pytest.param(
         kind,
