@@ -156,6 +156,29 @@ def case_no_step():
     return answer
 
 
+def case_other_worker(culprit, what, every):
+    """One worker changes what all share; returns the error and the batches until it."""
+    model = make(lambda: METHODS["dist_ef_block_sgdm"](verify_every=every))
+
+    def spoil(batch, logs):
+        if (batch, own_rank()) == (1, culprit):
+            variables = {
+                "rate": model.optimizer.inner_optimizer.learning_rate,
+                "weight": model.trainable_variables[2],
+            }
+            value = variables[what].value
+            (own,) = tf.distribute.get_strategy().experimental_local_results(value)
+            own.assign(own * (1 + 2**-23))
+
+    batches = Batches()
+    spoils = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
+    try:
+        fit(model, epochs=2, callbacks=[batches, spoils])
+    except RuntimeError as error:
+        return str(error), batches.seen
+    return None, batches.seen
+
+
 def _moving_mean(model):
     """The moving means of all local replicas."""
     strategy, _ = strategy_and_rank()

@@ -68,6 +68,25 @@ def test_workers_with_data_of_different_lengths_end_epochs_together(pools, way):
     assert output.count("Received: no rows on workers [0]") == 1
 
 
+@pytest.mark.parametrize(
+    ("workers", "culprit", "what", "every", "batches"),
+    [
+        # By the votes of three workers, as the epoch ends.
+        (3, 0, "weight", None, [0, 1, 2, 3, 4]),
+        (2, 1, "rate", 2, [0, 1]),
+    ],
+)
+def test_a_worker_that_is_no_longer_like_the_others_is_named_on_all(
+    pools, workers, culprit, what, every, batches
+):
+    path = {"weight": "second/kernel of", "rate": "learning_rate of"}[what]
+    for error, seen in (
+        pools(workers).run(loop_cases.case_other_worker, culprit, what, every).answers
+    ):
+        assert f"{path} workers [{culprit}] is no longer what the others" in error
+        assert seen == batches
+
+
 def test_epochs_without_a_step_are_an_error(pools):
     answers, _ = pools(2).run(loop_cases.case_no_step)
     for message in np.concatenate(answers):

@@ -29,6 +29,7 @@ COMMON = {
     "warmup_steps": 7,
     "dense_every": 100,
     "sparse": ["*/table"],
+    "verify_every": 50,
     "name": "mine",
 }
 every_wrapper = pytest.mark.parametrize("name", SAVED_ARGUMENTS)

@@ -41,6 +41,10 @@ def trainer(optimizer=None, **arguments):
             "always compressed.*Received: warmup_steps=0, dense_every=3",
         ),
         (
+            {"optimizer": tfgradcomp.SignSGD("sgd", verify_every=9)},
+            "leave verify_every=None. Received: verify_every=9",
+        ),
+        (
             {
                 "optimizer": tfgradcomp.SignSGD(
                     keras.optimizers.SGD(gradient_accumulation_steps=2)

@@ -92,6 +92,27 @@ def track(optimizer: Optimizer, variables: list) -> None:
         optimizer._track_variable(variable)
 
 
+def shared_variables(optimizer: Optimizer) -> list:
+    """Returns weights and state that are the same on all workers.
+
+    Accumulated gradients are each worker's own.
+    """
+    accumulated = getattr(optimizer, "_accumulated_gradients", None) or []
+    own = {id(variable) for variable in accumulated}
+    state = [v for v in optimizer.variables if id(v) not in own]
+    return [*state, *optimizer._trainable_variables]
+
+
+def describe(optimizer: Optimizer) -> str:
+    """Returns the configuration of an optimizer, without its name."""
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError:
+        config = {}
+    own = {key: value for key, value in config.items() if key != "name"}
+    return f"{type(optimizer).__name__}({own})"
+
+
 def step_counter(optimizer: Optimizer) -> keras.Variable:
     """The variable that counts calls; `iterations` divides it by accumulation steps."""
     return optimizer._iterations

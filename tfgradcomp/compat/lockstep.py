@@ -21,16 +21,16 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from tensorflow.python.distribute import input_lib
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.signals import Signals
 from tfgradcomp.compat.statistics import average_statistics
 from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.core.logging import logger
@@ -53,6 +53,7 @@ class Loop:
         signals: What travels between the workers; None where there is one process.
         is_requested: Whether this worker asks for the loop's end.
         passes: How many passes over the data have begun.
+        batches: How many batches of this pass have been taken.
     """
 
     def __init__(self, trainer: keras.Model, kind: str, signals: Signals | None):
@@ -60,7 +61,7 @@ class Loop:
         self.kind, self.flag = kind, _FLAG_OF_LOOP[kind]
         self.signals = signals
         self.is_requested = False
-        self.passes = 0
+        self.passes = self.batches = 0
         self._askers: list[int] = []
         self._is_end_told = False
 
@@ -87,6 +88,23 @@ class Loop:
                     f"on some. Received: {self.flag}=True on workers {self._askers}"
                 )
         return bool(self._askers)
+
+    def verify(self) -> None:
+        """Compares what all replicas have in common.
+
+        Raises:
+            RuntimeError: On all workers, if any differ.
+        """
+        for optimizer in _wrappers_of(self.trainer):
+            optimizer.verify()
+
+    def verify_after(self, batches: int) -> None:
+        """Compares it if a multiple of `verify_every` is reached by so many batches."""
+        for optimizer in _wrappers_of(self.trainer):
+            every = optimizer.verify_every
+            if every and batches // every > self.batches // every:
+                optimizer.verify()
+        self.batches = batches
 
     def average_statistics(self) -> None:
         """Makes the statistics of normalization equal on all replicas."""
@@ -119,77 +137,6 @@ class Loop:
         """Logs a line, on one worker only."""
         if self.signals and self.signals.rank == 0:
             logger.warning(message)
-
-
-class Signals:
-    """One flag for each worker, in a few variables of this process.
-
-    Args:
-        hosts: The collectives between the processes.
-    """
-
-    def __init__(self, hosts: Any):
-        self.hosts = hosts
-        self.num_workers, self.rank = hosts.num_workers, hosts.rank
-        with tf.init_scope(), tf.device("CPU:0"):
-            zeros = tf.zeros([self.num_workers])
-            # `tf.Variable` would be one of the strategy's, whose copies are equal.
-            self._own, self._all, self._ended = (
-                ResourceVariable(zeros, trainable=False) for _ in range(3)
-            )
-            self._steps = ResourceVariable(tf.zeros([], tf.int64), trainable=False)
-
-    def begin(self, value: bool) -> None:
-        """Forgets the signals of another loop; this worker's own flag is `value`."""
-        self.request(value)
-        self._all.assign(tf.zeros([self.num_workers]))
-        self._ended.assign(tf.zeros([self.num_workers]))
-
-    def request(self, value: bool) -> None:
-        """Sets this worker's own flag."""
-        self._own.assign(tf.one_hot(self.rank, self.num_workers) * float(value))
-
-    def travel_with(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
-        """Returns the sum of a vector over the workers; the flags travel behind it."""
-        joined = tf.concat([vector, self._own.read_value()], 0)
-        size = joined.shape[0]
-        total = self.hosts.sum(joined, f"{call_site}/{size}")
-        vector, flags = tf.split(total, [size - self.num_workers, self.num_workers])
-        self._all.assign(flags)
-        return vector
-
-    def gather(self, row: list[int]) -> np.ndarray:
-        """Returns the rows of all workers."""
-        site = f"lockstep/{len(row)}"
-        return self.hosts.gather(tf.constant(row, tf.int64), site).numpy()
-
-    def begin_pass(self) -> None:
-        """Forgets the steps of another pass over the data."""
-        self._steps.assign(0)
-
-    def count_rows(self, counts: tf.Tensor, full: int) -> None:
-        """Notes which workers miss rows that others have, or counts a step.
-
-        Args:
-            counts: int64 `[N]`, the replicas with rows of each worker.
-            full: The number of replicas of a worker.
-        """
-        is_short = counts < full
-        short = tf.cast(is_short & tf.reduce_any(counts > 0), tf.float32)
-        self._ended.assign(short)
-        self._steps.assign_add(tf.cast(~tf.reduce_any(is_short), tf.int64))
-
-    def askers(self) -> list[int]:
-        """Returns the workers whose flags have come."""
-        return np.flatnonzero(self._all.numpy()).tolist()
-
-    def steps(self) -> int:
-        """Returns how many steps of this pass have had rows on all workers."""
-        return int(self._steps.numpy())
-
-    def ended(self) -> list[int]:
-        """Returns the workers that missed rows when the last pass ended."""
-        return np.flatnonzero(self._ended.numpy()).tolist()
 
 
 class _Flag:
@@ -247,6 +194,7 @@ class Lockstep:
                 setattr(trainer, flag, _Flag(kind))
             replace(trainer, kind, functools.partial(self._run_loop, kind))
         replace(keras.callbacks.CallbackList, "on_epoch_end", _end_epoch)
+        replace(keras.callbacks.CallbackList, "on_train_batch_end", _end_batch)
         replace(keras_trainer.TFEpochIterator, "__iter__", _begin_pass)
         replace(keras_trainer.TFEpochIterator, "_interrupted_warning", _interrupted)
         replace(iterators.DistributedIteratorBase, "get_next", _next_batch)
@@ -285,6 +233,7 @@ def _end_epoch(original, callbacks, epoch, logs=None):
     loop = _loop_of(callbacks.model, "stop_training")
     if loop:
         # Callbacks may save the model.
+        loop.verify()
         loop.average_statistics()
     result = original(callbacks, epoch, logs)
     if loop and loop.signals:
@@ -293,11 +242,32 @@ def _end_epoch(original, callbacks, epoch, logs=None):
     return result
 
 
+def _end_batch(original, callbacks, batch, logs=None):
+    """Replaces `CallbackList.on_train_batch_end`: compares workers now and then."""
+    result = original(callbacks, batch, logs)
+    loop = _loop_of(callbacks.model, "stop_training")
+    if loop:
+        loop.verify_after(batch + 1)
+    return result
+
+
+def _wrappers_of(trainer: keras.Model) -> list:
+    """Returns the wrappers that train a model: its own, and its attributes."""
+    found = {}
+    for value in (trainer.optimizer, *vars(trainer).values()):
+        while isinstance(value, Optimizer) and not hasattr(type(value), "verify"):
+            # A scale of the loss is around the wrapper.
+            value = vars(value).get("inner_optimizer")
+        if isinstance(value, Optimizer):
+            found[id(value)] = value
+    return [*found.values()]
+
+
 def _begin_pass(original, epoch_iterator):
     """Replaces `TFEpochIterator.__iter__`: all take the same number of batches."""
     loop = _LOOPS[-1] if _LOOPS else None
     if loop and loop.signals:
-        loop.passes += 1
+        loop.passes, loop.batches = loop.passes + 1, 0
         loop.signals.begin_pass()
         _agree_on_length(loop, epoch_iterator)
     return original(epoch_iterator)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core.digest import digest64
+from tfgradcomp.compat.comparison import compare
 
 
 def average_statistics(model: keras.Model, hosts: Any) -> None:
@@ -34,9 +34,8 @@ def average_statistics(model: keras.Model, hosts: Any) -> None:
         strategy.experimental_local_results(variable._value) for variable in variables
     ]
     values = [np.stack([c.numpy() for c in own]) for own in components]
-    differs = _differs(values, hosts)
-    chosen = [i for i, is_different in enumerate(differs) if is_different]
-    if not chosen:
+    chosen = np.flatnonzero(compare(values, hosts).any(0))
+    if not len(chosen):
         return
     own = np.concatenate([values[i].mean(0, np.float64).ravel() for i in chosen])
     if hosts:
@@ -79,18 +78,3 @@ def _own(
         layers = [one for one in layers if not getattr(one, "stateful", False)]
     found = {id(v): v for layer in layers for v in getattr(layer, name)}
     return found.values()
-
-
-def _differs(values: list[np.ndarray], hosts: Any) -> np.ndarray:
-    """Returns, for each variable, whether any two replicas have different values."""
-    if not values:
-        return np.zeros([0], bool)
-    hashes = [[digest64(row.tobytes()) for row in rows] for rows in values]
-    # Local replicas may differ, and then the workers need not be compared.
-    rows = np.array([[row[0], len({*row}) > 1] for row in hashes], np.int64).ravel()
-    if hosts:
-        gathered = hosts.gather(tf.constant(rows), f"statistics/hashes/{len(rows)}")
-        table = gathered.numpy().reshape([hosts.num_workers, -1, 2])
-    else:
-        table = rows.reshape([1, -1, 2])
-    return (table[:, :, 0] != table[0, :, 0]).any(0) | (table[:, :, 1] > 0).any(0)

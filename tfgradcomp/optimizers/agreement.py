@@ -1,4 +1,4 @@
-"""Comparison of the workers before the first step: one model, one state."""
+"""Comparison of the workers: before the first step, and while they train."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import re
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives
+from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.comparison import compare
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.digest import digest64
 
 
@@ -81,8 +85,8 @@ def lost_files(origins: list[tuple[int, int]]) -> str:
     )
 
 
-def check_same_everywhere(
-    hosts: Collectives, variables: list, settings: str, steps: keras.Variable
+def check_same_at_start(
+    hosts: Collectives, inner: keras.optimizers.Optimizer, settings: dict
 ) -> None:
     """Compares the variables, the settings and the weights over the workers.
 
@@ -91,44 +95,87 @@ def check_same_everywhere(
 
     Args:
         hosts: The collectives between the workers' processes.
-        variables: The trainable variables: paths, shapes, types and values count.
-        settings: What else must be equal, in words. The address of an object, which
+        inner: The inner optimizer: its configuration, its steps, and the variables
+            that it trains count, with their paths, shapes, types and values.
+        settings: What else must be equal, by names. The address of an object, which
             is another one in each process, does not count.
-        steps: The variable that counts steps.
 
     Raises:
         ValueError: If the workers differ.
     """
+    variables = compat.trainable_variables(inner)
+    settings = {"inner_optimizer": compat.describe(inner), **settings}
     lines = [f"{path_of(v)} {tuple(v.shape)} {v.dtype}" for v in variables]
-    settings = re.sub(" at 0x[0-9a-fA-F]+", "", settings)
+    words = {k: re.sub(" at 0x[0-9a-fA-F]+", "", str(v)) for k, v in settings.items()}
     with tf.init_scope():
-        taken = _local_value(steps)
-        weights = b"".join(_local_value(v).tobytes() for v in variables)
+        taken = _local_values(compat.step_counter(inner))[0]
+        weights = b"".join(_local_values(v)[0].tobytes() for v in variables)
         mine = [
             len(lines),
             digest64("\n".join(lines).encode()),
-            digest64(settings.encode()),
             digest64(weights + taken.tobytes()),
+            *(digest64(text.encode()) for text in words.values()),
         ]
         seen = hosts.gather(tf.constant(mine, tf.int64), "fingerprint").numpy()
-    different = [rank for rank, row in enumerate(seen) if (row != seen[0]).any()]
-    if not different:
-        return
-    if (seen[:, :3] == seen[0, :3]).all():
+    differs = seen != seen[0]
+    workers = np.flatnonzero(differs.any(1)).tolist()
+    names = [
+        k for k, is_other in zip(words, differs[:, 3:].any(0), strict=True) if is_other
+    ]
+    if differs[:, :2].any():
+        counts = dict(enumerate(seen[:, 0].tolist()))
         raise ValueError(
-            f"The weights or the step counts of workers {different} differ from those "
+            f"The models of workers {workers} differ from those of worker 0. Expected "
+            "the same variables (paths, shapes, types, in the same order) on all "
+            "workers: run one script everywhere, and create models in the same order, "
+            "since Keras numbers layer names. Received: number of variables by "
+            f"worker={counts}; this worker has {lines}"
+        )
+    if names:
+        raise ValueError(
+            f"The optimizer arguments of workers {workers} differ from those of worker "
+            "0. Expected: the same on all workers. Received: "
+            + ", ".join(f"{name}={words[name]}" for name in names)
+            + " on this worker"
+        )
+    if workers:
+        raise ValueError(
+            f"The weights or the step counts of workers {workers} differ from those "
             "of worker 0, though the models are the same. Expected: all restored from "
             "one moment, as tfgradcomp.callbacks.BackupAndRestore does it, or none. "
             f"Received: steps={int(taken)} on this worker"
         )
-    counts = {rank: int(row[0]) for rank, row in enumerate(seen)}
-    what = "models" if (seen[:, :2] != seen[0, :2]).any() else "optimizer arguments"
-    raise ValueError(
-        f"The {what} of workers {different} differ from those of worker 0. Expected "
-        "the same variables (paths, shapes, types, in the same order) and the same "
-        "optimizer arguments on all workers: run one script everywhere, and create "
-        "models in the same order, since Keras numbers layer names. Received: "
-        f"number of variables by worker={counts}; this worker has {lines}, {settings}"
+
+
+def check_still_same(
+    hosts: Collectives | None, inner: keras.optimizers.Optimizer, shared: list
+) -> None:
+    """Compares what must be equal on all replicas of all workers.
+
+    All workers must call it, outside of a graph.
+
+    Args:
+        hosts: The collectives between the workers' processes; None where there is one.
+        inner: The inner optimizer, whose weights and state are equal.
+        shared: Variables that must be equal as well.
+
+    Raises:
+        RuntimeError: On all workers, if any differ.
+    """
+    variables = [*compat.shared_variables(inner), *shared]
+    is_other = compare([_local_values(variable) for variable in variables], hosts)
+    found = np.flatnonzero(is_other.any(0)).tolist()
+    if not found:
+        return
+    paths = [path_of(variables[i]) for i in found]
+    workers = np.flatnonzero(is_other[:, found[0]]).tolist()
+    steps = int(_local_values(compat.step_counter(inner))[0])
+    raise RuntimeError(
+        f"{paths[0]} of workers {workers} is no longer what the others have. Expected: "
+        "equal weights, learning rates and shared state on all workers. A flipped bit, "
+        "another library on one of them, or code that sets a variable on one worker "
+        "only makes them differ; go back to the last backup. Received: "
+        f"steps={steps}, {len(paths)} variables that differ, first {paths[:5]}"
     )
 
 
@@ -150,6 +197,10 @@ def path_of(variable: keras.Variable | tf.Variable) -> str:
     return getattr(variable, "path", variable.name)
 
 
-def _local_value(variable):
+def _local_values(variable: keras.Variable | tf.Variable) -> list[np.ndarray]:
+    """Returns the values on the replicas of this process."""
+    if isinstance(variable, PerReplicaVariable):
+        return [*variable.local_values()]
     value = variable.value if isinstance(variable, keras.Variable) else variable
-    return tf.distribute.get_strategy().experimental_local_results(value)[0].numpy()
+    locals_ = tf.distribute.get_strategy().experimental_local_results(value)
+    return [value.numpy() for value in locals_]

@@ -14,7 +14,7 @@ from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.optimizers import moments as second
-from tfgradcomp.optimizers.agreement import check_same_everywhere
+from tfgradcomp.optimizers.agreement import check_same_at_start, check_still_same
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
@@ -26,6 +26,11 @@ from tfgradcomp.servers import Server
 from tfgradcomp.transports import Costs, Traffic, Transport
 
 NONFINITE = ("raise", "skip")
+# Those that an equal plan does not show to be equal.
+COMPARED_SETTINGS = (
+    *("method", "_method_block_size", "float_steps", "microbatches"),
+    *("seed", "nonfinite", "verify_every"),
+)
 
 
 class CompressedOptimizer(OptimizerWrapper):
@@ -82,6 +87,7 @@ class CompressedOptimizer(OptimizerWrapper):
         sparse: `"rows"`: of the table of an `Embedding` only the rows that a worker has
             touched travel, are updated and have their residuals and momenta changed.
             `"dense"`: all rows. Or rules as in `exclude`, for other tables.
+        verify_every: `fit` calls `verify` after so many steps, besides each epoch.
         name: Name of the optimizer.
 
     Raises:
@@ -100,16 +106,8 @@ class CompressedOptimizer(OptimizerWrapper):
 
     microbatches: int | None = None
     common_arguments = (
-        "transport",
-        "exclude",
-        "min_size",
-        "seed",
-        "nonfinite",
-        "bucket_bytes",
-        "fallback",
-        "warmup_steps",
-        "dense_every",
-        "sparse",
+        *("transport", "exclude", "min_size", "seed", "nonfinite", "bucket_bytes"),
+        *("fallback", "warmup_steps", "dense_every", "sparse", "verify_every"),
     )
     config_arguments: ClassVar[tuple[str, ...]]
     config_arguments = ("compressor", "server", "block_size", "weight_decay")
@@ -133,6 +131,7 @@ class CompressedOptimizer(OptimizerWrapper):
         warmup_steps: int = 0,
         dense_every: int | None = None,
         sparse: Any = "rows",
+        verify_every: int | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -141,6 +140,8 @@ class CompressedOptimizer(OptimizerWrapper):
         check_instance("server", server, Server)
         check_choice("nonfinite", nonfinite, NONFINITE)
         check_integer("seed", seed, 0, 2**63)
+        if verify_every is not None:
+            check_integer("verify_every", verify_every, 1)
         self.method = Method(compressor, server, weight_decay)
         # Subclasses have arguments of these names with a meaning of their own.
         self._method_block_size = self.block_size = block_size
@@ -152,7 +153,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self.seed, self.nonfinite = seed, nonfinite
         self.bucket_bytes, self.fallback = bucket_bytes, fallback
         self.warmup_steps: int | str = warmup_steps
-        self.dense_every = dense_every
+        self.dense_every, self.verify_every = dense_every, verify_every
         self.float_steps = FloatSteps(warmup_steps, dense_every)
         self._is_checked = False
         # Raises where an argument is out of range.
@@ -223,17 +224,8 @@ class CompressedOptimizer(OptimizerWrapper):
         )
 
     def _settings(self):
-        return Settings(
-            self.method,
-            self._method_block_size,
-            self.transport,
-            self.fallback,
-            self.exclude,
-            self.min_size,
-            self.bucket_bytes,
-            self.float_steps,
-            self.sparse,
-        )
+        own = {name: getattr(self, name) for name in Settings.names()}
+        return Settings(**own, block_size=self._method_block_size)
 
     @property
     def traffic(self) -> Traffic:
@@ -299,20 +291,27 @@ class CompressedOptimizer(OptimizerWrapper):
         """Steps that were skipped because a gradient was not finite."""
         return int(self._scalars.skipped_steps.numpy()) if self.built else 0
 
+    def verify(self):
+        """Compares what the workers share, as `fit` does after each epoch.
+
+        All workers must call it, outside of a graph.
+
+        Raises:
+            RuntimeError: On all, if weights, learning rates or shared state differ.
+        """
+        if self.built:
+            shared = self._state.shared_variables()
+            check_still_same(self._plan.hosts, self.inner_optimizer, shared)
+
     def _check_workers(self):
         """Compares the workers, and finishes a restore, before the first step."""
         if self._is_checked:
             return
         self._state.check_restore()
         if self._plan.hosts is not None:
-            check_same_everywhere(
-                self._plan.hosts,
-                compat.trainable_variables(self),
-                f"method={self.method}, block_size={self._method_block_size}, "
-                f"seed={self.seed}, nonfinite={self.nonfinite}, {self.float_steps}, "
-                f"microbatches={self.microbatches}, {self._plan.describe()}",
-                compat.step_counter(self.inner_optimizer),
-            )
+            settings = {name: getattr(self, name) for name in COMPARED_SETTINGS}
+            settings["plan"] = self._plan.describe()
+            check_same_at_start(self._plan.hosts, self.inner_optimizer, settings)
         self._state.finish_restore()
         self._is_checked = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -55,6 +55,11 @@ class Settings:
     bucket_bytes: int
     float_steps: FloatSteps = FloatSteps()
     sparse: object = "rows"
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of those that are attributes of the optimizer: all but `block_size`."""
+        return [field.name for field in fields(cls) if field.name != "block_size"]
 
     def __post_init__(self):
         if not isinstance(self.transport, (Transport, Costs)):

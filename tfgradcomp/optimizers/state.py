@@ -69,6 +69,11 @@ class _Leaf(NamedTuple):
     name: str
     variable: PerReplicaVariable
 
+    def is_shared_server(self) -> bool:
+        """Returns whether it is a server's state, and whole on every worker."""
+        whole = range(self.bucket.layout.size)
+        return self.role == "server" and self.bucket.route.owned_range(0) == whole
+
     def place(self, rank: int) -> tuple[slice, slice]:
         """Returns where its elements are in the vector, and in the variable."""
         bucket, route = self.bucket, self.bucket.route
@@ -131,6 +136,13 @@ class OptimizerState:
         """Returns the variables of the method's state."""
         leaves = [leaf.variable for leaf in self._leaves]
         return [*self._scalars.variables(), *leaves]
+
+    def shared_variables(self) -> list:
+        """Returns the variables that are the same on all workers."""
+        local = [leaf.variable for leaf in self._leaves if leaf.role == "local"]
+        return local + [
+            leaf.variable for leaf in self._leaves if leaf.is_shared_server()
+        ]
 
     def save(self, store: MutableMapping) -> None:
         """Saves the state of this worker, by local reads.

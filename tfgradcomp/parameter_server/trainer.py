@@ -254,6 +254,12 @@ def _check_optimizer(optimizer):
             f"warmup_steps={optimizer.float_steps.warmup_steps}, "
             f"dense_every={optimizer.float_steps.dense_every}"
         )
+    if optimizer.verify_every is not None:
+        raise ValueError(
+            "With parameter servers all workers apply what the servers send, and are "
+            "not compared: leave verify_every=None. "
+            f"Received: verify_every={optimizer.verify_every}"
+        )
     if optimizer.needs_second_moments:
         raise ValueError(
             "Parameter servers take no method that needs second moments. Use "

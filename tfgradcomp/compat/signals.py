@@ -1,0 +1,80 @@
+"""Signals between the workers, by which their loops begin and end together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+
+class Signals:
+    """One flag for each worker, in a few variables of this process.
+
+    Args:
+        hosts: The collectives between the processes.
+    """
+
+    def __init__(self, hosts: Any):
+        self.hosts = hosts
+        self.num_workers, self.rank = hosts.num_workers, hosts.rank
+        with tf.init_scope(), tf.device("CPU:0"):
+            zeros = tf.zeros([self.num_workers])
+            # `tf.Variable` would be one of the strategy's, whose copies are equal.
+            self._own, self._all, self._ended = (
+                ResourceVariable(zeros, trainable=False) for _ in range(3)
+            )
+            self._steps = ResourceVariable(tf.zeros([], tf.int64), trainable=False)
+
+    def begin(self, value: bool) -> None:
+        """Forgets the signals of another loop; this worker's own flag is `value`."""
+        self.request(value)
+        self._all.assign(tf.zeros([self.num_workers]))
+        self._ended.assign(tf.zeros([self.num_workers]))
+
+    def request(self, value: bool) -> None:
+        """Sets this worker's own flag."""
+        self._own.assign(tf.one_hot(self.rank, self.num_workers) * float(value))
+
+    def travel_with(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
+        """Returns the sum of a vector over the workers; the flags travel behind it."""
+        joined = tf.concat([vector, self._own.read_value()], 0)
+        size = joined.shape[0]
+        total = self.hosts.sum(joined, f"{call_site}/{size}")
+        vector, flags = tf.split(total, [size - self.num_workers, self.num_workers])
+        self._all.assign(flags)
+        return vector
+
+    def gather(self, row: list[int]) -> np.ndarray:
+        """Returns the rows of all workers."""
+        site = f"lockstep/{len(row)}"
+        return self.hosts.gather(tf.constant(row, tf.int64), site).numpy()
+
+    def begin_pass(self) -> None:
+        """Forgets the steps of another pass over the data."""
+        self._steps.assign(0)
+
+    def count_rows(self, counts: tf.Tensor, full: int) -> None:
+        """Notes which workers miss rows that others have, or counts a step.
+
+        Args:
+            counts: int64 `[N]`, the replicas with rows of each worker.
+            full: The number of replicas of a worker.
+        """
+        is_short = counts < full
+        short = tf.cast(is_short & tf.reduce_any(counts > 0), tf.float32)
+        self._ended.assign(short)
+        self._steps.assign_add(tf.cast(~tf.reduce_any(is_short), tf.int64))
+
+    def askers(self) -> list[int]:
+        """Returns the workers whose flags have come."""
+        return np.flatnonzero(self._all.numpy()).tolist()
+
+    def steps(self) -> int:
+        """Returns how many steps of this pass have had rows on all workers."""
+        return int(self._steps.numpy())
+
+    def ended(self) -> list[int]:
+        """Returns the workers that missed rows when the last pass ended."""
+        return np.flatnonzero(self._ended.numpy()).tolist()
