@@ -201,7 +201,20 @@ print(loaded.source, sum(int(label) for _, label in loaded.train), flush=True)
     not data.IDX_DIR.is_dir(),
     reason=f"no {data.IDX_DIR}: apt-get install dataset-fashion-mnist",
 )
-def test_debian_package_holds_fashion_mnist(tmp_path, offline):
+def test_debian_package_holds_fashion_mnist():
+    for prefix, size in (("train", 60_000), ("t10k", 10_000)):
+        images = data.read_idx(data.IDX_DIR / f"{prefix}-images-idx3-ubyte.gz")
+        labels = data.read_idx(data.IDX_DIR / f"{prefix}-labels-idx1-ubyte.gz")
+        assert images.shape == (size, 28, 28) and images.max() == 255
+        assert np.bincount(labels).tolist() == [size // 10] * 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not data.IDX_DIR.is_dir(),
+    reason=f"no {data.IDX_DIR}: apt-get install dataset-fashion-mnist",
+)
+def test_debian_package_is_prepared(tmp_path, offline):
     loaded = data.load(tmp_path / "tfds")
     for dataset, size in ((loaded.train, 60_000), (loaded.test, 10_000)):
         assert dataset.element_spec[0].shape == (28, 28, 1)

@@ -10,8 +10,8 @@ from tfgradcomp.ops import reference as ops
 from tfgradcomp.ops.word_format import NOTHING
 
 
-def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
-    """Calls all operations on one set of arguments; returns a flat list of results."""
+def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
+    """Calls operations of static shapes; returns a flat list of results."""
     size = splits[-1]
     levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
     return [
@@ -38,24 +38,26 @@ def everything(x, m, words, signs, scale, scales, codes, stream, flag, ratio, sp
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),
         *ops.mean_sign_sums(signs, scales, m, ratio, splits),
         ops.mean_sign_residual(signs, scales, m, ratio, flag, signs[0], scale, splits),
-        *sparse(x + m, x * m, m, splits),
     ]
 
 
-def sparse(total, product, m, splits):
-    """Calls the operations without static shapes on a sum and a product."""
-    v = abs(product)
+def sparse(x, m, splits):
+    """Calls the operations whose shapes depend on values, and are others in XLA."""
+    total, v = x + m, abs(x * m)
     packed = ops.pack_unambiguous(total, v, m, m * m, 1.5, 0.999, splits)
     more = ops.pack_over_threshold(total, v, m, m * m, 0.5, 1.5, 0.999)
     return [*packed, *more, m + packed[2], 0.5 * more[2]]
 
 
-@pytest.mark.parametrize(("workers", "jit_compile"), [(3, True), (9, False)])
-def test_the_same_bits_inside_functions(workers, jit_compile):
-    # TensorFlow rewrites the operations of a graph: x / 3 becomes x * (1 / 3), a sum
-    # of sums becomes one sum.
-    size = 1000
-    splits = cases.row_splits(size, "ragged")
+@pytest.fixture(scope="module")
+def traced():
+    """A graph of the operations that is the same in XLA, traced once; its arguments,
+    the ends of blocks, and what all operations give without a graph.
+    """
+    # Three workers: TensorFlow rewrites the operations of a graph. x / 3 becomes
+    # x * (1 / 3), a sum of sums becomes one sum.
+    size, workers = 600, 3
+    splits = [0, 1, 33, 512, size]
     blocks = len(splits) - 1
     arguments = [
         tf.constant(value)
@@ -72,17 +74,27 @@ def test_the_same_bits_inside_functions(workers, jit_compile):
             np.float32(0.75),
         )
     ]
-    expected = everything(*arguments, splits)
-    compiled = tf.function(everything, jit_compile=jit_compile)
-    for i, (a, b) in enumerate(
-        zip(compiled(*arguments, splits), expected, strict=True)
-    ):
+    graph = tf.function(dense).get_concrete_function(*arguments, splits)
+    expected = [*dense(*arguments, splits), *sparse(*arguments[:2], splits)]
+    return graph, arguments, splits, expected
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def test_the_same_bits_inside_functions(traced, jit_compile):
+    graph, arguments, splits, expected = traced
+
+    @tf.function(jit_compile=jit_compile)
+    def everything(x, m, *others):
+        return [*graph(x, m, *others), *sparse(x, m, splits)]
+
+    results = everything(*arguments)
+    for i, (a, b) in enumerate(zip(results, expected, strict=True)):
         if jit_compile and b.dtype.is_floating:
             # XLA may contract a multiplication and an addition.
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         elif a.shape != b.shape:
             # Inside XLA there is a word for each element; most stand for no element.
-            assert jit_compile and a.shape == [size], i
+            assert jit_compile and a.shape == arguments[0].shape, i
             same(a[a != NOTHING], b, i)
         else:
             same(a, b, i)

@@ -31,19 +31,27 @@ struct Shape {
   int64_t num_workers;
 };
 
-// Returns all shapes of at most `most` elements. From 131072 elements on, a block has
-// more chunks than one warp of a GPU adds up.
+// Returns shapes of at most `most` elements. Of each size every layout, with two
+// numbers of workers that differ from layout to layout and from size to size: all pairs
+// occur. From 131072 elements on, a block has more chunks than one warp of a GPU adds
+// up, which needs one block.
 inline std::vector<Shape> Shapes(int64_t most) {
+  constexpr int64_t kNumWorkers[] = {1, 2, 3, 4, 8};
   std::vector<Shape> shapes;
+  int turn = 0;
   for (int64_t size : {0,  1,  2,  3,   19,  20,  21,   31,   32,     33,
                        63, 64, 65, 511, 512, 513, 1000, 9001, 150001, (1 << 20) + 7}) {
     if (size > most) break;
     for (Layout layout : kLayouts) {
       if (size > 1000 && layout == Layout::kBlocksOfOne) continue;  // Slow to emulate.
-      for (int64_t num_workers : {1, 2, 3, 4, 8}) {
-        if (size > 10000 && num_workers != 3) continue;
-        shapes.push_back({size, layout, num_workers});
+      if (size == 150001 && layout != Layout::kOneBlock) continue;
+      if (size > 10000) {
+        shapes.push_back({size, layout, 3});
+        continue;
       }
+      ++turn;
+      for (int i : {turn, turn + 2})
+        shapes.push_back({size, layout, kNumWorkers[i % 5]});
     }
   }
   return shapes;
