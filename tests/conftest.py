@@ -17,6 +17,7 @@ CLUSTERS = (
     "tests/benchmarks/test_virtual_cluster.py",
     "tests/callbacks/test_backup.py",
     "tests/checkpoint/test_restore.py",
+    "tests/collectives/",
     "tests/compat/",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",

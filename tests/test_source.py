@@ -22,7 +22,7 @@ SOURCES = (".py", ".h", ".cc", ".cu")
 PROGRAMS = ("checkpoint/reshard.py", "launch/launcher.py", "ops/__main__.py")
 
 # Methods of named tuples, which begin with an underscore and are public.
-PUBLIC = {"_asdict", "_fields", "_make", "_replace"}
+PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_exit", "_current_frames"}
 
 
 def modules(*left_out):

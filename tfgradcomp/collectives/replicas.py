@@ -20,7 +20,14 @@ from tfgradcomp.collectives.base import (
     SingleWorker,
     padded_size_index,
 )
-from tfgradcomp.compat.strategy import group_of, is_multi_worker, process_of
+from tfgradcomp.collectives.stalls import Limits, Watch
+from tfgradcomp.compat.call_sites import SITES
+from tfgradcomp.compat.strategy import (
+    addresses_of,
+    group_of,
+    is_multi_worker,
+    process_of,
+)
 from tfgradcomp.core.digest import digest64
 
 # Far above the keys that TensorFlow counts up from 1 and 100.
@@ -53,7 +60,9 @@ class Replicas(Collectives):
         self._group_key = _group_key(f"{num_workers} {group}")
         self.num_workers = num_workers
         self.process_index, self.num_processes = process_index, num_processes
-        self._next_key = _FIRST_KEY + _KEYS_PER_INSTANCE * (1 + next(_instances))
+        instance = 1 + next(_instances)
+        self._name = f"exchange {instance}"
+        self._next_key = _FIRST_KEY + _KEYS_PER_INSTANCE * instance
         self._end_key = self._next_key + _KEYS_PER_INSTANCE
         self._keys: dict = {}
 
@@ -72,8 +81,8 @@ class Replicas(Collectives):
             return context.all_gather(vector[tf.newaxis], axis=0)
         size = vector.shape[0]
         varying = tf.size(vector) if size is None else None
-        flat = tf.raw_ops.CollectiveGatherV2(
-            input=vector, **self._arguments(f"gather/{call_site}", varying)
+        flat = self._call(
+            tf.raw_ops.CollectiveGatherV2, vector, f"gather of {call_site}", varying
         )
         return tf.reshape(flat, [self.num_workers, -1 if size is None else size])
 
@@ -82,8 +91,8 @@ class Replicas(Collectives):
         if self._meets_eagerly():
             everything = self.gather(tf.reshape(rows, [-1]), call_site)
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
-        return tf.raw_ops.CollectiveAllToAllV2(
-            input=rows, **self._arguments(f"all_to_all/{call_site}")
+        return self._call(
+            tf.raw_ops.CollectiveAllToAllV2, rows, f"all_to_all of {call_site}"
         )
 
     @override
@@ -104,11 +113,18 @@ class Replicas(Collectives):
             vectors = self.gather(vector, call_site)
             reduce = tf.reduce_max if merge_op == "Max" else tf.reduce_sum
             return reduce(vectors, axis=0)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=vector,
-            merge_op=merge_op,
-            final_op="Id",
-            **self._arguments(f"{merge_op}/{call_site}"),
+        reduce = functools.partial(
+            tf.raw_ops.CollectiveReduceV2, merge_op=merge_op, final_op="Id"
+        )
+        kind = "max" if merge_op == "Max" else "sum"
+        return self._call(reduce, vector, f"{kind} of {call_site}")
+
+    def _call(self, operation, vector, call_site, varying_size=None):
+        arguments = self._arguments(call_site, varying_size)
+        return SITES.around(
+            f"{call_site}, {self._name}",
+            lambda entered: operation(input=entered, **arguments),
+            vector,
         )
 
     def _arguments(self, call_site, varying_size=None):
@@ -138,10 +154,27 @@ class Hosts(Replicas):
     For what a process says once, whatever replicas it has: logs, agreements.
     """
 
-    def __init__(self, group: str, process_index: int, num_processes: int):
+    def __init__(
+        self, group: str, addresses: list[str], process_index: int, num_processes: int
+    ):
         super().__init__(
             num_processes, f"hosts of {group}", process_index, num_processes
         )
+        self._hosts = [address.rpartition(":")[0] for address in addresses]
+        self._watch: Watch | None = None
+
+    def watch(self) -> None:
+        """Begins a watch over the other processes, once; all must call it.
+
+        Raises:
+            ValueError: If the environment asks for no number of seconds.
+        """
+        if self._watch is not None:
+            return
+        self._watch = Watch(self.rank, Limits.of_environment())
+        port = self._watch.listen(self._hosts[self.rank])
+        ports = self.gather(tf.constant([port]), "watch").numpy()[:, 0].tolist()
+        self._watch.begin([*zip(self._hosts, ports, strict=True)])
 
     @property
     @override
@@ -209,4 +242,5 @@ def across_hosts(strategy: tf.distribute.Strategy) -> Hosts | None:
     """Returns the collectives between a strategy's processes; None if there is one."""
     if not is_multi_worker(strategy):
         return None
-    return Hosts(group_of(strategy), *process_of(strategy))
+    addresses = addresses_of(strategy)
+    return Hosts(group_of(strategy), addresses, *process_of(strategy))

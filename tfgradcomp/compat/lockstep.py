@@ -28,7 +28,11 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from tensorflow.python.distribute import input_lib
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+)
 
+from tfgradcomp.compat.call_sites import SITES
 from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.signals import Signals
 from tfgradcomp.compat.statistics import average_statistics
@@ -199,6 +203,7 @@ class Lockstep:
         replace(keras_trainer.TFEpochIterator, "_interrupted_warning", _interrupted)
         replace(iterators.DistributedIteratorBase, "get_next", _next_batch)
         replace(iterators, "_calculate_replicas_with_values", _replicas_with_rows)
+        replace(CollectiveAllReduceExtended, "_reduce_to", _reduce_to)
 
     def _run_loop(self, kind, original, trainer, *args, **kwargs):
         strategy = trainer.distribute_strategy
@@ -351,18 +356,30 @@ def _exhausted():
 
 def _replicas_with_rows(original, strategy, input_workers, optionals):
     """Replaces `_calculate_replicas_with_values`: 0 unless all replicas have rows."""
-    if not _is_training():
-        return original(strategy, input_workers, optionals)
-    replicas = strategy.num_replicas_in_sync
     with tf.device("CPU:0"):
         own = tf.add_n([_has_rows(one) for local in optionals for one in local])
+    if not _is_training():
+        return SITES.around(
+            "sum of replicas with rows",
+            lambda _: original(strategy, input_workers, optionals),
+            own,
+        )
+    replicas = strategy.num_replicas_in_sync
     signals = _LOOPS[-1].signals
     if signals:
         counts = tf.one_hot(signals.rank, signals.num_workers, dtype=tf.int64) * own
-        counts = strategy.reduce("SUM", counts, axis=None)
+        counts = signals.sum(counts, "lockstep/rows")
         signals.count_rows(counts, replicas // signals.num_workers)
         own = tf.reduce_sum(counts)
     return tf.where(own == replicas, own, tf.zeros_like(own))
+
+
+def _reduce_to(original, *args, **kwargs):
+    """Replaces `_reduce_to`, by which Keras reads metrics of all workers."""
+    if not tf.executing_eagerly():
+        return original(*args, **kwargs)
+    with SITES.within("reduction of a metric"):
+        return original(*args, **kwargs)
 
 
 def _has_rows(optional):

@@ -19,6 +19,7 @@ class Signals:
     def __init__(self, hosts: Any):
         self.hosts = hosts
         self.num_workers, self.rank = hosts.num_workers, hosts.rank
+        hosts.watch()
         with tf.init_scope(), tf.device("CPU:0"):
             zeros = tf.zeros([self.num_workers])
             # `tf.Variable` would be one of the strategy's, whose copies are equal.
@@ -45,6 +46,10 @@ class Signals:
         vector, flags = tf.split(total, [size - self.num_workers, self.num_workers])
         self._all.assign(flags)
         return vector
+
+    def sum(self, counts: tf.Tensor, call_site: str) -> tf.Tensor:
+        """Returns the sum of small integers over the workers."""
+        return self.hosts.sum(counts, call_site)
 
     def gather(self, row: list[int]) -> np.ndarray:
         """Returns the rows of all workers."""

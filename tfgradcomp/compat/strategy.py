@@ -40,6 +40,12 @@ def process_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int
     return before + resolver.task_id, chiefs + workers
 
 
+def addresses_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[str]:
+    """Returns `host:port` of the chief and the workers, by the index of processes."""
+    cluster = strategy.cluster_resolver.cluster_spec().as_dict()
+    return [*cluster.get("chief", []), *cluster.get("worker", [])]
+
+
 def create_variables(function: Callable, *args: Any) -> None:
     """Calls a function that creates variables, once for all replicas and eagerly.
 

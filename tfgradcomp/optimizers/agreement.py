@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives
+from tfgradcomp.collectives import Collectives, Hosts
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.comparison import compare
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
@@ -86,7 +86,7 @@ def lost_files(origins: list[tuple[int, int]]) -> str:
 
 
 def check_same_at_start(
-    hosts: Collectives, inner: keras.optimizers.Optimizer, settings: dict
+    hosts: Hosts, inner: keras.optimizers.Optimizer, settings: dict
 ) -> None:
     """Compares the variables, the settings and the weights over the workers.
 
@@ -108,6 +108,7 @@ def check_same_at_start(
     lines = [f"{path_of(v)} {tuple(v.shape)} {v.dtype}" for v in variables]
     words = {k: re.sub(" at 0x[0-9a-fA-F]+", "", str(v)) for k, v in settings.items()}
     with tf.init_scope():
+        hosts.watch()
         taken = _local_values(compat.step_counter(inner))[0]
         weights = b"".join(_local_values(v)[0].tobytes() for v in variables)
         mine = [

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives, across_hosts, for_strategy
+from tfgradcomp.collectives import Collectives, Hosts, across_hosts, for_strategy
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_choice, check_integer
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
 
     buckets: tuple[GradientBucket, ...]
     collectives: Collectives
-    hosts: Collectives | None
+    hosts: Hosts | None
     is_fallback: bool
 
     def describe(self) -> str:

@@ -1,0 +1,50 @@
+"""No worker waits for another one in silence."""
+
+import pytest
+
+from tests.collectives import stall_cases
+from tfgradcomp.collectives import stalls
+
+NEVER = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("callback", "has not arrived, it is at stall_cases.py:"),
+        # The main thread waits for TensorFlow, which waits for the dataset.
+        ("data", "has not arrived, it is at stall_cases.py:"),
+        ("evaluate", "has not arrived, it is at stall_cases.py:"),
+        ("stopped", "does not answer (stopped or out of reach)"),
+    ],
+)
+def test_who_is_waited_for_is_said_once_and_training_goes_on(pools, where, says):
+    answers, output = pools(2).run(stall_cases.train, where, (1.0, NEVER))
+    assert answers[0] == answers[1]
+    lines = [line for line in output.splitlines() if "has waited" in line]
+    assert len(lines) == 1, output
+    assert lines[0].startswith("[0] tfgradcomp: worker 0 has waited")
+    assert f": worker 1 {says}" in lines[0]
+    assert " in the sum of " in lines[0]
+
+
+def test_a_process_that_has_waited_too_long_ends(pools):
+    with pytest.raises(AssertionError) as caught:
+        pools(2).run(stall_cases.train, "callback", (1.0, 2.0))
+    text = str(caught.value)
+    assert f"worker 0: died: exit code {stalls.EXIT_CODE}" in text
+    assert "[0] tfgradcomp: worker 0 has waited 1 s" in text
+    assert "Received: TFGRADCOMP_STALL_TIMEOUT=2" in text
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
+@pytest.mark.parametrize("name", [stalls.WARNING, stalls.TIMEOUT])
+def test_limits_are_seconds(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} must be a number of seconds"):
+        stalls.Limits.of_environment()
+
+
+def test_limits_by_default(monkeypatch):
+    monkeypatch.delenv(stalls.WARNING, raising=False)
+    assert stalls.Limits.of_environment() == (60.0, NEVER)

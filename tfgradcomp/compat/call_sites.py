@@ -1,0 +1,81 @@
+"""Counters of the collectives that this process has entered and left, by call sites."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+# A counter holds the calls that were left above those that were entered.
+_LEFT = 1 << 32
+
+
+class Calls(NamedTuple):
+    """The calls of one site: how many were entered, and how many were left."""
+
+    entered: int
+    left: int
+
+
+class CallSites:
+    """Counters on the CPU, which a graph adds to and another thread reads."""
+
+    def __init__(self):
+        self._counters: dict[str, ResourceVariable] = {}
+        self._lock = threading.Lock()
+
+    def around(self, site: str, call: Callable, vector: tf.Tensor) -> tf.Tensor:
+        """Returns `call(vector)`, counted: entered when the vector is there.
+
+        Args:
+            site: Name of the call site, equal on all workers.
+            call: Function of a tensor, which waits for the other workers.
+            vector: Its argument.
+        """
+        counter = self._counter(site)
+        # One counter a site: more sites in one would be put into one sequence.
+        with tf.control_dependencies([vector]):
+            entered = counter.assign_add(1, read_value=False)
+        with tf.control_dependencies(_operations(entered)):
+            vector = tf.identity(vector)
+        result = call(vector)
+        with tf.control_dependencies([result]):
+            counter.assign_add(_LEFT, read_value=False)
+        return result
+
+    @contextlib.contextmanager
+    def within(self, site: str) -> Iterator[None]:
+        """Counts a call that waits for the other workers outside of graphs."""
+        counter = self._counter(site)
+        counter.assign_add(1)
+        yield
+        counter.assign_add(_LEFT)
+
+    def calls(self) -> dict[str, Calls]:
+        """Returns the calls so far, by sites."""
+        with self._lock:
+            counters = dict(self._counters)
+        values = {site: int(counter.numpy()) for site, counter in counters.items()}
+        return {site: Calls(n % _LEFT, n // _LEFT) for site, n in values.items()}
+
+    def _counter(self, site):
+        with self._lock:
+            if site not in self._counters:
+                with tf.init_scope(), tf.device("CPU:0"):
+                    zero = tf.zeros([], tf.int64)
+                    # `tf.Variable` would be one of the strategy's.
+                    self._counters[site] = ResourceVariable(zero, trainable=False)
+            return self._counters[site]
+
+
+def _operations(operation: tf.Operation | None) -> list:
+    """Returns the operations to wait for; where nothing is traced there are none."""
+    return [] if operation is None or tf.executing_eagerly() else [operation]
+
+
+SITES = CallSites()
+"""Those of this process."""
