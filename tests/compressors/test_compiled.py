@@ -13,13 +13,29 @@ from tests.compressors.contracts import (
     same_bits,
 )
 from tests.helpers import bits, make_context
-from tests.methods import ROWS, second_moments_of
+from tests.methods import ROWS, parts_of, second_moments_of
 from tests.selection import rows_by_compressor
 from tfgradcomp.transports import messages
 
 
-@every_row
-@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+def in_graphs_and_xla():
+    """Each compressor in a graph; by XLA, quickly, few that have all classes of parts.
+
+    XLA takes seconds for each, and what it may do otherwise it does to the operations
+    of a class.
+    """
+    seen = set()
+    # Those with most parts first.
+    (_, every) = every_row.args
+    for row in sorted(every, key=lambda row: -len(parts_of(row.compressor))):
+        classes = {type(part) for part in parts_of(row.compressor)}
+        marks = [] if classes - seen else [pytest.mark.slow]
+        seen |= classes
+        yield pytest.param(row, False, id=f"{row.name}-graph")
+        yield pytest.param(row, True, id=f"{row.name}-xla", marks=marks)
+
+
+@pytest.mark.parametrize(("row", "jit_compile"), in_graphs_and_xla())
 def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
     layout = LAYOUTS["tensors"]
     compressor = row.compressor

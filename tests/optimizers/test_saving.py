@@ -45,7 +45,7 @@ STATE = [
 ]
 
 
-def make_model(optimizer):
+def make_model(optimizer, **arguments):
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [
@@ -54,7 +54,7 @@ def make_model(optimizer):
             keras.layers.Dense(2),
         ]
     )
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", **arguments)
     return model
 
 
@@ -76,7 +76,8 @@ def snapshot(model):
 def test_saved_models_and_checkpoints_go_on_as_if_nothing_had_been(
     row, inner, tmp_path
 ):
-    model = make_model(make(row, inner))
+    # Eagerly, which is quicker; the tests of files below train in graphs.
+    model = make_model(make(row, inner), run_eagerly=True)
     train(model, 0, 4)
     check_names(model)
     model.save(tmp_path / "model.keras")

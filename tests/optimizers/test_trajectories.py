@@ -18,8 +18,9 @@ from tests.optimizers.trajectories import (
     sgd,
 )
 
-# Four workers, and a model with plain parts, show nothing new of the operations.
-pytestmark = pytest.mark.python_ops(workers=(2, 3), min_size=(1,))
+# Of the operations, a model with plain parts and other numbers of workers show nothing
+# new; tests/ops compares both kinds of them bit for bit.
+python_ops = pytest.mark.python_ops(workers=(3,), min_size=(1,))
 
 
 class SignRule:
@@ -45,6 +46,7 @@ class SignRule:
         return reference.vote(signs, self.tie, SEED, step)
 
 
+@python_ops
 @on_models(
     "workers, tie, aggregate",
     [
@@ -73,6 +75,7 @@ def test_signsgd(workers, tie, aggregate, shapes, size_argument, min_size):
     run.follows(in_parts(shapes, min_size, *rules))
 
 
+@python_ops
 @on_models("workers, warmup", [(2, 0), (3, 7), (4, 7)], [(2, 0), (3, 7)])
 def test_signum(workers, warmup, shapes, size_argument, min_size):
     run = Run(
@@ -148,6 +151,7 @@ RULES = {
 }
 
 
+@python_ops
 @on_models(
     "workers, name",
     [(2, "scaled_sign"), (3, "scaled_sign"), (4, "scaled_sign")]
@@ -165,6 +169,7 @@ def test_dist_ef_sgd(workers, name, shapes, size_argument, min_size):
     run.follows(dist_ef_rules(workers, shapes, min_size, RULES[name]), atol=1e-5)
 
 
+@python_ops
 @on_models(
     "workers, block_size",
     [(2, None), (3, None), (4, None), (3, 40)],
@@ -187,6 +192,7 @@ def test_dist_ef_block_sgd(workers, block_size, shapes, size_argument, min_size)
     run.follows(dist_ef_rules(workers, shapes, min_size, compress), atol=1e-5)
 
 
+@python_ops
 @on_models("workers, decay", [(2, None), (3, 0.1), (4, None)], [(2, 0.1), (3, None)])
 def test_dist_ef_block_sgdm(workers, decay, shapes, size_argument, min_size):
     run = Run(
@@ -270,6 +276,7 @@ def test_dist_ef_weight_decay_without_momentum():
         run.follows(dist_ef_rules(2, SHAPES, 1, compress, decay=0.1), atol=1e-5)
 
 
+@python_ops
 @on_models(
     "workers, arguments",
     [

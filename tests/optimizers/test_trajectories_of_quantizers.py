@@ -26,8 +26,9 @@ from tfgradcomp.servers import Recompress
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce
 
-# Four workers, and a model with plain parts, show nothing new of the operations.
-pytestmark = pytest.mark.python_ops(workers=(2, 3), min_size=(1,))
+# Of the operations, a model with plain parts and other numbers of workers show nothing
+# new; tests/ops compares both kinds of them bit for bit.
+python_ops = pytest.mark.python_ops(workers=(3,), min_size=(1,))
 
 LEVELS = {
     "ORQ": lambda v: reference.optimal_levels(v, 5),
@@ -43,6 +44,7 @@ QUANTIZERS = {
 }
 
 
+@python_ops
 @on_models(
     "workers, name, block_size, arguments",
     [
@@ -123,6 +125,7 @@ def test_quantizers(
     )
 
 
+@python_ops
 @on_models(
     "workers, norm, levels, transport",
     [(2, "max", 3, AllReduce), (3, "l2", 9, AllGather)],
@@ -354,6 +357,7 @@ class Late:
         return values
 
 
+@python_ops
 @pytest.mark.parametrize(
     ("method", "workers", "coding"),
     [

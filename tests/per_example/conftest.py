@@ -10,7 +10,7 @@ enable_second_moments()
 
 @pytest.fixture(autouse=True)
 def _float64():
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(5)
     keras.config.set_floatx("float64")
     yield

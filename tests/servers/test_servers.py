@@ -106,7 +106,7 @@ def test_votes(workers, tie):
 
 
 def test_random_ties_are_shared_and_unbiased():
-    server, steps = MajorityVote("random"), 300
+    server, steps = MajorityVote("random"), 60
     codes = {"codes": packed([[0] * LAYOUT.size, [1] * LAYOUT.size], 2)}
     total = np.zeros(LAYOUT.size)
     for step in range(steps):

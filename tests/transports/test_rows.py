@@ -1,11 +1,10 @@
 """Rows of a table: layouts that vary, and the agreement on the rows of a step."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.selection import rows_by_compressor
+from tests.selection import rows_in_turns
 from tfgradcomp.core import Layout, VaryingLayout
 
 WORKERS = 2
@@ -46,22 +45,24 @@ def exchanged(row, x, layout):
     return tf.convert_to_tensor(update), tf.nest.flatten([states, state])
 
 
-@rows_by_compressor(lambda row: "sharded" in row.transports)
-@pytest.mark.parametrize(("size", "block_size"), [(1100, 300), (1, None)])
-def test_a_layout_that_varies_gives_the_bits_of_one_that_does_not(
-    row, size, block_size
-):
-    x = np.random.default_rng(size).normal(size=[WORKERS, size]).astype(np.float32)
-    x[0, : size // 3] = 0
-    layout = Layout.from_sizes([size], block_size)
-    layout = Layout(layout.row_splits)
-    fixed = exchanged(row, tf.constant(x), layout)
-
+@rows_in_turns(
+    "block_size",
+    [300, None],
+    where=lambda row: "sharded" in row.transports,
+    by=lambda row: row.compressor,
+)
+def test_a_layout_that_varies_gives_the_bits_of_one_that_does_not(row, block_size):
     @tf.function(input_signature=[tf.TensorSpec([WORKERS, None])])
     def varying(x):
         return exchanged(row, x, VaryingLayout.from_size(tf.shape(x)[1], block_size))
 
-    for expected, got in zip(
-        tf.nest.flatten(fixed), tf.nest.flatten(varying(x)), strict=True
-    ):
-        assert bits(expected) == bits(got)
+    for size in (1100, 1):
+        x = np.random.default_rng(size).normal(size=[WORKERS, size]).astype(np.float32)
+        x[0, : size // 3] = 0
+        layout = Layout.from_sizes([size], block_size)
+        fixed = exchanged(row, tf.constant(x), Layout(layout.row_splits))
+        for expected, got in zip(
+            tf.nest.flatten(fixed), tf.nest.flatten(varying(x)), strict=True
+        ):
+            assert bits(expected) == bits(got)
+    assert varying.experimental_get_tracing_count() == 1

@@ -95,7 +95,7 @@ def alone(workers):
     return Loopback(workers).collectives(0)
 
 
-def run(workers, transport, method, layout, steps=3):
+def run(workers, transport, method, layout, steps=2):
     """A few steps on threads; what each worker decoded, and what it moved."""
 
     def worker(rank, collectives):
@@ -187,7 +187,7 @@ def test_all_reduce_gives_the_mean(workers, layout, dtype):
     method = Method(Identity(dtype), Mean(Identity(dtype)))
     reduced = run(workers, AllReduce, method, layout)
     rngs = [np.random.default_rng(rank) for rank in range(workers)]
-    for step in range(3):
+    for step in range(2):
         mean = np.mean([rng.normal(size=layout.size) for rng in rngs], 0)
         updates = [seen[step][0] for seen, _, _ in reduced]
         np.testing.assert_allclose(updates[0], mean, rtol=0, atol=3 * tolerance)
@@ -264,7 +264,7 @@ def test_what_a_sum_of_codes_moves(row):
 def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
     size = 4 if dtype == "float32" else 2
     method = Method(Identity(dtype), Mean(Identity(dtype)))
-    for _, recorder, route in run(workers, AllReduce, method, layout, steps=2):
+    for _, recorder, route in run(workers, AllReduce, method, layout):
         # The statuses of all workers ride along, three numbers each.
         moved = size * (layout.size + 3 * workers)
         assert recorder.calls == 2 * [("sum", moved)]
