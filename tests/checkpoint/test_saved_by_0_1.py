@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfgradcomp
+from tests.helpers import KERAS
 
 FOLDER = Path(__file__).parent / "saved_by_0_1"
 
@@ -17,6 +18,9 @@ def data():
     return x, rng.normal(size=(16, 4)).astype("float32")
 
 
+@pytest.mark.skipif(
+    KERAS < (3, 13), reason="The files are of Keras 3.15, whose layers it cannot read."
+)
 @pytest.mark.parametrize("name", ["terngrad", "dist_ef_block_sgdm", "composed"])
 def test_a_model_of_version_0_1_resumes_to_the_same_weights(name):
     assert tfgradcomp.__version__

@@ -72,7 +72,7 @@ def _symbolic_build(original, trainer, iterator=None, data_batch=None):
         for spec in tf.nest.flatten(iterator._distributed_dataset.element_spec)
     ]
     if any(spec.shape.rank is None for spec in specs):
-        for _, _, batches in iterator:
+        for *_, batches in iterator:  # Before Keras 3.11 there are pairs.
             batch = next(batches)
             specs = [
                 strategy.experimental_local_results(v)[0]

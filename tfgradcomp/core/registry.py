@@ -25,7 +25,8 @@ def public_classes(package: str, base: type) -> dict[str, type]:
             continue
         module = importlib.import_module(f"{package}.{module_name}")
         for name, value in vars(module).items():
-            is_class = isinstance(value, type) and issubclass(value, base)
+            # `list[int]` passes for an instance of `type` on Python 3.10.
+            is_class = issubclass(type(value), type) and issubclass(value, base)
             is_own = is_class and value.__module__ == module.__name__
             if not is_own or name.startswith("_"):
                 continue

@@ -77,7 +77,9 @@ def rule_of(call: Call) -> Callable | None:
     layer = call.layer
     own = {id(v) for v in compat.own_trainable_variables(layer)}
     if isinstance(layer, keras.layers.BatchNormalization):
-        if layer.renorm or type(layer) is not keras.layers.BatchNormalization:
+        # Not there before Keras 3.14.
+        is_renorm = getattr(layer, "renorm", False)
+        if is_renorm or type(layer) is not keras.layers.BatchNormalization:
             raise ValueError(
                 "Second moments of a batch normalization need the statistics that it "
                 "divides by: use keras.layers.BatchNormalization with renorm=False. "
@@ -267,14 +269,9 @@ def _batch_normalization(call, delta):
 def _layer_normalization(call, delta):
     layer = call.layer
     x, delta = _cast(layer, call.input, delta)
-    if layer.rms_scaling:
-        normal = x * tf.math.rsqrt(
-            tf.math.reduce_variance(x, layer.axis, keepdims=True) + layer.epsilon
-        )
-    else:
-        normal = keras.ops.layer_normalization(
-            x, axis=layer.axis, epsilon=layer.epsilon
-        )
+    mean, variance = tf.nn.moments(x, layer.axis, keepdims=True)
+    centred = x if layer.rms_scaling else x - mean
+    normal = centred * tf.math.rsqrt(variance + layer.epsilon)
     return _scale_and_offset(layer, normal, delta, layer.axis)
 
 
