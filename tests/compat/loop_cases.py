@@ -390,3 +390,46 @@ def case_unknown_rank():
         batches, (tf.float32, tf.float32), (None, [None, 3])
     )
     return model.fit(data, epochs=2, verbose=0).history["loss"]
+
+
+class OwnScore(keras.callbacks.Callback):
+    """Adds a score to the logs that is another one on each worker."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = self.scores[own_rank()][epoch]
+
+
+def case_own_score():
+    """Callbacks that decide by a score of one worker: weights and learning rates."""
+    answer = {}
+    for name, scores, callback in (
+        # The best epoch is the first one of worker 0, the second of worker 1.
+        (
+            "weights",
+            [[1.0, 2.0, 3.0], [2.0, 1.0, 3.0]],
+            keras.callbacks.EarlyStopping(
+                "score", patience=9, mode="min", restore_best_weights=True
+            ),
+        ),
+        # Worker 1 alone sees no progress.
+        (
+            "rates",
+            [[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]],
+            keras.callbacks.ReduceLROnPlateau("score", 0.5, patience=1, mode="min"),
+        ),
+    ):
+        model = make(METHODS["terngrad"])
+        seen = []
+        record = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs, model=model, seen=seen: seen.append(
+                [digest(model), float(model.optimizer.learning_rate.numpy())]
+            )
+        )
+        fit(model, epochs=3, callbacks=[record, OwnScore(scores), callback])
+        seen.append([digest(model), float(model.optimizer.learning_rate.numpy())])
+        answer[name] = seen
+    return answer

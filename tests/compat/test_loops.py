@@ -113,6 +113,17 @@ def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     assert reshard(folder, 3, tmp_path / "new") == 2
 
 
+def test_what_callbacks_decide_by_one_worker_is_that_of_worker_0(pools):
+    (first, second), output = pools(2).run(loop_cases.case_own_score)
+    assert first == second
+    begins, rates = first["weights"], [rate for _, rate in first["rates"]]
+    # Its best epoch was the first one: its weights are those the second began with.
+    assert begins[-1] == begins[1] and begins[1] != begins[2]
+    assert rates == [pytest.approx(0.01)] * 4
+    for name in ("sequential/first/kernel", "sgd/learning_rate"):
+        assert f"Received: different variables=['{name}'" in output
+
+
 def test_only_floating_statistics_are_averaged(pools):
     answers, _ = pools(2).run(loop_cases.case_statistics)
     for rank, answer in enumerate(answers):

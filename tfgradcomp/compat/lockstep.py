@@ -35,7 +35,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 from tfgradcomp.compat.call_sites import SITES
 from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.signals import Signals
-from tfgradcomp.compat.statistics import average_statistics
+from tfgradcomp.compat.statistics import average_statistics, take_first_worker
 from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.core.logging import logger
 
@@ -113,6 +113,20 @@ class Loop:
     def average_statistics(self) -> None:
         """Makes the statistics of normalization equal on all replicas."""
         average_statistics(self.trainer, self.signals and self.signals.hosts)
+
+    def take_first_worker(self) -> None:
+        """Makes weights and learning rates equal that callbacks have set by worker."""
+        if not self.signals:
+            return
+        paths = take_first_worker(self.trainer, self.signals.hosts)
+        if paths:
+            self.tell(
+                "Callbacks have made weights or learning rates differ between the "
+                "workers; all take those of worker 0. Expected: callbacks that decide "
+                "by what is the same on all workers, such as the logs of `fit`, not "
+                "by a metric or a clock of their own. "
+                f"Received: different variables={paths[:3]}, {len(paths)} in all"
+            )
 
     def tell_ended(self) -> None:
         """Logs once which workers ended an epoch early for all."""
@@ -199,6 +213,7 @@ class Lockstep:
             replace(trainer, kind, functools.partial(self._run_loop, kind))
         replace(keras.callbacks.CallbackList, "on_epoch_end", _end_epoch)
         replace(keras.callbacks.CallbackList, "on_train_batch_end", _end_batch)
+        replace(keras.callbacks.CallbackList, "on_train_end", _end_training)
         replace(keras_trainer.TFEpochIterator, "__iter__", _begin_pass)
         replace(keras_trainer.TFEpochIterator, "_interrupted_warning", _interrupted)
         replace(iterators.DistributedIteratorBase, "get_next", _next_batch)
@@ -242,6 +257,7 @@ def _end_epoch(original, callbacks, epoch, logs=None):
         loop.average_statistics()
     result = original(callbacks, epoch, logs)
     if loop and loop.signals:
+        loop.take_first_worker()
         loop.signals.travel_with(tf.zeros([0]), "lockstep/epoch")
         loop.tell_ended()
     return result
@@ -266,6 +282,15 @@ def _wrappers_of(trainer: keras.Model) -> list:
         if isinstance(value, Optimizer):
             found[id(value)] = value
     return [*found.values()]
+
+
+def _end_training(original, callbacks, logs=None):
+    """Replaces `CallbackList.on_train_end`, where weights may be restored."""
+    result = original(callbacks, logs)
+    loop = _loop_of(callbacks.model, "stop_training")
+    if loop:
+        loop.take_first_worker()
+    return result
 
 
 def _begin_pass(original, epoch_iterator):
