@@ -207,6 +207,35 @@ MUTATIONS = (
         ),
         ("tests/optimizers/test_buckets.py", "-k", "every_transport or any_transport"),
     ),
+    Mutation(
+        "a bucket's random numbers begin behind its padding",
+        "tfgradcomp/optimizers/bucket_ranges.py",
+        (Edit("return self.begin - self.alignment_padding", "return self.begin"),),
+        ("tests/optimizers/test_buckets.py", "-k", "any_bucketing and TernGrad"),
+    ),
+    Mutation(
+        "a layout that varies has longer blocks",
+        "tfgradcomp/core/layout.py",
+        (Edit("tf.range(0, size, block_size)", "tf.range(0, size, block_size + 1)"),),
+        ("tests/transports/test_rows.py",),
+    ),
+    Mutation(
+        "XLA's sparse words stand for the next elements",
+        "tfgradcomp/ops/reference/sparse.py",
+        (
+            Edit(
+                "upper | tf.range(sent.shape[0])",
+                "upper | (tf.range(sent.shape[0]) + 1)",
+            ),
+        ),
+        ("tests/ops/test_reference_in_functions.py",),
+    ),
+    Mutation(
+        "XLA decodes the first word of a message, which is none",
+        "tfgradcomp/compressors/index_coding.py",
+        (Edit("return messages[:, 1:]\n    gap", "return messages\n    gap"),),
+        ("tests/compressors/test_compiled.py", "-k", "xla and gaps", "-m", "not slow"),
+    ),
 )
 
 

@@ -68,7 +68,8 @@ def report(sources, tmp_path_factory):
     path = tmp_path_factory.mktemp("conformance") / "report.json"
     files = [str(file) for pattern in FILES for file in sources.glob(pattern)]
     plugins = ["-p", "tests.conformance.wrapping", "-p", "no:cacheprovider"]
-    options = ["-q", "--import-mode=importlib", "-c", os.devnull]
+    # Whole tracebacks of the exceptions would take half as long as the tests.
+    options = ["-q", "--tb=short", "--import-mode=importlib", "-c", os.devnull]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, *options, *files],
         cwd=sources,

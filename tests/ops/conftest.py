@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 
+from tests.ops.cpu_library import CpuLibrary
 from tfgradcomp.ops import build
+from tfgradcomp.ops.library import build_library, find_library
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +15,9 @@ def cpu_library_path(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("There is no g++.")
     return build.build_cpu_library(tmp_path_factory.mktemp("cpu") / "libcpu.so")
+
+
+@pytest.fixture(scope="session")
+def library():
+    """The CPU kernels as they are in the library of the operations."""
+    return CpuLibrary(find_library() or build_library())

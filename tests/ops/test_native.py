@@ -15,9 +15,8 @@ import pytest
 import tensorflow as tf
 
 from tests.ops import cases
-from tests.ops.cpu_library import CpuLibrary
 from tfgradcomp.ops import SplitVector, native, reference
-from tfgradcomp.ops.library import build_library, find_library
+from tfgradcomp.ops.library import find_library
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None and find_library() is None,
@@ -241,11 +240,6 @@ def test_the_same_bits_for_any_number_of_threads():
 
 
 # -- Without TensorFlow: each instruction set --------------------------------------
-
-
-@pytest.fixture(scope="module")
-def library():
-    return CpuLibrary(find_library() or build_library())
 
 
 @pytest.fixture(params=SETS)

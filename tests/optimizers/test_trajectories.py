@@ -56,7 +56,7 @@ class SignRule:
         (3, "zero", "mean"),
         (4, "random", "vote"),
     ],
-    [(2, "zero", "vote"), (3, "random", "vote"), (4, "zero", "mean")],
+    [(2, "zero", "mean"), (3, "random", "vote"), (4, "zero", "vote")],
 )
 def test_signsgd(workers, tie, aggregate, shapes, size_argument, min_size):
     run = Run(

@@ -54,7 +54,7 @@ QUANTIZERS = {
         (3, "ORQ", 16, {"error_feedback": True, "reply": "requantize"}),
         (2, "BinGrad", 16, {"reply": "requantize"}),
         (3, "BinGrad", 40, {"clip_factor": 2.5, "variant": "b"}),
-        (4, "BinGrad", 16, {"variant": "b", "reply": "requantize"}),
+        (2, "BinGrad", 16, {"variant": "b", "reply": "requantize"}),
         (2, "BinGrad", None, {"variant": "b", "error_feedback": True}),
         (3, "QSGD", 16, {}),
         (2, "QSGD", None, {"reply": "requantize"}),

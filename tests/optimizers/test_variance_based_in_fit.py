@@ -42,7 +42,7 @@ INNERS = {
 @pytest.mark.parametrize(
     ("name", "inner"),
     [
-        ("VarianceBased", "momentum"),
+        pytest.param("VarianceBased", "momentum", marks=pytest.mark.slow),
         ("VarianceBased", "Adam"),
         ("Hybrid", "momentum"),
         ("Strom", "SGD"),

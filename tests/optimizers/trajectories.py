@@ -136,7 +136,8 @@ def on_models(names, compressed, some_plain):
     """Returns a decorator that runs a test on two models.
 
     Args:
-        names: Names of the test's arguments, besides those of a model.
+        names: Names of the test's arguments, besides those of a model; the number of
+            workers first. Four show little that two and three do not: they are slow.
         compressed: Values of them for the model that is compressed as a whole.
         some_plain: Those for the model with plain parts, which all methods leave to
             the same code: a few are enough.
@@ -145,7 +146,12 @@ def on_models(names, compressed, some_plain):
     return pytest.mark.parametrize(
         ("shapes", "size_argument", "min_size", *names.split(", ")),
         [
-            pytest.param(*MODELS[model], *case, id=f"{model}-{case}")
+            pytest.param(
+                *MODELS[model],
+                *case,
+                id=f"{model}-{case}",
+                marks=[pytest.mark.slow] if case[0] == 4 else [],
+            )
             for model, several in cases.items()
             for case in several
         ],
