@@ -125,6 +125,7 @@ class Replicas(Collectives):
             f"{call_site}, {self._name}",
             lambda entered: operation(input=entered, **arguments),
             vector,
+            self.rank,
         )
 
     def _arguments(self, call_site, varying_size=None):

@@ -25,19 +25,23 @@ class CallSites:
     """Counters on the CPU, which a graph adds to and another thread reads."""
 
     def __init__(self):
-        self._counters: dict[str, ResourceVariable] = {}
+        self._counters: dict[tuple[str, int], ResourceVariable] = {}
         self._lock = threading.Lock()
 
-    def around(self, site: str, call: Callable, vector: tf.Tensor) -> tf.Tensor:
+    def around(
+        self, site: str, call: Callable, vector: tf.Tensor, member: int = 0
+    ) -> tf.Tensor:
         """Returns `call(vector)`, counted: entered when the vector is there.
 
         Args:
             site: Name of the call site, equal on all workers.
             call: Function of a tensor, which waits for the other workers.
             vector: Its argument.
+            member: Index of the replica that calls.
         """
-        counter = self._counter(site)
-        # One counter a site: more sites in one would be put into one sequence.
+        # What shares a counter is put into one sequence: neither the sites nor the
+        # replicas of a process may wait for each other.
+        counter = self._counter(site, member)
         with tf.control_dependencies([vector]):
             entered = counter.assign_add(1, read_value=False)
         with tf.control_dependencies(_operations(entered)):
@@ -50,26 +54,28 @@ class CallSites:
     @contextlib.contextmanager
     def within(self, site: str) -> Iterator[None]:
         """Counts a call that waits for the other workers outside of graphs."""
-        counter = self._counter(site)
+        counter = self._counter(site, 0)
         counter.assign_add(1)
         yield
         counter.assign_add(_LEFT)
 
     def calls(self) -> dict[str, Calls]:
-        """Returns the calls so far, by sites."""
+        """Returns the calls so far of all replicas of this process, by sites."""
         with self._lock:
             counters = dict(self._counters)
-        values = {site: int(counter.numpy()) for site, counter in counters.items()}
-        return {site: Calls(n % _LEFT, n // _LEFT) for site, n in values.items()}
+        totals: dict[str, int] = {}
+        for (site, _), counter in counters.items():
+            totals[site] = totals.get(site, 0) + int(counter.numpy())
+        return {site: Calls(n % _LEFT, n // _LEFT) for site, n in totals.items()}
 
-    def _counter(self, site):
+    def _counter(self, *key):
         with self._lock:
-            if site not in self._counters:
+            if key not in self._counters:
                 with tf.init_scope(), tf.device("CPU:0"):
                     zero = tf.zeros([], tf.int64)
                     # `tf.Variable` would be one of the strategy's.
-                    self._counters[site] = ResourceVariable(zero, trainable=False)
-            return self._counters[site]
+                    self._counters[key] = ResourceVariable(zero, trainable=False)
+            return self._counters[key]
 
 
 def _operations(operation: tf.Operation | None) -> list:
