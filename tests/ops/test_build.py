@@ -99,7 +99,7 @@ def test_processes_that_start_at_once_build_once(tmp_path, compiler):
     left_out = "CUDA kernels left out: TFGRADCOMP_CUDA=0"
     assert sum(left_out in err for _, err in said) == 1
     made = sorted(path.name for path in (tmp_path / "tfgradcomp" / "ops").iterdir())
-    assert made == [build.library_name(tf.__version__, cuda=False), "lock"]
+    assert made == [build.library_name(library.tensorflow(), cuda=False), "lock"]
 
 
 def test_those_who_waited_do_not_repeat_a_build_that_failed(tmp_path, monkeypatch):
@@ -154,11 +154,16 @@ def test_python_mode_builds_nothing(tmp_path):
 def test_a_library_for_another_tensorflow_is_not_taken(tmp_path, monkeypatch, loaded):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(library, "_INSTALLED", tmp_path)
-    names = [build.library_name("2.19.1", cuda) for cuda in (False, True)]
-    for name in names:
+    ours = library.tensorflow()
+    others = [
+        ours._replace(version="2.19.1"),
+        ours._replace(revision="v2.21.0-rc0"),
+        ours._replace(compile_flags=["-D_GLIBCXX_USE_CXX11_ABI=0"]),
+    ]
+    for name in (build.library_name(one, cuda) for one in others for cuda in (0, 1)):
         (tmp_path / name).write_bytes(loaded.path.read_bytes())
     assert library.find_library() is None
-    fitting = tmp_path / build.library_name(tf.__version__, cuda=False)
+    fitting = tmp_path / build.library_name(library.tensorflow(), cuda=False)
     fitting.write_bytes(loaded.path.read_bytes())
     monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
     assert library.find_library() == fitting
@@ -168,22 +173,60 @@ def test_a_library_for_another_tensorflow_is_not_taken(tmp_path, monkeypatch, lo
     assert library.find_library() is None
 
 
-def test_a_library_that_does_not_load_is_said_so(tmp_path):
-    broken = tmp_path / "tfgradcomp" / "ops"
-    broken.mkdir(parents=True)
-    (broken / build.library_name(tf.__version__, cuda=False)).write_text("broken")
-    done = run(["-c", CACHE_ONLY + PACK_TWICE], tmp_path)
+def test_a_library_that_does_not_load_is_built_anew(tmp_path, compiler):
+    folder = tmp_path / "tfgradcomp" / "ops"
+    folder.mkdir(mode=0o700, parents=True)
+    broken = folder / build.library_name(library.tensorflow(), cuda=False)
+    broken.write_text("broken")
+    code = CACHE_ONLY + PACK_TWICE + PRINT_TYPES
+    done = run(["-c", code], tmp_path, CXX=compiler.path)
+    assert done.stdout == "[5] [1]\nTrue\n", done.stderr
+    assert "cannot be loaded" in done.stderr and "it is built anew" in done.stderr
+    # One compiler that gives no library ends it.
+    broken.write_text("broken")
+    done = run(["-c", CACHE_ONLY + PACK_TWICE], tmp_path, CXX="/bin/false")
     assert done.stdout == "[5] [1]\n", done.stderr
     assert done.stderr.count("RuntimeWarning: tfgradcomp falls back") == 1
-    assert "cannot be loaded" in done.stderr
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("part", ["folder", "file"])
+def test_what_others_may_write_is_not_loaded(tmp_path, monkeypatch, loaded, part, mode):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_INSTALLED", tmp_path / "nowhere")
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
+    folder = library.cache_folder()
+    folder.mkdir(mode=0o700, parents=True)
+    path = folder / build.library_name(library.tensorflow(), cuda=False)
+    path.write_bytes(loaded.path.read_bytes())
+    path.chmod(0o755)
+    assert library.find_library() == path
+    {"folder": folder, "file": path}[part].chmod(mode)
+    assert library.find_library() is None
+    if part == "folder":
+        with pytest.raises(build.BuildError, match=f"others may.*mode={mode:o}"):
+            library.build_library()
+
+
+def test_nothing_is_built_into_what_others_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = library.cache_folder()
+    folder.mkdir(mode=0o700, parents=True)
+    if os.geteuid() == 0:
+        # What belongs to root is anyone's to load.
+        os.chown(folder, 1, 1)
+    else:
+        monkeypatch.setattr(library.os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(build.BuildError, match="belongs to another user"):
+        library.build_library()
 
 
 def test_a_changed_source_is_another_library(tmp_path, monkeypatch):
     (tmp_path / "kernels.h").write_text("// One.")
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
-    before = build.library_name("2.21.0", cuda=False)
+    before = build.library_name(library.tensorflow(), cuda=False)
     (tmp_path / "kernels.h").write_text("// Two.")
-    assert build.library_name("2.21.0", cuda=False) != before
+    assert build.library_name(library.tensorflow(), cuda=False) != before
 
 
 def test_an_error_of_the_compiler_is_shown(tmp_path, monkeypatch):
@@ -197,7 +240,7 @@ def test_an_error_of_the_compiler_is_shown(tmp_path, monkeypatch):
 
 def test_the_tool_builds(tmp_path, compiler, monkeypatch, capsys):
     done = run(["-m", "tfgradcomp.ops", "--build"], tmp_path, CXX=compiler.path)
-    name = build.library_name(tf.__version__, cuda=False)
+    name = build.library_name(library.tensorflow(), cuda=False)
     assert done.stdout == f"{tmp_path / 'tfgradcomp' / 'ops' / name}\n", done.stderr
     assert all(line.startswith("tfgradcomp: ") for line in done.stderr.splitlines())
     monkeypatch.setenv("CXX", "/bin/false")

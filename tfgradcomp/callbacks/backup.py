@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import zipfile
-from pathlib import Path
 
 import h5py
 import keras
@@ -16,6 +15,7 @@ from tfgradcomp.checkpoint import backups
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat.statistics import digest_of_weights
 from tfgradcomp.compat.trainer import prepare_to_resume, random_states
+from tfgradcomp.core.logging import logger
 
 # Keras saves no random states, without which dropout would differ after a restart.
 _RANDOM = "random.npz"
@@ -28,7 +28,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     residuals included, and the random states of its layers to
     `directory/worker-<rank>/epoch-<n>`. A folder appears when it is complete, and the
     last two are kept, because workers do not die at the same moment. At the next start
-    all workers agree on the newest epoch that every one of them has, and resume there.
+    all workers agree on the newest epoch that every one of them has, and resume there;
+    what is cut off or cannot be read does not count.
     With the same number of workers, and data that is the same in every epoch, the
     result has the same bits as without the interruption, also under another transport
     or with buckets of another size.
@@ -39,8 +40,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Raises:
         ValueError: On all workers, at the start of training: if the model is not built,
-            the folders are of another number of workers or were exchanged, or if those
-            of a worker are missing or cannot be read.
+            the folders are of another number of workers or were exchanged, or if no
+            epoch is whole on every worker.
 
     Example:
         ```python
@@ -67,7 +68,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         if epoch is None:
             return
         source = backups.epoch_folder(self._folder, epoch)
-        self._check_files(source)
         prepare_to_resume(self.model, epoch)
         self.model.load_weights(source / backups.WEIGHTS)
         with np.load(source / _RANDOM) as saved:
@@ -98,7 +98,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             ValueError: On all workers, if the folders do not belong together.
         """
         row = []
-        for epoch in backups.epochs_in(self._folder)[-backups.KEPT :]:
+        for epoch in self._readable_epochs():
             row += [epoch, *backups.read_origin(self._folder, epoch)]
         row += [0] * (3 * backups.KEPT - len(row))
         gathered = np.reshape(self._gather(row, "backup"), [-1, backups.KEPT, 3])
@@ -143,23 +143,19 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"folders of each worker={writers}"
             )
 
-    def _check_files(self, source: Path) -> None:
-        """Raises ValueError on all workers if one of them cannot read its files."""
-        error = None
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(h5py.File(source / backups.WEIGHTS))
-                stack.enter_context(np.load(source / _RANDOM))
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as caught:
-            error = caught
-        failed = np.flatnonzero(self._gather([int(error is not None)], "backup/files"))
-        if len(failed):
-            raise ValueError(
-                f"Workers {failed.tolist()} cannot read {source.name} of the backup in "
-                f"{self.directory}. Bring back their files, or remove this epoch on "
-                "all workers to resume at an earlier one. Received: on this "
-                f"worker={error}"
-            ) from error
+    def _readable_epochs(self) -> list[int]:
+        """Returns the epochs that this worker has and can read, the newest last."""
+        found = []
+        for epoch in backups.epochs_in(self._folder)[-backups.KEPT :]:
+            source = backups.epoch_folder(self._folder, epoch)
+            try:
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(h5py.File(source / backups.WEIGHTS))
+                    stack.enter_context(np.load(source / _RANDOM))
+                found.append(epoch)
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                logger.warning("%s cannot be read and is left out: %s", source, error)
+        return found
 
     def _gather(self, row: list[int], call_site: str) -> np.ndarray:
         """Returns the rows of all workers, `[N, len(row)]`."""

@@ -1,6 +1,7 @@
 """Folders in which workers keep their state: `worker-<rank>/epoch-<n>`.
 
-A folder is written under another name and renamed when it is complete.
+A folder is written under another name and renamed when it is complete and on the disk.
+It says how large its files are, so that one that has lost a part does not count.
 """
 
 from __future__ import annotations
@@ -49,15 +50,13 @@ def epoch_folder(folder: Path, epoch: int) -> Path:
 
 def epochs_in(folder: Path) -> list[int]:
     """Returns the epochs that a worker has completely, in ascending order."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    found = (re.fullmatch(r"epoch-(\d+)", name) for name in names)
-    return sorted(int(match[1]) for match in found if match)
+    return [epoch for epoch in _named(folder) if _is_whole(epoch_folder(folder, epoch))]
 
 
 def read_origin(folder: Path, epoch: int) -> Origin:
     """Returns which worker, of how many, wrote an epoch."""
-    text = (epoch_folder(folder, epoch) / _METADATA).read_text()
-    return Origin(**json.loads(text))
+    metadata = _metadata(epoch_folder(folder, epoch))
+    return Origin(metadata["rank"], metadata["num_workers"])
 
 
 def write(folder: Path, epoch: int, origin: Origin, save: Callable) -> None:
@@ -74,11 +73,42 @@ def write(folder: Path, epoch: int, origin: Origin, save: Callable) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     save(unfinished)
-    (unfinished / _METADATA).write_text(json.dumps(origin._asdict()))
-    for path in unfinished.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+    sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
+    metadata = {**origin._asdict(), "sizes": sizes}
+    (unfinished / _METADATA).write_text(json.dumps(metadata))
+    for path in (*unfinished.iterdir(), unfinished):
+        _sync(path)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
-    for old in epochs_in(folder)[:-KEPT]:
-        shutil.rmtree(epoch_folder(folder, old))
+    _sync(folder)
+    for old in _named(folder):
+        if old < min(epochs_in(folder)[-KEPT:]):
+            shutil.rmtree(epoch_folder(folder, old))
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _named(folder: Path) -> list[int]:
+    names = os.listdir(folder) if folder.is_dir() else []
+    found = (re.fullmatch(r"epoch-(\d+)", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _metadata(folder: Path) -> dict:
+    return json.loads((folder / _METADATA).read_text())
+
+
+def _is_whole(folder: Path) -> bool:
+    """Returns whether the files of an epoch are there, as long as they were written."""
+    try:
+        sizes = _metadata(folder)["sizes"]
+        return all((folder / name).stat().st_size == n for name, n in sizes.items())
+    except (OSError, ValueError, KeyError):
+        return False

@@ -4,8 +4,8 @@ The standard library only, and nothing of this package: setup.py loads this file
 path, before there is a package or a TensorFlow.
 
 A library's name says what it fits: the version of TensorFlow, whose C++ interface
-changes with each minor one, the sources it was built from, and whether it has CUDA
-kernels.
+changes with each minor one, the C library, whether it has CUDA kernels, and by a hash
+the sources, the build of TensorFlow and its binary interface.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import json, os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 flags = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
-print(json.dumps([tf.__version__, *flags]))
+print(json.dumps([tf.__version__, tf.version.GIT_VERSION, *flags]))
 """
 
 
@@ -56,11 +56,13 @@ class TensorFlow(NamedTuple):
 
     Attributes:
         version: Its version.
+        revision: The commit that it was built from.
         compile_flags: Flags of `tf.sysconfig.get_compile_flags`.
         link_flags: Flags of `tf.sysconfig.get_link_flags`.
     """
 
     version: str
+    revision: str
     compile_flags: Sequence[str]
     link_flags: Sequence[str]
 
@@ -108,11 +110,15 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def library_name(version: str, cuda: bool) -> str:
-    """Returns the file name of the library that fits a version of TensorFlow."""
-    device = "cuda" if cuda else "cpu"
-    key = f"tf{version}-{platform.machine()}-{source_hash()}"
-    return f"libtfgradcomp_ops-{key}-{device}.so"
+def library_name(tensorflow: TensorFlow, cuda: bool) -> str:
+    """Returns the file name of the library that fits a TensorFlow on this machine."""
+    # Those that say where headers are do not count.
+    interface = [f for f in tensorflow.compile_flags if not f.startswith("-I")]
+    facts = [source_hash(), tensorflow.revision, *sorted(interface)]
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    libc = "".join(platform.libc_ver())
+    key = f"tf{tensorflow.version}-{platform.machine()}-{libc}-{digest}"
+    return f"libtfgradcomp_ops-{key}-{'cuda' if cuda else 'cpu'}.so"
 
 
 def find_nvcc() -> tuple[str | None, str]:
@@ -176,7 +182,7 @@ def build_library(
         if nvcc is not None:
             jobs.append((sources / "tensorflow" / "kernels_gpu.cc", glue))
         objects = [*_compile(jobs, scratch), *gpu_objects]
-        path = Path(folder) / library_name(tensorflow.version, nvcc is not None)
+        path = Path(folder) / library_name(tensorflow, nvcc is not None)
         _link(objects, tensorflow.link_flags, path, nvcc)
     return path
 

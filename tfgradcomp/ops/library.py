@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -102,7 +103,7 @@ def library() -> Library:
     with _lock:
         if _loaded is None:
             try:
-                _loaded = _load(find_library() or _build_once())
+                _loaded = _load_or_rebuild(find_library() or _build_once())
             except (build.BuildError, OSError, ImportError, RuntimeError) as error:
                 _loaded = str(error)
     if isinstance(_loaded, str):
@@ -134,17 +135,22 @@ def find_library() -> Path | None:
     if gpu_is_visible() and build.find_nvcc()[0] is not None:
         places.pop()  # A new build adds kernels for the GPU.
     for folder, cuda in places:
-        path = folder / build.library_name(tf.__version__, cuda)
-        if path.is_file():
+        path = folder / build.library_name(tensorflow(), cuda)
+        if path.is_file() and (folder == installed or _is_own(path)):
             return path
     return None
 
 
+@functools.cache
+def tensorflow() -> build.TensorFlow:
+    """Returns the facts about this TensorFlow that a build needs."""
+    flags = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
+    return build.TensorFlow(tf.__version__, tf.version.GIT_VERSION, *flags)
+
+
 def build_library() -> Path:
     """Builds the library for this TensorFlow into the cache, and returns its path."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with _locked(_own_cache_folder()) as folder:
         return _build(folder)
 
 
@@ -159,6 +165,46 @@ def gpu_is_visible() -> bool:
     return bool(tf.config.get_visible_devices("GPU"))
 
 
+def _load_or_rebuild(path: Path) -> Library:
+    """Loads a library; one in the cache that does not load is built anew, once."""
+    try:
+        return _load(path)
+    except UnavailableError as error:
+        if path.parent != cache_folder():
+            raise
+        logger.warning("%s; it is built anew", error)
+        with _locked(_own_cache_folder()) as folder:
+            return _load(_build(folder))
+
+
+def _own_cache_folder() -> Path:
+    """Makes the folder of built libraries, and returns it.
+
+    Raises:
+        BuildError: If others may write into it.
+    """
+    folder = cache_folder()
+    for one in (folder.parent, folder):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_own(folder):
+        raise build.BuildError(
+            f"Nothing is built into {folder}, because it belongs to another user, or "
+            "others may write there and so run code as this user. Remove it, or set "
+            "XDG_CACHE_HOME to a folder of your own. Received: "
+            f"owner={folder.stat().st_uid}, mode={folder.stat().st_mode & 0o777:o}"
+        )
+    return folder
+
+
+def _is_own(path: Path) -> bool:
+    """Returns whether only this user, or root, may change a file and its folder."""
+    for one in (path, path.parent):
+        state = one.stat()
+        if state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022:
+            return False
+    return True
+
+
 def _load(path: Path) -> Library:
     try:
         operations = tf.load_op_library(os.fspath(path))
@@ -171,10 +217,9 @@ def _load(path: Path) -> Library:
 
 def _build_once() -> Path:
     """Builds the library, or waits for another process that is building it."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _own_cache_folder()
     began = time.time()
-    failure = folder / f"{build.library_name(tf.__version__, False)}.failed"
+    failure = folder / f"{build.library_name(tensorflow(), False)}.failed"
     with _locked(folder):
         found = find_library()
         if found is not None:
@@ -193,14 +238,11 @@ def _build(folder: Path) -> Path:
     logger.info(
         "building the native ops for TensorFlow %s, once: about 30 s", tf.__version__
     )
-    flags = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
-    return build.build_library(
-        folder, build.TensorFlow(tf.__version__, *flags), logger.info
-    )
+    return build.build_library(folder, tensorflow(), logger.info)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path):
+def _locked(folder: Path) -> Iterator[Path]:
     """Holds the lock of a folder; the lock is released when the process ends."""
     with open(folder / "lock", "w") as file:
         try:
@@ -212,4 +254,4 @@ def _locked(folder: Path):
             # The file system has no locks: each process builds a library, and the last
             # one replaces the others.
             pass
-        yield
+        yield folder
