@@ -363,35 +363,6 @@ def case_xla():
         return str(error)
 
 
-class AnyRank(keras.Model):
-    """Takes batches whose number of axes is not known."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3)
-
-    def call(self, x):
-        return self.dense(tf.ensure_shape(x, [None, 64]))
-
-
-def case_unknown_rank():
-    """Only a batch shows how many axes there are; the model is not built before."""
-
-    def batches():
-        for begin in range(0, 60, 12):
-            yield X[begin : begin + 12], Y[begin : begin + 12]
-
-    keras.utils.set_random_seed(3)
-    strategy, _ = strategy_and_rank()
-    with strategy.scope():
-        model = AnyRank()
-        model.compile(METHODS["terngrad"](), "mse", metrics=["mae"])
-    data = tf.data.Dataset.from_generator(
-        batches, (tf.float32, tf.float32), (None, [None, 3])
-    )
-    return model.fit(data, epochs=2, verbose=0).history["loss"]
-
-
 class OwnScore(keras.callbacks.Callback):
     """Adds a score to the logs that is another one on each worker."""
 
