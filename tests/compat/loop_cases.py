@@ -144,6 +144,16 @@ def case_tail(folder):
     }
 
 
+def case_short_batches(way):
+    """Returns the error of batches with one row for all replicas together."""
+    model = make(METHODS["terngrad"], **WAYS[way])
+    try:
+        fit(model, X[:7], batch_size=1, epochs=1)
+        return None
+    except ValueError as error:
+        return str(error)
+
+
 def _moving_mean(model):
     """The moving means of all local replicas."""
     strategy, _ = strategy_and_rank()

@@ -99,6 +99,16 @@ def test_what_callbacks_decide_by_one_worker_is_that_of_worker_0(pools):
         assert f"Received: different variables=['{name}'" in output
 
 
+@pytest.mark.parametrize(
+    ("cluster", "way"),
+    [((2,), "steps"), ((2, "mirrored"), "loops")],
+    ids=["two", "mirrored"],
+)
+def test_batches_with_fewer_rows_than_replicas_are_refused(pools, cluster, way):
+    for message in pools(*cluster).run(loop_cases.case_short_batches, way).answers:
+        assert "Received: rows for 1 of 2 replicas" in message
+
+
 def test_only_floating_statistics_are_averaged(pools):
     answers, _ = pools(2).run(loop_cases.case_statistics)
     for rank, answer in enumerate(answers):

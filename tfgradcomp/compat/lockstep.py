@@ -116,6 +116,18 @@ class Loop:
                     f"Received: no rows on workers {ended}"
                 )
 
+    def check_steps(self) -> None:
+        """Raises ValueError if the first batch has rows for some replicas only."""
+        steps, replicas = _progress_of(self.trainer.distribute_strategy).numpy()
+        if replicas and not steps:
+            total = self.trainer.distribute_strategy.num_replicas_in_sync
+            raise ValueError(
+                "`fit` can take no step: each replica needs a row of the first batch. "
+                "Expected: a global batch of at least as many rows as there are "
+                "replicas, which `batch_size` counts together, and data for each "
+                f"worker. Received: rows for {replicas} of {total} replicas"
+            ) from None
+
     def tell(self, message: str) -> None:
         """Logs a line, on one worker only."""
         if self.signals and self.signals.rank == 0:
@@ -248,6 +260,8 @@ class Lockstep:
         if strategy.num_replicas_in_sync == 1:
             return original(trainer, *args, **kwargs)
         signals = self.signals_of(strategy) if is_multi_worker(strategy) else None
+        if kind == "fit":
+            _progress_of(strategy).assign([0, 0])
         with _entered(Loop(trainer, kind, signals)) as loop:
             if kind != "fit":
                 loop.average_statistics()
@@ -340,9 +354,11 @@ def _agree_on_length(loop, epoch_iterator):
 
 def _interrupted(original, epoch_iterator):
     """Replaces `_interrupted_warning`, which advises to repeat what ended early."""
-    loop = _LOOPS[-1] if _LOOPS else None
-    if loop and loop.kind == "fit" and loop.signals and loop.signals.ended():
-        return
+    if _is_training():
+        loop = _LOOPS[-1]
+        loop.check_steps()
+        if loop.signals and loop.signals.ended():
+            return
     original(epoch_iterator)
 
 
@@ -390,7 +406,16 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
         counts = strategy.reduce("SUM", counts, axis=None)
         signals.end(counts, replicas // signals.num_workers)
         own = tf.reduce_sum(counts)
+    progress = _progress_of(strategy)
+    progress.assign([progress[0] + tf.cast(own == replicas, tf.int64), own])
     return tf.where(own == replicas, own, tf.zeros_like(own))
+
+
+@functools.cache
+def _progress_of(strategy):
+    """The steps of the last `fit`, and the replicas with rows in its last batch."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return ResourceVariable(tf.zeros([2], tf.int64), trainable=False)
 
 
 def _has_rows(optional):
