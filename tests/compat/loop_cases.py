@@ -5,12 +5,21 @@ A pool's workers run them in the tests of `test_loops.py`.
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import METHODS, SGD, X, Y, digest, fit, make, own_rank
+from tests.compat.fit_models import (
+    METHODS,
+    SGD,
+    X,
+    Y,
+    digest,
+    fit,
+    make,
+    own_rank,
+    scope,
+)
 from tests.helpers import KERAS
 
 layers = keras.layers
@@ -149,17 +158,6 @@ def case_tail(folder):
     }
 
 
-def case_no_step():
-    """A global batch has one row: one of two workers has none in any step."""
-    answer = []
-    for way in ("steps", "loops"):
-        model = make(METHODS["terngrad"], **WAYS[way])
-        with pytest.raises(ValueError, match="before its first step") as caught:
-            model.fit(X[:8], Y[:8], batch_size=1, epochs=2, verbose=0)
-        answer.append(str(caught.value))
-    return answer
-
-
 def case_other_worker(culprit, what, every):
     """One worker changes what all share; returns the error and the batches until it."""
     model = make(lambda: METHODS["dist_ef_block_sgdm"](verify_every=every))
@@ -181,6 +179,16 @@ def case_other_worker(culprit, what, every):
     except RuntimeError as error:
         return str(error), batches.seen
     return None, batches.seen
+
+
+def case_short_batches(way):
+    """Returns the error of batches with one row for all replicas together."""
+    model = make(METHODS["terngrad"], **WAYS[way])
+    try:
+        fit(model, X[:7], batch_size=1, epochs=1)
+        return None
+    except ValueError as error:
+        return str(error)
 
 
 def _moving_mean(model):
@@ -221,6 +229,35 @@ def case_statistics():
         "level": counter.level.numpy().tolist(),
         "seeds": state.numpy().tolist(),
     }
+
+
+class Noise(layers.Layer):
+    """Adds random numbers, without a seed of its own."""
+
+    def call(self, x):
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x))
+
+
+def train_with_noise(draws_before=True, **kwargs):
+    """Returns a hash of the weights, and numbers drawn before and after training."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((64,)), Noise(), layers.Dense(40), layers.Dense(3)]
+    )
+    model.compile(identity(SGD(0.01)), "mse", **kwargs)
+    first = float(keras.random.uniform(())) if draws_before else None
+    fit(model)
+    return digest(model), first, float(keras.random.uniform(()))
+
+
+def case_noise():
+    """Random numbers without a seed in a model: in graphs and eagerly, again."""
+    # Keras keeps its state somewhere else from now on.
+    keras.backend.clear_session()
+    with scope():
+        drawn = [train_with_noise(**WAYS[way]) for way in ("loops", "eagerly", "loops")]
+        # The first step makes the generator.
+        return {"drawn": drawn, "late": train_with_noise(draws_before=False)}
 
 
 class Adversaries(keras.Model):
@@ -375,7 +412,10 @@ class OwnScore(keras.callbacks.Callback):
 
 
 def case_own_score():
-    """Callbacks that decide by a score of one worker: weights and learning rates."""
+    """Callbacks that decide by a score of one worker: weights and learning rates.
+
+    They read the learning rate as a Python number, as without a strategy.
+    """
     answer = {}
     for name, scores, callback in (
         # The best epoch is the first one of worker 0, the second of worker 1.
@@ -397,10 +437,10 @@ def case_own_score():
         seen = []
         record = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs, model=model, seen=seen: seen.append(
-                [digest(model), float(model.optimizer.learning_rate.numpy())]
+                [digest(model), float(model.optimizer.learning_rate)]
             )
         )
         fit(model, epochs=3, callbacks=[record, OwnScore(scores), callback])
-        seen.append([digest(model), float(model.optimizer.learning_rate.numpy())])
+        seen.append([digest(model), float(model.optimizer.learning_rate)])
         answer[name] = seen
     return answer

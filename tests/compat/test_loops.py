@@ -87,12 +87,6 @@ def test_a_worker_that_is_no_longer_like_the_others_is_named_on_all(
         assert seen == batches
 
 
-def test_epochs_without_a_step_are_an_error(pools):
-    answers, _ = pools(2).run(loop_cases.case_no_step)
-    for message in np.concatenate(answers):
-        assert message.endswith("Received: no rows on workers [1] of 2")
-
-
 @pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
 def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     folder = str(tmp_path / "backup")
@@ -124,12 +118,34 @@ def test_what_callbacks_decide_by_one_worker_is_that_of_worker_0(pools):
         assert f"Received: different variables=['{name}'" in output
 
 
+@pytest.mark.parametrize(
+    ("cluster", "way"),
+    [((2,), "steps"), ((2, "mirrored"), "loops")],
+    ids=["two", "mirrored"],
+)
+def test_batches_with_fewer_rows_than_replicas_are_refused(pools, cluster, way):
+    for message in pools(*cluster).run(loop_cases.case_short_batches, way).answers:
+        assert "Received: rows for 1 of 2 replicas" in message
+
+
 def test_only_floating_statistics_are_averaged(pools):
     answers, _ = pools(2).run(loop_cases.case_statistics)
     for rank, answer in enumerate(answers):
         assert answer["level"] == [1.5, 7.0]
         assert answer["count"] == rank + 1
         assert answer["seeds"] == [rank, rank]
+
+
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+def test_random_numbers_without_a_seed_go_on_from_step_to_step(pools, cluster):
+    _, *drawn_in_one_process = loop_cases.train_with_noise()
+    answers, _ = pools(*cluster).run(loop_cases.case_noise)
+    for answer in answers:
+        assert answer == answers[0]
+        for _, *drawn in answer["drawn"]:
+            assert drawn == drawn_in_one_process
+        loops, _, again = answer["drawn"]
+        assert loops == again
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
     heir.states = [
         (state, own) for (state, _), (_, own) in zip(kept, heir.states, strict=True)
     ]
-    direct = run(WORKERS, DirectExchange, method, layout)[0][0]
+    direct = run(WORKERS, DirectExchange, method, layout, steps=3)[0][0]
     for again in (cluster, heir):
         for rng, state in zip(again.rngs, rngs, strict=True):
             rng.bit_generator.state = state

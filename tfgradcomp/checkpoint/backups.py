@@ -73,7 +73,9 @@ def write(folder: Path, epoch: int, origin: Origin, save: Callable) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     save(unfinished)
-    sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
+    sizes = {p.name: p.stat().st_size for p in unfinished.iterdir()}
+    # A whole folder may have been copied.
+    sizes.pop(_METADATA, None)
     metadata = {**origin._asdict(), "sizes": sizes}
     (unfinished / _METADATA).write_text(json.dumps(metadata))
     for path in (*unfinished.iterdir(), unfinished):
@@ -81,8 +83,9 @@ def write(folder: Path, epoch: int, origin: Origin, save: Callable) -> None:
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
     _sync(folder)
+    first = epochs_in(folder)[-KEPT:][0]
     for old in _named(folder):
-        if old < min(epochs_in(folder)[-KEPT:]):
+        if old < first:
             shutil.rmtree(epoch_folder(folder, old))
 
 

@@ -81,6 +81,11 @@ def position(optimizer: Optimizer, variable: keras.Variable) -> int:
     return optimizer._get_variable_index(variable)
 
 
+def strategy_of(optimizer: Optimizer) -> tf.distribute.Strategy:
+    """Returns the strategy that the optimizer was created under."""
+    return optimizer._distribution_strategy
+
+
 def trainable_variables(optimizer: Optimizer) -> list:
     """Returns the variables that the optimizer was built with."""
     return optimizer._trainable_variables

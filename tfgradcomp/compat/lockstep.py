@@ -31,6 +31,7 @@ from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfgradcomp.compat.call_sites import SITES
 from tfgradcomp.compat.replace import replace
@@ -56,7 +57,6 @@ class Loop:
         flag: Name of the attribute of the model that ends the loop.
         signals: What travels between the workers; None where there is one process.
         is_requested: Whether this worker asks for the loop's end.
-        passes: How many passes over the data have begun.
         batches: How many batches of this pass have been taken.
     """
 
@@ -65,7 +65,7 @@ class Loop:
         self.kind, self.flag = kind, _FLAG_OF_LOOP[kind]
         self.signals = signals
         self.is_requested = False
-        self.passes = self.batches = 0
+        self.batches = 0
         self._askers: list[int] = []
         self._is_end_told = False
 
@@ -141,15 +141,16 @@ class Loop:
                 )
 
     def check_steps(self) -> None:
-        """Raises ValueError if the first epoch has ended before its first step."""
-        if self.passes == 1 and self.signals and not self.signals.steps():
-            ended = self.signals.ended()
+        """Raises ValueError if the first batch has rows for some replicas only."""
+        steps, replicas = _progress_of(self.trainer.distribute_strategy).numpy()
+        if replicas and not steps:
+            total = self.trainer.distribute_strategy.num_replicas_in_sync
             raise ValueError(
-                "The first epoch has ended before its first step, since a step needs a "
-                "row on each worker. Expected: a batch size, over all workers, and a "
-                "number of rows that are multiples of the number of workers. Received: "
-                f"no rows on workers {ended} of {self.signals.num_workers}"
-            )
+                "`fit` can take no step: each replica needs a row of the first batch. "
+                "Expected: a global batch of at least as many rows as there are "
+                "replicas, which `batch_size` counts together, and data for each "
+                f"worker. Received: rows for {replicas} of {total} replicas"
+            ) from None
 
     def tell(self, message: str) -> None:
         """Logs a line, on one worker only."""
@@ -225,6 +226,8 @@ class Lockstep:
         if strategy.num_replicas_in_sync == 1:
             return original(trainer, *args, **kwargs)
         signals = self.signals_of(strategy) if is_multi_worker(strategy) else None
+        if kind == "fit":
+            _progress_of(strategy).assign([0, 0])
         with _entered(Loop(trainer, kind, signals)) as loop:
             if kind != "fit":
                 loop.average_statistics()
@@ -296,9 +299,9 @@ def _end_training(original, callbacks, logs=None):
 def _begin_pass(original, epoch_iterator):
     """Replaces `TFEpochIterator.__iter__`: all take the same number of batches."""
     loop = _LOOPS[-1] if _LOOPS else None
+    if loop:
+        loop.batches = 0
     if loop and loop.signals:
-        loop.passes, loop.batches = loop.passes + 1, 0
-        loop.signals.begin_pass()
         _agree_on_length(loop, epoch_iterator)
     return original(epoch_iterator)
 
@@ -341,10 +344,11 @@ def _agree_on_length(loop, epoch_iterator):
 
 def _interrupted(original, epoch_iterator):
     """Replaces `_interrupted_warning`, which advises to repeat what ended early."""
-    loop = _LOOPS[-1] if _LOOPS else None
-    if loop and loop.kind == "fit" and loop.signals and loop.signals.ended():
+    if _is_training():
+        loop = _LOOPS[-1]
         loop.check_steps()
-        return
+        if loop.signals and loop.signals.ended():
+            return
     original(epoch_iterator)
 
 
@@ -394,8 +398,10 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
     if signals:
         counts = tf.one_hot(signals.rank, signals.num_workers, dtype=tf.int64) * own
         counts = signals.sum(counts, "lockstep/rows")
-        signals.count_rows(counts, replicas // signals.num_workers)
+        signals.end(counts, replicas // signals.num_workers)
         own = tf.reduce_sum(counts)
+    progress = _progress_of(strategy)
+    progress.assign([progress[0] + tf.cast(own == replicas, tf.int64), own])
     return tf.where(own == replicas, own, tf.zeros_like(own))
 
 
@@ -405,6 +411,13 @@ def _reduce_to(original, *args, **kwargs):
         return original(*args, **kwargs)
     with SITES.within("reduction of a metric"):
         return original(*args, **kwargs)
+
+
+@functools.cache
+def _progress_of(strategy):
+    """The steps of the last `fit`, and the replicas with rows in its last batch."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return ResourceVariable(tf.zeros([2], tf.int64), trainable=False)
 
 
 def _has_rows(optional):

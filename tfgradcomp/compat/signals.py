@@ -26,7 +26,6 @@ class Signals:
             self._own, self._all, self._ended = (
                 ResourceVariable(zeros, trainable=False) for _ in range(3)
             )
-            self._steps = ResourceVariable(tf.zeros([], tf.int64), trainable=False)
 
     def begin(self, value: bool) -> None:
         """Forgets the signals of another loop; this worker's own flag is `value`."""
@@ -56,12 +55,8 @@ class Signals:
         site = f"lockstep/{len(row)}"
         return self.hosts.gather(tf.constant(row, tf.int64), site).numpy()
 
-    def begin_pass(self) -> None:
-        """Forgets the steps of another pass over the data."""
-        self._steps.assign(0)
-
-    def count_rows(self, counts: tf.Tensor, full: int) -> None:
-        """Notes which workers miss rows that others have, or counts a step.
+    def end(self, counts: tf.Tensor, full: int) -> None:
+        """Notes which workers miss rows that others have.
 
         Args:
             counts: int64 `[N]`, the replicas with rows of each worker.
@@ -70,15 +65,10 @@ class Signals:
         is_short = counts < full
         short = tf.cast(is_short & tf.reduce_any(counts > 0), tf.float32)
         self._ended.assign(short)
-        self._steps.assign_add(tf.cast(~tf.reduce_any(is_short), tf.int64))
 
     def askers(self) -> list[int]:
         """Returns the workers whose flags have come."""
         return np.flatnonzero(self._all.numpy()).tolist()
-
-    def steps(self) -> int:
-        """Returns how many steps of this pass have had rows on all workers."""
-        return int(self._steps.numpy())
 
     def ended(self) -> list[int]:
         """Returns the workers that missed rows when the last pass ended."""

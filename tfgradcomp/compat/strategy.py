@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from keras.optimizers import Optimizer
+
+from tfgradcomp.compat.inner_optimizer import strategy_of
 
 
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
@@ -46,7 +49,7 @@ def addresses_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[st
     return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
-def create_variables(function: Callable, *args: Any) -> None:
+def create_variables(optimizer: Optimizer, function: Callable, *args: Any) -> None:
     """Calls a function that creates variables, once for all replicas and eagerly.
 
     A first step may be taken anywhere: within a `tf.function`, in a replica's context,
@@ -54,6 +57,7 @@ def create_variables(function: Callable, *args: Any) -> None:
     would create variables by itself.
 
     Args:
+        optimizer: A Keras optimizer. Where there is no strategy, its own is entered.
         function: Function that creates variables.
         *args: Its arguments.
     """
@@ -64,7 +68,8 @@ def create_variables(function: Callable, *args: Any) -> None:
 
     if not tf.distribute.has_strategy():
         # Variables of the model may get their values in this very graph.
-        function(*args)
+        with strategy_of(optimizer).scope():
+            function(*args)
         return
     in_replica = not tf.distribute.in_cross_replica_context()
     if in_replica and not tf.__internal__.distribute.strategy_supports_no_merge_call():

@@ -158,7 +158,7 @@ class CompressedOptimizer(OptimizerWrapper):
         self._is_checked = False
         # Raises where an argument is out of range.
         self._settings()
-        prepare(type(self).__name__, compressor)
+        prepare(self)
         warn_before_second_moments(self.inner_optimizer, compressor)
 
     @property
@@ -188,10 +188,10 @@ class CompressedOptimizer(OptimizerWrapper):
     def build(self, variables):
         """Creates the state of the method and of the inner optimizer."""
         if not self.built:
-            create_variables(self._build, variables)
+            create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
-        self._strategy = prepare(type(self).__name__, self.method.compressor)
+        self._strategy = prepare(self)
         self.inner_optimizer.build(variables)
         self._bind()
         self.built = True

@@ -69,10 +69,11 @@ class _Leaf(NamedTuple):
     name: str
     variable: PerReplicaVariable
 
-    def is_shared_server(self) -> bool:
+    def is_replicated(self, num_workers: int) -> bool:
         """Returns whether it is a server's state, and whole on every worker."""
+        owned = map(self.bucket.route.owned_range, range(num_workers))
         whole = range(self.bucket.layout.size)
-        return self.role == "server" and self.bucket.route.owned_range(0) == whole
+        return self.role == "server" and all(one == whole for one in owned)
 
     def place(self, rank: int) -> tuple[slice, slice]:
         """Returns where its elements are in the vector, and in the variable."""
@@ -139,9 +140,11 @@ class OptimizerState:
 
     def shared_variables(self) -> list:
         """Returns the variables that are the same on all workers."""
-        local = [leaf.variable for leaf in self._leaves if leaf.role == "local"]
-        return local + [
-            leaf.variable for leaf in self._leaves if leaf.is_shared_server()
+        count = self._plan.collectives.num_workers
+        return [
+            leaf.variable
+            for leaf in self._leaves
+            if leaf.role == "local" or leaf.is_replicated(count)
         ]
 
     def save(self, store: MutableMapping) -> None:

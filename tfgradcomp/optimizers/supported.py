@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfgradcomp.collectives import enable_multi_worker_fit
+from tfgradcomp.compat.inner_optimizer import strategy_of
 from tfgradcomp.compressors import Compressor, ErrorFeedback, Identity
 from tfgradcomp.per_example.second_moments import enable_second_moments
 
@@ -22,16 +23,17 @@ _SECOND_MOMENTS = (
 )
 
 
-def prepare(owner: str, compressor: Compressor) -> tf.distribute.Strategy:
+def prepare(optimizer: Any) -> tf.distribute.Strategy:
     """Returns the current strategy, with Keras prepared to train under it.
 
     Args:
-        owner: Name of the class that asks, for the error.
-        compressor: The workers' half of the method.
+        optimizer: The `CompressedOptimizer` that asks.
 
     Raises:
-        ValueError: If gradients cannot be exchanged under it.
+        ValueError: If gradients cannot be exchanged under it, or if the inner optimizer
+            was created under another one.
     """
+    owner, inner = type(optimizer).__name__, optimizer.inner_optimizer
     strategy = tf.distribute.get_strategy()
     supported = (
         tf.distribute.OneDeviceStrategy,
@@ -45,9 +47,17 @@ def prepare(owner: str, compressor: Compressor) -> tf.distribute.Strategy:
             "tfgradcomp.ParameterServerTrainer. "
             f"Received: strategy={type(strategy).__name__}"
         )
+    if strategy_of(inner) is not strategy:
+        raise ValueError(
+            f"{owner} and its inner optimizer must be created under the strategy that "
+            "they train under, since their variables belong to it: create them within "
+            "`with strategy.scope():`, where the model is created and compiled. "
+            f"Received: {type(inner).__name__} created under "
+            f"{type(strategy_of(inner)).__name__}, now under {type(strategy).__name__}"
+        )
     if tf.distribute.has_strategy():
         enable_multi_worker_fit()
-    if compressor.needs_second_moments:
+    if optimizer.needs_second_moments:
         enable_second_moments()
     return strategy
 
