@@ -9,7 +9,17 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import METHODS, SGD, X, Y, digest, fit, make, own_rank
+from tests.compat.fit_models import (
+    METHODS,
+    SGD,
+    X,
+    Y,
+    digest,
+    fit,
+    make,
+    own_rank,
+    scope,
+)
 
 layers = keras.layers
 WAYS = {
@@ -194,6 +204,35 @@ def case_statistics():
     }
 
 
+class Noise(layers.Layer):
+    """Adds random numbers, without a seed of its own."""
+
+    def call(self, x):
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x))
+
+
+def train_with_noise(draws_before=True, **kwargs):
+    """Returns a hash of the weights, and numbers drawn before and after training."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((64,)), Noise(), layers.Dense(40), layers.Dense(3)]
+    )
+    model.compile(identity(SGD(0.01)), "mse", **kwargs)
+    first = float(keras.random.uniform(())) if draws_before else None
+    fit(model)
+    return digest(model), first, float(keras.random.uniform(()))
+
+
+def case_noise():
+    """Random numbers without a seed in a model: in graphs and eagerly, again."""
+    # Keras keeps its state somewhere else from now on.
+    keras.backend.clear_session()
+    with scope():
+        drawn = [train_with_noise(**WAYS[way]) for way in ("loops", "eagerly", "loops")]
+        # The first step makes the generator.
+        return {"drawn": drawn, "late": train_with_noise(draws_before=False)}
+
+
 class Adversaries(keras.Model):
     """Two networks that train in turn, without a `call`; noise is part of the data."""
 
@@ -346,7 +385,10 @@ class OwnScore(keras.callbacks.Callback):
 
 
 def case_own_score():
-    """Callbacks that decide by a score of one worker: weights and learning rates."""
+    """Callbacks that decide by a score of one worker: weights and learning rates.
+
+    They read the learning rate as a Python number, as without a strategy.
+    """
     answer = {}
     for name, scores, callback in (
         # The best epoch is the first one of worker 0, the second of worker 1.
@@ -368,10 +410,10 @@ def case_own_score():
         seen = []
         record = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs, model=model, seen=seen: seen.append(
-                [digest(model), float(model.optimizer.learning_rate.numpy())]
+                [digest(model), float(model.optimizer.learning_rate)]
             )
         )
         fit(model, epochs=3, callbacks=[record, OwnScore(scores), callback])
-        seen.append([digest(model), float(model.optimizer.learning_rate.numpy())])
+        seen.append([digest(model), float(model.optimizer.learning_rate)])
         answer[name] = seen
     return answer

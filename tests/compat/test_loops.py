@@ -117,6 +117,18 @@ def test_only_floating_statistics_are_averaged(pools):
         assert answer["seeds"] == [rank, rank]
 
 
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+def test_random_numbers_without_a_seed_go_on_from_step_to_step(pools, cluster):
+    _, *drawn_in_one_process = loop_cases.train_with_noise()
+    answers, _ = pools(*cluster).run(loop_cases.case_noise)
+    for answer in answers:
+        assert answer == answers[0]
+        for _, *drawn in answer["drawn"]:
+            assert drawn == drawn_in_one_process
+        loops, _, again = answer["drawn"]
+        assert loops == again
+
+
 @pytest.mark.parametrize(
     "way", ["loops", pytest.param("eagerly", marks=pytest.mark.slow)]
 )

@@ -15,7 +15,9 @@ These faults are mended in Keras:
   convolutions fail on nothing; here such a worker sits out;
 - a worker that leaves a loop alone makes the others wait for ever (`lockstep.py`);
 - statistics of normalization differ between workers (`statistics.py`);
-- workers that save to one path spoil each other's file (`shared_paths.py`).
+- workers that save to one path spoil each other's file (`shared_paths.py`);
+- `float(optimizer.learning_rate)` and the like fail under a strategy, and so do random
+  numbers without a seed (`replica_threads.py`).
 
 Under any other strategy the symbolic build reads no data either, and several devices
 vote on an overflow, average their statistics and take a step only if each has a row.
@@ -30,10 +32,12 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from tensorflow.python.distribute.values import DistributedVariable
 
 from tfgradcomp.compat import shared_paths
 from tfgradcomp.compat.lockstep import Lockstep
 from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.replica_threads import share_global_seeds
 from tfgradcomp.compat.strategy import is_multi_worker
 
 
@@ -48,6 +52,7 @@ def mend_keras(hosts_of: Callable, replicas_of: Callable) -> None:
     """
     lockstep = Lockstep(hosts_of)
     lockstep.install()
+    share_global_seeds()
     replace(keras_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _symbolic_build)
     replace(keras_trainer.TensorFlowTrainer, "_make_function", _make_function)
     replace(keras_trainer, "reduce_per_replica", _mean_of_logs(lockstep.signals_of))
@@ -58,6 +63,14 @@ def mend_keras(hosts_of: Callable, replicas_of: Callable) -> None:
         keras.callbacks.BackupAndRestore, "on_train_begin", shared_paths.begin_backup
     )
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _vote_of(replicas_of))
+    for kind in (float, int):
+        # As other variables of TensorFlow have them.
+        name = f"__{kind.__name__}__"
+        setattr(DistributedVariable, name, _conversion_to(kind))
+
+
+def _conversion_to(kind):
+    return lambda variable: kind(variable.numpy())
 
 
 def _symbolic_build(original, trainer, iterator=None, data_batch=None):
