@@ -18,6 +18,8 @@ from tensorflow.python.distribute import mirrored_run
 from tfgradcomp.compat.replace import replace
 
 _STATE = "_keras_state_of_starter"
+# As Keras calls it; the constant is not there before Keras 3.13.
+_SEEDS = "global_seed_generator"
 
 
 def share_global_seeds() -> None:
@@ -39,10 +41,10 @@ def _state() -> dict[str, Any]:
 
 
 def _global_seed_generator(original):
-    state, name = _state(), seed_generator.GLOBAL_SEED_GENERATOR
+    state = _state()
     if state is vars(global_state.GLOBAL_STATE_TRACKER):
         return original()
-    if state.get(name) is None:
+    if state.get(_SEEDS) is None:
         with tf.init_scope():
-            state[name] = seed_generator.SeedGenerator()
-    return state[name]
+            state[_SEEDS] = seed_generator.SeedGenerator()
+    return state[_SEEDS]
