@@ -12,7 +12,7 @@ from tests.compat.fit_models import METHODS, X, Y, digest, make
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.collectives.stalls import Limits
 
-SECONDS = 4
+SECONDS = 3
 
 
 def train(where, limits):

@@ -11,7 +11,6 @@ NEVER = float("inf")
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("callback", "has not arrived, it is at stall_cases.py:"),
         # The main thread waits for TensorFlow, which waits for the dataset.
         ("data", "has not arrived, it is at stall_cases.py:"),
         ("evaluate", "has not arrived, it is at stall_cases.py:"),

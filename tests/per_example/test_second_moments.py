@@ -110,8 +110,8 @@ def with_dropout():
     ("manner", "microbatches"),
     [
         ({"jit_compile": False, "steps_per_execution": 3}, None),
-        ({"jit_compile": False}, 2),
-        ({"run_eagerly": True}, None),
+        pytest.param({"jit_compile": False}, 2, marks=pytest.mark.slow),
+        pytest.param({"run_eagerly": True}, None, marks=pytest.mark.slow),
         ({"jit_compile": True}, None),
     ],
     ids=["loop", "microbatches", "eager", "xla"],
