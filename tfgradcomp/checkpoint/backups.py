@@ -109,9 +109,12 @@ def _metadata(folder: Path) -> dict:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Returns whether the files of an epoch are there, as long as they were written."""
+    """Returns whether the files of an epoch are there, as long as they were written.
+
+    Backups of version 0.1 do not say how long.
+    """
     try:
-        sizes = _metadata(folder)["sizes"]
+        sizes = _metadata(folder).get("sizes", {})
         return all((folder / name).stat().st_size == n for name, n in sizes.items())
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return False
