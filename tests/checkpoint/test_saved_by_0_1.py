@@ -19,7 +19,7 @@ def data():
 
 
 @pytest.mark.skipif(
-    KERAS < (3, 13), reason="The files are of Keras 3.15, whose layers it cannot read."
+    KERAS < (3, 15), reason="The files are of Keras 3.15, whose layers it cannot read."
 )
 @pytest.mark.parametrize("name", ["terngrad", "dist_ef_block_sgdm", "composed"])
 def test_a_model_of_version_0_1_resumes_to_the_same_weights(name):

@@ -444,3 +444,34 @@ def case_own_score():
         seen.append([digest(model), float(model.optimizer.learning_rate)])
         answer[name] = seen
     return answer
+
+
+class AnyRank(keras.Model):
+    """Takes batches whose number of axes is not known."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(tf.ensure_shape(x, [None, 64]))
+
+
+def case_unknown_rank():
+    """Only a batch shows how many axes there are; the model is not built before."""
+
+    def batches():
+        for begin in range(0, 60, 12):
+            rows = slice(begin, begin + 12)
+            # TensorFlow writes into arrays that it is given by a generator.
+            yield X[rows].copy(), Y[rows].copy()
+
+    keras.utils.set_random_seed(3)
+    strategy, _ = strategy_and_rank()
+    with strategy.scope():
+        model = AnyRank()
+        model.compile(METHODS["terngrad"](), "mse", metrics=["mae"])
+    data = tf.data.Dataset.from_generator(
+        batches, (tf.float32, tf.float32), (None, [None, 3])
+    )
+    return model.fit(data, epochs=2, verbose=0).history["loss"]

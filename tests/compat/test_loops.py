@@ -208,3 +208,8 @@ def test_xla_with_several_replicas_is_refused(pools, cluster):
     for message in pools(*cluster).run(loop_cases.case_xla).answers:
         assert "jit_compile=False" in message
         assert "Received: jit_compile=True" in message
+
+
+def test_batches_of_unknown_rank_build_a_model(pools):
+    ((first, second),) = pools(2, "mirrored").run(loop_cases.case_unknown_rank).answers
+    assert second < first
