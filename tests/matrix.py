@@ -32,10 +32,11 @@ PYTHONS = ("python3.10", "python3.11", "python3.12")
 TENSORFLOWS = ("2.20", "2.21")
 KERAS = ("3.10.0", "3.11.3", "3.12.4", "3.13.2", "3.14.1", "3.15.1")
 
-_LOOPS, _FIT, _SAVING, _CONFIG, _MOMENTS = (
+_LOOPS, _OWN, _FIT, _SAVING, _CONFIG, _MOMENTS = (
     f"tests/{name}.py::test"
     for name in (
         "compat/test_loops",
+        "compat/test_own_loops",
         "compat/test_multi_worker_fit",
         "optimizers/test_saving",
         "optimizers/test_serialization",
@@ -49,8 +50,9 @@ TESTS = (
     f"{_LOOPS}_stop_of_one_worker_ends_evaluate_and_predict_on_all",
     f"{_LOOPS}_workers_with_data_of_different_lengths_end_epochs_together",
     f"{_LOOPS}_statistics_are_means_and_no_step_lacks_rows[two]",
-    f"{_LOOPS}_model_without_call_trains_as_in_one_process",
-    f"{_LOOPS}_xla_with_several_replicas_is_refused[two]",
+    f"{_OWN}_model_without_call_trains_as_in_one_process",
+    f"{_OWN}_xla_with_several_replicas_is_refused[two]",
+    f"{_OWN}_batches_of_unknown_rank_build_a_model",
     "tests/compat/test_strategies.py",
     f"{_FIT}_identity_compressor_is_plain_keras",
     f"{_FIT}_stock_fit_is_that_of_one_process_on_the_global_batch",
