@@ -20,11 +20,11 @@ lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a co
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-test: lint  ## What CI runs.
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+test: lint  ## What CI runs. Workers of clusters wait now and then: 3 for two cores.
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow"
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 matrix:  ## The tests of the seam to Keras and TensorFlow on several versions of them.
 	$(PYTHON) tests/matrix.py

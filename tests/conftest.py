@@ -9,28 +9,31 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-# Tests that start or share clusters run in one process, one after the other: two
-# clusters at once on two cores wait for each other most of the time.
-CLUSTERS = (
+# Tests that start processes of their own run one after the other, and so do those that
+# share living workers: more clusters at once on two cores wait for each other.
+LAUNCHES = (
     "tests/benchmarks/test_embeddings.py",
     "tests/benchmarks/test_exchange.py",
     "tests/benchmarks/test_virtual_cluster.py",
+    "tests/examples/test_fashion_mnist.py",
+    "tests/examples/test_variance_based.py",
+    "tests/launch/",
+    "tests/parameter_server/",
+    "tests/ops/test_build.py",
+    "tests/test_pool",
+)
+POOLS = (
     "tests/callbacks/test_backup.py",
     "tests/checkpoint/test_restore.py",
     "tests/collectives/",
     "tests/compat/",
-    "tests/examples/test_fashion_mnist.py",
-    "tests/examples/test_variance_based.py",
-    "tests/launch/",
     "tests/optimizers/test_agreement_on_workers.py",
     "tests/optimizers/test_auto_on_workers.py",
     "tests/optimizers/test_embeddings.py",
     "tests/optimizers/test_float_steps_on_workers.py",
     "tests/optimizers/test_inner_optimizers.py",
-    "tests/parameter_server/",
     "tests/per_example/test_workers.py",
     "tests/programs/",
-    "tests/test_pool",
 )
 # These share a library that takes long to compile, and what the reference gives.
 KERNELS = (
@@ -77,16 +80,19 @@ def operations(request):
 
 def pytest_generate_tests(metafunc):
     if metafunc.definition.get_closest_marker("python_ops"):
-        metafunc.parametrize("operations", ["auto", "python"], indirect=True)
+        # Slow: `tests/ops` compares both kinds of operations bit for bit.
+        python = pytest.param("python", marks=pytest.mark.slow)
+        metafunc.parametrize("operations", ["auto", python], indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
     removed = [item for item in items if not _is_wanted(item)]
     if removed:
         config.hook.pytest_deselected(items=removed)
-    # The clusters are the longest unit: whoever starts with them ends with the others.
+    # The clusters are the longest units: whoever starts with them ends with the others.
     items[:] = sorted(
-        filter(_is_wanted, items), key=lambda item: not item.nodeid.startswith(CLUSTERS)
+        filter(_is_wanted, items),
+        key=lambda item: not item.nodeid.startswith(LAUNCHES + POOLS),
     )
 
 
@@ -119,8 +125,10 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            if nodeid.startswith(CLUSTERS):
-                return "clusters"
+            if nodeid.startswith(LAUNCHES):
+                return "launches"
+            if nodeid.startswith(POOLS):
+                return "pools"
             if nodeid.startswith(KERNELS):
                 return "kernels"
             if not nodeid.startswith(DIVISIBLE):

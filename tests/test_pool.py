@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CLUSTERS
+from tests.conftest import LAUNCHES, POOLS
 from tests.pool import WorkerPool
 
 
@@ -147,4 +147,4 @@ def test_files_that_start_or_share_clusters_are_listed():
         if starts.search(path.read_text())
     ]
     assert len(using) > 5
-    assert [path for path in using if not path.startswith(CLUSTERS)] == []
+    assert [path for path in using if not path.startswith(LAUNCHES + POOLS)] == []

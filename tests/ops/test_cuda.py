@@ -13,6 +13,8 @@ MEASURED_ELEMENTS = 1 << 24
 
 # As PTX, which the driver of any GPU since Turing compiles; and to the end, for Hopper.
 # What is installed is compiled for more (tfgradcomp/ops/build.py).
+# `make` compiles the same sources into the library, and `test_cuda_emulated` runs them.
+pytestmark = pytest.mark.slow
 TARGETS = [
     pytest.param("-gencode=arch=compute_75,code=compute_75", id="ptx"),
     pytest.param(

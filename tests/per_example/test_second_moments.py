@@ -47,7 +47,9 @@ def test_static_batch():
     check(compiled(network()), x, y, step=traced, static=True)
 
 
-@pytest.mark.parametrize("microbatches", [None, 3])
+@pytest.mark.parametrize(
+    "microbatches", [None, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_xla(microbatches):
     model = compiled(plain_network(), jit_compile=True)
     x, y = random(7, 8, 8, 2), random(7, 3)

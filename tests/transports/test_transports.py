@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.methods import ROWS
+from tests.methods import ROWS, parts_of
 from tests.pairwise import pairwise, parametrize_pairwise
 from tests.selection import rows, select
 from tfgradcomp.collectives import Collectives, Loopback, SingleWorker
@@ -38,8 +38,15 @@ LAYOUTS = {
 WORKERS = (3, 1, 2, 4, 5)
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 BY_METHOD = select(by=lambda row: (row.compressor, row.server))
-# Each method on the layout that is cut in every way.
-LONG = [("long", 2 + i % 4, row) for i, row in enumerate(BY_METHOD)]
+# Each method on the layout that is cut in every way: of each class of server and
+# compressor, with what it wraps, one is quick.
+KINDS = select(by=lambda row: (type(row.server), *map(type, parts_of(row.compressor))))
+LONG = [
+    pytest.param(
+        *("long", 2 + i % 4, row), marks=[] if row in KINDS else pytest.mark.slow
+    )
+    for i, row in enumerate(BY_METHOD)
+]
 
 
 # Each kind of message in every layout and with every number of workers.
