@@ -11,15 +11,14 @@ from tfgradcomp.ops import build
 MEASURED_ELEMENTS = 1 << 24
 
 
-# As PTX, which the driver of any GPU since Turing compiles; and to the end, for Hopper.
-# What is installed is compiled for more (tfgradcomp/ops/build.py).
 # `make` compiles the same sources into the library, and `test_cuda_emulated` runs them.
 pytestmark = pytest.mark.slow
+
+# As PTX, which the driver of any GPU since Turing compiles; and to the end, for Hopper.
+# What is installed is compiled for more (tfgradcomp/ops/build.py).
 TARGETS = [
     pytest.param("-gencode=arch=compute_75,code=compute_75", id="ptx"),
-    pytest.param(
-        "-gencode=arch=compute_90,code=sm_90", id="hopper", marks=pytest.mark.slow
-    ),
+    pytest.param("-gencode=arch=compute_90,code=sm_90", id="hopper"),
 ]
 
 
