@@ -51,7 +51,10 @@ def test_bytes_are_counted_and_links_carry_them(permitted):
             text=True,
             check=True,
         )
-        assert tuple(map(int, inside.stdout.split())) == hosts[0].counters()
+        seen = tuple(map(int, inside.stdout.split()))
+        # The kernel may send some bytes of its own between two looks.
+        for least, count, most in zip(after[0], seen, hosts[0].counters(), strict=True):
+            assert least <= count <= most
     sent = [b.sent - a.sent for a, b in zip(before, after, strict=True)]
     received = [b.received - a.received for a, b in zip(before, after, strict=True)]
     assert size < sent[0] < 1.15 * size
