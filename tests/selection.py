@@ -36,7 +36,7 @@ def rows(where=lambda row: True, by=lambda row: row.name) -> pytest.MarkDecorato
 
 
 def rows_by_compressor(where: Callable[[Row], bool] = lambda row: True):
-    """As `rows`, with each compressor but once: servers make no difference."""
+    """Returns a decorator as `rows` does, of all rows with one compressor the first."""
     return rows(where, by=lambda row: row.compressor)
 
 

@@ -1,4 +1,4 @@
-"""What several benchmarks need of the machine."""
+"""A fixture of benchmarks that make clusters of network namespaces."""
 
 import pytest
 

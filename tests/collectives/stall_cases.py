@@ -43,8 +43,9 @@ def train(where, limits):
             return
         if where == "stopped":
             own = os.getpid()
-            commands = f"sleep 0.1; kill -STOP {own}; sleep {SECONDS}; kill -CONT {own}"
-            subprocess.Popen(["sh", "-c", commands])
+            # Longer than others wait for its answer, two seconds from their line on.
+            pause = f"kill -STOP {own}; sleep {2 * SECONDS}; kill -CONT {own}"
+            subprocess.Popen(["sh", "-c", f"sleep 0.1; {pause}"])
             time.sleep(1)
         else:
             time.sleep(seconds)

@@ -38,7 +38,7 @@ def lines_of(text):
 
 
 def noise_of(run):
-    """What is printed besides: the first preparation of the data is announced."""
+    """Returns the lines on stderr but that on the first preparation of the data."""
     return [line for line in run.stderr.splitlines() if "data: prep" not in line]
 
 

@@ -1,4 +1,4 @@
-"""What a loss of workers does: the others go on without, or wait."""
+"""Loss of workers: the others go on without them, or wait."""
 
 from types import SimpleNamespace
 

@@ -21,7 +21,7 @@ layers = keras.layers
 
 
 class Program(NamedTuple):
-    """What is put into a program.
+    """The strategy and the optimizers of a program.
 
     Attributes:
         scope: Function that returns the strategy's scope.

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import keras
+import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat.call_sites import SITES, Calls
@@ -30,7 +32,13 @@ WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
 EXIT_CODE = 75
 """Exit code of a process that has waited too long: that of a temporary failure."""
 _ANSWER_SECONDS = 2.0
-_LIBRARIES = ("tensorflow", "keras", "tfgradcomp", "threading.py")
+# The files of what runs the program, by how their paths begin.
+_FOLDERS = (
+    Path(tf.__file__).parent,
+    Path(keras.__file__).parent,
+    Path(__file__).parents[1],
+)
+_LIBRARIES = (*(f"{folder}{os.sep}" for folder in _FOLDERS), threading.__file__)
 
 
 class Limits(NamedTuple):
@@ -179,8 +187,7 @@ def place_of_main_thread() -> str:
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:
-        parts = Path(frame.f_code.co_filename).parts
-        if not any(name in parts for name in _LIBRARIES):
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
             break
         frame = frame.f_back
     if frame is None:

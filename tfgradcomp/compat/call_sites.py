@@ -44,7 +44,7 @@ class CallSites:
         counter = self._counter(site, member)
         with tf.control_dependencies([vector]):
             entered = counter.assign_add(1, read_value=False)
-        with tf.control_dependencies(_operations(entered)):
+        with tf.control_dependencies([entered]):
             vector = tf.identity(vector)
         result = call(vector)
         with tf.control_dependencies([result]):
@@ -56,8 +56,10 @@ class CallSites:
         """Counts a call that waits for the other workers outside of graphs."""
         counter = self._counter(site, 0)
         counter.assign_add(1)
-        yield
-        counter.assign_add(_LEFT)
+        try:
+            yield
+        finally:
+            counter.assign_add(_LEFT)
 
     def calls(self) -> dict[str, Calls]:
         """Returns the calls so far of all replicas of this process, by sites."""
@@ -76,11 +78,6 @@ class CallSites:
                     # `tf.Variable` would be one of the strategy's.
                     self._counters[key] = ResourceVariable(zero, trainable=False)
             return self._counters[key]
-
-
-def _operations(operation: tf.Operation | None) -> list:
-    """Returns the operations to wait for; where nothing is traced there are none."""
-    return [] if operation is None or tf.executing_eagerly() else [operation]
 
 
 SITES = CallSites()

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.optimizers import Optimizer
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -38,6 +37,7 @@ from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.signals import Signals
 from tfgradcomp.compat.statistics import average_statistics, take_first_worker
 from tfgradcomp.compat.strategy import is_multi_worker
+from tfgradcomp.compat.trainer import optimizers_of
 from tfgradcomp.core.logging import logger
 
 _FLAG_OF_LOOP = {
@@ -93,18 +93,30 @@ class Loop:
                 )
         return bool(self._askers)
 
+    @functools.cached_property
+    def wrappers(self) -> list:
+        """The wrappers that train the model."""
+        found = {}
+        for optimizer in optimizers_of(self.trainer):
+            # A scale of the loss is around the wrapper.
+            while optimizer is not None and not hasattr(type(optimizer), "verify"):
+                optimizer = vars(optimizer).get("inner_optimizer")
+            if optimizer is not None:
+                found[id(optimizer)] = optimizer
+        return [*found.values()]
+
     def verify(self) -> None:
         """Compares what all replicas have in common.
 
         Raises:
             RuntimeError: On all workers, if any differ.
         """
-        for optimizer in _wrappers_of(self.trainer):
+        for optimizer in self.wrappers:
             optimizer.verify()
 
     def verify_after(self, batches: int) -> None:
         """Compares it if a multiple of `verify_every` is reached by so many batches."""
-        for optimizer in _wrappers_of(self.trainer):
+        for optimizer in self.wrappers:
             every = optimizer.verify_every
             if every and batches // every > self.batches // every:
                 optimizer.verify()
@@ -275,18 +287,6 @@ def _end_batch(original, callbacks, batch, logs=None):
     return result
 
 
-def _wrappers_of(trainer: keras.Model) -> list:
-    """Returns the wrappers that train a model: its own, and its attributes."""
-    found = {}
-    for value in (trainer.optimizer, *vars(trainer).values()):
-        while isinstance(value, Optimizer) and not hasattr(type(value), "verify"):
-            # A scale of the loss is around the wrapper.
-            value = vars(value).get("inner_optimizer")
-        if isinstance(value, Optimizer):
-            found[id(value)] = value
-    return [*found.values()]
-
-
 def _end_training(original, callbacks, logs=None):
     """Replaces `CallbackList.on_train_end`, where weights may be restored."""
     result = original(callbacks, logs)
@@ -385,6 +385,8 @@ def _exhausted():
 
 def _replicas_with_rows(original, strategy, input_workers, optionals):
     """Replaces `_calculate_replicas_with_values`: 0 unless all replicas have rows."""
+    if not (_is_training() or is_multi_worker(strategy)):
+        return original(strategy, input_workers, optionals)
     with tf.device("CPU:0"):
         own = tf.add_n([_has_rows(one) for local in optionals for one in local])
     if not _is_training():
@@ -397,7 +399,7 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
     signals = _LOOPS[-1].signals
     if signals:
         counts = tf.one_hot(signals.rank, signals.num_workers, dtype=tf.int64) * own
-        counts = signals.sum(counts, "lockstep/rows")
+        counts = signals.hosts.sum(counts, "lockstep/rows")
         signals.end(counts, replicas // signals.num_workers)
         own = tf.reduce_sum(counts)
     progress = _progress_of(strategy)

@@ -46,10 +46,6 @@ class Signals:
         self._all.assign(flags)
         return vector
 
-    def sum(self, counts: tf.Tensor, call_site: str) -> tf.Tensor:
-        """Returns the sum of small integers over the workers."""
-        return self.hosts.sum(counts, call_site)
-
     def gather(self, row: list[int]) -> np.ndarray:
         """Returns the rows of all workers."""
         site = f"lockstep/{len(row)}"
@@ -62,9 +58,8 @@ class Signals:
             counts: int64 `[N]`, the replicas with rows of each worker.
             full: The number of replicas of a worker.
         """
-        is_short = counts < full
-        short = tf.cast(is_short & tf.reduce_any(counts > 0), tf.float32)
-        self._ended.assign(short)
+        is_short = (counts < full) & tf.reduce_any(counts > 0)
+        self._ended.assign(tf.cast(is_short, tf.float32))
 
     def askers(self) -> list[int]:
         """Returns the workers whose flags have come."""

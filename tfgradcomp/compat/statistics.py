@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.comparison import compare
+from tfgradcomp.compat.trainer import optimizers_of
 
 
 def average_statistics(model: keras.Model, hosts: Any) -> None:
@@ -91,8 +91,7 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
 
 def _learning_rates(model: keras.Model) -> list[keras.Variable]:
     """Returns the learning rates of a model's optimizers that are no schedules."""
-    optimizers = [o for o in vars(model).values() if isinstance(o, Optimizer)]
-    variables = [v for optimizer in optimizers for v in optimizer.variables]
+    variables = [v for one in optimizers_of(model) for v in one.variables]
     return [v for v in variables if getattr(v, "name", None) == "learning_rate"]
 
 

@@ -37,10 +37,9 @@ def group_of(strategy: tf.distribute.Strategy) -> str:
 def process_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int, int]:
     """Returns this process' index among the chief and the workers, and their number."""
     resolver = strategy.cluster_resolver
-    cluster = resolver.cluster_spec().as_dict()
-    chiefs, workers = len(cluster.get("chief", [])), len(cluster.get("worker", []))
-    before = chiefs if resolver.task_type == "worker" else 0
-    return before + resolver.task_id, chiefs + workers
+    chiefs = resolver.cluster_spec().as_dict().get("chief", [])
+    before = len(chiefs) if resolver.task_type == "worker" else 0
+    return before + resolver.task_id, len(addresses_of(strategy))
 
 
 def addresses_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[str]:

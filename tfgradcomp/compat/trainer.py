@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+from keras.optimizers import Optimizer
 
 
 def prepare_to_resume(model: keras.Model, epoch: int) -> None:
@@ -21,6 +22,11 @@ def prepare_to_resume(model: keras.Model, epoch: int) -> None:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     model._initial_epoch = epoch
+
+
+def optimizers_of(model: keras.Model) -> list:
+    """Returns the optimizers of a model, which may have several as attributes."""
+    return [value for value in vars(model).values() if isinstance(value, Optimizer)]
 
 
 def epoch_to_resume_at(model: keras.Model) -> int:
