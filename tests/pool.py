@@ -103,7 +103,7 @@ class WorkerPool:
             for process in self._processes:
                 with contextlib.suppress(BrokenPipeError):
                     process.connection.send_bytes(message)
-            return Results(self._collect(timeout), self._output())
+            return Results(self._collect(timeout), self.read_output())
         except BaseException:
             # The keyboard's interrupt and pytest-timeout's included.
             self.close()
@@ -161,10 +161,10 @@ class WorkerPool:
             failures[process.rank] = "waits for the others" if failures else late
         if failures:
             lines = [f"worker {rank}: {text}" for rank, text in failures.items()]
-            raise AssertionError("\n".join([*lines, "Output:", self._output()]))
+            raise AssertionError("\n".join([*lines, "Output:", self.read_output()]))
         return [answers[process.rank] for process in self._processes]
 
-    def _output(self):
+    def read_output(self) -> str:
         """What was printed since the call began, each line behind its worker's rank."""
         return "".join(
             f"[{process.rank}] {line}\n"

@@ -1,5 +1,10 @@
 """No worker waits for another one in silence."""
 
+import os
+import signal
+import threading
+import time
+
 import pytest
 
 from tests.collectives import stall_cases
@@ -18,13 +23,24 @@ NEVER = float("inf")
     ],
 )
 def test_who_is_waited_for_is_said_once_and_training_goes_on(pools, where, says):
-    answers, output = pools(2).run(stall_cases.train, where, (1.0, NEVER))
+    pool = pools(2)
+    if where == "stopped":
+        threading.Thread(target=continue_once_said, args=(pool, says)).start()
+    answers, output = pool.run(stall_cases.train, where, (1.0, NEVER))
     assert answers[0] == answers[1]
     lines = [line for line in output.splitlines() if "has waited" in line]
     assert len(lines) == 1, output
     assert lines[0].startswith("[0] tfgradcomp: worker 0 has waited")
     assert f": worker 1 {says}" in lines[0]
     assert " in the sum of " in lines[0]
+
+
+def continue_once_said(pool, says):
+    """Lets worker 1 go on; TensorFlow gives it up if it stands still for 10 s."""
+    end = time.monotonic() + 60
+    while says not in pool.read_output() and time.monotonic() < end:
+        time.sleep(0.2)
+    os.kill(pool.process_ids[1], signal.SIGCONT)
 
 
 def test_a_process_that_has_waited_too_long_ends(pools):
