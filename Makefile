@@ -2,6 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Dozens of processes start in the tests: they share what is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart lint test test-all matrix mutations clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py

@@ -72,8 +72,10 @@ def whole_server(answers):
     ("saved", "resumed"),
     [
         (("sharded", LARGE), ("all_gather", SMALL)),
-        (("all_gather", SMALL), ("sharded", LARGE)),
         # In one process `tests/optimizers/test_buckets.py` has these, too.
+        pytest.param(
+            *(("all_gather", SMALL), ("sharded", LARGE)), marks=pytest.mark.slow
+        ),
         pytest.param(*(("sharded", LARGE), ("sharded", SMALL)), marks=pytest.mark.slow),
         pytest.param(
             *(("sharded", SMALL), ("all_gather", LARGE)), marks=pytest.mark.slow

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
     [
         # The flag travels with the logs of the step that follows.
         ("steps", [0, 1, 2]),
-        ("loops", [1, 3]),
+        pytest.param("loops", [1, 3], marks=pytest.mark.slow),
         pytest.param("eagerly", [0, 1, 2], marks=pytest.mark.slow),
     ],
 )

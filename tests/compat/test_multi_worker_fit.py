@@ -81,9 +81,8 @@ def test_two_devices_of_one_process_are_two_workers(ask, method):
     assert_same_training(one, one["weights"], two["history"])
 
 
-@pytest.mark.parametrize(
-    "case", ["steps_per_execution", pytest.param("keras_rules", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # Eagerly and with one method of each kind they are compared quickly.
+@pytest.mark.parametrize("case", ["steps_per_execution", "keras_rules"])
 def test_two_devices_do_in_any_manner_what_two_workers_do(ask, case):
     (mirrored,) = answers(ask, "mirrored", case)
     two = answers(ask, "two", case)[0]
@@ -109,8 +108,7 @@ def test_a_nan_on_one_device_changes_nothing(ask):
 
 @pytest.mark.parametrize(
     ("cluster", "method"),
-    on("two", quick(*FIXED, "variance_based", "hybrid"))
-    + on("three", quick("terngrad", "hybrid")),
+    on("two", quick(*FIXED, "variance_based", "hybrid")) + on("three", quick("hybrid")),
 )
 def test_weights_and_logs_are_the_same_on_all_workers(ask, cluster, method):
     first, *others = answers(ask, cluster, "method", method)
@@ -275,7 +273,9 @@ def test_traffic_is_what_the_collectives_are_given(ask, method):
     assert traffic["up"] <= limit
 
 
-@pytest.mark.parametrize("cluster", ["two", "mirrored"])
+@pytest.mark.parametrize(
+    "cluster", ["two", pytest.param("mirrored", marks=pytest.mark.slow)]
+)
 def test_resumed_runs_are_bit_identical(ask, cluster):
     for state in answers(ask, cluster, "state"):
         for way in ("keras", "weights", "checkpoint"):

@@ -19,10 +19,10 @@ from tfgradcomp.transports import messages
 
 
 def in_graphs_and_xla():
-    """Each compressor in a graph; by XLA, quickly, few that have all classes of parts.
+    """Each compressor in a graph and by XLA, quickly few that have all kinds of parts.
 
-    XLA takes seconds for each, and what it may do otherwise it does to the operations
-    of a class.
+    It takes seconds for each, and what graphs may do otherwise they do to the
+    operations of a class.
     """
     seen = set()
     # Those with most parts first.
@@ -31,7 +31,7 @@ def in_graphs_and_xla():
         classes = {type(part) for part in parts_of(row.compressor)}
         marks = [] if classes - seen else [pytest.mark.slow]
         seen |= classes
-        yield pytest.param(row, False, id=f"{row.name}-graph")
+        yield pytest.param(row, False, id=f"{row.name}-graph", marks=marks)
         yield pytest.param(row, True, id=f"{row.name}-xla", marks=marks)
 
 

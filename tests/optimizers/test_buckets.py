@@ -20,14 +20,14 @@ SIZES = [int(np.prod(shape)) for shape in SHAPES]
 TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 BY_MESSAGE = select(by=lambda row: row.message_kinds)
 # The number of workers, the row, its blocks and the bytes of buckets: the tensors, each
-# in a bucket of its own and two together; and blocks that end in the middle of words,
+# in a bucket of its own or two together; and blocks that end in the middle of words,
 # chunks and tensors. With blocks of 64 elements, which some rows have, the smallest
 # buckets would be 50, which take ten times as long.
 BLOCKS = {"block_size": 300}
 CASES = [
-    (1 + i % 3, row, blocks, sizes)
+    (1 + i % 3, row, blocks, size)
     for i, row in enumerate(BY_MESSAGE)
-    for blocks, sizes in (({}, (1, 1700 * 4)), (BLOCKS, (1, 3000 * 4)))
+    for blocks, size in (({}, (1, 1700 * 4)[i // 3 % 2]), (BLOCKS, 1))
     if (row.takes("block_size") if blocks else "block_size" not in row.arguments)
 ]
 
@@ -95,21 +95,18 @@ def blocks_of(row):
 
 
 @pytest.mark.parametrize(
-    ("workers", "row", "blocks", "sizes"),
+    ("workers", "row", "blocks", "size"),
     CASES,
     ids=lambda value: getattr(value, "name", None),
 )
-def test_any_bucketing_gives_the_same_bits(workers, row, blocks, sizes):
+def test_any_bucketing_gives_the_same_bits(workers, row, blocks, size):
     whole = train(row, workers, **blocks)
     assert len({bits(w) for w in whole[0][0]}) == len(SHAPES)
-    counts = [run[-1] for run in whole]
-    for size in sizes:
-        cut = train(row, workers, bucket_bytes=size, **blocks)
-        assert_same(whole, cut)
-        counts.append(cut[0][-1])
-    assert counts[0] == 1
+    assert whole[0][-1] == 1
+    cut = train(row, workers, bucket_bytes=size, **blocks)
+    assert_same(whole, cut)
     if row.name == "TernGrad":
-        assert max(counts) > 2
+        assert cut[0][-1] > 1
 
 
 @rows(lambda row: len(row.transports) > 1, by=lambda row: row.message_kinds)

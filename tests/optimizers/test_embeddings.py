@@ -16,7 +16,15 @@ def test_gradients_of_unknown_length_train_as_stock_keras_does(pools, how):
             np.testing.assert_allclose(got, stock, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("TernGrad", 2), ("DistEFBlockSGDM", 3)])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("TernGrad", 2),
+        ("DistEFBlockSGDM", 2),
+        # `test_rows` has the unions of three, exchanged between threads.
+        pytest.param("DistEFBlockSGDM", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_only_rows_that_were_touched_travel_and_change(pools, name, workers):
     answers = pools(workers).run(cases.case_rows, name).answers
     tables, _ = row_cases.lazily(name, workers)

@@ -7,7 +7,11 @@ from tests.optimizers import float_steps_cases
 
 @pytest.mark.parametrize(
     ("workers", "kind", "transports"),
-    [(3, "multi_worker", ["all_gather", "sharded"]), (2, "mirrored", ["sharded"])],
+    [
+        (2, "multi_worker", ["all_gather", "sharded"]),
+        pytest.param(3, "multi_worker", ["sharded"], marks=pytest.mark.slow),
+        (2, "mirrored", ["sharded"]),
+    ],
 )
 def test_all_workers_pay_what_they_owe(pools, workers, kind, transports):
     digests = set()
