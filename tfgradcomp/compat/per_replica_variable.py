@@ -62,12 +62,32 @@ class PerReplicaVariable(keras.Variable):
         for variable, value in zip(self._locals(), values, strict=True):
             variable.assign(value)
 
+    def rows_at(self, rows: tf.Tensor, width: int) -> tf.Tensor:
+        """Returns some rows of the table that the variable, a vector, is.
+
+        Only what is asked for is read, whatever the table's size.
+
+        Args:
+            rows: Their indices.
+            width: Elements of a row.
+
+        Returns:
+            The rows' elements, one after the other.
+        """
+        return tf.raw_ops.ResourceGather(
+            resource=self.value.handle,
+            indices=_elements_of(rows, width),
+            dtype=self.dtype,
+        )
+
     def assign_rows(self, rows: tf.IndexedSlices) -> None:
-        """Assigns rows of what the variable, a vector, is the rows of."""
-        table = tf.reshape(tf.convert_to_tensor(self), rows.dense_shape)
-        indices = rows.indices[:, tf.newaxis]
-        table = tf.tensor_scatter_nd_update(table, indices, rows.values)
-        self.assign(tf.reshape(table, self.shape))
+        """Assigns some rows of the table that the variable, a vector, is."""
+        elements = _elements_of(rows.indices, rows.values.shape[1])
+        tf.raw_ops.ResourceScatterNdUpdate(
+            ref=self.value.handle,
+            indices=elements[:, tf.newaxis],
+            updates=tf.cast(tf.reshape(rows.values, [-1]), self.dtype),
+        )
 
     def numpy(self):
         """Returns the value of the first local replica."""
@@ -81,3 +101,9 @@ class PerReplicaVariable(keras.Variable):
     def _restore_from_tensors(self, restored_tensors):
         self.assign_local_values(tf.unstack(restored_tensors["VARIABLE_VALUE"]))
         return self.value
+
+
+def _elements_of(rows, width):
+    """The places in a vector of the elements of rows; there may be more than 2**31."""
+    begins = tf.cast(rows, tf.int64)[:, tf.newaxis] * width
+    return tf.reshape(begins + tf.range(width, dtype=tf.int64), [-1])

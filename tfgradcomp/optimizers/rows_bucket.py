@@ -66,7 +66,7 @@ class RowsBucket(GradientBucket):
         rows = union.rows
         route = self.rows_route.at(tf.size(rows) * self.width)
         worker, server, local = (
-            tf.nest.map_structure(lambda leaf: self._at(leaf, rows), nest)
+            tf.nest.map_structure(lambda leaf: leaf.rows_at(rows, self.width), nest)
             for nest in (self.state.worker, self.state.server, self.state.local)
         )
         values = tf.reshape(tf.cast(gradient.values, tf.float32), [-1, self.width])
@@ -77,7 +77,8 @@ class RowsBucket(GradientBucket):
         result = route.exchange(sent.payload, server, sent.context, sent.flag)
         update = tf.convert_to_tensor(result.update)
         if self._weight_decay:
-            some = self._at(self.flatten(weights), rows)
+            table = tf.reshape(tf.cast(weights[position], tf.float32), [-1, self.width])
+            some = tf.reshape(tf.gather(table, rows), [-1])
             term, local = self._weight_decay.term(some, local)
             update += term
         new = tf.nest.map_structure(
@@ -109,14 +110,6 @@ class RowsBucket(GradientBucket):
             "variables. sparse='dense' lets it travel with them",
             path_of(table),
         )
-
-    def _at(self, vector: Any, rows: tf.Tensor) -> tf.Tensor:
-        """Returns rows of a vector of the whole table, one after the other."""
-        table = tf.reshape(
-            tf.cast(tf.convert_to_tensor(vector), tf.float32),
-            [self.num_rows, self.width],
-        )
-        return tf.reshape(tf.gather(table, rows), [-1])
 
     def _slices(self, vector: tf.Tensor, union: Union) -> tf.IndexedSlices:
         """Returns rows that were touched, as slices of the whole table."""
