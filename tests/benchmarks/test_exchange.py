@@ -65,6 +65,7 @@ def test_the_files_and_what_they_say(tmp_path):
     assert (tmp_path / "exchange.md").read_text().strip() == output.strip()
 
 
+@pytest.mark.slow  # What transports sum is in `tests/transports`.
 def test_float32_is_the_sum_and_plain_steps_exchange_nothing():
     measuring = import_script("measuring")
     exchange = import_script("exchange")

@@ -128,7 +128,9 @@ def test_damaged_epoch_makes_all_go_back_to_the_one_before(pools, sharded, strai
     assert "epoch-000002 cannot be read and is left out" in output
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize(
+    "has_begun", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_loading_each_workers_file_gives_the_same_bits(
     has_begun, pools, sharded, straight
 ):
@@ -139,7 +141,9 @@ def test_loading_each_workers_file_gives_the_same_bits(
     check_same(answers, straight)
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize(
+    "has_begun", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_missing_part_of_the_server_raises_on_all_workers(has_begun, pools, sharded):
     answers, _ = pools(3).run(
         cases.load, sharded, [0, 1, 0], "all_gather", SMALL, has_begun
@@ -154,7 +158,9 @@ def test_missing_part_of_the_server_raises_on_all_workers(has_begun, pools, shar
         assert "elements [[2048, 2723]] of compressed.server" in answer["error"]
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize(
+    "has_begun", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_file_without_a_vector_raises_on_all_workers(has_begun, pools, sharded):
     folder = backups.epoch_folder(sharded / "worker-1", cases.SAVED)
     with h5py.File(folder / backups.WEIGHTS, "r+") as file:
@@ -178,6 +184,7 @@ def test_parts_raise_on_all_workers_where_one_restores_nothing(pools, sharded):
         assert "workers [1] nothing" in answer["error"]
 
 
+@pytest.mark.slow  # One after the other, the tests above have parts and wholes.
 def test_parts_and_a_whole_state_make_a_whole(pools, backup_of, sharded, straight):
     shutil.rmtree(sharded / "worker-1")
     shutil.copytree(backup_of("all_gather", SMALL) / "worker-1", sharded / "worker-1")

@@ -36,7 +36,8 @@ def case_method(name):
 
 
 TRANSPORTS = {
-    "terngrad": ("all_gather", "all_reduce", "sharded"),
+    # All gathers in several buckets are compared by the others.
+    "terngrad": ("all_reduce", "sharded"),
     "signum": ("all_gather", "all_reduce", "sharded"),
     "dist_ef_block_sgdm": ("all_gather", "sharded"),
     "orq": ("all_gather", "sharded"),

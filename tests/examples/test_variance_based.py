@@ -50,6 +50,7 @@ def run_example(*arguments):
     return process.returncode, output, errors
 
 
+@pytest.mark.slow  # That of README.md is run quickly.
 def test_two_workers_train_and_keep_their_rows(tmp_path):
     before = compare_methods.README.read_text()
     few = ("--images", "256", "--epochs", "1", "--optimizers", "adam")

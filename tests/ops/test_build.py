@@ -238,6 +238,7 @@ def test_an_error_of_the_compiler_is_shown(tmp_path, monkeypatch):
     assert not (tmp_path / "library.so").exists()
 
 
+@pytest.mark.slow  # `make` builds by the tool.
 def test_the_tool_builds(tmp_path, compiler, monkeypatch, capsys):
     done = run(["-m", "tfgradcomp.ops", "--build"], tmp_path, CXX=compiler.path)
     name = build.library_name(library.tensorflow(), cuda=False)
