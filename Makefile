@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all matrix mutations clean
+.PHONY: quickstart lint test test-all matrix mutations soak clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ matrix:  ## The tests of the seam to Keras and TensorFlow on several versions of
 
 mutations: $(BIN)/tfgradcomp-launch  ## Whether quick tests notice faults in the package.
 	$(BIN)/python -m tests.mutations
+
+soak: $(BIN)/tfgradcomp-launch  ## Faults on purpose, and 100,000 steps; writes docs/faults.md.
+	$(BIN)/python -m tests.faults
+	$(BIN)/python -m tests.soak
 
 clean:
 	rm -rf $(VENV) build *.egg-info tfgradcomp/ops/*.so
