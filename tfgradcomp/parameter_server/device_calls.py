@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -13,9 +12,7 @@ import tensorflow as tf
 from tfgradcomp.compat import remote
 from tfgradcomp.parameter_server.cluster import Cluster
 
-# Seconds without a report after which tasks are asked whether they are there, and,
-# after an error, those after which training ends.
-WATCH_SECONDS = 10.0
+# Seconds without a report, after an error, after which training ends.
 END_SECONDS = 60.0
 
 
@@ -60,7 +57,7 @@ class DeviceCalls:
         self._reports.put(Report(device, value, has_ended=False))
 
     def next(self, errors: dict[str, Exception]) -> Report:
-        """Returns the next report, or that of a machine that does not answer.
+        """Returns the next report.
 
         Args:
             errors: The errors so far, by devices. After one of them nobody is waited
@@ -75,19 +72,6 @@ class DeviceCalls:
             self.running.remove(report.device)
         return report
 
-    def finish(self, errors: dict[str, Exception]) -> dict[str, Exception]:
-        """Waits for the end of all calls, and returns their errors, by devices.
-
-        Args:
-            errors: The errors so far, as in `next`.
-        """
-        found: dict = {}
-        while self.running:
-            report = self.next(errors | found)
-            if report.is_error:
-                found[report.device] = report.value
-        return found
-
     def _run(self, device, call):
         try:
             with remote.own_executor(), tf.device(device):
@@ -97,20 +81,12 @@ class DeviceCalls:
         self._reports.put(Report(device, value))
 
     def _wait(self, errors):
-        while True:
-            with contextlib.suppress(queue.Empty):
-                seconds = END_SECONDS if errors else WATCH_SECONDS
-                return self._reports.get(timeout=seconds)
-            # A machine without power closes no connection.
+        try:
+            # A call of a task that is silent ends by the `Heartbeat`.
+            return self._reports.get(timeout=END_SECONDS if errors else None)
+        except queue.Empty:
             self._cluster.check_servers()
-            for device in self.running:
-                if not self._cluster.answers(device):
-                    address = self._cluster.address(device)
-                    text = f"no answer from {device} at {address}"
-                    error = tf.errors.UnavailableError(None, None, text)
-                    return Report(device, error)
-            if errors:
-                raise RuntimeError(
-                    f"After an error, others did not end within {END_SECONDS:g} s. "
-                    f"Received: {errors}"
-                )
+            raise RuntimeError(
+                f"After an error, others did not end within {END_SECONDS:g} s. "
+                f"Received: {errors}"
+            ) from None
