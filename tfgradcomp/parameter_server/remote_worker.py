@@ -10,6 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import remote
+from tfgradcomp.compat.trainer import random_states
 from tfgradcomp.core import State
 
 STALENESS = "staleness"
@@ -130,6 +131,23 @@ class RemoteWorker:
             own = shared_variables(self.model)
             for variable, value in zip(own, values, strict=True):
                 variable.assign(value)
+
+    def take_seeds(self, seeds: list[int], rank: int) -> None:
+        """Begins new streams of what its layers draw, such as dropout.
+
+        They follow from the step and the arguments alone, so that a training that
+        resumes draws what it would have drawn.
+
+        Args:
+            seeds: A seed for each generator, the same for all workers.
+            rank: The worker's rank.
+        """
+        states = random_states(self.model).values()
+        with tf.device(self.device):
+            for state, seed in zip(states, seeds, strict=True):
+                entropy = [seed % 2**64, rank, self.rounds()]
+                (own,) = np.random.SeedSequence(entropy).generate_state(1)
+                state.assign([int(own), 0])
 
     def take_learning_rate(self, rate: float) -> None:
         """Takes over a learning rate, where it is another one."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.trainer import epoch_to_resume_at
+from tfgradcomp.compat.trainer import epoch_to_resume_at, random_states
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.parameter_server.checkpoint import ClusterCheckpoint
@@ -208,6 +208,7 @@ class ParameterServerTrainer:
         membership.with_recovery(membership.readmit)
         callbacks.on_epoch_begin(epoch)
         membership.with_recovery(self._reset_metrics)
+        membership.with_recovery(self._send_seeds)
         done, logs = 0, {}
         while done < steps and not self.model.stop_training:
             membership.with_recovery(self._send_learning_rate)
@@ -229,6 +230,13 @@ class ParameterServerTrainer:
         if isinstance(rate, keras.Variable):
             for worker in self._membership.workers:
                 worker.take_learning_rate(float(rate.numpy()))
+
+    def _send_seeds(self):
+        # The first number is the generator's seed, the second counts what was drawn.
+        states = random_states(self.model).values()
+        seeds = [int(state.numpy()[0]) for state in states]
+        for rank, worker in enumerate(self._membership.workers):
+            worker.take_seeds(seeds, rank)
 
     def _reset_metrics(self):
         for worker in self._membership.workers:
