@@ -2,9 +2,9 @@
 
 `fault_worker.py folder mode on_worker_loss fault... / fault...`: a training for each
 group, with an epoch for each fault: `none`, or `stop:worker:1`, `go:worker:1`,
-`kill:chief:0`. It comes after the third step, or where it says so: `stop:worker:1:save`,
-at the end of the epoch and before anything is saved; `stop:worker:1:trace`, before the
-training. The first training has a backup. The chief writes down what happened, and when.
+`kill:chief:0`. It comes after the third step, or where it says so: `stop:worker:1:save`
+at the end of the epoch, before anything is saved; `stop:worker:1:trace` before the
+training. The first training has a backup. The chief writes down what happened and when.
 """
 
 import json

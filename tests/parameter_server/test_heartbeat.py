@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+import tensorflow as tf
 
 from tfgradcomp.collectives.stalls import EXIT_CODE, Limits
 from tfgradcomp.core.logging import logger
@@ -28,10 +29,10 @@ def stopped_task():
 
 
 @contextlib.contextmanager
-def running_task():
+def running_task(address="127.0.0.1:0"):
     """An address where somebody answers every call."""
     server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
@@ -53,6 +54,15 @@ def test_a_stopped_task_is_told_from_one_that_is_gone():
         }
         cluster.check_servers()
         assert cluster.lost(dict.fromkeys((SERVER, SECOND), OSError())) == {SECOND}
+        # What follows from another error does not tell of a loss.
+        target = f"from remote target {SERVER}"
+        closed = tf.errors.CancelledError(None, None, f"queue is closed {target}")
+        unknown = tf.errors.AbortedError(None, None, f"no such context {target}")
+        assert cluster.lost({SERVER: closed}) == set()
+        assert cluster.lost({SERVER: unknown}) == {SERVER}
+        # One that is started again is there at once.
+        with running_task(addresses[SECOND]):
+            assert cluster.answers(SECOND)
     with pytest.raises(ConnectionError, match="Parameter servers are gone.*ps/task:0"):
         Cluster({SERVER: addresses[SECOND]}).check_servers()
 

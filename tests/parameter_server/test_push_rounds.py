@@ -1,5 +1,6 @@
 """Training without a barrier, on workers and a server of one process."""
 
+import os
 import time
 import uuid
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.methods import ROWS
+from tfgradcomp.collectives.stalls import EXIT_CODE
 from tfgradcomp.parameter_server.membership import Membership
 from tfgradcomp.parameter_server.push_log import PushLog, bound_of_staleness
 from tfgradcomp.parameter_server.push_transport import PushLogTransport
@@ -136,6 +138,20 @@ def test_a_lost_worker_keeps_nobody_waiting():
     assert {*taken.errors} == {first.device} and taken.steps == 0
     # What others had pushed by then they have applied.
     assert 2 < second.rounds() < MANY
+
+
+def test_who_waits_for_a_dataset_is_named(monkeypatch, caplog):
+    monkeypatch.setenv("TFGRADCOMP_STALL_WARNING", "0.4")
+    monkeypatch.setattr(os, "_exit", lambda code: codes.append(code))
+    codes = []
+    rounds, _ = make_rounds(make_log(), 1, seconds=(2.5, 2.5))
+    monkeypatch.setenv("TFGRADCOMP_STALL_TIMEOUT", "1")
+    assert rounds.take(0, 2).steps == 2
+    (said, *_) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("no worker has gone on for")
+    assert said.endswith(f"{', '.join(WORKERS)} waiting for the dataset")
+    assert {*codes} == {EXIT_CODE}
+    assert "Received: TFGRADCOMP_STALL_TIMEOUT=1" in caplog.text
 
 
 def test_staleness_has_a_bound_by_default():

@@ -83,25 +83,32 @@ class Cluster:
             seconds: Time that a task has to answer.
         """
         calls = {d: ask.future(b"", timeout=seconds) for d, ask in self._status.items()}
-        return {device: self._presence(device, call) for device, call in calls.items()}
+        return {d: self._presence(d, call, seconds) for d, call in calls.items()}
 
     def presence(self, device: str) -> Presence:
         """Returns the state of a task."""
         call = self._status[device].future(b"", timeout=_PROBE_SECONDS)
-        return self._presence(device, call)
+        return self._presence(device, call, _PROBE_SECONDS)
 
-    def _presence(self, device, call):
+    def _presence(self, device, call, seconds):
         error = call.exception()
-        if error is None or error.code() not in _NO_ANSWER:
+        if not _is_silence(error):
             return Presence.ANSWERS
         # Where a process is stopped, the kernel still accepts its connections.
         host, _, port = self._addresses[device].rpartition(":")
         try:
             address = host.strip("[]"), int(port)
             with socket.create_connection(address, _PROBE_SECONDS):
-                return Presence.SILENT
+                pass
         except OSError:
             return Presence.GONE
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            # One that was started again is not known to gRPC before it has connected.
+            ask = self._status[device]
+            call = ask.future(b"", timeout=seconds, wait_for_ready=True)
+            if not _is_silence(call.exception()):
+                return Presence.ANSWERS
+        return Presence.SILENT
 
     def answers(self, device: str) -> bool:
         """Returns whether a task answers."""
@@ -123,7 +130,9 @@ class Cluster:
         new = {
             device
             for device, error in errors.items()
-            if isinstance(error, TASK_LOST) and f"target {device}" in str(error)
+            if isinstance(error, TASK_LOST)
+            and f"target {device}" in str(error)
+            and not met_closed_queue(error)
         }
         return gone | new
 
@@ -149,6 +158,16 @@ class Cluster:
                 "tasks again and resume from the last checkpoint, for example by "
                 f"keras.callbacks.BackupAndRestore. Received: {gone}"
             )
+
+
+def met_closed_queue(error: Exception) -> bool:
+    """Returns whether an error follows from queues that were closed after another."""
+    text = str(error)
+    return "is closed" in text or "operation was cancelled" in text
+
+
+def _is_silence(error):
+    return error is not None and error.code() in _NO_ANSWER
 
 
 def cluster_of_chief() -> Cluster:

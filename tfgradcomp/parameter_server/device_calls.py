@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat import remote
 from tfgradcomp.parameter_server.cluster import Cluster
+from tfgradcomp.parameter_server.stragglers import Stragglers
 
 # Seconds without a report, after an error, after which training ends.
 END_SECONDS = 60.0
@@ -42,8 +44,8 @@ class DeviceCalls:
         running: The devices of the calls that have not ended, one for each call.
     """
 
-    def __init__(self, cluster: Cluster):
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, stragglers: Stragglers):
+        self._cluster, self._stragglers = cluster, stragglers
         self._reports: queue.SimpleQueue = queue.SimpleQueue()
         self.running: list = []
 
@@ -81,12 +83,16 @@ class DeviceCalls:
         self._reports.put(Report(device, value))
 
     def _wait(self, errors):
-        try:
-            # A call of a task that is silent ends by the `Heartbeat`.
-            return self._reports.get(timeout=END_SECONDS if errors else None)
-        except queue.Empty:
+        # A call of a task that is silent ends by the `Heartbeat`.
+        while True:
+            seconds = END_SECONDS if errors else self._stragglers.period
+            with contextlib.suppress(queue.Empty):
+                return self._reports.get(timeout=seconds)
+            if not errors:
+                self._stragglers.look()
+                continue
             self._cluster.check_servers()
             raise RuntimeError(
                 f"After an error, others did not end within {END_SECONDS:g} s. "
                 f"Received: {errors}"
-            ) from None
+            )

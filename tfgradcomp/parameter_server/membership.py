@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
-from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster
+from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster, met_closed_queue
 from tfgradcomp.parameter_server.model_factory import ModelFactory
 from tfgradcomp.parameter_server.remote_worker import (
     RemoteWorker,
@@ -192,7 +192,7 @@ class Membership:
 
 def _cause(errors):
     """Returns the error that the others follow from: those met closed queues."""
-    first = [error for error in errors.values() if "is closed" not in str(error)]
+    first = [error for error in errors.values() if not met_closed_queue(error)]
     cause = (first or [*errors.values()])[0]
     if isinstance(cause, tf.errors.OutOfRangeError) and "End of seq" in str(cause):
         return ValueError(

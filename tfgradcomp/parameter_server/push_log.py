@@ -164,17 +164,18 @@ class PushLog:
 
         Every worker's step must have been traced before.
         """
-        answers = [
-            self._pass_on,
-            *(
-                functools.partial(self._answer, name, endpoint, server)
-                for name, endpoint in self._endpoints.items()
-            ),
+        # Servers do not see each other: each has the endpoints at which it answers.
+        answers: list[Callable | None] = [
+            functools.partial(self._answer, name, endpoint, server)
+            if server < len(endpoint.words)
+            else None
+            for name, endpoint in self._endpoints.items()
         ]
+        answers.insert(_INDEX_OF_ORDER, self._pass_on if server == 0 else None)
 
         def answered(answer, message):
-            # Messages go to the servers that answer there, and to no other.
-            answer(message[1:])
+            if answer:
+                answer(message[1:])
             return tf.constant(True)
 
         def serve_one(_):
@@ -201,8 +202,6 @@ class PushLog:
         return serve.get_concrete_function()
 
     def _answer(self, name, endpoint, server, message):
-        if server >= len(endpoint.words):
-            return
         words = tf.ensure_shape(message[1:], [endpoint.words[server]])
         reply = endpoint.answer(server, words[tf.newaxis])
 

@@ -33,6 +33,10 @@ class RemoteWorker:
         self.model, self.optimizer = model, model.optimizer
         self._iterator = None
         self._rate: float | None = None
+        with tf.device(device), tf.device("CPU:0"):
+            self._asked, self._got = (
+                tf.Variable(tf.constant(0, tf.int64)) for _ in range(2)
+            )
 
     def open(self, dataset_fn: Callable, num_workers: int, rank: int) -> None:
         """Opens the worker's dataset, if it is not open.
@@ -80,8 +84,17 @@ class RemoteWorker:
             self._function = run.get_concrete_function(self._iterator, _STEPS)
 
     def _step(self, index, iterator):
-        self.model.train_step(next(iterator))
+        with tf.control_dependencies([self._asked.assign_add(1)]):
+            batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            self._got.assign_add(1)
+        self.model.train_step(batch)
         return index + 1
+
+    def batches(self) -> tuple[int, int]:
+        """Returns how many batches its steps have asked the dataset for, and got."""
+        with tf.device(self.device):
+            return int(self._asked.numpy()), int(self._got.numpy())
 
     def measured(self) -> dict[str, tf.Tensor]:
         """Returns what the worker's logs are made of."""

@@ -22,6 +22,7 @@ from tfgradcomp.parameter_server.remote_worker import (
     PushingWorker,
     RemoteWorker,
 )
+from tfgradcomp.parameter_server.stragglers import Stragglers
 from tfgradcomp.parameter_server.transport import ParameterServer
 
 
@@ -114,7 +115,7 @@ class BarrierRounds(Rounds):
         membership, serving = self._membership, self._membership.serving
         self._callbacks.on_train_batch_begin(done)
         steps = min(self._steps_per_execution, end - done)
-        calls = DeviceCalls(self._cluster)
+        calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
         for worker in membership.workers:
             calls.start(worker.device, functools.partial(worker.run, steps))
         for device, serve in serving.items():
@@ -155,7 +156,7 @@ class PushRounds(Rounds):
         membership, log = self._membership, self._membership.rendezvous
         ranks = {w.device: rank for rank, w in enumerate(membership.workers)}
         budget = _Budget(end - done, self._steps_per_execution)
-        calls = DeviceCalls(self._cluster)
+        calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
         for device, serve in membership.serving.items():
             calls.start(device, serve)
         for worker in membership.workers:
