@@ -12,6 +12,7 @@ from collections.abc import Collection
 import grpc
 import tensorflow as tf
 
+from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import library
 
@@ -24,6 +25,8 @@ TASK_LOST = (
 
 _THREADS = 16
 _PROBE_SECONDS = 5.0
+# Where a task that is not there is no error.
+_QUICK_PROBE_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 # TensorFlow's servers answer it by themselves, whatever they compute.
 _STATUS = "/tensorflow.WorkerService/GetStatus"
@@ -116,7 +119,8 @@ class Cluster:
 
     def all_answer(self) -> bool:
         """Returns whether all tasks answer."""
-        return all(p is Presence.ANSWERS for p in self.presences().values())
+        presences = self.presences(_QUICK_PROBE_SECONDS)
+        return all(p is Presence.ANSWERS for p in presences.values())
 
     def wait_for_all(self) -> None:
         """Waits until all tasks answer."""
@@ -208,6 +212,7 @@ def connect() -> None:
 
 @functools.cache
 def _connect(config):
+    remote.make_constants_here()
     return tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver()
     )

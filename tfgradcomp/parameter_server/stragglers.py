@@ -42,6 +42,9 @@ class Stragglers:
         if batches != self._last:
             self._last, self._since, self._has_warned = batches, now, False
         seconds = now - self._since
+        if len(batches) < len(self._workers):
+            # The heartbeat says who does not answer.
+            return
         if seconds >= self._limits.warning and not self._has_warned:
             self._has_warned = True
             late = [d for d, (asked, got) in batches.items() if asked > got]
@@ -52,8 +55,7 @@ class Stragglers:
                 if late
                 else "all have their batches, and compute or wait for servers",
             )
-        # Who is stopped does not answer, and is lost.
-        if seconds >= self._limits.timeout and len(batches) == len(self._workers):
+        if seconds >= self._limits.timeout:
             logger.error(
                 "the chief ends, because no worker has gone on for %.0f s. "
                 "Received: %s=%g",
