@@ -52,8 +52,9 @@ def test_wait_resumes_when_the_worker_is_restarted(tmp_path):
     assert len({*answer["workers"], answer["chief"]}) == 1
 
 
-# Without a barrier other states are saved; the recovery is the same.
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=SLOW)])
+# Of rounds `test_faults` sees that a chief resumes with all residuals.
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_training_resumes_from_a_backup_after_a_server_is_lost(tmp_path, mode):
     answer, _ = train(tmp_path, mode, "continue", "nobody 0", "ps 0")
     assert "Parameter servers are gone" in answer["error"]

@@ -56,9 +56,8 @@ def weights(model):
 def started(log):
     """Threads that serve."""
     threads = [
-        threading.Thread(target=function, daemon=True)
+        threading.Thread(target=log.serve(server), daemon=True)
         for server in range(len(log.devices))
-        for function in log.serve(server).values()
     ]
     for thread in threads:
         thread.start()

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from tensorflow.python.eager import context, executor
+from tensorflow.python.framework import constant_op
 
 from tfgradcomp.compat.replace import replace
 
@@ -32,6 +33,23 @@ def own_executor() -> Iterator[None]:
     finally:
         # Else it would report them once more, when it is deleted.
         own.clear_error()
+
+
+def make_constants_here() -> None:
+    """Makes constants for other tasks in this process, from where operations take them.
+
+    TensorFlow would make them there, and hold all threads of Python as long as that
+    task does not answer.
+    """
+    replace(constant_op, "convert_to_eager_tensor", _made_here)
+
+
+def _made_here(original, value, ctx, *args, **kwargs):
+    name = ctx.device_name or ""
+    if "/job:worker/" not in name and "/job:ps/" not in name:
+        return original(value, ctx, *args, **kwargs)
+    with tf.device(f"{ctx.host_address_space()}/device:CPU:0"):
+        return original(value, ctx, *args, **kwargs)
 
 
 def forget_errors() -> None:

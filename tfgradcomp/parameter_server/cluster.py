@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import socket
 import time
 from collections.abc import Collection
 
+import grpc
 import tensorflow as tf
 
+from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import library
 
@@ -22,7 +25,25 @@ TASK_LOST = (
 
 _THREADS = 16
 _PROBE_SECONDS = 5.0
+# Where a task that is not there is no error.
+_QUICK_PROBE_SECONDS = 2.0
 _POLL_SECONDS = 0.5
+# TensorFlow's servers answer it by themselves, whatever they compute.
+_STATUS = "/tensorflow.WorkerService/GetStatus"
+_CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    # A task that was started again is to be seen at once.
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_NO_ANSWER = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Presence(enum.Enum):
+    """The state of a task, as far as it can be seen from another machine."""
+
+    ANSWERS = "answers"
+    SILENT = "does not answer (stopped)"
+    GONE = "is gone or out of reach"
 
 
 class Cluster:
@@ -40,6 +61,12 @@ class Cluster:
             addresses: Host and port of each task, by their devices.
         """
         self._addresses = addresses
+        self._status = {
+            device: grpc.insecure_channel(address, _CHANNEL_OPTIONS).unary_unary(
+                _STATUS
+            )
+            for device, address in addresses.items()
+        }
         self.workers = [device for device in addresses if "/job:worker/" in device]
         self.servers = [device for device in addresses if "/job:ps/" in device]
 
@@ -52,22 +79,51 @@ class Cluster:
         """Returns the host and port of a task."""
         return self._addresses[device]
 
-    def answers(self, device: str) -> bool:
-        """Returns whether a task accepts connections."""
+    def presences(self, seconds: float = _PROBE_SECONDS) -> dict[str, Presence]:
+        """Returns the states of all tasks, which are asked at once.
+
+        Args:
+            seconds: Time that a task has to answer.
+        """
+        calls = {d: ask.future(b"", timeout=seconds) for d, ask in self._status.items()}
+        return {d: self._presence(d, call, seconds) for d, call in calls.items()}
+
+    def presence(self, device: str) -> Presence:
+        """Returns the state of a task."""
+        call = self._status[device].future(b"", timeout=_PROBE_SECONDS)
+        return self._presence(device, call, _PROBE_SECONDS)
+
+    def _presence(self, device, call, seconds):
+        error = call.exception()
+        if not _is_silence(error):
+            return Presence.ANSWERS
+        # Where a process is stopped, the kernel still accepts its connections.
         host, _, port = self._addresses[device].rpartition(":")
         try:
             address = host.strip("[]"), int(port)
             with socket.create_connection(address, _PROBE_SECONDS):
-                return True
+                pass
         except OSError:
-            return False
+            return Presence.GONE
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            # One that was started again is not known to gRPC before it has connected.
+            ask = self._status[device]
+            call = ask.future(b"", timeout=seconds, wait_for_ready=True)
+            if not _is_silence(call.exception()):
+                return Presence.ANSWERS
+        return Presence.SILENT
+
+    def answers(self, device: str) -> bool:
+        """Returns whether a task answers."""
+        return self.presence(device) is Presence.ANSWERS
 
     def all_answer(self) -> bool:
-        """Returns whether all tasks accept connections."""
-        return all(map(self.answers, self._addresses))
+        """Returns whether all tasks answer."""
+        presences = self.presences(_QUICK_PROBE_SECONDS)
+        return all(p is Presence.ANSWERS for p in presences.values())
 
     def wait_for_all(self) -> None:
-        """Waits until all tasks accept connections."""
+        """Waits until all tasks answer."""
         while not self.all_answer():
             time.sleep(_POLL_SECONDS)
 
@@ -78,26 +134,44 @@ class Cluster:
         new = {
             device
             for device, error in errors.items()
-            if isinstance(error, TASK_LOST) and f"target {device}" in str(error)
+            if isinstance(error, TASK_LOST)
+            and f"target {device}" in str(error)
+            and not met_closed_queue(error)
         }
         return gone | new
 
     def check_servers(self, lost: Collection[str] = ()) -> None:
         """Checks that all parameter servers are there.
 
+        One that is stopped may go on; `Heartbeat` says so, and ends the wait for it.
+
         Args:
             lost: Devices of tasks that are known to be gone.
 
         Raises:
-            ConnectionError: If a server is among them, or does not answer.
+            ConnectionError: If a server is among them, or is gone.
         """
-        gone = [d for d in self.servers if d in lost or not self.answers(d)]
+        gone = [
+            device
+            for device in self.servers
+            if device in lost or self.presence(device) is Presence.GONE
+        ]
         if gone:
             raise ConnectionError(
                 "Parameter servers are gone, with the state that they held. Start all "
                 "tasks again and resume from the last checkpoint, for example by "
                 f"keras.callbacks.BackupAndRestore. Received: {gone}"
             )
+
+
+def met_closed_queue(error: Exception) -> bool:
+    """Returns whether an error follows from queues that were closed after another."""
+    text = str(error)
+    return "is closed" in text or "operation was cancelled" in text
+
+
+def _is_silence(error):
+    return error is not None and error.code() in _NO_ANSWER
 
 
 def cluster_of_chief() -> Cluster:
@@ -138,6 +212,7 @@ def connect() -> None:
 
 @functools.cache
 def _connect(config):
+    remote.make_constants_here()
     return tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver()
     )

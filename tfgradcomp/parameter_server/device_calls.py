@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from tfgradcomp.compat import remote
 from tfgradcomp.parameter_server.cluster import Cluster
+from tfgradcomp.parameter_server.stragglers import Stragglers
 
-# Seconds without a report after which tasks are asked whether they are there, and,
-# after an error, those after which training ends.
-WATCH_SECONDS = 10.0
+# Seconds without a report, after an error, after which training ends.
 END_SECONDS = 60.0
 
 
@@ -45,8 +44,8 @@ class DeviceCalls:
         running: The devices of the calls that have not ended, one for each call.
     """
 
-    def __init__(self, cluster: Cluster):
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, stragglers: Stragglers):
+        self._cluster, self._stragglers = cluster, stragglers
         self._reports: queue.SimpleQueue = queue.SimpleQueue()
         self.running: list = []
 
@@ -60,7 +59,7 @@ class DeviceCalls:
         self._reports.put(Report(device, value, has_ended=False))
 
     def next(self, errors: dict[str, Exception]) -> Report:
-        """Returns the next report, or that of a machine that does not answer.
+        """Returns the next report.
 
         Args:
             errors: The errors so far, by devices. After one of them nobody is waited
@@ -75,19 +74,6 @@ class DeviceCalls:
             self.running.remove(report.device)
         return report
 
-    def finish(self, errors: dict[str, Exception]) -> dict[str, Exception]:
-        """Waits for the end of all calls, and returns their errors, by devices.
-
-        Args:
-            errors: The errors so far, as in `next`.
-        """
-        found: dict = {}
-        while self.running:
-            report = self.next(errors | found)
-            if report.is_error:
-                found[report.device] = report.value
-        return found
-
     def _run(self, device, call):
         try:
             with remote.own_executor(), tf.device(device):
@@ -97,20 +83,16 @@ class DeviceCalls:
         self._reports.put(Report(device, value))
 
     def _wait(self, errors):
+        # A call of a task that is silent ends by the `Heartbeat`.
         while True:
+            seconds = END_SECONDS if errors else self._stragglers.period
             with contextlib.suppress(queue.Empty):
-                seconds = END_SECONDS if errors else WATCH_SECONDS
                 return self._reports.get(timeout=seconds)
-            # A machine without power closes no connection.
+            if not errors:
+                self._stragglers.look()
+                continue
             self._cluster.check_servers()
-            for device in self.running:
-                if not self._cluster.answers(device):
-                    address = self._cluster.address(device)
-                    text = f"no answer from {device} at {address}"
-                    error = tf.errors.UnavailableError(None, None, text)
-                    return Report(device, error)
-            if errors:
-                raise RuntimeError(
-                    f"After an error, others did not end within {END_SECONDS:g} s. "
-                    f"Received: {errors}"
-                )
+            raise RuntimeError(
+                f"After an error, others did not end within {END_SECONDS:g} s. "
+                f"Received: {errors}"
+            )

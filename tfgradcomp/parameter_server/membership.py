@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
-from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster
+from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster, met_closed_queue
 from tfgradcomp.parameter_server.model_factory import ModelFactory
 from tfgradcomp.parameter_server.remote_worker import (
     RemoteWorker,
@@ -38,6 +38,7 @@ class Membership:
         transport_class: type[ParameterServer],
         worker_class: type[RemoteWorker],
         waits_for_lost: bool,
+        **rendezvous_arguments,
     ):
         """Creates a membership of nobody.
 
@@ -48,13 +49,17 @@ class Membership:
             worker_class: The class of the workers.
             waits_for_lost: Whether training waits until a lost worker has been started
                 again; else it continues without.
+            **rendezvous_arguments: More arguments of what they meet at.
         """
         self._cluster = cluster
         self._models = models
         self._transport_class = transport_class
         self._worker_class = worker_class
         self._waits_for_lost = waits_for_lost
+        self._rendezvous_arguments = rendezvous_arguments
         self._absent: set[str] = set()
+        # Freeing what a stopped task holds would wait for it.
+        self._lost: list[Any] = []
         self._dataset_fn: Any = None
         # Of `worker_class`.
         self.workers: list[Any] = []
@@ -67,8 +72,10 @@ class Membership:
         for worker in self.workers:
             worker.close()
         # Workers that were lost, and are back, are readmitted when an epoch begins.
-        present = [worker.device for worker in self.workers]
-        self._assemble(present or self._cluster.workers, self.workers)
+        try:
+            self._assemble(self._devices(), self.workers)
+        except TASK_LOST as error:
+            self.recover(dict.fromkeys(self._present(), error))
 
     def with_recovery(self, action: Callable):
         """Returns what an action returns, repeated without workers that are lost."""
@@ -107,24 +114,28 @@ class Membership:
             RuntimeError: If all workers are gone.
         """
         self._cluster.check_servers(lost)
-        survivors = [w for w in self.workers if w.device not in lost]
-        if not survivors:
+        devices = self._devices()
+        left = [device for device in devices if device not in lost]
+        if not left:
             raise RuntimeError(
                 "All workers are gone. Start all tasks again and resume from the last "
                 f"checkpoint. Received: {sorted(lost)}"
             )
+        survivors = [w for w in self.workers if w.device not in lost]
         rounds = {worker.rounds() for worker in survivors}
         if len(rounds) > 1:
             raise RuntimeError(f"The workers took different numbers of steps: {rounds}")
+        self._lost += [w for w in self.workers if w.device in lost]
         names = ", ".join(sorted(lost))
         if self._waits_for_lost:
             logger.warning("lost %s; waiting until started again", names)
             self._cluster.wait_for_all()
             remote.reconnect()
-            self._assemble([worker.device for worker in self.workers], survivors)
+            self._assemble(devices, survivors)
+            self._lost = []
             return
-        logger.warning("lost %s; going on with %d worker(s)", names, len(survivors))
-        self._assemble([worker.device for worker in survivors], survivors)
+        logger.warning("lost %s; going on with %d worker(s)", names, len(left))
+        self._assemble(left, survivors)
         self._absent |= lost
 
     def readmit(self) -> None:
@@ -134,6 +145,11 @@ class Membership:
             self._absent = set()
             remote.reconnect()
             self._assemble(self._cluster.workers, self.workers)
+            self._lost = []
+
+    def _devices(self):
+        """Returns the devices of the workers that take part, or are to begin."""
+        return [w.device for w in self.workers] or self._cluster.workers
 
     def _present(self):
         return [d for d in self._cluster.devices if d not in self._absent]
@@ -152,7 +168,7 @@ class Membership:
         servers = [f"{device}/device:CPU:0" for device in self._cluster.servers]
         name = f"tfgradcomp/{uuid.uuid4().hex}"
         rendezvous = self._transport_class.rendezvous_class(
-            name, servers, len(devices), states
+            name, servers, len(devices), states, **self._rendezvous_arguments
         )
         by_device = {worker.device: worker for worker in old}
         workers = []
@@ -176,7 +192,7 @@ class Membership:
 
 def _cause(errors):
     """Returns the error that the others follow from: those met closed queues."""
-    first = [error for error in errors.values() if "is closed" not in str(error)]
+    first = [error for error in errors.values() if not met_closed_queue(error)]
     cause = (first or [*errors.values()])[0]
     if isinstance(cause, tf.errors.OutOfRangeError) and "End of seq" in str(cause):
         return ValueError(

@@ -5,6 +5,9 @@ there were one worker, and put the answer where every worker finds it, for each 
 in the order of its pushes. The first server also writes down the order of all pushes.
 Every worker applies all answers in that order, its own among them: weights are a
 function of how much of the log was applied, and nothing is lost or applied twice.
+
+The order that a worker has not yet followed is bounded, and so are the answers that
+wait for it: while one of the workers has no room for a push, its pusher waits.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.parameter_server.queues import (
     Endpoint,
     QueueKey,
@@ -24,8 +28,29 @@ from tfgradcomp.parameter_server.queues import (
 from tfgradcomp.parameter_server.server_state import ServerStates
 
 _ORDER = "order"
-# All workers push into one queue on a server.
+# All workers push into one queue on a server. A message begins with the index of its
+# endpoint, in the order in which they were declared, and the pusher's rank.
+_PUSHES = "pushes"
 _ALL = "all"
+_INDEX_OF_ORDER = 0
+# Pushes that a worker may lag behind, by the number of workers.
+_STALENESS_PER_WORKER = 8
+
+
+def bound_of_staleness(max_staleness: int | None, num_workers: int) -> int:
+    """Returns how many pushes of others may come before a worker's own.
+
+    Args:
+        max_staleness: What was asked for; None: eight times the number of workers.
+        num_workers: N.
+
+    Raises:
+        ValueError: If it is less than N: each of the others may be pushing at any time.
+    """
+    if max_staleness is None:
+        return _STALENESS_PER_WORKER * num_workers
+    check_integer("max_staleness", max_staleness, num_workers)
+    return max_staleness
 
 
 class PushLog:
@@ -46,6 +71,7 @@ class PushLog:
         devices: Sequence[str],
         num_workers: int,
         states: dict[str, list[np.ndarray]],
+        max_staleness: int | None = None,
     ):
         """Creates a log.
 
@@ -54,10 +80,13 @@ class PushLog:
             devices: Names of the servers' devices.
             num_workers: N.
             states: What `ServerStates.whole` of an earlier one returned, or nothing.
+            max_staleness: As in `bound_of_staleness`.
         """
         self.num_workers = num_workers
         self.devices = tuple(devices)
-        self.queues = Queues(name, devices)
+        bound = bound_of_staleness(max_staleness, num_workers)
+        # Of the other workers each may have announced a push that is not in order yet.
+        self.queues = Queues(name, devices, {_ORDER: bound - (num_workers - 1)})
         self.states = ServerStates(devices, num_workers, states)
         self._endpoints: dict = {}
 
@@ -75,19 +104,21 @@ class PushLog:
             messages: int32 vectors, one for each server that answers.
         """
         self._endpoints.setdefault(name, endpoint)
+        index = 1 + [*self._endpoints].index(name)
         return [
-            self.queues.enqueue(
-                QueueKey("up", name, server, _ALL), tf.concat([[rank], message], 0)
-            )
+            self._send(server, tf.concat([[index, rank], message], 0))
             for server, message in enumerate(messages)
         ]
 
-    def announce(self, rank: int, after: Sequence[tf.Operation]) -> None:
+    def announce(self, rank: int, after: Sequence[tf.Operation]) -> tf.Operation:
         """Enters a push in the order, once all of it has arrived."""
         # Made on the worker: servers do not see each other.
         with tf.control_dependencies(after):
-            message = tf.identity(tf.constant([rank]))
-        self.queues.enqueue(QueueKey("up", _ORDER, 0, _ALL), message)
+            message = tf.identity(tf.constant([_INDEX_OF_ORDER, rank]))
+        return self._send(0, message)
+
+    def _send(self, server, message):
+        return self.queues.enqueue(QueueKey("up", _PUSHES, server, _ALL), message)
 
     def next(self, rank: int) -> tf.Tensor:
         """Returns whose push is the next that a worker has to apply."""
@@ -128,35 +159,35 @@ class PushLog:
 
     # The half of a server.
 
-    def serve(self, server: int) -> dict[str, Callable]:
-        """Returns the half of a server: a function for each endpoint, until `stop`.
+    def serve(self, server: int) -> Callable:
+        """Returns the half of a server: a function that answers until `stop`.
 
         Every worker's step must have been traced before.
         """
-        answers: dict[str, Callable] = {
-            name: functools.partial(self._answer, name, endpoint, server)
-            for name, endpoint in self._endpoints.items()
+        # Servers do not see each other: each has the endpoints at which it answers.
+        answers: list[Callable | None] = [
+            functools.partial(self._answer, name, endpoint, server)
             if server < len(endpoint.words)
-        }
-        if server == 0:
-            answers[_ORDER] = self._pass_on
-        return {
-            name: self._serving(name, answer, server)
-            for name, answer in answers.items()
-        }
+            else None
+            for name, endpoint in self._endpoints.items()
+        ]
+        answers.insert(_INDEX_OF_ORDER, self._pass_on if server == 0 else None)
 
-    def _serving(self, name, answer, server):
-        """Returns a function that answers messages until an empty one comes."""
+        def answered(answer, message):
+            if answer:
+                answer(message[1:])
+            return tf.constant(True)
 
         def serve_one(_):
-            message = self.queues.dequeue(QueueKey("up", name, server, _ALL))
-
-            def answered():
-                answer(message)
-                return tf.constant(True)
-
-            is_push = tf.size(message) > 0
-            return (tf.cond(is_push, answered, lambda: tf.constant(False)),)
+            message = self.queues.dequeue(QueueKey("up", _PUSHES, server, _ALL))
+            branches = [functools.partial(answered, one, message) for one in answers]
+            return (
+                tf.cond(
+                    tf.size(message) > 0,
+                    lambda: tf.switch_case(message[0], branches),
+                    lambda: tf.constant(False),
+                ),
+            )
 
         @tf.function(autograph=False)
         def serve():
@@ -181,33 +212,62 @@ class PushLog:
                 self.queues.enqueue(_reply_key(name, server, rank, pusher), reply)
             return tf.constant(True)
 
-        ranks = range(self.num_workers)
-        tf.switch_case(
-            message[0], [functools.partial(hand_out, pusher) for pusher in ranks]
-        )
+        self._switch(message[0], hand_out)
 
     def _pass_on(self, message):
-        for rank in range(self.num_workers):
-            self.queues.enqueue(QueueKey("down", _ORDER, 0, rank), message)
+        def pass_on(pusher):
+            others = [rank for rank in range(self.num_workers) if rank != pusher]
+            passed = [self._enter(rank, message) for rank in others]
+            # A push that has no room with another worker is not over for its pusher.
+            with tf.control_dependencies(passed):
+                self._enter(pusher, message)
+            return tf.constant(True)
+
+        self._switch(message[0], pass_on)
+
+    def _enter(self, rank, message):
+        return self.queues.enqueue(QueueKey("down", _ORDER, 0, rank), message)
+
+    def _switch(self, pusher, branch):
+        ranks = range(self.num_workers)
+        tf.switch_case(pusher, [functools.partial(branch, rank) for rank in ranks])
 
     # The end.
 
+    def discard(self, rank: int) -> None:
+        """Follows the order to its end in the place of a worker that does not."""
+
+        @tf.function(autograph=False)
+        def follow():
+            with tf.device(self.devices[0]):
+                tf.while_loop(
+                    lambda pusher: pusher < self.num_workers,
+                    lambda _: (self.next(rank),),
+                    [tf.constant(-1)],
+                    parallel_iterations=1,
+                )
+
+        follow()
+
     def stop(self) -> None:
         """Makes the servers end when they have answered all that was pushed."""
-        ends = [QueueKey("up", _ORDER, 0, _ALL)]
-        for name, endpoint in self._endpoints.items():
-            servers = range(len(endpoint.words))
-            ends += [QueueKey("up", name, server, _ALL) for server in servers]
-        for key in ends:
+        for server in range(len(self.devices)):
             with unless_gone():
-                self.queues.enqueue(key, tf.zeros([0], tf.int32))
+                self._send(server, tf.zeros([0], tf.int32))
 
     def end(self) -> None:
-        """Ends the order for all workers, after the servers have ended."""
+        """Ends the order for all workers, after the servers have ended.
+
+        Workers must be following it, or `discard` in their places.
+        """
         for rank in range(self.num_workers):
             with unless_gone():
-                end = tf.constant([self.num_workers])
-                self.queues.enqueue(QueueKey("down", _ORDER, 0, rank), end)
+                self._enter(rank, tf.constant([self.num_workers]))
+
+    def close(self) -> None:
+        """Ends the waiting of all workers and servers in errors."""
+        self.queues.close("up")
+        self.queues.close("down")
 
     def free(self) -> None:
         """Destroys the queues and all that is in them."""

@@ -197,5 +197,5 @@ class PushLogRoute(Route):
         # A push goes up, and the replies to every worker's push come down.
         sharding, used = self._sharding, self._sharding.num_used
         pulled = self._log.num_workers - self._is_reply_known
-        up = used * (1 + HEADER_WORDS + sharding.payload_words)
+        up = used * (2 + HEADER_WORDS + sharding.payload_words)
         return Words(sent=up + self._maxima, received=pulled * sum(self._reply_words))

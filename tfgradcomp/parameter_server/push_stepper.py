@@ -34,7 +34,8 @@ class PushLogStepper(Stepper):
     def take(self, gradients, variables):
         log, rank = self.collectives.log, self.collectives.rank
         pushed = [self._push(bucket, gradients).content for bucket in self.buckets]
-        log.announce(rank, [sending for own in pushed for sending in own.operations])
+        sending = [operation for own in pushed for operation in own.operations]
+        announced = log.announce(rank, sending)
         known = [own.known_replies for own in pushed]
 
         def follow(_, count):
@@ -42,12 +43,14 @@ class PushLogStepper(Stepper):
             self._follow(pusher, variables, known)
             return pusher, count + 1
 
-        _, count = tf.while_loop(
-            lambda pusher, _: pusher != rank,
-            follow,
-            [tf.constant(-1), tf.constant(0, tf.int64)],
-            parallel_iterations=1,
-        )
+        # Before, the room for what others push is not to grow.
+        with tf.control_dependencies([announced]):
+            _, count = tf.while_loop(
+                lambda pusher, _: pusher != rank,
+                follow,
+                [tf.constant(-1), tf.constant(0, tf.int64)],
+                parallel_iterations=1,
+            )
         self.staleness.assign(self.staleness + count - 1)
 
     def drain(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -50,14 +51,27 @@ class Queues:
         devices: Names of the servers' devices.
     """
 
-    def __init__(self, name: str, devices: Sequence[str]):
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[str],
+        capacities: Mapping[str, int] = MappingProxyType({}),
+    ):
+        """Creates no queue yet.
+
+        Args:
+            name: Distinguishes these queues from all others on the servers.
+            devices: Names of the servers' devices.
+            capacities: Most messages in a queue, by call sites; others have no bound.
+        """
         self.name = name
         self.devices = tuple(devices)
+        self._capacities = capacities
         self._queues: dict = {}
         self._closed: set = set()
 
     def enqueue(self, key: QueueKey, message: tf.Tensor) -> tf.Operation:
-        """Puts a message into a queue."""
+        """Puts a message into a queue, and waits where that has no room."""
         queue = self._queue(key)
         with tf.device(self.devices[key.server]):
             return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[message])
@@ -79,7 +93,8 @@ class Queues:
     def close(self, direction: str) -> None:
         """Closes the queues of a direction, `"up"` or `"down"`.
 
-        Whoever waits for a message of a closed queue that is empty gets an error.
+        Whoever waits for a message of a closed queue that is empty, or for room in one,
+        gets an error.
         """
         if direction in self._closed:
             return
@@ -88,7 +103,7 @@ class Queues:
             # A server that is gone has closed them in its way.
             with tf.device(self.devices[key.server]), unless_gone():
                 if key.direction == direction:
-                    tf.raw_ops.QueueCloseV2(handle=queue)
+                    tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
 
     def free(self) -> None:
         """Destroys the queues and all that is in them."""
@@ -102,6 +117,7 @@ class Queues:
             with tf.init_scope(), tf.device(self.devices[key.server]):
                 self._queues[key] = tf.raw_ops.FIFOQueueV2(
                     component_types=[tf.int32],
+                    capacity=self._capacities.get(key.call_site, -1),
                     shared_name="/".join(map(str, (self.name, *key))),
                 )
         return self._queues[key]

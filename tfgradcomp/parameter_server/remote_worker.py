@@ -10,6 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import remote
+from tfgradcomp.compat.trainer import random_states
 from tfgradcomp.core import State
 
 STALENESS = "staleness"
@@ -32,6 +33,10 @@ class RemoteWorker:
         self.model, self.optimizer = model, model.optimizer
         self._iterator = None
         self._rate: float | None = None
+        with tf.device(device), tf.device("CPU:0"):
+            self._asked, self._got = (
+                tf.Variable(tf.constant(0, tf.int64)) for _ in range(2)
+            )
 
     def open(self, dataset_fn: Callable, num_workers: int, rank: int) -> None:
         """Opens the worker's dataset, if it is not open.
@@ -79,8 +84,17 @@ class RemoteWorker:
             self._function = run.get_concrete_function(self._iterator, _STEPS)
 
     def _step(self, index, iterator):
-        self.model.train_step(next(iterator))
+        with tf.control_dependencies([self._asked.assign_add(1)]):
+            batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            self._got.assign_add(1)
+        self.model.train_step(batch)
         return index + 1
+
+    def batches(self) -> tuple[int, int]:
+        """Returns how many batches its steps have asked the dataset for, and got."""
+        with tf.device(self.device):
+            return int(self._asked.numpy()), int(self._got.numpy())
 
     def measured(self) -> dict[str, tf.Tensor]:
         """Returns what the worker's logs are made of."""
@@ -130,6 +144,23 @@ class RemoteWorker:
             own = shared_variables(self.model)
             for variable, value in zip(own, values, strict=True):
                 variable.assign(value)
+
+    def take_seeds(self, seeds: list[int], rank: int) -> None:
+        """Begins new streams of what its layers draw, such as dropout.
+
+        They follow from the step and the arguments alone, so that a training that
+        resumes draws what it would have drawn.
+
+        Args:
+            seeds: A seed for each generator, the same for all workers.
+            rank: The worker's rank.
+        """
+        states = random_states(self.model).values()
+        with tf.device(self.device):
+            for state, seed in zip(states, seeds, strict=True):
+                entropy = [seed % 2**64, rank, self.rounds()]
+                (own,) = np.random.SeedSequence(entropy).generate_state(1)
+                state.assign([int(own), 0])
 
     def take_learning_rate(self, rate: float) -> None:
         """Takes over a learning rate, where it is another one."""

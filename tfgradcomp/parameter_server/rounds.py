@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import ClassVar, NamedTuple
@@ -21,6 +22,7 @@ from tfgradcomp.parameter_server.remote_worker import (
     PushingWorker,
     RemoteWorker,
 )
+from tfgradcomp.parameter_server.stragglers import Stragglers
 from tfgradcomp.parameter_server.transport import ParameterServer
 
 
@@ -113,7 +115,7 @@ class BarrierRounds(Rounds):
         membership, serving = self._membership, self._membership.serving
         self._callbacks.on_train_batch_begin(done)
         steps = min(self._steps_per_execution, end - done)
-        calls = DeviceCalls(self._cluster)
+        calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
         for worker in membership.workers:
             calls.start(worker.device, functools.partial(worker.run, steps))
         for device, serve in serving.items():
@@ -140,7 +142,11 @@ class BarrierRounds(Rounds):
 
 
 class PushRounds(Rounds):
-    """Pushes that each worker makes when it can."""
+    """Pushes that each worker makes when it can.
+
+    The loss of a worker ends the pushes of the others, who go on without it in a new
+    log: in the old one what they push would wait for it.
+    """
 
     transport_class = PushLogTransport
     worker_class = PushingWorker
@@ -148,48 +154,71 @@ class PushRounds(Rounds):
     @override
     def take(self, done, end):
         membership, log = self._membership, self._membership.rendezvous
+        ranks = {w.device: rank for rank, w in enumerate(membership.workers)}
         budget = _Budget(end - done, self._steps_per_execution)
-        served = DeviceCalls(self._cluster)
-        for device, functions in membership.serving.items():
-            for function in functions.values():
-                served.start(device, function)
-        drives = DeviceCalls(self._cluster)
+        calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
+        for device, serve in membership.serving.items():
+            calls.start(device, serve)
         for worker in membership.workers:
-            drive = functools.partial(_drive, worker, budget, drives)
-            drives.start(worker.device, drive)
-        pushes, logs, errors = self._follow(drives, budget, done)
-        self._cluster.check_servers()
-        log.stop()
-        errors |= served.finish(errors)
-        log.end()
-        drains = DeviceCalls(self._cluster)
-        for worker in membership.workers:
-            if worker.device not in errors:
-                drains.start(worker.device, worker.drain)
-        errors |= drains.finish(errors)
-        return Taken(0 if errors else pushes, logs, errors)
-
-    def _follow(self, drives, budget, done):
-        """Tells the callbacks of pushes until all workers have ended."""
-        first, callbacks = self._membership.workers[0], self._callbacks
-        values, errors, logs, pushes = {}, {}, {}, 0
-        while drives.running:
-            report = drives.next({})
-            if not report.has_ended:
-                steps, values[report.device] = report.value
-                callbacks.on_train_batch_begin(done + pushes)
-                pushes += steps
-                logs = first.named(np.mean([*values.values()], axis=0))
-                logs[STALENESS] *= len(values) / (done + pushes)
-                callbacks.on_train_batch_end(done + pushes - 1, logs)
-                if callbacks.model.stop_training:
-                    budget.end()
-            elif report.is_error:
+            calls.start(worker.device, functools.partial(_drive, worker, budget, calls))
+        told = _Told(membership.workers[0], self._callbacks, done)
+        pushing, errors = {*ranks}, dict[str, Exception]()
+        ends = ["servers", "workers"]
+        while calls.running:
+            # Workers may take long for the steps that they have begun.
+            report = calls.next({} if pushing else errors)
+            if report.is_error:
                 errors[report.device] = report.value
-                # The loss of a worker is no reason for the others to end.
-                if report.device not in self._cluster.lost(errors):
+                pushing.discard(report.device)
+                budget.end()
+                if report.device in ranks:
+                    follow = functools.partial(log.discard, ranks[report.device])
+                    calls.start(log.devices[0], _unless_closed(follow))
+                elif ends:
+                    # No worker gets an answer any more.
+                    ends = []
+                    self._cluster.check_servers()
+                    with remote.own_executor():
+                        log.close()
+            elif report.has_ended or report.value is None:
+                pushing.discard(report.device)
+            else:
+                told.tell(report)
+                if self._callbacks.model.stop_training:
                     budget.end()
-        return pushes, logs, errors
+            if "servers" in ends and not pushing:
+                ends.remove("servers")
+                log.stop()
+            if ends == ["workers"] and membership.serving.keys().isdisjoint(
+                calls.running
+            ):
+                ends.remove("workers")
+                calls.start(log.devices[0], _unless_closed(log.end))
+        return Taken(0 if errors else told.pushes, told.logs, errors)
+
+
+class _Told:
+    """Tells callbacks of pushes.
+
+    Attributes:
+        pushes: How many they were told of.
+        logs: The logs that they got last.
+    """
+
+    def __init__(self, worker, callbacks, done):
+        self.pushes, self.logs = 0, {}
+        self._worker, self._callbacks, self._done = worker, callbacks, done
+        self._values: dict = {}
+
+    def tell(self, report):
+        """Tells of some pushes of a worker."""
+        steps, self._values[report.device] = report.value
+        self._callbacks.on_train_batch_begin(self._done + self.pushes)
+        self.pushes += steps
+        values = [*self._values.values()]
+        self.logs = self._worker.named(np.mean(values, axis=0))
+        self.logs[STALENESS] *= len(values) / (self._done + self.pushes)
+        self._callbacks.on_train_batch_end(self._done + self.pushes - 1, self.logs)
 
 
 class _Budget:
@@ -213,5 +242,18 @@ class _Budget:
 
 
 def _drive(worker, budget, calls):
+    """Lets a worker push, then follow the pushes of the others to the end."""
     while steps := budget.take():
         calls.report_progress(worker.device, (steps, worker.run(steps)))
+    calls.report_progress(worker.device, None)
+    worker.drain()
+
+
+def _unless_closed(call):
+    """Returns a call that ends with the log, however that ends."""
+
+    def called():
+        with contextlib.suppress(tf.errors.OpError):
+            call()
+
+    return called

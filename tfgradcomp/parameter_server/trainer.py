@@ -8,14 +8,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.trainer import epoch_to_resume_at
+from tfgradcomp.compat.trainer import epoch_to_resume_at, random_states
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.parameter_server.checkpoint import ClusterCheckpoint
 from tfgradcomp.parameter_server.cluster import cluster_of_chief, connect
+from tfgradcomp.parameter_server.heartbeat import Heartbeat
 from tfgradcomp.parameter_server.membership import Membership
 from tfgradcomp.parameter_server.model_factory import ModelFactory
+from tfgradcomp.parameter_server.push_log import bound_of_staleness
 from tfgradcomp.parameter_server.remote_worker import shared_variables, values_of
 from tfgradcomp.parameter_server.rounds import BarrierRounds, PushRounds
 from tfgradcomp.transports import Traffic
@@ -51,6 +54,10 @@ class ParameterServerTrainer:
             others, or `"wait"` until it has been started again. A worker that is back
             gets the weights; where training went on, at the next epoch.
         steps_per_execution: Steps that workers take before the chief hears of them.
+        max_staleness: With `"async"`, how many pushes of others may come between the
+            weights that a gradient is of and its own push. A worker that is ahead by
+            more waits, so that what the servers keep for a slow one is bounded, too.
+            None: eight times the number of workers; no less than that number.
 
     Attributes:
         model: The chief's model, with the weights as of the last epoch.
@@ -81,14 +88,23 @@ class ParameterServerTrainer:
         mode: str = "sync",
         on_worker_loss: str = "continue",
         steps_per_execution: int = 1,
+        max_staleness: int | None = None,
     ):
         check_choice("mode", mode, MODES)
         check_choice("on_worker_loss", on_worker_loss, ON_WORKER_LOSS)
         check_integer("steps_per_execution", steps_per_execution, 1)
+        if mode == "sync" and max_staleness is not None:
+            raise ValueError(
+                "Workers that take steps together are never stale: leave "
+                f"max_staleness=None. Received: mode='sync', {max_staleness=}"
+            )
         _check_optimizer(optimizer)
         self._cluster = cluster_of_chief()
+        bound_of_staleness(max_staleness, len(self._cluster.workers))
         models = ModelFactory(make_model, optimizer, loss, metrics)
-        connect()
+        self._limits = Limits.of_environment()
+        with Heartbeat(self._cluster, self._limits):
+            connect()
         self._rounds_class = _ROUNDS[mode]
         self._steps_per_execution = steps_per_execution
         self._membership = Membership(
@@ -97,6 +113,7 @@ class ParameterServerTrainer:
             self._rounds_class.transport_class,
             self._rounds_class.worker_class,
             waits_for_lost=on_worker_loss == "wait",
+            **({"max_staleness": max_staleness} if mode == "async" else {}),
         )
         self.model = models.make_chief()
         self.optimizer = self.model.optimizer
@@ -138,36 +155,37 @@ class ParameterServerTrainer:
                 optimizer's `nonfinite` is `"raise"`.
         """
         check_integer("steps_per_epoch", steps_per_epoch, 1)
-        membership = self._membership
-        membership.begin(dataset_fn)
-        remote.build(self.model, membership.workers[0].spec)
-        ClusterCheckpoint(membership).attach(self.optimizer)
-        callbacks = keras.callbacks.CallbackList(
-            callbacks,
-            add_history=True,
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=epochs,
-            steps=steps_per_epoch,
-            model=self.model,
-        )
-        self.model.stop_training = False
-        callbacks.on_train_begin()
-        shared = values_of(shared_variables(self.model))
-        for worker in membership.workers:
-            worker.take(shared)
-        rounds = self._rounds_class(
-            self._cluster, membership, callbacks, self._steps_per_execution
-        )
-        logs = {}
-        for epoch in range(epoch_to_resume_at(self.model) or initial_epoch, epochs):
-            logs = self._train_epoch(
-                epoch, steps_per_epoch, rounds, callbacks, validation_data
+        with Heartbeat(self._cluster, self._limits):
+            membership = self._membership
+            membership.begin(dataset_fn)
+            remote.build(self.model, membership.workers[0].spec)
+            ClusterCheckpoint(membership).attach(self.optimizer)
+            callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0,
+                verbose=verbose,
+                epochs=epochs,
+                steps=steps_per_epoch,
+                model=self.model,
             )
-            if self.model.stop_training:
-                break
-        self.optimizer.finalize_variable_values(self.model.trainable_variables)
-        callbacks.on_train_end(logs)
+            self.model.stop_training = False
+            callbacks.on_train_begin()
+            shared = values_of(shared_variables(self.model))
+            for worker in membership.workers:
+                worker.take(shared)
+            rounds = self._rounds_class(
+                self._cluster, membership, callbacks, self._steps_per_execution
+            )
+            logs = {}
+            for epoch in range(epoch_to_resume_at(self.model) or initial_epoch, epochs):
+                logs = self._train_epoch(
+                    epoch, steps_per_epoch, rounds, callbacks, validation_data
+                )
+                if self.model.stop_training:
+                    break
+            self.optimizer.finalize_variable_values(self.model.trainable_variables)
+            callbacks.on_train_end(logs)
         return self.model.history
 
     @property
@@ -190,6 +208,7 @@ class ParameterServerTrainer:
         membership.with_recovery(membership.readmit)
         callbacks.on_epoch_begin(epoch)
         membership.with_recovery(self._reset_metrics)
+        membership.with_recovery(self._send_seeds)
         done, logs = 0, {}
         while done < steps and not self.model.stop_training:
             membership.with_recovery(self._send_learning_rate)
@@ -211,6 +230,13 @@ class ParameterServerTrainer:
         if isinstance(rate, keras.Variable):
             for worker in self._membership.workers:
                 worker.take_learning_rate(float(rate.numpy()))
+
+    def _send_seeds(self):
+        # The first number is the generator's seed, the second counts what was drawn.
+        states = random_states(self.model).values()
+        seeds = [int(state.numpy()[0]) for state in states]
+        for rank, worker in enumerate(self._membership.workers):
+            worker.take_seeds(seeds, rank)
 
     def _reset_metrics(self):
         for worker in self._membership.workers:
