@@ -4,7 +4,10 @@ A pool runs `train`; as a script this is one worker of a cluster that the launch
 started.
 """
 
+import errno
 import hashlib
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,44 +16,67 @@ import numpy as np
 
 import tfgradcomp
 from tests.cluster import report, strategy_and_rank
+from tfgradcomp.checkpoint import backups
 
 random = np.random.default_rng(7)
 X = random.normal(size=(48, 64)).astype("float32")
 Y = random.normal(size=(48, 3)).astype("float32")
+STEPS, EPOCHS = 4, 5
 
 
-class Interrupt(keras.callbacks.Callback):
-    """Ends the run in the third epoch; on worker 1 before its backup is written."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        _, rank = strategy_and_rank()
-        if epoch == 2 and rank == 1:
-            raise KeyboardInterrupt
-
-
-class InterruptLater(keras.callbacks.Callback):
-    """Ends the run in the third epoch, on worker 0 after its backup is written."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-
-def train(folder, mode):
-    """Trains for five epochs, or as far as it goes.
+class At(keras.callbacks.Callback):
+    """Does something on one worker, once.
 
     Args:
-        folder: Where the backup is.
-        mode: `"uninterrupted"`, without a backup; `"interrupt"`; `"resume"`.
+        moment: Name of the callback's method.
+        index: Its epoch or batch, counted through the training.
+        rank: The worker; None: on all.
+        action: What is done.
     """
-    strategy, rank = strategy_and_rank()
-    directory = Path(folder, "backup")
+
+    def __init__(self, moment, index, rank, action):
+        super().__init__()
+        self.calls, self.done = 0, False
+        _, own = strategy_and_rank()
+        if rank in (None, own):
+            setattr(self, moment, lambda *_, **__: self._count(index, action))
+
+    def _count(self, index, action):
+        self.calls += 1
+        if self.calls == index and not self.done:
+            self.done = True
+            action()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def tell_to_end():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Noise(keras.layers.Layer):
+    """Adds numbers of Keras' global generator."""
+
+    def call(self, x, training=False):
+        return x + 0.1 * keras.random.normal((64,)) if training else x
+
+
+def compiled(strategy):
+    """Returns a model with random numbers, statistics and two states of a method."""
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = keras.Sequential(
             [
                 keras.Input((64,)),
+                Noise(),
                 keras.layers.Dense(40, activation="relu"),
+                keras.layers.BatchNormalization(momentum=0.8),
                 keras.layers.Dropout(0.2),
                 keras.layers.Dense(3),
             ]
@@ -59,25 +85,71 @@ def train(folder, mode):
         optimizer = tfgradcomp.DistEFBlockSGDM(
             keras.optimizers.SGD(schedule), transport="sharded"
         )
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+# What is put before, and what after the backup, by the name of a mode.
+MODES = {
+    "resume": ([], []),
+    "interrupt": ([], [("on_epoch_end", 3, None, interrupt)]),
+    "interrupt in an epoch": ([], [("on_train_batch_end", 11, None, interrupt)]),
+    "told in a step": ([("on_train_batch_begin", 10, 1, tell_to_end)], []),
+    "told in validation": ([("on_test_batch_begin", 6, 0, tell_to_end)], []),
+    "killed in a step": ([("on_train_batch_begin", 9, 1, kill)], []),
+    "told at an end": ([("on_train_batch_end", 8, 1, tell_to_end)], []),
+}
+
+
+def train(folder, mode, save_freq="epoch", validate=False, fault=None):
+    """Trains for five epochs, or as far as it goes.
+
+    Args:
+        folder: Where the backup is.
+        mode: `"uninterrupted"`, without a backup, or one of `MODES`.
+        save_freq: That of the backup.
+        validate: Whether epochs end with a validation.
+        fault: What goes wrong on worker 1 in a write: `"full"`, `"bug"`; or as
+            training begins: `"metadata"`, `"weights"`, `"all weights"`.
+    """
+    strategy, rank = strategy_and_rank()
+    directory = Path(folder, "backup")
+    model = compiled(strategy)
     callbacks = []
     if mode != "uninterrupted":
         backup = tfgradcomp.callbacks.BackupAndRestore(
-            str(directory), mode != "interrupt"
+            str(directory), mode == "resume" and fault != "full", save_freq
         )
-        callbacks = [backup]
-    if mode == "interrupt":
-        callbacks = [Interrupt(), backup, InterruptLater()]
+        before, after = ([At(*one) for one in side] for side in MODES[mode])
+        callbacks = [*before, backup, *after]
+    if fault and rank == 1:
+        break_(model, fault)
     answer = {}
     try:
         history = model.fit(
-            X, Y, batch_size=12, epochs=5, verbose=0, shuffle=False, callbacks=callbacks
+            *(X, Y),
+            batch_size=48 // STEPS,
+            epochs=EPOCHS,
+            verbose=0,
+            shuffle=False,
+            callbacks=callbacks,
+            validation_data=(X, Y) if validate else None,
+            validation_batch_size=12,
         )
         answer["epochs"] = history.epoch
+        answer["loss"] = history.history["loss"]
+        answer["mae"] = history.history["mae"]
     except KeyboardInterrupt:
         answer["epochs"] = "interrupted"
-    except ValueError as error:
+    except SystemExit as end:
+        answer["epochs"] = f"exit code {end.code}"
+        if __name__ == "__main__":
+            raise
+    except (ValueError, RuntimeError) as error:
         answer["error"] = str(error)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        vars(backups).update(KEPT_FUNCTIONS)
     data = b"".join(w.tobytes() for w in model.get_weights())
     answer["digest"] = hashlib.sha256(data).hexdigest()
     answer["residual"] = [
@@ -90,5 +162,47 @@ def train(folder, mode):
     return answer
 
 
+KEPT_FUNCTIONS = {name: vars(backups)[name] for name in ("write", "read_origin")}
+
+
+def break_(model, fault):
+    """Makes a part of a backup fail on this worker."""
+    writes = []
+
+    def write(*args):
+        writes.append(args)
+        if len(writes) == 3 and fault == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if fault == "bug":
+            raise TypeError("no such layer")
+        KEPT_FUNCTIONS["write"](*args)
+
+    def fail(*_):
+        raise KeyError("rank")
+
+    def fail_to_read(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    if fault in ("full", "bug"):
+        backups.write = write
+    elif fault == "metadata":
+        backups.read_origin = fail
+    else:
+        load, calls = model.load_weights, []
+
+        def load_second(path):
+            calls.append(path)
+            if len(calls) == 1 or fault == "all weights":
+                fail_to_read()
+            load(path)
+
+        vars(model)["load_weights"] = load_second
+
+
 if __name__ == "__main__":
-    report(sys.argv[1], strategy_and_rank()[1], train(*sys.argv[1:3]))
+    folder, mode, *rest = sys.argv[1:]
+    # As users write it: told to end in the first attempt, then started again.
+    if os.environ["TFGRADCOMP_RESTART_COUNT"] != "0":
+        mode = "resume"
+    save_freq = int(rest[0]) if rest else "epoch"
+    report(folder, strategy_and_rank()[1], train(folder, mode, save_freq))

@@ -1,5 +1,6 @@
-"""BackupAndRestore and reshard, on real workers that stop one epoch apart."""
+"""BackupAndRestore and reshard, on real workers that stop or fail."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,21 +10,33 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.callbacks import backup_cases
+from tests.callbacks import backup_cases as cases
 from tests.cluster import run_workers
+from tfgradcomp.callbacks.backup import PREEMPTED
 from tfgradcomp.checkpoint import backups
 
-CASES = Path(backup_cases.__file__)
+CASES = Path(cases.__file__)
+
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def straight(pools, tmp_path_factory):
+    """The answers of workers that were never interrupted."""
+    folder = tmp_path_factory.mktemp("straight")
+    return pools(2).run(cases.train, folder, "uninterrupted")[0]
 
 
 @pytest.fixture(scope="module")
 def interrupted(pools, tmp_path_factory):
-    """A backup whose workers were stopped, one before and one after its third epoch."""
+    """A backup of which only worker 0 has the third epoch."""
     folder = tmp_path_factory.mktemp("interrupted")
-    answers, _ = pools(2).run(backup_cases.train, folder, "interrupt")
-    assert [answer["epochs"] for answer in answers] == ["interrupted"] * 2
-    assert answers[0]["left"] == ["epoch-000002", "epoch-000003"]
-    assert answers[1]["left"] == ["epoch-000001", "epoch-000002"]
+    answers, _ = pools(2).run(cases.train, folder, "interrupt")
+    for answer in answers:
+        assert answer["epochs"] == "interrupted"
+        assert answer["left"] == ["epoch-000002", "epoch-000003"]
+    shutil.rmtree(folder / "backup" / "worker-1" / "epoch-000003")
     return folder
 
 
@@ -34,21 +47,116 @@ def again(interrupted, tmp_path):
     return tmp_path
 
 
-def test_a_resumed_run_ends_in_the_same_bits(again, pools):
-    straight, _ = pools(2).run(backup_cases.train, again, "uninterrupted")
-    # In processes of its own, as after a crash.
-    resumed, _ = run_workers(CASES, 2, again, "resume")
+def check_same(resumed, straight, first_epoch):
     for mine, theirs in zip(resumed, straight, strict=True):
-        # Both have the second epoch whole, only one of them the third.
-        assert mine["epochs"] == [2, 3, 4]
-        assert mine["digest"] == theirs["digest"]
-        assert mine["residual"] == theirs["residual"]
+        assert "error" not in mine, mine["error"]
+        assert mine["epochs"] == [*range(first_epoch, cases.EPOCHS)]
+        for name in ("digest", "residual"):
+            assert mine[name] == theirs[name], name
+        for name in ("loss", "mae"):
+            assert mine[name] == theirs[name][first_epoch:], name
         assert mine["left"] == []
     assert resumed[0]["residual"] != resumed[1]["residual"]
 
 
+def test_a_resumed_run_ends_in_the_same_bits(again, pools, straight):
+    # Both have the second epoch whole, only one of them the third.
+    check_same(pools(2).run(cases.train, again, "resume")[0], straight, 2)
+
+
+def test_save_freq_resumes_within_an_epoch_in_the_same_bits(pools, straight, tmp_path):
+    answers, _ = pools(2).run(cases.train, tmp_path, "interrupt in an epoch", 3)
+    for answer in answers:
+        # Batches 3, 6 and 9 of epochs of four.
+        assert answer["left"] == ["epoch-000001-batch-000002", LAST]
+    # Going back one leads to another epoch, whose first batches are skipped.
+    shutil.rmtree(tmp_path / "backup" / "worker-1" / LAST)
+    check_same(pools(2).run(cases.train, tmp_path, "resume", 3)[0], straight, 1)
+
+
+LAST = "epoch-000002-batch-000001"
+
+
+@pytest.mark.parametrize(
+    ("mode", "newest", "first_epoch"),
+    [
+        ("told in a step", "epoch-000002-batch-000003", 2),
+        ("told at an end", "epoch-000002", 2),
+        pytest.param(
+            *("told in validation", "epoch-000002", 2), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_sigterm_to_one_worker_makes_all_save_and_end(
+    mode, newest, first_epoch, pools, straight, tmp_path
+):
+    validate = mode == "told in validation"
+    answers, output = pools(2).run(cases.train, tmp_path, mode, "epoch", validate)
+    for answer in answers:
+        assert answer["epochs"] == f"exit code {PREEMPTED}"
+        assert answer["left"][-1] == newest
+    rank = 0 if mode == "told in validation" else 1
+    assert f"SIGTERM has come to workers [{rank}]: all end with code 79" in output
+    resumed, _ = pools(2).run(cases.train, tmp_path, "resume", "epoch", validate)
+    check_same(resumed, straight, first_epoch)
+
+
+def test_a_full_disk_of_one_worker_is_a_warning_on_all(pools, straight, tmp_path):
+    arguments = cases.train, tmp_path, "resume", "epoch", False
+    answers, output = pools(2).run(*arguments, "full")
+    for rank, (mine, theirs) in enumerate(zip(answers, straight, strict=True)):
+        assert mine["digest"] == theirs["digest"]
+        # Nothing of the third epoch is left on anyone.
+        assert mine["left"] == ["epoch-000004", "epoch-000005"]
+        assert (
+            f"[{rank}] tfgradcomp: The backup of epoch 3 is not written, because of "
+            "worker 1: OSError: [Errno 28] No space left on device. Training goes on; "
+            "the newest backup is that of epoch 2." in output
+        )
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("bug", "worker 1: TypeError: no such layer"),
+        ("metadata", "cannot be read on every worker. .*worker 1: KeyError: 'rank'"),
+        ("all weights", "can be restored on every worker. .*worker 1: .*Errno 5"),
+    ],
+)
+def test_an_error_of_one_worker_is_raised_by_all(fault, expected, pools, again):
+    answers, _ = pools(2).run(cases.train, again, "resume", "epoch", False, fault)
+    for answer in answers:
+        assert re.search(expected, answer["error"])
+
+
+def test_what_one_worker_cannot_read_makes_all_go_back(pools, straight, tmp_path):
+    pools(2).run(cases.train, tmp_path, "interrupt")
+    arguments = cases.train, tmp_path, "resume", "epoch", False, "weights"
+    answers, output = pools(2).run(*arguments)
+    for rank, (mine, theirs) in enumerate(zip(answers, straight, strict=True)):
+        assert mine["epochs"] == [2, 3, 4]
+        assert mine["digest"] == theirs["digest"]
+        assert (
+            f"[{rank}] tfgradcomp: The backup of epoch 3 cannot be restored, because "
+            "of worker 1: OSError: [Errno 5] Input/output error." in output
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["told in a step", "killed in a step"])
+def test_the_launcher_starts_workers_again_that_were_told_to_end(
+    mode, straight, tmp_path
+):
+    # In processes of their own, as after a crash.
+    resumed, output = run_workers(
+        CASES, 2, tmp_path, mode, "3", options=("--max-restarts", "1")
+    )
+    check_same(resumed, straight, 2 if mode == "told in a step" else 1)
+    assert "restart 1 of 1" in output
+
+
 def test_another_number_of_workers_is_refused_by_all(again, pools):
-    answers, _ = pools(3).run(backup_cases.train, again, "resume")
+    answers, _ = pools(3).run(cases.train, again, "resume")
     for answer in answers:
         assert "is of 2 workers, this training has 3" in answer["error"]
         assert "tfgradcomp.reshard" in answer["error"]
@@ -56,10 +164,10 @@ def test_another_number_of_workers_is_refused_by_all(again, pools):
 
 def test_a_missing_folder_is_refused_by_all(again, pools):
     shutil.rmtree(again / "backup" / "worker-1")
-    answers, _ = pools(2).run(backup_cases.train, again, "resume")
+    answers, _ = pools(2).run(cases.train, again, "resume")
     for answer in answers:
-        assert "No epoch is whole on every worker" in answer["error"]
-        assert "{0: [2, 3], 1: []}" in answer["error"]
+        assert "No backup is whole on every worker" in answer["error"]
+        assert "{0: ['epoch 2', 'epoch 3'], 1: []}" in answer["error"]
 
 
 def reshard(*arguments):
@@ -72,10 +180,9 @@ def reshard(*arguments):
 
 
 def read(directory, rank, name):
-    epoch = backups.epochs_in(directory / f"worker-{rank}")[-1]
-    with h5py.File(
-        directory / f"worker-{rank}" / f"epoch-{epoch:06d}" / "state.weights.h5"
-    ) as file:
+    folder = backups.worker_folder(directory, rank)
+    point = backups.points_in(folder)[-1]
+    with h5py.File(backups.point_folder(folder, point) / backups.WEIGHTS) as file:
         return file[name][...].astype(np.float64)
 
 
@@ -106,7 +213,7 @@ def test_reshard_conserves_what_is_owed(again, pools):
     moved = again / "go-on"
     moved.mkdir()
     new.rename(moved / "backup")
-    answers, output = pools(3).run(backup_cases.train, moved, "resume")
+    answers, output = pools(3).run(cases.train, moved, "resume")
     assert [answer["epochs"] for answer in answers] == [[2, 3, 4]] * 3
     assert len({answer["digest"] for answer in answers}) == 1
     assert "residuals and momenta are those" not in output

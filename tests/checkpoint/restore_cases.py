@@ -94,7 +94,9 @@ def load(folder, sources, transport, bucket_bytes, has_begun):
     try:
         if sources[rank] is not None:
             source = backups.worker_folder(folder, sources[rank])
-            model.load_weights(backups.epoch_folder(source, SAVED) / backups.WEIGHTS)
+            model.load_weights(
+                backups.point_folder(source, backups.Point(SAVED)) / backups.WEIGHTS
+            )
         raised_by = "fit"
         fit(model, epochs=EPOCHS - SAVED)
     except ValueError as error:

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tfgradcomp
 from tests.helpers import make_variables
 from tfgradcomp.checkpoint import backups
-from tfgradcomp.checkpoint.backups import Origin
+from tfgradcomp.checkpoint.backups import Origin, Point
 from tfgradcomp.checkpoint.reshard import main, reshard
 from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
 
@@ -73,7 +73,7 @@ def save(directory, make, transport, bucket_bytes, workers=3):
             (folder / backups.DIGEST).write_text(hashlib.sha256(weights).hexdigest())
 
         folder = backups.worker_folder(directory, rank)
-        backups.write(folder, 1, Origin(rank, workers), write)
+        backups.write(folder, Point(1), Origin(rank, workers), write)
 
     Loopback(workers, timeout=60).run(worker)
 
@@ -81,7 +81,7 @@ def save(directory, make, transport, bucket_bytes, workers=3):
 def read(directory, rank):
     """Returns the state that a file holds."""
     folder = backups.worker_folder(directory, rank)
-    with h5py.File(backups.epoch_folder(folder, 1) / backups.WEIGHTS) as file:
+    with h5py.File(backups.point_folder(folder, Point(1)) / backups.WEIGHTS) as file:
         return {name: item[()] for name, item in file[GROUP].items()}
 
 
@@ -92,7 +92,9 @@ def resume(directory, workers, make, transport, bucket_bytes):
         optimizer = make(transport=transport(collectives), bucket_bytes=bucket_bytes)
         optimizer.build(variables := make_variables(SHAPES))
         folder = backups.worker_folder(directory, rank)
-        with h5py.File(backups.epoch_folder(folder, 1) / backups.WEIGHTS) as file:
+        with h5py.File(
+            backups.point_folder(folder, Point(1)) / backups.WEIGHTS
+        ) as file:
             optimizer.load_own_variables(file[GROUP])
             optimizer.inner_optimizer.load_own_variables(
                 file["optimizer/inner_optimizer/vars"]
@@ -132,7 +134,7 @@ def test_reshard_gives_the_same_files_whatever_wrote_the_old_ones(
     make, transport, bucket_bytes, saved, tmp_path
 ):
     old = saved(make, transport, bucket_bytes)
-    assert reshard(old, 2, tmp_path / "new") == 1
+    assert reshard(old, 2, tmp_path / "new") == Point(1)
     reshard(saved(make, AllGather, LARGE), 2, tmp_path / "expected")
     for rank in range(2):
         state, expected = read(tmp_path / "new", rank), read(tmp_path / "expected", 0)
@@ -185,7 +187,7 @@ def forget_sizes(folder):
 def test_rows_of_local_replicas_count_one_each(backup, tmp_path):
     name = f"{GROUP}/compressed.worker.residual"
     for rank, rows in enumerate(([[1.0], [2.0]], [[6.0], [7.0]], [[9.0], [11.0]])):
-        folder = backups.epoch_folder(backups.worker_folder(backup, rank), 1)
+        folder = backups.point_folder(backups.worker_folder(backup, rank), Point(1))
         with h5py.File(folder / backups.WEIGHTS, "r+") as file:
             del file[name]
             file[name] = np.repeat(np.float32(rows), SIZE, 1)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.checkpoint import restore_cases as cases
 from tfgradcomp.checkpoint import backups
+from tfgradcomp.checkpoint.backups import Point
 
 pytestmark = pytest.mark.timeout(600)
 # Two blocks in each bucket, and all blocks in one.
@@ -104,8 +105,8 @@ def test_missing_folder_raises_on_all_workers(pools, sharded):
     shutil.rmtree(sharded / "worker-1")
     answers, _ = pools(3).run(cases.train, sharded, "all_gather", SMALL)
     for answer in answers:
-        assert "No epoch is whole on every worker" in answer["error"]
-        assert "{0: [1, 2], 1: [], 2: [1, 2]}" in answer["error"]
+        assert "No backup is whole on every worker" in answer["error"]
+        assert "1: [], 2: ['epoch 1', 'epoch 2']}" in answer["error"]
 
 
 def test_exchanged_folder_raises_on_all_workers(pools, sharded):
@@ -118,7 +119,7 @@ def test_exchanged_folder_raises_on_all_workers(pools, sharded):
 
 
 def test_damaged_epoch_makes_all_go_back_to_the_one_before(pools, sharded, straight):
-    folder = backups.epoch_folder(sharded / "worker-2", cases.SAVED)
+    folder = backups.point_folder(sharded / "worker-2", Point(cases.SAVED))
     weights = folder / backups.WEIGHTS
     # As long as it was, as after a loss of power.
     weights.write_bytes(bytes(weights.stat().st_size))
@@ -162,7 +163,7 @@ def test_missing_part_of_the_server_raises_on_all_workers(has_begun, pools, shar
     "has_begun", [pytest.param(False, marks=pytest.mark.slow), True]
 )
 def test_file_without_a_vector_raises_on_all_workers(has_begun, pools, sharded):
-    folder = backups.epoch_folder(sharded / "worker-1", cases.SAVED)
+    folder = backups.point_folder(sharded / "worker-1", Point(cases.SAVED))
     with h5py.File(folder / backups.WEIGHTS, "r+") as file:
         del file["optimizer/vars/compressed.worker.residual"]
     answers, _ = pools(3).run(
@@ -205,7 +206,7 @@ def test_devices_of_one_process_do_not_wait_for_lost_parts(pools, sharded):
 def test_one_worker_alone_raises_for_lost_parts(sharded):
     model = cases.compiled("all_gather", LARGE)
     model.optimizer.build(model.trainable_variables)
-    folder = backups.epoch_folder(sharded / "worker-1", cases.SAVED)
+    folder = backups.point_folder(sharded / "worker-1", Point(cases.SAVED))
     model.load_weights(folder / backups.WEIGHTS)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"missing are those of workers \[0, 2\]"):

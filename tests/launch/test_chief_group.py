@@ -15,7 +15,7 @@ TASK = CONFIG["task"]["type"]
 print("got", json.dumps(CONFIG), "pid", os.getpid(), flush=True)
 if TASK != "chief":
     with open(f"{sys.argv[1]}/{TASK} {INDEX}", "a") as file:
-        file.write("started\\n")
+        file.write(f"started {ATTEMPT}\\n")
 """
 
 
@@ -65,4 +65,5 @@ sys.exit(7)
     # The code is the chief's, whatever happened to the others.
     assert done.returncode == 7, done.stderr
     assert re.search(r"worker 1 \(pid \d+\) died: SIGKILL; restarting it", done.stderr)
-    assert (folder / "worker 0").read_text() == "started\n"
+    assert (folder / "worker 0").read_text() == "started 0\n"
+    assert (folder / "worker 1").read_text() == "started 0\nstarted 1\n"

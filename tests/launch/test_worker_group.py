@@ -3,10 +3,12 @@
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
 from tests.launch.processes import (
+    LAUNCH,
     SLEEPER,
     TIMEOUT,
     assert_gone,
@@ -154,14 +156,53 @@ def test_workers_do_not_outlive_a_killed_launcher(script, launch):
     assert_gone(workers)
 
 
-def test_the_run_ends_when_nobody_reads_its_output(script, launch):
-    path = script(SLEEPER.replace("time.sleep(600)", "while True: print('more')"))
+def test_the_run_goes_on_when_nobody_reads_its_output(script, launch, tmp_path):
+    path = script(f"""
+        print("pid", os.getpid())
+        while not os.path.exists({str(tmp_path / "closed")!r}): time.sleep(0.01)
+        for i in range(1000): print("more", i)
+        open({str(tmp_path)!r} + f"/done {{INDEX}}", "w").close()
+    """)
     process = launch("--workers", "2", path)
-    workers = pids(process, 2)
+    pids(process, 2)
     process.stdout.close()
-    assert process.wait(TIMEOUT) == 128 + signal.SIGPIPE
+    (tmp_path / "closed").touch()
+    assert process.wait(TIMEOUT) == 0
     process.stdout = None
-    assert_gone(workers)
+    assert process.stderr.read().count("stdout cannot be written (Broken pipe)") == 1
+    assert (tmp_path / "done 0").exists() and (tmp_path / "done 1").exists()
+
+
+def test_a_full_disk_below_the_output_is_not_the_end(script):
+    path = script("for i in range(5): print('line', i, flush=True)")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*LAUNCH, "--workers", "2", path],
+            env=clean_env(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    assert done.returncode == 0
+    assert done.stderr.count("stdout cannot be written (No space left on device)") == 1
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((79, 79), 79), ((79, 0), 143)])
+def test_workers_that_save_at_a_signal_give_their_exit_code(
+    codes, expected, script, launch
+):
+    path = script(f"""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit({codes}[INDEX]))
+        print("pid", os.getpid())
+        time.sleep(600)
+    """)
+    process = launch("--workers", "2", "--max-restarts", "3", "--grace", "50", path)
+    pids(process, 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == expected
+    assert "restart" not in err
 
 
 def test_restart_starts_all_workers_on_fresh_ports(script):

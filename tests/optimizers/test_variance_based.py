@@ -12,6 +12,7 @@ from tests.pairwise import parametrize_pairwise
 from tests.selection import select
 from tests.transports.test_transports import Recorder
 from tfgradcomp.checkpoint import backups
+from tfgradcomp.checkpoint.backups import Point
 from tfgradcomp.checkpoint.reshard import reshard
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
@@ -324,13 +325,17 @@ def test_resharding_conserves_what_is_owed(name, tmp_path):
                 optimizer.save_own_variables(file.create_group("optimizer"))
 
         origin = backups.Origin(rank, 2)
-        backups.write(backups.worker_folder(tmp_path / "old", rank), 1, origin, write)
+        backups.write(
+            backups.worker_folder(tmp_path / "old", rank), Point(1), origin, write
+        )
         return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
 
     def load(rank, collectives):
         optimizer, _ = optimizer_of(collectives)
         folder = backups.worker_folder(tmp_path / "new", rank)
-        with h5py.File(backups.epoch_folder(folder, 1) / backups.WEIGHTS) as file:
+        with h5py.File(
+            backups.point_folder(folder, Point(1)) / backups.WEIGHTS
+        ) as file:
             optimizer.load_own_variables(file["optimizer"])
         return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
 

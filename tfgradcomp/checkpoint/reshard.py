@@ -21,7 +21,7 @@ from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.state_file import PLACE, join_groups, state_groups
 
 
-def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
+def reshard(old: str | Path, num_workers: int, out: str | Path) -> backups.Point:
     """Writes `out`, a backup of `num_workers` workers, from the backup `old`.
 
     Args:
@@ -30,7 +30,7 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
         out: Directory to write; must not exist.
 
     Returns:
-        The epoch: the newest that all old workers have.
+        The moment of the training: the newest that all old workers have.
 
     Raises:
         ValueError: If `old` is not complete, its workers' weights differ, or `out`
@@ -41,8 +41,8 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
         raise ValueError(f"workers must be at least 1. Received: {num_workers}")
     if Path(out).exists():
         raise ValueError(f"The output must not exist yet. Received: out={out}")
-    folders, epoch = _find(Path(old))
-    sources = [backups.epoch_folder(folder, epoch) for folder in folders]
+    folders, point = _find(Path(old))
+    sources = [backups.point_folder(folder, point) for folder in folders]
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(h5py.File(source / backups.WEIGHTS))
@@ -60,38 +60,39 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> int:
                 for path, state in states.items():
                     _replace(file[path], {**state, PLACE: np.array(origin)})
 
-        backups.write(backups.worker_folder(out, rank), epoch, origin, save)
-    return epoch
+        backups.write(backups.worker_folder(out, rank), point, origin, save)
+    return point
 
 
-def _find(old: Path) -> tuple[list[Path], int]:
-    """Returns the workers' folders and the newest epoch that all of them have."""
+def _find(old: Path) -> tuple[list[Path], backups.Point]:
+    """Returns the workers' folders and the newest backup that all of them have."""
     found = sorted(old.glob("worker-*")) if old.is_dir() else []
-    written = [folder for folder in found if backups.epochs_in(folder)]
+    written = [folder for folder in found if backups.points_in(folder)]
     if not written:
         raise ValueError(
             "No backup found: expected folders worker-0/epoch-<n>, worker-1/..., as "
             f"tfgradcomp.callbacks.BackupAndRestore writes them. Received: {old}"
         )
-    newest = backups.epochs_in(written[0])[-1]
+    newest = backups.points_in(written[0])[-1]
     count = backups.read_origin(written[0], newest).num_workers
     folders = [backups.worker_folder(old, rank) for rank in range(count)]
-    epochs = {folder.name: backups.epochs_in(folder) for folder in folders}
-    common = set.intersection(*map(set, epochs.values()))
+    points = {folder.name: backups.points_in(folder) for folder in folders}
+    common = set.intersection(*map(set, points.values()))
     if not common:
+        have = {name: [*map(str, own)] for name, own in points.items()}
         raise ValueError(
             f"The backup is of {count} workers, which have no epoch in common. Put all "
-            f"their folders into one directory. Received: epochs by worker={epochs}"
+            f"their folders into one directory. Received: backups by worker={have}"
         )
-    epoch = max(common)
-    origins = {f.name: tuple(backups.read_origin(f, epoch)) for f in folders}
+    point = max(common)
+    origins = {f.name: tuple(backups.read_origin(f, point)) for f in folders}
     if [*origins.values()] != [(rank, count) for rank in range(count)]:
         raise ValueError(
             "The folders are mixed up: each must be of the worker in its name, and all "
             f"of {count} workers. Received: rank and number of workers by "
             f"folder={origins}"
         )
-    return folders, epoch
+    return folders, point
 
 
 def _check_copies(
@@ -157,10 +158,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True, help="directory to write")
     arguments = parser.parse_args(argv)
     try:
-        epoch = reshard(arguments.old, arguments.workers, arguments.out)
+        point = reshard(arguments.old, arguments.workers, arguments.out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print(f"{arguments.out}: epoch {epoch} for {arguments.workers} workers")
+    print(f"{arguments.out}: {point} for {arguments.workers} workers")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfgradcomp.compat.call_sites import SITES
 from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.rows import has_rows
 from tfgradcomp.compat.signals import Signals
 from tfgradcomp.compat.statistics import average_statistics, take_first_worker
 from tfgradcomp.compat.strategy import is_multi_worker
@@ -204,6 +205,15 @@ def _loop_of(trainer, flag):
         if loop.trainer is trainer and loop.flag == flag:
             return loop
     return None
+
+
+def signals_of_fit(model: keras.Model) -> Signals | None:
+    """Returns what travels between the workers that are in `fit` of a model.
+
+    None where there is one process, or no `fit`.
+    """
+    loop = _loop_of(model, _FLAG_OF_LOOP["fit"])
+    return loop.signals if loop else None
 
 
 class Lockstep:
@@ -388,7 +398,7 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
     if not (_is_training() or is_multi_worker(strategy)):
         return original(strategy, input_workers, optionals)
     with tf.device("CPU:0"):
-        own = tf.add_n([_has_rows(one) for local in optionals for one in local])
+        own = tf.add_n([has_rows(one) for local in optionals for one in local])
     if not _is_training():
         return SITES.around(
             "sum of replicas with rows",
@@ -420,28 +430,3 @@ def _progress_of(strategy):
     """The steps of the last `fit`, and the replicas with rows in its last batch."""
     with tf.init_scope(), tf.device("CPU:0"):
         return ResourceVariable(tf.zeros([2], tf.int64), trainable=False)
-
-
-def _has_rows(optional):
-    """Returns 1 if an optional batch has rows, else 0."""
-
-    def of_value():
-        leaves = keras.tree.flatten(optional.get_value())
-        rows = [_count_rows(leaf) for leaf in leaves if _is_batched(leaf)]
-        return tf.cast(rows[0] > 0, tf.int64) if rows else tf.constant(1, tf.int64)
-
-    return tf.cond(optional.has_value(), of_value, lambda: tf.constant(0, tf.int64))
-
-
-def _is_batched(leaf):
-    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-        return True
-    return tf.is_tensor(leaf) and leaf.shape.rank != 0
-
-
-def _count_rows(leaf):
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows()
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, tf.int64)[0]

@@ -8,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+_END_OF_LOOP, _END_OF_PROCESS = 1, 2
+
 
 class Signals:
-    """One flag for each worker, in a few variables of this process.
+    """A few flags for each worker, in a few variables of this process.
 
     Args:
         hosts: The collectives between the processes.
@@ -19,6 +21,7 @@ class Signals:
     def __init__(self, hosts: Any):
         self.hosts = hosts
         self.num_workers, self.rank = hosts.num_workers, hosts.rank
+        self._requests = 0
         hosts.watch()
         with tf.init_scope(), tf.device("CPU:0"):
             zeros = tf.zeros([self.num_workers])
@@ -28,14 +31,27 @@ class Signals:
             )
 
     def begin(self, value: bool) -> None:
-        """Forgets the signals of another loop; this worker's own flag is `value`."""
+        """Forgets the signals of another loop.
+
+        Args:
+            value: Whether this worker asks for the end of the new one.
+        """
         self.request(value)
         self._all.assign(tf.zeros([self.num_workers]))
         self._ended.assign(tf.zeros([self.num_workers]))
 
     def request(self, value: bool) -> None:
-        """Sets this worker's own flag."""
-        self._own.assign(tf.one_hot(self.rank, self.num_workers) * float(value))
+        """Asks for the end of the loop, or takes that back."""
+        self._set(_END_OF_LOOP, value)
+
+    def request_end_of_process(self, value: bool) -> None:
+        """Asks all workers to save and end, or takes that back."""
+        self._set(_END_OF_PROCESS, value)
+
+    def _set(self, flag: int, value: bool) -> None:
+        self._requests = self._requests & ~flag | (flag if value else 0)
+        own = tf.one_hot(self.rank, self.num_workers) * float(self._requests)
+        self._own.assign(own)
 
     def travel_with(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
         """Returns the sum of a vector over the workers; the flags travel behind it."""
@@ -62,8 +78,15 @@ class Signals:
         self._ended.assign(tf.cast(is_short, tf.float32))
 
     def askers(self) -> list[int]:
-        """Returns the workers whose flags have come."""
-        return np.flatnonzero(self._all.numpy()).tolist()
+        """Returns the workers that ask for the end of the loop, as all of them know."""
+        return self._with(_END_OF_LOOP)
+
+    def leavers(self) -> list[int]:
+        """Returns the workers that have to end soon, as all of them know."""
+        return self._with(_END_OF_PROCESS)
+
+    def _with(self, flag: int) -> list[int]:
+        return np.flatnonzero(self._all.numpy().astype(int) & flag).tolist()
 
     def ended(self) -> list[int]:
         """Returns the workers that missed rows when the last pass ended."""

@@ -30,7 +30,7 @@ def average_statistics(model: keras.Model, hosts: Any) -> None:
         model: The model.
         hosts: The collectives between the processes; None where there is one.
     """
-    unequal = _Unequal.find(model, _statistics(model), hosts)
+    unequal = _Unequal.find(model, statistics_of(model), hosts)
     if not unequal.values:
         return
     own = np.concatenate([v.mean(0, np.float64).ravel() for v in unequal.values])
@@ -56,7 +56,7 @@ def take_first_worker(model: keras.Model, hosts: Any) -> list[str]:
     """
     everything = [
         *_own(model, "_trainable_variables"),
-        *_statistics(model),
+        *statistics_of(model),
         *_learning_rates(model),
     ]
     variables = list({id(variable): variable for variable in everything}.values())
@@ -77,7 +77,7 @@ def digest_of_weights(model: keras.Model) -> str:
     return digest.hexdigest()
 
 
-def _statistics(model: keras.Model) -> list[keras.Variable]:
+def statistics_of(model: keras.Model) -> list[keras.Variable]:
     """Returns floating variables that are not trained, and scales of float8 layers.
 
     A layer's own lists are asked, since `trainable=False` freezes what is trained. The

@@ -29,8 +29,13 @@ With --ps the run lasts as long as the chief: when it ends, the workers and para
 servers are ended. A worker that dies is restarted alone, up to K times with
 --max-restarts K.
 
+SIGINT, SIGTERM and SIGHUP are passed on to the workers, which are killed SECONDS later.
+An output that cannot be written (a full disk, | head) loses lines and ends nothing.
+
 exit code: 0 when all workers ended with 0, else that of the worker that failed first;
-with --ps that of the chief (128 + signal when a signal ended it, or the launcher).
+with --ps that of the chief (128 + signal when a signal ended it). After a signal to the
+launcher, the code that all workers ended with by themselves (79: they have saved), else
+128 + signal.
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 
+from tfgradcomp.launch.environment import restarted
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.worker import Worker
 from tfgradcomp.launch.worker_group import WorkerGroup
@@ -54,4 +55,4 @@ class ChiefGroup(WorkerGroup):
         say(f"{worker}{'; restarting it' if restarts else ''}")
         if restarts:
             self._restarts_left -= 1
-            self._start(worker.label, worker.env)
+            self._start(worker.label, restarted(worker.env))

@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Mapping
 
+_RESTARTS = "TFGRADCOMP_RESTART_COUNT"
+
 
 def described_cluster(env: Mapping[str, str]) -> str:
     """Returns which variable already describes a cluster, in words; else ""."""
@@ -48,6 +50,11 @@ def worker_env(
         **{name: str(value) for name, value in defaults.items()},
         **base,
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-        "TFGRADCOMP_RESTART_COUNT": str(attempt),
+        _RESTARTS: str(attempt),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def restarted(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a task that is started once more."""
+    return {**env, _RESTARTS: str(int(env[_RESTARTS]) + 1)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections import deque
 from collections.abc import Iterable
 from typing import IO
@@ -96,8 +97,8 @@ class WorkerStream:
         return lines
 
 
-def show(target: int, label: str, lines: Iterable[bytes]) -> bool:
-    """Writes lines with a label; returns whether somebody still reads them."""
+def show(target: int, label: str, lines: Iterable[bytes]) -> OSError | None:
+    """Writes lines with a label; returns the error if that was not possible."""
     prefix = label.encode()
     return _write(target, b"".join(b"[%s] %s\n" % (prefix, line) for line in lines))
 
@@ -107,11 +108,15 @@ def say(text: str) -> None:
     _write(2, f"tfgradcomp.launch: {text}\n".encode())
 
 
-def _write(target: int, data: bytes) -> bool:
-    """Writes all of `data`, unbuffered; returns whether that was possible."""
+def _write(target: int, data: bytes) -> OSError | None:
+    """Writes all of `data`, unbuffered; returns the error if that was not possible."""
     try:
         while data:
-            data = data[os.write(target, data) :]
-    except OSError:
-        return False
-    return True
+            try:
+                data = data[os.write(target, data) :]
+            except BlockingIOError:
+                # Whoever reads is slow, and shares the pipe without waiting.
+                select.select([], [target], [])
+    except OSError as error:
+        return error
+    return None

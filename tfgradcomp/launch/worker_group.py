@@ -40,6 +40,7 @@ class WorkerGroup:
         self._hides_notices = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
         self._culprit: Worker | None = None
         self._is_stopping = False
+        self._lost_outputs: set[int] = set()
         self._deadline: float | None = None
 
     def run(self, envs: dict[str, dict[str, str]]) -> int:
@@ -61,7 +62,12 @@ class WorkerGroup:
             say(f"{self._culprit}; its last lines:")
             show(2, self._culprit.label, self._culprit.tail)
             return self._culprit.exit_code
-        return 128 + self.received_signal if self.received_signal else 0
+        if not self.received_signal:
+            return 0
+        # Where all ended by themselves with one code, as those do that have saved.
+        codes = {worker.process.returncode for worker in self.workers}
+        own = codes.pop() if len(codes) == 1 else 0
+        return own if own > 0 else 128 + self.received_signal
 
     def _start(self, label: str, env: dict[str, str]) -> None:
         worker = Worker(label, self._command, env)
@@ -131,11 +137,12 @@ class WorkerGroup:
     def _read(self, stream: WorkerStream) -> None:
         """Shows what has come through a stream."""
         lines = stream.read()
-        is_read = show(stream.target, stream.label, lines)
-        if not is_read and not self._is_stopping:
-            # Nobody reads any more (`| head`, a closed terminal): end like any filter.
-            self.received_signal = signal.SIGPIPE
-            self._stop(signal.SIGTERM)
+        error = show(stream.target, stream.label, lines)
+        if error and stream.target not in self._lost_outputs:
+            # A full disk, or nobody reads any more (`| head`): no reason to end.
+            name = {1: "stdout", 2: "stderr"}[stream.target]
+            say(f"{name} cannot be written ({error.strerror}); lines may be lost")
+            self._lost_outputs.add(stream.target)
         if not stream.is_open:
             self._selector.unregister(stream.pipe)
             stream.pipe.close()
