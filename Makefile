@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart lint test test-all matrix mutations clean
+.PHONY: quickstart lint test test-all fuzz matrix mutations clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ test: lint  ## What CI runs. Workers of clusters wait now and then: 3 for two co
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
 	$(BIN)/pytest -n 3 --dist loadfile
+
+fuzz: $(BIN)/tfgradcomp-launch  ## A million arbitrary messages for each decoder, and ThreadSanitizer.
+	$(BIN)/pytest -m slow -k "arbitrary or one_number or any_words or threads_share" tests/ops tests/compressors tests/transports tests/parameter_server
 
 matrix:  ## The tests of the seam to Keras and TensorFlow on several versions of them.
 	$(PYTHON) tests/matrix.py

@@ -83,7 +83,10 @@ struct Pool {
     const int64_t step = 1 + units / 16;
     std::atomic<int64_t> next{0};
     const auto work = [&] {
-      for (int64_t begin; (begin = next.fetch_add(step)) < units;) {
+      // Relaxed, so that taking a range puts nothing that threads do into an order.
+      for (;;) {
+        const int64_t begin = next.fetch_add(step, std::memory_order_relaxed);
+        if (begin >= units) break;
         body(closure, begin, begin + step < units ? begin + step : units);
       }
     };

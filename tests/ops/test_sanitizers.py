@@ -122,9 +122,11 @@ def test_threads_share_nothing_that_they_write(tmp_path_factory, instruction_set
     folder = tmp_path_factory.getbasetemp() / "races"
     folder.mkdir(exist_ok=True)
     program = compiled(folder, "sanitize.cc", RACES)
-    # Addresses that are drawn from too wide a range are none for this sanitizer.
-    command = ("setarch", "-R", program, instruction_set, 3000, "threads")
+    command = (program, instruction_set, 3000, "threads")
     status, output = run(*command, timeout=1000)
+    if "unexpected memory mapping" in output:
+        # The kernel draws addresses from a range too wide for this sanitizer.
+        status, output = run("setarch", "-R", *command, timeout=1000)
     if status == 77:
         pytest.skip(f"This machine has no {instruction_set}.")
     assert status == 0, output[-5000:]
