@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import reference
+from tfgradcomp.collectives import padded_size
 from tfgradcomp.core import Field
 from tfgradcomp.transports import messages
 
@@ -59,6 +60,14 @@ def test_a_message_is_its_fields_in_order():
         for name, value in payload.items():
             expected = np.broadcast_to(value, [*batch, *value.shape])
             np.testing.assert_array_equal(again[name], expected)
+
+
+def test_a_length_that_is_none_is_an_error():
+    words = tf.range(50)
+    for length in (-(2**31), -1, 0, 48, 2**29, 2**31 - 1):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            messages.padded(words, padded_size(tf.constant(length)))
+    assert messages.padded(words, padded_size(tf.constant(51))).shape == [52]
 
 
 @pytest.mark.parametrize("rows", [1000, pytest.param(10**6, marks=pytest.mark.slow)])
