@@ -39,8 +39,10 @@ def run(*command, timeout=280):
 
 
 def compiled(folder, source, flags):
-    """Builds a program of `source` and the kernels; objects in `folder` are kept."""
-    flags = [*FLAGS, *flags]
+    """Builds a program of `source` and the kernels, once; `folder` keeps them."""
+    flags, path = [*FLAGS, *flags], folder / Path(source).stem
+    if path.exists():
+        return path
     if run("g++", *flags, "-shared", "-x", "c++", "/dev/null", "-o", folder / "a")[0]:
         pytest.skip("This g++ has no such sanitizer.")
     jobs = [(HERE / source, [])]
@@ -58,7 +60,6 @@ def compiled(folder, source, flags):
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, jobs))
-    path = folder / Path(source).stem
     status, output = run("g++", *flags, *objects, "-o", path, "-lpthread")
     assert status == 0, output
     return path
