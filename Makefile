@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all matrix mutations soak clean
+.PHONY: quickstart lint test test-all fuzz matrix mutations soak clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test: lint  ## What CI runs. Workers of clusters wait now and then: 3 for two co
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
 	$(BIN)/pytest -n 3 --dist loadfile
+
+fuzz: $(BIN)/tfgradcomp-launch  ## A million arbitrary messages for each decoder, and ThreadSanitizer.
+	$(BIN)/pytest -m slow -k "arbitrary or one_number or any_words or threads_share" tests/ops tests/compressors tests/transports tests/parameter_server
 
 matrix:  ## The tests of the seam to Keras and TensorFlow on several versions of them.
 	$(PYTHON) tests/matrix.py

@@ -97,9 +97,12 @@ class Digits {
         });
       }
     } else if (count_ == 1) {
+      // A word may be above the largest code: only a faulty sender's is.
       for (int64_t w = 0; w < size; ++w) {
         uint32_t sum = 0;
-        for (int64_t i = 0; i < num_workers; ++i) sum += words[i * stride + w];
+        for (int64_t i = 0; i < num_workers; ++i) {
+          sum += static_cast<uint32_t>(words[i * stride + w] % base_);
+        }
         codes[w] = static_cast<int32_t>(sum);
       }
     } else {

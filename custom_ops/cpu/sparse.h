@@ -195,7 +195,7 @@ class SparseRows {
         const uint32_t word = words[next_[i]];
         const int64_t j = IndexOf(word);
         if (j >= end) break;
-        if (j < begin) continue;  // Out of order: what comes of it is not said.
+        if (j < begin) continue;  // Out of order, which the CPU's op refuses.
         while (args_.row_splits[block + 1] <= j) ++block;
         sum[j - begin] += scale[block] * FactorOf(word);
       }

@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kSparseTile = 1024;
 
 // The number of a row's words that come before element `begin`.
-__device__ inline int WordsBefore(const uint32_t* words, int64_t num_words,
-                                  int64_t begin) {
+__device__ inline int64_t WordsBefore(const uint32_t* words, int64_t num_words,
+                                      int64_t begin) {
   int64_t low = 0, high = num_words;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -243,7 +243,7 @@ __device__ inline int WordsBefore(const uint32_t* words, int64_t num_words,
       high = middle;
     }
   }
-  return static_cast<int>(low);
+  return low;
 }
 
 __global__ void __launch_bounds__(kThreads) MeanOfSparseKernel(MeanOfSparse args) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads) MeanOfSparseKernel(MeanOfSparse args
     const int64_t end = left < kSparseTile ? args.size : begin + kSparseTile;
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
     for (int e = Lane(); e < kSparseTile; e += kWarp) tile[e] = 0;
-    int first = 0;  // Of worker Lane() of 32.
+    int64_t first = 0;  // Of worker Lane() of 32.
     for (int64_t worker = 0; worker < args.num_workers; ++worker) {
       if (worker % kWarp == 0) {
         const int64_t own = worker + Lane();

@@ -20,6 +20,7 @@ namespace tfgradcomp {
 constexpr int64_t kMaxBase = int64_t{1} << 32;
 constexpr int64_t kMaxCount = int64_t{1} << 48;  // Far from overflow.
 constexpr int64_t kMaxLevels = int64_t{1} << 16;
+constexpr int64_t kMaxQuorum = (int64_t{1} << 31) - 1;
 
 template <typename... Parts>
 absl::Status Invalid(const Parts&... message) {
@@ -91,6 +92,13 @@ inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
   }
   return Invalid("base and reply_base must be 2 or 3. Received: base=", base,
                  ", reply_base=", reply_base);
+}
+
+// Net votes are counted in int32.
+inline absl::Status CheckQuorum(int64_t quorum) {
+  if (quorum >= -kMaxQuorum && quorum <= kMaxQuorum) return absl::OkStatus();
+  return Invalid("quorum must be less than 2**31 in magnitude. Received: quorum=",
+                 quorum);
 }
 
 // The base of the sum of N codes: the one given, if there is one, else the least.

@@ -3,6 +3,7 @@
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_SPARSE_KERNELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_SPARSE_KERNELS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../kernels.h"
@@ -131,6 +132,26 @@ class PackOverThresholdOp : public SparseOp<Device, PackOverThreshold> {
   float threshold_;
 };
 
+// Checks the order of words that another process has sent: those of a worker have
+// increasing indices, and words that stand for nothing come last.
+inline absl::Status CheckOrder(const MeanOfSparse& args) {
+  const auto index = [&](int64_t at) {
+    return std::min(tfgradcomp_format::IndexOf(args.words[at]), args.size);
+  };
+  for (int64_t worker = 0; worker < args.num_workers; ++worker) {
+    const int64_t first = worker * args.num_words;
+    for (int64_t at = first + 1; at < first + args.num_words; ++at) {
+      if (index(at - 1) < index(at) || index(at) == args.size) continue;
+      return Invalid(
+          "words must have increasing indices; words that stand for nothing come last. "
+          "The sender or the network is faulty. Received: index ",
+          index(at), " after ", index(at - 1), " in the words of worker ", worker,
+          ", size=", args.size);
+    }
+  }
+  return absl::OkStatus();
+}
+
 template <typename Device>
 class MeanOfSparseOp : public ValuesOp<Device, MeanOfSparse> {
  public:
@@ -152,6 +173,9 @@ class MeanOfSparseOp : public ValuesOp<Device, MeanOfSparse> {
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
                                     args->num_blocks, &args->scale));
+    // A GPU would have to be waited for. Its kernel stays inside its buffers with any
+    // words, as the CPU's does.
+    if constexpr (Device::kOnHost) TF_RETURN_IF_ERROR(CheckOrder(*args));
     return OutputParts<Device>(context, this->sizes_, memory, args);
   }
 };

@@ -22,6 +22,7 @@ class MajorityVoteOp : public KernelOp<Device, MajorityVote> {
     OP_REQUIRES_OK(context, context->GetAttr("reply_base", &reply_base_));
     OP_REQUIRES_OK(context, CheckVoteBases(base_, reply_base_));
     OP_REQUIRES_OK(context, context->GetAttr("quorum", &quorum_));
+    OP_REQUIRES_OK(context, CheckQuorum(quorum_));
   }
 
  private:

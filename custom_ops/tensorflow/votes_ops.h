@@ -13,11 +13,13 @@
 namespace tfgradcomp {
 
 inline absl::Status MajorityVoteShape(InferenceContext* c) {
-  int64_t base, reply_base, count;
+  int64_t base, reply_base, quorum, count;
   DimensionHandle num_workers;
   TF_RETURN_IF_ERROR(GetInt(c, "base", &base));
   TF_RETURN_IF_ERROR(GetInt(c, "reply_base", &reply_base));
+  TF_RETURN_IF_ERROR(GetInt(c, "quorum", &quorum));
   TF_RETURN_IF_ERROR(CheckVoteBases(base, reply_base));
+  TF_RETURN_IF_ERROR(CheckQuorum(quorum));
   TF_RETURN_IF_ERROR(GetCount(c, &count));
   TF_RETURN_IF_ERROR(WorkersWords(c, 0, count, base, &num_workers));
   TF_RETURN_IF_ERROR(CheckStreams(c, 1));

@@ -101,3 +101,71 @@ def test_gaps_take_about_half_of_the_bits():
             tf.constant(words_of(index, 8 + 0 * index)), "delta", value_bits
         )
         assert 32 * len(message) / len(index) < limit
+
+
+def arbitrary_messages(rng, rows, length):
+    """Delta messages of random words, and others that were encoded, with a bit changed.
+
+    Any number of bits of a gap is in their headers.
+    """
+    words = rng.integers(0, 2**32, [rows, length], dtype=np.uint32)
+    words[rng.random([rows, length]) < 0.1] = 2**32 - 1
+    words[:, 0] = rng.integers(0, 25, rows)
+    if length < 8:
+        return words
+    encoded = np.full([20, length], 2**32 - 1, np.uint32)
+    for row, gap in zip(encoded, rng.integers(1, 10**6, len(encoded)), strict=True):
+        index = np.cumsum(rng.integers(1, gap + 1, length - 1))
+        given = tf.constant(words_of(index, 15))
+        message = index_coding.encode(given, "delta", 4).numpy().view(np.uint32)
+        row[: len(message)] = message[:length]
+    half = rows // 2
+    words[:half] = rng.choice(encoded, half)
+    changed = rng.integers(1, length, half)
+    words[np.arange(half), changed] ^= np.uint32(1) << rng.integers(
+        0, 32, half, dtype=np.uint32
+    )
+    return words
+
+
+@pytest.mark.parametrize(
+    "count",
+    [600, pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+)
+def test_arbitrary_messages_are_words_in_order(count):
+    rng = np.random.default_rng(count)
+    rows = min(count // 6, 10_000)
+    for turn in range(count // rows):
+        value_bits = 1 if turn % 2 else 4
+        length = (1, 2, 5, 8, 9, 12)[turn % 6]
+        messages = arbitrary_messages(rng, rows, length)
+        decoded = index_coding.decode(
+            tf.constant(messages.view(np.int32)), "delta", value_bits
+        )
+        for words, message in zip(decoded.numpy(), messages, strict=True):
+            expected = [
+                (index, value)
+                for index, value in read(message, value_bits)
+                # A gap never leads so far, but in a message that nobody has encoded.
+                if index < 2**28 and (index, value) != (2**28 - 1, 15)
+            ]
+            index, value = words & 2**28 - 1, words.view(np.uint32) >> 28
+            found = list(zip(index.tolist(), value.tolist(), strict=True))
+            assert found[: len(expected)] == expected
+            assert (words[len(expected) :] == -1).all()
+
+
+@pytest.mark.parametrize("value_bits", [1, 4])
+def test_a_message_without_a_header_is_an_error(value_bits):
+    good = np.array([[0, 7], [24, 5], [3, -1]], np.int32)
+    index_coding.decode(tf.constant(good), "delta", value_bits)
+    rng = np.random.default_rng(0)
+    limits = [-1, -value_bits, -value_bits - 1, 25, 28, 31, 32, 60, 63, 64]
+    drawn = rng.integers(-(2**31), 2**31, 200)
+    for header in [*limits, 2**31 - 1, -(2**31), *drawn[(drawn < 0) | (drawn > 24)]]:
+        bad = good.copy()
+        bad[1, 0] = header
+        with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 24.*Recei"):
+            index_coding.decode(tf.constant(bad), "delta", value_bits)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must begin with"):
+        index_coding.decode(tf.zeros([2, 0], tf.int32), "delta", value_bits)

@@ -23,6 +23,7 @@ def run_example(*arguments, workers=1):
     path = (str(ROOT), environment.get("PYTHONPATH"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     launch = [sys.executable, "-m", "tfgradcomp.launch", "--workers", str(workers)]
+    launch += ["--network", "host"]
     return subprocess.run(
         [*launch, "examples/fashion_mnist.py", *arguments],
         cwd=ROOT,

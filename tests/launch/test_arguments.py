@@ -28,6 +28,8 @@ pytestmark = pytest.mark.timeout(120)
         ("--cluster a:1,a:1 --index 0 SCRIPT", "a:1 is there twice"),
         ("--workers 2 --max-restarts -1 SCRIPT", "--max-restarts is -1"),
         ("--workers 2 --grace nan SCRIPT", "--grace is nan"),
+        ("--workers 2 --network none SCRIPT", "'none'"),
+        ("--cluster a:1 --index 0 --network private SCRIPT", "goes with --workers"),
     ],
 )
 def test_bad_input_is_an_error(script, args, says):

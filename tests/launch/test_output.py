@@ -17,7 +17,7 @@ def test_every_line_has_a_prefix_and_is_whole(script):
             print("err", "y" * i, i, file=sys.stderr)
         print("unfinished", end="")
     """)
-    done = run("--workers", "3", path)
+    done = run("--workers", "3", "--network", "host", path)
     out, err = done.stdout.splitlines(), done.stderr.splitlines()
     assert len(out) == 3 * 201 and len(err) == 3 * 200
     assert all(re.fullmatch(r"\[\d\] (out x* \d+|unfinished)", line) for line in out)

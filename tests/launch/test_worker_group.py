@@ -142,7 +142,9 @@ def test_workers_that_ignore_signals_are_killed(script, launch, grace, presses):
     workers = pids(process, 2)
     process.send_signal(signal.SIGINT)
     if presses == 2:
-        assert "SIGINT" in process.stderr.readline()
+        # After the line on who reaches the workers.
+        while "SIGINT" not in process.stderr.readline():
+            assert process.poll() is None
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGINT

@@ -214,6 +214,7 @@ BAD = {
         count=BAD_COUNT,
         base=[*BAD_BASE, 4],
         reply_base=[*BAD_BASE, 4],
+        quorum=[2**31, -(2**31), HUGE],
         stream=BAD_STREAM,
     ),
     "sign_error_feedback": dict(
@@ -238,7 +239,14 @@ BAD = {
     ),
     "mean_of_sparse": dict(
         sizes=BAD_SIZES,
-        words=[WORDS[0], NO_WORKERS, LONG_WORDS[:1]],
+        words=[
+            WORDS[0],
+            NO_WORKERS,
+            LONG_WORDS[:1],
+            np.array([[1, 4], [3, 2]], np.int32),
+            np.array([[1, 1], [3, 4]], np.int32),
+            np.array([[-1, 2], [3, 4]], np.int32),
+        ],
         scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
         row_splits=[*BAD_SPLITS_FIRST, [0, 2, 2**28]],
     ),

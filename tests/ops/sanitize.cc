@@ -2,12 +2,17 @@
 // portable ones in one piece: built with sanitizers, so that an access outside a buffer
 // or undefined behaviour ends it.
 //
-//   sanitize avx512 10000     instruction set, most elements of a case
+//   sanitize avx512 10000 pieces     instruction set, most elements of a case
+//   sanitize avx512 3000 threads     all in threads that take ranges from a queue, as
+//                                    those of TensorFlow's pool do, in two operations
+//                                    at a time: for ThreadSanitizer
 //
 // Ends with 0: equal, 1: not, 77: this machine has not got the instruction set.
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -64,11 +69,73 @@ struct Device {
   }
 };
 
+// The kernels in ranges that four threads take from a queue.
+struct Pool {
+  static constexpr int kThreads = 4;
+
+  template <typename Kernel>
+  void operator()(const Kernel& args) {
+    tfgradcomp::Run(tfgradcomp::Parallel{RunInPool, nullptr}, args);
+  }
+
+  static void RunInPool(void*, int64_t units, int64_t,
+                        void (*body)(void*, int64_t, int64_t), void* closure) {
+    const int64_t step = 1 + units / 16;
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+      // Relaxed, so that taking a range puts nothing that threads do into an order.
+      for (;;) {
+        const int64_t begin = next.fetch_add(step, std::memory_order_relaxed);
+        if (begin >= units) break;
+        body(closure, begin, begin + step < units ? begin + step : units);
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int i = 1; i < kThreads; ++i) threads.emplace_back(work);
+    work();
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+struct InOnePiece {
+  template <typename Kernel>
+  void operator()(const Kernel& args) {
+    tfgradcomp::Run(tfgradcomp::Parallel{nullptr, nullptr}, args);
+  }
+};
+
+// Every operation, in a pool of its own, while another thread runs the same ones.
+bool RunInThreads(const char* instruction_set, int64_t most) {
+  tfgradcomp::SetInstructionSet(instruction_set);
+  const auto operations = [most] {
+    Pool pool;
+    InOnePiece whole;
+    auto comparison = tfgradcomp_cases::Comparison<Pool, InOnePiece>(pool, whole);
+    size_t turn = 0;
+    for (const auto& shape : tfgradcomp_cases::Shapes(most)) {
+      if (++turn % 4 == 0) comparison.Run(shape);
+    }
+    std::printf("%s", (std::to_string(comparison.calls()) + " calls, " +
+                       std::to_string(comparison.differences()) + " differences\n" +
+                       comparison.report())
+                          .c_str());
+    return comparison.differences() == 0;
+  };
+  bool other = false;
+  std::thread thread([&] { other = operations(); });
+  const bool own = operations();
+  thread.join();
+  return own && other;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   if (!tfgradcomp::SetInstructionSet(argv[1])) return 77;
+  if (std::string(argv[3]) == "threads") {
+    return RunInThreads(argv[1], std::atoll(argv[2])) ? 0 : 1;
+  }
   Device portable{"portable", 0, false, false, false};
   std::vector<Device> devices;
   for (bool cut : {false, true}) devices.push_back({argv[1], 0, false, false, cut});

@@ -1,7 +1,8 @@
-"""The CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""The CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer.
 
 tests/ops/sanitize.cc runs each kernel over all cases of tests/ops/cases.h, in buffers
 of exactly the stated size, and compares every instruction set with the portable one.
+tests/ops/fuzz.cc hands arbitrary words to all that decode them.
 """
 
 import concurrent.futures
@@ -14,9 +15,12 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "custom_ops" / "cpu"
-# Not optimized: compiling takes longer than running.
-FLAGS = ["-std=c++17", "-O0", "-g1", "-ffp-contract=off", "-fno-math-errno"]
-FLAGS += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FLAGS = ["-std=c++17", "-g1", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS += ["-fno-sanitize-recover=all"]
+# Not optimized where compiling takes longer than running.
+BOUNDS = ["-O0", "-fsanitize=address,undefined"]
+BOUNDS_FAST = ["-O1", "-fsanitize=address,undefined"]
+RACES = ["-O1", "-fsanitize=thread"]
 INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mbmi2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"],
@@ -27,19 +31,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*command):
+def run(*command, timeout=280):
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=280
+        [str(part) for part in command], capture_output=True, text=True, timeout=timeout
     )
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sanitize")
-    if run("g++", *FLAGS, "-shared", "-x", "c++", "/dev/null", "-o", folder / "a")[0]:
-        pytest.skip("This g++ has no sanitizers.")
-    jobs = [(HERE / "sanitize.cc", [])]
+def compiled(folder, source, flags):
+    """Builds a program of `source` and the kernels, once; `folder` keeps them."""
+    flags, path = [*FLAGS, *flags], folder / Path(source).stem
+    if path.exists():
+        return path
+    if run("g++", *flags, "-shared", "-x", "c++", "/dev/null", "-o", folder / "a")[0]:
+        pytest.skip("This g++ has no such sanitizer.")
+    jobs = [(HERE / source, [])]
     for file in KERNELS.glob("*.cc"):
         instructions = INSTRUCTIONS.get(file.stem.rpartition("_")[2], [])
         if not instructions or platform.machine() == "x86_64":
@@ -47,21 +53,41 @@ def program(tmp_path_factory):
 
     def compile_one(job):
         target = folder / f"{job[0].stem}.o"
-        status, output = run("g++", *FLAGS, *job[1], "-c", job[0], "-o", target)
-        assert status == 0, output
+        if not target.exists():
+            status, output = run("g++", *flags, *job[1], "-c", job[0], "-o", target)
+            assert status == 0, output
         return target
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, jobs))
-    path = folder / "sanitize"
-    status, output = run("g++", *FLAGS, *objects, "-o", path, "-lpthread")
+    status, output = run("g++", *flags, *objects, "-o", path, "-lpthread")
     assert status == 0, output
     return path
 
 
-@pytest.mark.parametrize("instruction_set", ["portable", "avx2", "avx512"])
-def test_kernels_stay_inside_their_buffers(program, instruction_set):
-    status, output = run(program, instruction_set, 10000)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bounds")
+
+
+def fuzz(program, instruction_set, messages, timeout):
+    """Runs the fuzzer; returns the numbers of messages and of faults by decoder."""
+    command = (program, instruction_set, messages, 7)
+    status, output = run(*command, timeout=timeout)
+    if status == 77:
+        pytest.skip(f"This machine has no {instruction_set}.")
+    assert status == 0, output[-5000:]
+    lines = [line.replace(",", "").split() for line in output.splitlines()]
+    return {line[1].rstrip(":"): (int(line[2]), int(line[4])) for line in lines}
+
+
+SETS = pytest.mark.parametrize("instruction_set", ["portable", "avx2", "avx512"])
+
+
+@SETS
+def test_kernels_stay_inside_their_buffers(folder, instruction_set):
+    program = compiled(folder, "sanitize.cc", BOUNDS)
+    status, output = run(program, instruction_set, 10000, "pieces")
     if status == 77:
         pytest.skip(f"This machine has no {instruction_set}.")
     assert status == 0, output[-5000:]
@@ -69,3 +95,40 @@ def test_kernels_stay_inside_their_buffers(program, instruction_set):
     assert output.count(" 0 differences") == 7
     counts = [int(line.split(": ")[1].split()[0]) for line in output.splitlines()]
     assert min(counts) > 1500
+
+
+@SETS
+def test_arbitrary_words_are_a_number_and_the_same_one(folder, instruction_set):
+    results = fuzz(compiled(folder, "fuzz.cc", BOUNDS), instruction_set, 2000, 280)
+    assert len(results) == 8
+    assert all(count >= 2000 and not faults for count, faults in results.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@SETS
+def test_a_million_arbitrary_messages(tmp_path_factory, instruction_set):
+    folder = tmp_path_factory.getbasetemp() / "fast"
+    folder.mkdir(exist_ok=True)
+    program = compiled(folder, "fuzz.cc", BOUNDS_FAST)
+    results = fuzz(program, instruction_set, 10**6, 2800)
+    assert len(results) == 8
+    assert all(count >= 10**6 and not faults for count, faults in results.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@SETS
+def test_threads_share_nothing_that_they_write(tmp_path_factory, instruction_set):
+    folder = tmp_path_factory.getbasetemp() / "races"
+    folder.mkdir(exist_ok=True)
+    program = compiled(folder, "sanitize.cc", RACES)
+    command = (program, instruction_set, 3000, "threads")
+    status, output = run(*command, timeout=1000)
+    if "unexpected memory mapping" in output:
+        # The kernel draws addresses from a range too wide for this sanitizer.
+        status, output = run("setarch", "-R", *command, timeout=1000)
+    if status == 77:
+        pytest.skip(f"This machine has no {instruction_set}.")
+    assert status == 0, output[-5000:]
+    assert output.count(" 0 differences") == 2

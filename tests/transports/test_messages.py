@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import reference
+from tfgradcomp.collectives import padded_size
 from tfgradcomp.core import Field
 from tfgradcomp.transports import messages
 
@@ -59,3 +60,39 @@ def test_a_message_is_its_fields_in_order():
         for name, value in payload.items():
             expected = np.broadcast_to(value, [*batch, *value.shape])
             np.testing.assert_array_equal(again[name], expected)
+
+
+def test_a_length_that_is_none_is_an_error():
+    words = tf.range(50)
+    for length in (-(2**31), -1, 0, 48, 2**29, 2**31 - 1):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            messages.padded(words, padded_size(tf.constant(length)))
+    assert messages.padded(words, padded_size(tf.constant(51))).shape == [52]
+
+
+@pytest.mark.parametrize("rows", [1000, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_any_words_are_a_message(rows):
+    fields = {
+        "half": Field(3, dtype="bfloat16"),
+        "sum": Field(2, dtype="float64"),
+        "codes": Field(21, base=3),
+        "exponents": Field(5, dtype="int8"),
+        "scale": Field(1),
+        "rest": Field(9, dtype="int32", variable_length=True),
+    }
+    words = np.random.default_rng(rows).integers(0, 2**32, [rows, 14], dtype=np.uint32)
+    payload = messages.unpack(tf.constant(words.view(np.int32)), fields)
+    raw = words.view(np.uint8)
+    # The bytes of each field, by hand.
+    for name, begin, end in [
+        ("half", 0, 6),
+        ("sum", 8, 24),
+        ("codes", 24, 32),
+        ("exponents", 32, 37),
+        ("scale", 40, 44),
+        ("rest", 44, 56),
+    ]:
+        value = np.ascontiguousarray(payload[name].numpy())
+        np.testing.assert_array_equal(
+            value.view(np.uint8).reshape(rows, -1), raw[:, begin:end], name
+        )

@@ -56,12 +56,16 @@ def encode(words: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
 
 
 def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
-    """Returns words of messages, both int32 `[N, any]` padded with -1."""
+    """Returns words of messages, both int32 `[N, any]` padded with -1.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If a delta message has no header.
+    """
     if coding == "fixed":
         return messages
     if in_xla():
         return messages[:, 1:]
-    gap_bits = tf.cast(messages[:, :1], tf.int64)
+    gap_bits = _checked(tf.cast(messages[:, :1], tf.int64))
     is_plain = tf.equal(gap_bits, 0)
     width = tf.where(is_plain, _int64(_WORD_BITS), value_bits + gap_bits)
     stream = messages[:, 1:]
@@ -71,11 +75,30 @@ def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
     sends = (place < count) & tf.less(field, _ones(width))
     gap = field & _ones(gap_bits)
     index = tf.cumsum(gap + tf.cast(sends, tf.int64), axis=1) - 1
+    # No sender goes so far; what lies there would reach into the bits of the value.
+    sends &= is_plain | (index < 2**INDEX_BITS)
     value = tf.bitwise.right_shift(field, gap_bits)
     word = tf.bitwise.left_shift(value, _int64(_WORD_BITS - value_bits)) + index
     words = _as_words(tf.where(is_plain, field, word))
     words = tf.ragged.boolean_mask(words, sends).to_tensor(NOTHING)
     return tf.ensure_shape(words, [messages.shape[0], None])
+
+
+def _checked(headers):
+    """The headers of delta messages, int64 `[N, 1]`, where they are headers."""
+    most = _GAP_BITS[-1]
+    fit = tf.reduce_all((headers >= 0) & (headers <= most))
+    check = tf.debugging.Assert(
+        fit & (tf.size(headers) > 0),
+        [
+            "A delta message must begin with the number of bits of a gap, from 0 to "
+            f"{most}. The sender or the network is faulty. Received: headers=",
+            headers,
+        ],
+        summarize=16,
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(headers)
 
 
 def _stream_words(gaps, value_bits):

@@ -13,6 +13,8 @@ from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Compressor
 from tfgradcomp.core import Field
 
+_MOST_ELEMENTS = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class TopK(Compressor):
@@ -41,6 +43,12 @@ class TopK(Compressor):
 
     @override
     def fields(self, layout):
+        if layout.size > _MOST_ELEMENTS:
+            raise ValueError(
+                "TopK numbers elements in int32, so a vector has at most "
+                f"{_MOST_ELEMENTS}; leave some variables out (exclude=...). "
+                f"Received: a vector of {layout.size} elements"
+            )
         count = max(1, math.ceil(self.ratio * layout.size))
         # A code of base 1 would say nothing, yet must still be a code.
         return {

@@ -9,6 +9,7 @@ import re
 import sys
 
 from tfgradcomp.launch.environment import described_cluster
+from tfgradcomp.launch.network import NETWORKS
 
 _EXAMPLES = """\
 examples:
@@ -31,6 +32,10 @@ servers are ended. A worker that dies is restarted alone, up to K times with
 
 SIGINT, SIGTERM and SIGHUP are passed on to the workers, which are killed SECONDS later.
 An output that cannot be written (a full disk, | head) loses lines and ends nothing.
+
+TensorFlow's servers listen on all interfaces of this host and ask for no password.
+With --network private the workers are in a network of their own that has loopback
+alone: nobody else reaches them, and they download nothing.
 
 exit code: 0 when all workers ended with 0, else that of the worker that failed first;
 with --ps that of the chief (128 + signal when a signal ended it). After a signal to the
@@ -55,7 +60,8 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="python -m tfgradcomp.launch",
         usage="%(prog)s (--workers N [--ps P] | --cluster HOST:PORT,... --index I)\n"
-        "         [--max-restarts K] [--grace SECONDS] (SCRIPT | -m MODULE) [ARGS ...]",
+        "         [--max-restarts K] [--grace SECONDS] [--network private|host]\n"
+        "         (SCRIPT | -m MODULE) [ARGS ...]",
         description="Start the workers of one training run, show their output as "
         "`[index] line`,\nand end all of them when one fails.",
         epilog=_EXAMPLES,
@@ -76,6 +82,8 @@ def _parser():
     add("--max-restarts", type=int, default=0, metavar="K", help=restarts)
     grace = "time between telling workers to end and SIGKILL (default 5)"
     add("--grace", type=float, default=5.0, metavar="SECONDS", help=grace)
+    network = "hide the workers from other machines, or not (default, with a notice)"
+    add("--network", choices=NETWORKS, help=network)
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module")
     add("script", nargs=rest, metavar="SCRIPT", help="run a script")
     return parser
@@ -106,6 +114,8 @@ def _check_numbers(parser, options):
 def _check_cluster(parser, options):
     if options.ps and options.cluster:
         parser.error("--ps goes with --workers: on several hosts set TF_CONFIG")
+    if options.network == "private" and options.cluster:
+        parser.error("--network private goes with --workers: hosts must meet by theirs")
     if not (options.workers or options.cluster or described_cluster(os.environ)):
         parser.error("no workers given: say how many with --workers N, or --cluster")
     if options.workers and options.cluster:

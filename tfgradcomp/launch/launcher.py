@@ -12,6 +12,7 @@ from typing import NoReturn
 from tfgradcomp.launch.arguments import parse
 from tfgradcomp.launch.chief_group import CHIEF, ChiefGroup
 from tfgradcomp.launch.environment import described_cluster, worker_env
+from tfgradcomp.launch.network import enter_private_network, reachable_interfaces
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.ports import local_address, reserve_ports
 from tfgradcomp.launch.signals import signal_socket
@@ -23,6 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if description := described_cluster(os.environ):
         _run_alone(options, description)
+    if options.workers and (problem := _choose_network(options.network)):
+        say(problem)
+        return 2
     with signal_socket() as signals:
         if options.ps:
             return _run_with_servers(options, signals)
@@ -31,13 +35,32 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run_alone(options: argparse.Namespace, description: str) -> NoReturn:
     """Becomes the script: its cluster is described already."""
-    given = ("workers", "ps", "cluster", "max_restarts")
+    given = ("workers", "ps", "cluster", "max_restarts", "network")
     ignored = [f"--{n.replace('_', '-')}" for n in given if getattr(options, n)]
     say(
         f"{description}, so the script runs as one process in the environment as it is"
         + (f"; {' and '.join(ignored)} ignored" if ignored else "")
     )
     os.execv(sys.executable, [sys.executable, *options.command])
+
+
+def _choose_network(network: str | None) -> str | None:
+    """Hides the workers from other machines if asked for; returns why it cannot."""
+    if network == "private":
+        try:
+            enter_private_network()
+        except OSError as error:
+            return (
+                "the kernel gives this user no private network; run where others do "
+                "not reach this machine, with --network host. Received: --network "
+                f"private, {error.strerror}"
+            )
+    elif network is None and (names := reachable_interfaces()):
+        say(
+            f"whoever reaches {' or '.join(names)} can run code in the workers: "
+            "--network private keeps others out (and downloads), host hides this line"
+        )
+    return None
 
 
 def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> int:

@@ -45,13 +45,14 @@ def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
     wide = tf.cast(x, tf.float64)
     # Bits of magnitudes have the order of the magnitudes, NaN above all.
     maximum = reduce_blocks(magnitude_bits, row_splits, tf.maximum)
-    count = tf.cast(magnitude_bits >= finite_bits, tf.int32)
+    # In int32 a block of 2**32 such elements would have none.
+    count = tf.cast(magnitude_bits >= finite_bits, tf.float64)
     return Statistics(
         tf.cast(tf.bitcast(maximum, tf.float32), tf.float64),
         reduce_blocks(tf.abs(wide), row_splits, tf.add),
         reduce_blocks(wide * wide, row_splits, tf.add),
         reduce_blocks(wide, row_splits, tf.add) + 0.0,
-        tf.cast(reduce_blocks(count, row_splits, tf.add), tf.float64),
+        reduce_blocks(count, row_splits, tf.add),
     )
 
 

@@ -145,11 +145,14 @@ def mean_of_sparse(
 
     Returns:
         float32 `[count]`, 0 where no worker sent an element, or `SplitVector` of it.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If words are out of order.
     """
     size, num_workers = row_splits[-1], words.shape[0]
     splits = tf.constant(row_splits[1:], tf.int32)
     # One element more, with a block of its own, takes what stands for nothing.
-    index = tf.minimum(words & ((1 << INDEX_BITS) - 1), size)
+    index = _in_order(tf.minimum(words & ((1 << INDEX_BITS) - 1), size), size)
     scale = tf.pad(scale, [[0, 0], [0, 1]])
     d = tf.bitwise.right_shift(words, INDEX_BITS) & _MOST
     power = tf.bitcast(tf.bitwise.left_shift(127 - d, 23), tf.float32)
@@ -161,6 +164,25 @@ def mean_of_sparse(
         value = tf.math.unsorted_segment_sum(value, index[i], size + 1)
         total = value if total is None else add(total, value)
     return in_parts(divide(total[:size], num_workers), sizes)
+
+
+def _in_order(index: tf.Tensor, size: int) -> tf.Tensor:
+    """The indices of received words, `size` for nothing, where they are in order."""
+    if in_xla():
+        return index
+    before, after = index[:, :-1], index[:, 1:]
+    check = tf.debugging.Assert(
+        tf.reduce_all((before < after) | tf.equal(after, size)),
+        [
+            "words must have increasing indices; words that stand for nothing come "
+            "last. The sender or the network is faulty. Received: indices=",
+            index,
+            f"size={size}",
+        ],
+        summarize=16,
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(index)
 
 
 def _accumulate(gathered: tf.Tensor, x: Vector) -> tf.Tensor:
