@@ -81,7 +81,7 @@ LAST = "epoch-000002-batch-000001"
     ("mode", "newest", "first_epoch"),
     [
         ("told in a step", "epoch-000002-batch-000003", 2),
-        ("told at an end", "epoch-000002", 2),
+        pytest.param("told at an end", "epoch-000002", 2, marks=pytest.mark.slow),
         pytest.param(
             *("told in validation", "epoch-000002", 2), marks=pytest.mark.slow
         ),
@@ -118,7 +118,9 @@ def test_a_full_disk_of_one_worker_is_a_warning_on_all(pools, straight, tmp_path
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        ("bug", "worker 1: TypeError: no such layer"),
+        pytest.param(
+            *("bug", "worker 1: TypeError: no such layer"), marks=pytest.mark.slow
+        ),
         ("metadata", "cannot be read on every worker. .*worker 1: KeyError: 'rank'"),
         ("all weights", "can be restored on every worker. .*worker 1: .*Errno 5"),
     ],
@@ -129,6 +131,7 @@ def test_an_error_of_one_worker_is_raised_by_all(fault, expected, pools, again):
         assert re.search(expected, answer["error"])
 
 
+@pytest.mark.slow
 def test_what_one_worker_cannot_read_makes_all_go_back(pools, straight, tmp_path):
     pools(2).run(cases.train, tmp_path, "interrupt")
     arguments = cases.train, tmp_path, "resume", "epoch", False, "weights"

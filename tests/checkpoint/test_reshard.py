@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import make_variables
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.backups import Origin, Point
 from tfgradcomp.checkpoint.reshard import main, reshard
@@ -209,6 +210,38 @@ def test_resharded_backup_resumes_under_every_transport(workers, backup, tmp_pat
             expected = answers[0] if expected is None else expected
             for weights in answers:
                 np.testing.assert_array_equal(weights, expected)
+
+
+@parametrize_pairwise(
+    way={f"{way[0].__name__}-{way[1].__name__}-{way[2]}": way for way in WAYS},
+    workers=[1, 2, 5],
+)
+def test_there_and_back_gives_the_files_of_the_same_number(
+    way, workers, saved, tmp_path
+):
+    old = saved(*way)
+    reshard(old, workers, tmp_path / "there")
+    reshard(tmp_path / "there", 3, tmp_path / "back")
+    reshard(old, 3, tmp_path / "same")
+    for rank in range(3):
+        back, same = (all_of(tmp_path / name, rank) for name in ("back", "same"))
+        # The weights, the inner optimizer and the statistics are among them.
+        assert back.keys() == same.keys() and len(back) > len(read(old, rank)) + 4
+        for name, value in same.items():
+            np.testing.assert_array_equal(back[name], value, err_msg=name)
+
+
+def all_of(directory, rank):
+    """Returns all that a file holds."""
+    folder = backups.worker_folder(directory, rank)
+    found = {}
+    with h5py.File(backups.point_folder(folder, Point(1)) / backups.WEIGHTS) as file:
+        file.visititems(
+            lambda name, one: found.update(
+                {name: one[()]} if isinstance(one, h5py.Dataset) else {}
+            )
+        )
+    return found
 
 
 def test_resharding_to_the_same_number_keeps_the_mean_alone(backup, tmp_path):
