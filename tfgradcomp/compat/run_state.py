@@ -63,7 +63,7 @@ class RunState:
     @functools.cached_property
     def _lasting(self) -> dict[str, keras.Variable]:
         # The first use is after the model is built.
-        found = {**_seed_states(self._model), "global": self._shared}
+        found = {**seed_states(self._model), "global": self._shared}
         for index, variable in enumerate(statistics_of(self._model)):
             if len(self._components(variable)) > 1:
                 found[f"statistics/{index}"] = variable
@@ -92,7 +92,7 @@ class RunState:
         return True
 
 
-def _seed_states(model: keras.Model) -> dict[str, keras.Variable]:
+def seed_states(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns the states of seed generators by where they are in the model.
 
     Attributes and layers lead there, as in Keras' files of weights. The path of the

@@ -10,7 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.trainer import random_states
+from tfgradcomp.compat.run_state import seed_states
 from tfgradcomp.core import State
 
 STALENESS = "staleness"
@@ -155,7 +155,7 @@ class RemoteWorker:
             seeds: A seed for each generator, the same for all workers.
             rank: The worker's rank.
         """
-        states = random_states(self.model).values()
+        states = seed_states(self.model).values()
         with tf.device(self.device):
             for state, seed in zip(states, seeds, strict=True):
                 entropy = [seed % 2**64, rank, self.rounds()]

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.trainer import epoch_to_resume_at, random_states
+from tfgradcomp.compat.run_state import seed_states
+from tfgradcomp.compat.trainer import epoch_to_resume_at
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.parameter_server.checkpoint import ClusterCheckpoint
@@ -233,7 +234,7 @@ class ParameterServerTrainer:
 
     def _send_seeds(self):
         # The first number is the generator's seed, the second counts what was drawn.
-        states = random_states(self.model).values()
+        states = seed_states(self.model).values()
         seeds = [int(state.numpy()[0]) for state in states]
         for rank, worker in enumerate(self._membership.workers):
             worker.take_seeds(seeds, rank)
