@@ -31,6 +31,7 @@ POOLS = (
     "tests/optimizers/test_auto_on_workers.py",
     "tests/optimizers/test_embeddings.py",
     "tests/optimizers/test_float_steps_on_workers.py",
+    "tests/ops/test_workers.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/per_example/test_workers.py",
     "tests/programs/",

@@ -101,7 +101,7 @@ def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     digests = [path.read_text() for path in tmp_path.rglob(backups.DIGEST)]
     # Two epochs of each worker; the weights move between them.
     assert (len(digests), len({*digests})) == (2 * len(answers), 2)
-    assert reshard(folder, 3, tmp_path / "new") == 2
+    assert reshard(folder, 3, tmp_path / "new") == backups.Point(2, 0)
 
 
 def test_what_callbacks_decide_by_one_worker_is_that_of_worker_0(pools):

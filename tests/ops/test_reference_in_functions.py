@@ -13,6 +13,7 @@ from tfgradcomp.ops.word_format import NOTHING
 def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
     """Calls operations of static shapes; returns a flat list of results."""
     size = splits[-1]
+    values, places = words & 0x70000000, 7 * tf.range(words.shape[1])
     levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
     return [
         ops.pack_codes(codes, 5),
@@ -32,7 +33,7 @@ def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits)
         ops.mean_of_signs(signs, scales, splits),
         ops.pack_levels(x, levels[0], splits, stream),
         ops.mean_of_levels(words, levels, splits),
-        ops.mean_of_sparse(words & 0x700001FF, scales, splits),
+        ops.mean_of_sparse(values | places, scales, splits),
         ops.majority_vote(words, size, 3, 3, 1, stream),
         *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),

@@ -23,8 +23,9 @@ def train(folder, mode, on_worker_loss, *tasks, restarts=0):
     return answer, output
 
 
-# What a loss does without a barrier and where others wait: `test_membership`.
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=SLOW)])
+# What a loss does: `test_membership`. On real workers that are stopped: `test_faults`.
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mode):
     # The first kill is of the worker whose weights others get.
     answer, output = train(

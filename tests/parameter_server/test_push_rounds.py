@@ -147,9 +147,11 @@ def test_who_waits_for_a_dataset_is_named(monkeypatch, caplog):
     rounds, _ = make_rounds(make_log(), 1, seconds=(2.5, 2.5))
     monkeypatch.setenv("TFGRADCOMP_STALL_TIMEOUT", "1")
     assert rounds.take(0, 2).steps == 2
-    (said, *_) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("no worker has gone on for")
-    assert said.endswith(f"{', '.join(WORKERS)} waiting for the dataset")
+    # On a loaded machine tracing is said before.
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("no worker has gone on for")
+    late = f"{', '.join(WORKERS)} waiting for the dataset"
+    assert any(line.endswith(late) for line in said)
     assert {*codes} == {EXIT_CODE}
     assert "Received: TFGRADCOMP_STALL_TIMEOUT=1" in caplog.text
 

@@ -32,6 +32,7 @@ WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
 EXIT_CODE = 75
 """Exit code of a process that has waited too long: that of a temporary failure."""
 _ANSWER_SECONDS = 2.0
+_LEADER_SECONDS = 5.0
 # The files of what runs the program, by how their paths begin.
 _FOLDERS = (
     Path(tf.__file__).parent,
@@ -115,9 +116,23 @@ class Watch(threading.Thread):
         self.start()
 
     def end(self) -> None:
-        """Ends the watch."""
+        """Ends the watch, at the end of the process."""
         self._is_over.set()
         self.join(timeout=_ANSWER_SECONDS)
+        # Nobody is to wait for one that has raised an error.
+        if self.rank == 0 and not hasattr(sys, "last_value"):
+            self._outlast_others()
+
+    def _outlast_others(self) -> None:
+        """Waits a little until the other processes have ended.
+
+        They ask this one, TensorFlow's leader, for errors all the time, and would log
+        one if it ended first.
+        """
+        deadline = time.monotonic() + _LEADER_SECONDS
+        for address in self._peers[1:]:
+            while time.monotonic() < deadline and _ask(address) is not None:
+                time.sleep(0.02)
 
     @override
     def run(self):
