@@ -31,17 +31,6 @@ def test_each_worker_gets_its_own_tf_config(script):
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
 
 
-def test_cluster_of_several_hosts_starts_one_worker_here(script):
-    path = script("print(json.dumps(CONFIG))")
-    done = run("--cluster", "a:1, 10.0.0.2:65535,[::1]:4000", "--index", "1", path)
-    assert done.returncode == 0, done.stderr
-    prefix, _, config = done.stdout.partition(" ")
-    assert prefix == "[1]" and json.loads(config) == {
-        "cluster": {"worker": ["a:1", "10.0.0.2:65535", "[::1]:4000"]},
-        "task": {"type": "worker", "index": 1},
-    }
-
-
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
 
 

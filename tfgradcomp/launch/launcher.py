@@ -15,6 +15,7 @@ from tfgradcomp.launch.environment import described_cluster, worker_env
 from tfgradcomp.launch.network import enter_private_network, reachable_interfaces
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.ports import local_address, reserve_ports
+from tfgradcomp.launch.rendezvous import Interrupted, Rendezvous
 from tfgradcomp.launch.signals import signal_socket
 from tfgradcomp.launch.worker_group import WorkerGroup
 
@@ -68,9 +69,16 @@ def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> i
     # Held until the launcher ends, so that a restart gets ports never used before.
     locks: list[socket.socket] = []
     indices: Sequence[int]
-    for attempt in range(options.max_restarts + 1):
+    attempt = 0
+    if options.cluster:
+        rendezvous = Rendezvous(options.cluster, options.index, signals)
+    while True:
         if options.cluster:
             cluster, indices = options.cluster, [options.index]
+            try:
+                attempt = rendezvous.agree(attempt)
+            except Interrupted as interrupted:
+                return interrupted.exit_code
         else:
             indices = range(options.workers)
             fresh = reserve_ports(options.workers)
@@ -88,10 +96,10 @@ def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> i
         }
         group = WorkerGroup(options.command, options.grace, signals)
         code = group.run(envs)
-        if code == 0 or group.received_signal or attempt == options.max_restarts:
-            break
-        say(f"restart {attempt + 1} of {options.max_restarts}")
-    return code
+        if code == 0 or group.received_signal or attempt >= options.max_restarts:
+            return code
+        attempt += 1
+        say(f"restart {attempt} of {options.max_restarts}")
 
 
 def _run_with_servers(options: argparse.Namespace, signals: socket.socket) -> int:

@@ -1,0 +1,158 @@
+"""Launchers of several hosts agree on an attempt before they start it.
+
+The launcher of worker 0 leads: until its worker serves there, it listens at the address
+of that worker. Each of the others tries to tell it which attempt comes next on its host
+until it is there. When all have come, the leader tells them the highest, which all of
+them start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+
+from tfgradcomp.launch.output import CHUNK, say
+
+# Seconds between two tries to reach the leader: they double up to the second number.
+_BACK_OFF = (0.1, 2.0)
+_NOTICE_SECONDS = 60.0
+# After a failure the others are back soon, or will not come at all.
+_PATIENCE_SECONDS = 600.0
+
+
+class Interrupted(Exception):
+    """The launcher is to end: `exit_code` says with what code."""
+
+    def __init__(self, exit_code: int):
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class Rendezvous:
+    """Where the launchers of a cluster meet before each attempt.
+
+    Args:
+        cluster: The address of each worker, `"HOST:PORT"`.
+        index: Of the worker of this launcher.
+        signals: Where the numbers of signals to the launcher can be read.
+    """
+
+    def __init__(self, cluster: Sequence[str], index: int, signals: socket.socket):
+        self._cluster, self._index, self._signals = cluster, index, signals
+        host, _, port = cluster[0].rpartition(":")
+        self._leader = host.strip("[]"), int(port)
+        self._missing = {0} if index else set(range(1, len(cluster)))
+        self._began = self._told = 0.0
+        self._is_first = True
+
+    def agree(self, attempt: int) -> int:
+        """Waits for all launchers; returns the attempt that they start.
+
+        Args:
+            attempt: The one that comes next here; 0 first.
+
+        Raises:
+            Interrupted: If a signal tells the launcher to end, or if others do not come
+                for ten minutes after a failure.
+        """
+        self._began = self._told = time.monotonic()
+        self._is_first = attempt == 0
+        meet = self._follow if self._index else self._lead
+        return meet(attempt)
+
+    def _lead(self, attempt):
+        links: dict[int, tuple[socket.socket, int]] = {}
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(socket.create_server(("", self._leader[1])))
+            unknown: dict[socket.socket, bytes] = {}
+            while len(links) < len(self._cluster) - 1:
+                known = {link: index for index, (link, _) in links.items()}
+                self._missing = set(range(1, len(self._cluster))) - set(links)
+                for ready in self._wait([server, *unknown, *known], 1.0):
+                    if ready is server:
+                        link = stack.enter_context(server.accept()[0])
+                        unknown[link] = b""
+                    elif ready in known:
+                        # A launcher says nothing more; it has ended.
+                        del links[known[ready]]
+                    else:
+                        text = unknown.pop(ready) + _receive(ready)
+                        answer = _parse(text)
+                        if answer and answer.get("index") in self._missing:
+                            links[answer["index"]] = ready, answer["attempt"]
+                        elif text and not text.endswith(b"\n"):
+                            unknown[ready] = text
+            agreed = max([attempt, *(other for _, other in links.values())])
+            for link, _ in links.values():
+                with contextlib.suppress(OSError):
+                    link.sendall(_line(attempt=agreed))
+        return agreed
+
+    def _follow(self, attempt):
+        pause, longest = _BACK_OFF
+        while True:
+            with contextlib.suppress(OSError):
+                with socket.create_connection(self._leader, timeout=5) as link:
+                    link.sendall(_line(index=self._index, attempt=attempt))
+                    text = b""
+                    while not text.endswith(b"\n"):
+                        if self._wait([link], 1.0):
+                            part = _receive(link)
+                            if not part:
+                                break
+                            text += part
+                    if answer := _parse(text):
+                        return answer["attempt"]
+            # Nobody listens yet, or it is the worker of an attempt that has failed.
+            self._wait([], pause)
+            pause = min(2 * pause, longest)
+
+    def _wait(self, links, seconds):
+        """Returns those links that can be read, after some seconds at most."""
+        ready, *_ = select.select([self._signals, *links], [], [], seconds)
+        if self._signals in ready:
+            ready.remove(self._signals)
+            for signum in self._signals.recv(CHUNK):
+                if signum != signal.SIGCHLD:
+                    say(f"{signal.Signals(signum).name} before the workers started")
+                    raise Interrupted(128 + signum)
+        now = time.monotonic()
+        names = ", ".join(f"{i} ({self._cluster[i]})" for i in sorted(self._missing))
+        if now - self._told >= _NOTICE_SECONDS:
+            self._told = now
+            say(f"waiting for the launchers of workers {names}")
+        if not self._is_first and now - self._began >= _PATIENCE_SECONDS:
+            say(
+                f"the launchers of workers {names} have not come back; start the run "
+                f"again on every host. Received: {_PATIENCE_SECONDS:g} s of waiting"
+            )
+            raise Interrupted(1)
+        return ready
+
+
+def _line(**values: int) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+def _receive(link: socket.socket) -> bytes:
+    """Returns what has come; nothing at the end."""
+    try:
+        return link.recv(CHUNK)
+    except OSError:
+        return b""
+
+
+def _parse(text: bytes) -> dict | None:
+    """Returns what a launcher has said; None if it is no launcher, or has not ended."""
+    try:
+        values = json.loads(text) if text.endswith(b"\n") else None
+    except ValueError:
+        return None
+    if isinstance(values, dict) and isinstance(values.get("attempt"), int):
+        return values
+    return None
