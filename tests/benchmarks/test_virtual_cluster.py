@@ -112,6 +112,7 @@ def test_rates_are_read():
     assert [cluster.bits_per_second(r) for r in rates] == [1e9, 1e8, 2.5e9, 8]
 
 
+@pytest.mark.slow  # `test_exchange` has the same files from one host.
 def test_the_files_and_what_they_say(permitted, tmp_path):
     code, output, errors = run(
         "virtual_cluster.py",

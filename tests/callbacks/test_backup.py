@@ -59,6 +59,7 @@ def check_same(resumed, straight, first_epoch):
     assert resumed[0]["residual"] != resumed[1]["residual"]
 
 
+@pytest.mark.slow  # Within an epoch, and in the same processes, a quick test resumes.
 def test_a_resumed_run_ends_in_the_same_bits(again, pools, straight):
     # Both have the second epoch whole, only one of them the third.
     check_same(pools(2).run(cases.train, again, "resume")[0], straight, 2)

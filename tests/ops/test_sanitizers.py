@@ -81,7 +81,10 @@ def fuzz(program, instruction_set, messages, timeout):
     return {line[1].rstrip(":"): (int(line[2]), int(line[4])) for line in lines}
 
 
-SETS = pytest.mark.parametrize("instruction_set", ["portable", "avx2", "avx512"])
+SETS = pytest.mark.parametrize(
+    "instruction_set",
+    ["portable", pytest.param("avx2", marks=pytest.mark.slow), "avx512"],
+)
 
 
 @SETS

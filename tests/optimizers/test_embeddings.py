@@ -20,8 +20,8 @@ def test_gradients_of_unknown_length_train_as_stock_keras_does(pools, how):
     ("name", "workers"),
     [
         ("TernGrad", 2),
-        ("DistEFBlockSGDM", 2),
-        # `test_rows` has the unions of three, exchanged between threads.
+        # `test_rows` has state, and the unions of three, exchanged between threads.
+        pytest.param("DistEFBlockSGDM", 2, marks=pytest.mark.slow),
         pytest.param("DistEFBlockSGDM", 3, marks=pytest.mark.slow),
     ],
 )
