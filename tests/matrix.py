@@ -32,12 +32,13 @@ PYTHONS = ("python3.10", "python3.11", "python3.12")
 TENSORFLOWS = ("2.20", "2.21")
 KERAS = ("3.10.0", "3.11.3", "3.12.4", "3.13.2", "3.14.1", "3.15.1")
 
-_LOOPS, _OWN, _FIT, _SAVING, _CONFIG, _MOMENTS = (
+_LOOPS, _OWN, _FIT, _BACKUP, _SAVING, _CONFIG, _MOMENTS = (
     f"tests/{name}.py::test"
     for name in (
         "compat/test_loops",
         "compat/test_own_loops",
         "compat/test_multi_worker_fit",
+        "callbacks/test_backup",
         "optimizers/test_saving",
         "optimizers/test_serialization",
         "per_example/test_second_moments",
@@ -60,10 +61,11 @@ TESTS = (
     f"{_FIT}_a_worker_without_rows_sits_out_an_evaluation",
     f"{_FIT}_dict_inputs",
     f"{_FIT}_one_overflow_skips_and_halves_everywhere",
-    f"{_FIT}_resumed_runs_are_bit_identical[two]",
     f"{_FIT}_workers_that_share_paths_do_not_spoil_files",
     f"{_FIT}_building_a_model_opens_no_iterator",
-    "tests/callbacks/test_backup.py::test_a_resumed_run_ends_in_the_same_bits",
+    f"{_BACKUP}_save_freq_resumes_within_an_epoch_in_the_same_bits",
+    f"{_BACKUP}_sigterm_to_one_worker_makes_all_save_and_end",
+    "tests/compat/test_run_state.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_wrapper.py",
     "tests/optimizers/test_partition.py",

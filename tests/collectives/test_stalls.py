@@ -1,14 +1,17 @@
 """No worker waits for another one in silence."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
 
 import pytest
+import tensorflow as tf
 
 from tests.collectives import stall_cases
 from tfgradcomp.collectives import stalls
+from tfgradcomp.compat.call_sites import CallSites
 
 NEVER = float("inf")
 
@@ -63,3 +66,20 @@ def test_limits_are_seconds(monkeypatch, name, value):
 def test_limits_by_default(monkeypatch):
     monkeypatch.delenv(stalls.WARNING, raising=False)
     assert stalls.Limits.of_environment() == (60.0, NEVER)
+
+
+def test_what_an_error_has_ended_is_waited_for_no_longer():
+    sites = CallSites()
+
+    @tf.function
+    def step(x):
+        return sites.around("a sum", lambda y: tf.debugging.check_numerics(y, "no"), x)
+
+    for value in (1.0, float("nan"), float("nan"), 1.0):
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            step(tf.constant(value))
+    assert sites.calls() == {"a sum": (4, 2)}
+    sites.leave()
+    assert sites.calls() == {"a sum": (4, 4)}
+    step(tf.constant(1.0))
+    assert sites.calls() == {"a sum": (5, 5)}

@@ -273,9 +273,8 @@ def test_traffic_is_what_the_collectives_are_given(ask, method):
     assert traffic["up"] <= limit
 
 
-@pytest.mark.parametrize(
-    "cluster", ["two", pytest.param("mirrored", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # `tests/checkpoint/test_restore.py` resumes on workers, too.
+@pytest.mark.parametrize("cluster", ["two", "mirrored"])
 def test_resumed_runs_are_bit_identical(ask, cluster):
     for state in answers(ask, cluster, "state"):
         for way in ("keras", "weights", "checkpoint"):

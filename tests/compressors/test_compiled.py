@@ -19,10 +19,11 @@ from tfgradcomp.transports import messages
 
 
 def in_graphs_and_xla():
-    """Each compressor in a graph and by XLA, quickly few that have all kinds of parts.
+    """Each compressor in a graph and by XLA; quickly, few that have all kinds of parts.
 
     It takes seconds for each, and what graphs may do otherwise they do to the
-    operations of a class.
+    operations of a class. By XLA `tests/optimizers` compiles whole steps; only messages
+    that vary in length are others there.
     """
     seen = set()
     # Those with most parts first.
@@ -32,6 +33,9 @@ def in_graphs_and_xla():
         marks = [] if classes - seen else [pytest.mark.slow]
         seen |= classes
         yield pytest.param(row, False, id=f"{row.name}-graph", marks=marks)
+        fields = row.compressor.fields(LAYOUTS["tensors"]).values()
+        if not any(field.variable_length for field in fields):
+            marks = [pytest.mark.slow]
         yield pytest.param(row, True, id=f"{row.name}-xla", marks=marks)
 
 

@@ -33,7 +33,7 @@ class Fault(keras.callbacks.Callback):
     Args:
         folder: Where the moment is written, which says that it has struck.
         signal_name: The signal that the process sends to itself; "none" for never.
-        phase: One of `PHASES`.
+        phase: One of `PHASES`; or "slow", to wait before each step and not strike.
         is_here: Whether this is the worker to strike.
     """
 
@@ -58,6 +58,8 @@ class Fault(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
+        if self.phase == "slow":
+            time.sleep(0.5)
         if batch == 2:
             self.at("exchange")
 

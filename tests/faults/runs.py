@@ -42,12 +42,6 @@ def run(folder: Path, signal_name="none", phase="exchange", rank=1, timeout=240)
         AssertionError: If the run fails or takes too long.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TFGRADCOMP_STALL_WARNING": str(WARNING),
-        "TFGRADCOMP_STALL_TIMEOUT": str(TIMEOUT),
-    }
     command = [sys.executable, "-m", "tfgradcomp.launch", "--workers", str(WORKERS)]
     command += ["--max-restarts", "1", "--grace", "2", program.__file__, str(folder)]
     process = subprocess.Popen(
@@ -55,7 +49,7 @@ def run(folder: Path, signal_name="none", phase="exchange", rank=1, timeout=240)
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=_environment(),
         start_new_session=True,
     )
     lines = []
@@ -70,10 +64,7 @@ def run(folder: Path, signal_name="none", phase="exchange", rank=1, timeout=240)
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)
     assert code == 0, f"exit code {code}:\n{_text(lines)}"
-    answers = [
-        json.loads((folder / f"answer-{rank}.json").read_text())
-        for rank in range(WORKERS)
-    ]
+    answers = _answers(folder)
     moment = folder / "moment"
     struck = float(moment.read_text()) if moment.exists() else lines[-1][0]
     how = r"\(pid \d+\) died|does not answer|has not arrived"
@@ -86,6 +77,64 @@ def run(folder: Path, signal_name="none", phase="exchange", rank=1, timeout=240)
         1 + sum("restart 1 of 1" in line for _, line in lines),
         _text(lines),
     )
+
+
+def start_host(addresses, index, folder, arguments=("none", "logs", "1"), prefix=()):
+    """Starts the launcher of one host of several."""
+    command = [*prefix, sys.executable, "-m", "tfgradcomp.launch"]
+    command += ["--cluster", ",".join(addresses), "--index", str(index)]
+    command += ["--max-restarts", "3", "--grace", "20", program.__file__, str(folder)]
+    return subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=_environment(),
+        start_new_session=True,
+    )
+
+
+def finish_hosts(launchers, folder):
+    """Waits for the launchers of all hosts; returns the answers and the output."""
+    try:
+        output = "".join(one.communicate(timeout=300)[0] for one in launchers)
+    finally:
+        for one in launchers:
+            one.send_signal(signal.SIGTERM)
+            one.wait(timeout=60)
+    assert [one.returncode for one in launchers] == [0] * len(launchers), output
+    return _answers(folder), output
+
+
+def wait_for_backup(folder, epoch):
+    """Waits until all workers have the backup of an epoch."""
+    name = f"epoch-{epoch:06d}"
+    paths = [folder / f"backup/worker-{rank}/{name}" for rank in range(WORKERS)]
+    deadline = time.monotonic() + 120
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, f"no backup of epoch {epoch}"
+        time.sleep(0.05)
+
+
+def check_bits(answers, whole):
+    """What the workers end with is what those of another run have ended with."""
+    for answer, expected in zip(answers, whole.answers, strict=True):
+        assert answer["digest"] == expected["digest"]
+        assert answer["residuals"] == expected["residuals"]
+
+
+def _environment():
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TFGRADCOMP_STALL_WARNING": str(WARNING),
+        "TFGRADCOMP_STALL_TIMEOUT": str(TIMEOUT),
+    }
+
+
+def _answers(folder):
+    paths = [folder / f"answer-{rank}.json" for rank in range(WORKERS)]
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def _text(lines):

@@ -250,6 +250,7 @@ def test_the_tool_builds(tmp_path, compiler, monkeypatch, capsys):
     assert "/bin/false failed with status 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # `make` runs the tool at each installation.
 def test_the_tool_informs(tmp_path, loaded):
     cached = tmp_path / "tfgradcomp" / "ops" / loaded.path.name
     cached.parent.mkdir(parents=True)

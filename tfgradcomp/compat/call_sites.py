@@ -61,6 +61,13 @@ class CallSites:
         finally:
             counter.assign_add(_LEFT)
 
+    def leave(self) -> None:
+        """Counts as left what was entered, after an error that has ended it."""
+        with self._lock:
+            for counter in self._counters.values():
+                entered = int(counter.numpy()) % _LEFT
+                counter.assign(entered * (_LEFT + 1))
+
     def calls(self) -> dict[str, Calls]:
         """Returns the calls so far of all replicas of this process, by sites."""
         with self._lock:

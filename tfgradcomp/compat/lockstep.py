@@ -267,6 +267,10 @@ def _entered(loop: Loop) -> Iterator[Loop]:
         if loop.signals and loop.is_stopped():
             # As after a loop that this worker has ended by itself.
             vars(loop.trainer)[loop.flag] = True
+    except BaseException:
+        # A graph that an error has ended does not count for itself.
+        SITES.leave()
+        raise
     finally:
         _LOOPS.remove(loop)
         if _LOOPS:

@@ -34,7 +34,7 @@ class Interrupted(Exception):
 
 
 class Rendezvous:
-    """Where the launchers of a cluster meet before each attempt.
+    """A meeting of the launchers of a cluster before each attempt.
 
     Args:
         cluster: The address of each worker, `"HOST:PORT"`.
