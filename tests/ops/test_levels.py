@@ -1,5 +1,6 @@
 """Levels of blocks, found, rounded to and averaged, against exact sums in Python."""
 
+import functools
 import math
 import shutil
 from fractions import Fraction
@@ -111,19 +112,32 @@ def vectors(size):
     yield np.sign(x) * np.float32(2.0**-126) * (1 + np.abs(x))
 
 
+@functools.cache
+def exact_levels(rule, size, layout):
+    """Vectors and their levels, once for both kinds of operations."""
+    levels_of, settings = RULES[rule]
+    splits = cases.row_splits(size, layout)
+    return [
+        (
+            x,
+            *setting,
+            np.stack([levels_of(v, *setting) for v in blocks_of(x, splits)]).astype(
+                "f4"
+            ),
+        )
+        for x in vectors(size)
+        for setting in settings
+    ]
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("size", "layout"), SHAPES)
 def test_levels_are_those_of_exact_sums(ops, rule, size, layout):
-    levels_of, settings = RULES[rule]
     splits = cases.row_splits(size, layout)
-    for x in vectors(size):
-        for count, sweeps in settings:
-            expected = [levels_of(v, count, sweeps) for v in blocks_of(x, splits)]
-            levels, nonfinite = ops.find_levels(
-                tf.constant(x), splits, rule, count, sweeps
-            )
-            same(levels, np.stack(expected).astype(np.float32), (rule, count, sweeps))
-            assert nonfinite == 0 and nonfinite.dtype == tf.int64
+    for x, count, sweeps, expected in exact_levels(rule, size, layout):
+        levels, nonfinite = ops.find_levels(tf.constant(x), splits, rule, count, sweeps)
+        same(levels, expected, (rule, count, sweeps))
+        assert nonfinite == 0 and nonfinite.dtype == tf.int64
 
 
 def test_the_middle_of_three_levels_makes_the_least_error(ops):
