@@ -12,7 +12,9 @@ from tests.launch.processes import run
 from tfgradcomp.launch.network import reachable_interfaces
 
 pytestmark = pytest.mark.timeout(120)
-LINE = re.compile(r"whoever reaches .* can run code in the workers: --network private")
+LINE = re.compile(
+    r"who reaches this machine by .* can run code in the workers: --network private"
+)
 # Where the kernel lets nobody do so there is nothing to test.
 CAN_HIDE = not subprocess.run(
     [

@@ -58,8 +58,8 @@ def _choose_network(network: str | None) -> str | None:
             )
     elif network is None and (names := reachable_interfaces()):
         say(
-            f"whoever reaches {' or '.join(names)} can run code in the workers: "
-            "--network private keeps others out (and downloads), host hides this line"
+            f"who reaches this machine by {' or '.join(names)} can run code in the "
+            "workers: --network private hides them (no downloads), host hides this line"
         )
     return None
 
