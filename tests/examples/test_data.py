@@ -156,6 +156,7 @@ def test_batches_are_scaled_shuffled_and_reproducible():
     assert [first, second] != labels_of(1)
 
 
+@pytest.mark.slow  # Two workers prepare at once in every first run of an example.
 def test_two_processes_prepare_at_once(fake_idx, tmp_path):
     folder, arrays = fake_idx
     # Both are held until both have imported TensorFlow, so that they do meet.

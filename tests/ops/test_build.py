@@ -143,6 +143,7 @@ def test_without_a_compiler_native_mode_raises(tmp_path):
     assert "python -m tfgradcomp.ops --build" in done.stderr
 
 
+@pytest.mark.slow  # The mode itself is chosen in `test_choosing`.
 def test_python_mode_builds_nothing(tmp_path):
     code = CACHE_ONLY + PACK_TWICE + PRINT_TYPES
     done = run(["-c", code], tmp_path, CXX="/bin/false", TFGRADCOMP_OPS="python")
