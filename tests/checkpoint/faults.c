@@ -1,7 +1,8 @@
 /* Makes the k-th system call that writes below a folder fail. Preloaded by a test.
 
-   All that changes a disk is counted: open for writing, write, pwrite, ftruncate, fsync,
-   rename, mkdir. On a disk that is full or broken, all that follows fails as well. */
+   All that changes a disk is counted: open for writing, write, pwrite, ftruncate,
+   fsync, rename, mkdir. On a disk that is full or broken, all that follows fails as
+   well. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -101,17 +102,13 @@ static int Opened(const char* name, const char* path, int flags, mode_t mode) {
   if (fault != kTorn && (flags & O_CREAT) && Below(path) && Fails()) return -1;
   return ((int (*)(const char*, int, ...))dlsym(RTLD_NEXT, name))(path, flags, mode);
 }
-int open(const char* path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0;
-  va_end(rest);
-  return Opened("open", path, flags, mode);
-}
-int open64(const char* path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0;
-  va_end(rest);
-  return Opened("open64", path, flags, mode);
-}
+#define DEFINE_OPEN(name)                                     \
+  int name(const char* path, int flags, ...) {                \
+    va_list rest;                                             \
+    va_start(rest, flags);                                    \
+    mode_t mode = flags & O_CREAT ? va_arg(rest, mode_t) : 0; \
+    va_end(rest);                                             \
+    return Opened(#name, path, flags, mode);                  \
+  }
+DEFINE_OPEN(open)
+DEFINE_OPEN(open64)

@@ -18,7 +18,7 @@ WORKERS = 2
 
 
 class Run(NamedTuple):
-    """What came of a run.
+    """The results of a run.
 
     Attributes:
         answers: Of each worker.
@@ -96,12 +96,7 @@ def start_host(addresses, index, folder, arguments=("none", "logs", "1"), prefix
 
 def finish_hosts(launchers, folder):
     """Waits for the launchers of all hosts; returns the answers and the output."""
-    try:
-        output = "".join(one.communicate(timeout=300)[0] for one in launchers)
-    finally:
-        for one in launchers:
-            one.send_signal(signal.SIGTERM)
-            one.wait(timeout=60)
+    output = "".join(one.communicate(timeout=300)[0] for one in launchers)
     assert [one.returncode for one in launchers] == [0] * len(launchers), output
     return _answers(folder), output
 
@@ -117,7 +112,7 @@ def wait_for_backup(folder, epoch):
 
 
 def check_bits(answers, whole):
-    """What the workers end with is what those of another run have ended with."""
+    """Compares the workers' weights and residuals with those of another run."""
     for answer, expected in zip(answers, whole.answers, strict=True):
         assert answer["digest"] == expected["digest"]
         assert answer["residuals"] == expected["residuals"]

@@ -23,11 +23,6 @@ def check(run, whole, phase):
         assert answer["epochs"] == [*range(first, program.EPOCHS)]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return runs.run(tmp_path_factory.mktemp("whole"))
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", program.PHASES)
 @pytest.mark.parametrize("name", SIGNALS)
@@ -35,19 +30,20 @@ def test_training_goes_on_after_a_restart(name, phase, rank, whole, tmp_path):
     check(runs.run(tmp_path, name, phase, rank), whole, phase)
 
 
-def test_hosts_are_taken_away_one_after_the_other(whole, tmp_path):
+def test_hosts_are_taken_away_one_after_the_other(whole, start_host, tmp_path):
+    # Held until the launchers end.
     locks = reserve_ports(2)
     addresses = [local_address(lock) for lock in locks]
     # Long enough to be met in the middle.
     arguments = ("none", "slow", "1")
-    hosts = [runs.start_host(addresses, i, tmp_path, arguments) for i in range(2)]
+    hosts = [start_host(addresses, i, tmp_path, arguments) for i in range(2)]
     for index, epoch in ((1, 1), (0, 2)):
         runs.wait_for_backup(tmp_path, epoch)
         hosts[index].send_signal(signal.SIGTERM)
         output, _ = hosts[index].communicate(timeout=60)
         assert hosts[index].returncode == backup.PREEMPTED, output
         # The others have saved as well, and wait for it.
-        hosts[index] = runs.start_host(addresses, index, tmp_path, arguments)
+        hosts[index] = start_host(addresses, index, tmp_path, arguments)
     answers, output = runs.finish_hosts(hosts, tmp_path)
     runs.check_bits(answers, whole)
     # By launcher 1, which had joined the second attempt of launcher 0.

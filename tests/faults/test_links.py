@@ -24,17 +24,13 @@ def hosts():
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return runs.run(tmp_path_factory.mktemp("whole"))
-
-
-def start(hosts, folder):
+@pytest.fixture
+def launchers(hosts, start_host, tmp_path):
     """Starts a training of half a second a step."""
     addresses = [f"{host.address}:4000" for host in hosts]
     slow = ("none", "slow", "1")
-    return [
-        runs.start_host(addresses, index, folder, slow, host.command())
+    return lambda: [
+        start_host(addresses, index, tmp_path, slow, host.command())
         for index, host in enumerate(hosts)
     ]
 
@@ -47,12 +43,12 @@ def tc(host, *arguments):
     return done.stdout
 
 
-def test_lost_packets_cost_time_alone(hosts, whole, tmp_path):
+def test_lost_packets_cost_time_alone(hosts, launchers, whole, tmp_path):
     for host in hosts:
         # What does not fit into the queue is dropped.
         shape = ("tbf", "rate", "5mbit", "burst", "4000", "limit", "8000")
         tc(host, "qdisc", "change", "dev", "eth0", "root", "handle", "1:", *shape)
-    answers, output = runs.finish_hosts(start(hosts, tmp_path), tmp_path)
+    answers, output = runs.finish_hosts(launchers(), tmp_path)
     runs.check_bits(answers, whole)
     assert "restart" not in output
     for host in hosts:
@@ -60,14 +56,14 @@ def test_lost_packets_cost_time_alone(hosts, whole, tmp_path):
         assert int(re.search(r"dropped (\d+)", said)[1]) > 10
 
 
-def test_hosts_meet_again_when_a_link_is_back(hosts, whole, tmp_path):
-    launchers = start(hosts, tmp_path)
+def test_hosts_meet_again_when_a_link_is_back(hosts, launchers, whole, tmp_path):
+    started = launchers()
     runs.wait_for_backup(tmp_path, 1)
     link = ("ip", "-n", hosts[1].namespace, "link", "set", "eth0")
     subprocess.run([*link, "down"], check=True, timeout=20)
     time.sleep(30)
     subprocess.run([*link, "up"], check=True, timeout=20)
-    answers, output = runs.finish_hosts(launchers, tmp_path)
+    answers, output = runs.finish_hosts(started, tmp_path)
     runs.check_bits(answers, whole)
     assert output.count("restart 1 of 3") == 2
     for rank in range(2):

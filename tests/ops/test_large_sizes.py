@@ -105,7 +105,7 @@ TRANSPORTS = (AllGather, AllReduce, Sharded)
 
 
 def fits(row):
-    """Whether a method takes any size: what has an index for each element does not."""
+    """Returns whether a method takes any size; with an index an element it does not."""
     is_sparse = row.method.compressor.most_elements is not None
     return not is_sparse and "top-k" not in row.name
 

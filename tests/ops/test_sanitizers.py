@@ -9,6 +9,7 @@ import concurrent.futures
 import platform
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,10 @@ def run(*command, timeout=280):
 
 def compiled(folder, source, flags):
     """Builds a program of `source` and the kernels, once; `folder` keeps them."""
-    flags, path = [*FLAGS, *flags], folder / Path(source).stem
+    flags = [*FLAGS, *flags]
+    folder = folder / f"{zlib.crc32(' '.join(flags).encode()):08x}"
+    folder.mkdir(exist_ok=True)
+    path = folder / Path(source).stem
     if path.exists():
         return path
     if run("g++", *flags, "-shared", "-x", "c++", "/dev/null", "-o", folder / "a")[0]:
@@ -67,7 +71,7 @@ def compiled(folder, source, flags):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("bounds")
+    return tmp_path_factory.mktemp("sanitized")
 
 
 def fuzz(program, instruction_set, messages, timeout):
@@ -110,9 +114,7 @@ def test_arbitrary_words_are_a_number_and_the_same_one(folder, instruction_set):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @SETS
-def test_a_million_arbitrary_messages(tmp_path_factory, instruction_set):
-    folder = tmp_path_factory.getbasetemp() / "fast"
-    folder.mkdir(exist_ok=True)
+def test_a_million_arbitrary_messages(folder, instruction_set):
     program = compiled(folder, "fuzz.cc", BOUNDS_FAST)
     results = fuzz(program, instruction_set, 10**6, 2800)
     assert len(results) == 8
@@ -122,9 +124,7 @@ def test_a_million_arbitrary_messages(tmp_path_factory, instruction_set):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @SETS
-def test_threads_share_nothing_that_they_write(tmp_path_factory, instruction_set):
-    folder = tmp_path_factory.getbasetemp() / "races"
-    folder.mkdir(exist_ok=True)
+def test_threads_share_nothing_that_they_write(folder, instruction_set):
     program = compiled(folder, "sanitize.cc", RACES)
     command = (program, instruction_set, 3000, "threads")
     status, output = run(*command, timeout=1000)

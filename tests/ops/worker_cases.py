@@ -40,7 +40,7 @@ def train_with(kinds, name, steps):
 
 
 def _in_use():
-    """What an operation that is traced now becomes."""
+    """Returns `"python"`, or the instruction set, as a trace takes it now."""
     traced = tf.function(lambda: ops.pack_signs(tf.ones([40])))
     operations = traced.get_concrete_function().graph.get_operations()
     is_native = any(

@@ -1,4 +1,4 @@
-"""What tests run in all roles: trainings during which tasks are stopped or killed.
+"""A training in all roles, during which tasks are stopped or killed.
 
 `fault_worker.py folder mode on_worker_loss fault... / fault...`: a training for each
 group, with an epoch for each fault: `none`, or `stop:worker:1`, `go:worker:1`,

@@ -25,12 +25,19 @@ from benchmarks.report import write_table
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 TITLES = "run", "steps", "steps a second", "process", "memory, MB", "threads", "files"
+SCRIPT = str(Path(__file__).with_name("program.py"))
+# Options of the launcher, and the script with its arguments.
+RUNS = {
+    "collectives": (["--workers", "2"], [SCRIPT, "collectives"]),
+    "servers, rounds": (["--workers", "2", "--ps", "1"], [SCRIPT, "sync"]),
+    "servers, no barrier": (["--workers", "2", "--ps", "1"], [SCRIPT, "async"]),
+}
 # A process may grow by so many megabytes, threads and files after a third of the run.
 CEILINGS = (20.0, 2, 4)
 
 
 class Sample(NamedTuple):
-    """What a process holds: resident megabytes, threads, open files."""
+    """Resident megabytes, threads and open files of a process."""
 
     memory: float
     threads: int
@@ -57,15 +64,6 @@ def main() -> int:
     if not failures and arguments.steps >= 100_000:
         write_table(PAGE, "soak", lines)
     return failures
-
-
-SCRIPT = str(Path(__file__).with_name("program.py"))
-# Options of the launcher, and the script with its arguments.
-RUNS = {
-    "collectives": (["--workers", "2"], [SCRIPT, "collectives"]),
-    "servers, rounds": (["--workers", "2", "--ps", "1"], [SCRIPT, "sync"]),
-    "servers, no barrier": (["--workers", "2", "--ps", "1"], [SCRIPT, "async"]),
-}
 
 
 def _watch(arguments, every):
