@@ -66,29 +66,30 @@ class Rendezvous:
         return meet(attempt)
 
     def _lead(self, attempt):
-        links: dict[int, tuple[socket.socket, int]] = {}
+        others = {*range(1, len(self._cluster))}
+        # The index and the attempt of each launcher that has come.
+        known: dict[socket.socket, tuple[int, int]] = {}
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(socket.create_server(("", self._leader[1])))
             unknown: dict[socket.socket, bytes] = {}
-            while len(links) < len(self._cluster) - 1:
-                known = {link: index for index, (link, _) in links.items()}
-                self._missing = set(range(1, len(self._cluster))) - set(links)
+            while missing := others - {index for index, _ in known.values()}:
+                self._missing = missing
                 for ready in self._wait([server, *unknown, *known], 1.0):
                     if ready is server:
                         link = stack.enter_context(server.accept()[0])
                         unknown[link] = b""
                     elif ready in known:
                         # A launcher says nothing more; it has ended.
-                        del links[known[ready]]
+                        del known[ready]
                     else:
                         text = unknown.pop(ready) + _receive(ready)
                         answer = _parse(text)
-                        if answer and answer.get("index") in self._missing:
-                            links[answer["index"]] = ready, answer["attempt"]
+                        if answer and answer.get("index") in others:
+                            known[ready] = answer["index"], answer["attempt"]
                         elif text and not text.endswith(b"\n"):
                             unknown[ready] = text
-            agreed = max([attempt, *(other for _, other in links.values())])
-            for link, _ in links.values():
+            agreed = max([attempt, *(other for _, other in known.values())])
+            for link in known:
                 with contextlib.suppress(OSError):
                     link.sendall(_line(attempt=agreed))
         return agreed
