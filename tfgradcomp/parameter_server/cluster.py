@@ -101,8 +101,7 @@ class Cluster:
         host, _, port = self._addresses[device].rpartition(":")
         try:
             address = host.strip("[]"), int(port)
-            with socket.create_connection(address, _PROBE_SECONDS):
-                pass
+            socket.create_connection(address, _PROBE_SECONDS).close()
         except OSError:
             return Presence.GONE
         if error.code() is grpc.StatusCode.UNAVAILABLE:
