@@ -33,6 +33,8 @@ def script(tmp_path):
 def launch():
     """Start a launcher; whatever it printed as `pid N` is killed at the end."""
     started = []
+    # The tests may run under nohup, which the launcher obeys.
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def start(*args, env=None, **options):
         process = subprocess.Popen(
@@ -48,6 +50,7 @@ def launch():
         return process
 
     yield start
+    signal.signal(signal.SIGHUP, hangup)
     for process in started:
         if process.poll() is None:
             # Takes the workers with it: see test_workers_do_not_outlive_...
