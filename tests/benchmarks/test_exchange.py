@@ -22,6 +22,7 @@ from tests.benchmarks.scripts import (
 FEW = ("--workload", "lenet", "--workers", 2, "--rounds", 2, "--no-torch")
 
 
+@pytest.mark.slow  # A fault of the benchmark harms no training.
 def test_the_files_and_what_they_say(tmp_path):
     code, output, errors = run(
         "exchange.py",

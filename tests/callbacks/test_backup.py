@@ -159,6 +159,7 @@ def test_the_launcher_starts_workers_again_that_were_told_to_end(
     assert "restart 1 of 1" in output
 
 
+@pytest.mark.slow  # Three workers; the folders below are refused in the same place.
 def test_another_number_of_workers_is_refused_by_all(again, pools):
     answers, _ = pools(3).run(cases.train, again, "resume")
     for answer in answers:
