@@ -10,7 +10,7 @@ from tests.parameter_server import train_worker
 
 SCRIPT = Path(train_worker.__file__)
 # A state of workers and servers; a first round. `test_transport` has every row, in one
-# process, `test_push_log` first rounds without a barrier, and `test_traffic` TernGrad in
+# process, `test_push_log` first rounds without a barrier, `test_traffic` TernGrad in
 # processes of their own: it is slow here.
 METHODS = ("DistEFBlockSGDM", "TernGrad")
 STEPS, PUSHES = 10, 40
