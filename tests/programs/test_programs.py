@@ -43,13 +43,8 @@ def run_with(kind, rules):
     return workers.run(kind, **rules)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=() if kind == "adversaries" else pytest.mark.slow)
-        for kind in KINDS
-    ],
-)
+@pytest.mark.slow  # Two adversaries train so in `tests/compat/test_own_loops.py`.
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_identity_is_plain_keras(pools, kind):
     (stock, _), (identity, _) = (
         pools(2).run(workers.run, kind, wrapper).answers
