@@ -35,6 +35,11 @@ def own_executor() -> Iterator[None]:
         own.clear_error()
 
 
+def host_device() -> str:
+    """Returns the name of this process' CPU, for a chief that names those of others."""
+    return f"{context.context().host_address_space()}/device:CPU:0"
+
+
 def make_constants_here() -> None:
     """Makes constants for other tasks in this process, from where operations take them.
 
@@ -48,7 +53,7 @@ def _made_here(original, value, ctx, *args, **kwargs):
     name = ctx.device_name or ""
     if "/job:worker/" not in name and "/job:ps/" not in name:
         return original(value, ctx, *args, **kwargs)
-    with tf.device(f"{ctx.host_address_space()}/device:CPU:0"):
+    with tf.device(host_device()):
         return original(value, ctx, *args, **kwargs)
 
 

@@ -1,4 +1,8 @@
-"""Calls that run for tasks of a cluster at once, each in a thread of its own."""
+"""Calls that run for tasks of a cluster at once, each in a thread of its own.
+
+Threads are used again: TensorFlow keeps something of every thread that has called it,
+half a kilobyte, which would add up over many rounds.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,10 @@ from tfgradcomp.parameter_server.stragglers import Stragglers
 
 # Seconds without a report, after an error, after which training ends.
 END_SECONDS = 60.0
+
+
+# Where the threads wait that have nothing to do.
+_idle: queue.SimpleQueue = queue.SimpleQueue()
 
 
 class Report(NamedTuple):
@@ -52,7 +60,7 @@ class DeviceCalls:
     def start(self, device: str, call: Callable) -> None:
         """Starts a call for a device, in a thread of its own."""
         self.running.append(device)
-        threading.Thread(target=self._run, args=(device, call), daemon=True).start()
+        _start_in_thread(lambda: self._run(device, call))
 
     def report_progress(self, device: str, value) -> None:
         """Reports the progress of a call that goes on, from its thread."""
@@ -96,3 +104,19 @@ class DeviceCalls:
                 f"After an error, others did not end within {END_SECONDS:g} s. "
                 f"Received: {errors}"
             )
+
+
+def _start_in_thread(call):
+    try:
+        inbox = _idle.get_nowait()
+    except queue.Empty:
+        inbox = queue.SimpleQueue()
+        # A call of a task that does not answer keeps no process from ending.
+        threading.Thread(target=_work, args=(inbox,), daemon=True).start()
+    inbox.put(call)
+
+
+def _work(inbox):
+    while True:
+        inbox.get()()
+        _idle.put(inbox)
