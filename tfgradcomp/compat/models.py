@@ -21,6 +21,17 @@ def find_model(variables: Iterable[keras.Variable]) -> keras.Model | None:
     return None
 
 
+def model_compiled_with(optimizer: keras.optimizers.Optimizer) -> keras.Model | None:
+    """Returns the model that was compiled with an optimizer, if there is one."""
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), keras.Model):
+            own = vars(candidate).get("optimizer")
+            # A scale of the loss is around the wrapper.
+            if optimizer in (own, getattr(own, "inner_optimizer", None)):
+                return candidate
+    return None
+
+
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns all layers of a model, those within layers included."""
     return list(model._flatten_layers(include_self=False))

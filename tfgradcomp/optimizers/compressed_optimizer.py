@@ -20,10 +20,11 @@ from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
 from tfgradcomp.optimizers.state import OptimizerState, can_restore, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
+from tfgradcomp.optimizers.summary import Summarized
 from tfgradcomp.optimizers.supported import prepare, warn_before_second_moments
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.servers import Server
-from tfgradcomp.transports import Costs, Traffic, Transport
+from tfgradcomp.transports import Costs, Transport
 
 NONFINITE = ("raise", "skip")
 # Those that an equal plan does not show to be equal.
@@ -33,7 +34,7 @@ COMPARED_SETTINGS = (
 )
 
 
-class CompressedOptimizer(OptimizerWrapper):
+class CompressedOptimizer(Summarized, OptimizerWrapper):
     r"""Wraps a Keras optimizer and exchanges compressed gradients between workers.
 
     Each worker holds its own mean gradient \( g^{(i)} \). In a step
@@ -226,20 +227,6 @@ class CompressedOptimizer(OptimizerWrapper):
     def _settings(self):
         own = {name: getattr(self, name) for name in Settings.names()}
         return Settings(**own, block_size=self._method_block_size)
-
-    @property
-    def traffic(self) -> Traffic:
-        """The traffic of one worker in a compressed step, by the fields that travel.
-
-        Raises:
-            ValueError: If the optimizer is not built yet.
-        """
-        if not self.built:
-            raise ValueError(
-                "`traffic` depends on the model's variables; ask after `fit`, or call "
-                "`optimizer.build(model.trainable_variables)` first."
-            )
-        return self._plan.traffic(self._scalars.moved)
 
     # The step.
 

@@ -14,10 +14,10 @@ from tfgradcomp.compat import models
 _TABLES = ("embeddings", "lora_embeddings_a")
 
 
-def compressed_positions(
+def reasons_to_leave(
     variables: Sequence, exclude: object, min_size: int
-) -> list[int]:
-    """Returns the indices of the variables whose gradients are compressed.
+) -> list[str | None]:
+    """Returns why each variable travels as it is; None where it is compressed.
 
     Args:
         variables: The model's trainable variables, in order.
@@ -28,14 +28,14 @@ def compressed_positions(
         ValueError: If a rule is of no known kind, or needs a model that cannot be
             found.
     """
-    excluded: set[int] = set()
+    reasons: dict[int, str] = {}
     for rule in rules_of(exclude):
-        excluded |= _matches(rule, variables)
-    return [
-        index
-        for index, variable in enumerate(variables)
-        if index not in excluded and variable.shape.num_elements() >= max(min_size, 1)
-    ]
+        for index in _matches(rule, variables):
+            reasons.setdefault(index, f"exclude={_named(rule)}")
+    for index, variable in enumerate(variables):
+        if variable.shape.num_elements() < max(min_size, 1):
+            reasons.setdefault(index, f"smaller than min_size={min_size}")
+    return [reasons.get(index) for index in range(len(variables))]
 
 
 def table_positions(variables: Sequence, sparse: object) -> list[int]:
@@ -112,6 +112,13 @@ def _owned_by(class_name: str, variables: Sequence) -> set[int]:
         if class_name in (cls.__name__ for cls in type(layer).__mro__):
             indices |= _indices(layer.trainable_variables, variables)
     return indices
+
+
+def _named(rule: Any) -> str:
+    """Returns a rule as a user wrote it, without the address of a function."""
+    if callable(rule) and not isinstance(rule, type):
+        return f"<function {getattr(rule, '__name__', type(rule).__name__)}>"
+    return repr(named_rules(rule))
 
 
 def _indices(some: Iterable, variables: Sequence) -> set[int]:

@@ -19,7 +19,7 @@ from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.partition import (
-    compressed_positions,
+    reasons_to_leave,
     rules_of,
     table_positions,
 )
@@ -96,12 +96,14 @@ class Plan(NamedTuple):
         collectives: What moves vectors between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
         is_fallback: Whether float32 was chosen instead of the method.
+        reasons: Why each variable is not compressed; None where it is.
     """
 
     buckets: tuple[GradientBucket, ...]
     collectives: Collectives
     hosts: Hosts | None
     is_fallback: bool
+    reasons: tuple[str | None, ...]
 
     def describe(self) -> str:
         """Returns which variables travel in which bucket, and how, in words."""
@@ -178,9 +180,14 @@ def make_plan(
         collectives = for_strategy(strategy)
     hosts = across_hosts(strategy)
     buckets: list[GradientBucket] = []
+    reasons = reasons_to_leave(variables, settings.exclude, settings.min_size)
+    reasons = [
+        reason if trained else "overwritten with its gradient, takes no update"
+        for reason, trained in zip(reasons, is_trained, strict=True)
+    ]
     # Float steps and noise are of whole vectors.
     is_whole = carries_plain or settings.float_steps or settings.method.noise_std
-    for vector in _vectors(variables, is_trained, settings, not is_whole):
+    for vector in _vectors(variables, reasons, is_trained, settings, not is_whole):
         is_compressed = vector.method is settings.method
         layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
         layouts = [one.layout(layout) for one in ranges]
@@ -228,7 +235,10 @@ def make_plan(
                     float_route,
                 )
             )
-    return Plan(tuple(buckets), collectives, hosts, bool(is_fallback))
+    if is_fallback:
+        quicker = "float32 is quicker on this cluster (fallback='float32')"
+        reasons = [reason or quicker for reason in reasons]
+    return Plan(tuple(buckets), collectives, hosts, bool(is_fallback), tuple(reasons))
 
 
 def _rows_bucket(
@@ -252,11 +262,11 @@ def _rows_bucket(
     )
 
 
-def _vectors(variables, is_trained, settings, has_tables):
+def _vectors(variables, reasons, is_trained, settings, has_tables):
     """Divides the variables: what the method compresses, what it leaves, and tables."""
     method, block_size = settings.method, settings.block_size
     plain = method.uncompressed()
-    chosen = set(compressed_positions(variables, settings.exclude, settings.min_size))
+    chosen = {i for i, reason in enumerate(reasons) if reason is None}
     sizes = [variable.shape.num_elements() for variable in variables]
     tables: dict[int, _Vector] = {}
     if has_tables:
