@@ -6,6 +6,10 @@ Two workers on this machine, the uncompressed baseline, and one worker alone:
     tfgradcomp-launch --workers 2 examples/fashion_mnist.py --method none
     python examples/fashion_mnist.py
 
+Eight workers in one process, with the bits that eight processes would have:
+
+    python examples/fashion_mnist.py --virtual 8
+
 The launcher sets TF_CONFIG for each worker; on several machines set it yourself. The
 last lines show a checksum of every worker's weights: they match.
 """
@@ -47,6 +51,7 @@ def parse_arguments():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps-per-epoch", type=int, default=-1, help="-1: all")
     parser.add_argument("--steps-per-execution", type=int, default=1)
+    parser.add_argument("--virtual", type=int, help="workers within this process")
     arguments = parser.parse_args()
     if arguments.learning_rate is None:
         arguments.learning_rate = METHODS[arguments.method][0]
@@ -86,9 +91,12 @@ def report_traffic(optimizer, parameters, workers):
 def main():
     """Train, evaluate, report."""
     arguments = parse_arguments()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    if arguments.virtual:
+        strategy = tfgradcomp.virtual_workers(arguments.virtual)
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
-    rank = strategy.cluster_resolver.task_id or 0
+    rank = getattr(strategy.cluster_resolver, "task_id", None) or 0
     keras.utils.set_random_seed(arguments.seed)
     source = data.load()
     if rank == 0 and source.notice:

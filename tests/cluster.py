@@ -82,10 +82,14 @@ def strategy_and_rank():
     # What starts workers does without TensorFlow.
     import tensorflow as tf
 
+    import tfgradcomp
+
     if "TF_CONFIG" in os.environ:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         return strategy, strategy.cluster_resolver.task_id
     devices = int(os.environ.get("TESTS_DEVICES", "2"))
+    if os.environ.get("TESTS_POOL_KIND") == "virtual":
+        return tfgradcomp.virtual_workers(devices), 0
     # Collectives between logical CPUs starve in a small pool.
     tf.config.threading.set_inter_op_parallelism_threads(16)
     tf.config.set_logical_device_configuration(

@@ -42,6 +42,10 @@ _START_SECONDS = 180
 # What the others get to answer once one has failed; they may wait for it for ever.
 _GRACE_SECONDS = 5
 
+KINDS = ("multi_worker", "mirrored", "virtual", "bare")
+# Those of a single process.
+_DEVICES = ("mirrored", "virtual")
+
 _BOOTSTRAP = "from tests.pool import _serve; _serve()"
 
 
@@ -62,15 +66,14 @@ class WorkerPool:
         num_workers: N.
         kind: `"multi_worker"`: N processes, each with the one strategy
             `MultiWorkerMirroredStrategy` of its TF_CONFIG. `"mirrored"`: one process
-            with N devices under `MirroredStrategy`. `"bare"`: N processes with a
+            with N devices under `MirroredStrategy`. `"virtual"`: one process with
+            `tfgradcomp.virtual_workers(N)`. `"bare"`: N processes with a
             TF_CONFIG that import no TensorFlow by themselves.
     """
 
     def __init__(self, num_workers: int, kind: str = "multi_worker"):
-        if kind not in ("multi_worker", "mirrored", "bare"):
-            raise ValueError(
-                f"kind must be one of multi_worker, mirrored, bare. Received: {kind=}"
-            )
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {KINDS}. Received: {kind=}")
         self.num_workers, self.kind = num_workers, kind
         self._processes: list[_Process] = []
         self._locks = []
@@ -118,7 +121,9 @@ class WorkerPool:
         self._processes, self._locks = [], []
 
     def _start(self):
-        count = 1 if self.kind == "mirrored" else self.num_workers
+        count = 1 if self.kind in _DEVICES else self.num_workers
+        # Virtual workers have as many threads as processes would.
+        sharing = 1 if self.kind == "mirrored" else self.num_workers
         base = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -131,8 +136,8 @@ class WorkerPool:
         cluster = [local_address(lock) for lock in self._locks]
         for index in range(count):
             task = {"type": "worker", "index": index}
-            env = worker_env(base, {"worker": cluster}, task, count, 0)
-            if self.kind == "mirrored":
+            env = worker_env(base, {"worker": cluster}, task, sharing, 0)
+            if self.kind in _DEVICES:
                 del env["TF_CONFIG"]
             self._processes.append(_Process(index, env))
         # Each sends one answer when it is ready.

@@ -27,6 +27,7 @@ _SUBPACKAGES = ("callbacks", "compressors", "optimizers", "servers", "transports
 _ORIGINS = {
     "ParameterServerTrainer": "tfgradcomp.parameter_server",
     "enable_multi_worker_fit": "tfgradcomp.collectives",
+    "virtual_workers": "tfgradcomp.launch.virtual_workers",
 }
 
 

@@ -21,8 +21,11 @@ DOCUMENTS = [
     *ROOT.glob("benchmarks/*.md"),
 ]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.M | re.S)
-# A block with one of these needs a cluster or the reader's own code: it is compiled.
-SKETCH = re.compile(r"\.\.\.|TF_CONFIG|tf\.distribute|ParameterServerTrainer")
+# A block with one of these needs a cluster, a process of its own or the reader's own
+# code: it is compiled.
+SKETCH = re.compile(
+    r"\.\.\.|TF_CONFIG|tf\.distribute|ParameterServerTrainer|virtual_workers"
+)
 
 
 def blocks_of(text):

@@ -34,6 +34,9 @@ from tfgradcomp.core.digest import digest64
 _FIRST_KEY = 0x54470000
 _KEYS_PER_INSTANCE = 1 << 16
 _instances = itertools.count()
+# TensorFlow's all-to-all joins the ranks of sender and receiver without a mark between
+# them: of more devices in one process, what 1 sends to 11 is taken for 11's to 1.
+_MOST_LOCAL_RANKS = 11
 
 
 class Replicas(Collectives):
@@ -88,12 +91,12 @@ class Replicas(Collectives):
 
     @override
     def all_to_all(self, rows, call_site):
-        if self._meets_eagerly():
+        call_site = f"all_to_all of {call_site}"
+        local = self.num_workers // self.num_processes
+        if self._meets_eagerly() or local > _MOST_LOCAL_RANKS:
             everything = self.gather(tf.reshape(rows, [-1]), call_site)
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
-        return self._call(
-            tf.raw_ops.CollectiveAllToAllV2, rows, f"all_to_all of {call_site}"
-        )
+        return self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
 
     @override
     def sum(self, vector, call_site):

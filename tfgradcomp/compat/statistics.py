@@ -33,7 +33,9 @@ def average_statistics(model: keras.Model, hosts: Any) -> None:
     unequal = _Unequal.find(model, statistics_of(model), hosts)
     if not unequal.values:
         return
-    own = np.concatenate([v.mean(0, np.float64).ravel() for v in unequal.values])
+    # One table: added up in the same way for replicas and for processes.
+    table = [v.reshape(len(v), -1).astype("float64") for v in unequal.values]
+    own = np.concatenate(table, 1).mean(0)
     if hosts:
         # The mean is taken from a gather: a sum's order could differ between workers.
         rows = hosts.gather(tf.constant(own), f"statistics/{len(own)}").numpy()

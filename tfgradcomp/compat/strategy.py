@@ -48,6 +48,24 @@ def addresses_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[st
     return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
+def read_as_processes(strategy: tf.distribute.MirroredStrategy) -> None:
+    """Makes one process read finite datasets as each of several processes does.
+
+    Where there are several, no step knows how many rows it gets. Where one does, its
+    graph is another: TensorFlow turns a division by a constant into a product.
+    """
+    extended = strategy.extended
+    distribute = extended._experimental_distribute_dataset
+
+    def distribute_unknown_sizes(*args):
+        dataset = distribute(*args)
+        if dataset._cardinality != tf.data.INFINITE_CARDINALITY:
+            dataset._enable_get_next_as_optional = True
+        return dataset
+
+    extended._experimental_distribute_dataset = distribute_unknown_sizes
+
+
 def create_variables(optimizer: Optimizer, function: Callable, *args: Any) -> None:
     """Calls a function that creates variables, once for all replicas and eagerly.
 

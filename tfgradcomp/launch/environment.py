@@ -19,6 +19,11 @@ def described_cluster(env: Mapping[str, str]) -> str:
     return ""
 
 
+def share_of_cores(tasks_on_this_host: int) -> int:
+    """Returns how many cores of this machine a task has for itself, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // tasks_on_this_host)
+
+
 def worker_env(
     base: Mapping[str, str],
     cluster: dict[str, list[str]],
@@ -36,7 +41,7 @@ def worker_env(
         tasks_on_this_host: Number of tasks that share the cores of this machine.
         attempt: Number of restarts so far.
     """
-    share = max(1, len(os.sched_getaffinity(0)) // tasks_on_this_host)
+    share = share_of_cores(tasks_on_this_host)
     defaults = {
         "OMP_NUM_THREADS": share,
         "TF_NUM_INTRAOP_THREADS": share,
