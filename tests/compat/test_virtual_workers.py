@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tfgradcomp
-from tests.compat import virtual_cases
+from tests.compat import fit_cases, virtual_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +70,12 @@ def test_one_process_has_the_bits_of_several(pools, workers, name):
     if "residuals" in name:
         # Each worker is owed something else.
         assert any(len({*value}) == workers for value in values)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_share_is_empty_evaluates_nothing(pools):
+    (answer,) = pools(2, "virtual").run(fit_cases.case_empty_share).answers
+    assert answer["mae"] == pytest.approx(answer["want"], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from tfgradcomp.compat import shared_paths
 from tfgradcomp.compat.lockstep import Lockstep
 from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.replica_threads import share_global_seeds
-from tfgradcomp.compat.strategy import is_multi_worker
+from tfgradcomp.compat.strategy import is_multi_worker, reads_as_processes
 
 
 def mend_keras(hosts_of: Callable, replicas_of: Callable) -> None:
@@ -110,7 +110,9 @@ def _make_function(original, trainer, step_function):
             f"Received: jit_compile=True, strategy={type(strategy).__name__} with "
             f"{strategy.num_replicas_in_sync} replicas"
         )
-    if not is_multi_worker(strategy):
+    is_one_of_several = is_multi_worker(strategy)
+    sits_out = is_stock_test and (is_one_of_several or reads_as_processes(strategy))
+    if not (is_one_of_several or sits_out):
         return original(trainer, step_function)
 
     def test_step_unless_empty(data):
@@ -128,9 +130,7 @@ def _make_function(original, trainer, step_function):
         with tf.control_dependencies([tf.identity(trainer.optimizer.iterations)]):
             return tf.nest.map_structure(tf.identity, logs)
 
-    return original(
-        trainer, test_step_unless_empty if is_stock_test else step_then_logs
-    )
+    return original(trainer, test_step_unless_empty if sits_out else step_then_logs)
 
 
 def _mean_of_logs(signals_of):

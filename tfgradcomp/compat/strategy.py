@@ -64,6 +64,12 @@ def read_as_processes(strategy: tf.distribute.MirroredStrategy) -> None:
         return dataset
 
     extended._experimental_distribute_dataset = distribute_unknown_sizes
+    extended._reads_as_processes = True
+
+
+def reads_as_processes(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether `read_as_processes` was called for the strategy."""
+    return hasattr(strategy.extended, "_reads_as_processes")
 
 
 def create_variables(optimizer: Optimizer, function: Callable, *args: Any) -> None:
