@@ -67,8 +67,11 @@ class Noise(keras.layers.Layer):
         return x + 0.1 * keras.random.normal((64,)) if training else x
 
 
-def compiled(strategy):
-    """Returns a model with random numbers, statistics and two states of a method."""
+def compiled(strategy, every=None):
+    """Returns a model with random numbers, statistics and two states of a method.
+
+    With `every`, workers train alone for so many steps.
+    """
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = keras.Sequential(
@@ -83,8 +86,11 @@ def compiled(strategy):
         )
         schedule = keras.optimizers.schedules.CosineDecay(0.02, 30)
         optimizer = tfgradcomp.DistEFBlockSGDM(
-            keras.optimizers.SGD(schedule), transport="sharded"
+            keras.optimizers.SGD(0.7 if every else schedule), transport="sharded"
         )
+        if every:
+            adam = keras.optimizers.Adam(schedule)
+            optimizer = tfgradcomp.LocalSteps(adam, optimizer, every)
         model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
@@ -101,7 +107,7 @@ MODES = {
 }
 
 
-def train(folder, mode, save_freq="epoch", validate=False, fault=None):
+def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=None):
     """Trains for five epochs, or as far as it goes.
 
     Args:
@@ -111,10 +117,11 @@ def train(folder, mode, save_freq="epoch", validate=False, fault=None):
         validate: Whether epochs end with a validation.
         fault: What goes wrong on worker 1 in a write: `"full"`, `"bug"`; or as
             training begins: `"metadata"`, `"weights"`, `"all weights"`.
+        every: Steps that workers train alone, or None.
     """
     strategy, rank = strategy_and_rank()
     directory = Path(folder, "backup")
-    model = compiled(strategy)
+    model = compiled(strategy, every)
     callbacks = []
     if mode != "uninterrupted":
         backup = tfgradcomp.callbacks.BackupAndRestore(

@@ -75,6 +75,22 @@ def test_save_freq_resumes_within_an_epoch_in_the_same_bits(pools, straight, tmp
     check_same(pools(2).run(cases.train, tmp_path, "resume", 3)[0], straight, 1)
 
 
+@pytest.mark.slow  # Three trainings.
+def test_local_steps_resume_between_two_exchanges_in_the_same_bits(pools, tmp_path):
+    def run(folder, mode):
+        answers, _ = pools(2).run(
+            cases.train, tmp_path / folder, mode, 3, True, None, 3
+        )
+        return answers
+
+    straight = run("straight", "uninterrupted")
+    assert straight[0]["digest"] == straight[1]["digest"]
+    run("backup", "interrupt in an epoch")
+    # Two steps after an exchange.
+    shutil.rmtree(tmp_path / "backup" / "backup" / "worker-1" / LAST)
+    check_same(run("backup", "resume"), straight, 1)
+
+
 LAST = "epoch-000002-batch-000001"
 
 

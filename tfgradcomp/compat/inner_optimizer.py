@@ -31,7 +31,8 @@ class _Thread(threading.local):
 
     Attributes:
         phase: "update" for gradients that have been exchanged, "accumulate" for those
-            of a window that goes on; None outside of a wrapper.
+            of a window that goes on, "alone" for those that are never exchanged; None
+            outside of a wrapper.
     """
 
     phase: str | None = None
@@ -89,6 +90,22 @@ def strategy_of(optimizer: Optimizer) -> tf.distribute.Strategy:
 def trainable_variables(optimizer: Optimizer) -> list:
     """Returns the variables that the optimizer was built with."""
     return optimizer._trainable_variables
+
+
+def copy_of(optimizer: Optimizer, variable: keras.Variable) -> keras.Variable:
+    """Returns a variable of the optimizer's own that begins as one of the model's."""
+    copy = optimizer.add_variable_from_reference(
+        variable,
+        name="anchor",
+        initializer=lambda shape, dtype: tf.convert_to_tensor(variable.value),
+    )
+    copy.reference = variable
+    return copy
+
+
+def references(variables: list) -> list:
+    """Returns the model's variables, also where they are given by copies."""
+    return [getattr(variable, "reference", variable) for variable in variables]
 
 
 def track(optimizer: Optimizer, variables: list) -> None:
@@ -215,11 +232,16 @@ def update(optimizer: Optimizer, gradients: list, variables: list) -> None:
     _apply("update", optimizer, gradients, variables)
 
 
+def apply_alone(optimizer: Optimizer, gradients: list, variables: list) -> None:
+    """Takes a step of Keras' as it is, with the gradients of this replica alone."""
+    _apply("alone", optimizer, gradients, variables)
+
+
 def _apply(phase, optimizer, gradients, variables):
     replace(Optimizer, "_backend_apply_gradients", _apply_gradients)
     replace(Optimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients)
     scale = optimizer.loss_scale_factor
-    if scale:
+    if scale and phase != "alone":
         # Keras divides by it, and a subclass may expect it.
         gradients = [gradient * scale for gradient in gradients]
     if isinstance(optimizer, _Multi):
@@ -237,7 +259,7 @@ def _apply(phase, optimizer, gradients, variables):
 
 
 def _apply_gradients(original, optimizer, gradients, variables):
-    if _thread.phase is None:
+    if _thread.phase in (None, "alone"):
         return original(optimizer, gradients, variables)
     if _thread.phase == "update":
         optimizer._apply_weight_decay(variables)

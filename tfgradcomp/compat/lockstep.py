@@ -106,6 +106,11 @@ class Loop:
                 found[id(optimizer)] = optimizer
         return [*found.values()]
 
+    def synchronize(self) -> None:
+        """Makes the weights equal on all workers."""
+        for optimizer in self.wrappers:
+            optimizer.synchronize()
+
     def verify(self) -> None:
         """Compares what all replicas have in common.
 
@@ -252,6 +257,7 @@ class Lockstep:
             _progress_of(strategy).assign([0, 0])
         with _entered(Loop(trainer, kind, signals)) as loop:
             if kind != "fit":
+                loop.synchronize()
                 loop.average_statistics()
             return original(trainer, *args, **kwargs)
 
@@ -282,6 +288,7 @@ def _end_epoch(original, callbacks, epoch, logs=None):
     loop = _loop_of(callbacks.model, "stop_training")
     if loop:
         # Callbacks may save the model.
+        loop.synchronize()
         loop.verify()
         loop.average_statistics()
     result = original(callbacks, epoch, logs)

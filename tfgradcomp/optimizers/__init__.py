@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfgradcomp.core.registry import public_classes
-from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.wrapper import OptimizerWrapper
 
 # What has no configuration of its own is a base class, such as `Quantizer`.
 _CLASSES = {
     name: kind
-    for name, kind in public_classes(__name__, CompressedOptimizer).items()
-    if "config_arguments" in vars(kind)
+    for name, kind in public_classes(__name__, OptimizerWrapper).items()
+    if vars(kind).get("config_arguments")
 }
 for _class in _CLASSES.values():
     keras.saving.register_keras_serializable("tfgradcomp")(_class)

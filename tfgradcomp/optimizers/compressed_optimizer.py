@@ -201,7 +201,7 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         """Puts together all that does not change from step to step."""
         variables = compat.trainable_variables(self)
         self._plan = make_plan(
-            variables,
+            compat.references(variables),
             # A variable that Keras overwrites with its gradient takes no update.
             [not compat.is_overwritten(self.inner_optimizer, v) for v in variables],
             self._settings(),

