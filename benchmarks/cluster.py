@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tfgradcomp.planning.network import bits_per_second
+
 INTERFACE = "eth0"
 _PREFIX = "tfgradcomp-"
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 _RECEIVE = """
 import socket
@@ -83,18 +84,6 @@ class Host(NamedTuple):
         text = _run("ip", "-n", self.namespace, "-s", "-j", "link", "show", INTERFACE)
         stats = json.loads(text)[0]["stats64"]
         return Counters(stats["tx"]["bytes"], stats["rx"]["bytes"])
-
-
-def bits_per_second(rate: str) -> float:
-    """Returns what a rate such as `"1gbit"` or `"2.5mbit"` stands for.
-
-    Raises:
-        ValueError: If it is not written so.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate)
-    if not found or float(found[1]) == 0:
-        raise ValueError(f"write a rate as 1gbit or 100mbit. Received: rate={rate!r}")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @contextlib.contextmanager

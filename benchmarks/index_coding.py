@@ -18,6 +18,7 @@ import wrappers
 from report import commit, write_csv, write_table
 
 import tfgradcomp
+from tfgradcomp.planning.forecasts import required_arguments
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "examples"))
@@ -35,7 +36,7 @@ def methods() -> dict[str, tuple[str, dict]]:
     """Returns wrapper and arguments of all that code indices, by the table's names."""
     found = {}
     for name in wrappers.taking("index_coding"):
-        required = {key: REQUIRED[key] for key in wrappers.required_arguments(name)}
+        required = {key: REQUIRED[key] for key in required_arguments(name)}
         for arguments in (required, *VARIANTS.get(name, ())):
             given = ", ".join(f"{key}={value}" for key, value in arguments.items())
             found[f"{name}({given})"] = name, arguments

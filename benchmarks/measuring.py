@@ -204,7 +204,7 @@ def _rows_of_tensorflow(task, answers, common):
         name = variant["name"]
         if (plain := _plain(variant)) == name:
             continue
-        row = _row(of_workers, common, _slowest(found[plain][1]))
+        row = _row(of_workers, common, slowest(found[plain][1]))
         declared = of_workers[0]["declared"]
         of_library = name not in OF_TENSORFLOW
         rows.append(
@@ -243,7 +243,7 @@ def _rows_of_torch(before, after, common):
             }
             for worker in range(common["workers"])
         ]
-        plain = _slowest(of_workers, "plain") if of_workers[0]["plain"] else 0.0
+        plain = slowest(of_workers, "plain") if of_workers[0]["plain"] else 0.0
         width = {GLOO: 4, "DDP": 4, "DDP, float16": 2}.get(name)
         rows.append(
             {
@@ -258,7 +258,7 @@ def _rows_of_torch(before, after, common):
 
 
 def _row(of_workers, common, plain):
-    step = _slowest(of_workers)
+    step = slowest(of_workers)
     row = {**common, "step_ms": 1e3 * step, "plain_ms": 1e3 * plain}
     row["exchange_ms"] = 1e3 * (step - plain)
     if of_workers[0]["sent"]:
@@ -271,7 +271,8 @@ def _ratio(row, reference):
     return row["exchange_ms"] / reference if reference > 0 else None
 
 
-def _slowest(of_workers, key="seconds"):
+def slowest(of_workers: list[dict], key: str = "seconds") -> float:
+    """Returns the median over the rounds of the slowest worker's seconds."""
     rounds = zip(*(worker[key] for worker in of_workers), strict=True)
     return statistics.median(max(times) for times in rounds)
 

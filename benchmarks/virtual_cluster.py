@@ -20,6 +20,8 @@ import measuring
 from processes import exit_on_signals
 from report import plot_bars, write_csv, write_table
 
+from tfgradcomp.planning.network import bits_per_second
+
 HERE = Path(__file__).resolve().parent
 COLUMNS = (*measuring.COLUMNS, "rate", "delay", "sent", "received", "ideal_ms")
 PORT = 4000
@@ -57,7 +59,7 @@ def table(rows: list[dict]) -> list[str]:
 def rate_of(text: str) -> str:
     """Returns a rate as `tc` takes it."""
     try:
-        cluster.bits_per_second(text)
+        bits_per_second(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(error) from None
     return text
@@ -74,7 +76,7 @@ def main() -> None:
     if args.workers < 2:
         parser.error(f"--workers is {args.workers}: give 2 or more")
     exit_on_signals()
-    rate = cluster.bits_per_second(args.rate)
+    rate = bits_per_second(args.rate)
     try:
         with cluster.virtual_cluster(args.workers, args.rate, args.delay) as hosts:
             # A second's worth.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 from tfgradcomp import optimizers
+from tfgradcomp.planning.forecasts import known_methods
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
@@ -16,19 +16,7 @@ def needing_no_arguments() -> list[str]:
     They are in the order of the README's table of methods.
     """
     text = README.read_text()
-    names = sorted(optimizers.__all__, key=lambda name: text.find(f"\n| `{name}` |"))
-    return [name for name in names if not required_arguments(name)]
-
-
-def required_arguments(name: str) -> list[str]:
-    """Returns the arguments, after the inner optimizer, that have no default."""
-    parameters = inspect.signature(getattr(optimizers, name)).parameters.values()
-    return [
-        parameter.name
-        for parameter in [*parameters][1:]
-        if parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_KEYWORD
-    ]
+    return sorted(known_methods(), key=lambda name: text.find(f"\n| `{name}` |"))
 
 
 def taking(argument: str) -> list[str]:

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 # From the top: a layer imports only from those below it.
 LAYERS = (
-    ("launch · callbacks · checkpoint", "around the training: start, save, resume"),
+    ("launch · callbacks · checkpoint · planning", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
     ("optimizers", "the Keras face, the plan, the step, the state"),
     ("per_example", "second moments of the examples' gradients"),

@@ -19,7 +19,10 @@ MOST_LINES = 450
 SOURCES = (".py", ".h", ".cc", ".cu")
 
 # Programs: what they print is their result.
-PROGRAMS = ("checkpoint/reshard.py", "launch/launcher.py", "ops/__main__.py")
+PROGRAMS = (
+    *("checkpoint/reshard.py", "launch/launcher.py", "ops/__main__.py"),
+    *("planning/command.py",),
+)
 
 # Methods of named tuples, which begin with an underscore and are public.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_exit", "_current_frames"}

@@ -23,7 +23,10 @@ if importlib.util.find_spec("tensorflow") is None:
     )
 
 # Imported at their first use: the tools of this package need no TensorFlow.
-_SUBPACKAGES = ("callbacks", "compressors", "optimizers", "servers", "transports")
+_SUBPACKAGES = (
+    *("callbacks", "compressors", "optimizers", "planning", "servers"),
+    *("transports",),
+)
 _ORIGINS = {
     "ParameterServerTrainer": "tfgradcomp.parameter_server",
     "enable_multi_worker_fit": "tfgradcomp.collectives",

@@ -46,7 +46,7 @@ def test_bytes_are_counted_and_links_carry_them(permitted):
                 *(sys.executable, "-c"),
                 "import cluster; print(*cluster.interface_bytes('eth0'))",
             ),
-            env={**os.environ, "PYTHONPATH": os.path.dirname(cluster.__file__)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,

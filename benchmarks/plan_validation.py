@@ -1,0 +1,204 @@
+"""Compare what `tfgradcomp.planning` predicts with steps on a virtual cluster.
+
+    sudo python benchmarks/plan_validation.py
+    sudo python benchmarks/plan_validation.py --workers 2 --rates 1gbit \
+        --output /tmp/plan
+
+For each number of workers, all on this machine and at once:
+
+1. the collectives, the arithmetic and a step without exchange are measured by loopback;
+2. the collectives alone on links of `--calibrate`, which say what part of a link's
+   bandwidth carries words;
+3. the steps at all other rates are predicted, and written down;
+4. the steps are measured (`virtual_cluster.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import cluster
+import exchange
+import measuring
+import virtual_cluster
+from processes import exit_on_signals
+from report import commit, processor, write_csv, write_table
+from workloads import WORKLOADS
+
+from tfgradcomp import planning
+from tfgradcomp.collectives import Call
+from tfgradcomp.planning.forecasts import no_arithmetic
+from tfgradcomp.planning.network import bits_per_second
+from tfgradcomp.transports import Costs, Line
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "planning.md"
+METHODS = {"TernGrad": "sharded", "SignSGD": "sharded", "DistEFBlockSGDM": "sharded"}
+PROBES = {
+    "gather": [64, 1 << 19],
+    "all_to_all": [64, 1 << 20],
+    "sum": [64, 1 << 21],
+}
+COLUMNS = ("workers", "rate", "method", "transport", "predicted_ms", "measured_ms")
+COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
+
+
+def lines_of(answers: list[dict]) -> dict[str, Line]:
+    """Returns the duration of each kind of collective, the slowest worker's."""
+    found = {}
+    for kind in answers[0]["collectives"]:
+        points = []
+        for index in range(2):
+            of_workers = [a["collectives"][kind][index] for a in answers]
+            rounds = zip(*(times for _, times in of_workers), strict=True)
+            points.append(
+                (of_workers[0][0], statistics.median(max(times) for times in rounds))
+            )
+        (few, low), (many, high) = points
+        found[kind] = Line(low, max(high - low, 0.0) / (many - few))
+    return found
+
+
+def efficiency(free: dict, linked: dict, count: int, rate: float) -> float:
+    """Returns the part of a link's bandwidth that carries words.
+
+    Args:
+        free: Lines measured by loopback.
+        linked: Lines measured on links of `rate` bits a second.
+        count: N.
+        rate: Bits a second.
+    """
+    ideal = planning.Link(rate, 0.0, efficiency=1.0)
+    parts = []
+    for kind in free:
+        call = Call(kind, 1 << 20)
+        seconds = (linked[kind].per_word - free[kind].per_word) * call.words
+        parts.append(ideal.seconds(ideal.words(call, count)) / seconds)
+    return min(1.0, statistics.median(parts))
+
+
+def predictions(args, count: int, rates: list[str], threads: int) -> list[dict]:
+    """Returns a row for each rate and method, measured_ms still missing."""
+    task = {"workload": args.workload, "probes": PROBES, "rounds": 9}
+    task["methods"] = list(METHODS)
+
+    def run(commands, task):
+        return measuring.run("plan_worker.py", task, commands, threads, args.timeout)
+
+    answers = run(exchange.commands(count), task)
+    free = lines_of(answers)
+    with cluster.virtual_cluster(count, args.calibrate) as hosts:
+        linked = lines_of(
+            run(virtual_cluster.commands(hosts), task | {"methods": [], "rounds": 5})
+        )
+    part = efficiency(free, linked, count, bits_per_second(args.calibrate))
+    compute = measuring.slowest(answers, "compute")
+    software = planning.software_of(Costs(**free), count)
+    rows = []
+    for rate in rates:
+        made = planning.plan(
+            WORKLOADS[args.workload](),
+            compute,
+            planning.Link(bits_per_second(rate), 0.0, efficiency=part),
+            [count],
+            methods=list(METHODS),
+            profile=planning.Profile(software, no_arithmetic),
+        )
+        for one in made.forecasts:
+            if METHODS.get(one.method, one.transport) != one.transport:
+                continue
+            name = f"{one.method}, {one.transport}"
+            arithmetic = statistics.mean(a["arithmetic"][name] for a in answers)
+            one = replace(one, arithmetic_seconds=arithmetic)
+            rows.append(
+                {
+                    "workers": count,
+                    "rate": rate,
+                    "method": one.method,
+                    "transport": one.transport,
+                    "predicted_ms": 1e3 * one.step_seconds,
+                    "compute_ms": 1e3 * compute,
+                    "arithmetic_ms": 1e3 * arithmetic,
+                    "software_ms": 1e3 * one.software_seconds,
+                    "link_ms": 1e3 * one.link_seconds,
+                }
+            )
+    figures = {kind: tuple(own) for kind, own in software._asdict().items()}
+    print(json.dumps({"workers": count, "efficiency": part, **figures}), flush=True)
+    return rows
+
+
+def measure(args, rows: list[dict], threads: int) -> None:
+    """Measures the steps of rows of one number of workers and one rate."""
+    variants = [
+        {"name": row["method"], "transport": METHODS.get(row["method"])} for row in rows
+    ]
+    task = {"workload": args.workload, "rounds": args.rounds, "interface": None}
+    task["variants"] = variants
+    with cluster.virtual_cluster(rows[0]["workers"], rows[0]["rate"]) as hosts:
+        commands = virtual_cluster.commands(hosts)
+        answers = measuring.run("worker.py", task, commands, threads, args.timeout)
+    for index, row in enumerate(rows):
+        of_workers = [answer["variants"][index] for answer in answers]
+        row["measured_ms"] = 1e3 * measuring.slowest(of_workers, "seconds")
+        row["error"] = row["predicted_ms"] / row["measured_ms"] - 1
+        print(json.dumps(row), flush=True)
+
+
+def table(rows: list[dict]) -> list[str]:
+    """Returns the lines of the table."""
+    titles = ["workers", "link", "gradients travel by", "predicted step, ms"]
+    titles += ["measured step, ms", "predicted / measured - 1"]
+    names = ("workers", "rate", "method", "predicted_ms", "measured_ms")
+    return measuring.markdown(
+        titles,
+        [[*(row[name] for name in names), f"{row['error']:+.0%}"] for row in rows],
+    )
+
+
+def main() -> None:
+    """Runs the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    names = {"type": lambda text: text.split(",")}
+    add("--workload", choices=WORKLOADS, default="resnet50")
+    add("--workers", **names, default=["2", "4"], help="numbers of workers")
+    add("--rates", **names, default=["1gbit", "300mbit", "100mbit"])
+    add("--calibrate", default="200mbit", help="a rate that is not among the others")
+    add("--rounds", type=int, default=3, help="each step is timed so often")
+    add("--timeout", type=float, default=900, help="seconds that a run may take")
+    add("--output", type=Path, help="folder; default: results, the page included")
+    args = parser.parse_args()
+    if args.calibrate in args.rates:
+        parser.error(f"--calibrate is {args.calibrate}, which is to be predicted")
+    exit_on_signals()
+    rows = []
+    for count in map(int, args.workers):
+        threads = measuring.threads(argparse.Namespace(threads=None), count)
+        new = predictions(args, count, args.rates, threads)
+        for rate in args.rates:
+            measure(args, [row for row in new if row["rate"] == rate], threads)
+        rows += new
+    folder = args.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "plan_validation.csv", COLUMNS, rows)
+    good = sum(abs(row["error"]) <= 0.2 for row in rows)
+    lines = [
+        f"{processor()}; {args.workload}; calibrated at {args.calibrate}; "
+        f"{args.rounds} rounds; {datetime.date.today()}, commit {commit()}. "
+        f"{good} of {len(rows)} points within 20 %.",
+        "",
+        *table(rows),
+    ]
+    print("\n".join(lines))
+    if args.output is None:
+        write_table(PAGE, "plan validation", lines)
+
+
+if __name__ == "__main__":
+    main()
