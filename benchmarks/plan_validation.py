@@ -6,11 +6,12 @@
 
 For each number of workers, all on this machine and at once:
 
-1. the collectives, the arithmetic and a step without exchange are measured by loopback;
-2. the collectives alone on links of `--calibrate`, which say what part of a link's
-   bandwidth carries words;
-3. the steps at all other rates are predicted, and written down;
-4. the steps are measured (`virtual_cluster.py`).
+1. the collectives are measured by loopback and on links of `--calibrate`, which says
+   what part of a link's bandwidth carries words;
+2. for each other rate, right before it, since what else the machine does varies: the
+   collectives, the arithmetic and a step without exchange are measured by loopback, and
+   the steps on links of that rate are predicted and written down;
+3. the steps are measured (`virtual_cluster.py`).
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from workloads import WORKLOADS
 
 from tfgradcomp import planning
 from tfgradcomp.collectives import Call
-from tfgradcomp.planning.forecasts import no_arithmetic
+from tfgradcomp.planning import output
+from tfgradcomp.planning.forecasts import FLOAT32, no_arithmetic
 from tfgradcomp.planning.network import bits_per_second
 from tfgradcomp.transports import Costs, Line
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "planning.md"
-METHODS = {"TernGrad": "sharded", "SignSGD": "sharded", "DistEFBlockSGDM": "sharded"}
+METHODS = ["TernGrad", "SignSGD", "DistEFBlockSGDM"]
+TRANSPORT = "sharded"
 PROBES = {
     "gather": [64, 1 << 19],
     "all_to_all": [64, 1 << 20],
@@ -46,6 +49,7 @@ PROBES = {
 }
 COLUMNS = ("workers", "rate", "method", "transport", "predicted_ms", "measured_ms")
 COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
+COLUMNS += ("efficiency",)
 
 
 def lines_of(answers: list[dict]) -> dict[str, Line]:
@@ -82,62 +86,53 @@ def efficiency(free: dict, linked: dict, count: int, rate: float) -> float:
     return min(1.0, statistics.median(parts))
 
 
-def predictions(args, count: int, rates: list[str], threads: int) -> list[dict]:
-    """Returns a row for each rate and method, measured_ms still missing."""
-    task = {"workload": args.workload, "probes": PROBES, "rounds": 9}
-    task["methods"] = list(METHODS)
+def run(args, commands, task: dict, threads: int) -> list[dict]:
+    """Returns the workers' answers to a task of `plan_worker.py`."""
+    task = {"workload": args.workload, "methods": [], "probes": PROBES, **task}
+    return measuring.run("plan_worker.py", task, commands, threads, args.timeout)
 
-    def run(commands, task):
-        return measuring.run("plan_worker.py", task, commands, threads, args.timeout)
 
-    answers = run(exchange.commands(count), task)
-    free = lines_of(answers)
+def calibrate(args, count: int, threads: int) -> float:
+    """Returns the part of a link's bandwidth that carries words."""
+    free = lines_of(run(args, exchange.commands(count), {"rounds": 9}, threads))
     with cluster.virtual_cluster(count, args.calibrate) as hosts:
-        linked = lines_of(
-            run(virtual_cluster.commands(hosts), task | {"methods": [], "rounds": 5})
-        )
-    part = efficiency(free, linked, count, bits_per_second(args.calibrate))
+        commands = virtual_cluster.commands(hosts)
+        linked = lines_of(run(args, commands, {"rounds": 5}, threads))
+    return efficiency(free, linked, count, bits_per_second(args.calibrate))
+
+
+def predict(args, count: int, rate: str, part: float, threads: int) -> list[dict]:
+    """Returns a row for float32 and each method, `measured_ms` still missing."""
+    task = {"methods": METHODS, "rounds": 9}
+    answers = run(args, exchange.commands(count), task, threads)
     compute = measuring.slowest(answers, "compute")
-    software = planning.software_of(Costs(**free), count)
+    software = planning.software_of(Costs(**lines_of(answers)), count)
+    made = planning.plan(
+        WORKLOADS[args.workload](),
+        compute,
+        planning.Link(bits_per_second(rate), 0.0, efficiency=part),
+        [count],
+        methods=METHODS,
+        profile=planning.Profile(software, no_arithmetic),
+    )
     rows = []
-    for rate in rates:
-        made = planning.plan(
-            WORKLOADS[args.workload](),
-            compute,
-            planning.Link(bits_per_second(rate), 0.0, efficiency=part),
-            [count],
-            methods=list(METHODS),
-            profile=planning.Profile(software, no_arithmetic),
-        )
-        for one in made.forecasts:
-            if METHODS.get(one.method, one.transport) != one.transport:
-                continue
-            name = f"{one.method}, {one.transport}"
-            arithmetic = statistics.mean(a["arithmetic"][name] for a in answers)
-            one = replace(one, arithmetic_seconds=arithmetic)
-            rows.append(
-                {
-                    "workers": count,
-                    "rate": rate,
-                    "method": one.method,
-                    "transport": one.transport,
-                    "predicted_ms": 1e3 * one.step_seconds,
-                    "compute_ms": 1e3 * compute,
-                    "arithmetic_ms": 1e3 * arithmetic,
-                    "software_ms": 1e3 * one.software_seconds,
-                    "link_ms": 1e3 * one.link_seconds,
-                }
-            )
-    figures = {kind: tuple(own) for kind, own in software._asdict().items()}
-    print(json.dumps({"workers": count, "efficiency": part, **figures}), flush=True)
+    for one in made.forecasts:
+        if one.transport == TRANSPORT:
+            found = [a["arithmetic"][one.method] for a in answers]
+            seconds = max(statistics.median(times) for times in found)
+            one = replace(one, arithmetic_seconds=seconds)
+        elif one.method != FLOAT32:
+            continue
+        full = output.row(made, one)
+        rows.append({name: full[name] for name in COLUMNS if name in full})
+        rows[-1] |= {"rate": rate, "predicted_ms": full["step_ms"], "efficiency": part}
+        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
 def measure(args, rows: list[dict], threads: int) -> None:
     """Measures the steps of rows of one number of workers and one rate."""
-    variants = [
-        {"name": row["method"], "transport": METHODS.get(row["method"])} for row in rows
-    ]
+    variants = [{"name": row["method"], "transport": row["transport"]} for row in rows]
     task = {"workload": args.workload, "rounds": args.rounds, "interface": None}
     task["variants"] = variants
     with cluster.virtual_cluster(rows[0]["workers"], rows[0]["rate"]) as hosts:
@@ -180,10 +175,11 @@ def main() -> None:
     rows = []
     for count in map(int, args.workers):
         threads = measuring.threads(argparse.Namespace(threads=None), count)
-        new = predictions(args, count, args.rates, threads)
+        part = calibrate(args, count, threads)
         for rate in args.rates:
-            measure(args, [row for row in new if row["rate"] == rate], threads)
-        rows += new
+            new = predict(args, count, rate, part, threads)
+            measure(args, new, threads)
+            rows += new
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "plan_validation.csv", COLUMNS, rows)

@@ -126,7 +126,7 @@ def arithmetic_seconds(
         num_workers: N.
     """
     block_size = _probe_block_size(layout)
-    per_element = _seconds_per_element(kind, method, num_workers, block_size)
+    per_element = seconds_per_element(kind, method, num_workers, block_size)
     return per_element * layout.size
 
 
@@ -163,7 +163,7 @@ def _probe_block_size(layout):
 
 
 @functools.cache
-def _seconds_per_element(kind, method, num_workers, block_size):
+def seconds_per_element(kind, method, num_workers, block_size):
     """Measures what encoding, the server's rule and decoding take for an element."""
     context = Context(
         step=tf.constant(0, tf.int64),
