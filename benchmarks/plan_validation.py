@@ -4,13 +4,11 @@
     sudo python benchmarks/plan_validation.py --workers 2 --rates 1gbit \
         --output /tmp/plan
 
-For each number of workers, all on this machine and at once:
+For each number of workers, all on this machine and at once, and each rate:
 
-1. the collectives are measured by loopback and on links of `--calibrate`, which says
-   what part of a link's bandwidth carries words;
-2. for each other rate, right before it, since what else the machine does varies: the
-   collectives, the arithmetic and a step without exchange are measured by loopback, and
-   the steps on links of that rate are predicted and written down;
+1. the collectives and a step without exchange are measured by loopback, and the time of
+   the methods' arithmetic on the processor, of which N workers share the cores;
+2. the steps on links of that rate are predicted, and written down;
 3. the steps are measured (`virtual_cluster.py`).
 """
 
@@ -19,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from report import commit, processor, write_csv, write_table
 from workloads import WORKLOADS
 
 from tfgradcomp import planning
-from tfgradcomp.collectives import Call
 from tfgradcomp.planning import output
 from tfgradcomp.planning.forecasts import FLOAT32, no_arithmetic
 from tfgradcomp.planning.network import bits_per_second
@@ -45,11 +43,10 @@ TRANSPORT = "sharded"
 PROBES = {
     "gather": [64, 1 << 19],
     "all_to_all": [64, 1 << 20],
-    "sum": [64, 1 << 21],
+    "sum": [64, 1 << 22],
 }
 COLUMNS = ("workers", "rate", "method", "transport", "predicted_ms", "measured_ms")
 COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
-COLUMNS += ("efficiency",)
 
 
 def lines_of(answers: list[dict]) -> dict[str, Line]:
@@ -68,49 +65,20 @@ def lines_of(answers: list[dict]) -> dict[str, Line]:
     return found
 
 
-def efficiency(free: dict, linked: dict, count: int, rate: float) -> float:
-    """Returns the part of a link's bandwidth that carries words.
-
-    Args:
-        free: Lines measured by loopback.
-        linked: Lines measured on links of `rate` bits a second.
-        count: N.
-        rate: Bits a second.
-    """
-    ideal = planning.Link(rate, 0.0, efficiency=1.0)
-    parts = []
-    for kind in free:
-        call = Call(kind, 1 << 20)
-        seconds = (linked[kind].per_word - free[kind].per_word) * call.words
-        parts.append(ideal.seconds(ideal.words(call, count)) / seconds)
-    return min(1.0, statistics.median(parts))
-
-
-def run(args, commands, task: dict, threads: int) -> list[dict]:
-    """Returns the workers' answers to a task of `plan_worker.py`."""
-    task = {"workload": args.workload, "methods": [], "probes": PROBES, **task}
-    return measuring.run("plan_worker.py", task, commands, threads, args.timeout)
-
-
-def calibrate(args, count: int, threads: int) -> float:
-    """Returns the part of a link's bandwidth that carries words."""
-    free = lines_of(run(args, exchange.commands(count), {"rounds": 9}, threads))
-    with cluster.virtual_cluster(count, args.calibrate) as hosts:
-        commands = virtual_cluster.commands(hosts)
-        linked = lines_of(run(args, commands, {"rounds": 5}, threads))
-    return efficiency(free, linked, count, bits_per_second(args.calibrate))
-
-
-def predict(args, count: int, rate: str, part: float, threads: int) -> list[dict]:
+def predict(args, count: int, rate: str, threads: int) -> list[dict]:
     """Returns a row for float32 and each method, `measured_ms` still missing."""
-    task = {"methods": METHODS, "rounds": 9}
-    answers = run(args, exchange.commands(count), task, threads)
+    task = {"workload": args.workload, "methods": METHODS, "probes": PROBES}
+    task["rounds"] = 11
+    commands = exchange.commands(count)
+    answers = measuring.run("plan_worker.py", task, commands, threads, args.timeout)
     compute = measuring.slowest(answers, "compute")
     software = planning.software_of(Costs(**lines_of(answers)), count)
+    # So many threads share a core.
+    shared = max(1.0, count * threads / len(os.sched_getaffinity(0)))
     made = planning.plan(
         WORKLOADS[args.workload](),
         compute,
-        planning.Link(bits_per_second(rate), 0.0, efficiency=part),
+        planning.Link(bits_per_second(rate)),
         [count],
         methods=METHODS,
         profile=planning.Profile(software, no_arithmetic),
@@ -118,14 +86,14 @@ def predict(args, count: int, rate: str, part: float, threads: int) -> list[dict
     rows = []
     for one in made.forecasts:
         if one.transport == TRANSPORT:
-            found = [a["arithmetic"][one.method] for a in answers]
-            seconds = max(statistics.median(times) for times in found)
+            found = [answer["arithmetic"][one.method] for answer in answers]
+            seconds = shared * statistics.median(found)
             one = replace(one, arithmetic_seconds=seconds)
         elif one.method != FLOAT32:
             continue
         full = output.row(made, one)
         rows.append({name: full[name] for name in COLUMNS if name in full})
-        rows[-1] |= {"rate": rate, "predicted_ms": full["step_ms"], "efficiency": part}
+        rows[-1] |= {"rate": rate, "predicted_ms": full["step_ms"]}
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -164,20 +132,16 @@ def main() -> None:
     add("--workload", choices=WORKLOADS, default="resnet50")
     add("--workers", **names, default=["2", "4"], help="numbers of workers")
     add("--rates", **names, default=["1gbit", "300mbit", "100mbit"])
-    add("--calibrate", default="200mbit", help="a rate that is not among the others")
     add("--rounds", type=int, default=3, help="each step is timed so often")
     add("--timeout", type=float, default=900, help="seconds that a run may take")
     add("--output", type=Path, help="folder; default: results, the page included")
     args = parser.parse_args()
-    if args.calibrate in args.rates:
-        parser.error(f"--calibrate is {args.calibrate}, which is to be predicted")
     exit_on_signals()
     rows = []
     for count in map(int, args.workers):
         threads = measuring.threads(argparse.Namespace(threads=None), count)
-        part = calibrate(args, count, threads)
         for rate in args.rates:
-            new = predict(args, count, rate, part, threads)
+            new = predict(args, count, rate, threads)
             measure(args, new, threads)
             rows += new
     folder = args.output or HERE / "results"
@@ -185,8 +149,8 @@ def main() -> None:
     write_csv(folder / "plan_validation.csv", COLUMNS, rows)
     good = sum(abs(row["error"]) <= 0.2 for row in rows)
     lines = [
-        f"{processor()}; {args.workload}; calibrated at {args.calibrate}; "
-        f"{args.rounds} rounds; {datetime.date.today()}, commit {commit()}. "
+        f"{processor()}; {args.workload}; {args.rounds} rounds; "
+        f"load {os.getloadavg()[0]:.0f}; {datetime.date.today()}, commit {commit()}. "
         f"{good} of {len(rows)} points within 20 %.",
         "",
         *table(rows),
