@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed
 from tfgradcomp.compressors.sparse_words import (
-    SparseWords,
-    check_threshold,
+    OverThreshold,
     check_unambiguity,
     moments_missing,
 )
 
 
 @dataclass(frozen=True)
-class Hybrid(SparseWords):
+class Hybrid(OverThreshold):
     r"""Sends \( \pm\tau \) for elements beyond it that are well above their variance.
 
     \( r \mathrel{+}= \sum_z g_z \), \( v \mathrel{+}= \sum_z g_z^2 \) over the examples
@@ -29,7 +25,7 @@ class Hybrid(SparseWords):
     \( r \mathrel{-}= S \). Everywhere \( v \leftarrow \zeta v \).
 
     Attributes:
-        threshold: \( \tau \), positive, in the units of a gradient.
+        threshold: As `Strom` has it; the quantile is of all |r|, ambiguous or not.
         alpha: \( \alpha \), 1 or more: the larger, the less is sent.
         zeta: \( \zeta \) in [0, 1], the decay of v.
         index_coding: As `SparseWords` has it.
@@ -46,7 +42,7 @@ class Hybrid(SparseWords):
         v is that from before the sending.
     """
 
-    threshold: float
+    threshold: float | str
     alpha: float = 2.0
     zeta: float = 0.999
     index_coding: str = "fixed"
@@ -55,24 +51,11 @@ class Hybrid(SparseWords):
 
     def __post_init__(self):
         super().__post_init__()
-        check_threshold(self.threshold)
         check_unambiguity(self.alpha, self.zeta)
 
     @override
     def compress(self, x, state, layout, context):
         if context.second_moments is None:
             raise ValueError(moments_missing(self))
-        words, residual, variance, nonfinite = ops.pack_over_threshold(
-            x,
-            context.second_moments,
-            state["residual"],
-            state["variance"],
-            self.threshold,
-            self.alpha,
-            self.zeta,
-        )
-        state = {
-            "residual": context.if_moving(residual, state["residual"]),
-            "variance": context.if_moving(variance, state["variance"]),
-        }
-        return Compressed({"words": self.message(words)}, state, tf.equal(nonfinite, 0))
+        moments = context.second_moments
+        return self.pack(x, moments, state, layout, context, self.alpha, self.zeta)

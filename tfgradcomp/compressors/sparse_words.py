@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,10 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import index_coding
+from tfgradcomp.compressors.auto_threshold import AUTO, find_thresholds
 from tfgradcomp.compressors.base import Compressed, Compressor, Identity
-from tfgradcomp.core import Field, Layout
+from tfgradcomp.core import Context, Field, Layout
+from tfgradcomp.core.split_vector import Vector
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,8 @@ class SparseWords(Compressor):
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
     def scale(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
-        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`.
-
-        It is the attribute `threshold`, unless a subclass has another.
-        """
-        return tf.fill([payloads["words"].shape[0], layout.num_blocks], self.threshold)
+        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`."""
+        raise NotImplementedError
 
     @override
     def elements_sent(self, payload, layout):
@@ -84,6 +84,65 @@ class SparseWords(Compressor):
             layout.row_splits,
             layout.sizes,
         )
+
+
+@dataclass(frozen=True)
+class OverThreshold(SparseWords):
+    """Sends a threshold, with a sign, for each of the elements that a rule selects.
+
+    Subclasses have an attribute `threshold`, a number, or `"auto"`: one for each block,
+    which `find_thresholds` finds in each step. Each worker finds its own, which travel
+    as the field `thresholds`.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_threshold(self.threshold)
+
+    @override
+    def fields(self, layout):
+        fields = super().fields(layout)
+        if self.threshold != AUTO:
+            return fields
+        return {"thresholds": Field(layout.num_blocks, per="block"), **fields}
+
+    def pack(
+        self,
+        x: Vector,
+        moments: Vector | None,
+        state: dict[str, tf.Tensor],
+        layout: Layout,
+        context: Context,
+        alpha: float = 1.0,
+        decay: float = 1.0,
+    ) -> Compressed:
+        """Returns the result of `tfgradcomp.ops.pack_over_threshold`."""
+        own, threshold = {}, self.threshold
+        if threshold == AUTO:
+            splits = layout.row_splits
+            own["thresholds"] = find_thresholds(x, state["residual"], splits)
+            threshold = ops.spread(own["thresholds"], splits)
+        words, residual, variance, nonfinite = ops.pack_over_threshold(
+            x,
+            moments,
+            state["residual"],
+            state.get("variance"),
+            threshold,
+            alpha,
+            decay,
+        )
+        new = {"residual": residual, "variance": variance}
+        return Compressed(
+            {**own, "words": self.message(words)},
+            {name: context.if_moving(new[name], old) for name, old in state.items()},
+            tf.equal(nonfinite, 0),
+        )
+
+    @override
+    def scale(self, payloads, layout):
+        if self.threshold == AUTO:
+            return payloads["thresholds"]
+        return tf.fill([payloads["words"].shape[0], layout.num_blocks], self.threshold)
 
 
 @dataclass(frozen=True)
@@ -124,12 +183,15 @@ def moments_missing(compressor: Compressor) -> str:
     )
 
 
-def check_threshold(threshold: float) -> None:
-    """Raises ValueError unless a threshold is positive and finite."""
-    if not 0 < threshold < float("inf"):
+def check_threshold(threshold: float | str) -> None:
+    """Raises ValueError unless it is "auto", or a number, positive and finite."""
+    fits = threshold == AUTO
+    if isinstance(threshold, numbers.Real):
+        fits = 0 < threshold < float("inf")
+    if not fits:
         raise ValueError(
-            "threshold must be positive and finite, in the units of a gradient. "
-            f"Received: threshold={threshold!r}"
+            "threshold must be positive and finite, in the units of a gradient, or "
+            f"{AUTO!r}. Received: threshold={threshold!r}"
         )
 
 

@@ -27,9 +27,9 @@ def _choosing(name: str, op: str | None = None, size: int | None = None) -> Call
     Args:
         name: Name of the function.
         op: Name of the native operation.
-        size: Place of the argument that says how much the native operation writes, the
-            number of elements or the ends of blocks, which it must know when a graph is
-            made. Where that is a tensor, the reference is taken.
+        size: Place of an argument that the native operation must know when a graph is
+            made: how much it writes, by the number of elements or the ends of blocks,
+            or a threshold. Where that is a tensor, the reference is taken.
     """
     in_python, in_native = getattr(reference, name), getattr(native, name)
 
@@ -113,7 +113,7 @@ mean_sign_error_feedback = _choosing("mean_sign_error_feedback")
 mean_sign_sums = _choosing("mean_sign_sums")
 mean_sign_residual = _choosing("mean_sign_residual")
 pack_unambiguous = _choosing("pack_unambiguous")
-pack_over_threshold = _choosing("pack_over_threshold")
+pack_over_threshold = _choosing("pack_over_threshold", size=4)
 mean_of_sparse = _choosing("mean_of_sparse")
 
 

@@ -22,7 +22,9 @@ class Strom(CompressedOptimizer):
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        threshold: \( \tau \), positive, in the units of a mean gradient.
+        threshold: \( \tau \), positive, in the units of a mean gradient; or
+            `"auto"`: in each step each worker takes, for each variable, the value that
+            |r| of one element in 32 exceeds, so that nothing need be guessed.
         index_coding: `"fixed"`: 32 bits an element. `"delta"`: 1 bit and the gap to
             the one before, less than half of that, for a little arithmetic.
         **kwargs: Those of `CompressedOptimizer` from `transport` on. `min_size` is 0,
@@ -51,7 +53,7 @@ class Strom(CompressedOptimizer):
     def __init__(
         self,
         inner_optimizer: InnerOptimizer,
-        threshold: float,
+        threshold: float | str,
         index_coding: str = "fixed",
         **kwargs: Any,
     ):

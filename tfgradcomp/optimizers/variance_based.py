@@ -90,7 +90,8 @@ class Hybrid(CompressedOptimizer):
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        threshold: \( \tau \), positive, in the units of a mean gradient.
+        threshold: As `Strom` has it. Of those that exceed an `"auto"` threshold the
+            ambiguous wait.
         alpha: As `VarianceBased`.
         zeta: As `VarianceBased`.
         microbatches: As `VarianceBased`.
@@ -124,7 +125,7 @@ class Hybrid(CompressedOptimizer):
     def __init__(
         self,
         inner_optimizer: InnerOptimizer,
-        threshold: float,
+        threshold: float | str,
         alpha: float = 2.0,
         zeta: float = 0.999,
         microbatches: int | None = None,

@@ -87,7 +87,7 @@ def pack_over_threshold(
     moments: Vector | None,
     residual: tf.Tensor,
     variance: tf.Tensor | None,
-    threshold: float,
+    threshold: float | tf.Tensor,
     alpha: float,
     decay: float,
 ):
@@ -103,7 +103,7 @@ def pack_over_threshold(
             is enough.
         residual: r, float32 `[count]`.
         variance: v, float32 `[count]`, or None.
-        threshold: t, positive.
+        threshold: t, positive; a number, or one for each element, float32 `[count]`.
         alpha: As in `pack_unambiguous`.
         decay: Of v.
 
@@ -111,7 +111,7 @@ def pack_over_threshold(
         The words (int32, as many as are sent); the new r; the new v (or None); and the
         number of elements that are not finite, as `pack_unambiguous` counts.
     """
-    t = np.float32(threshold)
+    t = threshold if tf.is_tensor(threshold) else np.float32(threshold)
     r = _accumulate(residual, x)
     v = None if variance is None else _accumulate(variance, moments)
     magnitude = tf.abs(r)
