@@ -110,7 +110,7 @@ def test_times_that_say_nothing_are_refused(equal, moves):
 def test_rows_take_the_slowest_worker_of_each_round():
     measuring = import_script("measuring")
     workers = [{"seconds": [1.0, 5.0, 2.0]}, {"seconds": [4.0, 1.0, 3.0]}]
-    assert measuring._slowest(workers) == 4.0
+    assert measuring.slowest(workers) == 4.0
 
 
 def test_apart_gives_every_method_its_own_processes():
