@@ -23,7 +23,7 @@ LAUNCHES = (
     "tests/test_pool",
 )
 POOLS = (
-    "tests/callbacks/test_backup.py",
+    "tests/callbacks/",
     "tests/checkpoint/test_restore.py",
     "tests/collectives/",
     "tests/compat/",

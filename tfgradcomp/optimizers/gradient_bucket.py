@@ -14,6 +14,7 @@ from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece
 from tfgradcomp.optimizers.noise import gaussian
+from tfgradcomp.optimizers.probe import IGNORE, Watch
 from tfgradcomp.transports import ExchangeResult, Route
 from tfgradcomp.transports.messages import has_variable_length
 
@@ -215,7 +216,11 @@ class GradientBucket:
         return dict(zip(self.pieces, parts[-len(self.pieces) :], strict=True))
 
     def compress(
-        self, gradients: Gradients, context: Context, route: Route | None = None
+        self,
+        gradients: Gradients,
+        context: Context,
+        route: Route | None = None,
+        watch: Watch = IGNORE,
     ) -> Outgoing:
         """Compresses this worker's mean gradient, after the first round if any.
 
@@ -223,12 +228,14 @@ class GradientBucket:
             gradients: This worker's gradients.
             context: The step.
             route: The way that it will take; None for `route`.
+            watch: Is told what happens.
         """
         route = route or self.route
         if route.method.compressor.needs_second_moments:
             context = context._replace(second_moments=self._second_moments(gradients))
         x = self.flatten(gradients.values, gradients.scale)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state.worker)
+        watch.flattened(x, state)
         return self._compress(x, state, gradients, context, route)
 
     def _compress(self, x, state, gradients, context, route):
@@ -259,6 +266,7 @@ class GradientBucket:
         weights: list,
         context: Context,
         is_float_step: bool = False,
+        watch: Watch = IGNORE,
     ) -> BucketResult:
         """Compresses this worker's gradient, exchanges it and decodes the reply.
 
@@ -268,13 +276,17 @@ class GradientBucket:
                 excluded from weight decay.
             context: The step.
             is_float_step: Whether it travels as float32.
+            watch: Is told what happens.
         """
-        route = self.float_route if is_float_step else self.route
-        sent = self.compress(gradients, context, route)
+        watch.ready([gradients.values[position] for position in self.positions])
+        route = watch.timed(self.float_route if is_float_step else self.route)
+        sent = self.compress(gradients, context, route, watch)
+        watch.encoded(sent)
         server = tf.nest.map_structure(tf.convert_to_tensor, self.state.server)
         if is_float_step:
             server = self.route.gather_state(server)
         result = route.exchange(sent.payload, server, sent.context, sent.flag)
+        watch.exchanged(result.update)
         if is_float_step:
             result = result._replace(state=self.route.own_state(result.state))
         return self.finish(result, weights, sent)

@@ -50,8 +50,25 @@ def table_positions(variables: Sequence, sparse: object) -> list[int]:
     if sparse == "rows":
         # By name: the layers of a model cannot always be found.
         return [i for i, variable in enumerate(variables) if variable.name in _TABLES]
+    return matching_positions(sparse, variables, "sparse")
+
+
+def matching_positions(
+    rules: object, variables: Sequence, argument: str = "exclude"
+) -> list[int]:
+    """Returns the indices of the variables that rules name.
+
+    Args:
+        rules: Rules as `CompressedOptimizer` takes them for `exclude`.
+        variables: The model's trainable variables, in order.
+        argument: Name of the argument, for errors.
+
+    Raises:
+        ValueError: If a rule is of no known kind, or needs a model that cannot be
+            found.
+    """
     named: set[int] = set()
-    for rule in rules_of(sparse):
+    for rule in rules_of(rules, argument):
         named |= _matches(rule, variables)
     return sorted(named)
 

@@ -15,6 +15,7 @@ from tfgradcomp.optimizers.gradient_bucket import (
     BucketState,
     GradientBucket,
 )
+from tfgradcomp.optimizers.probe import IGNORE
 from tfgradcomp.transports import Route, RowsRoute
 from tfgradcomp.transports.rows import Union
 
@@ -55,16 +56,18 @@ class RowsBucket(GradientBucket):
         self._has_said_dense = False
 
     @override
-    def exchange(self, gradients, weights, context, is_float_step=False):
+    def exchange(self, gradients, weights, context, is_float_step=False, watch=IGNORE):
         (position,) = self.positions
         gradient = gradients.values[position]
         if not isinstance(gradient, tf.IndexedSlices):
             self._say_dense(weights[position], gradient)
-            whole = super().exchange(gradients, weights, context)
+            whole = super().exchange(gradients, weights, context, watch=watch)
             return whole._replace(variable_words=_words_gathered(self.route))
-        union = self.rows_route.agree(gradient.indices)
+        watch.ready([gradient])
+        rows_route = watch.timed(self.rows_route)
+        union = rows_route.agree(gradient.indices)
         rows = union.rows
-        route = self.rows_route.at(tf.size(rows) * self.width)
+        route = rows_route.at(tf.size(rows) * self.width)
         worker, server, local = (
             tf.nest.map_structure(lambda leaf: leaf.rows_at(rows, self.width), nest)
             for nest in (self.state.worker, self.state.server, self.state.local)
@@ -73,8 +76,11 @@ class RowsBucket(GradientBucket):
         places = tf.searchsorted(rows, gradient.indices)[:, tf.newaxis]
         own = tf.scatter_nd(places, values, [tf.size(rows), self.width])
         x = SplitVector([own], gradients.scale)
+        watch.flattened(x, worker)
         sent = self._compress(x, worker, gradients, context, route)
+        watch.encoded(sent)
         result = route.exchange(sent.payload, server, sent.context, sent.flag)
+        watch.exchanged(result.update)
         update = tf.convert_to_tensor(result.update)
         if self._weight_decay:
             table = tf.reshape(tf.cast(weights[position], tf.float32), [-1, self.width])

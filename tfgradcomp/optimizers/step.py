@@ -19,6 +19,7 @@ from tfgradcomp.optimizers.agreement import path_of
 from tfgradcomp.optimizers.dense import dense, touched_rows, unique_rows, with_values
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket, Gradients
+from tfgradcomp.optimizers.probe import IGNORE, Probe
 from tfgradcomp.optimizers.rows_bucket import RowsBucket
 
 
@@ -64,7 +65,10 @@ class Stepper:
         buckets: The buckets of the gradient.
         scalars: The small variables.
         collectives: What moves vectors between the workers.
+        probe: Observes the steps; None where nobody does.
     """
+
+    probe: Probe | None = None
 
     def __init__(
         self,
@@ -175,8 +179,15 @@ class Stepper:
 
     def _take(self, gradients, variables, is_float_step):
         context, decayed = self.context(), compat.decayed(self.inner, self._variables)
+        observed = self.probe.begin(context, is_float_step) if self.probe else None
         results = [
-            bucket.exchange(gradients, decayed, context, is_float_step)
+            bucket.exchange(
+                gradients,
+                decayed,
+                context,
+                is_float_step,
+                observed.watch(bucket) if observed else IGNORE,
+            )
             for bucket in self.buckets
         ]
         updates, state = {}, []
@@ -187,6 +198,8 @@ class Stepper:
             state.append((self.scalars.moved, self._moved(results)))
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
         self.commit(updates, state, flags, variables, context)
+        if observed:
+            observed.end(flags, tf.convert_to_tensor(self.inner.iterations))
 
     def commit(
         self,

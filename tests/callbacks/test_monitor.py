@@ -1,0 +1,309 @@
+"""CompressionMonitor and Timeline: their figures, and that they change nothing."""
+
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.callbacks import monitor_cases as cases
+from tests.helpers import bits, make_variables
+from tfgradcomp.callbacks import CompressionMonitor, Timeline, timeline
+from tfgradcomp.callbacks.figures import Figures
+from tfgradcomp.optimizers.probe import Probe
+
+pytestmark = pytest.mark.timeout(600)
+SHAPES = [(40, 30), (30,), (7, 5)]
+WORKERS = 2
+
+
+# What NumPy makes of the papers' formulas.
+
+
+def gradient(weights, rank):
+    """A worker's mean gradient of the mean squared error."""
+    rows = slice(rank * cases.ROWS // WORKERS, (rank + 1) * cases.ROWS // WORKERS)
+    x, y = cases.X[rows].astype(float), cases.Y[rows]
+    return (2 / y.size * x.T @ (x @ weights - y)).ravel()
+
+
+def scaled_sign(v):
+    return np.mean(np.abs(v)) * np.where(v >= 0, 1.0, -1.0)
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def density(v):
+    return np.sum(np.abs(v)) ** 2 / v.size / np.sum(v * v)
+
+
+def trajectory(steps):
+    """The figures of both workers, step by step: dist-EF-SGD, Algorithm 2."""
+    weights = cases.START.astype(float).ravel()
+    e, server = np.zeros([WORKERS, weights.size]), np.zeros(weights.size)
+    figures = [[] for _ in range(WORKERS)]
+    noises = []
+    for _ in range(steps):
+        g = np.stack([gradient(weights.reshape(-1, 3), r) for r in range(WORKERS)])
+        p = g + e
+        q = np.stack([scaled_sign(one) for one in p])
+        e = p - q
+        whole = q.mean(0) + server
+        update = scaled_sign(whole)
+        server = whole - update
+        weights = weights - cases.RATE * update
+        noises.append(g - g.mean(0))
+        for rank in range(WORKERS):
+            magnitudes = np.abs(g[rank])
+            figures[rank].append(
+                {
+                    "quantization_error": np.linalg.norm(q[rank] - p[rank])
+                    / np.linalg.norm(p[rank]),
+                    "cosine": cosine(update, g.mean(0)),
+                    "zero_share": 0.0,
+                    "residual_norm": np.linalg.norm(e[rank]),
+                    "gradient_density": density(g.mean(0)),
+                    "noise_density": density(np.std([n[rank] for n in noises], axis=0)),
+                    "block_variation": magnitudes.std() / magnitudes.mean(),
+                    "elements_sent": weights.size,
+                }
+            )
+    return figures
+
+
+@pytest.fixture(scope="module")
+def observed(pools, tmp_path_factory):
+    """A training of two workers with both callbacks: its folder and answers."""
+    folder = tmp_path_factory.mktemp("observed")
+    answers, _ = pools(WORKERS).run(cases.case_figures, str(folder))
+    return folder, answers
+
+
+def test_figures_of_two_workers_are_those_of_numpy(observed):
+    _, answers = observed
+    expected = trajectory(4)
+    for answer, steps in zip(answers, expected, strict=True):
+        history = answer["history"]
+        for name in steps[0]:
+            found = history[f"compression/{name}"]
+            want = [step[name] for step in steps]
+            if name == "noise_density":
+                # One sample has no deviation; the last value stays out of the logs.
+                want = want[1:]
+            np.testing.assert_allclose(found, want, rtol=2e-5, err_msg=name)
+    one, other = (answer["history"] for answer in answers)
+    assert one["compression/residual_norm"] != other["compression/residual_norm"]
+    assert one["compression/cosine"] == other["compression/cosine"]
+
+
+def test_what_travels_and_the_times_are_in_the_logs(observed):
+    _, answers = observed
+    for answer in answers:
+        history = answer["history"]
+        # 72 signs are three words, and the scale is one; so is the flag.
+        assert history["compression/bits_per_element"][-1] == 32 * 4 / 72
+        assert history["compression/float32_bytes"][-1] == 4 * 72
+        assert 0 < history["compression/bytes_sent"][-1] < 4 * 72
+        assert history["compression/server_residual_norm"][-1] > 0
+        assert history["compression/exchange_ms"][-1] > 0
+        assert 0 <= history["compression/hidden_share"][-1] <= 1
+        absent = ("clipped_share", "vote_margin", "tie_rate")
+        assert not any(f"compression/{name}" in history for name in absent)
+        assert not any(math.isnan(v) for own in history.values() for v in own)
+        assert "R2 = " in answer["reading"]
+        assert answer["probe"] and answer["closed"]
+
+
+def test_prometheus_reads_the_newest_sample(observed):
+    _, answers = observed
+    for rank, answer in enumerate(answers):
+        lines = answer["text"].splitlines()
+        (line,) = [one for one in lines if one.startswith("tfgradcomp_cosine{")]
+        name, value = line.split()
+        assert name == f'tfgradcomp_cosine{{worker="{rank}"}}'
+        assert float(value) == answer["history"]["compression/cosine"][-1]
+        assert "# TYPE tfgradcomp_cosine gauge" in lines
+
+
+def test_tensorboard_reads_figures_and_histograms(observed):
+    folder, answers = observed
+    for rank, answer in enumerate(answers):
+        (path,) = (folder / "logs" / f"worker-{rank}").iterdir()
+        values, plugins = {}, {}
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                key = value.tag, event.step
+                values[key] = tf.make_ndarray(value.tensor)
+                plugins[value.tag] = value.metadata.plugin_data.plugin_name
+        history = answer["history"]
+        for step, cosine_of_step in enumerate(history["compression/cosine"]):
+            assert values["compression/cosine", step] == np.float32(cosine_of_step)
+        (tag,) = [tag for tag in plugins if tag.endswith("/gradient")]
+        assert plugins["compression/cosine"] == "scalars"
+        assert plugins[tag] == "histograms"
+        # All 72 elements are in the bins, and the ends are the largest magnitudes.
+        bins = values[tag, 0]
+        assert bins[:, 2].sum() == 72
+        g = gradient(cases.START.astype(float), rank)
+        np.testing.assert_allclose([bins[0, 0], bins[-1, 1]], [g.min(), g.max()], 1e-5)
+
+
+def spans(events, worker, track):
+    own = [
+        e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (worker, track)
+    ]
+    return sorted((e["ts"], -e["dur"], e["name"]) for e in own)
+
+
+def test_timelines_of_two_workers_are_merged(observed, tmp_path):
+    folder, _ = observed
+    out = tmp_path / "trace.json"
+    files = [str(folder / f"trace.worker-{rank}.json") for rank in range(WORKERS)]
+    timeline.main([*files, "-o", str(out)])
+    trace = json.loads(out.read_text())
+    events = trace["traceEvents"]
+    for worker in range(WORKERS):
+        named = {
+            e["args"]["name"]
+            for e in events
+            if e["pid"] == worker and e["name"] == "thread_name"
+        }
+        assert named == {"step", "compressed"}
+        assert {name for *_, name in spans(events, worker, 1)} == {
+            *("compressed", "flatten", "encode", "all_to_all", "server", "gather"),
+            "decode",
+        }
+        assert [name for *_, name in spans(events, worker, 0)] == [
+            *("step 1", "forward and backward", "apply"),
+            *("step 2", "forward and backward", "apply"),
+        ]
+        for track in (0, 1):
+            open_until = []
+            for begin, minus, _ in spans(events, worker, track):
+                assert minus <= 0
+                end = begin - minus
+                open_until = [until for until in open_until if until > begin]
+                # Within what is open still, or beside it.
+                assert all(end <= until + 1e-3 for until in open_until)
+                open_until.append(end)
+    # A gather ends on no worker before the other has entered it, by aligned clocks.
+    error = max(own["clock_error_us"] for own in trace["metadata"].values())
+    gathers = [[s for s in spans(events, w, 1) if s[2] == "gather"] for w in (0, 1)]
+    for (begin, minus, _), (begin_2, minus_2, _) in zip(*gathers, strict=True):
+        assert begin - minus + error >= begin_2 - error
+        assert begin_2 - minus_2 + error >= begin - error
+
+
+def test_traces_of_one_worker_are_not_merged(tmp_path, capsys):
+    path = tmp_path / "trace.json"
+    timeline.write(path, timeline.names(0, ["step"]), {})
+    with pytest.raises(SystemExit):
+        timeline.main([str(path), str(path), "-o", str(tmp_path / "out.json")])
+    assert "Received: worker=0" in capsys.readouterr().err
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="Received: .*trace.json"):
+        timeline.merge([path], tmp_path / "out.json")
+
+
+def test_votes_of_two_workers_are_those_of_numpy(pools):
+    answers, _ = pools(WORKERS).run(cases.case_votes)
+    weights, steps = cases.START.astype(float), []
+    for _ in range(3):
+        signs = np.sign([gradient(weights, rank) for rank in range(WORKERS)])
+        net = signs.sum(0)
+        steps.append((np.mean(net == 0), np.mean(np.abs(net)) / WORKERS))
+        weights = weights - cases.RATE * np.sign(net).reshape(weights.shape)
+    for history in answers:
+        found = [history[f"compression/{n}"] for n in ("tie_rate", "vote_margin")]
+        # Of two epochs one has no sample, and repeats the one before.
+        want = np.transpose([steps[0], steps[0], steps[2]])
+        np.testing.assert_allclose(found, want, rtol=1e-6)
+        assert "compression/quantization_error" not in history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all at once", *sorted(cases.METHODS)])
+def test_no_bit_changes_on_two_workers(pools, name, tmp_path):
+    answers, _ = pools(WORKERS).run(cases.case_bits, name, str(tmp_path))
+    for answer in answers:
+        assert answer["found"] == answer["expected"]
+        assert answer["figures"]
+
+
+# Without workers.
+
+
+def steps_of(optimizer, variables, observer=None):
+    """Takes two steps in a graph; returns the weights' bits and how many clocks it reads."""
+    optimizer.build(variables)
+    if observer:
+        optimizer.stepper.probe = Probe()
+        optimizer.stepper.probe.observers["test"] = observer(optimizer)
+
+    def take(gradients):
+        optimizer.apply(gradients, variables)
+
+    step = tf.function(take)
+    rng = np.random.default_rng(2)
+    for _ in range(2):
+        step([tf.constant(rng.normal(size=s), tf.float32) for s in SHAPES])
+    (graph,) = {one.graph for one in step._list_all_concrete_functions()}
+    kinds = [operation.type for operation in graph.get_operations()]
+    return [bits(v.numpy()) for v in variables], kinds.count("Timestamp")
+
+
+SLOW = ("Signum", "ORQ")
+MAKERS = {
+    "TernGrad": lambda **k: tfgradcomp.TernGrad(keras.optimizers.SGD(0.1), **k),
+    "Signum": lambda **k: tfgradcomp.Signum(keras.optimizers.SGD(0.1), **k),
+    "ORQ": lambda **k: tfgradcomp.ORQ(keras.optimizers.Adam(0.1), **k),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["TernGrad", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+)
+def test_an_observed_step_has_the_same_bits_and_a_plain_one_nothing_more(name):
+    def run(observer=None):
+        keras.backend.clear_session()
+        optimizer = MAKERS[name](min_size=1)
+        return steps_of(optimizer, make_variables(SHAPES), observer)
+
+    plain, clocks = run()
+    assert clocks == 0
+    observed, clocks = run(lambda optimizer: Figures(optimizer, 1, []))
+    assert clocks > 0
+    assert observed == plain
+
+
+def small_model(optimizer):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_a_model_without_a_wrapper_is_refused():
+    data = np.zeros([4, 4], "float32"), np.zeros([4, 3], "float32")
+    for callback in (CompressionMonitor(), Timeline("trace.json")):
+        with pytest.raises(ValueError, match=r"Received: optimizers=\[\]"):
+            small_model("sgd").fit(*data, verbose=0, callbacks=[callback])
+
+
+@pytest.mark.parametrize(
+    ("make", "received"),
+    [
+        (lambda: CompressionMonitor(every=0), "every=0"),
+        (lambda: CompressionMonitor(prometheus_port=-1), "prometheus_port=-1"),
+        (lambda: CompressionMonitor(histograms="kernel"), "histograms='kernel'"),
+        (lambda: Timeline("trace.json", steps=(3, 3)), r"steps=\(3, 3\)"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, received):
+    with pytest.raises(ValueError, match=f"Received: .*{received}"):
+        make()

@@ -1,0 +1,85 @@
+"""Attaching observers to the optimizer of a model that is in `fit`."""
+
+from __future__ import annotations
+
+import keras
+
+from tfgradcomp.compat.trainer import optimizers_of
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.probe import Observer, Probe
+from tfgradcomp.optimizers.step import Stepper
+
+
+def wrapper_of(model: keras.Model, callback: str) -> CompressedOptimizer:
+    """Returns the wrapper that trains a model, built.
+
+    Args:
+        model: The model, compiled.
+        callback: Name of the callback that asks, for errors.
+
+    Raises:
+        ValueError: If there is no wrapper, or there are several; if it cannot be built
+            yet; if its steps cannot be observed.
+    """
+    found = []
+    for optimizer in optimizers_of(model):
+        # A scale of the loss is around the wrapper.
+        while optimizer is not None and not isinstance(optimizer, CompressedOptimizer):
+            optimizer = vars(optimizer).get("inner_optimizer")
+        if optimizer is not None:
+            found.append(optimizer)
+    if len(found) != 1:
+        names = [type(optimizer).__name__ for optimizer in found]
+        raise ValueError(
+            f"{callback} observes one optimizer of this package. Expected: a model "
+            "that is compiled with one, such as TernGrad(SGD(0.1)). "
+            f"Received: optimizers={names}"
+        )
+    (wrapper,) = found
+    if not wrapper.built:
+        if not model.built:
+            raise ValueError(
+                f"{callback} must know the model's variables when `fit` begins. Give "
+                "the model an Input layer, or call it on a batch before `fit`. "
+                f"Received: model={model.name}, not built"
+            )
+        with model.distribute_strategy.scope():
+            wrapper.build(model.trainable_variables)
+    if type(wrapper.stepper).take is not Stepper.take:
+        raise ValueError(
+            f"{callback} cannot observe steps with parameter servers. Expected: `fit` "
+            "with MultiWorkerMirroredStrategy, MirroredStrategy or no strategy. "
+            f"Received: stepper={type(wrapper.stepper).__name__}"
+        )
+    return wrapper
+
+
+def attach(
+    model: keras.Model, wrapper: CompressedOptimizer, name: str, observer: Observer
+) -> None:
+    """Begins to observe the steps of `fit`, which are traced anew.
+
+    Args:
+        model: The model.
+        wrapper: Its optimizer.
+        name: Name of the observer; another one of that name is replaced.
+        observer: The observer.
+    """
+    stepper = wrapper.stepper
+    if stepper.probe is None:
+        stepper.probe = Probe()
+    stepper.probe.observers[name] = observer
+    model.make_train_function(force=True)
+
+
+def detach(
+    model: keras.Model, wrapper: CompressedOptimizer, name: str, observer: Observer
+) -> None:
+    """Ends the observation, so that the next `fit` traces steps without it."""
+    probe = wrapper.stepper.probe
+    if probe is None or probe.observers.get(name) is not observer:
+        return
+    del probe.observers[name]
+    if not probe.observers:
+        wrapper.stepper.probe = None
+    model.make_train_function(force=True)

@@ -1,0 +1,300 @@
+"""Keras callback that shows what compression does to a training."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from typing import Any
+
+import keras
+
+from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
+from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
+from tfgradcomp.callbacks.moments import COLLECTIVES, hidden_share, milliseconds
+from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
+from tfgradcomp.callbacks.workers import Workers
+from tfgradcomp.collectives import Call, across_hosts
+from tfgradcomp.compat.inner_optimizer import trainable_variables
+from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.core.logging import logger
+from tfgradcomp.optimizers.partition import matching_positions, rules_of
+
+_PREFIX = "compression/"
+_NAME = "CompressionMonitor"
+_DESCRIPTIONS = {
+    "bytes_sent": "Bytes that this worker sends in a step.",
+    "bytes_received": "Bytes that this worker receives in a step.",
+    "float32_bytes": "Bytes that a float32 ring all-reduce would send in a step.",
+    "bits_per_element": "Bits that a compressed element takes in a payload.",
+    "reply_bits_per_element": "Bits that a compressed element takes in a reply.",
+    "elements_sent": "Compressed elements that this worker has sent a value for.",
+    "quantization_error": "Length of Q(p) - p over the length of p, on this worker.",
+    "cosine": "Cosine between the update and the true mean gradient.",
+    "zero_share": "Share of zeros in what this worker has sent.",
+    "clipped_share": "Share of elements that were clipped, on this worker.",
+    "residual_norm": "Length of this worker's residual.",
+    "server_residual_norm": "Length of the server's residual held here.",
+    "vote_margin": "Mean distance of a vote from a tie, 1 where all agree.",
+    "tie_rate": "Share of elements whose vote is a tie.",
+    "gradient_density": "Density of the mean gradient, 1 for equal magnitudes.",
+    "noise_density": "Density of the deviations of the gradient's noise.",
+    "block_variation": "Deviation over mean of magnitudes, mean over the blocks.",
+    "encode_ms": "Milliseconds of flattening and compressing, over all buckets.",
+    "exchange_ms": "Milliseconds in collectives, waiting included, over all buckets.",
+    "decode_ms": "Milliseconds of server and decoding, over all buckets.",
+    "hidden_share": "Share of the collectives' time before the last gradient.",
+}
+DESCRIPTIONS = {_PREFIX + name: text for name, text in _DESCRIPTIONS.items()}
+
+
+class CompressionMonitor(keras.callbacks.Callback):
+    r"""Shows what compression does to the gradients, every so many steps.
+
+    The figures, whose names begin with `compression/`, go to `logs` and so to
+    `History`: the means over the samples of an epoch, or those before where it has
+    none. With `log_dir` each sample goes to TensorBoard, with `prometheus_port` the
+    newest one to Prometheus. Figures that a method does not have are left out.
+    `docs/monitoring.md` has them all.
+
+    A sample is taken in the step itself, where the number of updates so far is a
+    multiple of `every`. Nothing that is computed for the training changes: the weights
+    have the same bits with the callback and without it. All workers must have it, since
+    a sample takes a float32 all-reduce of up to \( 2^{20} \) elements of the gradient.
+    Figures are this worker's own, but for those that are made of this sum: cosine,
+    gradient density, vote margin and tie rate.
+
+    - `quantization_error`: \( \|Q(p) - p\| / \|p\| \), where p is what is rounded: the
+      gradient, with momentum and residual where the method adds them. Left out for bare
+      signs, which have no scale.
+    - `cosine`: between the update that all workers apply and the mean of their
+      gradients, as they were before momentum and residuals.
+    - `gradient_density`, `noise_density`: \( \phi(v) = \|v\|_1^2 / (d\,\|v\|_2^2) \) of
+      the mean gradient, and of the deviation of each element by Welford's algorithm
+      over the samples so far: of a worker's gradient from the mean of all, or, with one
+      worker, from its own mean. `reading` has the paper's conclusion.
+    - `block_variation`: deviation over mean of the gradient's magnitudes in a block,
+      the mean over all blocks.
+    - `encode_ms`, `exchange_ms`, `decode_ms`: sums over the buckets, by the clock of
+      the process. Buckets overlap, and an exchange includes waiting for the others. On
+      a GPU a time is that at which work was handed to the device. Left out inside XLA,
+      which compiles no clock.
+    - `hidden_share`: the part of the time in collectives that lies before the moment
+      at which the last gradient of the step was ready.
+
+    Embedding tables whose rows travel are in the times and the bytes alone, and so are
+    variables that are not compressed. Steps that travel as float32 are not sampled.
+
+    Args:
+        log_dir: Folder for TensorBoard; of several processes each writes to
+            `log_dir/worker-<rank>`. None: nothing is written.
+        every: Steps from one sample to the next.
+        prometheus_port: Port of 127.0.0.1 that serves the figures as Prometheus' text
+            while `fit` runs; worker k takes the k-th one after it. 0: any that is free.
+            The attribute `prometheus_port` says which. None: none.
+        histograms: Rules for variables as `exclude` takes them: histograms of their
+            gradients, of what was sent for them and of the updates go to TensorBoard.
+
+    Raises:
+        ValueError: If an argument is out of range; when `fit` begins, if the model is
+            not trained by an optimizer of this package, or has no such variables.
+
+    Example:
+        ```python
+        monitor = tfgradcomp.callbacks.CompressionMonitor("/tmp/logs", every=100)
+        history = model.fit(dataset, epochs=3, callbacks=[monitor])
+        history.history["compression/quantization_error"]
+        ```
+
+    References:
+        Wen et al., TernGrad, 2017, Figure 2; Bernstein et al., signSGD, 2018, Section 3
+        and Figure 1; Zheng et al., Communication-Efficient Distributed Blockwise
+        Momentum SGD with Error-Feedback, 2019, Figure 1.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        every: int = 100,
+        prometheus_port: int | None = None,
+        histograms: Any = None,
+    ):
+        super().__init__()
+        check_integer("every", every, 1)
+        if prometheus_port is not None:
+            check_integer("prometheus_port", prometheus_port, 0, 2**16)
+        rules_of(histograms, "histograms")
+        if histograms is not None and log_dir is None:
+            raise ValueError(
+                "Histograms go to TensorBoard. Expected: log_dir=, the folder for it. "
+                f"Received: log_dir=None, histograms={histograms!r}"
+            )
+        self.log_dir, self.every = log_dir, every
+        self.prometheus_port = prometheus_port
+        self.histograms = histograms
+        self._asked_port = prometheus_port
+        self._figures: Figures | None = None
+        self._server: PrometheusServer | None = None
+        self._writer: TensorBoardWriter | None = None
+
+    def on_train_begin(self, logs=None):
+        """Opens the port and the folder."""
+        self._close()
+        self._optimizer = wrapper_of(self.model, _NAME)
+        self._workers = Workers(across_hosts(self.model.distribute_strategy))
+        self._latest: dict[str, float] = {}
+        self._epoch: list[dict[str, float]] = []
+        self._samples, self._last_step = 0, 0
+        error = None
+        try:
+            self._open()
+        except Exception as raised:
+            error = raised
+        # A worker that stops here alone would let the others wait.
+        failures = self._workers.failures(error, CALL_SITE)
+        if failures:
+            self._close()
+            raise ValueError(
+                f"{_NAME} cannot begin. Expected: a free port and a folder that can be "
+                f"written. Received: {', '.join(map(str, failures))}"
+            ) from error
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Begins to observe, once all callbacks have restored what they restore."""
+        if self._figures is None:
+            optimizer = self._optimizer
+            with self.model.distribute_strategy.scope():
+                self._figures = Figures(optimizer, self.every, [*self._paths])
+            attach(self.model, optimizer, _NAME, self._figures)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Takes a sample, if the step has left one."""
+        sample = self._figures.read(self._samples)
+        if sample is None:
+            return
+        self._samples, self._last_step = self._figures.serial, sample.step
+        figures = self._all_figures(sample)
+        self._latest = figures
+        self._epoch.append(figures)
+        if self._writer:
+            sample.histograms = {
+                self._paths[position]: rows
+                for position, rows in sample.histograms.items()
+            }
+            self._writer.write(sample, figures)
+        if self._server:
+            self._server.show(figures, DESCRIPTIONS)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the means of the epoch's samples to the logs."""
+        if self._epoch:
+            names = {name: None for figures in self._epoch for name in figures}
+            for name in names:
+                values = [f[name] for f in self._epoch if name in f]
+                self._latest[name] = math.fsum(values) / len(values)
+            self._epoch = []
+        if logs is not None:
+            logs.update(self._latest)
+        if self._writer:
+            self._writer.flush()
+
+    def on_train_end(self, logs=None):
+        """Ends the observation, and says what it has shown."""
+        if self._figures and not self._samples:
+            logger.warning("%s has seen no step of this training.", _NAME)
+        reading = self.reading
+        if reading and not self._workers.rank:
+            logger.info("%s", reading)
+        if reading and self._writer:
+            self._writer.write_text(_PREFIX + "reading", reading, self._last_step)
+        self._close()
+
+    @property
+    def reading(self) -> str | None:
+        """A sentence on whether signs suit the model, by the densities measured last.
+
+        None before there are two samples.
+        """
+        gradient = self._latest.get(_PREFIX + "gradient_density")
+        noise = self._latest.get(_PREFIX + "noise_density")
+        if not gradient or not noise:
+            return None
+        ratio = noise / gradient
+        if ratio <= 1:
+            verdict = (
+                "the gradient is at least as dense as its noise: signs suit this model"
+            )
+        elif ratio <= 4:
+            verdict = (
+                "the noise is not much denser than the gradient: signs may do as well "
+                "as SGD on this model"
+            )
+        else:
+            verdict = (
+                "the noise is much denser than the gradient: where the curvature is, "
+                "too, SGD suits this model better than signs"
+            )
+        return (
+            f"Gradient density {gradient:.2f}, noise density {noise:.2f}, R2 = "
+            f"{ratio:.2f}: {verdict} (Bernstein et al. 2018, section 3)."
+        )
+
+    def _open(self):
+        optimizer, rank = self._optimizer, self._workers.rank
+        variables = trainable_variables(optimizer.inner_optimizer)
+        self._paths = {
+            position: variables[position].path
+            for position in matching_positions(self.histograms, variables, "histograms")
+        }
+        if self.histograms is not None and not self._paths:
+            raise ValueError(
+                "No variable of the model fits. "
+                f"Received: histograms={self.histograms!r}"
+            )
+        if self._asked_port is not None:
+            port = self._asked_port + rank if self._asked_port else 0
+            self._server = PrometheusServer(port, rank)
+            self.prometheus_port = self._server.port
+        if self.log_dir is not None:
+            folder = self.log_dir
+            if self._workers.num_workers > 1:
+                folder = posixpath.join(folder, f"worker-{rank}")
+            self._writer = TensorBoardWriter(folder)
+
+    def _close(self):
+        if self._figures is not None:
+            detach(self.model, self._optimizer, _NAME, self._figures)
+            self._figures = None
+        if self._server:
+            self._server.close()
+            self._server = None
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def _all_figures(self, sample: Sample) -> dict[str, float]:
+        """Returns the figures of a sample, with what travels and the times."""
+        traffic, times = self._optimizer.traffic, sample.times
+        elements = traffic.elements_compressed + traffic.elements_plain
+        figures = {
+            "bytes_sent": traffic.bytes_sent,
+            "bytes_received": traffic.bytes_received,
+            "float32_bytes": 4 * Call("sum", elements).words_sent(traffic.num_workers),
+            **sample.figures,
+        }
+        if traffic.elements_compressed:
+            figures["bits_per_element"] = traffic.bits_per_element_up
+            figures["reply_bits_per_element"] = traffic.bits_per_element_reply
+        if times is not None:
+            decoding = ("server", "decode", "server and decode")
+            figures["encode_ms"] = milliseconds(times, ("flatten", "encode"))
+            figures["exchange_ms"] = milliseconds(times, COLLECTIVES)
+            figures["decode_ms"] = milliseconds(times, decoding)
+            hidden = hidden_share(times)
+            if hidden is not None:
+                figures["hidden_share"] = hidden
+        known = {name: figures[name] for name in _DESCRIPTIONS if name in figures}
+        return {
+            _PREFIX + name: float(value)
+            for name, value in known.items()
+            if math.isfinite(value)
+        }

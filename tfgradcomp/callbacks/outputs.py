@@ -1,0 +1,144 @@
+"""Where figures go: TensorBoard's event files, and Prometheus' text over HTTP."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.callbacks.figures import KINDS, Sample
+
+_BINS = 40
+_HOST = "127.0.0.1"
+_SCALAR, _TENSOR = 1, 2  # Values of `SummaryMetadata.data_class`.
+
+
+class TensorBoardWriter:
+    """Writes event files, for which no TensorBoard need be installed.
+
+    Args:
+        folder: The folder of this worker.
+    """
+
+    def __init__(self, folder: str):
+        self._writer = tf.summary.create_file_writer(folder)
+
+    def write(self, sample: Sample, figures: dict[str, float]) -> None:
+        """Writes the figures and histograms of a sample at its step."""
+        step = tf.constant(sample.step, tf.int64)
+        with self._writer.as_default():
+            for name, value in figures.items():
+                tf.summary.write(
+                    name,
+                    tf.constant(value, tf.float32),
+                    step,
+                    _metadata("scalars", _SCALAR),
+                )
+            for path, rows in sample.histograms.items():
+                for kind, values in zip(KINDS, rows, strict=True):
+                    tf.summary.write(
+                        f"compression/{path}/{kind}",
+                        tf.constant(_buckets(values), tf.float64),
+                        step,
+                        _metadata("histograms", _TENSOR),
+                    )
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        """Writes a sentence."""
+        with self._writer.as_default():
+            tf.summary.write(name, tf.constant(text), step, _metadata("text", _TENSOR))
+
+    def flush(self) -> None:
+        """Makes what was written visible."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+def _metadata(plugin, data_class):
+    metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
+    metadata.plugin_data.plugin_name = plugin
+    return metadata
+
+
+def _buckets(values: np.ndarray) -> np.ndarray:
+    """Returns left edge, right edge and count of each bin, as TensorBoard has them."""
+    finite = values[np.isfinite(values)]
+    counts, edges = np.histogram(finite, bins=_BINS)
+    return np.stack([edges[:-1], edges[1:], counts], axis=1)
+
+
+class PrometheusServer:
+    """Serves figures as Prometheus' text, on the loopback interface alone.
+
+    Args:
+        port: The port; 0 for any that is free.
+        rank: This worker's rank, a label of each figure.
+
+    Raises:
+        OSError: If the port is taken.
+    """
+
+    def __init__(self, port: int, rank: int):
+        self._rank = rank
+        self._server = _Server((_HOST, port), _Handler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="prometheus", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._server.server_address[1]
+
+    def show(self, figures: dict[str, float], descriptions: dict[str, str]) -> None:
+        """Replaces what is served.
+
+        Args:
+            figures: The figures by their names.
+            descriptions: What each of them is.
+        """
+        lines = []
+        for name, value in figures.items():
+            metric = f"tfgradcomp_{name.rpartition('/')[2]}"
+            lines += [
+                f"# HELP {metric} {descriptions[name]}",
+                f"# TYPE {metric} gauge",
+                f'{metric}{{worker="{self._rank}"}} {value!r}',
+            ]
+        self._server.text = "\n".join([*lines, ""])
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    text = ""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self):
+        """Answers a scrape."""
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = self.server.text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format, *args):
+        """Logs nothing."""

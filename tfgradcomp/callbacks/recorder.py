@@ -1,0 +1,228 @@
+"""Keras callback that writes a timeline of some steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.callbacks import timeline
+from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
+from tfgradcomp.callbacks.moments import Moments, StepTimes
+from tfgradcomp.callbacks.workers import Workers
+from tfgradcomp.collectives import across_hosts
+from tfgradcomp.compat.conditional import conditional
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.core.logging import logger
+from tfgradcomp.optimizers.probe import ObservedStep
+
+_NAME = "Timeline"
+_ROUNDS = 15
+# What a worker that waits for another one says.
+_CALL_SITE = "Timeline, which all workers need if one has it"
+
+
+class Timeline(keras.callbacks.Callback):
+    """Writes when each worker and bucket did what, in Chrome's trace format.
+
+    For each step of a range there is, by worker, the step itself, with the forward and
+    backward pass and the update of the weights; and, by bucket, flattening, encoding,
+    each collective, the server and decoding. With `"sharded"` the server stands between
+    two collectives; elsewhere it cannot be told from decoding.
+
+    Of several processes each writes a file of its own, `trace.worker-<rank>.json`;
+    merge them with
+
+        python -m tfgradcomp.callbacks.timeline trace.worker-*.json -o trace.json
+
+    Perfetto (ui.perfetto.dev) and chrome://tracing open the files. All workers must
+    have the callback: their clocks are compared when training begins, by the moments at
+    which a collective ends on each of them. How far off they may still be stands in the
+    file as `clock_error_us`.
+
+    The clock is read beside the step, whose bits stay the same. A collective's time
+    includes waiting for the other workers. On a GPU a time is that at which work was
+    handed to the device. Inside XLA there is no clock, and nothing is recorded.
+
+    Args:
+        path: The file, which is replaced.
+        steps: The first step, and the one after the last, as the optimizer counts
+            updates (`optimizer.iterations`).
+
+    Raises:
+        ValueError: If an argument is out of range; when `fit` begins, if the model is
+            not trained by an optimizer of this package.
+
+    Example:
+        ```python
+        timeline = tfgradcomp.callbacks.Timeline("trace.json", steps=(100, 110))
+        model.fit(dataset, callbacks=[timeline])
+        ```
+    """
+
+    def __init__(self, path: str, steps: tuple[int, int] = (100, 110)):
+        super().__init__()
+        begin, end = steps
+        if not 0 <= begin < end:
+            raise ValueError(
+                "steps must be the first step and the one after the last. "
+                f"Received: steps={steps}"
+            )
+        self.path, self.steps = path, (begin, end)
+        self._recorder: _Recorder | None = None
+
+    def on_train_begin(self, logs=None):
+        """Compares the workers' clocks."""
+        self._close()
+        self._optimizer = wrapper_of(self.model, _NAME)
+        self._workers = Workers(across_hosts(self.model.distribute_strategy))
+        self._clock = _compared_clocks(self._workers)
+        self._is_written = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Begins to observe, once all callbacks have restored what they restore."""
+        if self._recorder is None:
+            with self.model.distribute_strategy.scope():
+                names = [bucket.name for bucket in self._optimizer.stepper.buckets]
+                self._recorder = _Recorder(names, *self.steps)
+            attach(self.model, self._optimizer, _NAME, self._recorder)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Writes the file once all steps of the range have been taken."""
+        if not self._is_written and self._recorder.is_complete:
+            self._write()
+
+    def on_train_end(self, logs=None):
+        """Writes what there is of the range, if that is not all of it."""
+        if not self._is_written:
+            logger.warning(
+                "%s has not seen all steps of its range. Expected: a training that "
+                "takes them, without XLA and parameter servers. Received: steps=%s",
+                *(_NAME, self.steps),
+            )
+            self._write()
+        self._close()
+
+    def _write(self):
+        self._is_written = True
+        rank, path = self._workers.rank, Path(self.path)
+        if self._workers.num_workers > 1:
+            path = path.with_name(f"{path.stem}.worker-{rank}{path.suffix}")
+        events = []
+        replicas = self._recorder.read()
+        for index, steps in enumerate(replicas):
+            events += _events(steps, rank * len(replicas) + index, self._clock)
+        metadata = {
+            "steps": list(self.steps),
+            "clock_error_us": self._clock.error / 1e3,
+        }
+        timeline.write(path, events, metadata)
+
+    def _close(self):
+        if self._recorder is not None:
+            detach(self.model, self._optimizer, _NAME, self._recorder)
+            self._recorder = None
+
+
+class _Recorder:
+    """Keeps the moments of the steps of a range; an observer of a `Probe`."""
+
+    def __init__(self, bucket_names: list[str], begin: int, end: int):
+        self._begin, self._end = begin, end
+        self._moments = Moments(bucket_names)
+        shape = [end - begin, self._moments.width]
+        self._rows = PerReplicaVariable(tf.zeros(shape, tf.float64), "timeline_rows")
+        self._next = PerReplicaVariable(tf.zeros([], tf.int64), "timeline_next")
+
+    def observe(self, step: ObservedStep) -> None:
+        """Adds to the graph of a step that its moments are kept."""
+        number = step.context.step
+
+        def keep(row, number):
+            index = tf.reshape(number - self._begin, [1, 1])
+            rows = tf.convert_to_tensor(self._rows)
+            rows = tf.tensor_scatter_nd_update(rows, index, row[tf.newaxis])
+            self._rows.assign(rows)
+            self._next.assign(number + 1)
+
+        conditional(
+            (number >= self._begin) & (number < self._end),
+            keep,
+            lambda row, number: None,
+            args=(self._moments.row(step), number),
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last step of the range has been taken."""
+        return int(self._next.local_values()[0]) == self._end
+
+    def read(self) -> list[list[StepTimes]]:
+        """Returns the steps of each local replica."""
+        return [
+            [times for row in rows if (times := self._moments.read(row))]
+            for rows in self._rows.local_values()
+        ]
+
+
+class _Clock(NamedTuple):
+    """What is known of a worker's clock, in nanoseconds.
+
+    Attributes:
+        origin: The time of worker 0 that is 0 in the trace.
+        ahead: How far this worker's clock is ahead of worker 0's.
+        error: How far off that may be.
+    """
+
+    origin: int
+    ahead: int
+    error: int
+
+
+def _compared_clocks(workers: Workers) -> _Clock:
+    """Returns what all workers' clocks say when a collective ends.
+
+    A collective that all enter together ends on all of them within the time that it
+    takes, which bounds the error.
+    """
+    ahead, durations = [], []
+    origin = 0
+    for _ in range(_ROUNDS):
+        workers.gather([0], _CALL_SITE)
+        now = time.time_ns()
+        times = workers.gather([now], _CALL_SITE)[:, 0]
+        durations.append(time.time_ns() - now)
+        origin = origin or int(times[0])
+        ahead.append(int(times[workers.rank] - times[0]))
+    if workers.num_workers == 1:
+        return _Clock(origin, 0, 0)
+    return _Clock(origin, int(np.median(ahead)), int(np.median(durations)))
+
+
+def _events(steps: list[StepTimes], worker: int, clock: _Clock) -> list[timeline.Event]:
+    """Returns the events of a worker."""
+
+    def microseconds(seconds: float) -> float:
+        return seconds * 1e6 - (clock.origin + clock.ahead) / 1e3
+
+    events = []
+    tracks = ["step"]
+    for times in steps:
+        tracks = ["step", *(bucket.name for bucket in times.buckets)]
+        named = [
+            (0, f"step {times.step}", times.begin, times.applied),
+            (0, "forward and backward", times.begin, times.ready),
+            (0, "apply", times.exchanged, times.applied),
+        ]
+        for track, bucket in enumerate(times.buckets, start=1):
+            ends = bucket.phases[0].begin, bucket.phases[-1].end
+            named.append((track, bucket.name, *ends))
+            named += [(track, *phase) for phase in bucket.phases]
+        for track, name, begin, end in named:
+            ends = microseconds(begin), microseconds(end)
+            events.append(timeline.event(name, *ends, worker, track, times.step))
+    return timeline.names(worker, tracks) + events
