@@ -31,7 +31,7 @@ def regression(optimizer):
     with scope():
         layer = keras.layers.Dense(3, use_bias=False)
         model = keras.Sequential([keras.Input((SIZE,)), layer])
-        model.compile(optimizer, "mse")
+        model.compile(optimizer(SGD(RATE)), "mse")
     model.set_weights([START])
     return model
 
@@ -52,8 +52,9 @@ class Scrape(keras.callbacks.Callback):
 def case_figures(folder):
     """Error feedback of signs, observed by both callbacks at once."""
     keras.utils.set_random_seed(1)
-    optimizer = tfgradcomp.DistEFBlockSGD(SGD(RATE), min_size=1, transport="sharded")
-    model = regression(optimizer)
+    model = regression(
+        lambda inner: tfgradcomp.DistEFBlockSGD(inner, min_size=1, transport="sharded")
+    )
     monitor = CompressionMonitor(
         f"{folder}/logs", every=1, prometheus_port=0, histograms="kernel"
     )
@@ -77,14 +78,15 @@ def case_figures(folder):
         "reading": monitor.reading,
         "text": scrape.text,
         "closed": is_closed,
-        "probe": optimizer.stepper.probe is None,
+        "probe": model.optimizer.stepper.probe is None,
     }
 
 
 def case_votes():
     """Votes of two workers, every second step."""
-    optimizer = tfgradcomp.SignSGD(SGD(RATE), min_size=1, transport="all_reduce")
-    model = regression(optimizer)
+    model = regression(
+        lambda inner: tfgradcomp.SignSGD(inner, min_size=1, transport="all_reduce")
+    )
     return model.fit(
         *(X, Y),
         batch_size=ROWS,

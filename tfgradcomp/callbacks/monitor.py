@@ -144,6 +144,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._latest: dict[str, float] = {}
         self._epoch: list[dict[str, float]] = []
         self._samples, self._last_step = 0, 0
+        self._batch, self._unread = -1, self.every
         error = None
         try:
             self._open()
@@ -165,12 +166,20 @@ class CompressionMonitor(keras.callbacks.Callback):
             with self.model.distribute_strategy.scope():
                 self._figures = Figures(optimizer, self.every, [*self._paths])
             attach(self.model, optimizer, _NAME, self._figures)
+        self._batch = -1
 
     def on_train_batch_end(self, batch, logs=None):
         """Takes a sample, if the step has left one."""
+        taken, self._batch = batch - self._batch, batch
+        self._unread += taken
+        # Each sample is `every` updates after the one before, and a batch is at most
+        # one: most times nothing need be read.
+        if self._unread + taken <= self.every:
+            return
         sample = self._figures.read(self._samples)
         if sample is None:
             return
+        self._unread = 0
         self._samples, self._last_step = self._figures.serial, sample.step
         figures = self._all_figures(sample)
         self._latest = figures

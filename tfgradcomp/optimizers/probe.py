@@ -16,6 +16,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.compat.clock import read_clock
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context, SplitVector, State
 from tfgradcomp.core.split_vector import Vector
@@ -225,4 +226,4 @@ def time_after(tensors: Any) -> tf.Tensor:
     if in_xla():
         return tf.zeros([], tf.float64)
     with tf.control_dependencies(tf.nest.flatten(tensors, expand_composites=True)):
-        return tf.timestamp()
+        return read_clock()
