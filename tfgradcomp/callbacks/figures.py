@@ -31,14 +31,14 @@ CALL_SITE = "CompressionMonitor, which all workers need if one has it"
 
 
 class Sample:
-    """What a sampled step has left.
+    """Results of a sampled step.
 
     Attributes:
         step: The number of updates applied before it.
         figures: The figures by their names.
         times: Its times; None where XLA compiled it.
-        histograms: For each chosen variable, by its path: samples `[3, any]` of its
-            gradient, of what was sent for it and of its update.
+        histograms: For each chosen variable, by its position: samples `[3, any]` of
+            its gradient, of what was sent for it and of its update.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Sample:
         step: int,
         figures: dict[str, float],
         times: StepTimes | None,
-        histograms: dict[str, np.ndarray],
+        histograms: dict[int, np.ndarray],
     ):
         self.step, self.figures, self.times = step, figures, times
         self.histograms = histograms
@@ -235,7 +235,7 @@ class Figures:
         for position, variable in self._histograms.items():
             rows = []
             for name in ("x", "q", "update"):
-                pieces = {}
+                pieces: dict = {}
                 for one in vectors:
                     pieces |= one.bucket.split(getattr(one, name))
                 own = sorted(piece for piece in pieces if piece.position == position)

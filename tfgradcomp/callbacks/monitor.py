@@ -92,7 +92,8 @@ class CompressionMonitor(keras.callbacks.Callback):
             while `fit` runs; worker k takes the k-th one after it. 0: any that is free.
             The attribute `prometheus_port` says which. None: none.
         histograms: Rules for variables as `exclude` takes them: histograms of their
-            gradients, of what was sent for them and of the updates go to TensorBoard.
+            gradients, of what was sent for them and of the updates go to TensorBoard,
+            of those that are compressed.
 
     Raises:
         ValueError: If an argument is out of range; when `fit` begins, if the model is
@@ -174,7 +175,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._unread += taken
         # Each sample is `every` updates after the one before, and a batch is at most
         # one: most times nothing need be read.
-        if self._unread + taken <= self.every:
+        if self._figures is None or self._unread + taken <= self.every:
             return
         sample = self._figures.read(self._samples)
         if sample is None:
@@ -185,11 +186,11 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._latest = figures
         self._epoch.append(figures)
         if self._writer:
-            sample.histograms = {
+            histograms = {
                 self._paths[position]: rows
                 for position, rows in sample.histograms.items()
             }
-            self._writer.write(sample, figures)
+            self._writer.write(sample.step, figures, histograms)
         if self._server:
             self._server.show(figures, DESCRIPTIONS)
 

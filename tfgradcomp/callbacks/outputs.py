@@ -1,4 +1,4 @@
-"""Where figures go: TensorBoard's event files, and Prometheus' text over HTTP."""
+"""Destinations of figures: TensorBoard's event files, Prometheus' text over HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.callbacks.figures import KINDS, Sample
+from tfgradcomp.callbacks.figures import KINDS
 
 _BINS = 40
 _HOST = "127.0.0.1"
@@ -25,9 +25,16 @@ class TensorBoardWriter:
     def __init__(self, folder: str):
         self._writer = tf.summary.create_file_writer(folder)
 
-    def write(self, sample: Sample, figures: dict[str, float]) -> None:
-        """Writes the figures and histograms of a sample at its step."""
-        step = tf.constant(sample.step, tf.int64)
+    def write(
+        self, step: int, figures: dict[str, float], histograms: dict[str, np.ndarray]
+    ) -> None:
+        """Writes figures and histograms.
+
+        Args:
+            step: The step that they are of.
+            figures: The figures by their names.
+            histograms: Samples of the kinds `figures.KINDS`, by paths of variables.
+        """
         with self._writer.as_default():
             for name, value in figures.items():
                 tf.summary.write(
@@ -36,7 +43,7 @@ class TensorBoardWriter:
                     step,
                     _metadata("scalars", _SCALAR),
                 )
-            for path, rows in sample.histograms.items():
+            for path, rows in histograms.items():
                 for kind, values in zip(KINDS, rows, strict=True):
                     tf.summary.write(
                         f"compression/{path}/{kind}",

@@ -93,27 +93,28 @@ class Timeline(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Writes the file once all steps of the range have been taken."""
-        if not self._is_written and self._recorder.is_complete:
-            self._write()
+        recorder = self._recorder
+        if recorder and not self._is_written and recorder.is_complete:
+            self._write(recorder)
 
     def on_train_end(self, logs=None):
         """Writes what there is of the range, if that is not all of it."""
-        if not self._is_written:
+        if self._recorder and not self._is_written:
             logger.warning(
                 "%s has not seen all steps of its range. Expected: a training that "
                 "takes them, without XLA and parameter servers. Received: steps=%s",
                 *(_NAME, self.steps),
             )
-            self._write()
+            self._write(self._recorder)
         self._close()
 
-    def _write(self):
+    def _write(self, recorder):
         self._is_written = True
         rank, path = self._workers.rank, Path(self.path)
         if self._workers.num_workers > 1:
             path = path.with_name(f"{path.stem}.worker-{rank}{path.suffix}")
         events = []
-        replicas = self._recorder.read()
+        replicas = recorder.read()
         for index, steps in enumerate(replicas):
             events += _events(steps, rank * len(replicas) + index, self._clock)
         metadata = {
@@ -158,7 +159,7 @@ class _Recorder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last step of the range has been taken."""
+        """True if the last step of the range has been taken."""
         return int(self._next.local_values()[0]) == self._end
 
     def read(self) -> list[list[StepTimes]]:
@@ -170,7 +171,7 @@ class _Recorder:
 
 
 class _Clock(NamedTuple):
-    """What is known of a worker's clock, in nanoseconds.
+    """A worker's clock against that of worker 0, in nanoseconds.
 
     Attributes:
         origin: The time of worker 0 that is 0 in the trace.

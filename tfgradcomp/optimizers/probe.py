@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 class Watch:
     """Is told by a bucket what happens in its exchange. This one ignores it."""
 
+    # AutoGraph converts no method that has a docstring alone.
+
     def ready(self, gradients: list) -> None:
         """Notes that the bucket's gradients have been computed."""
+        return
 
     def flattened(self, x: SplitVector, state: State) -> None:
         """Notes that the gradients are a vector.
@@ -39,6 +42,7 @@ class Watch:
             x: The vector.
             state: The compressor's state before the step.
         """
+        return
 
     def timed(self, route: Any) -> Any:
         """Returns a route that notes when its collectives begin and end."""
@@ -46,9 +50,11 @@ class Watch:
 
     def encoded(self, sent: Outgoing) -> None:
         """Notes that the payload is there."""
+        return
 
     def exchanged(self, update: Vector) -> None:
         """Notes that the decoded reply is there, the same on all workers."""
+        return
 
 
 IGNORE = Watch()
@@ -147,7 +153,7 @@ class ObservedStep:
 
 
 class Observer(Protocol):
-    """Whoever is handed the steps that a `Probe` observes."""
+    """An object that is handed the steps that a `Probe` observes."""
 
     def observe(self, step: ObservedStep) -> None:
         """Adds to the graph what is to become of a step, in replica context.
@@ -158,7 +164,7 @@ class Observer(Protocol):
 
 
 class Probe:
-    """What a `Stepper` holds while somebody observes its steps.
+    """Observers of the steps of a `Stepper`, which holds it meanwhile.
 
     Attributes:
         observers: The observers by their names.
