@@ -108,7 +108,7 @@ def test_a_nan_on_one_device_changes_nothing(ask):
 
 @pytest.mark.parametrize(
     ("cluster", "method"),
-    on("two", quick(*FIXED, "variance_based", "hybrid")) + on("three", quick("hybrid")),
+    on("two", quick(*FIXED, "variance_based", "hybrid")) + on("three", quick()),
 )
 def test_weights_and_logs_are_the_same_on_all_workers(ask, cluster, method):
     first, *others = answers(ask, cluster, "method", method)
@@ -367,7 +367,7 @@ def test_sizes_that_vary_in_the_depths_of_a_graph(ask, method):
 @pytest.mark.parametrize(
     ("cluster", "method"),
     on("two", quick("variance_based", "hybrid", of=VARYING))
-    + on("three", quick("hybrid", of=VARYING)),
+    + on("three", quick(of=VARYING)),
 )
 def test_fit_does_what_workers_in_one_process_do(ask, cluster, method):
     """Gradients and moments of each worker's share, exchanged over a `Loopback`."""

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ def run(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow  # Twelve devices take a process of their own.
 def test_ranks_are_in_numerical_order_and_devices_are_made_once(pools):
     # By name, CPU:10 comes before CPU:2.
     ((gathered, sent, rows, again, error),), output = pools(12, "virtual").run(
@@ -80,19 +80,13 @@ def test_a_worker_whose_share_is_empty_evaluates_nothing(pools):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_64_workers_take_less_than_three_minutes_on_two_cores():
-    def used():
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    before = used()
+def test_64_workers_train_a_lenet():
     output = run(
         *("examples/fashion_mnist.py", "--virtual", "64", "--epochs", "1"),
         *("--steps-per-epoch", "20", "--batch-size", "16"),
     )
     assert "64 x 16 examples a step" in output
-    # Of processors: others may use them as well.
-    assert (used() - before) / 2 < 180
+    assert "test accuracy: 0." in output
 
 
 @pytest.mark.slow
