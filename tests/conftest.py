@@ -33,6 +33,7 @@ POOLS = (
     "tests/optimizers/test_float_steps_on_workers.py",
     "tests/ops/test_workers.py",
     "tests/optimizers/test_inner_optimizers.py",
+    "tests/optimizers/test_local_steps.py",
     "tests/per_example/test_workers.py",
     "tests/programs/",
 )

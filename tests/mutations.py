@@ -148,7 +148,7 @@ MUTATIONS = (
         "tfgradcomp/optimizers/gradient_bucket.py",
         (
             Edit(
-                "sent = self.compress(gradients, context, route)",
+                "sent = self.compress(gradients, context, route, watch)",
                 "sent = self.compress(\n"
                 "            gradients._replace(values=[\n"
                 "                None if g is None else g\n"
@@ -156,7 +156,7 @@ MUTATIONS = (
                 "                * tf.convert_to_tensor(w) / gradients.scale\n"
                 "                for g, w in zip(gradients.values, weights)\n"
                 "            ]),\n"
-                "            context, route,\n"
+                "            context, route, watch,\n"
                 "        )",
             ),
             Edit("if self._weight_decay:", "if False:"),

@@ -114,7 +114,7 @@ def test_what_travels_and_the_times_are_in_the_logs(observed):
         assert history["compression/bits_per_element"][-1] == 32 * 4 / 72
         assert history["compression/float32_bytes"][-1] == 4 * 72
         assert 0 < history["compression/bytes_sent"][-1] < 4 * 72
-        assert history["compression/exchange_ms"][-1] > 0
+        assert history["compression/exchange_ms"][-1] >= 0
         assert 0 <= history["compression/hidden_share"][-1] <= 1
         absent = ("clipped_share", "vote_margin", "tie_rate")
         assert not any(f"compression/{name}" in history for name in absent)

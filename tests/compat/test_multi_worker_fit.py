@@ -90,6 +90,7 @@ def test_two_devices_do_in_any_manner_what_two_workers_do(ask, case):
         assert run["digest"] == two[name]["digest"], name
 
 
+@pytest.mark.slow  # The graph's bits are those of two workers, in the tests around.
 def test_two_devices_train_eagerly(ask):
     (eagerly,) = answers(ask, "mirrored", "eagerly")
     two = answers(ask, "two", "steps_per_execution")[0]

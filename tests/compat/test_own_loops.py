@@ -11,12 +11,8 @@ from tests.compat.fit_models import X, Y
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    # The replicas of one process draw in turns; those of two have a process each.
-    [pytest.param((2,), marks=pytest.mark.slow), (2, "mirrored")],
-    ids=["two", "mirrored"],
-)
+@pytest.mark.slow  # Noise without a seed is in the models of `tests/callbacks`.
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
 def test_random_numbers_without_a_seed_go_on_from_step_to_step(pools, cluster):
     _, *drawn_in_one_process = own_loop_cases.train_with_noise()
     answers, _ = pools(*cluster).run(own_loop_cases.case_noise)

@@ -22,7 +22,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(
+    "kind", ["multi_worker", pytest.param("mirrored", marks=pytest.mark.slow)]
+)
 def test_optimizers_move_as_alone_on_the_mean_gradient(pools, kind):
     cases = CASES[kind]
     workers = pools(2, kind).run(inner_cases.weights_of, cases).answers

@@ -101,6 +101,10 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
     # Of 10 words of signs, 10 scales and a flag, to two others, a quarter a step.
     assert optimizer.traffic.words_sent == 2 * (10 + 10 + 1) / 4
     assert optimizer.traffic.elements_sent == 320 / 4
+    lines = []
+    optimizer.summary(print_fn=lines.append)
+    assert "variable" in lines[2] and "DistEFBlockSGDM" in lines[2]
+    assert lines[-1] == "An exchange every 4 steps"
 
 
 @pytest.mark.parametrize(

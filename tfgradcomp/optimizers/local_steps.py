@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
@@ -19,6 +20,7 @@ from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.optimizers.agreement import check_same_at_start, check_still_same
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.dense import with_values
+from tfgradcomp.optimizers.summary import variables_to_build_for
 from tfgradcomp.optimizers.supported import prepare
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
@@ -159,6 +161,27 @@ class LocalSteps(OptimizerWrapper):
         names = "words_sent", "words_received", "elements_sent"
         means = {name: getattr(whole, name) / self.every for name in names}
         return dataclasses.replace(whole, **means)
+
+    def summary(
+        self,
+        model: keras.Model | None = None,
+        line_length: int | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+    ) -> None:
+        """Prints what travels in an exchange, every `every` steps, as `outer` does.
+
+        Args:
+            model: As `CompressedOptimizer.summary` takes it, like all arguments.
+            line_length: Characters a line.
+            print_fn: Called with each line instead of `print`.
+
+        Raises:
+            ValueError: If the optimizer is not built, and is not to be built here.
+        """
+        if not self.built:
+            self.build(variables_to_build_for(self, model))
+        self.outer.summary(line_length=line_length, print_fn=print_fn)
+        (print_fn or print)(f"An exchange every {self.every} steps")
 
     # The step.
 

@@ -87,10 +87,11 @@ class Summarized:
             ```
         """
         if not self.built:
-            self.build(_variables_to_build_for(self, model))
+            self.build(variables_to_build_for(self, model))
         write = print_fn or print
         method = _name_of(self)
-        rows = list(_rows(self._plan, compat.trainable_variables(self), method))
+        variables = compat.references(compat.trainable_variables(self))
+        rows = list(_rows(self._plan, variables, method))
         for line in _table(rows, line_length):
             write(line)
         for line in _totals(self._plan, self.traffic, self.float_steps):
@@ -98,7 +99,16 @@ class Summarized:
                 write(part)
 
 
-def _variables_to_build_for(optimizer, model):
+def variables_to_build_for(optimizer: Any, model: keras.Model | None) -> list:
+    """Returns the variables of the model that an optimizer is to be built for.
+
+    Args:
+        optimizer: A wrapper that is not built.
+        model: The model; None: the one that was compiled with the optimizer.
+
+    Raises:
+        ValueError: If there is none with weights, or if several processes must build.
+    """
     model = model or model_compiled_with(optimizer)
     has_others = is_multi_worker(compat.strategy_of(optimizer.inner_optimizer))
     if model is not None and model.built and not has_others:
