@@ -20,12 +20,12 @@ from workloads import resnet_50, sizes
 
 from tfgradcomp import optimizers
 from tfgradcomp.core import Layout
-from tfgradcomp.transports import AllGather, AllReduce, Loopback, Sharded
+from tfgradcomp.transports import Loopback
+from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.messages import has_variable_length
 
 SIZES = sizes(resnet_50())
 WORKERS = (2, 4, 8)
-TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 SGD = keras.optimizers.SGD
 # Beside the defaults of each wrapper.
 VARIANTS = {
@@ -62,7 +62,7 @@ def row(method: str, make) -> str:
     for workers in WORKERS:
         collectives = Loopback(workers).collectives(0)
         moved = {}
-        for name, transport in TRANSPORTS.items():
+        for name, transport in BY_NAME.items():
             optimizer = make(transport=transport(collectives))
             try:
                 optimizer.build(variables)

@@ -41,16 +41,22 @@ METHODS = {
 }
 
 
+def add_training_arguments(parser):
+    """Add what `train` reads."""
+    add = parser.add_argument
+    add("--epochs", type=int, default=3)
+    add("--batch-size", type=int, default=64, help="per worker")
+    add("--seed", type=int, default=0)
+    add("--steps-per-epoch", type=int, default=-1, help="-1: all")
+    add("--steps-per-execution", type=int, default=1)
+
+
 def parse_arguments():
     """Return the command line's values."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--method", choices=METHODS, default="terngrad")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="per worker")
     parser.add_argument("--learning-rate", type=float, help="default: by method")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps-per-epoch", type=int, default=-1, help="-1: all")
-    parser.add_argument("--steps-per-execution", type=int, default=1)
+    add_training_arguments(parser)
     parser.add_argument("--virtual", type=int, help="workers within this process")
     arguments = parser.parse_args()
     if arguments.learning_rate is None:
@@ -88,27 +94,20 @@ def report_traffic(optimizer, parameters, workers):
         )
 
 
-def main():
-    """Train, evaluate, report."""
-    arguments = parse_arguments()
-    if arguments.virtual:
-        strategy = tfgradcomp.virtual_workers(arguments.virtual)
-    else:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+def train(title, arguments, strategy, make_optimizer):
+    """Train the model, evaluate it, report. `make_optimizer` takes the steps in all."""
     workers = strategy.num_replicas_in_sync
     rank = getattr(strategy.cluster_resolver, "task_id", None) or 0
     keras.utils.set_random_seed(arguments.seed)
     source = data.load()
     if rank == 0 and source.notice:
         print(source.notice)
-    train = data.batches(source.train, arguments.batch_size * workers, arguments.seed)
-    test = data.batches(source.test, 1000)
-    train = train.take(arguments.steps_per_epoch)
+    examples = data.batches(
+        source.train, arguments.batch_size * workers, arguments.seed
+    ).take(arguments.steps_per_epoch)
     with strategy.scope():
         model = models.make_lenet()
-        optimizer = make_optimizer(
-            arguments.method, arguments.learning_rate, arguments.epochs * len(train)
-        )
+        optimizer = make_optimizer(arguments.epochs * len(examples))
         model.compile(
             optimizer,
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -117,20 +116,33 @@ def main():
         )
     if rank == 0:
         print(
-            f"{arguments.method}: {workers} x {arguments.batch_size} examples a step, "
+            f"{title}: {workers} x {arguments.batch_size} examples a step, "
             f"learning rate {arguments.learning_rate:g}, seed {arguments.seed}, "
             f"{model.count_params()} parameters"
         )
     # A bar that redraws itself is unreadable in a file; shuffle=True would warn.
     verbose = (1 if sys.stdout.isatty() else 2) if rank == 0 else 0
-    model.fit(train, epochs=arguments.epochs, verbose=verbose, shuffle=False)
-    _, accuracy = model.evaluate(test, verbose=0)
+    model.fit(examples, epochs=arguments.epochs, verbose=verbose, shuffle=False)
+    _, accuracy = model.evaluate(data.batches(source.test, 1000), verbose=0)
     if rank == 0:
         print(f"test accuracy: {accuracy:.4f}")
         report_traffic(optimizer, model.count_params(), workers)
     weights = b"".join(weight.tobytes() for weight in model.get_weights())
     digest = hashlib.sha256(weights).hexdigest()[:16]
     print(f"worker {rank} of {workers}: weights sha256 {digest}, data {source.source}")
+
+
+def main():
+    """Train with the method of the command line."""
+    arguments = parse_arguments()
+    if arguments.virtual:
+        strategy = tfgradcomp.virtual_workers(arguments.virtual)
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    method, rate = arguments.method, arguments.learning_rate
+    train(
+        method, arguments, strategy, lambda steps: make_optimizer(method, rate, steps)
+    )
 
 
 if __name__ == "__main__":

@@ -9,13 +9,10 @@ The last lines show a checksum of every worker's weights: they match.
 """
 
 import argparse
-import hashlib
 
-import data
 import keras
-import models
 import tensorflow as tf
-from fashion_mnist import report_traffic
+from fashion_mnist import add_training_arguments, train
 
 import tfgradcomp
 
@@ -26,11 +23,8 @@ def parse_arguments():
     add = parser.add_argument
     add("--every", type=int, default=16, help="local steps; 0: float32 in each step")
     add("--outer-rate", type=float, default=0.7, help="learning rate of the exchange")
-    add("--epochs", type=int, default=3)
-    add("--batch-size", type=int, default=64, help="per worker")
     add("--learning-rate", type=float, default=1e-3)
-    add("--seed", type=int, default=0)
-    add("--steps-per-epoch", type=int, default=-1, help="-1: all")
+    add_training_arguments(parser)
     return parser.parse_args()
 
 
@@ -48,34 +42,11 @@ def make_optimizer(arguments, steps):
 
 
 def main():
-    """Train, evaluate, report."""
+    """Train with the optimizer of the command line."""
     arguments = parse_arguments()
+    title = f"an exchange in {arguments.every} steps" if arguments.every else "float32"
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    workers = strategy.num_replicas_in_sync
-    rank = strategy.cluster_resolver.task_id or 0
-    keras.utils.set_random_seed(arguments.seed)
-    source = data.load()
-    if rank == 0 and source.notice:
-        print(source.notice)
-    train = data.batches(source.train, arguments.batch_size * workers, arguments.seed)
-    train = train.take(arguments.steps_per_epoch)
-    with strategy.scope():
-        model = models.make_lenet()
-        optimizer = make_optimizer(arguments, arguments.epochs * len(train))
-        model.compile(
-            optimizer,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    verbose = 2 if rank == 0 else 0
-    model.fit(train, epochs=arguments.epochs, verbose=verbose, shuffle=False)
-    _, accuracy = model.evaluate(data.batches(source.test, 1000), verbose=0)
-    if rank == 0:
-        print(f"test accuracy: {accuracy:.4f}")
-        report_traffic(optimizer, model.count_params(), workers)
-    weights = b"".join(weight.tobytes() for weight in model.get_weights())
-    digest = hashlib.sha256(weights).hexdigest()[:16]
-    print(f"worker {rank} of {workers}: weights sha256 {digest}, data {source.source}")
+    train(title, arguments, strategy, lambda steps: make_optimizer(arguments, steps))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from tests.selection import rows
 from tfgradcomp import compressors, optimizers, servers
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.core import Layout
-from tfgradcomp.transports import AllGather, AllReduce, Sharded, messages
+from tfgradcomp.transports import messages
+from tfgradcomp.transports.auto import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[1]
-TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 # Of one size, but for the last.
 BLOCKS = Layout.from_sizes([5000], 512)
 # Pinned: files that users have saved hold them.
@@ -146,9 +146,7 @@ def test_every_row_states_the_requirements_of_its_method(row):
     assert _vectors(server.init(BLOCKS)) == row.server_state
     collectives = Loopback(2).collectives(0)
     fused = row.method.fused()
-    carried = {
-        n for n, t in TRANSPORTS.items() if t(collectives).supports(fused, BLOCKS)
-    }
+    carried = {n for n, t in BY_NAME.items() if t(collectives).supports(fused, BLOCKS)}
     assert carried == {*row.transports}
 
 

@@ -13,11 +13,11 @@ from tests.selection import rows, rows_by_needs, select
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.core import Layout
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece, cut_ranges
-from tfgradcomp.transports import AllGather, AllReduce, Sharded
+from tfgradcomp.transports import AllGather, Sharded
+from tfgradcomp.transports.auto import BY_NAME
 
 SHAPES = [(40, 20), (7,), (3, 300), (1500,), (11, 11), (2, 3, 4)]
 SIZES = [int(np.prod(shape)) for shape in SHAPES]
-TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 BY_MESSAGE = select(by=lambda row: row.message_kinds)
 # The number of workers, the row, its blocks and the bytes of buckets: the tensors, each
 # in a bucket of its own or two together; and blocks that end in the middle of words,
@@ -114,7 +114,7 @@ def test_any_bucketing_gives_the_same_bits_on_every_transport(row):
     blocks = blocks_of(row)
     whole = train(row, 3, **blocks)
     for name in row.transports:
-        cut = train(row, 3, transport=TRANSPORTS[name], bucket_bytes=1700 * 4, **blocks)
+        cut = train(row, 3, transport=BY_NAME[name], bucket_bytes=1700 * 4, **blocks)
         if name == "all_reduce" and row.adds_numbers:
             for one, other in zip(whole[0][0], cut[0][0], strict=True):
                 np.testing.assert_allclose(one, other, 1e-4, 2.0 ** (4 - row.digits))
@@ -148,7 +148,7 @@ def test_a_run_resumes_on_any_transport_in_any_buckets(row, saved_by, resumed, s
         row,
         3,
         range(3),
-        transport=TRANSPORTS[saved_by],
+        transport=BY_NAME[saved_by],
         bucket_bytes=1,
         **blocks,
     )
@@ -158,7 +158,7 @@ def test_a_run_resumes_on_any_transport_in_any_buckets(row, saved_by, resumed, s
         3,
         range(3, 6),
         saved,
-        transport=TRANSPORTS[resumed],
+        transport=BY_NAME[resumed],
         bucket_bytes=size,
         **blocks,
     )

@@ -24,7 +24,7 @@ from tfgradcomp.transports import (
     messages,
     select_transports,
 )
-from tfgradcomp.transports.auto import supported_names
+from tfgradcomp.transports.auto import BY_NAME, supported_names
 
 LAYOUTS = {
     "one": Layout.from_sizes([1]),
@@ -36,7 +36,6 @@ LAYOUTS = {
     "buckets": Layout.from_sizes([50_000], 2048),
 }
 WORKERS = (3, 1, 2, 4, 5)
-TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 BY_METHOD = select(by=lambda row: (row.compressor, row.server))
 # Each method on the layout that is cut in every way: of each class of server and
 # compressor, with what it wraps, one is quick.
@@ -156,7 +155,7 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(layout, workers, ro
     names = supported_names(method, layout, alone(workers))
     assert "all_gather" in names
     for name in names:
-        ran = run(workers, TRANSPORTS[name], method, layout)
+        ran = run(workers, BY_NAME[name], method, layout)
         check_calls(ran, method.compressor.fields(layout))
         if name == "all_reduce" and row.adds_numbers:
             continue  # A ring adds floats in an order of its own.
@@ -299,7 +298,7 @@ def test_the_transports_that_a_name_selects(row, workers):
     if row.variable_length:
         # Whatever it costs: nothing else carries them.
         assert selected(Costs(*[Line(1.0, 1.0)] * 3), row.method, workers) is AllGather
-    for name, kind in TRANSPORTS.items():
+    for name, kind in BY_NAME.items():
         if name in row.transports:
             assert selected(name, row.method, workers) is kind
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfgradcomp import lazy
 
 if TYPE_CHECKING:
     from tfgradcomp.callbacks.backup import BackupAndRestore
@@ -13,14 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["BackupAndRestore", "CompressionMonitor", "Timeline"]
 
 # Imported at their first use: what merges timelines needs no TensorFlow.
-_ORIGINS = {
-    "BackupAndRestore": "tfgradcomp.callbacks.backup",
-    "CompressionMonitor": "tfgradcomp.callbacks.monitor",
-    "Timeline": "tfgradcomp.callbacks.recorder",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ORIGINS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ORIGINS[name]), name)
+__getattr__ = lazy.attributes(
+    __name__,
+    {
+        "BackupAndRestore": "tfgradcomp.callbacks.backup",
+        "CompressionMonitor": "tfgradcomp.callbacks.monitor",
+        "Timeline": "tfgradcomp.callbacks.recorder",
+    },
+)

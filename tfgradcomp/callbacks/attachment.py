@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from tfgradcomp.compat.trainer import optimizers_of
+from tfgradcomp.compat.trainer import wrappers_of
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.probe import Observer, Probe
 from tfgradcomp.optimizers.step import Stepper
@@ -21,13 +21,7 @@ def wrapper_of(model: keras.Model, callback: str) -> CompressedOptimizer:
         ValueError: If there is no wrapper, or there are several; if it cannot be built
             yet; if its steps cannot be observed.
     """
-    found = []
-    for optimizer in optimizers_of(model):
-        # A scale of the loss is around the wrapper.
-        while optimizer is not None and not isinstance(optimizer, CompressedOptimizer):
-            optimizer = vars(optimizer).get("inner_optimizer")
-        if optimizer is not None:
-            found.append(optimizer)
+    found = [one for one in wrappers_of(model) if isinstance(one, CompressedOptimizer)]
     if len(found) != 1:
         names = [type(optimizer).__name__ for optimizer in found]
         raise ValueError(

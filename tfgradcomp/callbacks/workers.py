@@ -1,4 +1,4 @@
-"""Messages between the workers about their backups.
+"""Messages between the callbacks of the workers.
 
 An error of one worker that the others do not know of would let them wait in their next
 collective for ever.

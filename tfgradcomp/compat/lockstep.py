@@ -38,7 +38,7 @@ from tfgradcomp.compat.rows import has_rows
 from tfgradcomp.compat.signals import Signals
 from tfgradcomp.compat.statistics import average_statistics, take_first_worker
 from tfgradcomp.compat.strategy import is_multi_worker
-from tfgradcomp.compat.trainer import optimizers_of
+from tfgradcomp.compat.trainer import wrappers_of
 from tfgradcomp.core.logging import logger
 
 _FLAG_OF_LOOP = {
@@ -97,14 +97,7 @@ class Loop:
     @functools.cached_property
     def wrappers(self) -> list:
         """The wrappers that train the model."""
-        found = {}
-        for optimizer in optimizers_of(self.trainer):
-            # A scale of the loss is around the wrapper.
-            while optimizer is not None and not hasattr(type(optimizer), "verify"):
-                optimizer = vars(optimizer).get("inner_optimizer")
-            if optimizer is not None:
-                found[id(optimizer)] = optimizer
-        return [*found.values()]
+        return wrappers_of(self.trainer)
 
     def synchronize(self) -> None:
         """Makes the weights equal on all workers."""

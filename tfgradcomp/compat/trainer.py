@@ -75,6 +75,18 @@ def optimizers_of(model: keras.Model) -> list:
     return [value for value in vars(model).values() if isinstance(value, Optimizer)]
 
 
+def wrappers_of(model: keras.Model) -> list:
+    """Returns this package's wrappers among the optimizers of a model."""
+    found = {}
+    for optimizer in optimizers_of(model):
+        # A scale of the loss is around the wrapper.
+        while optimizer is not None and not hasattr(type(optimizer), "verify"):
+            optimizer = vars(optimizer).get("inner_optimizer")
+        if optimizer is not None:
+            found[id(optimizer)] = optimizer
+    return [*found.values()]
+
+
 def epoch_to_resume_at(model: keras.Model) -> int:
     """Returns the epoch that a callback wants `fit` to start at, or 0."""
     return model._initial_epoch or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import numbers
 from dataclasses import dataclass
 from typing import ClassVar
@@ -63,9 +64,9 @@ class SparseWords(Compressor):
         """Returns what was given to `message`, of messages `[N, any]`."""
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
+    @abc.abstractmethod
     def scale(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
         """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`."""
-        raise NotImplementedError
 
     @override
     def elements_sent(self, payload, layout):

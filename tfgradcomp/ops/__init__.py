@@ -14,8 +14,7 @@ Inside XLA (`jit_compile`) the reference is taken: XLA compiles no operations of
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tfgradcomp import lazy
 
 __all__ = [
     "INDEX_BITS",
@@ -55,8 +54,7 @@ __all__ = [
 
 # Imported at their first use: `python -m tfgradcomp.ops` must be able to silence
 # TensorFlow before TensorFlow is imported.
-_DEFAULT_ORIGIN = "tfgradcomp.ops.dispatch"
-_ORIGINS = {
+_ORIGINS = dict.fromkeys(__all__, "tfgradcomp.ops.dispatch") | {
     "INDEX_BITS": "tfgradcomp.ops.word_format",
     "NOTHING": "tfgradcomp.ops.word_format",
     "SplitVector": "tfgradcomp.core.split_vector",
@@ -69,13 +67,7 @@ _ORIGINS = {
     "words_for": "tfgradcomp.ops.word_format",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'tfgradcomp.ops' has no attribute {name!r}")
-    module = importlib.import_module(_ORIGINS.get(name, _DEFAULT_ORIGIN))
-    globals()[name] = value = getattr(module, name)
-    return value
+__getattr__ = lazy.attributes(__name__, _ORIGINS)
 
 
 def __dir__() -> list[str]:

@@ -250,18 +250,9 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
             tf.errors.InvalidArgumentError: If a gradient is not finite and
                 `nonfinite="raise"`.
         """
-        if tf.distribute.in_cross_replica_context():
-            raise ValueError(
-                f"{type(self).__name__}.apply() must be called in a replica context, "
-                "inside `strategy.run`."
-            )
-        grads = list(grads)
+        grads, variables = self.begin_step(grads, trainable_variables)
         if not grads:
             return
-        variables = self.variables_of(grads, trainable_variables)
-        if not self.built:
-            with keras.name_scope(self.name):
-                self.build(variables)
         self._check_workers()
         moments = second.checked(
             second_moments, grads, self.method.compressor, type(self).__name__
@@ -278,16 +269,19 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         """Steps that were skipped because a gradient was not finite."""
         return int(self._scalars.skipped_steps.numpy()) if self.built else 0
 
-    def verify(self):
+    def verify(self, others=()):
         """Compares what the workers share, as `fit` does after each epoch.
 
         All workers must call it, outside of a graph.
+
+        Args:
+            others: Further variables that they share.
 
         Raises:
             RuntimeError: On all, if weights, learning rates or shared state differ.
         """
         if self.built:
-            shared = self._state.shared_variables()
+            shared = [*self._state.shared_variables(), *others]
             check_still_same(self._plan.hosts, self.inner_optimizer, shared)
 
     def _check_workers(self):

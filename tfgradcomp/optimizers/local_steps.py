@@ -17,7 +17,7 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.core.arguments import check_instance, check_integer
-from tfgradcomp.optimizers.agreement import check_same_at_start, check_still_same
+from tfgradcomp.optimizers.agreement import check_same_at_start
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.dense import with_values
 from tfgradcomp.optimizers.summary import variables_to_build_for
@@ -197,19 +197,11 @@ class LocalSteps(OptimizerWrapper):
             ValueError: If there is not a gradient, or None, for each variable; if the
                 workers' models or arguments differ, at the first step.
         """
-        if tf.distribute.in_cross_replica_context():
-            raise ValueError(
-                f"{type(self).__name__}.apply() must be called in a replica context, "
-                "inside `strategy.run`."
-            )
-        grads = list(grads)
+        grads, variables = self.begin_step(grads, trainable_variables)
         if not grads:
             return
-        variables = self.variables_of(grads, trainable_variables)
+        self._check_workers()
         with keras.name_scope(self.name):
-            if not self.built:
-                self.build(variables)
-            self._check_workers()
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
             if grads:
                 self._take(grads, variables)
@@ -292,12 +284,10 @@ class LocalSteps(OptimizerWrapper):
         Raises:
             RuntimeError: On all, if any differ.
         """
-        if not self.built:
-            return
-        self.outer.verify()
-        if not self._counts.numpy()[0]:
+        if self.built:
+            is_between = self._counts.numpy()[0]
             weights = compat.trainable_variables(self.inner_optimizer)
-            check_still_same(self._hosts, self.outer.inner_optimizer, weights)
+            self.outer.verify([] if is_between else weights)
 
     def _check_workers(self):
         """Compares what decides when workers meet, before the first step."""

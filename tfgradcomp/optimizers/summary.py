@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.plan import Plan
 from tfgradcomp.optimizers.rows_bucket import RowsBucket
 from tfgradcomp.transports import Traffic
+from tfgradcomp.transports.auto import BY_NAME
 
 _HEADER = ("Variable", "Shape", "Elements", "Bucket", "Transport", "Travels as")
 _NARROWEST = 16
@@ -168,11 +168,11 @@ def _span(names):
 
 
 def _transport_of(bucket: GradientBucket) -> str:
-    """The transport's name as a user gives it, from the route's class."""
+    """The transport's name as a user gives it; of another one, the route's class."""
     if isinstance(bucket, RowsBucket):
         return "rows"
-    name = type(bucket.route).__name__.removesuffix("Route")
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    names = {kind.route_class: name for name, kind in BY_NAME.items()}
+    return names.get(type(bucket.route), type(bucket.route).__name__)
 
 
 def _table(rows: Sequence[_Row], line_length: int | None) -> Iterable[str]:

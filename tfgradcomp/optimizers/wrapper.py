@@ -7,6 +7,7 @@ import inspect
 from typing import Any, ClassVar, TypeAlias
 
 import keras
+import tensorflow as tf
 
 from tfgradcomp.compat import inner_optimizer as compat
 
@@ -169,6 +170,29 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
                 f"{len(gradients)} gradients, {len(variables)} variables"
             )
         return variables
+
+    def begin_step(self, gradients: Any, variables: Any) -> tuple[list, list]:
+        """Returns the gradients and variables of a step; builds what is not built.
+
+        Both lists are empty if there is no gradient.
+
+        Raises:
+            ValueError: If this is no replica's context, or there is not a gradient, or
+                None, for each variable.
+        """
+        if tf.distribute.in_cross_replica_context():
+            raise ValueError(
+                f"{type(self).__name__}.apply() must be called in a replica context, "
+                "inside `strategy.run`."
+            )
+        gradients = list(gradients)
+        if not gradients:
+            return [], []
+        variables = self.variables_of(gradients, variables)
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(variables)
+        return gradients, variables
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):
         """Raises an error: workers cannot exchange gradients without variables.

@@ -4,31 +4,24 @@
 them. Nothing here starts a cluster.
 """
 
-import importlib
-from typing import Any
+from tfgradcomp import lazy
 
 # Imported at their first use: the command line answers --help without TensorFlow.
 _ORIGINS = {
-    "GRPC": "network",
-    "MODELS": "shapes",
-    "NO_SOFTWARE": "network",
-    "Forecast": "forecasts",
-    "Handling": "network",
-    "Link": "network",
-    "Plan": "forecasts",
-    "Profile": "forecasts",
-    "Software": "network",
-    "measure_compute": "measured",
-    "plan": "forecasts",
-    "software_of": "forecasts",
+    "GRPC": "tfgradcomp.planning.network",
+    "MODELS": "tfgradcomp.planning.shapes",
+    "NO_SOFTWARE": "tfgradcomp.planning.network",
+    "Forecast": "tfgradcomp.planning.forecasts",
+    "Handling": "tfgradcomp.planning.network",
+    "Link": "tfgradcomp.planning.network",
+    "Plan": "tfgradcomp.planning.forecasts",
+    "Profile": "tfgradcomp.planning.forecasts",
+    "Software": "tfgradcomp.planning.network",
+    "measure_compute": "tfgradcomp.planning.measured",
+    "plan": "tfgradcomp.planning.forecasts",
+    "software_of": "tfgradcomp.planning.forecasts",
 }
 
 __all__ = [*_ORIGINS]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ORIGINS:
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}. It has: {__all__}"
-        )
-    return getattr(importlib.import_module(f"{__name__}.{_ORIGINS[name]}"), name)
+__getattr__ = lazy.attributes(__name__, _ORIGINS)

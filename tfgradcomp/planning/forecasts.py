@@ -26,12 +26,12 @@ from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.plan import make_plan
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes
-from tfgradcomp.transports import AllGather, AllReduce, Costs, Sharded, Transport
+from tfgradcomp.transports import AllGather, Costs, Transport
+from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.costs import Echo, arithmetic_seconds
 from tfgradcomp.transports.messages import has_variable_length
 
 FLOAT32 = "float32"
-TRANSPORTS = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
 # The numbers of workers whose arithmetic is measured, and drawn a line through.
 _MEASURED_WORKERS = 2, 8
 
@@ -338,7 +338,7 @@ class _Planner(NamedTuple):
         return self._forecast(FLOAT32, name, count, calls, 0.0, common)
 
     def forecasts(self, name, count, common):
-        for transport, kind in TRANSPORTS.items():
+        for transport, kind in BY_NAME.items():
             collectives = Echo(count)
             optimizer = getattr(optimizers, name)(
                 keras.optimizers.SGD(), transport=kind(collectives)

@@ -21,8 +21,8 @@ from tfgradcomp.transports.base import Transport
 from tfgradcomp.transports.costs import Costs, measure, route_seconds
 from tfgradcomp.transports.sharded import Sharded
 
-_BY_NAME = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
-NAMES = ("auto", *_BY_NAME)
+BY_NAME = {"all_gather": AllGather, "all_reduce": AllReduce, "sharded": Sharded}
+NAMES = ("auto", *BY_NAME)
 
 # Uncompressed training must be this much quicker to be worth a word, or the fallback.
 _FLOAT32_MARGIN = 1.1
@@ -65,7 +65,7 @@ def supported_names(
     fused = method.fused()
     return [
         name
-        for name, kind in _BY_NAME.items()
+        for name, kind in BY_NAME.items()
         if kind(collectives).supports(fused, layout)
     ]
 
@@ -121,17 +121,17 @@ def select_transports(
             if transport not in names:
                 raise ValueError(
                     f"transport={transport!r} cannot carry what this method sends: it "
-                    f"carries {_BY_NAME[transport].payload_kind}. Use 'auto' or one of "
+                    f"carries {BY_NAME[transport].payload_kind}. Use 'auto' or one of "
                     f"{names}. Received: method={method}"
                 )
-        return Selection([_BY_NAME[transport](collectives)] * len(layouts))
+        return Selection([BY_NAME[transport](collectives)] * len(layouts))
     costs = transport if isinstance(transport, Costs) else None
     is_measurable = _has_fixed_length(method, layouts)
     if is_measurable and costs is None and hosts is not None:
         costs = measure(hosts)
     if costs is None or not is_measurable:
         names = [name_by_rule(method, layout, collectives) for layout in layouts]
-        return Selection([_BY_NAME[name](collectives) for name in names])
+        return Selection([BY_NAME[name](collectives) for name in names])
     estimates = []
     for layout in layouts:
         names = names_with_equal_bits(method, layout, collectives)
@@ -139,7 +139,7 @@ def select_transports(
             estimate(names, method, layout, collectives.num_workers, costs)
         )
     names, is_float32_quicker = _agree(estimates, hosts)
-    transports = [_BY_NAME[name](collectives) for name in names]
+    transports = [BY_NAME[name](collectives) for name in names]
     return Selection(transports, is_float32_quicker)
 
 
@@ -148,7 +148,7 @@ def estimate(
 ) -> Estimate:
     """Returns the estimated durations of a bucket's exchange by some transports."""
     seconds = {
-        name: route_seconds(_BY_NAME[name], method, layout, num_workers, costs)
+        name: route_seconds(BY_NAME[name], method, layout, num_workers, costs)
         for name in names
     }
     return Estimate(seconds, costs.seconds([Call("sum", layout.size)]))
@@ -164,7 +164,7 @@ def _has_fixed_length(method, layouts):
 
 def _agree(estimates, hosts):
     """Returns worker 0's choice on all workers; worker 0 logs what and why."""
-    names = [*_BY_NAME]
+    names = [*BY_NAME]
     own = [names.index(one.quickest) for one in estimates]
     compressed = sum(min(one.seconds.values()) for one in estimates)
     float32 = sum(one.float32_seconds for one in estimates)
