@@ -21,11 +21,15 @@ def parse_arguments():
     """Return the command line's values."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--every", type=int, default=16, help="local steps; 0: float32 in each step")
+    add("--every", default=16, help="local steps, or auto; 0: float32 in each step")
+    add("--stagger", action="store_true", help="groups of variables take turns")
     add("--outer-rate", type=float, default=0.7, help="learning rate of the exchange")
     add("--learning-rate", type=float, default=1e-3)
     add_training_arguments(parser)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.every != "auto":
+        arguments.every = int(arguments.every)
+    return arguments
 
 
 def make_optimizer(arguments, steps):
@@ -38,13 +42,15 @@ def make_optimizer(arguments, steps):
     outer = tfgradcomp.DistEFBlockSGDM(
         keras.optimizers.SGD(arguments.outer_rate), transport="sharded"
     )
-    return tfgradcomp.LocalSteps(adam, outer, every=arguments.every)
+    return tfgradcomp.LocalSteps(
+        adam, outer, every=arguments.every, stagger=arguments.stagger
+    )
 
 
 def main():
     """Train with the optimizer of the command line."""
     arguments = parse_arguments()
-    title = f"an exchange in {arguments.every} steps" if arguments.every else "float32"
+    title = f"every={arguments.every}" if arguments.every else "float32"
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     train(title, arguments, strategy, lambda steps: make_optimizer(arguments, steps))
 

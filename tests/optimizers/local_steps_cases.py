@@ -11,6 +11,8 @@ from tfgradcomp.servers import Mean
 
 SGD = keras.optimizers.SGD
 SHAPES = {"kernel": (5, 4), "bias": (4,)}
+# Three groups of a size, the second one of two variables.
+GROUPED = {"wide": (3, 4), "bias": (4,), "kernel": (2, 4), "last": (12,)}
 
 
 def identity(rate=1.0):
@@ -30,24 +32,24 @@ INNER = {"sgd": lambda: SGD(0.125), "adam": lambda: keras.optimizers.Adam(0.05)}
 OUTER = {"identity": identity, "dist_ef": dist_ef}
 
 
-def gradients_of(steps, workers):
+def gradients_of(steps, workers, shapes=SHAPES):
     """Gradients by steps, workers and variables; eighths, which add up exactly."""
     rng = np.random.default_rng([steps, workers])
     return [
         [
-            [rng.integers(-8, 9, shape).astype("float32") for shape in SHAPES.values()]
+            [rng.integers(-8, 9, shape).astype("float32") for shape in shapes.values()]
             for _ in range(workers)
         ]
         for _ in range(steps)
     ]
 
 
-def start():
+def start(shapes=SHAPES):
     rng = np.random.default_rng(1)
-    return [rng.integers(-8, 9, shape) / 8 for shape in SHAPES.values()]
+    return [rng.integers(-8, 9, shape) / 8 for shape in shapes.values()]
 
 
-def run(inner, outer, every, steps, spoiled=None, ends=True, warmup_steps=0):
+def run(inner, outer, every, steps, spoiled=None, ends=True, shapes=SHAPES, **options):
     """The weights of this worker's replicas after each step, and what is counted.
 
     Args:
@@ -57,17 +59,18 @@ def run(inner, outer, every, steps, spoiled=None, ends=True, warmup_steps=0):
         steps: Number of steps.
         spoiled: A step and a rank that has a NaN then.
         ends: Whether `synchronize` comes last.
-        warmup_steps: Steps with an exchange each.
+        shapes: Those of the variables.
+        options: Further arguments of the optimizer.
     """
     strategy, _ = strategy_and_rank()
     number = strategy.num_replicas_in_sync
     with strategy.scope():
         weights = [
             keras.Variable(value.astype("float32"), name=name)
-            for name, value in zip(SHAPES, start(), strict=True)
+            for name, value in zip(shapes, start(shapes), strict=True)
         ]
         optimizer = tfgradcomp.LocalSteps(
-            INNER[inner](), OUTER[outer](), every, warmup_steps
+            INNER[inner](), OUTER[outer](), every, **options
         )
         optimizer.build(weights)
 
@@ -83,7 +86,7 @@ def run(inner, outer, every, steps, spoiled=None, ends=True, warmup_steps=0):
         return [[one.numpy() for one in results(w.value)] for w in weights]
 
     seen = []
-    for index, workers in enumerate(gradients_of(steps, number)):
+    for index, workers in enumerate(gradients_of(steps, number, shapes)):
 
         def own(context, index=index, workers=workers):
             rank = context.replica_id_in_sync_group
@@ -96,7 +99,8 @@ def run(inner, outer, every, steps, spoiled=None, ends=True, warmup_steps=0):
         optimizer.synchronize()
         optimizer.verify()
         seen.append(values())
-    return seen, optimizer.skipped_steps, int(optimizer.outer.iterations.numpy())
+    exchanges = int(optimizer.outer.iterations.numpy())
+    return seen, optimizer.skipped_steps, exchanges, optimizer.local_steps
 
 
 def runs(cases):

@@ -7,6 +7,7 @@ import pytest
 import tfgradcomp
 from tests.optimizers import local_steps_cases as cases
 from tests.reference.methods import DistEF, scaled_sign
+from tfgradcomp.optimizers import rhythm
 from tfgradcomp.transports import AllGather, Loopback
 
 
@@ -73,9 +74,80 @@ def test_workers_train_alone_and_then_take_the_mean(pools, kind):
         np.testing.assert_array_equal(first, second)
         expected = flat([v.numpy() for v in own[0]])
         np.testing.assert_allclose(first, expected, rtol=1e-5, atol=1e-6)
-        counted = [worker[index][1:] for worker in answers]
+        counted = [worker[index][1:3] for worker in answers]
         left_out = is_spoiled * np.array([kind == "mirrored", 1])[-len(counted) :]
         assert counted == [(int(skipped), 2) for skipped in left_out]
+
+
+@pytest.mark.slow  # A cluster's minute; what one group does is seen above.
+def test_groups_of_variables_take_turns(pools):
+    case = {"inner": "sgd", "outer": "identity", "every": 6, "steps": 9}
+    case |= {"stagger": True, "shapes": cases.GROUPED}
+    answers = [one for (one,) in pools(2).run(cases.runs, [case]).answers]
+    seen = [weights for weights, *_ in answers]
+    own = [[np.array(v) for v in cases.start(cases.GROUPED)] for _ in range(2)]
+    turns = {2: [0], 4: [1, 2], 6: [3], 8: [0]}
+    for step, gradients in enumerate(cases.gradients_of(9, 2, cases.GROUPED)):
+        for rank in range(2):
+            for value, gradient in zip(own[rank], gradients[rank], strict=True):
+                value -= 0.125 * gradient
+        for position in turns.get(step + 1, []):
+            mean = (own[0][position] + own[1][position]) / 2
+            own[0][position], own[1][position] = mean, mean.copy()
+        for rank in range(2):
+            found = weights(seen, step)[rank]
+            np.testing.assert_array_equal(found, flat(own[rank]))
+    first, second = weights(seen, -1)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, (flat(own[0]) + flat(own[1])) / 2)
+
+
+@pytest.mark.slow  # A cluster's minute; the rule is seen below.
+def test_workers_measure_how_often_an_exchange_pays(pools):
+    case = {"inner": "sgd", "outer": "dist_ef", "every": "auto", "steps": 12}
+    answers = [one for (one,) in pools(2).run(cases.runs, [case]).answers]
+    (*_, every), (*_, other) = answers
+    assert every == other and 1 <= every <= 64
+    seen = [weights for weights, *_ in answers]
+    # Eight exchanges are measured, after a first one that is traced.
+    for step in [*range(9), -1]:
+        first, second = weights(seen, step)
+        np.testing.assert_array_equal(first, second)
+    if every > 1:
+        assert np.any(np.diff(weights(seen, 9), axis=0))
+
+
+@pytest.mark.parametrize(
+    ("step", "exchange", "every"),
+    [(0.1, 0.05, 5), (1.0, 0.05, 1), (0.1, 10.0, 64), (0.0, 0.0, 1)],
+)
+def test_an_exchange_takes_a_tenth_of_the_computing_time(step, exchange, every):
+    slowest = np.array([step, -exchange], np.float32)
+    assert rhythm.steps_that_pay(slowest).numpy() == every
+
+
+def test_groups_are_about_as_large_as_the_largest_variable():
+    assert rhythm.groups_of([12, 4, 8, 12], 6) == [[0], [1, 2], [3]]
+    assert rhythm.groups_of([12, 4, 8, 12], 2) == [[0, 2], [1, 3]]
+    assert rhythm.groups_of([100, 3, 4], 16) == [[0, 1, 2]]
+
+
+def test_a_measured_rhythm_is_saved():
+    def make(every):
+        optimizer = tfgradcomp.LocalSteps("sgd", cases.dist_ef(), every=every)
+        optimizer.build([keras.Variable(np.zeros(320))])
+        return optimizer
+
+    measured, store = make("auto"), {}
+    assert measured.local_steps is None
+    for _ in range(12):
+        measured.apply([np.ones(320)])
+    measured.save_own_variables(store)
+    restored, given = make("auto"), make(3)
+    for optimizer in (restored, given):
+        optimizer.load_own_variables(store)
+    assert restored.local_steps == measured.local_steps >= 1
+    assert given.local_steps == 3
 
 
 def test_workers_that_would_not_meet_are_told(pools):

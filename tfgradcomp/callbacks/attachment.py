@@ -6,12 +6,18 @@ import keras
 
 from tfgradcomp.compat.trainer import wrappers_of
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.local_steps import LocalSteps
 from tfgradcomp.optimizers.probe import Observer, Probe
 from tfgradcomp.optimizers.step import Stepper
+from tfgradcomp.optimizers.wrapper import OptimizerWrapper
 
 
-def wrapper_of(model: keras.Model, callback: str) -> CompressedOptimizer:
-    """Returns the wrapper that trains a model, built.
+def wrapper_of(
+    model: keras.Model, callback: str
+) -> tuple[OptimizerWrapper, CompressedOptimizer]:
+    """Returns the wrapper that trains a model, built, and the one that exchanges.
+
+    That is the same, or the `outer` of `LocalSteps`.
 
     Args:
         model: The model, compiled.
@@ -21,7 +27,7 @@ def wrapper_of(model: keras.Model, callback: str) -> CompressedOptimizer:
         ValueError: If there is no wrapper, or there are several; if it cannot be built
             yet; if its steps cannot be observed.
     """
-    found = [one for one in wrappers_of(model) if isinstance(one, CompressedOptimizer)]
+    found = wrappers_of(model)
     if len(found) != 1:
         names = [type(optimizer).__name__ for optimizer in found]
         raise ValueError(
@@ -39,13 +45,14 @@ def wrapper_of(model: keras.Model, callback: str) -> CompressedOptimizer:
             )
         with model.distribute_strategy.scope():
             wrapper.build(model.trainable_variables)
-    if type(wrapper.stepper).take is not Stepper.take:
+    exchanging = wrapper.outer if isinstance(wrapper, LocalSteps) else wrapper
+    if type(exchanging.stepper).take is not Stepper.take:
         raise ValueError(
             f"{callback} cannot observe steps with parameter servers. Expected: `fit` "
             "with MultiWorkerMirroredStrategy, MirroredStrategy or no strategy. "
-            f"Received: stepper={type(wrapper.stepper).__name__}"
+            f"Received: stepper={type(exchanging.stepper).__name__}"
         )
-    return wrapper
+    return wrapper, exchanging
 
 
 def attach(

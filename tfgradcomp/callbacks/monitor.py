@@ -14,7 +14,7 @@ from tfgradcomp.callbacks.moments import COLLECTIVES, hidden_share, milliseconds
 from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
 from tfgradcomp.callbacks.workers import Workers
 from tfgradcomp.collectives import Call, across_hosts
-from tfgradcomp.compat.inner_optimizer import trainable_variables
+from tfgradcomp.compat.inner_optimizer import references, trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.optimizers.partition import matching_positions, rules_of
@@ -84,6 +84,10 @@ class CompressionMonitor(keras.callbacks.Callback):
     Embedding tables whose rows travel are in the times and the bytes alone, and so are
     variables that are not compressed. Steps that travel as float32 are not sampled.
 
+    With `LocalSteps` a sample is of an exchange, `every` counts exchanges, and the
+    gradient is what the weights have moved; bytes are the mean a step. Of groups that
+    take turns the first one is sampled.
+
     Args:
         log_dir: Folder for TensorBoard; of several processes each writes to
             `log_dir/worker-<rank>`. None: nothing is written.
@@ -140,7 +144,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Opens the port and the folder."""
         self._close()
-        self._optimizer = wrapper_of(self.model, _NAME)
+        self._wrapper, self._optimizer = wrapper_of(self.model, _NAME)
         self._workers = Workers(across_hosts(self.model.distribute_strategy))
         self._latest: dict[str, float] = {}
         self._epoch: list[dict[str, float]] = []
@@ -250,7 +254,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def _open(self):
         optimizer, rank = self._optimizer, self._workers.rank
-        variables = trainable_variables(optimizer.inner_optimizer)
+        variables = references(trainable_variables(optimizer.inner_optimizer))
         self._paths = {
             position: variables[position].path
             for position in matching_positions(self.histograms, variables, "histograms")
@@ -283,7 +287,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def _all_figures(self, sample: Sample) -> dict[str, float]:
         """Returns the figures of a sample, with what travels and the times."""
-        traffic, times = self._optimizer.traffic, sample.times
+        traffic, times = self._wrapper.traffic, sample.times
         elements = traffic.elements_compressed + traffic.elements_plain
         figures = {
             "bytes_sent": traffic.bytes_sent,

@@ -78,7 +78,7 @@ class Timeline(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Compares the workers' clocks."""
         self._close()
-        self._optimizer = wrapper_of(self.model, _NAME)
+        _, self._optimizer = wrapper_of(self.model, _NAME)
         self._workers = Workers(across_hosts(self.model.distribute_strategy))
         self._clock = _compared_clocks(self._workers)
         self._is_written = False

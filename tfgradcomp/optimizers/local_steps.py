@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,10 +19,12 @@ from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.optimizers.agreement import check_same_at_start
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.dense import with_values
+from tfgradcomp.optimizers.rhythm import MOST, Stopwatch, groups_of
 from tfgradcomp.optimizers.summary import variables_to_build_for
 from tfgradcomp.optimizers.supported import prepare
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
+from tfgradcomp.transports.traffic import mean_traffic
 
 
 class LocalSteps(OptimizerWrapper):
@@ -59,8 +60,13 @@ class LocalSteps(OptimizerWrapper):
         outer: A `CompressedOptimizer`, such as `DistEFBlockSGDM(SGD(0.7))`. Its
             learning rate multiplies whole differences of weights: about 1, less with
             momentum.
-        every: H.
+        every: H. `"auto"`: measured in the first steps, with an exchange after each,
+            so that exchanges take about a tenth of the computing time, and at most 64.
+            `local_steps` says what came out, which is saved with the state.
         warmup_steps: In the first steps, this many, there is an exchange after each.
+        stagger: Whether groups of variables take turns, each every H steps, so that no
+            step carries all bytes; a group is about as large as the largest variable.
+            Each has an optimizer like `outer`, with a state of its own.
         name: Name of the optimizer.
 
     Raises:
@@ -82,21 +88,24 @@ class LocalSteps(OptimizerWrapper):
         Qsparse-local-SGD, 2019; Douillard et al., DiLoCo, 2023.
     """
 
-    config_arguments: ClassVar[tuple[str, ...]] = ("outer", "every", "warmup_steps")
+    config_arguments: ClassVar[tuple[str, ...]]
+    config_arguments = ("outer", "every", "warmup_steps", "stagger")
     needs_second_moments = False
 
     def __init__(
         self,
         inner_optimizer: InnerOptimizer,
         outer: CompressedOptimizer,
-        every: int = 16,
+        every: int | str = 16,
         warmup_steps: int = 0,
+        stagger: bool = False,
         name: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("outer", outer, CompressedOptimizer)
-        check_integer("every", every, 1)
+        if every != "auto":
+            check_integer("every", every, 1)
         check_integer("warmup_steps", warmup_steps, 0)
         if outer.needs_second_moments:
             raise ValueError(
@@ -111,7 +120,7 @@ class LocalSteps(OptimizerWrapper):
                 "common weights. Received: inner_optimizer.use_ema=True"
             )
         self.outer = outer
-        self.every, self.warmup_steps = every, warmup_steps
+        self.every, self.warmup_steps, self.stagger = every, warmup_steps, stagger
         self._is_checked = False
         prepare(self)
 
@@ -127,18 +136,40 @@ class LocalSteps(OptimizerWrapper):
         self._hosts = across_hosts(self._strategy)
         self.inner_optimizer.build(variables)
         self._anchors = [compat.copy_of(self, variable) for variable in variables]
-        # Steps since the last exchange, and steps left out.
-        self._counts = PerReplicaVariable(tf.zeros([2], tf.int64), "local_steps")
+        # Steps since all were exchanged, steps left out, and H, 0 before it is known.
+        counts = tf.constant([0, 0, self._given or 0], tf.int64)
+        self._counts = PerReplicaVariable(counts, "local_steps")
         compat.track(self, [self._counts])
-        self.outer.build(self._anchors)
-        self._exchange_now = tf.function(self._exchange)
+        sizes = [variable.shape.num_elements() for variable in variables]
+        self._groups = groups_of(sizes, (self._given or MOST) if self.stagger else 1)
+        self.outers = [self._outer_of(index) for index in range(len(self._groups))]
+        for outer, group in zip(self.outers, self._groups, strict=True):
+            outer.build([self._anchors[position] for position in group])
+        self._stopwatch = Stopwatch(self.outer.stepper.collectives)
+        # Observed steps are another function.
+        self._exchange_now = tf.function(lambda *observers: self._exchange())
         self.built = True
+
+    @property
+    def _given(self) -> int | None:
+        return None if isinstance(self.every, str) else self.every
+
+    def _outer_of(self, index):
+        """Returns the optimizer of a group: the one given, or one like it."""
+        if not index:
+            return self.outer
+        outer = type(self.outer).from_config(self.outer.get_config())
+        # Random numbers must be others; a transport is in no config.
+        outer.seed, outer.transport = self.outer.seed + index, self.outer.transport
+        return outer
 
     @property
     def variables(self):
         """The inner optimizer's variables, the anchors, the variables of `outer`."""
         own = [*self._anchors, self._counts] if self.built else []
-        return self.inner_optimizer.variables + own + self.outer.variables
+        outers = self.outers if self.built else [self.outer]
+        own += [variable for outer in outers for variable in outer.variables]
+        return self.inner_optimizer.variables + own
 
     @property
     def verify_every(self) -> int | None:
@@ -151,16 +182,21 @@ class LocalSteps(OptimizerWrapper):
         return int(self._counts.numpy()[1]) if self.built else 0
 
     @property
+    def local_steps(self) -> int | None:
+        """H; None while `every="auto"` does not know it yet."""
+        if not self.built:
+            return self._given
+        return int(self._counts.numpy()[2]) or None
+
+    @property
     def traffic(self) -> Traffic:
-        """The traffic of one worker in a step, as the mean over `every` steps.
+        """The traffic of one worker in a step, as the mean over H steps.
 
         Raises:
             ValueError: If the optimizer is not built yet.
         """
-        whole = self.outer.traffic
-        names = "words_sent", "words_received", "elements_sent"
-        means = {name: getattr(whole, name) / self.every for name in names}
-        return dataclasses.replace(whole, **means)
+        parts = [outer.traffic for outer in getattr(self, "outers", [self.outer])]
+        return mean_traffic(parts, self.local_steps or 1)
 
     def summary(
         self,
@@ -168,7 +204,7 @@ class LocalSteps(OptimizerWrapper):
         line_length: int | None = None,
         print_fn: Callable[[str], Any] | None = None,
     ) -> None:
-        """Prints what travels in an exchange, every `every` steps, as `outer` does.
+        """Prints what travels in an exchange, as `outer` does, and when.
 
         Args:
             model: As `CompressedOptimizer.summary` takes it, like all arguments.
@@ -180,8 +216,12 @@ class LocalSteps(OptimizerWrapper):
         """
         if not self.built:
             self.build(variables_to_build_for(self, model))
-        self.outer.summary(line_length=line_length, print_fn=print_fn)
-        (print_fn or print)(f"An exchange every {self.every} steps")
+        for outer in self.outers:
+            outer.summary(line_length=line_length, print_fn=print_fn)
+        steps = self.local_steps
+        rhythm = f"every {steps} steps" if steps else 'as often as every="auto" finds'
+        turns = ", the groups in turns" if len(self.outers) > 1 else ""
+        (print_fn or print)(f"An exchange {rhythm}{turns}")
 
     # The step.
 
@@ -228,24 +268,51 @@ class LocalSteps(OptimizerWrapper):
 
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)
-        self._counts.assign(counts + tf.stack([1, left_out]))
-        is_due = tf.logical_or(counts[0] + 1 >= self.every, is_warmup)
-        conditional(is_due, self._exchange, lambda: None)
+        self._counts.assign(counts + tf.stack([1, left_out, 0]))
+        if self._given:
+            self._meet(is_warmup)
+        else:
+            conditional(counts[2] > 0, self._meet, self._meet_measured, (is_warmup,))
 
-    def _exchange(self):
-        """Exchanges what the weights have moved since the last time."""
+    def _meet(self, is_warmup):
+        """Exchanges the groups whose turn it is; all of them in the warm-up."""
+        steps, _, every = tf.unstack(tf.convert_to_tensor(self._counts))
+        number = len(self._groups)
+        for index in range(number):
+            turn = (index + 1) * every // number
+            is_due = tf.logical_or(tf.equal((steps - turn) % every, 0), is_warmup)
+            conditional(is_due, lambda i=index: self._exchange([i]), lambda: None)
+
+    def _meet_measured(self, is_warmup):
+        """Exchanges all groups, until it is known how often that pays."""
+        variables = compat.trainable_variables(self.inner_optimizer)
+        every = self._stopwatch.measure(variables, self._exchange)
+        counts = tf.convert_to_tensor(self._counts)
+        self._counts.assign(tf.stack([counts[0], counts[1], every]))
+
+    def _exchange(self, groups=None):
+        """Exchanges what the weights have moved since the last time.
+
+        Args:
+            groups: Indices of the groups; None for all.
+        """
         variables = compat.trainable_variables(self.inner_optimizer)
         number = self.outer.stepper.collectives.num_workers
-        pairs = list(zip(self._anchors, variables, strict=True))
-        moved = [
-            (tf.convert_to_tensor(anchor) - tf.convert_to_tensor(variable)) / number
-            for anchor, variable in pairs
-        ]
-        # Keras divides by N, too.
-        self.outer.apply(moved, self._anchors)
-        for anchor, variable in pairs:
-            variable.assign(tf.convert_to_tensor(anchor))
-        self._counts.assign(tf.convert_to_tensor(self._counts) * [0, 1])
+        chosen = range(len(self._groups)) if groups is None else groups
+        for index in chosen:
+            anchors = [self._anchors[position] for position in self._groups[index]]
+            weights = [variables[position] for position in self._groups[index]]
+            pairs = list(zip(anchors, weights, strict=True))
+            moved = [
+                (tf.convert_to_tensor(anchor) - tf.convert_to_tensor(weight)) / number
+                for anchor, weight in pairs
+            ]
+            # Keras divides by N, too.
+            self.outers[index].apply(moved, anchors)
+            for anchor, weight in pairs:
+                weight.assign(tf.convert_to_tensor(anchor))
+        if len(chosen) == len(self._groups):
+            self._counts.assign(tf.convert_to_tensor(self._counts) * [0, 1, 1])
 
     @override
     def synchronize(self):
@@ -260,10 +327,12 @@ class LocalSteps(OptimizerWrapper):
         """
         if not self.built:
             return
-        steps, left_out = self._counts.numpy().tolist()
+        steps, left_out, _ = self._counts.numpy().tolist()
         if not steps:
             return
-        self._strategy.run(self._exchange_now)
+        probe = self.outer.stepper.probe
+        observers = probe.observers.values() if probe else ()
+        self._strategy.run(self._exchange_now, args=(*observers,))
         rows = np.array([[left_out]])
         if self._hosts:
             rows = self._hosts.gather(tf.constant([left_out]), "local_steps").numpy()
@@ -288,6 +357,8 @@ class LocalSteps(OptimizerWrapper):
             is_between = self._counts.numpy()[0]
             weights = compat.trainable_variables(self.inner_optimizer)
             self.outer.verify([] if is_between else weights)
+            for outer in self.outers[1:]:
+                outer.verify()
 
     def _check_workers(self):
         """Compares what decides when workers meet, before the first step."""
@@ -298,6 +369,7 @@ class LocalSteps(OptimizerWrapper):
                 "local_optimizer": compat.describe(self.inner_optimizer),
                 "every": self.every,
                 "warmup_steps": self.warmup_steps,
+                "stagger": self.stagger,
             }
             check_same_at_start(self._hosts, self.outer.inner_optimizer, settings)
         self._is_checked = True
@@ -330,4 +402,7 @@ class LocalSteps(OptimizerWrapper):
             )
         for name, anchor in zip(names, self._anchors, strict=True):
             anchor.assign(store[name])
-        self._counts.assign_local_values(np.asarray(store["local_steps"]))
+        counts = np.array(store["local_steps"])
+        if self._given:
+            counts[:, 2] = self._given
+        self._counts.assign_local_values(counts)

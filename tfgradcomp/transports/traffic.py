@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -52,3 +53,26 @@ class Traffic:
         """All elements over those sent: the compression ratio of sparse methods."""
         elements = self.elements_compressed + self.elements_plain
         return elements / self.elements_sent if self.elements_sent else math.inf
+
+
+def mean_traffic(parts: Sequence[Traffic], steps: int) -> Traffic:
+    """Returns the traffic a step where all parts travel once in so many steps."""
+
+    def total(name):
+        return sum(getattr(part, name) for part in parts)
+
+    def bits(name):
+        elements = [part.elements_compressed for part in parts]
+        pairs = zip(parts, elements, strict=True)
+        return sum(getattr(p, name) * n for p, n in pairs) / max(sum(elements), 1)
+
+    return Traffic(
+        num_workers=parts[0].num_workers,
+        elements_compressed=total("elements_compressed"),
+        elements_plain=total("elements_plain"),
+        bits_per_element_up=bits("bits_per_element_up"),
+        bits_per_element_reply=bits("bits_per_element_reply"),
+        words_sent=total("words_sent") / steps,
+        words_received=total("words_received") / steps,
+        elements_sent=total("elements_sent") / steps,
+    )
