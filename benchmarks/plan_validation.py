@@ -6,8 +6,8 @@
 
 For each number of workers, all on this machine and at once, and each rate:
 
-1. the collectives and a step without exchange are measured by loopback, and the time of
-   the methods' arithmetic on the processor, of which N workers share the cores;
+1. the collectives are measured by loopback, and the steps of the stock optimizer and of
+   each method with collectives that cost nothing, on all N workers at once;
 2. the steps on links of that rate are predicted, and written down;
 3. the steps are measured (`virtual_cluster.py`).
 """
@@ -73,8 +73,6 @@ def predict(args, count: int, rate: str, threads: int) -> list[dict]:
     answers = measuring.run("plan_worker.py", task, commands, threads, args.timeout)
     compute = measuring.slowest(answers, "compute")
     software = planning.software_of(Costs(**lines_of(answers)), count)
-    # So many threads share a core.
-    shared = max(1.0, count * threads / len(os.sched_getaffinity(0)))
     made = planning.plan(
         WORKLOADS[args.workload](),
         compute,
@@ -86,9 +84,9 @@ def predict(args, count: int, rate: str, threads: int) -> list[dict]:
     rows = []
     for one in made.forecasts:
         if one.transport == TRANSPORT:
-            found = [answer["arithmetic"][one.method] for answer in answers]
-            seconds = shared * statistics.median(found)
-            one = replace(one, arithmetic_seconds=seconds)
+            of_workers = [answer["methods"] for answer in answers]
+            seconds = measuring.slowest(of_workers, one.method) - compute
+            one = replace(one, arithmetic_seconds=max(seconds, 0.0))
         elif one.method != FLOAT32:
             continue
         full = output.row(made, one)

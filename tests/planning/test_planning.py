@@ -9,12 +9,15 @@ import sys
 import keras
 import pytest
 
+import tfgradcomp
 from tfgradcomp import planning
 from tfgradcomp.collectives import Call
-from tfgradcomp.planning import command, forecasts, output
+from tfgradcomp.core import Layout
+from tfgradcomp.planning import arithmetic, command, output
 from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.measured import find_model
-from tfgradcomp.transports import Costs, Line
+from tfgradcomp.transports import AllGather, Costs, Line, Sharded
+from tfgradcomp.transports.costs import Echo
 
 GIGABIT = planning.Link(1e9, 0.0, efficiency=1.0)
 # The link and nothing else takes time.
@@ -23,8 +26,25 @@ IDEAL = planning.Profile(planning.NO_SOFTWARE, no_arithmetic)
 
 @pytest.fixture(autouse=True)
 def arithmetic_is_not_measured(monkeypatch):
-    # It takes seconds, and tests/transports measures it.
-    monkeypatch.setattr(forecasts, "arithmetic_seconds", no_arithmetic)
+    # It takes seconds.
+    monkeypatch.setattr(arithmetic, "_seconds", lambda *of: 0.0)
+    monkeypatch.setattr(arithmetic, "_plain_seconds", lambda size: 0.0)
+
+
+def test_arithmetic_grows_with_elements_and_with_payloads_to_decode(monkeypatch):
+    monkeypatch.setattr(arithmetic, "_seconds", lambda kind, method, n, *of: 10.0 + n)
+    monkeypatch.setattr(arithmetic, "_plain_seconds", lambda size: 2.0)
+    method, layout = tfgradcomp.TernGrad("sgd").method, Layout.from_sizes([1 << 23])
+    # Half of the elements are measured: 12 - 2 on two workers, 18 - 2 on eight.
+    given = method, layout, 4
+    assert arithmetic.measured_arithmetic(Sharded, *given) == 2 * 10
+    assert arithmetic.measured_arithmetic(AllGather, *given) == 2 * (10 + 2 * 6 / 6)
+
+
+def test_a_step_without_a_network_is_measured():
+    transport = Sharded(Echo(2))
+    optimizer = tfgradcomp.DistEFBlockSGDM("sgd", transport=transport, min_size=0)
+    assert arithmetic._step_seconds(optimizer, 4096) > 0
 
 
 def of(made, method, transport, workers):

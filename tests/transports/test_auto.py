@@ -16,7 +16,7 @@ from tfgradcomp.transports import (
     select_transports,
 )
 from tfgradcomp.transports.auto import Estimate, _agree, estimate, names_with_equal_bits
-from tfgradcomp.transports.costs import _probe_block_size, measure
+from tfgradcomp.transports.costs import typical_block_size, measure
 
 LARGE = Layout.from_sizes([10_000_000])
 FREE = Line(0.0, 0.0)
@@ -78,10 +78,10 @@ def test_a_measurement_chooses_only_among_equal_bits(row):
 
 
 def test_a_probe_has_blocks_like_those_of_the_bucket():
-    assert _probe_block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
-    assert _probe_block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
-    assert _probe_block_size(Layout.from_sizes([1])) == 1
-    assert _probe_block_size(LARGE) < LARGE.size
+    assert typical_block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
+    assert typical_block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
+    assert typical_block_size(Layout.from_sizes([1])) == 1
+    assert typical_block_size(LARGE) < LARGE.size
 
 
 def test_an_all_reduce_where_it_is_cheap():

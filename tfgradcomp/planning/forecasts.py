@@ -24,36 +24,17 @@ from tfgradcomp.collectives import Call
 from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.plan import make_plan
+from tfgradcomp.planning.arithmetic import measured_arithmetic
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes
-from tfgradcomp.transports import AllGather, Costs, Transport
+from tfgradcomp.transports import Costs, Transport
 from tfgradcomp.transports.auto import BY_NAME
-from tfgradcomp.transports.costs import Echo, arithmetic_seconds
+from tfgradcomp.transports.costs import Echo
 from tfgradcomp.transports.messages import has_variable_length
 
 FLOAT32 = "float32"
-# The numbers of workers whose arithmetic is measured, and drawn a line through.
-_MEASURED_WORKERS = 2, 8
-
 # Seconds of a method by a kind of transport, of a layout, on N workers.
 Arithmetic = Callable[[type[Transport], Method, Layout, int], float]
-
-
-def measured_arithmetic(
-    kind: type[Transport], method: Method, layout: Layout, num_workers: int
-) -> float:
-    """Returns the seconds of encoding, the server's rule and decoding, measured here.
-
-    On few workers they are measured for so many; beyond, they grow on a line where
-    every worker decodes the payloads of all, and not at all otherwise.
-    """
-    few, many = _MEASURED_WORKERS
-    at_few = arithmetic_seconds(kind, method, layout, few)
-    if num_workers == few or kind is not AllGather:
-        return at_few
-    at_many = arithmetic_seconds(kind, method, layout, many)
-    each = max(at_many - at_few, 0.0) / (many - few)
-    return at_few + each * (num_workers - few)
 
 
 def no_arithmetic(
@@ -103,7 +84,8 @@ class Forecast:
         transport: Name of the transport; empty where nothing travels.
         workers: N.
         compute_seconds: The step of one worker without an exchange.
-        arithmetic_seconds: Encoding, the server's rule, decoding.
+        arithmetic_seconds: What the method adds to a step here: flattening, encoding,
+            the server's rule, decoding, its state.
         software_seconds: The software of the collectives.
         waiting_seconds: For the link's latency.
         link_seconds: For the words that cross the link of a node.

@@ -69,7 +69,7 @@ def measure(collectives: Collectives) -> Costs:
         shape = [num_workers, words // num_workers] if kind == "all_to_all" else [words]
         vector = tf.zeros(shape, tf.int32)
         collective, call_site = getattr(collectives, kind), f"measure/{words}"
-        own = _least_seconds(lambda: collective(vector, call_site))
+        own = least_seconds(lambda: collective(vector, call_site))
         # The slowest worker's, so that all stop at the same size.
         return float(collectives.max(tf.constant([own]), "measure/seconds")[0])
 
@@ -113,7 +113,6 @@ def arithmetic_seconds(
     method: Method,
     layout: Layout,
     num_workers: int,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Returns what encoding, the server's rule and decoding take on this machine.
 
@@ -125,10 +124,9 @@ def arithmetic_seconds(
         method: The method.
         layout: The blocks of the flat vector.
         num_workers: N.
-        clock: `time.process_time` leaves out what other processes do meanwhile.
     """
-    block_size = _probe_block_size(layout)
-    per_element = _seconds_per_element(kind, method, num_workers, block_size, clock)
+    block_size = typical_block_size(layout)
+    per_element = _seconds_per_element(kind, method, num_workers, block_size)
     return per_element * layout.size
 
 
@@ -157,7 +155,7 @@ class Echo(Collectives):
         return vector
 
 
-def _probe_block_size(layout):
+def typical_block_size(layout: Layout) -> int:
     """Returns the size of the block that the middle element is in, within a probe."""
     middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
     width = layout.row_splits[middle + 1] - layout.row_splits[middle]
@@ -165,7 +163,7 @@ def _probe_block_size(layout):
 
 
 @functools.cache
-def _seconds_per_element(kind, method, num_workers, block_size, clock):
+def _seconds_per_element(kind, method, num_workers, block_size):
     """Measures what encoding, the server's rule and decoding take for an element."""
     context = Context(
         step=tf.constant(0, tf.int64),
@@ -191,7 +189,7 @@ def _seconds_per_element(kind, method, num_workers, block_size, clock):
             payload = compressor.compress(x, state, layout, step_context).payload
             return route.exchange(payload, server_state, step_context, tf.constant(0))
 
-        return _least_seconds(step, clock)
+        return least_seconds(step)
 
     few, many = _PROBE_ELEMENTS
     low, high = seconds(few), seconds(many)
@@ -199,12 +197,13 @@ def _seconds_per_element(kind, method, num_workers, block_size, clock):
     return max(high - low, high / 8) / (many - few)
 
 
-def _least_seconds(function, clock=time.perf_counter):
+def least_seconds(function: Callable) -> float:
+    """Returns the shortest of some calls' durations, after a call that is not timed."""
     function()
     times = []
     for _ in range(_ROUNDS):
-        began = clock()
+        began = time.perf_counter()
         tf.nest.flatten(function())[0].numpy()
-        times.append(clock() - began)
+        times.append(time.perf_counter() - began)
     # What else the machine does makes them longer, never shorter.
     return min(times)

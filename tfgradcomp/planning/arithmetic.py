@@ -1,0 +1,80 @@
+"""What a method adds to a step besides what travels, measured on this machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.collectives import Collectives
+from tfgradcomp.core import Layout, Method
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.transports import AllGather, Transport
+from tfgradcomp.transports.costs import Echo, least_seconds, typical_block_size
+
+# The numbers of workers that are measured, and drawn a line through.
+_MEASURED_WORKERS = 2, 8
+# Elements of the vector that is measured, at most: more than fit into caches.
+_ELEMENTS = 1 << 22
+
+
+def measured_arithmetic(
+    kind: Callable[[Collectives], Transport],
+    method: Method,
+    layout: Layout,
+    num_workers: int,
+) -> float:
+    """Returns the seconds of flattening, encoding, server, decoding, and the state.
+
+    On few workers they are measured for so many; beyond, they grow on a line where
+    every worker decodes the payloads of all, and not at all otherwise.
+    """
+    few, many = _MEASURED_WORKERS
+    size = min(layout.size, _ELEMENTS)
+    block_size = typical_block_size(layout)
+
+    def seconds(count):
+        own = _seconds(kind, method, count, size, block_size)
+        return layout.size / size * max(own - _plain_seconds(size), 0.0)
+
+    at_few = seconds(few)
+    if num_workers == few or kind is not AllGather:
+        return at_few
+    each = max(seconds(many) - at_few, 0.0) / (many - few)
+    return at_few + each * (num_workers - few)
+
+
+@functools.cache
+def _seconds(kind, method, num_workers, size, block_size):
+    optimizer = CompressedOptimizer(
+        keras.optimizers.SGD(0.0),
+        method.compressor,
+        method.server,
+        weight_decay=method.weight_decay,
+        block_size=block_size,
+        transport=kind(Echo(num_workers)),
+        min_size=0,
+    )
+    return _step_seconds(optimizer, size)
+
+
+@functools.cache
+def _plain_seconds(size):
+    return _step_seconds(keras.optimizers.SGD(0.0), size)
+
+
+def _step_seconds(optimizer, size):
+    """Returns the shortest of some steps with a gradient of so many elements."""
+    x = np.random.default_rng(0).normal(size=size).astype("float32")
+    gradient, variable = tf.constant(x), keras.Variable(x)
+    optimizer.build([variable])
+
+    @tf.function(autograph=False)
+    def step():
+        optimizer.apply([gradient], [variable])
+        return optimizer.iterations.value
+
+    return least_seconds(step)
