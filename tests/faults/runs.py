@@ -101,8 +101,10 @@ def finish_hosts(launchers, folder):
     return _answers(folder), output
 
 
-def wait_for_backup(folder, epoch):
-    """Waits until all workers have the backup of an epoch."""
+def wait_for_next_backup(folder):
+    """Waits until all workers have the backup of an epoch that none has yet."""
+    known = [path.name for path in folder.glob("backup/worker-*/epoch-*")]
+    epoch = 1 + max([int(name[6:12]) for name in known], default=0)
     name = f"epoch-{epoch:06d}"
     paths = [folder / f"backup/worker-{rank}/{name}" for rank in range(WORKERS)]
     deadline = time.monotonic() + 120

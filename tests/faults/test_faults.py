@@ -37,8 +37,8 @@ def test_hosts_are_taken_away_one_after_the_other(whole, start_host, tmp_path):
     # Long enough to be met in the middle.
     arguments = ("none", "slow", "1")
     hosts = [start_host(addresses, i, tmp_path, arguments) for i in range(2)]
-    for index, epoch in ((1, 1), (0, 2)):
-        runs.wait_for_backup(tmp_path, epoch)
+    for index in (1, 0):
+        runs.wait_for_next_backup(tmp_path)
         hosts[index].send_signal(signal.SIGTERM)
         output, _ = hosts[index].communicate(timeout=60)
         assert hosts[index].returncode == backup.PREEMPTED, output

@@ -58,7 +58,7 @@ def test_lost_packets_cost_time_alone(hosts, launchers, whole, tmp_path):
 
 def test_hosts_meet_again_when_a_link_is_back(hosts, launchers, whole, tmp_path):
     started = launchers()
-    runs.wait_for_backup(tmp_path, 1)
+    runs.wait_for_next_backup(tmp_path)
     link = ("ip", "-n", hosts[1].namespace, "link", "set", "eth0")
     subprocess.run([*link, "down"], check=True, timeout=20)
     time.sleep(30)
