@@ -44,6 +44,7 @@ METHODS = {
 def add_training_arguments(parser):
     """Add what `train` reads."""
     add = parser.add_argument
+    add("--model", choices=models.MODELS, default="lenet")
     add("--epochs", type=int, default=3)
     add("--batch-size", type=int, default=64, help="per worker")
     add("--seed", type=int, default=0)
@@ -106,7 +107,7 @@ def train(title, arguments, strategy, make_optimizer):
         source.train, arguments.batch_size * workers, arguments.seed
     ).take(arguments.steps_per_epoch)
     with strategy.scope():
-        model = models.make_lenet()
+        model = models.MODELS[arguments.model]()
         optimizer = make_optimizer(arguments.epochs * len(examples))
         model.compile(
             optimizer,

@@ -60,6 +60,9 @@ def make_vgg():
     return keras.Model(images, layers.Dense(10)(layers.Dropout(0.5)(x)))
 
 
+MODELS = {"lenet": make_lenet, "resnet": make_resnet, "vgg": make_vgg}
+
+
 def _basic_block(x, filters, strides):
     """Return ReLU(shortcut + two convolutions), projected where the shape changes."""
     shortcut = x

@@ -16,7 +16,7 @@ from tfgradcomp.transports import (
     select_transports,
 )
 from tfgradcomp.transports.auto import Estimate, _agree, estimate, names_with_equal_bits
-from tfgradcomp.transports.costs import typical_block_size, measure
+from tfgradcomp.transports.costs import measure, typical_block_size
 
 LARGE = Layout.from_sizes([10_000_000])
 FREE = Line(0.0, 0.0)
