@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 from typing_extensions import override
@@ -23,6 +23,11 @@ class ErrorFeedback(Wrapper):
     C must contract (`Compressor.contracts`), or e grows without bound; `Fitted` makes
     any compressor contract.
 
+    Attributes:
+        compressor: C.
+        pays_back: Whether a step that travels as float32 carries what is owed. Else it
+            waits there: for residuals in other units than that step's gradient.
+
     Example:
         ```python
         inner = keras.optimizers.SGD(0.1)
@@ -35,6 +40,8 @@ class ErrorFeedback(Wrapper):
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
         Error-Feedback, 2019, Algorithm 2.
     """
+
+    pays_back: bool = field(default=True, repr=False)
 
     @override
     def init(self, layout):
@@ -58,8 +65,22 @@ class ErrorFeedback(Wrapper):
 
     @override
     def lossless(self):
-        return replace(self, compressor=self.compressor.lossless())
+        kind = ErrorFeedback if self.pays_back else _Waiting
+        return kind(self.compressor.lossless(), self.pays_back)
 
     @override
     def fused(self):
         return SignFeedback(self) if self.compressor == ScaledSign() else self
+
+
+class _Waiting(ErrorFeedback):
+    """Sends the gradient alone; what is owed stays owed."""
+
+    @override
+    def transform(self, x, state, layout, context):
+        return x
+
+    @override
+    def compress(self, x, state, layout, context):
+        inner = self.compressor.compress(x, state["inner"], layout, context)
+        return Compressed(inner.payload, {**state, "inner": inner.state})

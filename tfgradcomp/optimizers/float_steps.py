@@ -43,3 +43,15 @@ class FloatSteps:
         if self.dense_every is not None:
             is_included |= tf.equal((step + 1) % self.dense_every, 0)
         return is_included
+
+    def count(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns how many steps there are among those up to `step`, this one included.
+
+        Args:
+            step: int64 scalar, as `include` takes it.
+        """
+        found = tf.minimum(step + 1, self.warmup_steps)
+        if self.dense_every is not None:
+            later = (step + 1) // self.dense_every
+            found += tf.maximum(later - self.warmup_steps // self.dense_every, 0)
+        return found

@@ -69,7 +69,7 @@ def warn_before_second_moments(
     part: Any = compressor
     while part is not None and not isinstance(part, ErrorFeedback):
         part = getattr(part, "compressor", None)
-    if part is None or part.compressor == Identity():
+    if part is None or not part.pays_back or part.compressor == Identity():
         return
     if any(hasattr(inner, name) for name in _SECOND_MOMENTS):
         warnings.warn(

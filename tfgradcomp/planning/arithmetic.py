@@ -1,4 +1,4 @@
-"""What a method adds to a step besides what travels, measured on this machine."""
+"""The time that a method adds to a step besides what travels, measured here."""
 
 from __future__ import annotations
 

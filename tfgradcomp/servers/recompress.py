@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 from typing_extensions import override
@@ -24,11 +24,14 @@ class Recompress(Requantize):
 
     Attributes:
         compressor: C, of the payloads as well as of the reply; stateless.
+        pays_back: As that of `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
         Error-Feedback, 2019, Algorithm 2.
     """
+
+    pays_back: bool = field(default=True, repr=False)
 
     @override
     def init(self, layout):
@@ -45,15 +48,26 @@ class Recompress(Requantize):
 
     @override
     def lossless(self):
-        return _PayBack()
+        return _PayBack() if self.pays_back else _Waiting()
 
     @override
     def fused(self):
         return (
-            _RecompressSigns(self.compressor)
+            _RecompressSigns(self.compressor, self.pays_back)
             if self.compressor == ScaledSign()
             else self
         )
+
+
+class _Waiting(Mean):
+    """The mean; the residual of `Recompress` stays as it is."""
+
+    init = Recompress.init
+
+    @override
+    def combine(self, payloads, state, layout, context):
+        reply, _ = super().combine(payloads, (), layout, context)
+        return reply, state
 
 
 class _PayBack(Mean):

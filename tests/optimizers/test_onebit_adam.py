@@ -1,0 +1,152 @@
+"""OneBitAdam against NumPy, over the warm-up's end and refreshes of the variance."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfgradcomp
+from tests.helpers import bits, flat, make_variables
+from tests.optimizers.test_buckets import Store, assert_same
+from tests.reference.methods import scaled_sign
+from tfgradcomp.optimizers.onebit_adam import VarianceSteps
+from tfgradcomp.transports import AllGather, Loopback, Sharded
+
+SHAPES = [(40, 30), (30,), (700,)]
+RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.01, 0.9, 0.99, 1e-7, 0.1
+WARM_UP, STEPS = 3, 9
+
+
+def gradients_of(step, rank):
+    rng = np.random.default_rng([5, step, rank])
+    return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def adam():
+    return keras.optimizers.AdamW(
+        RATE, weight_decay=DECAY, beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON
+    )
+
+
+def train(workers, steps=range(STEPS), saved=None, transport=AllGather, refresh=None):
+    """Weights and state of each worker after the last step, and weights by steps."""
+
+    def worker(rank, collectives):
+        variables = make_variables(SHAPES)
+        inner = adam()
+        optimizer = tfgradcomp.OneBitAdam(
+            inner, WARM_UP, refresh, transport=transport(collectives), min_size=100
+        )
+        optimizer.build(variables)
+        if saved is not None:
+            weights, store, slots = saved[rank]
+            optimizer.load_own_variables(store)
+            pairs = zip([*inner.variables, *variables], [*slots, *weights], strict=True)
+            for variable, value in pairs:
+                variable.assign(value)
+        seen = []
+        for step in steps:
+            # Keras has divided the loss.
+            own = [g / workers for g in gradients_of(step, rank)]
+            optimizer.apply(own, variables)
+            seen.append([v.numpy() for v in variables])
+        store = Store()
+        optimizer.save_own_variables(store)
+        return seen[-1], store, [v.numpy() for v in inner.variables], seen
+
+    return Loopback(workers, timeout=60).run(worker)
+
+
+def trajectory(workers, refreshes=()):
+    """Tang et al. 2021, Algorithm 1, with the corrections of Keras' Adam."""
+    x = flat(v.numpy() for v in make_variables(SHAPES)).astype(float)
+    cuts = np.cumsum([0, *(int(np.prod(shape)) for shape in SHAPES)])
+    m, v, e = np.zeros_like(x), np.zeros_like(x), np.zeros([workers, x.size])
+    server, count = np.zeros_like(x), 0
+    # The second variable is too small to be compressed.
+    small = slice(cuts[1], cuts[2])
+
+    for step in range(STEPS):
+        g = np.stack([flat(gradients_of(step, r)) for r in range(workers)])
+        x -= RATE * DECAY * x
+        if step < WARM_UP or step in refreshes:
+            m = BETA_1 * m + (1 - BETA_1) * g.mean(0)
+            v = BETA_2 * v + (1 - BETA_2) * g.mean(0) ** 2
+            count += 1
+        else:
+            own = BETA_1 * m + (1 - BETA_1) * g
+            p = own + e
+            sent = np.stack([scaled_sign(one, cuts) for one in p])
+            e, whole = p - sent, sent.mean(0) + server
+            m = scaled_sign(whole, cuts)
+            server = whole - m
+            m[small] = own.mean(0)[small]
+            e[:, small] = server[small] = 0
+        alpha = RATE * np.sqrt(1 - BETA_2**count) / (1 - BETA_1 ** (step + 1))
+        x -= alpha * m / (np.sqrt(v) + EPSILON)
+        yield x.copy()
+
+
+@pytest.mark.parametrize(
+    ("workers", "transport", "refresh", "refreshes"),
+    [(3, AllGather, None, ()), (2, Sharded, 1, (4, 6))],
+)
+def test_the_momentum_travels_once_the_variance_is_frozen(
+    workers, transport, refresh, refreshes
+):
+    trained = train(workers, transport=transport, refresh=refresh)
+    for index, expected in enumerate(trajectory(workers, refreshes)):
+        for *_, seen in trained:
+            found = flat(seen[index])
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    first, *others = [[bits(w) for w in weights] for weights, *_ in trained]
+    assert all(one == first for one in others)
+
+
+def test_the_warm_up_is_stock_adam_to_the_bit():
+    variables, stock = make_variables(SHAPES), adam()
+    stock.build(variables)
+    # Two workers: halves add up without a rounding.
+    trained = train(2, range(WARM_UP))
+    for step in range(WARM_UP):
+        pairs = zip(gradients_of(step, 0), gradients_of(step, 1), strict=True)
+        stock.apply([a / 2 + b / 2 for a, b in pairs], variables)
+    found = [bits(w) for w in trained[0][0]]
+    assert found == [bits(v.numpy()) for v in variables]
+
+
+@pytest.mark.parametrize("half", [2, 6])
+def test_a_run_that_resumes_has_the_same_bits(half):
+    whole = train(3)
+    saved = [(w, store, slots) for w, store, slots, _ in train(3, range(half))]
+    resumed = train(3, range(half, STEPS), saved)
+    assert_same([one[:3] for one in whole], [one[:3] for one in resumed])
+
+
+def test_distances_between_refreshes_double():
+    steps = VarianceSteps(10, refresh=2)
+    included = [step for step in range(40) if steps.include(np.int64(step))]
+    assert included == [*range(10), 11, 12, 14, 16, 20, 24, 32]
+    assert steps.count(np.int64(5)) == 6
+    assert steps.count(np.int64(21)) == 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("adam", 0), "warmup_steps=0"),
+        (("sgd", 5), "Received: inner_optimizer=SGD"),
+        ((keras.optimizers.Adam(amsgrad=True), 5), "amsgrad=True"),
+        (("adam", 5, 0), "refresh=0"),
+    ],
+)
+def test_other_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tfgradcomp.OneBitAdam(*arguments)
+
+
+def test_arguments_are_saved_and_nothing_is_warned_of(recwarn):
+    optimizer = tfgradcomp.OneBitAdam(adam(), 7, refresh=16, block_size=64)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    assert again.float_steps == optimizer.float_steps == VarianceSteps(7, refresh=16)
+    assert not [one for one in recwarn if "Error feedback" in str(one.message)]

@@ -1,0 +1,171 @@
+"""1-bit Adam: Adam whose momentum travels, one bit an element, both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.compat import adam
+from tfgradcomp.compressors import ErrorFeedback, ScaledSign
+from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.float_steps import FloatSteps
+from tfgradcomp.optimizers.step import Stepper
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.servers import Recompress
+
+# A distance of 2 to this power is never reached.
+_POWERS = 40
+
+
+@dataclass(frozen=True)
+class VarianceSteps(FloatSteps):
+    """The warm-up, and steps in between whose distance doubles.
+
+    Attributes:
+        refresh: After the warm-up, the distance from one such step to the next is 1,
+            and doubles after so many of them; None: there are none.
+    """
+
+    refresh: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.refresh is not None:
+            check_integer("refresh", self.refresh, 1)
+
+    def _refreshes(self):
+        found, step = [], self.warmup_steps
+        # Of each distance there are `refresh` steps.
+        for power in range(_POWERS):
+            for _ in range(self.refresh or 0):
+                step += 1 << power
+                found.append(step)
+        return tf.constant(found, tf.int64, [len(found)])
+
+    @override
+    def include(self, step):
+        is_refresh = tf.reduce_any(tf.equal(self._refreshes(), step))
+        return tf.logical_or(super().include(step), is_refresh)
+
+    @override
+    def count(self, step):
+        refreshes = tf.reduce_sum(tf.cast(self._refreshes() <= step, tf.int64))
+        return super().count(step) + refreshes
+
+
+class MomentumStepper(Stepper):
+    """Exchanges the workers' momenta instead of their gradients, after the warm-up."""
+
+    @override
+    def context(self):
+        # Residuals are in units of the momentum: learning rates do not enter.
+        one = tf.constant(1.0)
+        return super().context()._replace(learning_rate=one, previous_learning_rate=one)
+
+    @override
+    def _take(self, gradients, variables, is_float_step):
+        if not is_float_step:
+            beta, scale = self.inner.beta_1, gradients.scale
+            pairs = zip(gradients.values, adam.momenta(self.inner), strict=True)
+            values = [
+                None
+                if g is None
+                else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
+                for g, m in pairs
+            ]
+            gradients = gradients._replace(values=values, scale=1.0)
+        super()._take(gradients, variables, is_float_step)
+
+
+class OneBitAdam(CompressedOptimizer):
+    r"""Adam with one bit an element, up and down, after a warm-up in float32.
+
+    In the first `warmup_steps` steps the mean gradient travels as float32 and Adam
+    takes its own steps. Then v is frozen, and the momentum travels, with error feedback
+    on the workers and on the server:
+
+    ```
+    worker i:  p = β₁·m + (1 − β₁)·g + e      push Δ = C(p)       e ← p − Δ
+    server:    p̃ = mean_i Δ_i + ẽ             reply m = C(p̃)      ẽ ← p̃ − m
+    worker:    x ← x − η·m / (√v + ε)
+    ```
+
+    C is the scaled sign, with a scale a block. m on the right is that of the step
+    before, which all workers share. Both moments keep the corrections of Keras' Adam:
+    \( 1 - \beta_1^t \) goes on with the steps, and in \( 1 - \beta_2^k \) k is the
+    number of gradients that are in v, so that the step is continuous where v is frozen.
+    The paper has none; after a warm-up of some hundred steps the first is 1, and the
+    second only scales the learning rate. Weight decay of AdamW, clipping and schedules
+    are the inner optimizer's.
+
+    Residuals are in units of m: learning rates do not enter, unlike with `DistEFSGD`.
+    The gradients of embedding tables travel whole.
+
+    Args:
+        inner_optimizer: `keras.optimizers.Adam` or `AdamW`, without `amsgrad`.
+        warmup_steps: Steps of plain Adam, 1 or more: until v has settled, some 15 to
+            25 % of the training in the paper.
+        refresh: None, or as in 0/1 Adam: v takes part again in steps after the warm-up
+            whose distance doubles after so many of them (16 in the paper). Those steps
+            travel as float32, and what is owed waits.
+        block_size: Elements a block. None: a block is a parameter tensor.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on, but `sparse`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the inner optimizer is another.
+
+    Example:
+        ```python
+        adam = keras.optimizers.Adam(1e-3)
+        model.compile(tfgradcomp.OneBitAdam(adam, warmup_steps=500), "mse")
+        ```
+
+    References:
+        Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with
+        Adam's Convergence Speed, 2021, Algorithm 1; Lu et al., Maximizing
+        Communication Efficiency for Large-scale Training via 0/1 Adam, 2022, Section 4.
+    """
+
+    stepper_class = MomentumStepper
+    config_arguments: ClassVar[tuple[str, ...]] = (
+        "refresh",
+        "block_size",
+        *(
+            name
+            for name in CompressedOptimizer.common_arguments
+            if name not in ("sparse", "dense_every")
+        ),
+    )
+
+    def __init__(
+        self,
+        inner_optimizer: InnerOptimizer,
+        warmup_steps: int,
+        refresh: int | None = None,
+        block_size: int | None = None,
+        **kwargs: Any,
+    ):
+        check_integer("warmup_steps", warmup_steps, 1)
+        super().__init__(
+            inner_optimizer,
+            ErrorFeedback(ScaledSign(), pays_back=False),
+            Recompress(ScaledSign(), pays_back=False),
+            block_size=block_size,
+            warmup_steps=warmup_steps,
+            sparse="dense",
+            **kwargs,
+        )
+        inner = self.inner_optimizer
+        if not adam.is_plain_adam(inner):
+            raise ValueError(
+                "1-bit Adam is made of Adam's moments. Expected: keras.optimizers.Adam "
+                "or AdamW, without amsgrad. Received: inner_optimizer="
+                f"{type(inner).__name__}, amsgrad={getattr(inner, 'amsgrad', None)}"
+            )
+        self.refresh = refresh
+        self.float_steps = VarianceSteps(warmup_steps, refresh=refresh)
+        adam.freeze_variance(inner, self.float_steps.include, self.float_steps.count)
