@@ -1,5 +1,7 @@
 """OneBitAdam against NumPy, over the warm-up's end and refreshes of the variance."""
 
+from itertools import pairwise
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from tfgradcomp.transports import AllGather, Loopback, Sharded
 
 SHAPES = [(40, 30), (30,), (700,)]
 RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.01, 0.9, 0.99, 1e-7, 0.1
+# Some of the squares lie below it.
+FLOOR = 0.5
 WARM_UP, STEPS = 3, 9
 
 
@@ -34,7 +38,12 @@ def train(workers, steps=range(STEPS), saved=None, transport=AllGather, refresh=
         variables = make_variables(SHAPES)
         inner = adam()
         optimizer = tfgradcomp.OneBitAdam(
-            inner, WARM_UP, refresh, transport=transport(collectives), min_size=100
+            inner,
+            WARM_UP,
+            refresh,
+            FLOOR,
+            transport=transport(collectives),
+            min_size=100,
         )
         optimizer.build(variables)
         if saved is not None:
@@ -82,7 +91,12 @@ def trajectory(workers, refreshes=()):
             m[small] = own.mean(0)[small]
             e[:, small] = server[small] = 0
         alpha = RATE * np.sqrt(1 - BETA_2**count) / (1 - BETA_1 ** (step + 1))
-        x -= alpha * m / (np.sqrt(v) + EPSILON)
+        root = np.sqrt(v)
+        if step >= WARM_UP and step not in refreshes:
+            parts = [root[a:b] for a, b in pairwise(cuts)]
+            floors = [FLOOR * np.sqrt(np.mean(part**2)) for part in parts]
+            root = np.concatenate(list(map(np.maximum, parts, floors)))
+        x -= alpha * m / (root + EPSILON)
         yield x.copy()
 
 
@@ -137,6 +151,7 @@ def test_distances_between_refreshes_double():
         (("sgd", 5), "Received: inner_optimizer=SGD"),
         ((keras.optimizers.Adam(amsgrad=True), 5), "amsgrad=True"),
         (("adam", 5, 0), "refresh=0"),
+        (("adam", 5, None, 1.5), "variance_floor=1.5"),
     ],
 )
 def test_other_arguments_are_refused(arguments, message):

@@ -27,7 +27,10 @@ def momenta(optimizer: Any) -> list:
 
 
 def freeze_variance(
-    optimizer: Any, is_own_step: Callable, count: Callable[[tf.Tensor], tf.Tensor]
+    optimizer: Any,
+    is_own_step: Callable[[tf.Tensor], tf.Tensor],
+    count: Callable[[tf.Tensor], tf.Tensor],
+    floor: float,
 ) -> None:
     r"""Lets an optimizer take all but some of its steps with a given momentum.
 
@@ -39,6 +42,8 @@ def freeze_variance(
         optimizer: Any or AdamW.
         is_own_step: Function of the step counter, int64: whether it is Keras' own.
         count: Function of the same: the number of such steps, this one included.
+        floor: In other steps \( \sqrt v \) is at least this part of its root mean
+            square over the variable.
     """
 
     def update_step(gradient, variable, learning_rate):
@@ -61,9 +66,12 @@ def freeze_variance(
         )
         rate = ops.cast(learning_rate, dtype)
         alpha = rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power)
+        root = ops.sqrt(v)
+        least = floor * ops.sqrt(ops.mean(v))
+        root = ops.where(is_own, root, ops.maximum(root, least))
         optimizer.assign_sub(
             variable,
-            ops.divide(ops.multiply(m, alpha), ops.add(ops.sqrt(v), optimizer.epsilon)),
+            ops.divide(ops.multiply(m, alpha), ops.add(root, optimizer.epsilon)),
         )
 
     optimizer.update_step = update_step

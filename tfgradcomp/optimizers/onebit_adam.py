@@ -102,6 +102,10 @@ class OneBitAdam(CompressedOptimizer):
     second only scales the learning rate. Weight decay of AdamW, clipping and schedules
     are the inner optimizer's.
 
+    The sign gives all elements of a block one magnitude, so those with a small v would
+    take steps far beyond Adam's: a LeNet diverges by them. So \( \sqrt v \) is
+    taken as at least `variance_floor` times its root mean square over the variable.
+
     Residuals are in units of m: learning rates do not enter, unlike with `DistEFSGD`.
     The gradients of embedding tables travel whole.
 
@@ -112,6 +116,7 @@ class OneBitAdam(CompressedOptimizer):
         refresh: None, or as in 0/1 Adam: v takes part again in steps after the warm-up
             whose distance doubles after so many of them (16 in the paper). Those steps
             travel as float32, and what is owed waits.
+        variance_floor: See above, in [0, 1]; 0 is the paper's.
         block_size: Elements a block. None: a block is a parameter tensor.
         **kwargs: Those of `CompressedOptimizer` from `transport` on, but `sparse`.
 
@@ -133,6 +138,7 @@ class OneBitAdam(CompressedOptimizer):
     stepper_class = MomentumStepper
     config_arguments: ClassVar[tuple[str, ...]] = (
         "refresh",
+        "variance_floor",
         "block_size",
         *(
             name
@@ -146,10 +152,16 @@ class OneBitAdam(CompressedOptimizer):
         inner_optimizer: InnerOptimizer,
         warmup_steps: int,
         refresh: int | None = None,
+        variance_floor: float = 0.1,
         block_size: int | None = None,
         **kwargs: Any,
     ):
         check_integer("warmup_steps", warmup_steps, 1)
+        if not 0 <= variance_floor <= 1:
+            raise ValueError(
+                "variance_floor is a part of the root mean square, in [0, 1]. "
+                f"Received: variance_floor={variance_floor!r}"
+            )
         super().__init__(
             inner_optimizer,
             ErrorFeedback(ScaledSign(), pays_back=False),
@@ -166,6 +178,7 @@ class OneBitAdam(CompressedOptimizer):
                 "or AdamW, without amsgrad. Received: inner_optimizer="
                 f"{type(inner).__name__}, amsgrad={getattr(inner, 'amsgrad', None)}"
             )
-        self.refresh = refresh
+        self.refresh, self.variance_floor = refresh, variance_floor
         self.float_steps = VarianceSteps(warmup_steps, refresh=refresh)
-        adam.freeze_variance(inner, self.float_steps.include, self.float_steps.count)
+        steps = self.float_steps
+        adam.freeze_variance(inner, steps.include, steps.count, variance_floor)
