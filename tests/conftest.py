@@ -34,6 +34,7 @@ POOLS = (
     "tests/ops/test_workers.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_local_steps.py",
+    "tests/optimizers/test_policy_on_workers.py",
     "tests/per_example/test_workers.py",
     "tests/programs/",
 )

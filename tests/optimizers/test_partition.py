@@ -1,5 +1,7 @@
 """Which variables are compressed, and what that moves."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tfgradcomp
 from tests.helpers import make_variables, stable_id
 from tests.methods import ROWS
 from tests.optimizers.test_step import SHAPES, sgd
+from tfgradcomp.optimizers.partition import excluded
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -80,6 +83,62 @@ def test_the_last_layer_without_a_model_is_that_of_the_last_path():
     optimizer = tfgradcomp.SignSGD(sgd(), exclude="last", min_size=1)
     optimizer.build(variables)
     assert optimizer.traffic.elements_compressed == 9
+
+
+@keras.saving.register_keras_serializable("tests")
+class ScaleNorm(keras.layers.Layer):
+    """A normalization of a user's own: its weight has no name that says so."""
+
+    def build(self, shape):
+        self.g = self.add_weight(shape=(shape[-1], 1), name="g")
+
+    def call(self, x):
+        return x * self.g[:, 0]
+
+
+def norms_and_others():
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(50, 12, name="words")(inputs)
+    x = keras.layers.MultiHeadAttention(2, 6, name="attention")(x, x)
+    x = keras.layers.LayerNormalization(axis=[1, 2], name="first")(x)
+    dense = keras.layers.Dense(12, name="inside")
+    x = keras.layers.SpectralNormalization(dense, name="second")(x)
+    x = keras.layers.GRU(9, name="gru")(x)
+    x = keras.layers.BatchNormalization(name="third")(x)
+    x = keras.layers.RMSNormalization(name="fourth")(x)
+    x = ScaleNorm(name="fifth")(x)
+    x = keras.layers.PReLU(name="activation")(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name="norms")(x))
+
+
+def test_norms_and_biases_are_known_by_what_they_are():
+    model = norms_and_others()
+    found = excluded(model.trainable_variables, "norms_and_biases")
+    left = [model.trainable_variables[index].path for index in found]
+    # Some biases are matrices, and larger than a kernel may be.
+    assert sorted(left) == sorted(
+        [f"attention/{part}/bias" for part in ("query", "key", "value")]
+        + ["attention/attention_output/bias", "second/inside/bias"]
+        + ["gru/gru_cell/bias", "norms/bias", "first/gamma", "first/beta"]
+        + ["third/gamma", "third/beta", "fourth/scale", "fifth/g"]
+    )
+
+
+def test_norms_and_biases_without_a_model_are_known_by_their_paths():
+    paths = ["block/bn/gamma", "block/bn/beta", "block/my_norm/scale", "block/b/bias"]
+    others = ["block/normalizer/kernel", "block/dense/kernel", "block/prelu/alpha"]
+    shapes = {"block/normalizer/kernel": (2, 3)}
+    variables = []
+    for path in (*paths, *others):
+        *layers, name = path.split("/")
+        with contextlib.ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(keras.name_scope(layer))
+            values = np.ones(shapes.get(path, (5,)))
+            variables.append(keras.Variable(values, name=name))
+    found = excluded(variables, "norms_and_biases")
+    assert [variables[index].path for index in sorted(found)] == paths
+    assert {*found.values()} == {"exclude='norms_and_biases'"}
 
 
 def test_exclusion_by_layer_needs_a_model():

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import keras
 
+from tfgradcomp.compat.layers import own_trainable_variables
+
 
 def find_model(variables: Iterable[keras.Variable]) -> keras.Model | None:
     """Returns the model whose trainable variables are exactly these, if there is one.
@@ -35,6 +37,15 @@ def model_compiled_with(optimizer: keras.optimizers.Optimizer) -> keras.Model | 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns all layers of a model, those within layers included."""
     return list(model._flatten_layers(include_self=False))
+
+
+def owners_of(model: keras.Model) -> dict[int, keras.layers.Layer]:
+    """Returns the layer that made each trainable variable, by the variable's id."""
+    return {
+        id(variable): layer
+        for layer in model._flatten_layers()
+        for variable in own_trainable_variables(layer)
+    }
 
 
 def last_layer(model: keras.Model) -> keras.layers.Layer | None:

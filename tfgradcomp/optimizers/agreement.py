@@ -184,9 +184,9 @@ def check_still_same(
 def missing_state(missing: list[str]) -> str:
     """Returns the sentences of an error about state that a restore has not found."""
     return (
-        "Expected: a file of the same method and variables for every worker, of "
-        "whatever transport, number of workers or buckets; a server's state that was "
-        "spread over workers needs the files of all of them "
+        "Expected: a file of the same method, policy and variables for every worker, "
+        "of whatever transport, number of workers or buckets; a server's state that "
+        "was spread over workers needs the files of all of them "
         "(tfgradcomp.callbacks.BackupAndRestore keeps them; `python -m "
         "tfgradcomp.reshard` joins them). To use the weights alone, load them into a "
         "model that is not compiled, and compile it afterwards. "

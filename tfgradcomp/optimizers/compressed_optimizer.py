@@ -16,8 +16,10 @@ from tfgradcomp.core.arguments import check_choice, check_instance, check_intege
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_at_start, check_still_same
 from tfgradcomp.optimizers.float_steps import FloatSteps
+from tfgradcomp.optimizers.layer_method import ForLayers, settings_of
 from tfgradcomp.optimizers.partition import named_rules
 from tfgradcomp.optimizers.plan import Settings, make_plan
+from tfgradcomp.optimizers.policy import Policy, moments_compressor
 from tfgradcomp.optimizers.state import OptimizerState, can_restore, saved_fallback
 from tfgradcomp.optimizers.step import Scalars, Stepper
 from tfgradcomp.optimizers.summary import Summarized
@@ -34,7 +36,7 @@ COMPARED_SETTINGS = (
 )
 
 
-class CompressedOptimizer(Summarized, OptimizerWrapper):
+class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
     r"""Wraps a Keras optimizer and exchanges compressed gradients between workers.
 
     Each worker holds its own mean gradient \( g^{(i)} \). In a step
@@ -67,9 +69,13 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
             cluster, among those that give the same bits; it measures at the first
             step, or takes the `tfgradcomp.transports.Costs` given.
         exclude: What is not compressed: `"last"` (the model's last layer), a pattern
-            of variable paths (`"*/bias"`), a layer class or `"layer:ClassName"`, a
-            function of a variable, or a list of these. It travels as float32 with
-            the method's mathematics kept.
+            of variable paths (`"*/bias"`), `"norms_and_biases"`, a layer class or
+            `"layer:ClassName"`, a function of a variable, or a list of these. It
+            travels as float32 with the method's mathematics kept.
+        policy: Methods for some variables, instead of the wrapper's own: pairs of a
+            rule as in `exclude` and `"float32"` or `Wrapper.for_layers(...)`, of which
+            the first that names a variable decides; or a function from a variable to
+            such a method or None. See docs/policy.md.
         min_size: Variables with fewer elements are not compressed either.
         seed: Integer in [0, 2**63), the key of all random numbers.
         nonfinite: What follows a skipped step: `"raise"` an error that names the
@@ -109,6 +115,7 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
     common_arguments = (
         *("transport", "exclude", "min_size", "seed", "nonfinite", "bucket_bytes"),
         *("fallback", "warmup_steps", "dense_every", "sparse", "verify_every"),
+        "policy",
     )
     config_arguments: ClassVar[tuple[str, ...]]
     config_arguments = ("compressor", "server", "block_size", "weight_decay")
@@ -133,6 +140,7 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         dense_every: int | None = None,
         sparse: Any = "rows",
         verify_every: int | None = None,
+        policy: Any = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -156,6 +164,11 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         self.warmup_steps: int | str = warmup_steps
         self.dense_every, self.verify_every = dense_every, verify_every
         self.float_steps = FloatSteps(warmup_steps, dense_every)
+        self.policy = policy
+        self._policy: Policy | None = None
+        if policy:
+            self._policy = Policy(policy, self.inner_optimizer, min_size)
+            self.microbatches = self._policy.microbatches
         self._is_checked = False
         # Raises where an argument is out of range.
         self._settings()
@@ -184,7 +197,7 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
     @property
     def needs_second_moments(self) -> bool:
         """True if `apply` needs second moments."""
-        return self.method.compressor.needs_second_moments
+        return moments_compressor(self.method, self._policy).needs_second_moments
 
     def build(self, variables):
         """Creates the state of the method and of the inner optimizer."""
@@ -225,8 +238,8 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         )
 
     def _settings(self):
-        own = {name: getattr(self, name) for name in Settings.names()}
-        return Settings(**own, block_size=self._method_block_size)
+        common = {name: getattr(self, name) for name in Settings.names()}
+        return Settings(settings_of(self), self._policy, **common)
 
     # The step.
 
@@ -254,9 +267,8 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         if not grads:
             return
         self._check_workers()
-        moments = second.checked(
-            second_moments, grads, self.method.compressor, type(self).__name__
-        )
+        compressor = moments_compressor(self.method, self._policy)
+        moments = second.checked(second_moments, grads, compressor, type(self).__name__)
         moment_of = dict(zip(map(id, variables), moments, strict=True))
         with keras.name_scope(self.name):
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
@@ -304,7 +316,8 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         if name == "transport" and not isinstance(value, str):
             # A transport that was handed in belongs to its process.
             return "auto"
-        return named_rules(value) if name in ("exclude", "sparse") else value
+        has_rules = name in ("exclude", "sparse", "policy")
+        return named_rules(value) if has_rules else value
 
     def save_own_variables(self, store):
         """Saves the method's state, of this worker alone, by local reads."""

@@ -316,9 +316,10 @@ class GradientBucket:
             update += term
         noise_std = self.route.method.noise_std
         if noise_std:
-            # The elements of the two vectors have the same numbers.
-            stream = 3 if self.vector == "compressed" else 4
-            context = context._replace(offset=self.bucket_range.offset)
+            # The elements of the wrapper's own two vectors have the same numbers.
+            stream = 4 if self.vector == "plain" else 3
+            offset = self._stream_offset + self.bucket_range.offset
+            context = context._replace(offset=offset)
             words = context.random_stream(stream, shared=True)
             update += noise_std * gaussian(words, self.layout.size)
         return update, local

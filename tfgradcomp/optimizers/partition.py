@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,16 +14,19 @@ from tfgradcomp.compat import models
 # Names of the tables of `keras.layers.Embedding`, with and without LoRA.
 _TABLES = ("embeddings", "lora_embeddings_a")
 
+NORMS_AND_BIASES = "norms_and_biases"
+# Classes of normalization layers, in lower case: LayerNormalization, RMSNorm, Norm2d.
+_NORM_CLASS = re.compile(r"norm(ali[sz]ation)?(v?\d+d?)?$")
+# Names of what they train.
+_OF_NORMS = ("gamma", "beta")
 
-def reasons_to_leave(
-    variables: Sequence, exclude: object, min_size: int
-) -> list[str | None]:
-    """Returns why each variable travels as it is; None where it is compressed.
+
+def excluded(variables: Sequence, exclude: object) -> dict[int, str]:
+    """Returns why variables are excluded, by their indices.
 
     Args:
         variables: The model's trainable variables, in order.
         exclude: As `CompressedOptimizer` takes it.
-        min_size: Variables with fewer elements travel as they are.
 
     Raises:
         ValueError: If a rule is of no known kind, or needs a model that cannot be
@@ -31,11 +35,8 @@ def reasons_to_leave(
     reasons: dict[int, str] = {}
     for rule in rules_of(exclude):
         for index in _matches(rule, variables):
-            reasons.setdefault(index, f"exclude={_named(rule)}")
-    for index, variable in enumerate(variables):
-        if variable.shape.num_elements() < max(min_size, 1):
-            reasons.setdefault(index, f"smaller than min_size={min_size}")
-    return [reasons.get(index) for index in range(len(variables))]
+            reasons.setdefault(index, f"exclude={named_rule(rule)}")
+    return reasons
 
 
 def table_positions(variables: Sequence, sparse: object) -> list[int]:
@@ -83,9 +84,9 @@ def rules_of(exclude: object, argument: str = "exclude") -> list:
     for rule in rules:
         if rule is not None and not isinstance(rule, str) and not callable(rule):
             raise ValueError(
-                f"{argument} takes None, 'last', a pattern of variable paths, "
-                "'layer:ClassName', a layer class, a function of a variable, or a list "
-                f"of these. Received: {argument}={rule!r}"
+                f"{argument} takes None, 'last', 'norms_and_biases', a pattern of "
+                "variable paths, 'layer:ClassName', a layer class, a function of a "
+                f"variable, or a list of these. Received: {argument}={rule!r}"
             )
     return [rule for rule in rules if rule is not None]
 
@@ -93,6 +94,8 @@ def rules_of(exclude: object, argument: str = "exclude") -> list:
 def _matches(rule: Any, variables: Sequence) -> set[int]:
     if rule == "last":
         return _last(variables)
+    if rule == NORMS_AND_BIASES:
+        return _norms_and_biases(variables)
     if isinstance(rule, str) and rule.startswith("layer:"):
         return _owned_by(rule.removeprefix("layer:"), variables)
     if isinstance(rule, str):
@@ -116,6 +119,33 @@ def _last(variables: Sequence) -> set[int]:
     return {index for index, parent in enumerate(parents) if parent == parents[-1]}
 
 
+def _norms_and_biases(variables: Sequence) -> set[int]:
+    """The variables of normalization layers, and biases, whatever their size."""
+    model = models.find_model(variables)
+    owners = models.owners_of(model) if model is not None else {}
+    return {
+        index
+        for index, variable in enumerate(variables)
+        if _is_bias(variable) or _is_of_norm(variable, owners.get(id(variable)))
+    }
+
+
+def _is_bias(variable: Any) -> bool:
+    # Those of attention and of GRU are matrices.
+    return variable.path.rpartition("/")[2].endswith("bias")
+
+
+def _is_of_norm(variable: Any, owner: keras.layers.Layer | None) -> bool:
+    if owner is not None:
+        names = [cls.__name__.lower() for cls in type(owner).__mro__]
+        return any(_NORM_CLASS.search(name) for name in names)
+    # Without a model there is what the path says. A matrix is no scale of a norm,
+    # however its layer is called.
+    parent, _, name = variable.path.rpartition("/")
+    layer = parent.rpartition("/")[2].lower()
+    return len(variable.shape) < 2 and (name in _OF_NORMS or "norm" in layer)
+
+
 def _owned_by(class_name: str, variables: Sequence) -> set[int]:
     model = models.find_model(variables)
     if model is None:
@@ -131,7 +161,7 @@ def _owned_by(class_name: str, variables: Sequence) -> set[int]:
     return indices
 
 
-def _named(rule: Any) -> str:
+def named_rule(rule: Any) -> str:
     """Returns a rule as a user wrote it, without the address of a function."""
     if callable(rule) and not isinstance(rule, type):
         return f"<function {getattr(rule, '__name__', type(rule).__name__)}>"

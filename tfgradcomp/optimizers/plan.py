@@ -18,11 +18,9 @@ from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
-from tfgradcomp.optimizers.partition import (
-    reasons_to_leave,
-    rules_of,
-    table_positions,
-)
+from tfgradcomp.optimizers.layer_method import MethodSettings
+from tfgradcomp.optimizers.partition import rules_of, table_positions
+from tfgradcomp.optimizers.policy import Assigned, Policy, assign
 from tfgradcomp.optimizers.rows_bucket import RowsBucket
 from tfgradcomp.transports import (
     NAMES,
@@ -46,31 +44,36 @@ class Settings:
         ValueError: If an argument is out of range.
     """
 
-    method: Method
-    block_size: int | str | None
+    own: MethodSettings
+    policy: Policy | None
     transport: str | Transport | Costs
     fallback: str | None
     exclude: object
-    min_size: int
     bucket_bytes: int
     float_steps: FloatSteps = FloatSteps()
     sparse: object = "rows"
 
     @classmethod
     def names(cls) -> list[str]:
-        """Names of those that are attributes of the optimizer: all but `block_size`."""
-        return [field.name for field in fields(cls) if field.name != "block_size"]
+        """Names of those that are attributes of the optimizer."""
+        return [field.name for field in fields(cls)][2:]
 
     def __post_init__(self):
         if not isinstance(self.transport, (Transport, Costs)):
             check_choice("transport", self.transport, NAMES)
         check_choice("fallback", self.fallback, FALLBACKS)
-        check_integer("min_size", self.min_size, 0)
+        check_integer("min_size", self.own.min_size, 0)
         check_integer("bucket_bytes", self.bucket_bytes, 1)
         rules_of(self.exclude)
         rules_of(self.sparse, "sparse")
-        if self.block_size not in (None, "model"):
-            check_integer("block_size", self.block_size, 1)
+        if self.own.block_size not in (None, "model"):
+            check_integer("block_size", self.own.block_size, 1)
+        if self.policy and self.fallback:
+            raise ValueError(
+                "fallback='float32' is a choice for the whole model, and a policy one "
+                "for each variable. Expected: fallback=None, and 'float32' in the "
+                f"policy where it is wanted. Received: fallback={self.fallback!r}"
+            )
 
 
 class _Vector(NamedTuple):
@@ -84,8 +87,28 @@ class _Vector(NamedTuple):
     sizes: list[int]
     method: Method
     block_size: int | str | None
+    is_compressed: bool
+    travels_as: str
     num_rows: int | None = None
     stream_offset: int = 0
+
+    def __str__(self):
+        positions = ", ".join(map(str, self.positions))
+        return f"{self.travels_as} of variables {positions} in {self.name}"
+
+    def is_like(self, other: _Vector) -> bool:
+        """Returns whether both may be one."""
+        return (self.method, self.block_size, self.is_compressed) == (
+            other.method,
+            other.block_size,
+            other.is_compressed,
+        )
+
+    def plus(self, position: int, size: int) -> _Vector:
+        """Returns the vector with one variable more."""
+        return self._replace(
+            positions=[*self.positions, position], sizes=[*self.sizes, size]
+        )
 
 
 class Plan(NamedTuple):
@@ -97,6 +120,9 @@ class Plan(NamedTuple):
         hosts: The collectives between the workers' processes; None where there is one.
         is_fallback: Whether float32 was chosen instead of the method.
         reasons: Why each variable is not compressed; None where it is.
+        methods: By which method each variable travels, in words.
+        policy: Which vector holds which variables, by which method, in words; empty
+            where the wrapper's own method is the only one.
     """
 
     buckets: tuple[GradientBucket, ...]
@@ -104,6 +130,8 @@ class Plan(NamedTuple):
     hosts: Hosts | None
     is_fallback: bool
     reasons: tuple[str | None, ...]
+    methods: tuple[str, ...]
+    policy: str = ""
 
     def describe(self) -> str:
         """Returns which variables travel in which bucket, and how, in words."""
@@ -113,7 +141,8 @@ class Plan(NamedTuple):
             f"{bucket.layout.num_blocks} blocks, variables {bucket.positions}"
             for bucket in self.buckets
         ]
-        return f"buckets={buckets}, is_fallback={self.is_fallback}"
+        own = [str(b.route.method) for b in self.buckets] if self.policy else []
+        return f"buckets={buckets}, is_fallback={self.is_fallback}, methods={own}"
 
     def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
         """Returns what one worker moves in one step.
@@ -180,15 +209,22 @@ def make_plan(
         collectives = for_strategy(strategy)
     hosts = across_hosts(strategy)
     buckets: list[GradientBucket] = []
-    reasons = reasons_to_leave(variables, settings.exclude, settings.min_size)
-    reasons = [
-        reason if trained else "overwritten with its gradient, takes no update"
-        for reason, trained in zip(reasons, is_trained, strict=True)
+    assigned = [
+        one
+        if trained
+        else one._replace(reason="overwritten with its gradient, takes no update")
+        for one, trained in zip(
+            assign(variables, settings.own, settings.exclude, settings.policy),
+            is_trained,
+            strict=True,
+        )
     ]
-    # Float steps and noise are of whole vectors.
-    is_whole = carries_plain or settings.float_steps or settings.method.noise_std
-    for vector in _vectors(variables, reasons, is_trained, settings, not is_whole):
-        is_compressed = vector.method is settings.method
+    reasons = [one.reason for one in assigned]
+    # Float steps are of whole vectors.
+    is_whole = carries_plain or settings.float_steps
+    vectors = [*_vectors(variables, assigned, is_trained, settings, not is_whole)]
+    for vector in vectors:
+        is_compressed = vector.is_compressed
         layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
         layouts = [one.layout(layout) for one in ranges]
         method = vector.method
@@ -233,12 +269,21 @@ def make_plan(
                     is_compressed,
                     accumulates and needs_moments,
                     float_route,
+                    vector.stream_offset,
                 )
             )
     if is_fallback:
         quicker = "float32 is quicker on this cluster (fallback='float32')"
         reasons = [reason or quicker for reason in reasons]
-    return Plan(tuple(buckets), collectives, hosts, bool(is_fallback), tuple(reasons))
+    return Plan(
+        tuple(buckets),
+        collectives,
+        hosts,
+        bool(is_fallback),
+        tuple(reasons),
+        tuple(one.settings.name for one in assigned),
+        "; ".join(map(str, vectors)) if settings.policy else "",
+    )
 
 
 def _rows_bucket(
@@ -262,41 +307,61 @@ def _rows_bucket(
     )
 
 
-def _vectors(variables, reasons, is_trained, settings, has_tables):
-    """Divides the variables: what the method compresses, what it leaves, and tables."""
-    method, block_size = settings.method, settings.block_size
-    plain = method.uncompressed()
-    chosen = {i for i, reason in enumerate(reasons) if reason is None}
+def _vectors(variables, assigned, is_trained, settings, has_tables):
+    """Divides the variables: what each method compresses, what not, and tables.
+
+    What travels by equal methods in equal blocks is one vector.
+    """
     sizes = [variable.shape.num_elements() for variable in variables]
-    tables: dict[int, _Vector] = {}
+    tables = []
     if has_tables:
         for i in table_positions(variables, settings.sparse):
-            own = (method, block_size) if i in chosen else (plain, "model")
-            vector = _Vector(f"table_{i}", [i], [sizes[i]], *own)
+            vector = _empty(assigned[i])._replace(name=f"table_{i}").plus(i, sizes[i])
             layout = Layout.from_sizes(vector.sizes, vector.block_size)
             rows = variables[i].shape[0] if variables[i].shape else 0
-            fits = sizes[i] >= max(settings.min_size, 1) and rows < 2**INDEX_BITS
+            least = max(assigned[i].settings.min_size, 1)
+            fits = sizes[i] >= least and rows < 2**INDEX_BITS
+            # Noise is of whole vectors.
+            fits = fits and not vector.method.noise_std
             if is_trained[i] and fits and Rows.carries(vector.method, layout):
-                tables[i] = vector._replace(num_rows=rows)
-    end = 0
-    for name, is_chosen, own in (
-        ("compressed", True, (method, block_size)),
-        ("plain", False, (plain, "model")),
-    ):
-        positions = [
-            i
-            for i, trained in enumerate(is_trained)
-            if trained and (i in chosen) == is_chosen and i not in tables
-        ]
-        if sum(sizes[i] for i in positions):
-            vector = _Vector(name, positions, [sizes[i] for i in positions], *own)
-            end = max(end, sum(vector.sizes))
+                tables.append(vector._replace(num_rows=rows))
+    # The wrapper's own vectors come first, and have names that files know.
+    vectors = [_empty(Assigned(settings.own, reason)) for reason in (None, "left")]
+    others = len(vectors)
+    in_tables = {i for table in tables for i in table.positions}
+    for i, (one, trained) in enumerate(zip(assigned, is_trained, strict=True)):
+        if not trained or i in in_tables:
+            continue
+        kind = _empty(one)
+        index = next((k for k, v in enumerate(vectors) if v.is_like(kind)), None)
+        if index is None:
+            index = len(vectors)
+            vectors.append(kind._replace(name=f"policy_{index - others}"))
+        vectors[index] = vectors[index].plus(i, sizes[i])
+    end = max(sum(vector.sizes) for vector in vectors[:others])
+    for index, vector in enumerate([*vectors, *tables]):
+        if index >= others:
+            # Their random numbers follow those of the vectors before.
+            end = -(-end // CHUNK) * CHUNK
+            vector = vector._replace(stream_offset=end)
+            end += sum(vector.sizes)
+        if sum(vector.sizes):
             yield vector
-    for vector in tables.values():
-        # Their random numbers follow those of the vectors before.
-        end = -(-end // CHUNK) * CHUNK
-        yield vector._replace(stream_offset=end)
-        end += sum(vector.sizes)
+
+
+def _empty(assigned):
+    """A vector for such variables."""
+    settings, is_compressed = assigned.settings, assigned.reason is None
+    method = settings.method if is_compressed else settings.method.uncompressed()
+    return _Vector(
+        "compressed" if is_compressed else "plain",
+        [],
+        [],
+        method,
+        settings.block_size if is_compressed else "model",
+        is_compressed,
+        settings.name if is_compressed else "float32",
+    )
 
 
 def _bind_lossless(route):

@@ -29,8 +29,9 @@ from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.plan import Plan
 from tfgradcomp.optimizers.step import Scalars
 
-# What a file has besides leaves: whose it is, and whether float32 was taken instead.
-_PLACE, _FALLBACK = "place", "fallback"
+# What a file has besides leaves: whose it is, whether float32 was taken instead, and
+# which variables are in which vector, where a policy divides them.
+_PLACE, _FALLBACK, _POLICY = "place", "fallback", "policy"
 _OWNED = "server_owned"
 
 
@@ -111,6 +112,13 @@ def saved_fallback(store: Mapping) -> bool:
     return bool(store[_FALLBACK][()]) if _FALLBACK in store.keys() else False
 
 
+def _saved_policy(store: Mapping) -> str:
+    """Returns which vectors a file has, in words; empty where there is no policy."""
+    if _POLICY not in store.keys():
+        return ""
+    return bytes(np.asarray(store[_POLICY][()])).decode()
+
+
 class OptimizerState:
     """The state of a built optimizer, to be saved and restored.
 
@@ -162,6 +170,9 @@ class OptimizerState:
         collectives = self._plan.collectives
         store[_PLACE] = (collectives.process_index, collectives.num_processes)
         store[_FALLBACK] = int(self._plan.is_fallback)
+        if self._plan.policy:
+            text = self._plan.policy.encode()
+            store[_POLICY] = np.frombuffer(text, np.uint8)
         for variable in self._scalars.variables():
             store[variable.name] = variable.local_values()
         whole: dict[str, np.ndarray] = {}
@@ -243,11 +254,17 @@ class OptimizerState:
 
     def _read(self, store: Mapping) -> Restored:
         saved = {n for n in store.keys() if n != _PLACE and not n.endswith(_OWNED)}
-        saved.discard(_FALLBACK)
+        saved -= {_FALLBACK, _POLICY}
         expected = {v.name for v in self._scalars.variables()}
         expected |= {leaf.name for leaf in self._leaves}
         missing = sorted(expected - saved)
         missing += [f"no place for {name}" for name in sorted(saved - expected)]
+        policy = _saved_policy(store)
+        if policy != self._plan.policy:
+            missing.append(
+                f"another policy: {policy or 'none'} in the file, "
+                f"{self._plan.policy or 'none'} here"
+            )
         rows, owned = {}, {}
         for name in expected & saved:
             rows[name] = store[name][()]

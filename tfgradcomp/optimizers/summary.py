@@ -14,7 +14,6 @@ from tfgradcomp.collectives import Call
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.models import model_compiled_with
 from tfgradcomp.compat.strategy import is_multi_worker
-from tfgradcomp.core import Method
 from tfgradcomp.optimizers.agreement import path_of
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
@@ -36,7 +35,6 @@ class Summarized:
     built: bool
     build: Callable
     float_steps: FloatSteps
-    method: Method
     inner_optimizer: Any
     _plan: Plan
     _scalars: Any
@@ -89,9 +87,8 @@ class Summarized:
         if not self.built:
             self.build(variables_to_build_for(self, model))
         write = print_fn or print
-        method = _name_of(self)
         variables = compat.references(compat.trainable_variables(self))
-        rows = list(_rows(self._plan, variables, method))
+        rows = list(_rows(self._plan, variables))
         for line in _table(rows, line_length):
             write(line)
         for line in _totals(self._plan, self.traffic, self.float_steps):
@@ -124,14 +121,6 @@ def variables_to_build_for(optimizer: Any, model: keras.Model | None) -> list:
     )
 
 
-def _name_of(optimizer):
-    """The name of the wrapper; of the general one, those of the method's halves."""
-    if "compressor" in type(optimizer).config_arguments:
-        method = optimizer.method
-        return f"{type(method.compressor).__name__}, {type(method.server).__name__}"
-    return type(optimizer).__name__
-
-
 class _Row(NamedTuple):
     variable: str
     shape: str
@@ -141,14 +130,14 @@ class _Row(NamedTuple):
     travels_as: str
 
 
-def _rows(plan: Plan, variables: Sequence, method: str) -> Iterable[_Row]:
+def _rows(plan: Plan, variables: Sequence) -> Iterable[_Row]:
     for position, variable in enumerate(variables):
         buckets = [b for b in plan.buckets if position in b.positions]
         reason = plan.reasons[position]
         if not any(bucket.is_compressed for bucket in buckets):
             method_or_reason = ("float32: " if buckets else "") + (reason or "")
         else:
-            method_or_reason = method
+            method_or_reason = plan.methods[position]
         shape = tuple(variable.shape)
         yield _Row(
             path_of(variable),

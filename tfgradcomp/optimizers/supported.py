@@ -62,6 +62,11 @@ def prepare(optimizer: Any) -> tf.distribute.Strategy:
     return strategy
 
 
+def rescales(inner: keras.optimizers.Optimizer) -> bool:
+    """Returns whether an optimizer divides each element by averages of its squares."""
+    return any(hasattr(inner, name) for name in _SECOND_MOMENTS)
+
+
 def warn_before_second_moments(
     inner: keras.optimizers.Optimizer, compressor: Compressor
 ) -> None:
@@ -71,7 +76,7 @@ def warn_before_second_moments(
         part = getattr(part, "compressor", None)
     if part is None or not part.pays_back or part.compressor == Identity():
         return
-    if any(hasattr(inner, name) for name in _SECOND_MOMENTS):
+    if rescales(inner):
         warnings.warn(
             "Error feedback stands in front of an inner optimizer that "
             "rescales each element by averages over past gradients: what was owed for "
