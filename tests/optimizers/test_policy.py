@@ -12,6 +12,7 @@ from tests.optimizers.test_summary import lines_of, rows_of
 from tests.optimizers.test_trajectories_of_quantizers import Late
 from tests.optimizers.trajectories import SEED, SHAPES, Run, sgd
 from tfgradcomp.checkpoint.state_file import join_groups
+from tfgradcomp.collectives import LoopbackCollectives
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.sharded import Sharded
@@ -83,6 +84,40 @@ def test_each_variable_moves_as_by_its_method_alone(workers):
 
 def four_ways_at(transport):
     return four_ways(transport=transport)
+
+
+class Counting(LoopbackCollectives):
+    """Collectives that remember what they were asked for."""
+
+    def __init__(self, loopback, rank):
+        super().__init__(loopback, rank)
+        self.calls = []
+
+    def _meet(self, vector, call_site):
+        self.calls.append((call_site, vector.shape[0]))
+        return super()._meet(vector, call_site)
+
+
+def test_what_is_gathered_is_one_message():
+    loopback = Loopback(2, timeout=60)
+
+    def worker(rank, _):
+        collectives = Counting(loopback, rank)
+        optimizer = four_ways(transport=AllGather(collectives))
+        variables = make_variables(SHAPES)
+        for step in range(2):
+            collectives.calls.clear()
+            optimizer.apply(gradients_of(step, rank), variables)
+        return collectives.calls, optimizer.traffic
+
+    for calls, traffic in loopback.run(worker):
+        sites = [site for site, _ in calls]
+        # Float32, Strom's two, whose length varies, the largest gradient, all others.
+        assert sites == ["plain", "policy_0", "policy_0/variable", "policy_1", "shared"]
+        sizes = dict(calls)
+        # A flag, a scale and 35 bits; a flag, a scale and 30 of 20 to a word.
+        assert sizes["shared"] == (1 + 1 + 2) + (1 + 1 + 2)
+        assert traffic.elements_compressed == 98
 
 
 def gradients_of(step, rank, shapes=tuple(SHAPES)):

@@ -21,6 +21,7 @@ from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket, Gradients
 from tfgradcomp.optimizers.probe import IGNORE, Probe
 from tfgradcomp.optimizers.rows_bucket import RowsBucket
+from tfgradcomp.optimizers.shared_exchange import SharedExchange
 
 
 class Scalars(NamedTuple):
@@ -92,6 +93,7 @@ class Stepper:
             float_steps: The steps that travel as float32.
         """
         check_members(inner, buckets)
+        self._shared = SharedExchange(buckets)
         self.inner = inner
         self.buckets = buckets
         self.scalars = scalars
@@ -180,16 +182,20 @@ class Stepper:
     def _take(self, gradients, variables, is_float_step):
         context, decayed = self.context(), compat.decayed(self.inner, self._variables)
         observed = self.probe.begin(context, is_float_step) if self.probe else None
-        results = [
-            bucket.exchange(
-                gradients,
-                decayed,
-                context,
-                is_float_step,
-                observed.watch(bucket) if observed else IGNORE,
+        watches = [observed.watch(b) if observed else IGNORE for b in self.buckets]
+        together = [] if is_float_step else self._shared.indices
+        alone = {
+            index: bucket.exchange(
+                gradients, decayed, context, is_float_step, watches[index]
             )
-            for bucket in self.buckets
-        ]
+            for index, bucket in enumerate(self.buckets)
+            if index not in together
+        }
+        shared = {}
+        if together:
+            shared = self._shared.exchange(gradients, decayed, context, watches)
+        by_index = alone | shared
+        results = [by_index[index] for index in range(len(self.buckets))]
         updates, state = {}, []
         for bucket, result in zip(self.buckets, results, strict=True):
             updates.update(bucket.split(result.update))

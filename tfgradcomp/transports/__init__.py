@@ -1,7 +1,7 @@
 """Transports: the places of the server, and the ways of words to it and back."""
 
 from tfgradcomp.collectives import Collectives, Loopback
-from tfgradcomp.transports.all_gather import AllGather
+from tfgradcomp.transports.all_gather import AllGather, SharedGather
 from tfgradcomp.transports.all_reduce import AllReduce
 from tfgradcomp.transports.auto import NAMES, Selection, select_transports
 from tfgradcomp.transports.base import (
@@ -33,6 +33,7 @@ __all__ = [
     "RowsRoute",
     "Selection",
     "Sharded",
+    "SharedGather",
     "Traffic",
     "Transport",
     "Words",

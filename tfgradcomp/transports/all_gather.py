@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import Call, padded_size
+from tfgradcomp.core import Context, State
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
 
@@ -26,13 +30,16 @@ class AllGatherRoute(Route):
 
     @override
     def push(self, payload, state, context, flag):
-        words = messages.pack(payload, self.fields)
         if not self._is_variable:
-            return Flight(context, (self._gather([flag[tf.newaxis], words]), 0))
+            message = self.message(payload, flag)
+            rows = self.collectives.gather(message, self.call_site)
+            return Flight(context, (rows, 0))
+        words = messages.pack(payload, self.fields)
         rest = words[self._fixed_words :]
         # What is joined to something that varies has lost its size in a graph.
         fixed = tf.ensure_shape(words[: self._fixed_words], self._fixed_words)
-        rows = self._gather([flag[tf.newaxis], tf.shape(rest), fixed])
+        parts = [flag[tf.newaxis], tf.shape(rest), fixed]
+        rows = self.collectives.gather(tf.concat(parts, 0), self.call_site)
         count = tf.size(rest)
         if self.num_workers > 1:
             count = padded_size(tf.reduce_max(rows[:, 1]))
@@ -41,8 +48,10 @@ class AllGatherRoute(Route):
         rows = tf.concat([rows[:, :1], rows[:, 2:], rest], 1)
         return Flight(context, (rows, count))
 
-    def _gather(self, parts):
-        return self.collectives.gather(tf.concat(parts, 0), self.call_site)
+    def message(self, payload: dict[str, tf.Tensor], flag: tf.Tensor) -> tf.Tensor:
+        """Returns the words of a payload whose length does not vary, after the flag."""
+        words = messages.pack(payload, self.fields)
+        return tf.concat([flag[tf.newaxis], words], 0)
 
     @override
     def pull(self, flight, state):
@@ -63,3 +72,50 @@ class AllGather(Transport):
     """Sends every payload to every worker; each of them is a server."""
 
     route_class = AllGatherRoute
+
+
+class SharedGather:
+    """One gather for the payloads of several routes, instead of one for each.
+
+    Args:
+        routes: Routes that it takes, of the same collectives.
+
+    Attributes:
+        collectives: What moves vectors between the workers.
+    """
+
+    def __init__(self, routes: Sequence[Route]):
+        self.collectives = routes[0].collectives
+        self._routes = [cast(AllGatherRoute, route) for route in routes]
+        self._sizes = [1 + messages.fixed_words(route.fields) for route in self._routes]
+
+    @staticmethod
+    def takes(route: Route) -> bool:
+        """Returns whether a route sends one message of one size to other workers."""
+        is_gather = type(route) is AllGatherRoute and route.num_workers > 1
+        return is_gather and not messages.has_variable_length(route.fields)
+
+    def exchange(
+        self,
+        outgoing: Sequence[tuple[dict[str, tf.Tensor], Context, tf.Tensor]],
+        states: Sequence[State],
+    ) -> list[ExchangeResult]:
+        """Does what `Route.exchange` does, for each of the routes.
+
+        Args:
+            outgoing: For each route the payload, the step and the flag.
+            states: The servers' states.
+        """
+        parts = [
+            route.message(payload, flag)
+            for route, (payload, _, flag) in zip(self._routes, outgoing, strict=True)
+        ]
+        rows = self.collectives.gather(tf.concat(parts, 0), "shared")
+        own = tf.split(rows, self._sizes, axis=1)
+        contexts = [context for _, context, _ in outgoing]
+        return [
+            route.pull(Flight(context, (part, 0)), state)
+            for route, context, part, state in zip(
+                self._routes, contexts, own, states, strict=True
+            )
+        ]
