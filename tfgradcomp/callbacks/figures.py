@@ -18,7 +18,6 @@ from tfgradcomp.core import Context, Layout, State
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.probe import ObservedBucket, ObservedStep
-from tfgradcomp.optimizers.rows_bucket import RowsBucket
 from tfgradcomp.servers import MajorityVote
 
 # Elements of the gradient that are reduced over the workers, at most.
@@ -70,8 +69,9 @@ class Figures:
         self._indices = [
             index
             for index, bucket in enumerate(stepper.buckets)
-            # Of a table of rows each step has another vector.
-            if bucket.is_compressed and not isinstance(bucket, RowsBucket)
+            # Of a table of rows each step has another vector, and what a policy names
+            # has another method.
+            if bucket.is_compressed and bucket.vector == "compressed"
         ]
         self._buckets = [stepper.buckets[index] for index in self._indices]
         sizes = [bucket.size for bucket in self._buckets]
