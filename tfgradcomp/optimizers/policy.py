@@ -22,6 +22,8 @@ from tfgradcomp.optimizers.supported import rescales
 
 FLOAT32 = "float32"
 
+# Paths that a warning lists.
+_MOST_PATHS = 10
 _FORMS = (
     "policy takes a list of pairs (rule, method), or a function from a variable to a "
     "method. A rule is what `exclude` takes: a pattern of variable paths, 'last', "
@@ -114,10 +116,10 @@ class Policy:
         for rule, settings in self._rules:
             positions = matching_positions(rule, variables, "policy")
             if not positions:
-                paths = [variable.path for variable in variables]
+                paths = [variable.path for variable in variables[:_MOST_PATHS]]
                 warnings.warn(
-                    f"A rule of `policy` names no variable of the model. Expected: one "
-                    f"that does, such as a pattern of these paths: {paths}. "
+                    "A rule of `policy` names no variable of the model. Expected: one "
+                    f"that does, such as a pattern of the paths, which begin {paths}. "
                     f"Received: rule={named_rule(rule)}",
                     UserWarning,
                     stacklevel=2,
