@@ -159,6 +159,17 @@ def test_other_arguments_are_refused(arguments, message):
         tfgradcomp.OneBitAdam(*arguments)
 
 
+@pytest.mark.parametrize(
+    "argument", [{"dense_every": 3}, {"sparse": "rows"}, {"policy": [("*", "float32")]}]
+)
+def test_arguments_of_other_methods_are_refused(argument):
+    (name,) = argument
+    with pytest.raises(ValueError, match=f"Received: {name}="):
+        tfgradcomp.OneBitAdam("adam", 5, **argument)
+    with pytest.raises(ValueError, match="OneBitAdam"):
+        tfgradcomp.OneBitAdam.for_layers(warmup_steps=5)
+
+
 def test_arguments_are_saved_and_nothing_is_warned_of(recwarn):
     optimizer = tfgradcomp.OneBitAdam(adam(), 7, refresh=16, block_size=64)
     again = type(optimizer).from_config(optimizer.get_config())

@@ -17,6 +17,7 @@ from tfgradcomp.optimizers.step import Stepper
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Recompress
 
+_NOT_TAKEN = ("sparse", "dense_every", "policy")
 # A distance of 2 to this power is never reached.
 _POWERS = 40
 
@@ -118,7 +119,8 @@ class OneBitAdam(CompressedOptimizer):
             travel as float32, and what is owed waits.
         variance_floor: See above, in [0, 1]; 0 is the paper's.
         block_size: Elements a block. None: a block is a parameter tensor.
-        **kwargs: Those of `CompressedOptimizer` from `transport` on, but `sparse`.
+        **kwargs: Those of `CompressedOptimizer` from `transport` on, but `sparse`,
+            `dense_every` and `policy`.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer is another.
@@ -143,7 +145,7 @@ class OneBitAdam(CompressedOptimizer):
         *(
             name
             for name in CompressedOptimizer.common_arguments
-            if name not in ("sparse", "dense_every")
+            if name not in _NOT_TAKEN
         ),
     )
 
@@ -157,6 +159,13 @@ class OneBitAdam(CompressedOptimizer):
         **kwargs: Any,
     ):
         check_integer("warmup_steps", warmup_steps, 1)
+        for argument in _NOT_TAKEN:
+            if kwargs.get(argument) is not None:
+                raise ValueError(
+                    "1-bit Adam has one method for all layers, takes tables whole, and "
+                    "has `refresh` instead of `dense_every`. Expected: none of "
+                    f"{_NOT_TAKEN}. Received: {argument}={kwargs[argument]!r}"
+                )
         if not 0 <= variance_floor <= 1:
             raise ValueError(
                 "variance_floor is a part of the root mean square, in [0, 1]. "
@@ -182,3 +191,17 @@ class OneBitAdam(CompressedOptimizer):
         self.float_steps = VarianceSteps(warmup_steps, refresh=refresh)
         steps = self.float_steps
         adam.freeze_variance(inner, steps.include, steps.count, variance_floor)
+
+    @classmethod
+    @override
+    def for_layers(cls, **arguments):
+        """Raises an error: Adam's own step is another one, for all layers.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "OneBitAdam changes Adam's own step and is the method of all layers. "
+            "Expected: another method in `policy`. "
+            f"Received: OneBitAdam.for_layers({arguments})"
+        )
