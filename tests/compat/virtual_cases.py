@@ -66,6 +66,20 @@ CASES = {
         lambda: tfgradcomp.VarianceBased(SGD(0.02), min_size=50, alpha=1.0),
         lambda model: dataset(model, 20),
     ),
+    "local steps with Adam, an exchange of residuals": (
+        lambda: tfgradcomp.LocalSteps(
+            keras.optimizers.Adam(1e-3),
+            tfgradcomp.DistEFBlockSGD(SGD(0.9), transport="sharded", min_size=50),
+            every=3,
+        ),
+        lambda model: dataset(model, 20),
+    ),
+    "1-bit Adam": (
+        lambda: tfgradcomp.OneBitAdam(
+            keras.optimizers.Adam(1e-3), 4, transport="all_gather", min_size=50
+        ),
+        lambda model: dataset(model, 20),
+    ),
     "uncompressed": (stock, lambda model: arrays(model, shuffle=False)),
 }
 
