@@ -44,16 +44,27 @@ def trainer(optimizer=None, **arguments):
         (
             {
                 "optimizer": tfgradcomp.SignSGD(
-                    keras.optimizers.SGD(gradient_accumulation_steps=2)
-                )
+                    keras.optimizers.SGD(gradient_accumulation_steps=2, use_ema=True)
+                ),
+                "mode": "async",
             },
-            "gradient_accumulation_steps=2",
+            "averages would differ.*mode='async'.*gradient_accumulation_steps=2",
         ),
     ],
 )
 def test_bad_arguments_raise(arguments, says):
     with pytest.raises(ValueError, match=says):
         trainer(**arguments)
+
+
+def test_an_epoch_that_would_end_before_an_update_raises():
+    # The constructor would connect to a cluster.
+    trainer = object.__new__(tfgradcomp.ParameterServerTrainer)
+    sgd = keras.optimizers.SGD(gradient_accumulation_steps=4)
+    trainer.optimizer = tfgradcomp.SignSGD(sgd)
+    says = "multiple.*Received: steps_per_epoch=10, gradient_accumulation_steps=4"
+    with pytest.raises(ValueError, match=says):
+        trainer.fit(None, steps_per_epoch=10)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from tests.helpers import bits, make_context
 from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
 from tests.selection import rows_in_turns, select
-from tests.transports.test_transports import LAYOUTS, flag_of, run
-from tfgradcomp.core import Layout
+from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
+from tfgradcomp.compressors import ScaledSign, Strom
+from tfgradcomp.core import Layout, Method
 from tfgradcomp.parameter_server.rendezvous import Rendezvous
 from tfgradcomp.parameter_server.transport import ParameterServer
-from tfgradcomp.servers import Requantize
+from tfgradcomp.servers import Recompress, Requantize
 from tfgradcomp.transports import DirectExchange
-from tfgradcomp.transports.sharding import shard_for
+from tfgradcomp.transports.sharding import division_for
 
 WORKERS, STEPS = 3, 3
 
@@ -57,6 +58,7 @@ class Cluster:
         # Of a worker: its compressor's, and what the route keeps there.
         own = route.method.compressor.init(layout)
         self.states = [(own, route.init_state())] * WORKERS
+        self.words = [[] for _ in range(WORKERS)]
         self.steps = [self._step(rank) for rank in range(WORKERS)]
         self.serves = [self.rendezvous.serve(k) for k in range(num_servers)]
         self.rngs = [np.random.default_rng(rank) for rank in range(WORKERS)]
@@ -65,22 +67,25 @@ class Cluster:
         route = self.routes[rank]
         compressor = route.method.compressor
 
-        def step(x, number, previous_rate, flag, *state):
+        def step(x, moments, number, previous_rate, flag, *state):
             state, kept = tf.nest.pack_sequence_as(self.states[rank], state)
             context = make_context(
-                number, 4, rank, WORKERS, previous_rate=previous_rate
+                number, 4, rank, WORKERS, previous_rate=previous_rate, moments=moments
             )
             prepared = compressor.prepare(x, state, self.layout, context)
             prepared = route.reduce_max(prepared, kept)
             context = context._replace(prepared=prepared)
             payload, state, _ = compressor.compress(x, state, self.layout, context)
-            update, kept, flags, _ = route.exchange(payload, kept, context, flag)
+            update, kept, flags, words = route.exchange(payload, kept, context, flag)
+            if tf.executing_eagerly():
+                self.words[rank].append(int(words))
             # The flat vector, where it is the parts of one.
             return tf.convert_to_tensor(update), flags, state, kept
 
         # Tracing declares what is to be served; a step itself runs eagerly, as a direct
         # exchange does: a graph may join products, and round them otherwise.
         tf.function(step, autograph=False).get_concrete_function(
+            tf.TensorSpec([self.layout.size]),
             tf.TensorSpec([self.layout.size]),
             tf.TensorSpec([], tf.int64),
             tf.TensorSpec([]),
@@ -96,9 +101,10 @@ class Cluster:
         """A step of all; what each worker decoded, and the flags."""
 
         def take(rank):
-            x = self.rngs[rank].normal(size=self.layout.size)
+            x = tf.constant(self.rngs[rank].normal(size=self.layout.size), tf.float32)
             update, flags, *state = self.steps[rank](
-                tf.constant(x, tf.float32),
+                x,
+                moments_of(x, rank, number),
                 tf.constant(number, tf.int64),
                 tf.constant(0.1 if number else 0.0),
                 tf.constant(flag_of(rank, number)),
@@ -118,12 +124,12 @@ class Cluster:
         return self.rendezvous.states.whole(step, {"site": arrays}).get("site", [])
 
 
-# Messages whose length varies go another way. What a server computes on a part of a
-# vector is compared for each row by the tests of transports.
+# What a server computes on a part of a vector is compared for each row by the tests of
+# transports.
 @rows_in_turns(
     "num_servers",
     [1, 2, 3],
-    lambda row: not row.variable_length,
+    lambda row: True,
     lambda row: row.message_kinds,
 )
 def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
@@ -138,6 +144,40 @@ def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
             np.testing.assert_array_equal(seen, flags)
         wholes = cluster.whole_states(number + 1)
         assert [bits(whole) for whole in wholes] == [bits(vector) for vector in held]
+
+
+# A message that varies behind fields that do not; a first round; a deferred reply.
+@pytest.mark.parametrize("name", ["VarianceBased", "TernGrad", "DistEFSGD"])
+def test_the_declared_words_travel_and_those_that_vary(name):
+    cluster = Cluster(2, ROWS[name].method, LAYOUTS["buckets"])
+    queues, up, down = cluster.rendezvous.queues, [], []
+    enqueue, dequeue = queues.enqueue, queues.dequeue
+
+    def enqueued(key, message):
+        if key.peer == 1 and key.direction == "up":
+            up.append(message.shape[0])
+        return enqueue(key, message)
+
+    def dequeued(key, words=None):
+        message = dequeue(key, words)
+        if key.peer == 1 and key.direction == "down":
+            down.append(message.shape[0])
+        return message
+
+    queues.enqueue, queues.dequeue = enqueued, dequeued
+    for number in range(2):
+        cluster.round(number)
+    sent, received = (2 * words for words in cluster.routes[1].words)
+    varied = np.sum(cluster.words, axis=1)
+    assert (varied > 0).all() == ROWS[name].variable_length
+    assert sum(up) == sent + varied[1]
+    assert sum(down) == received + sum(varied)
+
+
+def test_a_state_on_servers_needs_messages_of_one_size():
+    method = Method(Strom(0.5), Recompress(ScaledSign()))
+    with pytest.raises(ValueError, match="ParameterServer cannot carry.*in size"):
+        Cluster(1, method, LAYOUTS["ragged"])
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
@@ -177,7 +217,7 @@ def test_closing_the_queues_ends_the_round_for_everyone():
             ended.append(str(error))
 
     arguments = [
-        tf.zeros([cluster.layout.size]),
+        *2 * [tf.zeros([cluster.layout.size])],
         tf.constant(0, tf.int64),
         tf.constant(0.0),
         tf.constant(0),
@@ -214,7 +254,7 @@ def test_closing_the_queues_ends_the_round_for_everyone():
 def test_servers_serve_equal_parts(row, num_servers, workers):
     method = row.method.fused()
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
-    sharding = shard_for(method, layout, workers, num_servers)
+    sharding = division_for(method, layout, workers, num_servers)
     parts = [sharding.owned_range(index) for index in range(num_servers)]
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, layout.size)

@@ -101,6 +101,15 @@ def alone(workers):
     return Loopback(workers).collectives(0)
 
 
+def moments_of(x, rank, step):
+    """Second moments by which every worker is sure of some elements, each of others.
+
+    Now and then of none.
+    """
+    unsure = np.random.default_rng([rank, step]).random(x.shape[0])
+    return (unsure + (step == 1) * rank) * tf.square(x)
+
+
 def run(workers, transport, method, layout, steps=2):
     """A few steps on threads; what each worker decoded, and what it moved."""
 
@@ -117,11 +126,7 @@ def run(workers, transport, method, layout, steps=2):
                 step, 4, rank, workers, previous_rate=0.1 if step else 0.0
             )
             x = tf.constant(rng.normal(size=layout.size), tf.float32)
-            # Every worker is sure of some elements, each of others, and now and then
-            # of none.
-            unsure = np.random.default_rng([rank, step]).random(layout.size)
-            unsure += (step == 1) * rank
-            context = context._replace(second_moments=unsure * tf.square(x))
+            context = context._replace(second_moments=moments_of(x, rank, step))
             prepared = compressor.prepare(x, state, layout, context)
             prepared = route.reduce_max(prepared, server_state)
             context = context._replace(prepared=prepared)

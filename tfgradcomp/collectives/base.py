@@ -23,7 +23,7 @@ class Call(NamedTuple):
     """
 
     kind: str
-    words: int
+    words: float
 
     def words_sent(self, num_workers: int) -> float:
         """Returns the words that a worker sends, which are as many as it receives."""
@@ -59,8 +59,12 @@ class Collectives:
         raise NotImplementedError
 
     def words_sent(self, call: Call) -> float:
-        """Returns the 32-bit words that a worker sends, and receives, for a call."""
+        """Returns the 32-bit words that a worker sends for a call."""
         return call.words_sent(self.num_workers)
+
+    def words_received(self, call: Call) -> float:
+        """Returns the 32-bit words that a worker receives for a call."""
+        return self.words_sent(call)
 
     def gather(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
         """Returns all workers' vectors, shape `[N, size]`, in the order of ranks."""

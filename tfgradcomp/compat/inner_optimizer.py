@@ -224,7 +224,18 @@ def accumulate(optimizer: Optimizer, gradients: list, variables: list) -> None:
 def drop_window(optimizer: Optimizer) -> None:
     """Forgets the window's gradients and steps back to where it began."""
     optimizer._backend_reset_gradient_accumulators()
-    optimizer._iterations.assign_add(1 - optimizer.gradient_accumulation_steps)
+    rewind_window(optimizer)
+
+
+def rewind_window(optimizer: Optimizer) -> None:
+    """Steps back to where the window began."""
+    calls = tf.convert_to_tensor(optimizer._iterations)
+    optimizer._iterations.assign_sub(calls % optimizer.gradient_accumulation_steps)
+
+
+def go_to_end_of_window(optimizer: Optimizer) -> None:
+    """Counts all calls of a window that begins, but the last one."""
+    optimizer._iterations.assign_add(optimizer.gradient_accumulation_steps - 1)
 
 
 def update(optimizer: Optimizer, gradients: list, variables: list) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives, Hosts, across_hosts, for_strategy
+from tfgradcomp.collectives import Call, Collectives, Hosts, across_hosts, for_strategy
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_choice, check_integer
@@ -169,15 +169,17 @@ class Plan(NamedTuple):
             sent += counted
         up = sum(fixed_words(bucket.route.fields) for bucket in declared)
         reply = sum(message_words(bucket.route.reply_fields) for bucket in declared)
-        others = (workers - 1) * variable
+        varying = Call("gather", variable)
         return Traffic(
             num_workers=workers,
             elements_compressed=elements,
             elements_plain=plain,
             bits_per_element_up=32 * (up + variable) / max(elements, 1),
             bits_per_element_reply=32 * reply / max(elements, 1),
-            words_sent=sum(one.sent for one in words) + others,
-            words_received=sum(one.received for one in words) + others,
+            words_sent=sum(one.sent for one in words)
+            + self.collectives.words_sent(varying),
+            words_received=sum(one.received for one in words)
+            + self.collectives.words_received(varying),
             elements_sent=sent,
         )
 
@@ -202,9 +204,10 @@ def make_plan(
         is_fallback: Whether to take float32 instead of the method, as a saved state
             says; None: decided here.
     """
-    given, carries_plain = settings.transport, False
+    given, carries_plain, carries_tables = settings.transport, False, True
     if isinstance(given, Transport):
         collectives, carries_plain = given.collectives, given.carries_plain
+        carries_tables = given.carries_tables
     else:
         collectives = for_strategy(strategy)
     hosts = across_hosts(strategy)
@@ -221,8 +224,8 @@ def make_plan(
     ]
     reasons = [one.reason for one in assigned]
     # Float steps are of whole vectors.
-    is_whole = carries_plain or settings.float_steps
-    vectors = [*_vectors(variables, assigned, is_trained, settings, not is_whole)]
+    has_tables = carries_tables and not settings.float_steps
+    vectors = [*_vectors(variables, assigned, is_trained, settings, has_tables)]
     for vector in vectors:
         is_compressed = vector.is_compressed
         layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)

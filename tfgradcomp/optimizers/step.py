@@ -201,7 +201,9 @@ class Stepper:
             updates.update(bucket.split(result.update))
             state += _pairs(bucket.state, result.state)
         if self.scalars.moved is not None and not is_float_step:
-            state.append((self.scalars.moved, self._moved(results)))
+            elements = [result.elements_sent for result in results]
+            words = [result.variable_words for result in results]
+            state.append((self.scalars.moved, self._moved(elements, words)))
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
         self.commit(updates, state, flags, variables, context)
         if observed:
@@ -247,10 +249,7 @@ class Stepper:
             compat.update(inner, applied, variables)
 
         def skip(applied, new_values, flags):
-            if inner.gradient_accumulation_steps:
-                compat.drop_window(inner)
-                for bucket in self.buckets:
-                    bucket.forget()
+            self.drop_window()
             self._report(flags)
 
         conditional(
@@ -259,6 +258,16 @@ class Stepper:
             skip,
             args=(applied, list(new_values), flags),
         )
+
+    def drop_window(self) -> None:
+        """Forgets the gradients that were to be accumulated, if any."""
+        if self.inner.gradient_accumulation_steps:
+            compat.drop_window(self.inner)
+            self._forget_moments()
+
+    def _forget_moments(self):
+        for bucket in self.buckets:
+            bucket.forget()
 
     def raise_unreported(self) -> None:
         """Raises an error for skipped steps that could raise none, inside XLA.
@@ -319,13 +328,13 @@ class Stepper:
             table[compat.position(self.inner, variable)] = value
         return table
 
-    def _moved(self, results):
+    def _moved(self, elements, words):
+        """Returns the new value of `moved`, by what each bucket has sent in a step."""
         moved = tf.convert_to_tensor(self.scalars.moved)
         moved += tf.constant([1, 0, 0], tf.int64)
-        for bucket, result in zip(self.buckets, results, strict=True):
+        for bucket, *counts in zip(self.buckets, elements, words, strict=True):
             if bucket.has_variable_length:
-                counts = tf.stack([0, result.elements_sent, result.variable_words])
-                moved += tf.cast(counts, tf.int64)
+                moved += tf.cast(tf.stack([0, *counts]), tf.int64)
         return moved
 
     def _report(self, flags):

@@ -43,6 +43,10 @@ class ClusterCheckpoint:
                     bucket.name,
                     leaf,
                 )
+        if optimizer.stepper.scalars.moved is not None:
+            self._stand_for(
+                optimizer.stepper.scalars.moved, self._read_moved, self._restore_moved
+            )
 
     def _stand_for(self, variable, read: Callable, restore: Callable, *place):
         read = functools.partial(read, *place)
@@ -50,6 +54,14 @@ class ClusterCheckpoint:
             functools.partial(self._membership.with_recovery, read),
             functools.partial(restore, *place),
         )
+
+    def _read_moved(self):
+        return np.stack([_moved(w).numpy() for w in self._membership.workers])
+
+    def _restore_moved(self, values):
+        for worker, value in zip(self._membership.workers, values, strict=True):
+            with tf.device(worker.device):
+                _moved(worker).assign(value)
 
     def _read_workers(self, index, leaf):
         workers = self._membership.workers
@@ -69,6 +81,10 @@ class ClusterCheckpoint:
 
     def _restore_servers(self, call_site, leaf, values):
         self._membership.rendezvous.states.restore(call_site, leaf, values[0])
+
+
+def _moved(worker):
+    return worker.optimizer.stepper.scalars.moved
 
 
 def _worker_leaf(worker, index, leaf):

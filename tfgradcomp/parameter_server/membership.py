@@ -160,6 +160,8 @@ class Membership:
         Where that fails all is as before, and can be tried again.
         """
         states, shared = {}, None
+        for worker in old:
+            worker.drop_window()
         if old:
             states = self.rendezvous.states.whole(
                 old[0].committed_steps(), old[0].kept_states()

@@ -127,7 +127,7 @@ class PushLog:
     def pull(
         self,
         name: str,
-        reply_words: Sequence[int],
+        reply_words: Sequence[int | None],
         rank: int,
         pusher: tf.Tensor,
         known_replies: Sequence[tf.Tensor] = (),

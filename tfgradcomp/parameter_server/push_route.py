@@ -20,9 +20,10 @@ from tfgradcomp.parameter_server.header import (
     write_header,
 )
 from tfgradcomp.parameter_server.push_log import PushLog
-from tfgradcomp.parameter_server.queues import Endpoint
+from tfgradcomp.parameter_server.queues import Endpoint, total
 from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Words
-from tfgradcomp.transports.sharding import shard_for
+from tfgradcomp.transports.messages import variable_words
+from tfgradcomp.transports.sharding import division_for
 
 # Where `reduce_max` leaves this worker's own part of the first round for `push`.
 _LOCAL_MAXIMA = "local_maxima"
@@ -47,6 +48,16 @@ class LogCollectives(SingleWorker):
     def rank(self):
         return self._rank
 
+    @override
+    def words_sent(self, call):
+        # Whatever a worker has goes to the servers, once.
+        return call.words
+
+    @override
+    def words_received(self, call):
+        # What goes to all comes from all others.
+        return (self.log.num_workers - 1) * call.words
+
 
 class Pushed(NamedTuple):
     """The content of a flight: a push that the log has, or is about to get.
@@ -55,11 +66,13 @@ class Pushed(NamedTuple):
         pusher: Rank of the worker that pushed, int32 scalar.
         operations: What sends it; empty for the push of another worker.
         known_replies: The servers' replies, where this worker knows them by itself.
+        variable_words: int32, the words of the push that vary from step to step.
     """
 
     pusher: tf.Tensor | int
     operations: Sequence[tf.Operation] = ()
     known_replies: Sequence[tf.Tensor] = ()
+    variable_words: tf.Tensor | int = 0
 
 
 class PushLogRoute(Route):
@@ -76,10 +89,10 @@ class PushLogRoute(Route):
         # A state that waits for the next push of all is held by one server.
         is_deferred = method.server.deferred_reply(layout, 1)
         servers = 1 if is_deferred else len(self._log.devices)
-        self._sharding = shard_for(method, layout, 1, servers)
+        self._division = division_for(method, layout, 1, servers)
         self._maxima = sum(field.count for field in self.max_reduced_fields.values())
         # A reply of a server without a state follows from the message alone.
-        self._is_reply_known = not tf.nest.flatten(self._sharding.init_state(0))
+        self._is_reply_known = not tf.nest.flatten(self._division.init_state(0))
 
     @override
     def init_state(self):
@@ -102,10 +115,10 @@ class PushLogRoute(Route):
     @override
     def push(self, payload, state, context, flag):
         head = write_header(flag, context)
-        rows = self._sharding.messages(payload)
+        rows = self._division.messages(payload)
         words = [
             tf.concat([head, rows[server]], 0)
-            for server in range(self._sharding.num_used)
+            for server in range(self._division.num_used)
         ]
         if self._maxima:
             local = tf.bitcast(context.prepared[_LOCAL_MAXIMA], tf.int32)
@@ -118,7 +131,8 @@ class PushLogRoute(Route):
             for server, row in enumerate(words)
             if self._is_reply_known
         ]
-        return Flight(context, Pushed(rank, operations, known))
+        varying = variable_words(payload, self.fields)
+        return Flight(context, Pushed(rank, operations, known, varying))
 
     def flight_of(
         self,
@@ -147,39 +161,37 @@ class PushLogRoute(Route):
             flight.content.known_replies,
         )
         flag = replies[0][0]
-        end = replies[0].shape[0] - self._maxima
-        maxima = tf.bitcast(replies[0][end:], tf.float32)
-        replies[0] = replies[0][:end]
-        reply = self._sharding.whole_reply(tf.stack([words[1:] for words in replies]))
-        update = self.method.server.decompress(reply, self.layout, 1)
         if self._maxima:
+            maxima = tf.bitcast(replies[0][-self._maxima :], tf.float32)
+            replies[0] = replies[0][: -self._maxima]
             last = tf.convert_to_tensor(state["last"])
             rows = tf.range(last.shape[0])[:, tf.newaxis]
             is_new = (rows == pusher) & (rows != rank)
             state = {"last": tf.where(is_new, maxima, last)}
+        words = [reply[1:] for reply in replies]
+        update, _ = self._division.decoded(words, flight.context)
         flags = flag * tf.one_hot(pusher, log.num_workers, dtype=tf.int32)
         return ExchangeResult(update, state, flags)
 
     @property
     def _reply_words(self):
-        words = self._sharding.num_used * [1 + self._sharding.reply_words]
-        words[0] += self._maxima
+        words = self._division.num_used * [total(1, self._division.reply_words)]
+        words[0] = total(words[0], self._maxima)
         return tuple(words)
 
     def _endpoint(self, context):
-        sharding = self._sharding
-        words = sharding.num_used * [HEADER_WORDS + sharding.payload_words]
-        words[0] += self._maxima
+        division = self._division
+        words = division.num_used * [total(HEADER_WORDS, division.payload_words)]
+        words[0] = total(words[0], self._maxima)
 
         def answer(server, rows):
-            maxima = self._maxima if server == 0 else 0
-            sizes = [HEADER_WORDS, sharding.payload_words, maxima]
+            sizes = [HEADER_WORDS, -1, self._maxima if server == 0 else 0]
             headers, payload, last = tf.split(rows, sizes, axis=1)
             flags, at_server = read_header(headers, context)
             if self._is_reply_known:
-                reply, _ = sharding.combine(server, payload, (), at_server)
+                reply, _ = division.combine(server, payload, (), at_server)
             else:
-                state = self._log.states.get(self.call_site, server, sharding, context)
+                state = self._log.states.get(self.call_site, server, division, context)
                 reply = state.follow(at_server, payload, tf.equal(flags[0], 0))
             return tf.concat([flags, reply, last[0]], 0)
 
@@ -195,7 +207,9 @@ class PushLogRoute(Route):
     @override
     def words(self):
         # A push goes up, and the replies to every worker's push come down.
-        sharding, used = self._sharding, self._sharding.num_used
+        used, own = self._division.num_used, self._division.words
         pulled = self._log.num_workers - self._is_reply_known
-        up = used * (2 + HEADER_WORDS + sharding.payload_words)
-        return Words(sent=up + self._maxima, received=pulled * sum(self._reply_words))
+        return Words(
+            sent=used * (2 + HEADER_WORDS) + own.sent + self._maxima,
+            received=pulled * (used + own.received + self._maxima),
+        )

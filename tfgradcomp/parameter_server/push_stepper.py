@@ -33,7 +33,18 @@ class PushLogStepper(Stepper):
     @override
     def take(self, gradients, variables):
         log, rank = self.collectives.log, self.collectives.rank
-        pushed = [self._push(bucket, gradients).content for bucket in self.buckets]
+        sent, pushed = [], []
+        for bucket in self.buckets:
+            sent.append(bucket.compress(gradients, self.context()))
+            pushed.append(self._push(bucket, sent[-1]).content)
+        if self.scalars.moved is not None:
+            elements = [one.elements_sent for one in sent]
+            words = [own.variable_words for own in pushed]
+            self.scalars.moved.assign(self._moved(elements, words))
+        if gradients.calls:
+            # Its gradients are on their way: what others pushed meanwhile comes first.
+            compat.rewind_window(self.inner)
+            self._forget_moments()
         sending = [operation for own in pushed for operation in own.operations]
         announced = log.announce(rank, sending)
         known = [own.known_replies for own in pushed]
@@ -68,9 +79,8 @@ class PushLogStepper(Stepper):
             parallel_iterations=1,
         )
 
-    def _push(self, bucket, gradients):
-        """Compresses and pushes; the worker's state is new as soon as it has pushed."""
-        sent = bucket.compress(gradients, self.context())
+    def _push(self, bucket, sent):
+        """Pushes; the worker's state is new as soon as it has pushed."""
         is_finite = tf.equal(sent.flag, 0)
         tf.nest.map_structure(
             lambda variable, new: variable.assign(
@@ -90,6 +100,8 @@ class PushLogStepper(Stepper):
             variables: The variables to update.
             known: For each bucket the replies to the own push, where they are known.
         """
+        if self.inner.gradient_accumulation_steps:
+            compat.go_to_end_of_window(self.inner)
         context = self.context()
         decayed = compat.decayed(self.inner, self._variables)
         updates, state, flags = {}, [], []

@@ -14,17 +14,25 @@ class Endpoint(NamedTuple):
     """The servers' half of a call site: how each server answers a message.
 
     Attributes:
-        words: int32 words of a worker's message to each server that answers.
-        reply_words: Words of each server's reply.
+        words: int32 words of a worker's message to each server that answers; None
+            where they vary.
+        reply_words: Words of each server's reply; None where they vary.
         answer: Function of a server's index and the messages, int32 `[N, words]`,
-            that returns the reply, int32 `[reply_words]`.
+            that returns the reply, int32 `[reply_words]`. Shorter messages have zeros
+            at the end.
         is_reply_known: Whether a worker knows the reply to its message by itself.
     """
 
-    words: tuple[int, ...]
-    reply_words: tuple[int, ...]
+    words: tuple[int | None, ...]
+    reply_words: tuple[int | None, ...]
     answer: Callable[[int, tf.Tensor], tf.Tensor]
     is_reply_known: bool = False
+
+
+def total(*words: int | None) -> int | None:
+    """Returns a sum of words; None where one of them varies."""
+    known = [count for count in words if count is not None]
+    return sum(known) if len(known) == len(words) else None
 
 
 class QueueKey(NamedTuple):

@@ -123,6 +123,11 @@ class RemoteWorker:
         with tf.device(self.device):
             return self.named(self._result().numpy())
 
+    @property
+    def batches_per_round(self) -> int:
+        """Batches a round: the optimizer's `gradient_accumulation_steps`, or 1."""
+        return self.optimizer.inner_optimizer.gradient_accumulation_steps or 1
+
     def rounds(self) -> int:
         """Returns how many rounds it took part in, skipped ones included."""
         return self.committed_steps() + self.optimizer.skipped_steps
@@ -143,12 +148,18 @@ class RemoteWorker:
         with tf.device(self.device):
             self.model.reset_metrics()
 
+    def drop_window(self) -> None:
+        """Forgets gradients of a round that it has begun and does not end."""
+        with tf.device(self.device):
+            self.optimizer.stepper.drop_window()
+
     def take(self, values: list[np.ndarray]) -> None:
         """Takes over weights, counters and momenta."""
         with tf.device(self.device):
             own = shared_variables(self.model)
             for variable, value in zip(own, values, strict=True):
                 variable.assign(value)
+        self.drop_window()
 
     def take_seeds(self, seeds: list[int], rank: int) -> None:
         """Begins new streams of what its layers draw, such as dropout.

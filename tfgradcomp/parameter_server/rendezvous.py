@@ -98,7 +98,7 @@ class Rendezvous:
                 )
                 for rank in ranks
             ]
-            reply = endpoint.answer(server, tf.stack(rows))
+            reply = endpoint.answer(server, _stacked(rows))
             for rank in ranks:
                 self.queues.enqueue(QueueKey("down", name, server, rank), reply)
         return index + 1
@@ -110,3 +110,11 @@ class Rendezvous:
     def free(self) -> None:
         """Destroys the queues and all that is in them."""
         self.queues.free()
+
+
+def _stacked(rows):
+    """Joins messages; zeros follow those that are shorter than others."""
+    if all(row.shape.is_fully_defined() for row in rows):
+        return tf.stack(rows)
+    longest = tf.reduce_max([tf.size(row) for row in rows])
+    return tf.stack([tf.pad(row, [[0, longest - tf.size(row)]]) for row in rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from typing import ClassVar, NamedTuple
 
@@ -71,11 +72,16 @@ class Rounds:
         self._cluster = cluster
         self._membership = membership
         self._callbacks = callbacks
-        self._steps_per_execution = steps_per_execution
         self._rounds = membership.workers[0].rounds()
+        # Between two calls no worker is in the middle of a round.
+        self._batches_per_round = membership.workers[0].batches_per_round
+        rounds_at_once = math.ceil(steps_per_execution / self._batches_per_round)
+        self._steps_at_once = rounds_at_once * self._batches_per_round
 
     def run(self, done: int, end: int) -> tuple[int, dict[str, float]]:
         """Lets the workers take some steps; `done` of `end` have been taken.
+
+        A step takes a batch of every worker; without a barrier, of one of them.
 
         Returns:
             How many were taken, and the logs.
@@ -83,7 +89,7 @@ class Rounds:
         membership = self._membership
         before = self._rounds
         taken = self.take(done, end)
-        self._rounds += taken.steps
+        self._rounds += taken.steps // self._batches_per_round
         logs = taken.logs
         if taken.errors:
             membership.recover(taken.errors)
@@ -92,7 +98,7 @@ class Rounds:
                 lambda: membership.workers[0].rounds()
             )
             logs = membership.with_recovery(lambda: membership.workers[0].logs())
-        return self._rounds - before, logs
+        return (self._rounds - before) * self._batches_per_round, logs
 
     def take(self, done: int, end: int) -> Taken:
         """Lets the workers take some steps, and tells the callbacks.
@@ -114,12 +120,13 @@ class BarrierRounds(Rounds):
     def take(self, done, end):
         membership, serving = self._membership, self._membership.serving
         self._callbacks.on_train_batch_begin(done)
-        steps = min(self._steps_per_execution, end - done)
+        steps = min(self._steps_at_once, end - done)
+        rounds = tf.constant(steps // self._batches_per_round)
         calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
         for worker in membership.workers:
             calls.start(worker.device, functools.partial(worker.run, steps))
         for device, serve in serving.items():
-            calls.start(device, functools.partial(serve, tf.constant(steps)))
+            calls.start(device, functools.partial(serve, rounds))
         values: list = []
         errors: dict = {}
         while calls.running:
@@ -155,13 +162,15 @@ class PushRounds(Rounds):
     def take(self, done, end):
         membership, log = self._membership, self._membership.rendezvous
         ranks = {w.device: rank for rank, w in enumerate(membership.workers)}
-        budget = _Budget(end - done, self._steps_per_execution)
+        budget = _Budget(end - done, self._steps_at_once)
         calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
         for device, serve in membership.serving.items():
             calls.start(device, serve)
         for worker in membership.workers:
             calls.start(worker.device, functools.partial(_drive, worker, budget, calls))
-        told = _Told(membership.workers[0], self._callbacks, done)
+        told = _Told(
+            membership.workers[0], self._callbacks, done, self._batches_per_round
+        )
         pushing, errors = {*ranks}, dict[str, Exception]()
         ends = ["servers", "workers"]
         while calls.running:
@@ -194,31 +203,33 @@ class PushRounds(Rounds):
             ):
                 ends.remove("workers")
                 calls.start(log.devices[0], _unless_closed(log.end))
-        return Taken(0 if errors else told.pushes, told.logs, errors)
+        return Taken(0 if errors else told.steps, told.logs, errors)
 
 
 class _Told:
-    """Tells callbacks of pushes.
+    """Tells callbacks of steps that workers have taken without a barrier.
 
     Attributes:
-        pushes: How many they were told of.
+        steps: How many they were told of.
         logs: The logs that they got last.
     """
 
-    def __init__(self, worker, callbacks, done):
-        self.pushes, self.logs = 0, {}
+    def __init__(self, worker, callbacks, done, steps_per_push):
+        self.steps, self.logs = 0, {}
         self._worker, self._callbacks, self._done = worker, callbacks, done
+        self._steps_per_push = steps_per_push
         self._values: dict = {}
 
     def tell(self, report):
-        """Tells of some pushes of a worker."""
+        """Tells of some steps of a worker."""
         steps, self._values[report.device] = report.value
-        self._callbacks.on_train_batch_begin(self._done + self.pushes)
-        self.pushes += steps
+        self._callbacks.on_train_batch_begin(self._done + self.steps)
+        self.steps += steps
         values = [*self._values.values()]
+        pushes = (self._done + self.steps) / self._steps_per_push
         self.logs = self._worker.named(np.mean(values, axis=0))
-        self.logs[STALENESS] *= len(values) / (self._done + self.pushes)
-        self._callbacks.on_train_batch_end(self._done + self.pushes - 1, self.logs)
+        self.logs[STALENESS] *= len(values) / pushes
+        self._callbacks.on_train_batch_end(self._done + self.steps - 1, self.logs)
 
 
 class _Budget:

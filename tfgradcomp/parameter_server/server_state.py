@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfgradcomp.core import Context, State
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.sharding import Sharding, WholeVector
+from tfgradcomp.transports.sharding import Division, Sharding
 
 
 class ServerState:
@@ -30,7 +30,7 @@ class ServerState:
         initial: The first state.
     """
 
-    def __init__(self, sharding: Sharding | WholeVector, index: int, initial: State):
+    def __init__(self, sharding: Division, index: int, initial: State):
         self._sharding, self._index = sharding, index
         self._before, self._after = _variables(initial), _variables(initial)
         self._step = tf.Variable(tf.constant(-1, tf.int64))
@@ -193,7 +193,7 @@ class ServerStates:
         self,
         call_site: str,
         index: int,
-        sharding: Sharding | WholeVector,
+        sharding: Division,
         context: Context,
     ) -> ServerState | DeferredState:
         """Returns the state of a server at a call site, created at its first use.

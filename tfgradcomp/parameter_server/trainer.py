@@ -54,7 +54,9 @@ class ParameterServerTrainer:
         on_worker_loss: What follows the loss of a worker: `"continue"` with the
             others, or `"wait"` until it has been started again. A worker that is back
             gets the weights; where training went on, at the next epoch.
-        steps_per_execution: Steps that workers take before the chief hears of them.
+        steps_per_execution: Steps that workers take before the chief hears of them; as
+            many as the inner optimizer's `gradient_accumulation_steps`, or a multiple,
+            where it has some.
         max_staleness: With `"async"`, how many pushes of others may come between the
             weights that a gradient is of and its own push. A worker that is ahead by
             more waits, so that what the servers keep for a slow one is bounded, too.
@@ -99,7 +101,7 @@ class ParameterServerTrainer:
                 "Workers that take steps together are never stale: leave "
                 f"max_staleness=None. Received: mode='sync', {max_staleness=}"
             )
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, mode)
         self._cluster = cluster_of_chief()
         bound_of_staleness(max_staleness, len(self._cluster.workers))
         models = ModelFactory(make_model, optimizer, loss, metrics)
@@ -137,8 +139,10 @@ class ParameterServerTrainer:
                 for each worker, which then runs its operations. A Python generator
                 would stay in the chief's process, and its batches cross the network.
             epochs: The epoch to end with.
-            steps_per_epoch: Rounds an epoch, which take a batch from every worker; in
-                mode `"async"` pushes, which take one batch.
+            steps_per_epoch: Steps an epoch, which take a batch from every worker; in
+                mode `"async"` from one. With `gradient_accumulation_steps=k` a round
+                or a push has the mean gradient of k batches of a worker, and this is a
+                multiple of k.
             validation_data: What the chief evaluates after each epoch: anything that
                 `keras.Model.evaluate` takes.
             callbacks: Keras callbacks; their model is the chief's.
@@ -149,13 +153,15 @@ class ParameterServerTrainer:
             The history of logs, which are means over the workers.
 
         Raises:
-            ValueError: If a worker's dataset ends.
+            ValueError: If a worker's dataset ends, or if an epoch would end before the
+                gradients of its last batches are applied.
             ConnectionError: If a parameter server is gone.
             RuntimeError: If all workers are gone.
             tf.errors.InvalidArgumentError: If a gradient is not finite and the
                 optimizer's `nonfinite` is `"raise"`.
         """
         check_integer("steps_per_epoch", steps_per_epoch, 1)
+        _check_windows(steps_per_epoch, self.optimizer.gradient_accumulation_steps)
         with Heartbeat(self._cluster, self._limits):
             membership = self._membership
             membership.begin(dataset_fn)
@@ -258,7 +264,17 @@ class ParameterServerTrainer:
                 own.assign(np.mean(values, axis=0))
 
 
-def _check_optimizer(optimizer):
+def _check_windows(steps_per_epoch, accumulation_steps):
+    if accumulation_steps and steps_per_epoch % accumulation_steps:
+        raise ValueError(
+            "With parameter servers an epoch ends with an update: steps_per_epoch must "
+            "be a multiple of the inner optimizer's gradient_accumulation_steps. "
+            f"Received: {steps_per_epoch=}, "
+            f"gradient_accumulation_steps={accumulation_steps}"
+        )
+
+
+def _check_optimizer(optimizer, mode):
     if not isinstance(optimizer, CompressedOptimizer):
         raise ValueError(
             "optimizer must be a compressed one, such as tfgradcomp.TernGrad("
@@ -287,15 +303,13 @@ def _check_optimizer(optimizer):
             "not compared: leave verify_every=None. "
             f"Received: verify_every={optimizer.verify_every}"
         )
-    if optimizer.needs_second_moments:
+    inner = optimizer.inner_optimizer
+    if mode == "async" and inner.gradient_accumulation_steps and inner.use_ema:
         raise ValueError(
-            "Parameter servers take no method that needs second moments. Use "
-            "MultiWorkerMirroredStrategy, or another method. "
-            f"Received: optimizer={type(optimizer).__name__}"
-        )
-    if optimizer.inner_optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "Parameter servers expect gradients at every step. Take larger batches "
-            "instead of gradient_accumulation_steps="
-            f"{optimizer.inner_optimizer.gradient_accumulation_steps}"
+            "Keras averages weights at every batch, also at those whose gradients are "
+            "only accumulated, and without a barrier each worker has these when it "
+            "has them: the averages would differ. Expected: mode='sync', use_ema=False "
+            "or gradient_accumulation_steps=None. Received: mode='async', "
+            f"use_ema={inner.use_ema}, "
+            f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
         )

@@ -24,12 +24,12 @@ from tfgradcomp.parameter_server.header import (
     read_header,
     write_header,
 )
-from tfgradcomp.parameter_server.queues import Endpoint
+from tfgradcomp.parameter_server.queues import Endpoint, total
 from tfgradcomp.parameter_server.rendezvous import Rendezvous
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport, Words
 from tfgradcomp.transports.messages import has_variable_length
-from tfgradcomp.transports.sharding import shard_for
+from tfgradcomp.transports.sharding import Relay, division_for
 
 
 class ServerCollectives(Collectives):
@@ -57,6 +57,10 @@ class ServerCollectives(Collectives):
     def words_sent(self, call):
         # To the servers, once.
         return call.words
+
+    @override
+    def words_received(self, call):
+        return (self.num_workers if call.kind == "gather" else 1) * call.words
 
     @override
     def gather(self, vector, call_site):
@@ -109,64 +113,63 @@ class ParameterServerRoute(Route):
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
         self._rendezvous = collectives.rendezvous
-        self._sharding = shard_for(
+        self._division = division_for(
             method, layout, self.num_workers, len(self._rendezvous.devices)
         )
-        self._deferred_words = messages.message_words(self._sharding.deferred_reply)
+        self._deferred_words = messages.message_words(self._division.deferred_reply)
         self._endpoint_name = f"exchange/{call_site}"
 
     @override
     def init_state(self):
-        if not self._sharding.deferred_reply:
+        if not self._division.deferred_reply:
             return ()
         return {"deferred": tf.zeros([self._deferred_words])}
 
     @override
     def push(self, payload, state, context, flag):
         deferred = tf.zeros([0], tf.int32)
-        if self._sharding.deferred_reply:
+        if self._division.deferred_reply:
             deferred = tf.bitcast(state["deferred"], tf.int32)
         head = tf.concat([write_header(flag, context), deferred], 0)
-        rows = self._sharding.messages(payload)
-        used = range(self._sharding.num_used)
+        rows = self._division.messages(payload)
+        used = range(self._division.num_used)
         self._rendezvous.send(
             self._endpoint_name,
             self._endpoint(context),
             self.collectives.rank,
             [tf.concat([head, rows[server]], 0) for server in used],
         )
-        return Flight(context, None)
+        return Flight(context, messages.variable_words(payload, self.fields))
 
     @override
     def pull(self, flight, state):
         replies = self._rendezvous.receive(self._endpoint_name, self.collectives.rank)
         count = self.num_workers
         flags = replies[0][:count]
-        rows = tf.stack([reply[count:] for reply in replies])
-        reply = self._sharding.whole_reply(rows)
-        deferred = self._sharding.deferred_reply
+        rows = [reply[count:] for reply in replies]
+        update, reply = self._division.decoded(rows, flight.context)
+        deferred = self._division.deferred_reply
         if deferred:
             words = messages.pack(reply, deferred)
             state = {"deferred": tf.bitcast(words, tf.float32)}
-        update = self.method.server.decompress(reply, self.layout, count)
-        return ExchangeResult(update, state, flags)
+        return ExchangeResult(update, state, flags, flight.content)
 
     def _endpoint(self, context):
-        sharding, used = self._sharding, self._sharding.num_used
-        sizes = HEADER_WORDS, self._deferred_words, sharding.payload_words
+        division, used = self._division, self._division.num_used
+        head = HEADER_WORDS, self._deferred_words
 
         def answer(server, rows):
-            headers, deferred, words = tf.split(rows, sizes, axis=1)
+            headers, deferred, words = tf.split(rows, [*head, -1], axis=1)
             flags, at_server = read_header(headers, context)
             state = self._rendezvous.states.get(
-                self.call_site, server, sharding, context
+                self.call_site, server, division, context
             )
             reply = state.next(at_server, words, deferred[0])
             return tf.concat([flags, reply], 0)
 
         return Endpoint(
-            words=used * (sum(sizes),),
-            reply_words=used * (self.num_workers + sharding.reply_words,),
+            words=used * (total(*head, division.payload_words),),
+            reply_words=used * (total(self.num_workers, division.reply_words),),
             answer=answer,
         )
 
@@ -177,13 +180,12 @@ class ParameterServerRoute(Route):
     @property
     @override
     def words(self):
-        sharding, used = self._sharding, self._sharding.num_used
+        used, own = self._division.num_used, self._division.words
         # The first round is a call of the collectives.
-        called = sum(self.collectives.words_sent(call) for call in self.calls)
-        head = HEADER_WORDS + self._deferred_words
+        first = super().words
         return Words(
-            sent=used * (head + sharding.payload_words) + called,
-            received=used * (self.num_workers + sharding.reply_words) + called,
+            sent=used * (HEADER_WORDS + self._deferred_words) + own.sent + first.sent,
+            received=used * self.num_workers + own.received + first.received,
         )
 
 
@@ -197,7 +199,10 @@ class ParameterServer(Transport):
         stepper_class: The class of the steppers of the workers' optimizers.
     """
 
-    payload_kind = "messages of one size"
+    payload_kind = (
+        "messages of one size; those that vary in size, to a server without a state"
+    )
+    carries_tables = False
     route_class: ClassVar[type[Route]] = ParameterServerRoute
     rendezvous_class: ClassVar[type[Any]] = Rendezvous
     stepper_class: ClassVar[type[Stepper]] = Stepper
@@ -209,4 +214,5 @@ class ParameterServer(Transport):
 
     @override
     def supports(self, method, layout):
-        return not has_variable_length(method.compressor.fields(layout))
+        varies = has_variable_length(method.compressor.fields(layout))
+        return not varies or Relay.supports(method, layout)

@@ -163,8 +163,10 @@ class Route:
     @property
     def words(self) -> Words:
         """The words that a step moves, without those that vary from step to step."""
-        moved = sum(self.collectives.words_sent(call) for call in self.calls)
-        return Words(sent=moved, received=moved)
+        return Words(
+            sent=sum(map(self.collectives.words_sent, self.calls)),
+            received=sum(map(self.collectives.words_received, self.calls)),
+        )
 
     # The server's state in one form, wherever it is held.
 
@@ -216,12 +218,14 @@ class Transport:
         payload_kind: Human-readable description of the payloads that it supports.
         route_class: The class of its routes.
         carries_plain: Whether what is not compressed must go this way, too.
+        carries_tables: Whether rows of tables of embeddings may go by `Rows` beside it.
         collectives: What moves vectors between the workers.
     """
 
     payload_kind: ClassVar[str] = "any payload"
     route_class: ClassVar[type[Route]] = Route
     carries_plain: ClassVar[bool] = False
+    carries_tables: ClassVar[bool] = True
 
     def __init__(self, collectives: Collectives):
         self.collectives = collectives

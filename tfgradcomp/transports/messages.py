@@ -39,6 +39,16 @@ def has_variable_length(fields: dict[str, Field]) -> bool:
     return any(field.variable_length for field in fields.values())
 
 
+def variable_words(
+    payload: dict[str, tf.Tensor], fields: dict[str, Field]
+) -> tf.Tensor | int:
+    """Returns the number of words of a payload that vary from step to step."""
+    sizes = [
+        tf.size(payload[n]) for n, field in fields.items() if field.variable_length
+    ]
+    return sum(sizes)
+
+
 def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
     """Joins fields `[..., length]` into words `[..., message_words(fields)]`."""
     parts = []

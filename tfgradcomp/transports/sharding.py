@@ -1,22 +1,121 @@
-"""A flat vector cut into shards, each with a server of its own."""
+"""Division of a vector among servers: shards, the whole on one, or a relay."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.core import Context, Field, Layout, Method, State
 from tfgradcomp.core.logging import logger
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers import Server, Shard
 from tfgradcomp.transports import messages
+from tfgradcomp.transports.base import Words
 
 
-class Sharding:
+class Division:
+    """A method's vector, as it is divided among servers.
+
+    Attributes:
+        num_used: Number of servers that take part.
+        payload_words: Words of a payload for each server; None where they vary.
+        reply_words: Words of each server's reply; None where they vary.
+        deferred_reply: The fields of the whole reply that `finish` needs.
+    """
+
+    num_used = 1
+    payload_words: int | None
+    reply_words: int | None
+
+    def __init__(self, method: Method, layout: Layout, num_workers: int):
+        self._method, self._layout, self._num_workers = method, layout, num_workers
+        self.deferred_reply: dict[str, Field] = {}
+
+    @property
+    def words(self) -> Words:
+        """Words to and from all servers, without those that vary from step to step."""
+        return Words(
+            self.num_used * (self.payload_words or 0),
+            self.num_used * (self.reply_words or 0),
+        )
+
+    def owned_range(self, index: int) -> range:
+        """Returns the elements whose state a server holds: all, by default."""
+        return range(self._layout.size)
+
+    def init_state(self, index: int) -> State:
+        """Returns the first state of a server."""
+        raise NotImplementedError
+
+    def messages(self, payload: dict[str, tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Returns a payload's words for each server, int32 vectors."""
+        raise NotImplementedError
+
+    def combine(
+        self, index: int, rows: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, State]:
+        """Returns a server's reply and its new state.
+
+        Args:
+            index: Index of the server.
+            rows: The workers' words for it, int32 `[N, payload_words]`; zeros after the
+                end of shorter ones, where they vary.
+            state: The server's state.
+            context: The step, of the whole vector.
+
+        Returns:
+            The reply, int32 `[reply_words]`, and the state; not yet that after the step
+            where there is a `deferred_reply`.
+        """
+        raise NotImplementedError
+
+    def whole_reply(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the reply for the whole vector, of the replies of all servers."""
+        raise NotImplementedError
+
+    def decoded(
+        self, replies: Sequence[tf.Tensor], context: Context
+    ) -> tuple[Vector, dict[str, tf.Tensor]]:
+        """Returns what all workers apply, and the reply for the whole vector.
+
+        Args:
+            replies: The replies of all servers.
+            context: The step.
+        """
+        reply = self.whole_reply(tf.stack(replies))
+        server = self._method.server
+        return server.decompress(reply, self._layout, self._num_workers), reply
+
+    def finish(
+        self,
+        index: int,
+        rows: tf.Tensor,
+        words: tf.Tensor,
+        reply: dict[str, tf.Tensor],
+        state: State,
+        context: Context,
+    ) -> State:
+        """Returns the state of a server once the whole reply is known.
+
+        Args:
+            index: Index of the server.
+            rows: As in `combine`.
+            words: The reply that `combine` returned.
+            reply: Of the whole reply at least the fields of `deferred_reply`.
+            state: The state that `combine` returned.
+            context: The step, of the whole vector.
+        """
+        return state
+
+
+class Sharding(Division):
     """A method's vector in shards, and the server's rule on each of them.
 
     All shards are `width` elements wide but the last ones, which may be shorter or
@@ -25,17 +124,16 @@ class Sharding:
 
     Attributes:
         width: Elements of a shard, at most.
-        payload_words: Words of a payload for each server.
-        reply_words: Words of each server's reply.
-        deferred_reply: The fields of the whole reply that `finish` needs.
-        num_used: Number of shards that are not empty.
     """
+
+    payload_words: int
+    reply_words: int
 
     def __init__(
         self, method: Method, layout: Layout, num_workers: int, num_shards: int
     ):
+        super().__init__(method, layout, num_workers)
         compressor, server = method.compressor, method.server
-        self._method, self._layout, self._num_workers = method, layout, num_workers
         fields = [
             *compressor.fields(layout).values(),
             *server.reply_fields(layout, num_workers).values(),
@@ -67,37 +165,24 @@ class Sharding:
         alignment = method.server.shard_alignment(layout)
         return alignment is not None and all(field.per for field in fields)
 
-    def owned_range(self, index: int) -> range:
-        """Returns the elements of a shard."""
+    @override
+    def owned_range(self, index):
         return range(self._shards[index].begin, self._shards[index].end)
 
-    def init_state(self, index: int) -> State:
-        """Returns the first state of a shard's server."""
+    @override
+    def init_state(self, index):
         return self._method.server.init(self._shards[index].layout)
 
-    def messages(self, payload: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Returns a payload's words for each server, int32 `[shards, words]`."""
+    @override
+    def messages(self, payload):
         rows = {
             name: self._rows(payload[name], field)
             for name, field in self._payload_fields.items()
         }
         return messages.pack(rows, self._payload_fields)
 
-    def combine(
-        self, index: int, rows: tf.Tensor, state: State, context: Context
-    ) -> tuple[tf.Tensor, State]:
-        """Returns a server's reply and its new state.
-
-        Args:
-            index: Index of the shard.
-            rows: The workers' words for it, int32 `[N, payload_words]`.
-            state: The state of the shard.
-            context: The step, of the whole vector.
-
-        Returns:
-            The reply, int32 `[reply_words]`, and the state; not yet that after the step
-            where there is a `deferred_reply`.
-        """
+    @override
+    def combine(self, index, rows, state, context):
         shard, payloads, context = self._received(index, rows, context)
         server = self._method.server
         part, state = server.combine_shard(payloads, state, shard, context)
@@ -105,8 +190,8 @@ class Sharding:
         padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
         return messages.pack(padded, fields), state
 
-    def whole_reply(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the reply for the whole vector, of the replies of all servers."""
+    @override
+    def whole_reply(self, rows):
         parts = messages.unpack(rows, self._reply_fields)
         joined = {
             name: self._joined(parts[name], field)
@@ -114,25 +199,8 @@ class Sharding:
         }
         return self._method.server.whole_reply(joined, self._layout)
 
-    def finish(
-        self,
-        index: int,
-        rows: tf.Tensor,
-        words: tf.Tensor,
-        reply: dict[str, tf.Tensor],
-        state: State,
-        context: Context,
-    ) -> State:
-        """Returns the state of a shard once the whole reply is known.
-
-        Args:
-            index: Index of the shard.
-            rows: As in `combine`.
-            words: The reply that `combine` returned.
-            reply: Of the whole reply at least the fields of `deferred_reply`.
-            state: The state that `combine` returned.
-            context: The step, of the whole vector.
-        """
+    @override
+    def finish(self, index, rows, words, reply, state, context):
         if not self.deferred_reply:
             return state
         shard, payloads, context = self._received(index, rows, context)
@@ -186,57 +254,109 @@ class Sharding:
         return add_up(tf.gather(flat, index), parts, self._layout.row_splits)
 
 
-class WholeVector:
-    """The whole vector on one server, with the interface of `Sharding`."""
-
-    num_used = 1
+class WholeVector(Division):
+    """The whole vector on one server."""
 
     def __init__(self, method: Method, layout: Layout, num_workers: int):
-        self._method = method
+        super().__init__(method, layout, num_workers)
         # Decoded on a server, nothing is split by tensors.
-        self._layout = Layout(layout.row_splits)
+        self._server_layout = Layout(layout.row_splits)
         self._payload_fields = method.compressor.fields(layout)
         self._reply_fields = method.server.reply_fields(layout, num_workers)
-        self.width = layout.size
         self.payload_words = messages.message_words(self._payload_fields)
         self.reply_words = messages.message_words(self._reply_fields)
-        self.deferred_reply: dict[str, Field] = {}
 
-    def owned_range(self, index: int) -> range:
-        """Returns all elements."""
-        return range(self._layout.size)
+    @override
+    def init_state(self, index):
+        return self._method.server.init(self._server_layout)
 
-    def init_state(self, index: int) -> State:
-        """Returns the server's first state."""
-        return self._method.server.init(self._layout)
-
-    def messages(self, payload: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Returns a payload's words, int32 `[1, words]`."""
+    @override
+    def messages(self, payload):
         return messages.pack(payload, self._payload_fields)[tf.newaxis]
 
-    def combine(
-        self, index: int, rows: tf.Tensor, state: State, context: Context
-    ) -> tuple[tf.Tensor, State]:
-        """Returns the reply, int32 `[reply_words]`, and the server's new state."""
+    @override
+    def combine(self, index, rows, state, context):
         payloads = messages.unpack(rows, self._payload_fields)
         reply, state = self._method.server.combine(
-            payloads, state, self._layout, context.at_server()
+            payloads, state, self._server_layout, context.at_server()
         )
         return messages.pack(reply, self._reply_fields), state
 
-    def whole_reply(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the reply, of the words in the only row."""
+    @override
+    def whole_reply(self, rows):
         return messages.unpack(rows[0], self._reply_fields)
 
-    def finish(self, index, rows, words, reply, state, context):
-        """Returns the state as it is: the reply was whole."""
-        return state
+
+class Relay(Division):
+    """Servers that hand the payloads of all workers to all workers.
+
+    For a server's rule without a state, where its reply would be longer than what it
+    follows from, as a mean of sparse messages is. Each worker follows the rule then.
+    Each server gets a part of every message, as long as the others', and its length in
+    front; in its reply all lengths come first.
+    """
+
+    payload_words = reply_words = None
+
+    def __init__(
+        self, method: Method, layout: Layout, num_workers: int, num_servers: int
+    ):
+        super().__init__(method, layout, num_workers)
+        self.num_used = num_servers
+        self._fields = method.compressor.fields(layout)
+
+    @staticmethod
+    def supports(method: Method, layout: Layout) -> bool:
+        """Returns whether a method's server needs no state."""
+        return not tf.nest.flatten(method.server.init(layout))
+
+    @property
+    @override
+    def words(self):
+        words = self.num_used + messages.fixed_words(self._fields)
+        return Words(words, self._num_workers * words)
+
+    @override
+    def init_state(self, index):
+        return ()
+
+    @override
+    def messages(self, payload):
+        words = messages.pack(payload, self._fields)
+        size = tf.size(words)
+        width = -(-size // self.num_used)
+        ends = [tf.minimum(k * width, size) for k in range(self.num_used + 1)]
+        return [
+            tf.concat([[end - begin], words[begin:end]], 0)
+            for begin, end in itertools.pairwise(ends)
+        ]
+
+    @override
+    def combine(self, index, rows, state, context):
+        lengths = rows[:, 0]
+        own = [rows[i, 1 : lengths[i] + 1] for i in range(self._num_workers)]
+        return tf.concat([lengths, *own], 0), state
+
+    @override
+    def decoded(self, replies, context):
+        count = self._num_workers
+        parts = [tf.split(reply[count:], reply[:count], num=count) for reply in replies]
+        rows = [tf.concat(own, 0) for own in zip(*parts, strict=True)]
+        longest = tf.reduce_max([tf.size(row) for row in rows])
+        rows = tf.stack([messages.padded(row, longest) for row in rows])
+        payloads = messages.unpack(rows, self._fields)
+        update, _ = self._method.server.update(
+            payloads, (), self._layout, context.at_server()
+        )
+        return update, {}
 
 
-def shard_for(
+def division_for(
     method: Method, layout: Layout, num_workers: int, num_servers: int
-) -> Sharding | WholeVector:
-    """Returns how a fused method's vector is cut for a number of servers."""
+) -> Division:
+    """Returns how a fused method's vector is divided among a number of servers."""
+    if messages.has_variable_length(method.compressor.fields(layout)):
+        return Relay(method, layout, num_workers, num_servers)
     if num_servers == 1 or not Sharding.supports(method, layout):
         return WholeVector(method, layout, num_workers)
     return Sharding(method, layout, num_workers, num_servers)
