@@ -4,12 +4,15 @@ A chief, two workers and a server on this machine, in rounds or without a barrie
 
     tfgradcomp-launch --workers 2 --ps 1 examples/parameter_server.py
     tfgradcomp-launch --workers 2 --ps 1 examples/parameter_server.py --mode async
+    tfgradcomp-launch --workers 2 --ps 1 examples/parameter_server.py \
+        --method VarianceBased --batches-per-update 2
 
 All roles run this script. Workers and servers stay in the trainer's constructor; the
 rest is the chief's. The last lines show a checksum of every worker's weights.
 """
 
 import argparse
+import functools
 import hashlib
 import sys
 
@@ -19,11 +22,19 @@ import models
 
 import tfgradcomp
 
+METHODS = {
+    "TernGrad": tfgradcomp.TernGrad,
+    "VarianceBased": tfgradcomp.VarianceBased,
+    "Strom": functools.partial(tfgradcomp.Strom, threshold="auto"),
+}
+
 
 def parse_arguments():
     """Return the command line's values."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
+    parser.add_argument("--method", choices=METHODS, default="TernGrad")
+    parser.add_argument("--batches-per-update", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="per worker")
     parser.add_argument("--learning-rate", type=float, default=0.03)
@@ -36,10 +47,15 @@ def main():
     """Train, evaluate, report."""
     arguments = parse_arguments()
     keras.utils.set_random_seed(arguments.seed)
-    sgd = keras.optimizers.SGD(arguments.learning_rate, momentum=0.9)
+    batches = arguments.batches_per_update
+    sgd = keras.optimizers.SGD(
+        arguments.learning_rate,
+        momentum=0.9,
+        gradient_accumulation_steps=batches if batches > 1 else None,
+    )
     trainer = tfgradcomp.ParameterServerTrainer(
         models.make_lenet,
-        tfgradcomp.TernGrad(sgd),
+        METHODS[arguments.method](sgd),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         mode=arguments.mode,
@@ -54,10 +70,12 @@ def main():
         part = train.shard(context.num_input_pipelines, context.input_pipeline_id)
         return data.batches(part, arguments.batch_size, arguments.seed).repeat()
 
-    # A round takes a batch from every worker, a push takes one.
+    # A step takes a batch from every worker, without a barrier from one.
     workers = trainer.num_workers if arguments.mode == "sync" else 1
     examples = int(source.train.cardinality())
     steps = arguments.steps_per_epoch or examples // (arguments.batch_size * workers)
+    # An epoch ends with an update.
+    steps -= steps % batches
     history = trainer.fit(
         dataset_fn,
         epochs=arguments.epochs,
@@ -70,7 +88,7 @@ def main():
     float32 = 4 * trainer.model.count_params()
     traffic = trainer.traffic
     print(
-        f"bytes per step and worker: {traffic.bytes_sent:.0f} sent, "
+        f"bytes per update and worker: {traffic.bytes_sent:.0f} sent, "
         f"{traffic.bytes_received:.0f} received; float32: {float32} each way"
     )
     for rank, weights in enumerate(trainer.weights_of_workers()):

@@ -49,7 +49,11 @@ def rows_by_needs(where: Callable[[Row], bool] = lambda row: True):
 
 
 def rows_in_turns(
-    name: str, values: Sequence, where: Callable[[Row], bool], by: Callable[[Row], Any]
+    name: str,
+    values: Sequence,
+    where: Callable[[Row], bool],
+    by: Callable[[Row], Any],
+    slow: Callable[[Row], bool] = lambda row: False,
 ) -> pytest.MarkDecorator:
     """Returns a decorator that runs a test for each row of `select`, as `row`.
 
@@ -58,10 +62,16 @@ def rows_in_turns(
         values: Values of it, which the rows take in turns.
         where: As in `select`.
         by: As in `select`.
+        slow: Says for which rows the test is slow.
     """
     return pytest.mark.parametrize(
         (name, "row"),
-        list(zip(itertools.cycle(values), select(where, by), strict=False)),
+        [
+            pytest.param(value, row, marks=[pytest.mark.slow] if slow(row) else [])
+            for value, row in zip(
+                itertools.cycle(values), select(where, by), strict=False
+            )
+        ],
         ids=lambda value: getattr(value, "name", value),
     )
 

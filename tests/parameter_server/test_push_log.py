@@ -117,7 +117,14 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
         assert int(worker.optimizer.iterations.numpy()) == 5
 
 
-@rows_in_turns("servers", [1, 2], lambda row: True, lambda row: row.needs)
+@rows_in_turns(
+    "servers",
+    [1, 2],
+    lambda row: True,
+    lambda row: row.needs,
+    # Strom's below.
+    lambda row: row.variable_length and not row.needs_second_moments,
+)
 def test_a_single_pusher_trains_as_one_worker(servers, row):
     log = make_log(servers)
     gradients = np.random.default_rng(0).normal(size=(3, SIZE))

@@ -13,6 +13,8 @@ SCRIPT = Path(train_worker.__file__)
 # process, `test_push_log` first rounds without a barrier, `test_traffic` TernGrad in
 # processes of their own: it is slow here.
 METHODS = ("DistEFBlockSGDM", "TernGrad")
+# Second moments, residuals and messages that vary in length; two batches an update.
+SPARSE = "VarianceBased+2"
 STEPS, PUSHES = 10, 40
 
 pytestmark = pytest.mark.timeout(560)
@@ -26,7 +28,9 @@ def with_servers(tmp_path_factory):
 
     def answer_of(case):
         if case not in answers:
-            cases = quick if case in quick else [METHODS[1], "skipping/async"]
+            cases = [SPARSE, f"{SPARSE}/async", "resuming what waits"]
+            if case not in cases:
+                cases = quick if case in quick else [METHODS[1], "skipping/async"]
             folder = tmp_path_factory.mktemp("servers")
             (found,), _ = run_workers(SCRIPT, 2, folder, *cases, servers=2)
             answers.update(found)
@@ -36,7 +40,12 @@ def with_servers(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "method", [METHODS[0], pytest.param(METHODS[1], marks=pytest.mark.slow)]
+    "method",
+    [
+        METHODS[0],
+        pytest.param(METHODS[1], marks=pytest.mark.slow),
+        pytest.param(SPARSE, marks=pytest.mark.slow),
+    ],
 )
 def test_rounds_give_the_bits_of_collectives(with_servers, pools, method):
     found = with_servers(method)
@@ -46,6 +55,7 @@ def test_rounds_give_the_bits_of_collectives(with_servers, pools, method):
     assert found["workers"] == 2 * [expected["weights"]]
     assert found["chief"] == expected["weights"]
     assert found["iterations"] == STEPS
+    assert found["elements_sent"] == expected["elements_sent"] > 0
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose(
             found["history"][name], expected["history"][name], rtol=1e-6
@@ -61,11 +71,15 @@ def test_bits_do_not_depend_on_the_number_of_servers(pools, tmp_path):
     assert found[name]["workers"] == 3 * [expected[name]["weights"]]
 
 
-def test_without_a_barrier_all_workers_apply_all_pushes(with_servers):
-    found = with_servers("DistEFBlockSGDM/async")
+@pytest.mark.parametrize(
+    ("method", "pushes"),
+    [(METHODS[0], PUSHES), pytest.param(SPARSE, PUSHES // 2, marks=pytest.mark.slow)],
+)
+def test_without_a_barrier_all_workers_apply_all_pushes(with_servers, method, pushes):
+    found = with_servers(f"{method}/async")
     # Both have applied the same log, and all of it.
     assert len({*found["workers"], found["chief"]}) == 1
-    assert found["iterations"] == PUSHES
+    assert found["iterations"] == pushes
     assert np.isfinite(found["history"]["loss"]).all()
     # Two workers at once: about one push of the other comes before each.
     assert all(0 < stale < 4 for stale in found["history"]["staleness"])
@@ -85,8 +99,12 @@ def test_nonfinite_gradients_are_skipped_on_all_workers(with_servers, mode, step
     assert np.isfinite(found["history"]["val_loss"]).all()
 
 
-def test_saved_state_has_the_residuals_of_all_workers(with_servers):
-    digests = with_servers("resuming")
+@pytest.mark.parametrize(
+    "case",
+    ["resuming", pytest.param("resuming what waits", marks=pytest.mark.slow)],
+)
+def test_saved_state_has_the_residuals_of_all_workers(with_servers, case):
+    digests = with_servers(case)
     assert len(digests) == 3 and len({*digests}) == 1
 
 

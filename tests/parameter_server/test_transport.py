@@ -18,7 +18,7 @@ from tfgradcomp.parameter_server.rendezvous import Rendezvous
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize
 from tfgradcomp.transports import DirectExchange
-from tfgradcomp.transports.sharding import division_for
+from tfgradcomp.transports.sharding import Relay, Sharding, WholeVector, division_for
 
 WORKERS, STEPS = 3, 3
 
@@ -131,6 +131,8 @@ class Cluster:
     [1, 2, 3],
     lambda row: True,
     lambda row: row.message_kinds,
+    # Of those that vary in length one is quick.
+    lambda row: row.variable_length and row.name != "VarianceBased",
 )
 def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
     method = row.method
@@ -147,7 +149,13 @@ def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
 
 
 # A message that varies behind fields that do not; a first round; a deferred reply.
-@pytest.mark.parametrize("name", ["VarianceBased", "TernGrad", "DistEFSGD"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VarianceBased",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("TernGrad", "DistEFSGD")),
+    ],
+)
 def test_the_declared_words_travel_and_those_that_vary(name):
     cluster = Cluster(2, ROWS[name].method, LAYOUTS["buckets"])
     queues, up, down = cluster.rendezvous.queues, [], []
@@ -242,6 +250,26 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     cluster.rendezvous.free()
 
 
+@pytest.mark.parametrize(
+    ("name", "workers", "kind"),
+    [
+        ("Strom", 64, Relay),
+        # A tenth of the elements, in two words each, or all of them in one.
+        ("CompressedOptimizer, top-k", 4, Relay),
+        ("CompressedOptimizer, top-k", 5, WholeVector),
+        # A bit an element, and a float32.
+        ("ScaledSign", 31, Relay),
+        ("ScaledSign", 32, Sharding),
+        # A base for the sum; a state.
+        ("TernGrad", 2, Sharding),
+        ("DistEFSGD", 2, Sharding),
+    ],
+)
+def test_payloads_are_passed_on_where_the_reply_would_be_longer(name, workers, kind):
+    layout = Layout.from_sizes([100_000])
+    assert type(division_for(ROWS[name].method, layout, workers, 2)) is kind
+
+
 # What is quantized again is cut between blocks, and these are two tensors.
 @parametrize_pairwise(
     row=select(
@@ -254,7 +282,7 @@ def test_closing_the_queues_ends_the_round_for_everyone():
 def test_servers_serve_equal_parts(row, num_servers, workers):
     method = row.method.fused()
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
-    sharding = division_for(method, layout, workers, num_servers)
+    sharding = Sharding(method, layout, workers, num_servers)
     parts = [sharding.owned_range(index) for index in range(num_servers)]
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, layout.size)

@@ -1,6 +1,6 @@
 """What tests run in all roles: trains a small model by each row of the table of methods
-that is named ("TernGrad", "TernGrad/async"), with a NaN ("skipping"), saves and resumes
-("resuming"), does what is refused ("errors").
+that is named ("TernGrad", "TernGrad/async"; "TernGrad+2": two batches a round), with a
+NaN ("skipping"), saves and resumes ("resuming"), does what is refused ("errors").
 
 A pool's workers train the same model with the same batches by `with_collectives`.
 """
@@ -23,7 +23,18 @@ EPOCHS, STEPS, PUSHES = 2, 5, 20
 
 def optimizer_of(name, **arguments):
     """The wrapper of a row, at a rate at which nothing explodes on raw inputs."""
-    return ROWS[name].make_to_train(0.2, **arguments)
+    name, _, batches = name.partition("+")
+    row = ROWS[name]
+    sgd = keras.optimizers.SGD(
+        0.2 * row.learning_rate,
+        gradient_accumulation_steps=int(batches) if batches else None,
+    )
+    return row.make(sgd, **{**row.in_training, **arguments})
+
+
+def steps_of(name):
+    """Steps an epoch, of which as many as ever update the weights."""
+    return STEPS * int(name.partition("+")[2] or 1)
 
 
 def make_model():
@@ -80,7 +91,7 @@ def with_servers(folder, methods):
         history = trainer.fit(
             functools.partial(dataset, has_nan=skips),
             epochs=EPOCHS,
-            steps_per_epoch=PUSHES if mode else STEPS,
+            steps_per_epoch=PUSHES if mode else steps_of(name),
             validation_data=dataset_of_chief(),
             verbose=0,
         )
@@ -89,19 +100,20 @@ def with_servers(folder, methods):
             "chief": digest(w.numpy() for w in trainer.model.trainable_weights),
             "iterations": int(trainer.optimizer.iterations.numpy()),
             "skipped": trainer.optimizer.skipped_steps,
+            "elements_sent": trainer.traffic.elements_sent,
             "history": history.history,
         }
     report(folder, 0, answers)
 
 
-def resuming(folder):
+def resuming(folder, name="DistEFBlockSGDM"):
     """Weights after one more epoch, and after it once more from what was saved."""
     trainer = tfgradcomp.ParameterServerTrainer(
-        make_model, optimizer_of("DistEFBlockSGDM"), **COMPILE
+        make_model, optimizer_of(name), **COMPILE
     )
 
     def one_more():
-        trainer.fit(dataset, steps_per_epoch=STEPS, verbose=0)
+        trainer.fit(dataset, steps_per_epoch=steps_of(name), verbose=0)
         return digest(trainer.weights_of_workers()[0])
 
     one_more()
@@ -142,7 +154,11 @@ def any_batch(x, y):
     return True
 
 
-OTHERS = {"resuming": resuming, "errors": errors}
+OTHERS = {
+    "resuming": resuming,
+    "resuming what waits": functools.partial(resuming, name="VarianceBased+2"),
+    "errors": errors,
+}
 
 
 def dataset_of_chief():
@@ -159,9 +175,12 @@ def with_collectives(names):
             model = make_model()
             model.compile(optimizer_of(name, transport="all_gather"), **COMPILE)
         data = strategy.distribute_datasets_from_function(dataset)
-        history = model.fit(data, epochs=EPOCHS, steps_per_epoch=STEPS, verbose=0)
+        history = model.fit(
+            data, epochs=EPOCHS, steps_per_epoch=steps_of(name), verbose=0
+        )
         answers[name] = {
             "weights": digest(w.numpy() for w in model.trainable_weights),
+            "elements_sent": model.optimizer.traffic.elements_sent,
             "history": history.history,
         }
     return answers

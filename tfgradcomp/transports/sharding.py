@@ -310,6 +310,17 @@ class Relay(Division):
         """Returns whether a method's server needs no state."""
         return not tf.nest.flatten(method.server.init(layout))
 
+    @staticmethod
+    def is_shorter(method: Method, layout: Layout, num_workers: int) -> bool:
+        """Returns whether all payloads are shorter than the server's reply to them."""
+        fields = method.compressor.fields(layout)
+        if messages.has_variable_length(fields):
+            # That is what such methods are for.
+            return True
+        reply = method.server.reply_fields(layout, num_workers)
+        payloads = num_workers * messages.message_words(fields)
+        return payloads < messages.message_words(reply)
+
     @property
     @override
     def words(self):
@@ -342,9 +353,13 @@ class Relay(Division):
         count = self._num_workers
         parts = [tf.split(reply[count:], reply[:count], num=count) for reply in replies]
         rows = [tf.concat(own, 0) for own in zip(*parts, strict=True)]
-        longest = tf.reduce_max([tf.size(row) for row in rows])
-        rows = tf.stack([messages.padded(row, longest) for row in rows])
-        payloads = messages.unpack(rows, self._fields)
+        if messages.has_variable_length(self._fields):
+            longest = tf.reduce_max([tf.size(row) for row in rows])
+            rows = [messages.padded(row, longest) for row in rows]
+        else:
+            words = messages.message_words(self._fields)
+            rows = [tf.ensure_shape(row, [words]) for row in rows]
+        payloads = messages.unpack(tf.stack(rows), self._fields)
         update, _ = self._method.server.update(
             payloads, (), self._layout, context.at_server()
         )
@@ -355,7 +370,8 @@ def division_for(
     method: Method, layout: Layout, num_workers: int, num_servers: int
 ) -> Division:
     """Returns how a fused method's vector is divided among a number of servers."""
-    if messages.has_variable_length(method.compressor.fields(layout)):
+    is_shorter = Relay.is_shorter(method, layout, num_workers)
+    if is_shorter and Relay.supports(method, layout):
         return Relay(method, layout, num_workers, num_servers)
     if num_servers == 1 or not Sharding.supports(method, layout):
         return WholeVector(method, layout, num_workers)
