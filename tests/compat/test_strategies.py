@@ -7,7 +7,7 @@ from tests.compat import strategies_cases
 
 def test_strategies_of_different_sizes_take_turns(pools):
     ((three, two, others),) = (
-        pools(3, "mirrored").run(strategies_cases.take_turns).answers
+        pools(4, "mirrored").run(strategies_cases.take_turns).answers
     )
     assert [len(three), len(two), len(others)] == [3, 2, 2]
     for weights in (three, two, others):

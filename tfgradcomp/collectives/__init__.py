@@ -4,21 +4,27 @@ from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives
 from tfgradcomp.collectives.multi_worker_fit import enable_multi_worker_fit
 from tfgradcomp.collectives.replicas import (
+    Devices,
     Hosts,
     Replicas,
     across_hosts,
+    devices_of,
     for_strategy,
 )
+from tfgradcomp.compat.strategy import assign_hosts
 
 __all__ = [
     "Call",
     "Collectives",
+    "Devices",
     "Hosts",
     "Loopback",
     "LoopbackCollectives",
     "Replicas",
     "SingleWorker",
     "across_hosts",
+    "assign_hosts",
+    "devices_of",
     "enable_multi_worker_fit",
     "for_strategy",
     "padded_size",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
@@ -24,6 +25,7 @@ from tfgradcomp.collectives.stalls import Limits, Watch
 from tfgradcomp.compat.call_sites import SITES
 from tfgradcomp.compat.strategy import (
     addresses_of,
+    devices_per_host,
     group_of,
     is_multi_worker,
     process_of,
@@ -40,7 +42,7 @@ _MOST_LOCAL_RANKS = 11
 
 
 class Replicas(Collectives):
-    """The replicas of a strategy, of one process or of many.
+    """The replicas of a strategy, of one process or of many, or groups of them.
 
     Objects are numbered as they are created, so all processes must create the same
     ones in the same order, as they must with the strategy's variables.
@@ -51,6 +53,8 @@ class Replicas(Collectives):
             are the same in all processes: a group of devices has a key for ever.
         process_index: Index of this process.
         num_processes: Number of processes.
+        parts: The replicas, divided into groups of `num_workers` that do not meet each
+            other, by their indices; a replica is a member of one. None: one group.
     """
 
     def __init__(
@@ -59,8 +63,14 @@ class Replicas(Collectives):
         group: str,
         process_index: int = 0,
         num_processes: int = 1,
+        parts: list[range] | None = None,
     ):
-        self._group_key = _group_key(f"{num_workers} {group}")
+        self._parts = parts or [range(num_workers)]
+        # A group of devices has a key for ever.
+        self._group_keys = [
+            _group_key(f"{num_workers} {group}{f' {part}' if parts else ''}")
+            for part in self._parts
+        ]
         self.num_workers = num_workers
         self.process_index, self.num_processes = process_index, num_processes
         instance = 1 + next(_instances)
@@ -72,16 +82,26 @@ class Replicas(Collectives):
     @property
     @override
     def rank(self):
+        return self._parts[self._part].index(self._replica)
+
+    @property
+    def _replica(self):
+        """The index of this replica among all of the strategy."""
         # Each replica runs, and is traced, by itself: its index is a constant there.
         context = tf.distribute.get_replica_context()
         index = tf.convert_to_tensor(context.replica_id_in_sync_group)
         return int(tf.get_static_value(index))
 
+    @property
+    def _part(self):
+        """The index of the group that this replica is a member of."""
+        replica = self._replica
+        return next(i for i, part in enumerate(self._parts) if replica in part)
+
     @override
     def gather(self, vector, call_site):
         if self._meets_eagerly():
-            context = tf.distribute.get_replica_context()
-            return context.all_gather(vector[tf.newaxis], axis=0)
+            return self._gather_eagerly(vector)
         size = vector.shape[0]
         varying = tf.size(vector) if size is None else None
         flat = self._call(
@@ -92,8 +112,7 @@ class Replicas(Collectives):
     @override
     def all_to_all(self, rows, call_site):
         call_site = f"all_to_all of {call_site}"
-        local = self.num_workers // self.num_processes
-        if self._meets_eagerly() or local > _MOST_LOCAL_RANKS:
+        if self._meets_eagerly() or self._local_replicas > _MOST_LOCAL_RANKS:
             everything = self.gather(tf.reshape(rows, [-1]), call_site)
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
         return self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
@@ -109,7 +128,21 @@ class Replicas(Collectives):
     def _meets_eagerly(self):
         # Local replicas run in turns where nothing is traced: one that waits inside
         # an op for the next waits for ever, so they meet by the strategy's means.
-        return tf.executing_eagerly() and self.num_workers > self.num_processes
+        return tf.executing_eagerly() and self._local_replicas > 1
+
+    @property
+    def _local_replicas(self):
+        return len(self._parts) * self.num_workers // self.num_processes
+
+    def _gather_eagerly(self, vector):
+        """Returns the vectors of this replica's group; all groups call it at once."""
+        context = tf.distribute.get_replica_context()
+        if len(self._parts) == 1:
+            return context.all_gather(vector[tf.newaxis], axis=0)
+        # Other groups may have vectors of other sizes.
+        sizes = context.all_gather(tf.shape(vector), axis=0)
+        everything = tf.split(context.all_gather(vector, axis=0), sizes)
+        return tf.stack([everything[i] for i in self._parts[self._part]])
 
     def _reduce(self, vector, merge_op, call_site):
         if self._meets_eagerly():
@@ -128,7 +161,7 @@ class Replicas(Collectives):
             f"{call_site}, {self._name}",
             lambda entered: operation(input=entered, **arguments),
             vector,
-            self.rank,
+            self._replica,
         )
 
     def _arguments(self, call_site, varying_size=None):
@@ -144,7 +177,7 @@ class Replicas(Collectives):
         key = self._keys[call_site]
         return {
             "group_size": self.num_workers,
-            "group_key": self._group_key,
+            "group_key": self._group_keys[self._part],
             "instance_key": key
             if varying_size is None
             else key + padded_size_index(varying_size),
@@ -182,7 +215,7 @@ class Hosts(Replicas):
 
     @property
     @override
-    def rank(self):
+    def _replica(self):
         return self.process_index
 
     def _meets_eagerly(self):
@@ -239,6 +272,43 @@ def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return Replicas(count, group_of(strategy), *process_of(strategy))
     return Replicas(count, group_of(strategy))
+
+
+class Devices(NamedTuple):
+    """The devices of workers that have several each.
+
+    Attributes:
+        inside: Between the devices of a worker, of which each has its index as rank.
+        across: Between device k of a worker and device k of all others; its
+            `num_workers` and `rank` are those of whole workers.
+        replicas: Between all devices.
+    """
+
+    inside: Replicas
+    across: Replicas
+    replicas: Collectives
+
+    @property
+    def per_worker(self) -> int:
+        """Devices of a worker."""
+        return self.inside.num_workers
+
+
+def devices_of(strategy: tf.distribute.Strategy) -> Devices | None:
+    """Returns the devices of a strategy's workers; None where a worker is a device."""
+    count, devices = strategy.num_replicas_in_sync, devices_per_host(strategy)
+    if devices in (1, count):
+        return None
+    hosts = count // devices
+    inside = [range(devices * host, devices * (host + 1)) for host in range(hosts)]
+    across = [range(device, count, devices) for device in range(devices)]
+    place = process_of(strategy) if is_multi_worker(strategy) else (0, 1)
+    group = f"{group_of(strategy)} by hosts"
+    return Devices(
+        Replicas(devices, f"inside of {group}", *place, inside),
+        Replicas(hosts, f"across {group}", *place, across),
+        for_strategy(strategy),
+    )
 
 
 @functools.cache

@@ -48,6 +48,41 @@ def addresses_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[st
     return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
+def assign_hosts(strategy: tf.distribute.MirroredStrategy, hosts: list[int]) -> None:
+    """Divides the devices of one process among several hosts, as if it were a cluster.
+
+    Without it, each device of a `MirroredStrategy` is a worker by itself. With it, the
+    devices of a host are one worker, as those of a process are under
+    `MultiWorkerMirroredStrategy`. Call it before an optimizer is built.
+
+    Args:
+        strategy: The strategy.
+        hosts: The host of each device, as many times as any other and one after the
+            other: `[0, 0, 1, 1]`.
+
+    Raises:
+        ValueError: If hosts have not the same number of devices, in this order.
+    """
+    count = strategy.num_replicas_in_sync
+    devices = max(list(hosts).count(0), 1)
+    if list(hosts) != [replica // devices for replica in range(count)] or (
+        count % devices
+    ):
+        raise ValueError(
+            f"hosts must give each of {count} devices a host, the same number of "
+            "devices to each host, in order, such as [0, 0, 1, 1] for four devices. "
+            f"Received: hosts={list(hosts)}"
+        )
+    strategy.extended._devices_per_host = devices
+
+
+def devices_per_host(strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of devices that are one worker."""
+    if is_multi_worker(strategy):
+        return strategy.num_replicas_in_sync // len(addresses_of(strategy))
+    return getattr(strategy.extended, "_devices_per_host", 1)
+
+
 def read_as_processes(strategy: tf.distribute.MirroredStrategy) -> None:
     """Makes one process read finite datasets as each of several processes does.
 

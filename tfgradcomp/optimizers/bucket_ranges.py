@@ -29,10 +29,12 @@ class BucketRange(NamedTuple):
     Attributes:
         begin: First element.
         end: The element after the last.
+        alignment: Elements of which a multiple lies before the range, padding left out.
     """
 
     begin: int
     end: int
+    alignment: int = CHUNK
 
     @property
     def alignment_padding(self) -> int:
@@ -41,7 +43,7 @@ class BucketRange(NamedTuple):
         With them elements keep their places in the chunks of sums and in random
         streams, and so the bits of results, wherever buckets are cut.
         """
-        return self.begin % CHUNK
+        return self.begin % self.alignment
 
     @property
     def offset(self) -> int:

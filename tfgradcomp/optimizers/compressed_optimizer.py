@@ -231,10 +231,11 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             self.inner_optimizer,
             buckets,
             self._scalars,
-            self._plan.collectives,
+            self._plan.replicas,
             variables,
             self.nonfinite == "raise",
             self.float_steps,
+            self._plan.collectives,
         )
 
     def _settings(self):

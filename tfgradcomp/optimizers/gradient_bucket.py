@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -124,6 +124,8 @@ class GradientBucket:
         is_compressed: Whether the method compresses; else it travels as float32.
         has_variable_length: Whether its messages vary in length.
         state: Its variables.
+        parts: The buckets that are exchanged for it, one by each device of a worker;
+            itself where a worker is one device.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class GradientBucket:
         accumulates: bool = False,
         float_route: Route | None = None,
         stream_offset: int = 0,
+        create_variable: Callable = PerReplicaVariable,
     ):
         """Creates the variables of the state.
 
@@ -149,7 +152,9 @@ class GradientBucket:
             float_route: The same method bound lossless, or None.
             stream_offset: Where the random numbers of the vector begin, a multiple of
                 4: those of two vectors must be others.
+            create_variable: Function of a value and a name.
         """
+        self.parts: tuple[GradientBucket, ...] = (self,)
         self.vector = vector
         self.name = route.call_site
         self.pieces = pieces
@@ -170,7 +175,7 @@ class GradientBucket:
         self.state = tf.nest.pack_sequence_as(
             initial,
             [
-                PerReplicaVariable(value, f"{self.name}.{name}")
+                create_variable(value, f"{self.name}.{name}")
                 for _, name, value in initial.named_leaves()
             ],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -9,13 +10,22 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.collectives import Call, Collectives, Hosts, across_hosts, for_strategy
+from tfgradcomp.collectives import (
+    Call,
+    Collectives,
+    Devices,
+    Hosts,
+    across_hosts,
+    devices_of,
+    for_strategy,
+)
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.ops import INDEX_BITS
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
+from tfgradcomp.optimizers.divided_bucket import DividedBucket, part_ranges
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.layer_method import MethodSettings
@@ -123,6 +133,8 @@ class Plan(NamedTuple):
         methods: By which method each variable travels, in words.
         policy: Which vector holds which variables, by which method, in words; empty
             where the wrapper's own method is the only one.
+        devices: The devices of workers that have several each; None where a worker is
+            one device.
     """
 
     buckets: tuple[GradientBucket, ...]
@@ -132,6 +144,17 @@ class Plan(NamedTuple):
     reasons: tuple[str | None, ...]
     methods: tuple[str, ...]
     policy: str = ""
+    devices: Devices | None = None
+
+    @property
+    def replicas(self) -> Collectives:
+        """The collectives between all devices of all workers."""
+        return self.devices.replicas if self.devices else self.collectives
+
+    @property
+    def devices_per_worker(self) -> int:
+        """Number of devices that are one worker."""
+        return self.devices.per_worker if self.devices else 1
 
     def describe(self) -> str:
         """Returns which variables travel in which bucket, and how, in words."""
@@ -142,7 +165,10 @@ class Plan(NamedTuple):
             for bucket in self.buckets
         ]
         own = [str(b.route.method) for b in self.buckets] if self.policy else []
-        return f"buckets={buckets}, is_fallback={self.is_fallback}, methods={own}"
+        return (
+            f"buckets={buckets}, is_fallback={self.is_fallback}, methods={own}, "
+            f"devices_per_worker={self.devices_per_worker}"
+        )
 
     def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
         """Returns what one worker moves in one step.
@@ -154,7 +180,7 @@ class Plan(NamedTuple):
         workers = self.collectives.num_workers
         # Of a table everything is counted in the step.
         fixed = [b for b in self.buckets if not isinstance(b, RowsBucket)]
-        words = [bucket.route.words for bucket in fixed]
+        words = [part.route.words for bucket in fixed for part in bucket.parts]
         compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
         elements = sum(bucket.size for bucket in compressed)
         plain = sum(bucket.size for bucket in self.buckets) - elements
@@ -167,8 +193,9 @@ class Plan(NamedTuple):
                 x / steps if steps else math.nan for x in (counted, variable)
             )
             sent += counted
-        up = sum(fixed_words(bucket.route.fields) for bucket in declared)
-        reply = sum(message_words(bucket.route.reply_fields) for bucket in declared)
+        routes = [part.route for bucket in declared for part in bucket.parts]
+        up = sum(fixed_words(route.fields) for route in routes)
+        reply = sum(message_words(route.reply_fields) for route in routes)
         varying = Call("gather", variable)
         return Traffic(
             num_workers=workers,
@@ -208,8 +235,11 @@ def make_plan(
     if isinstance(given, Transport):
         collectives, carries_plain = given.collectives, given.carries_plain
         carries_tables = given.carries_tables
+        devices = None
     else:
-        collectives = for_strategy(strategy)
+        devices = devices_of(strategy)
+        collectives = devices.across if devices else for_strategy(strategy)
+    count = devices.per_worker if devices else 1
     hosts = across_hosts(strategy)
     buckets: list[GradientBucket] = []
     assigned = [
@@ -222,14 +252,23 @@ def make_plan(
             strict=True,
         )
     ]
+    squares = [one for one in assigned if one.settings.needs_second_moments]
+    if count > 1 and accumulates and squares:
+        raise ValueError(
+            "Second moments are not added up over several calls where a worker has "
+            "several devices. Use gradient_accumulation_steps=None, or a method that "
+            f"needs none. Received: method={squares[0].settings.name}, devices={count}"
+        )
     reasons = [one.reason for one in assigned]
     # Float steps are of whole vectors.
-    has_tables = carries_tables and not settings.float_steps
+    has_tables = carries_tables and not settings.float_steps and count == 1
     vectors = [*_vectors(variables, assigned, is_trained, settings, has_tables)]
     for vector in vectors:
         is_compressed = vector.is_compressed
         layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
-        layouts = [one.layout(layout) for one in ranges]
+        # One for each device, of which each bucket then has its transport.
+        parts = [part for one in ranges for part in _parts(one, devices)]
+        layouts = [part.layout(layout) for part in parts]
         method = vector.method
         if is_compressed and is_fallback:
             method, is_compressed = method.uncompressed(), False
@@ -246,35 +285,22 @@ def make_plan(
             if is_fallback:
                 method, is_compressed = method.uncompressed(), False
                 selection = select_transports("auto", method, layouts, collectives)
-        for index, (one, transport) in enumerate(
-            zip(ranges, selection.transports, strict=True)
-        ):
+        for index, one in enumerate(ranges):
             name = vector.name if len(ranges) == 1 else f"{vector.name}.{index}"
-            pieces = tuple(
-                piece._replace(position=vector.positions[piece.position])
-                for piece in one.pieces(layout)
-            )
+            transport = selection.transports[index * count]
+            pieces = _pieces(vector, layout, one)
             if vector.num_rows is not None:
                 kind = method, layout, is_compressed
                 buckets.append(_rows_bucket(vector, pieces, one, transport, *kind))
                 continue
-            route = transport.bind(method, layouts[index], name)
-            float_route = None
-            if is_compressed and settings.float_steps:
-                float_route = _bind_lossless(route)
-            needs_moments = route.method.compressor.needs_second_moments
-            buckets.append(
-                GradientBucket(
-                    vector.name,
-                    pieces,
-                    one,
-                    route,
-                    is_compressed,
-                    accumulates and needs_moments,
-                    float_route,
-                    vector.stream_offset,
-                )
+            bind = functools.partial(
+                _bind, vector, layout, transport, method, is_compressed, settings
             )
+            if devices:
+                bucket: GradientBucket = DividedBucket(name, pieces, one, bind, devices)
+            else:
+                bucket = bind(one, name, accumulates)
+            buckets.append(bucket)
     if is_fallback:
         quicker = "float32 is quicker on this cluster (fallback='float32')"
         reasons = [reason or quicker for reason in reasons]
@@ -286,6 +312,48 @@ def make_plan(
         tuple(reasons),
         tuple(one.settings.name for one in assigned),
         "; ".join(map(str, vectors)) if settings.policy else "",
+        devices,
+    )
+
+
+def _parts(bucket_range, devices):
+    return part_ranges(bucket_range, devices.per_worker) if devices else [bucket_range]
+
+
+def _pieces(vector, layout, bucket_range):
+    return tuple(
+        piece._replace(position=vector.positions[piece.position])
+        for piece in bucket_range.pieces(layout)
+    )
+
+
+def _bind(
+    vector,
+    layout,
+    transport,
+    method,
+    is_compressed,
+    settings,
+    bucket_range,
+    name,
+    accumulates=False,
+    create_variable=PerReplicaVariable,
+):
+    """Binds the method for a range of a vector, and creates its bucket."""
+    route = transport.bind(method, bucket_range.layout(layout), name)
+    float_route = None
+    if is_compressed and settings.float_steps:
+        float_route = _bind_lossless(route)
+    return GradientBucket(
+        vector.name,
+        _pieces(vector, layout, bucket_range),
+        bucket_range,
+        route,
+        is_compressed,
+        accumulates and route.method.compressor.needs_second_moments,
+        float_route,
+        vector.stream_offset,
+        create_variable=create_variable,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfgradcomp.core import Context
+from tfgradcomp.optimizers.divided_bucket import DividedBucket
 from tfgradcomp.optimizers.gradient_bucket import (
     BucketResult,
     GradientBucket,
@@ -36,7 +37,7 @@ class SharedExchange:
             index
             for index, bucket in enumerate(buckets)
             if vectors.count(bucket.vector) == 1
-            and not isinstance(bucket, RowsBucket)
+            and not isinstance(bucket, (DividedBucket, RowsBucket))
             and SharedGather.takes(bucket.route)
         ]
         self.indices = indices if len(indices) > 1 else []

@@ -1,8 +1,8 @@
 """The state of a method as files hold it: in one form, whoever wrote it.
 
 A file has each leaf of the state as a whole vector, float32 `[rows, size]`, whatever
-transport, number of workers or buckets wrote it: a row for each local replica where
-replicas differ, else one. A worker that serves a part of the vector writes that part,
+transport, number of workers or buckets wrote it: a row for each local worker where
+workers differ, else one. A worker that serves a part of the vector writes that part,
 zeros elsewhere, and which elements these are (`server_owned`): the files of all workers
 hold the whole.
 """
@@ -70,15 +70,27 @@ class _Leaf(NamedTuple):
     name: str
     variable: PerReplicaVariable
 
-    def is_replicated(self, num_workers: int) -> bool:
+    def is_same_everywhere(self, num_workers: int) -> bool:
+        """Returns whether it has the same value on every replica of every worker."""
+        if len(self.bucket.parts) > 1:
+            return False
+        return self.role == "local" or self._is_replicated(num_workers)
+
+    def _is_replicated(self, num_workers):
         """Returns whether it is a server's state, and whole on every worker."""
         owned = map(self.bucket.route.owned_range, range(num_workers))
         whole = range(self.bucket.layout.size)
         return self.role == "server" and all(one == whole for one in owned)
 
-    def place(self, rank: int) -> tuple[slice, slice]:
-        """Returns where its elements are in the vector, and in the variable."""
-        bucket, route = self.bucket, self.bucket.route
+    def place(self, rank: int, device: int) -> tuple[slice, slice]:
+        """Returns where its elements are in the vector, and in the variable.
+
+        Args:
+            rank: The worker.
+            device: Which of the worker's devices.
+        """
+        bucket = self.bucket.parts[device]
+        route = bucket.route
         owned = range(bucket.layout.size)
         if self.role == "server":
             owned = route.owned_range(rank)
@@ -150,9 +162,7 @@ class OptimizerState:
         """Returns the variables that are the same on all workers."""
         count = self._plan.collectives.num_workers
         return [
-            leaf.variable
-            for leaf in self._leaves
-            if leaf.role == "local" or leaf.is_replicated(count)
+            leaf.variable for leaf in self._leaves if leaf.is_same_everywhere(count)
         ]
 
     def save(self, store: MutableMapping) -> None:
@@ -179,12 +189,14 @@ class OptimizerState:
         owned: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
             values = leaf.variable.local_values()
-            count = len(values) if leaf.role in ("worker", "moments") else 1
+            workers = len(values) // self._plan.devices_per_worker
+            count = workers if leaf.role in ("worker", "moments") else 1
             shape = [count, self._sizes[leaf.bucket.vector]]
             target = whole.setdefault(leaf.name, np.zeros(shape, np.float32))
             for replica, row in enumerate(values):
-                place, source = leaf.place(self._first_rank + replica)
-                target[replica % count, place] = row[source]
+                worker, device = divmod(replica, self._plan.devices_per_worker)
+                place, source = leaf.place(self._first_rank + worker, device)
+                target[worker % count, place] = row[source]
                 if leaf.role == "server":
                     known = owned.setdefault(
                         leaf.bucket.vector, np.zeros(shape[1], bool)
@@ -316,9 +328,11 @@ class OptimizerState:
             variable.assign_local_values(values.astype(variable.dtype))
         for leaf in self._leaves:
             values = np.zeros_like(leaf.variable.local_values())
-            rows = rows_for_replicas(restored.rows[leaf.name], len(values))
-            for replica, row in enumerate(rows):
-                place, source = leaf.place(self._first_rank + replica)
+            devices = self._plan.devices_per_worker
+            rows = rows_for_replicas(restored.rows[leaf.name], len(values) // devices)
+            for replica, row in enumerate(rows.repeat(devices, 0)):
+                worker, device = divmod(replica, devices)
+                place, source = leaf.place(self._first_rank + worker, device)
                 values[replica, source] = row[place]
             leaf.variable.assign_local_values(values)
 

@@ -65,7 +65,7 @@ class Stepper:
         inner: The inner optimizer.
         buckets: The buckets of the gradient.
         scalars: The small variables.
-        collectives: What moves vectors between the workers.
+        collectives: What moves vectors between the replicas.
         probe: Observes the steps; None where nobody does.
     """
 
@@ -80,6 +80,7 @@ class Stepper:
         variables: list,
         raises: bool,
         float_steps: FloatSteps,
+        workers: Collectives | None = None,
     ):
         """Remembers what does not change from step to step.
 
@@ -87,10 +88,13 @@ class Stepper:
             inner: The inner optimizer, built.
             buckets: The buckets.
             scalars: The small variables.
-            collectives: What moves vectors between the workers.
+            collectives: What moves vectors between the replicas, by whose number Keras
+                has divided the loss.
             variables: All trainable variables.
             raises: Whether a skipped step ends in an error.
             float_steps: The steps that travel as float32.
+            workers: What the buckets exchange by, where a worker has several replicas;
+                None: `collectives`.
         """
         check_members(inner, buckets)
         self._shared = SharedExchange(buckets)
@@ -98,6 +102,7 @@ class Stepper:
         self.buckets = buckets
         self.scalars = scalars
         self.collectives = collectives
+        self._workers = workers or collectives
         self._variables = variables
         self._raises = raises
         self._float_steps = float_steps
@@ -114,8 +119,8 @@ class Stepper:
         inner = self.inner
         pairs = list(zip(gradients, variables, strict=True))
         gradients = [self._formed(gradient, variable) for gradient, variable in pairs]
-        # Keras divides the loss by N; undone first, so that clipping and the method
-        # see this worker's own mean gradient, whatever N is.
+        # Keras divides the loss by the number of replicas; undone first, so that
+        # clipping and the method see a replica's own mean gradient, whatever it is.
         scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
         steps = inner.gradient_accumulation_steps
         if steps or compat.clips(inner):
@@ -291,8 +296,8 @@ class Stepper:
         return Context(
             step=tf.cast(tf.convert_to_tensor(inner.iterations), tf.int64),
             seed=tf.convert_to_tensor(scalars.seed),
-            rank=self.collectives.rank,
-            num_workers=self.collectives.num_workers,
+            rank=self._workers.rank,
+            num_workers=self._workers.num_workers,
             learning_rate=tf.cast(rate, tf.float32),
             previous_learning_rate=tf.convert_to_tensor(scalars.previous_learning_rate),
         )
