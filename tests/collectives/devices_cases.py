@@ -171,6 +171,8 @@ EVEN = [(8, 8), (64,)]
 def compare_with_one_device(names, eagerly=False):
     """Trains methods on workers of two devices, and of one that gets their mean."""
     results = {}
+    # Before anything else, which would begin with the devices as they are.
+    strategy_of([0, 0, 1, 1])
     gradients = gradients_of(3, shapes=EVEN)
     means = gradients.reshape(3, 2, 2, -1).mean(2)
     # Sums over examples: those of a device's terms, and of the mean's.
@@ -179,13 +181,17 @@ def compare_with_one_device(names, eagerly=False):
     for name in names:
         row = tests.methods.ROWS[name]
 
-        def make(row=row):
+        def make(row=row, **blocks):
             wrapper = getattr(tfgradcomp, row.wrapper)
-            return wrapper(keras.optimizers.SGD(RATE), min_size=0, **row.arguments)
+            arguments = {"min_size": 0, **row.arguments, **blocks}
+            return wrapper(keras.optimizers.SGD(RATE), **arguments)
 
-        if make()._method_block_size == "model":
+        block_size = make()._method_block_size
+        if block_size == "model":
             # Its one block lies across the border.
             continue
+        if block_size and 64 % block_size:
+            make = functools.partial(make, block_size=32)
 
         given = (moments, fewer) if row.needs_second_moments else (None, None)
         two = Training([0, 0, 1, 1], make, EVEN).take(gradients, given[0], eagerly)
