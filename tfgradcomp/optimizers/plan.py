@@ -20,17 +20,17 @@ from tfgradcomp.collectives import (
     for_strategy,
 )
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_choice, check_integer
-from tfgradcomp.ops import INDEX_BITS
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, cut_ranges
 from tfgradcomp.optimizers.divided_bucket import DividedBucket, part_ranges
+from tfgradcomp.optimizers.flat_vectors import divided
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket
 from tfgradcomp.optimizers.layer_method import MethodSettings
-from tfgradcomp.optimizers.partition import rules_of, table_positions
-from tfgradcomp.optimizers.policy import Assigned, Policy, assign
+from tfgradcomp.optimizers.partition import rules_of
+from tfgradcomp.optimizers.policy import Policy, assign
 from tfgradcomp.optimizers.rows_bucket import RowsBucket
 from tfgradcomp.transports import (
     NAMES,
@@ -84,41 +84,6 @@ class Settings:
                 "for each variable. Expected: fallback=None, and 'float32' in the "
                 f"policy where it is wanted. Received: fallback={self.fallback!r}"
             )
-
-
-class _Vector(NamedTuple):
-    """Variables that are flattened together, with the method for them.
-
-    A table whose gradient may travel as rows is a vector by itself.
-    """
-
-    name: str
-    positions: list[int]
-    sizes: list[int]
-    method: Method
-    block_size: int | str | None
-    is_compressed: bool
-    travels_as: str
-    num_rows: int | None = None
-    stream_offset: int = 0
-
-    def __str__(self):
-        positions = ", ".join(map(str, self.positions))
-        return f"{self.travels_as} of variables {positions} in {self.name}"
-
-    def is_like(self, other: _Vector) -> bool:
-        """Returns whether both may be one."""
-        return (self.method, self.block_size, self.is_compressed) == (
-            other.method,
-            other.block_size,
-            other.is_compressed,
-        )
-
-    def plus(self, position: int, size: int) -> _Vector:
-        """Returns the vector with one variable more."""
-        return self._replace(
-            positions=[*self.positions, position], sizes=[*self.sizes, size]
-        )
 
 
 class Plan(NamedTuple):
@@ -262,7 +227,8 @@ def make_plan(
     reasons = [one.reason for one in assigned]
     # Float steps are of whole vectors.
     has_tables = carries_tables and not settings.float_steps and count == 1
-    vectors = [*_vectors(variables, assigned, is_trained, settings, has_tables)]
+    sparse = settings.sparse if has_tables else ()
+    vectors = divided(variables, assigned, is_trained, settings.own, sparse)
     for vector in vectors:
         is_compressed = vector.is_compressed
         layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
@@ -375,63 +341,6 @@ def _rows_bucket(
         stream_offset=vector.stream_offset,
         rows_route=rows,
         num_rows=vector.num_rows,
-    )
-
-
-def _vectors(variables, assigned, is_trained, settings, has_tables):
-    """Divides the variables: what each method compresses, what not, and tables.
-
-    What travels by equal methods in equal blocks is one vector.
-    """
-    sizes = [variable.shape.num_elements() for variable in variables]
-    tables = []
-    if has_tables:
-        for i in table_positions(variables, settings.sparse):
-            vector = _empty(assigned[i])._replace(name=f"table_{i}").plus(i, sizes[i])
-            layout = Layout.from_sizes(vector.sizes, vector.block_size)
-            rows = variables[i].shape[0] if variables[i].shape else 0
-            least = max(assigned[i].settings.min_size, 1)
-            fits = sizes[i] >= least and rows < 2**INDEX_BITS
-            # Noise is of whole vectors.
-            fits = fits and not vector.method.noise_std
-            if is_trained[i] and fits and Rows.carries(vector.method, layout):
-                tables.append(vector._replace(num_rows=rows))
-    # The wrapper's own vectors come first, and have names that files know.
-    vectors = [_empty(Assigned(settings.own, reason)) for reason in (None, "left")]
-    others = len(vectors)
-    in_tables = {i for table in tables for i in table.positions}
-    for i, (one, trained) in enumerate(zip(assigned, is_trained, strict=True)):
-        if not trained or i in in_tables:
-            continue
-        kind = _empty(one)
-        index = next((k for k, v in enumerate(vectors) if v.is_like(kind)), None)
-        if index is None:
-            index = len(vectors)
-            vectors.append(kind._replace(name=f"policy_{index - others}"))
-        vectors[index] = vectors[index].plus(i, sizes[i])
-    end = max(sum(vector.sizes) for vector in vectors[:others])
-    for index, vector in enumerate([*vectors, *tables]):
-        if index >= others:
-            # Their random numbers follow those of the vectors before.
-            end = -(-end // CHUNK) * CHUNK
-            vector = vector._replace(stream_offset=end)
-            end += sum(vector.sizes)
-        if sum(vector.sizes):
-            yield vector
-
-
-def _empty(assigned):
-    """A vector for such variables."""
-    settings, is_compressed = assigned.settings, assigned.reason is None
-    method = settings.method if is_compressed else settings.method.uncompressed()
-    return _Vector(
-        "compressed" if is_compressed else "plain",
-        [],
-        [],
-        method,
-        settings.block_size if is_compressed else "model",
-        is_compressed,
-        settings.name if is_compressed else "float32",
     )
 
 
