@@ -24,7 +24,7 @@ BLOCKS = Layout.from_sizes([5000], 512)
 REGISTERED = {
     "tfgradcomp": """BinGrad CompressedOptimizer DistEFBlockSGD DistEFBlockSGDM
         DistEFSGD HalfPrecision Hybrid LinearQuantization ORQ OneBitAdam QSGD ScaledSign
-        SignSGD Signum Strom TernGrad VarianceBased""",
+        SignSGD Signum Strom TernGrad VarianceBased ZeroOneAdam""",
     "tfgradcomp.compressors": """BinGrad Clip ErrorFeedback Hybrid Identity
         LinearQuantization Momentum NesterovMomentum ORQ QSGD ScaledSign Sign Strom
         Ternary TopK VarianceBased WeightDecay""",
@@ -46,8 +46,9 @@ def concrete(package, base):
 
 
 WRAPPERS = concrete(optimizers, optimizers.CompressedOptimizer)
-# Those that go around SGD; `test_onebit_adam.py` has what is said of the others.
-AROUND_SGD = [kind for kind in WRAPPERS if kind is not optimizers.OneBitAdam]
+# Those that go around SGD; `test_onebit_adam` and `test_zero_one_adam` have what is said
+# of the others.
+AROUND_SGD = [k for k in WRAPPERS if not issubclass(k, optimizers.OneBitAdam)]
 COMPRESSORS = concrete(compressors, compressors.Compressor)
 SERVERS = concrete(servers, servers.Server)
 every_class = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Accuracy of 1-bit Adam next to Adam, over several seeds, on four workers.
+"""Accuracy of 1-bit and 0/1 Adam next to Adam, over several seeds, on four workers.
 
     python examples/studies/onebit_adam.py
     python examples/studies/onebit_adam.py --quick
@@ -40,6 +40,10 @@ OPTIMIZERS = {
     "OneBitAdam, refresh=16": lambda adam, steps: tfgradcomp.OneBitAdam(
         adam, steps // 5, refresh=16
     ),
+    # Rounds of 1, 2, 4 and 8 steps, each for an eighth of the training, then of 16.
+    "ZeroOneAdam": lambda adam, steps: tfgradcomp.ZeroOneAdam(
+        adam, steps // 5, double_every=steps // 8
+    ),
 }
 
 
@@ -75,20 +79,21 @@ def text_batches(number, batch_size, seed):
 
 
 def task_of(name, seed):
-    """Return a function that makes the model, its rate, and both datasets."""
+    """Return what makes the model, its rate, the epochs that it needs, and datasets."""
     if name == "LeNet":
         source = data.load()
         train = data.batches(source.train, 64 * WORKERS, seed)
-        return models.make_lenet, 1e-3, train, data.batches(source.test, 1000)
+        return models.make_lenet, 1e-3, 3, train, data.batches(source.test, 1000)
     train = text_batches(20_000, 32 * WORKERS, 1 + seed)
-    return make_transformer, 3e-3, train, text_batches(2_000, 500, 0)
+    return make_transformer, 3e-3, 10, train, text_batches(2_000, 500, 0)
 
 
-def run(strategy, task, optimizer, seed, epochs, most):
+def run(strategy, task, optimizer, seed, is_quick):
     """Return the row of a training."""
     keras.utils.set_random_seed(seed)
-    make_model, rate, train, test = task_of(task, seed)
-    train = train.take(most)
+    make_model, rate, epochs, train, test = task_of(task, seed)
+    if is_quick:
+        epochs, train = 1, train.take(60)
     steps = epochs * len(train)
     with strategy.scope():
         model = make_model()
@@ -133,19 +138,17 @@ def main():
     given = parser.parse_args()
     strategy = tfgradcomp.virtual_workers(WORKERS)
     tfgradcomp.enable_multi_worker_fit()
-    seeds, epochs, most = given.seeds, 3, -1
-    if given.quick:
-        seeds, epochs, most = [0], 1, 60
     rows = [
-        run(strategy, task, optimizer, seed, epochs, most)
+        run(strategy, task, optimizer, seed, given.quick)
         for task in ("LeNet", "transformer")
-        for seed in seeds
+        for seed in ([0] if given.quick else given.seeds)
         for optimizer in OPTIMIZERS
     ]
+    if given.quick:
+        print(table(rows))
+        return
     text = table(rows)
     print(text)
-    if given.quick:
-        return
     with open(RESULTS, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

@@ -74,9 +74,15 @@ CASES = {
         ),
         lambda model: dataset(model, 20),
     ),
-    "1-bit Adam": (
-        lambda: tfgradcomp.OneBitAdam(
-            keras.optimizers.Adam(1e-3), 4, transport="all_gather", min_size=50
+    "0/1 Adam": (
+        lambda: tfgradcomp.ZeroOneAdam(
+            keras.optimizers.AdamW(1e-3),
+            4,
+            refresh=2,
+            local_steps=3,
+            double_every=4,
+            transport="all_gather",
+            min_size=50,
         ),
         lambda model: dataset(model, 20),
     ),

@@ -65,6 +65,13 @@ def train(workers, steps=range(STEPS), saved=None, transport=AllGather, refresh=
     return Loopback(workers, timeout=60).run(worker)
 
 
+def floored(root, cuts):
+    """Returns square roots, no smaller than a part of their variable's mean."""
+    parts = [root[a:b] for a, b in pairwise(cuts)]
+    floors = [FLOOR * np.sqrt(np.mean(part**2)) for part in parts]
+    return np.concatenate(list(map(np.maximum, parts, floors)))
+
+
 def trajectory(workers, refreshes=()):
     """Tang et al. 2021, Algorithm 1, with the corrections of Keras' Adam."""
     x = flat(v.numpy() for v in make_variables(SHAPES)).astype(float)
@@ -93,9 +100,7 @@ def trajectory(workers, refreshes=()):
         alpha = RATE * np.sqrt(1 - BETA_2**count) / (1 - BETA_1 ** (step + 1))
         root = np.sqrt(v)
         if step >= WARM_UP and step not in refreshes:
-            parts = [root[a:b] for a, b in pairwise(cuts)]
-            floors = [FLOOR * np.sqrt(np.mean(part**2)) for part in parts]
-            root = np.concatenate(list(map(np.maximum, parts, floors)))
+            root = floored(root, cuts)
         x -= alpha * m / (root + EPSILON)
         yield x.copy()
 
@@ -128,11 +133,10 @@ def test_the_warm_up_is_stock_adam_to_the_bit():
     assert found == [bits(v.numpy()) for v in variables]
 
 
-@pytest.mark.parametrize("half", [2, 6])
-def test_a_run_that_resumes_has_the_same_bits(half):
+def test_a_run_that_resumes_has_the_same_bits():
     whole = train(3)
-    saved = [(w, store, slots) for w, store, slots, _ in train(3, range(half))]
-    resumed = train(3, range(half, STEPS), saved)
+    saved = [(w, store, slots) for w, store, slots, _ in train(3, range(6))]
+    resumed = train(3, range(6, STEPS), saved)
     assert_same([one[:3] for one in whole], [one[:3] for one in resumed])
 
 

@@ -33,9 +33,11 @@ class _Thread(threading.local):
         phase: "update" for gradients that have been exchanged, "accumulate" for those
             of a window that goes on, "alone" for those that are never exchanged; None
             outside of a wrapper.
+        rate: The learning rate of this call; None: the optimizer's own.
     """
 
     phase: str | None = None
+    rate: tf.Tensor | None = None
 
 
 _thread = _Thread()
@@ -238,9 +240,21 @@ def go_to_end_of_window(optimizer: Optimizer) -> None:
     optimizer._iterations.assign_add(optimizer.gradient_accumulation_steps - 1)
 
 
-def update(optimizer: Optimizer, gradients: list, variables: list) -> None:
-    """Applies gradients that are unscaled, clipped and aggregated already."""
-    _apply("update", optimizer, gradients, variables)
+def update(
+    optimizer: Optimizer,
+    gradients: list,
+    variables: list,
+    rate: tf.Tensor | None = None,
+) -> None:
+    """Applies gradients that are unscaled, clipped and aggregated already.
+
+    Args:
+        optimizer: The optimizer.
+        gradients: The gradients.
+        variables: Their variables.
+        rate: The learning rate of this step alone; None: the optimizer's.
+    """
+    _apply("update", optimizer, gradients, variables, rate)
 
 
 def apply_alone(optimizer: Optimizer, gradients: list, variables: list) -> None:
@@ -248,8 +262,9 @@ def apply_alone(optimizer: Optimizer, gradients: list, variables: list) -> None:
     _apply("alone", optimizer, gradients, variables)
 
 
-def _apply(phase, optimizer, gradients, variables):
+def _apply(phase, optimizer, gradients, variables, rate=None):
     replace(Optimizer, "_backend_apply_gradients", _apply_gradients)
+    replace(Optimizer, "_get_current_learning_rate", _current_learning_rate)
     replace(Optimizer, "_all_reduce_sum_gradients", _all_reduce_sum_gradients)
     scale = optimizer.loss_scale_factor
     if scale and phase != "alone":
@@ -262,11 +277,15 @@ def _apply(phase, optimizer, gradients, variables):
         gradients = [
             gradients[known[i]] if i in known else None for i in range(len(variables))
         ]
-    _thread.phase = phase
+    _thread.phase, _thread.rate = phase, rate
     try:
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
     finally:
-        _thread.phase = None
+        _thread.phase = _thread.rate = None
+
+
+def _current_learning_rate(original, optimizer):
+    return original(optimizer) if _thread.rate is None else _thread.rate
 
 
 def _apply_gradients(original, optimizer, gradients, variables):

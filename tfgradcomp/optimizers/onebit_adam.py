@@ -13,6 +13,7 @@ from tfgradcomp.compressors import ErrorFeedback, ScaledSign
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.float_steps import FloatSteps
+from tfgradcomp.optimizers.gradient_bucket import Gradients
 from tfgradcomp.optimizers.step import Stepper
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Recompress
@@ -38,23 +39,28 @@ class VarianceSteps(FloatSteps):
         if self.refresh is not None:
             check_integer("refresh", self.refresh, 1)
 
-    def _refreshes(self):
+    def refreshes(self) -> list[int]:
+        """Returns the steps in between."""
         found, step = [], self.warmup_steps
         # Of each distance there are `refresh` steps.
         for power in range(_POWERS):
             for _ in range(self.refresh or 0):
                 step += 1 << power
                 found.append(step)
-        return tf.constant(found, tf.int64, [len(found)])
+        return found
+
+    def _tensor(self):
+        steps = self.refreshes()
+        return tf.constant(steps, tf.int64, [len(steps)])
 
     @override
     def include(self, step):
-        is_refresh = tf.reduce_any(tf.equal(self._refreshes(), step))
+        is_refresh = tf.reduce_any(tf.equal(self._tensor(), step))
         return tf.logical_or(super().include(step), is_refresh)
 
     @override
     def count(self, step):
-        refreshes = tf.reduce_sum(tf.cast(self._refreshes() <= step, tf.int64))
+        refreshes = tf.reduce_sum(tf.cast(self._tensor() <= step, tf.int64))
         return super().count(step) + refreshes
 
 
@@ -69,17 +75,29 @@ class MomentumStepper(Stepper):
 
     @override
     def _take(self, gradients, variables, is_float_step):
-        if not is_float_step:
-            beta, scale = self.inner.beta_1, gradients.scale
-            pairs = zip(gradients.values, adam.momenta(self.inner), strict=True)
-            values = [
-                None
-                if g is None
-                else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
-                for g, m in pairs
-            ]
-            gradients = gradients._replace(values=values, scale=1.0)
-        super()._take(gradients, variables, is_float_step)
+        if is_float_step:
+            super()._take(gradients, variables, True)
+        else:
+            self.take_momenta(self.own_momenta(gradients), variables)
+
+    def take_momenta(self, momenta: Gradients, variables: list) -> None:
+        """Exchanges momenta and updates the variables by what comes back.
+
+        Args:
+            momenta: Those of this worker, over all variables.
+            variables: Those that have had a gradient.
+        """
+        super()._take(momenta, variables, False)
+
+    def own_momenta(self, gradients: Gradients) -> Gradients:
+        """Returns the momenta that this worker's gradients make of the shared ones."""
+        beta, scale = self.inner.beta_1, gradients.scale
+        pairs = zip(gradients.values, adam.momenta(self.inner), strict=True)
+        values = [
+            None if g is None else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
+            for g, m in pairs
+        ]
+        return gradients._replace(values=values, scale=1.0)
 
 
 class OneBitAdam(CompressedOptimizer):
@@ -189,8 +207,12 @@ class OneBitAdam(CompressedOptimizer):
             )
         self.refresh, self.variance_floor = refresh, variance_floor
         self.float_steps = VarianceSteps(warmup_steps, refresh=refresh)
-        steps = self.float_steps
-        adam.freeze_variance(inner, steps.include, steps.count, variance_floor)
+        adam.freeze_variance(
+            inner,
+            lambda step: self.float_steps.include(step),
+            lambda step: self.float_steps.count(step),
+            variance_floor,
+        )
 
     @classmethod
     @override

@@ -231,10 +231,9 @@ class Stepper:
             variables: The variables to update.
             context: The step.
         """
-        inner = self.inner
         applied = [
             tf.cast(
-                _joined(updates, compat.position(inner, variable), variable.shape),
+                _joined(updates, compat.position(self.inner, variable), variable.shape),
                 variable.dtype,
             )
             for variable in variables
@@ -251,7 +250,7 @@ class Stepper:
                     variable.assign_rows(value)
                 else:
                     variable.assign(value)
-            compat.update(inner, applied, variables)
+            self._update(applied, variables)
 
         def skip(applied, new_values, flags):
             self.drop_window()
@@ -263,6 +262,9 @@ class Stepper:
             skip,
             args=(applied, list(new_values), flags),
         )
+
+    def _update(self, gradients, variables):
+        compat.update(self.inner, gradients, variables)
 
     def drop_window(self) -> None:
         """Forgets the gradients that were to be accumulated, if any."""

@@ -1,0 +1,221 @@
+"""ZeroOneAdam against NumPy, within its rounds and over their ends."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.helpers import bits, flat, make_variables
+from tests.optimizers.test_buckets import Store, assert_same
+from tests.optimizers.test_onebit_adam import (
+    BETA_1,
+    BETA_2,
+    EPSILON,
+    FLOOR,
+    SHAPES,
+    WARM_UP,
+    floored,
+    gradients_of,
+)
+from tests.reference.methods import scaled_sign
+from tfgradcomp.optimizers.zero_one_adam import RoundSteps
+from tfgradcomp.transports import AllGather, Loopback, Sharded
+
+STEPS, DECAY = 14, 0.1
+# Of steps 3 and 4 each is a round; then 5 and 6; then 7 to 9, 10 to 12, and 13 alone.
+ENDS = {3, 4, 6, 9, 12}
+REFRESHES = {4}
+
+
+@pytest.fixture(autouse=True)
+def eager_functions():
+    """Workers of a loopback meet in Python."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+class Rates(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that changes in each step."""
+
+    def __call__(self, step):
+        return 0.01 + 0.001 * tf.cast(step, tf.float32)
+
+
+def adam():
+    return keras.optimizers.AdamW(
+        Rates(), weight_decay=DECAY, beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON
+    )
+
+
+def train(workers, steps=range(STEPS), saved=None, transport=AllGather, bad=(), **own):
+    """Weights of each worker by steps, and its state after the last one."""
+
+    def worker(rank, collectives):
+        variables, inner = make_variables(SHAPES), adam()
+        optimizer = tfgradcomp.ZeroOneAdam(
+            inner,
+            WARM_UP,
+            refresh=1,
+            local_steps=3,
+            double_every=2,
+            variance_floor=FLOOR,
+            transport=transport(collectives),
+            min_size=100,
+            **own,
+        )
+        optimizer.build(variables)
+        if saved is not None:
+            weights, store, slots = saved[rank]
+            optimizer.load_own_variables(store)
+            pairs = zip([*inner.variables, *variables], [*slots, *weights], strict=True)
+            for variable, value in pairs:
+                variable.assign(value)
+        seen = []
+        for step in steps:
+            # Keras has divided the loss.
+            gradients = [g / workers for g in gradients_of(step, rank)]
+            if (step, rank) in bad:
+                gradients[2][7] = np.inf
+            optimizer.apply(gradients, variables)
+            seen.append([v.numpy() for v in variables])
+        store = Store()
+        optimizer.save_own_variables(store)
+        state = seen[-1], store, [v.numpy() for v in inner.variables]
+        optimizer.synchronize()
+        optimizer.synchronize()
+        steps_taken = int(inner.iterations.numpy())
+        return state, seen, [v.numpy() for v in variables], steps_taken, optimizer
+
+    return Loopback(workers, timeout=60).run(worker)
+
+
+def trajectory(workers, bad=()):
+    """Lu et al. 2022, Algorithm 1, by mean momenta; the last round ends early."""
+    x = flat(v.numpy() for v in make_variables(SHAPES)).astype(float)
+    cuts = np.cumsum([0, *(int(np.prod(shape)) for shape in SHAPES)])
+    m, v, e = np.zeros_like(x), np.zeros_like(x), np.zeros([workers, x.size])
+    server, count = np.zeros_like(x), 0
+    # The second variable is too small to be compressed.
+    small = slice(cuts[1], cuts[2])
+    alone, own, sums, total = None, None, 0, 0
+
+    def step_by(x, m, root, rate, step):
+        alpha = rate * np.sqrt(1 - BETA_2**count) / (1 - BETA_1 ** (step + 1))
+        return (1 - rate * DECAY) * x - alpha * m / (root + EPSILON)
+
+    for step in range(STEPS + 1):
+        rate, root = 0.01 + 0.001 * step, floored(np.sqrt(v), cuts)
+        if step < STEPS:
+            g = np.stack([flat(gradients_of(step, r)) for r in range(workers)])
+        if step < WARM_UP or step in REFRESHES:
+            m = BETA_1 * m + (1 - BETA_1) * g.mean(0)
+            v = BETA_2 * v + (1 - BETA_2) * g.mean(0) ** 2
+            count += 1
+            x = step_by(x, m, np.sqrt(v), rate, step)
+            yield np.tile(x, [workers, 1])
+            continue
+        if alone is None:
+            alone, own = np.tile(x, [workers, 1]), np.tile(m, [workers, 1])
+            sums, total = 0, 0
+        if step < STEPS:
+            before = own
+            own = BETA_1 * own + (1 - BETA_1) * g
+            for rank in range(workers):
+                if (step, rank) in bad:
+                    own[rank] = before[rank]
+            sums, total = sums + rate * own, total + rate
+        if step not in ENDS and step < STEPS:
+            alone = step_by(alone, own, root, rate, step)
+            yield alone
+            continue
+        p = sums / total + e
+        sent = np.stack([scaled_sign(one, cuts) for one in p])
+        e, whole = p - sent, sent.mean(0) + server
+        m = scaled_sign(whole, cuts)
+        server = whole - m
+        m[small] = (sums / total).mean(0)[small]
+        e[:, small] = server[small] = 0
+        x, alone = step_by(x, m, root, total, step), None
+        yield np.tile(x, [workers, 1])
+
+
+@pytest.mark.parametrize(
+    ("workers", "transport", "bad"),
+    [(3, AllGather, ()), (2, Sharded, ((8, 1), (9, 0)))],
+)
+def test_workers_are_alone_in_a_round_and_agree_at_its_end(workers, transport, bad):
+    trained = train(workers, transport=transport, bad=bad, nonfinite="skip")
+    *expected, last = trajectory(workers, bad)
+    for rank, (_, seen, end, steps, optimizer) in enumerate(trained):
+        for found, wanted in zip([*seen, end], [*expected, last], strict=True):
+            np.testing.assert_allclose(flat(found), wanted[rank], rtol=1e-4, atol=1e-5)
+        assert steps == STEPS
+        assert optimizer.skipped_steps == sum(one == rank for _, one in bad)
+    ends = [*range(WARM_UP), *ENDS]
+    for index in ends:
+        assert len({flat(seen[index]).tobytes() for _, seen, *_ in trained}) == 1
+    assert len({flat(end).tobytes() for _, _, end, *_ in trained}) == 1
+    assert len({flat(seen[7]).tobytes() for _, seen, *_ in trained}) == workers
+
+
+def test_one_step_a_round_is_one_bit_adam_to_the_bit():
+    def last(make):
+        def worker(rank, collectives):
+            variables = make_variables(SHAPES)
+            optimizer = make(adam(), WARM_UP, 2, transport=AllGather(collectives))
+            for step in range(STEPS):
+                optimizer.apply([g / 2 for g in gradients_of(step, rank)], variables)
+            return [bits(v.numpy()) for v in variables]
+
+        return Loopback(2, timeout=60).run(worker)
+
+    def alone(*args, **kwargs):
+        return tfgradcomp.ZeroOneAdam(*args, local_steps=1, double_every=1, **kwargs)
+
+    assert last(alone) == last(tfgradcomp.OneBitAdam)
+
+
+def test_a_run_that_resumes_within_a_round_has_the_same_bits():
+    whole = train(3)
+    saved = [state for state, *_ in train(3, range(9))]
+    resumed = train(3, range(9, STEPS), saved)
+    assert_same([state for state, *_ in whole], [state for state, *_ in resumed])
+
+
+def test_a_bad_gradient_raises_on_all_as_the_round_ends():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="worker"):
+        train(2, bad=((7, 1),))
+
+
+def test_rounds_double_and_the_variance_rests_before_them():
+    steps = RoundSteps(3, refresh=2, local_steps=3, double_every=5)
+    ends = [step for step in range(3, 22) if steps.end_round(np.int64(step))]
+    assert ends == [3, 4, 5, 6, 7, 9, 11, 12, 15, 18, 21]
+    assert steps.refreshes() == [4, 5, 7]
+
+
+def test_arguments_are_saved_and_traffic_is_a_mean():
+    optimizer = tfgradcomp.ZeroOneAdam("adam", 7, double_every=64, min_size=1)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    assert again.float_steps == optimizer.float_steps
+    one = tfgradcomp.OneBitAdam("adam", 7, min_size=1)
+    for each in (one, optimizer):
+        each.build(make_variables(SHAPES))
+    assert optimizer.traffic.words_sent == one.traffic.words_sent / 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"local_steps": 0}, "local_steps=0"),
+        ({"double_every": 0}, "double_every=0"),
+        ({"inner": keras.optimizers.Adam(gradient_accumulation_steps=2)}, "steps=2"),
+    ],
+)
+def test_other_arguments_are_refused(arguments, message):
+    inner = arguments.pop("inner", "adam")
+    with pytest.raises(ValueError, match=message):
+        tfgradcomp.ZeroOneAdam(inner, 5, **arguments)

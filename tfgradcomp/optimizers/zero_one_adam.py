@@ -1,0 +1,386 @@
+"""0/1 Adam: 1-bit Adam whose workers take more and more steps alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.compat import adam
+from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.conditional import conditional
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.optimizers.gradient_bucket import Gradients
+from tfgradcomp.optimizers.onebit_adam import (
+    MomentumStepper,
+    OneBitAdam,
+    VarianceSteps,
+)
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.transports import Traffic
+from tfgradcomp.transports.traffic import mean_traffic
+
+
+@dataclass(frozen=True)
+class RoundSteps(VarianceSteps):
+    """The steps that travel as float32, and those that end a round.
+
+    Attributes:
+        local_steps: The most steps of a round.
+        double_every: After so many steps a round has twice as many.
+    """
+
+    local_steps: int = 1
+    double_every: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_integer("local_steps", self.local_steps, 1)
+        check_integer("double_every", self.double_every, 1)
+
+    @override
+    def refreshes(self):
+        # A mean of gradients at weights that differ says nothing of the variance.
+        end = self.warmup_steps + self.double_every
+        is_alone = self.local_steps > 1
+        return [step for step in super().refreshes() if step < end or not is_alone]
+
+    def end_round(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns whether a step after the warm-up is the last one of a round.
+
+        Args:
+            step: int64 scalar, as `include` takes it.
+        """
+        past = step - self.warmup_steps
+        last = (self.local_steps - 1).bit_length()
+        stage = tf.minimum(past // self.double_every, last)
+        place = past - stage * self.double_every + 1
+        doubled = tf.bitwise.left_shift(tf.ones([], tf.int64), stage)
+        length = tf.minimum(doubled, self.local_steps)
+        # A round belongs to one stage.
+        is_cut = (stage < last) & tf.equal(place, self.double_every)
+        return tf.equal(place % length, 0) | is_cut
+
+
+class Round:
+    """The state of a round that has not ended, on a worker.
+
+    Attributes:
+        steps: int64, the steps that it has taken alone.
+        rate: float32, the learning rates of the round, added up.
+        starts: The weights before the first step.
+        means: The mean momenta, each weighted by its learning rate.
+    """
+
+    def __init__(self, weights: list):
+        """Creates the variables.
+
+        Args:
+            weights: The trainable variables.
+        """
+        self.steps = PerReplicaVariable(tf.zeros([], tf.int64), "round_steps")
+        self.rate = PerReplicaVariable(tf.zeros([]), "round_rate")
+        zeros = [tf.zeros(one.shape, one.dtype) for one in weights]
+        self.starts = [PerReplicaVariable(zero, "round_start") for zero in zeros]
+        self.means = [PerReplicaVariable(zero, "round_mean") for zero in zeros]
+
+    def named(self) -> dict[str, PerReplicaVariable]:
+        """Returns the variables by the names that they have in files."""
+        found = {"round_steps": self.steps, "round_rate": self.rate}
+        for index, pair in enumerate(zip(self.starts, self.means, strict=True)):
+            found[f"round_start_{index}"], found[f"round_mean_{index}"] = pair
+        return found
+
+
+class RoundStepper(MomentumStepper):
+    """Takes steps alone, and exchanges the mean momentum of a round at its end.
+
+    Attributes:
+        round: What is kept until then.
+        round_steps: Which steps end a round.
+    """
+
+    round: Round
+    _float_steps: RoundSteps
+
+    @override
+    def _take(self, gradients, variables, is_float_step):
+        kept, step = self.round, self.context().step
+        rate = tf.cast(compat.learning_rate(self.inner), tf.float32)
+        if is_float_step:
+            kept.rate.assign(rate)
+            super()._take(gradients, variables, True)
+            return
+        own = self.own_momenta(gradients)
+        is_first = tf.equal(tf.convert_to_tensor(kept.steps), 0)
+        is_end = self._float_steps.end_round(step)
+        told, safe = self._without_nonfinite(own.values, is_first & is_end)
+        total = tf.where(is_first, rate, rate + tf.convert_to_tensor(kept.rate))
+        kept.rate.assign(total)
+        conditional(
+            is_first,
+            lambda values, share: self._set_means(values),
+            self._move_means,
+            args=(told, tf.math.divide_no_nan(rate, total)),
+        )
+
+        def take_alone(values):
+            conditional(is_first, lambda: self._begin(), lambda: None)
+            kept.steps.assign(tf.convert_to_tensor(kept.steps) + 1)
+            table = [values[compat.position(self.inner, v)] for v in variables]
+            compat.update(self.inner, table, variables)
+
+        conditional(
+            is_end,
+            lambda values: self.exchange(variables),
+            take_alone,
+            args=(safe,),
+        )
+
+    def _without_nonfinite(self, values, is_alone):
+        """Returns momenta to exchange, and to take a step with alone.
+
+        A gradient that is not finite is taken for the momentum itself. Where it is to
+        raise an error, the exchange finds it.
+        """
+        known = [value for value in values if value is not None]
+        is_finite = tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(value)) for value in known]
+        )
+        safe = [
+            None if value is None else tf.where(is_finite, value, before)
+            for value, before in zip(values, adam.momenta(self.inner), strict=True)
+        ]
+        if self._raises:
+            return values, safe
+        left_out = tf.logical_not(is_finite | is_alone)
+        skipped = self.scalars.skipped_steps
+        skipped.assign(tf.convert_to_tensor(skipped) + tf.cast(left_out, tf.int64))
+        told = [
+            None if value is None else tf.where(is_alone, value, own)
+            for value, own in zip(values, safe, strict=True)
+        ]
+        return told, safe
+
+    def _set_means(self, values):
+        for mean, value in zip(self.round.means, values, strict=True):
+            if value is not None:
+                mean.assign(tf.cast(value, mean.dtype))
+
+    def _move_means(self, values, share):
+        for mean, value in zip(self.round.means, values, strict=True):
+            if value is not None:
+                before = tf.convert_to_tensor(mean)
+                moved = (tf.cast(value, mean.dtype) - before) * tf.cast(
+                    share, mean.dtype
+                )
+                mean.assign(before + moved)
+
+    def _begin(self):
+        for start, weight in zip(self.round.starts, self._variables, strict=True):
+            start.assign(tf.convert_to_tensor(weight))
+
+    def exchange(self, variables: list) -> None:
+        """Ends a round: a step from its start, by the mean momentum of all workers.
+
+        Args:
+            variables: Those that have had a gradient.
+        """
+        kept = self.round
+
+        def go_back():
+            for start, weight in zip(kept.starts, self._variables, strict=True):
+                weight.assign(tf.convert_to_tensor(start))
+
+        was_alone = tf.convert_to_tensor(kept.steps) > 0
+        conditional(was_alone, go_back, lambda: None)
+        positions = {compat.position(self.inner, variable) for variable in variables}
+        means = [
+            tf.convert_to_tensor(mean) if index in positions else None
+            for index, mean in enumerate(kept.means)
+        ]
+        nothing = [None] * len(means)
+        self.take_momenta(Gradients(means, moments=nothing), variables)
+        kept.steps.assign(tf.zeros([], tf.int64))
+
+    @override
+    def _update(self, gradients, variables):
+        rate = tf.convert_to_tensor(self.round.rate)
+        compat.update(self.inner, gradients, variables, rate)
+
+    @override
+    def drop_window(self):
+        super().drop_window()
+        # Workers that were alone have no momentum in common.
+        was_alone = tf.convert_to_tensor(self.round.steps) > 0
+        for momentum in adam.momenta(self.inner):
+            value = tf.convert_to_tensor(momentum)
+            momentum.assign(tf.where(was_alone, tf.zeros_like(value), value))
+
+
+class ZeroOneAdam(OneBitAdam):
+    r"""1-bit Adam with rounds of local steps: less than a bit an element.
+
+    It is `OneBitAdam`, and in between two exchanges workers take steps of Adam with
+    their own momenta. A round has one step at first, and twice as many after each
+    `double_every` steps, up to `local_steps`. At its end, of the steps
+    \( h = 1 \dots H \) of worker i with rates \( \eta_h \),
+
+    \( \bar m_i = \sum_h \eta_h m_{i,h} / \sum_h \eta_h \)
+
+    travels as the momentum of 1-bit Adam does, with error feedback both ways, and the
+    reply m is the momentum of all. From where the round began, every worker takes one
+    step with it, of the rate \( \sum_h \eta_h \). (The paper sends
+    \( \sum_h \eta_h m_{i,h} \) and divides the reply; with the mean, residuals are in
+    units of m and stay right where learning rates change.)
+
+    All workers have the same weights, to the bit, after each round. One ends also as
+    each epoch of `fit` does, and before `evaluate` and `predict`; `synchronize` asks
+    for that anywhere else. A model that is saved within a round holds this worker's
+    weights; backups hold each worker's, and a run that resumes there ends in the same
+    bits. Nothing is compared by `verify_every` within a round.
+
+    A gradient that is not finite counts for nothing, in that worker's step alone, with
+    `nonfinite="skip"`; with `"raise"` the error comes as the round ends. AdamW's decay
+    is taken in each step alone, and again by the sum of rates in the step of all.
+
+    Args:
+        inner_optimizer: `keras.optimizers.Adam` or `AdamW`, without `amsgrad`.
+        warmup_steps: Steps of plain Adam, 1 or more.
+        refresh: After the warm-up v takes part again in steps whose distance doubles
+            after so many of them, until the first round of 2 steps; None: in none. The
+            paper's is 16.
+        local_steps: The most steps of a round. The paper's is 16.
+        double_every: See above. The paper's is 32,678.
+        variance_floor: A part of the root mean square of \( \sqrt v \), as
+            `OneBitAdam` explains it.
+        block_size: Elements a block. None: a block is a parameter tensor.
+        **kwargs: Those that `OneBitAdam` takes.
+
+    Raises:
+        ValueError: If an argument is out of range, or the inner optimizer is another or
+            accumulates gradients.
+
+    Example:
+        ```python
+        adam = keras.optimizers.Adam(1e-3)
+        optimizer = tfgradcomp.ZeroOneAdam(adam, warmup_steps=500, double_every=2_000)
+        model.compile(optimizer, "mse")
+        ```
+
+    References:
+        Lu et al., Maximizing Communication Efficiency for Large-scale Training via 0/1
+        Adam, 2022, Algorithm 1 and Section 6.
+    """
+
+    stepper_class = RoundStepper
+    _stepper: RoundStepper
+    _round: Round
+    config_arguments: ClassVar[tuple[str, ...]] = (
+        "local_steps",
+        "double_every",
+        *OneBitAdam.config_arguments,
+    )
+
+    def __init__(
+        self,
+        inner_optimizer: InnerOptimizer,
+        warmup_steps: int,
+        refresh: int | None = 16,
+        local_steps: int = 16,
+        double_every: int = 32_678,
+        variance_floor: float = 0.1,
+        block_size: int | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            inner_optimizer,
+            warmup_steps,
+            refresh,
+            variance_floor,
+            block_size,
+            **kwargs,
+        )
+        accumulated = self.inner_optimizer.gradient_accumulation_steps
+        if accumulated:
+            raise ValueError(
+                "Rounds of local steps accumulate momenta already. Expected: "
+                "gradient_accumulation_steps=None, and more `local_steps`. "
+                f"Received: gradient_accumulation_steps={accumulated}"
+            )
+        self.local_steps, self.double_every = local_steps, double_every
+        self.float_steps = RoundSteps(
+            warmup_steps,
+            refresh=refresh,
+            local_steps=local_steps,
+            double_every=double_every,
+        )
+
+    @override
+    def _bind(self, is_fallback=None):
+        super()._bind(is_fallback)
+        if "_round" not in vars(self):
+            self._round = Round(compat.trainable_variables(self))
+            compat.track(self, [*self._round.named().values()])
+            self._end_now = tf.function(lambda *observers: self._end_round())
+        self._stepper.round = self._round
+
+    @property
+    def variables(self):
+        """The inner optimizer's variables, the method's state, and the round's."""
+        own = [*self._round.named().values()] if self.built else []
+        return super().variables + own
+
+    @property
+    @override
+    def traffic(self) -> Traffic:
+        """The traffic of one worker in a step, as the mean over the longest rounds.
+
+        Raises:
+            ValueError: If the optimizer is not built yet.
+        """
+        return mean_traffic([super().traffic], self.local_steps)
+
+    def _end_round(self):
+        counter = compat.step_counter(self.inner_optimizer)
+        steps = tf.convert_to_tensor(counter)
+        self._stepper.exchange(compat.trainable_variables(self.inner_optimizer))
+        counter.assign(steps)
+
+    @override
+    def synchronize(self):
+        """Ends the round, so that weights are equal everywhere.
+
+        All workers must call it, outside of a graph. `fit` does as each epoch ends,
+        `evaluate` and `predict` do as they begin.
+        """
+        if self.built and self._round.steps.numpy():
+            probe = self._stepper.probe
+            observers = probe.observers.values() if probe else ()
+            self._strategy.run(self._end_now, args=(*observers,))
+
+    @override
+    def verify(self, others=()):
+        if self.built and not self._round.steps.numpy():
+            super().verify(others)
+
+    @override
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if self.built and self._round.steps.numpy():
+            for name, variable in self._round.named().items():
+                store[name] = variable.local_values()
+
+    @override
+    def load_own_variables(self, store):
+        own = self._round.named() if self.built else {}
+        names = [name for name in store.keys() if name not in own]
+        super().load_own_variables({name: store[name] for name in names})
+        for name, variable in own.items():
+            values = variable.local_values()
+            found = store[name] if name in store.keys() else np.zeros_like(values)
+            variable.assign_local_values(np.array(found))
