@@ -213,13 +213,18 @@ SERVER = "optimizer/vars/compressed.server.residual"
 KERNEL = "layers/dense/vars/0"
 
 
-def test_reshard_conserves_what_is_owed(again, pools):
+def for_three_workers(again):
     old, new = again / "backup", again / "three"
     # Both workers' last common epoch, which is what reshard takes.
     shutil.rmtree(old / "worker-0" / "epoch-000003")
     done = reshard(old, "--workers", 3, "--out", new)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{new}: epoch 2 for 3 workers\n"
+    return old, new
+
+
+def test_reshard_conserves_what_is_owed(again):
+    old, new = for_three_workers(again)
     for name in (RESIDUAL, MOMENTUM):
         before = [read(old, rank, name) for rank in range(2)]
         after = [read(new, rank, name) for rank in range(3)]
@@ -231,6 +236,11 @@ def test_reshard_conserves_what_is_owed(again, pools):
     for rank in range(3):
         np.testing.assert_array_equal(read(new, rank, SERVER), sum(parts))
         np.testing.assert_array_equal(read(new, rank, KERNEL), read(old, 0, KERNEL))
+
+
+@pytest.mark.slow  # `test_buckets` goes on with what is resharded, in one process.
+def test_a_resharded_backup_goes_on(again, pools):
+    _, new = for_three_workers(again)
     moved = again / "go-on"
     moved.mkdir()
     new.rename(moved / "backup")

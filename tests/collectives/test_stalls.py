@@ -21,7 +21,11 @@ NEVER = float("inf")
     [
         # The main thread waits for TensorFlow, which waits for the dataset.
         ("data", "has not arrived, it is at stall_cases.py:"),
-        ("evaluate", "has not arrived, it is at stall_cases.py:"),
+        # The same by another loop.
+        pytest.param(
+            *("evaluate", "has not arrived, it is at stall_cases.py:"),
+            marks=pytest.mark.slow,
+        ),
         ("stopped", "does not answer (stopped or out of reach)"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_nan_on_one_device_changes_nothing(ask):
 
 @pytest.mark.parametrize(
     ("cluster", "method"),
-    on("two", quick(*FIXED, "variance_based", "hybrid")) + on("three", quick()),
+    on("two", quick(*FIXED, "hybrid")) + on("three", quick()),
 )
 def test_weights_and_logs_are_the_same_on_all_workers(ask, cluster, method):
     first, *others = answers(ask, cluster, "method", method)
@@ -247,7 +247,7 @@ def test_a_nan_on_one_worker_changes_nothing_anywhere(ask, cluster):
         assert result["skip"]["digest"] == results[0]["skip"]["digest"]
 
 
-@pytest.mark.parametrize("method", quick(*FIXED, "variance_based", "hybrid"))
+@pytest.mark.parametrize("method", quick(*FIXED, "hybrid"))
 def test_traffic_is_what_the_collectives_are_given(ask, method):
     answer, second = answers(ask, "two", "method", method)
     traffic = answer["traffic"]
@@ -367,8 +367,7 @@ def test_sizes_that_vary_in_the_depths_of_a_graph(ask, method):
 
 @pytest.mark.parametrize(
     ("cluster", "method"),
-    on("two", quick("variance_based", "hybrid", of=VARYING))
-    + on("three", quick(of=VARYING)),
+    on("two", quick("hybrid", of=VARYING)) + on("three", quick(of=VARYING)),
 )
 def test_fit_does_what_workers_in_one_process_do(ask, cluster, method):
     """Gradients and moments of each worker's share, exchanged over a `Loopback`."""

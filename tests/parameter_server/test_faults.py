@@ -19,11 +19,12 @@ from tfgradcomp.collectives.stalls import EXIT_CODE
 from tfgradcomp.launch.ports import local_address, reserve_ports
 
 SCRIPT = Path(fault_worker.__file__)
-SLOW = pytest.mark.slow
 # A worker counts as lost after twice the warning.
 WARNING, TIMEOUT = 4, 11
 
-pytestmark = pytest.mark.timeout(400)
+# Tasks of their own, ended and waited for. Of what they do, `test_membership` and
+# `test_push_rounds` lose and readmit workers in one process.
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 
 class Run(NamedTuple):
@@ -147,7 +148,6 @@ def test_a_stopped_server_ends_the_chief(one_after_another):
     assert one_after_another.events[-1] == stopped
 
 
-@SLOW
 @pytest.mark.parametrize(
     ("mode", "faults"),
     [
@@ -181,7 +181,6 @@ def go_on_after(folder, task, seconds):
     threading.Thread(target=go_on, daemon=True).start()
 
 
-@SLOW
 def test_a_stopped_worker_is_waited_for(tmp_path):
     go_on_after(tmp_path, "worker-1", 4 * WARNING)
     found = run(tmp_path, "sync", "wait", "stop:worker:1", "none")
@@ -194,7 +193,6 @@ def test_a_stopped_worker_is_waited_for(tmp_path):
     assert seconds >= 4 * WARNING
 
 
-@SLOW
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_stopped_server_goes_on_and_nothing_is_lost(tmp_path, mode):
     go_on_after(tmp_path, "ps-0", 2 * WARNING)

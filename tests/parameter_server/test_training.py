@@ -23,14 +23,15 @@ pytestmark = pytest.mark.timeout(560)
 @pytest.fixture(scope="module")
 def with_servers(tmp_path_factory):
     """Two workers and two servers, which train what is asked for the first time."""
-    quick = [METHODS[0], "skipping", "resuming", "errors", f"{METHODS[0]}/async"]
+    quick = [METHODS[0], "resuming", "errors", f"{METHODS[0]}/async"]
     answers = {}
 
     def answer_of(case):
         if case not in answers:
             cases = [SPARSE, f"{SPARSE}/async", "resuming what waits"]
             if case not in cases:
-                cases = quick if case in quick else [METHODS[1], "skipping/async"]
+                others = [METHODS[1], "skipping", "skipping/async"]
+                cases = quick if case in quick else others
             folder = tmp_path_factory.mktemp("servers")
             (found,), _ = run_workers(SCRIPT, 2, folder, *cases, servers=2)
             answers.update(found)
@@ -85,10 +86,8 @@ def test_without_a_barrier_all_workers_apply_all_pushes(with_servers, method, pu
     assert all(0 < stale < 4 for stale in found["history"]["staleness"])
 
 
-@pytest.mark.parametrize(
-    ("mode", "steps"),
-    [("", STEPS), pytest.param("/async", PUSHES, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # `test_transport` sees the flags, `test_push_rounds` what they do.
+@pytest.mark.parametrize(("mode", "steps"), [("", STEPS), ("/async", PUSHES)])
 def test_nonfinite_gradients_are_skipped_on_all_workers(with_servers, mode, steps):
     found = with_servers(f"skipping{mode}")
     assert len({*found["workers"], found["chief"]}) == 1

@@ -11,7 +11,10 @@ layers = keras.layers
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
+# On devices of one process the next test sees the moments themselves.
+@pytest.mark.parametrize(
+    "kind", [pytest.param("mirrored", marks=pytest.mark.slow), "multi_worker"]
+)
 def test_moments_do_not_change_the_bits_of_training_on_workers(pools, kind):
     for answer in pools(2, kind).run(moments_cases.case_bits).answers:
         assert answer["plain"] == answer["with_moments"]
