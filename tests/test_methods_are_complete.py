@@ -46,8 +46,7 @@ def concrete(package, base):
 
 
 WRAPPERS = concrete(optimizers, optimizers.CompressedOptimizer)
-# Those that go around SGD; `test_onebit_adam` and `test_zero_one_adam` have what is said
-# of the others.
+# Those that go around SGD; the other two have files of tests of their own.
 AROUND_SGD = [k for k in WRAPPERS if not issubclass(k, optimizers.OneBitAdam)]
 COMPRESSORS = concrete(compressors, compressors.Compressor)
 SERVERS = concrete(servers, servers.Server)
