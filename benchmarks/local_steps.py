@@ -1,7 +1,7 @@
 """Time training steps with `LocalSteps` on links of a given rate.
 
     sudo python benchmarks/local_steps.py
-    sudo python benchmarks/local_steps.py --rate 1gbit --workers 2 --output /tmp/local
+    sudo python benchmarks/local_steps.py --rate 1gbit --workers 4 --output /tmp/local
 
 Workers in network namespaces (`cluster.py`) train dense layers of 10 million parameters
 with Adam, forward and backward pass included. A round is `--every` steps of each way in
@@ -46,10 +46,10 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--workers", type=int, default=4)
+    add("--workers", type=int, default=2, help="one for each core")
     add("--rate", type=virtual_cluster.rate_of, default="100mbit", help="of each link")
     add("--every", type=int, default=16, help="local steps")
-    add("--batch-size", type=int, default=128, help="of each worker")
+    add("--batch-size", type=int, default=512, help="of each worker")
     add("--rounds", type=int, default=5, help="each way is timed so often")
     add("--timeout", type=float, default=1200, help="seconds that the run may take")
     add("--output", type=Path, help="folder; default: the page in docs")
