@@ -104,7 +104,7 @@ def test_one_overflow_skips_and_halves_on_both_devices(ask):
 def test_a_nan_on_one_device_changes_nothing(ask):
     (nonfinite,) = answers(ask, "mirrored", "nonfinite")
     assert nonfinite["unchanged"]
-    assert "[on worker] [1]" in nonfinite["error"]
+    assert "on worker 1; " in nonfinite["error"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_nan_on_one_worker_changes_nothing_anywhere(ask, cluster):
     culprit = 8 // (12 // len(results))
     for result in results:
         assert "first/kernel" in result["error"]
-        assert f"[on worker] [{culprit}]" in result["error"]
+        assert f"on worker {culprit}; " in result["error"]
         assert "nonfinite=" in result["error"]
         assert result["unchanged"]
         assert result["skip"]["skipped"] == 1

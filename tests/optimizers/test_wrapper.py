@@ -326,3 +326,16 @@ def test_a_wrapper_goes_around_several_optimizers():
 def test_what_several_optimizers_cannot_have_is_refused(wrap, first, text):
     with pytest.raises(ValueError, match=text):
         wrap(several(first(), keras.optimizers.SGD())).build(make_variables([[64, 32]]))
+
+
+def test_a_function_that_takes_the_first_step_is_traced_once():
+    optimizer = tfgradcomp.TernGrad(keras.optimizers.Adam(), min_size=1)
+    variables, traces = make_variables([(3, 4), (5,)]), []
+
+    @tf.function
+    def step(gradients):
+        traces.append(None)
+        optimizer.apply(gradients, variables)
+
+    step([tf.ones_like(variable) for variable in variables])
+    assert len(traces) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 from keras.optimizers import Optimizer
@@ -107,7 +106,24 @@ def reads_as_processes(strategy: tf.distribute.Strategy) -> bool:
     return hasattr(strategy.extended, "_reads_as_processes")
 
 
-def create_variables(optimizer: Optimizer, function: Callable, *args: Any) -> None:
+def _have_values(variables):
+    """Returns whether all variables can be read now, outside of any graph."""
+    with tf.init_scope():
+        return tf.executing_eagerly() and all(
+            bool(tf.convert_to_tensor(variable.value.is_initialized()))
+            for variable in variables
+        )
+
+
+def _not_lifted(create, **arguments):
+    """Creates a variable that a `tf.function` is not to know, which it traces once.
+
+    It would be traced twice by one that creates variables itself.
+    """
+    return create(**{**arguments, "experimental_enable_variable_lifting": False})
+
+
+def create_variables(optimizer: Optimizer, function: Callable, variables: list) -> None:
     """Calls a function that creates variables, once for all replicas and eagerly.
 
     A first step may be taken anywhere: within a `tf.function`, in a replica's context,
@@ -116,18 +132,21 @@ def create_variables(optimizer: Optimizer, function: Callable, *args: Any) -> No
 
     Args:
         optimizer: A Keras optimizer. Where there is no strategy, its own is entered.
-        function: Function that creates variables.
-        *args: Its arguments.
+        function: Function of the model's variables that creates others.
+        variables: The model's variables.
     """
 
     def eagerly(_: tf.distribute.Strategy | None = None) -> None:
-        with tf.init_scope():
-            function(*args)
+        with tf.init_scope(), tf.variable_creator_scope(_not_lifted):
+            function(variables)
 
     if not tf.distribute.has_strategy():
-        # Variables of the model may get their values in this very graph.
         with strategy_of(optimizer).scope():
-            function(*args)
+            if _have_values(variables):
+                eagerly()
+            else:
+                # They get their values in this very graph.
+                function(variables)
         return
     in_replica = not tf.distribute.in_cross_replica_context()
     if in_replica and not tf.__internal__.distribute.strategy_supports_no_merge_call():

@@ -252,11 +252,10 @@ class GradientBucket:
         context = context._replace(prepared=prepared)
         compressed = compressor.compress(x, state, layout, context)
         is_finite = compressed.is_all_finite(x)
-        values = [gradients.values[position] for position in self.positions]
-        values = [getattr(value, "values", value) for value in values]
-        flag = nonfinite.flag_of(
-            is_finite, values, self.positions, len(gradients.values), gradients.scale
-        )
+        # The padding before the first variable is finite.
+        padding = len(x.tensors) - len(self.positions)
+        places = self.positions[:1] * padding + self.positions
+        flag = nonfinite.flag_of(is_finite, x, places, len(gradients.values))
         return Outgoing(
             compressed.payload,
             context,

@@ -9,38 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors.base import all_finite
+from tfgradcomp.core.split_vector import SplitVector
 
 
 def flag_of(
-    is_finite: tf.Tensor,
-    gradients: Sequence[tf.Tensor | None],
-    positions: Sequence[int],
-    num_variables: int,
-    scale: float,
+    is_finite: tf.Tensor, x: SplitVector, places: Sequence[int], num_variables: int
 ) -> tf.Tensor:
     """Returns this worker's flag, an int32 scalar.
 
     Args:
         is_finite: Boolean scalar, whether gradients and payload are finite.
-        gradients: The gradients that were compressed, of `IndexedSlices` the values;
-            None counts as finite.
-        positions: The positions of their variables.
+        x: What was compressed.
+        places: The positions of the variables that its tensors are of.
         num_variables: The number of all variables.
-        scale: What gradients are multiplied by before they are compressed.
     """
 
     def first_nonfinite():
-        # Looked at as float32, as in the vector: 1e300 overflows there.
-        bad = [
-            gradient is not None
-            and tf.logical_not(all_finite([scale * tf.cast(gradient, tf.float32)]))
-            for gradient in gradients
-        ]
-        places = tf.constant([*positions, num_variables])
-        return 1 + places[tf.argmax(tf.stack([*bad, True]))]
+        is_bad = tf.logical_not(tf.math.is_finite(tf.convert_to_tensor(x)))
+        # One tensor may be of any length.
+        sizes = [tensor.shape.num_elements() for tensor in x.tensors[:-1]]
+        ends = tf.constant(np.cumsum(sizes, dtype=np.int64))
+        part = tf.reduce_sum(tf.cast(ends <= tf.argmax(is_bad), tf.int32))
+        place = tf.constant([*places])[part]
+        return 1 + tf.where(tf.reduce_any(is_bad), place, num_variables)
 
     return tf.cond(is_finite, lambda: tf.constant(0), first_nonfinite)
 
@@ -54,8 +48,8 @@ def first_of(flags: list[tf.Tensor]) -> tf.Tensor:
     return tf.where(tf.reduce_any(table > 0, axis=0), first, 0)
 
 
-def assertions(flags: tf.Tensor, paths: list[str]) -> list:
-    """Returns operations of which one fails, naming the variable and the worker.
+def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:
+    """Returns an operation that fails, naming the variable and the worker.
 
     Args:
         flags: All workers' flags, not all 0.
@@ -65,16 +59,14 @@ def assertions(flags: tf.Tensor, paths: list[str]) -> list:
     seen = tf.where(flags > 0, flags, flags.dtype.max)
     rank = tf.argmin(seen, output_type=tf.int32)
     places = [*(f"the gradient of {path}" for path in paths), "the compressed gradient"]
-    return [
-        tf.debugging.Assert(
-            tf.not_equal(flags[rank], position + 1),
-            [
-                f"NaN or Inf in {place}",
-                "on worker",
-                rank,
-                "; the step was skipped on all workers and changed nothing. Lower the "
-                "learning rate, clip (clipnorm=...), or go on with nonfinite='skip'",
-            ],
-        )
-        for position, place in enumerate(places)
-    ]
+    message = tf.strings.join(
+        [
+            "NaN or Inf in ",
+            tf.constant(places)[flags[rank] - 1],
+            " on worker ",
+            tf.strings.as_string(rank),
+            "; the step was skipped on all workers and changed nothing. Lower the "
+            "learning rate, clip (clipnorm=...), or go on with nonfinite='skip'",
+        ]
+    )
+    return tf.debugging.Assert(tf.reduce_all(tf.equal(flags, 0)), [message])

@@ -346,10 +346,10 @@ class Stepper:
 
     def _report(self, flags):
         checks = []
-        if self._raises:
+        # XLA compiles no assertion; then this counts, and `fit` raises at its end.
+        if self._raises and not in_xla():
             paths = [path_of(variable) for variable in self._variables]
-            checks = nonfinite.assertions(flags, paths)
-        # Inside XLA assertions vanish; then this counts, and `fit` raises at its end.
+            checks = [nonfinite.assertion(flags, paths)]
         with tf.control_dependencies([check for check in checks if check is not None]):
             skipped = self.scalars.skipped_steps
             skipped.assign(skipped + 1)

@@ -1,0 +1,112 @@
+"""Time `fit` from its call to the end of its first step, with and without a wrapper.
+
+    python benchmarks/start_up.py
+    python benchmarks/start_up.py --models LeNet --workers 1 --rounds 1 --output /tmp/s
+
+Each measurement has processes of its own, whose imports are not counted; the time of
+the slowest worker is. A first step traces, compares the workers, and with
+`transport="auto"` measures the transports. The ways take turns; medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import statistics
+from pathlib import Path
+
+import measuring
+from exchange import commands
+from processes import exit_on_signals
+from report import commit, processor, write_csv, write_table
+
+HERE = Path(__file__).resolve().parent
+MODELS = ("LeNet", "ResNet-50", "BERT-base")
+METHODS = ("TernGrad", "DistEFBlockSGDM")
+STOCK = "stock"
+WAYS = (
+    STOCK,
+    *(f"{name} {way}" for name in METHODS for way in ("sharded", "auto")),
+)
+COLUMNS = ("model", "workers", "way", "first_seconds", "step_seconds", "of_stock")
+
+
+def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
+    """Returns a row for each way."""
+    threads = measuring.threads(argparse.Namespace(threads=None), workers)
+    taken: dict = {way: [] for way in WAYS}
+    for _, way in itertools.product(range(args.rounds), WAYS):
+        task = {"model": model, "way": way}
+        answers = measuring.run(
+            "start_up_worker.py", task, commands(workers), threads, args.timeout
+        )
+        taken[way].append(
+            [max(one[name] for one in answers) for name in ("first", "step")]
+        )
+    medians = {
+        way: [statistics.median(column) for column in zip(*times, strict=True)]
+        for way, times in taken.items()
+    }
+    return [
+        dict(
+            zip(
+                COLUMNS,
+                (model, workers, way, first, step, first / medians[STOCK][0]),
+                strict=True,
+            )
+        )
+        for way, (first, step) in medians.items()
+    ]
+
+
+def table(rows: list[dict]) -> list[str]:
+    """Returns the lines of the table."""
+    titles = ["model", "workers", "optimizer, transport", "first step, s"]
+    titles += ["of stock SGD's", "a step later, s"]
+    return measuring.markdown(
+        titles,
+        [
+            [
+                *(row["model"], row["workers"], row["way"].replace(" ", ", ")),
+                f"{row['first_seconds']:.2f}",
+                f"{row['of_stock']:.2f}",
+                f"{row['step_seconds']:.2f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--models", nargs="+", choices=MODELS, default=MODELS)
+    add("--workers", type=int, nargs="+", default=[1, 4])
+    add("--rounds", type=int, default=3, help="each way is timed so often")
+    add("--timeout", type=float, default=600, help="seconds that a start may take")
+    add("--output", type=Path, help="folder; default: results and README.md here")
+    args = parser.parse_args()
+    exit_on_signals()
+    rows = [
+        row
+        for model, workers in itertools.product(args.models, args.workers)
+        for row in rows_of(model, workers, args)
+    ]
+    lines = [
+        f"{processor()}; {args.rounds} rounds; {datetime.date.today()}, "
+        f"commit {commit()}.",
+        "",
+        *table(rows),
+    ]
+    print("\n".join(lines))
+    folder = args.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "start_up.csv", COLUMNS, rows)
+    if args.output is None:
+        write_table(HERE / "README.md", "start-up", lines)
+
+
+if __name__ == "__main__":
+    main()
