@@ -109,8 +109,9 @@ def reads_as_processes(strategy: tf.distribute.Strategy) -> bool:
 def _have_values(variables):
     """Returns whether all variables can be read now, outside of any graph."""
     with tf.init_scope():
+        # Not `value`, which may be a tensor of another type.
         return tf.executing_eagerly() and all(
-            bool(tf.convert_to_tensor(variable.value.is_initialized()))
+            variable._value is not None and bool(variable._value.is_initialized())
             for variable in variables
         )
 
