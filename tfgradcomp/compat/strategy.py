@@ -109,10 +109,10 @@ def reads_as_processes(strategy: tf.distribute.Strategy) -> bool:
 def _have_values(variables):
     """Returns whether all variables can be read now, outside of any graph."""
     with tf.init_scope():
-        # Not `value`, which may be a tensor of another type.
+        # Not `value`, which may be a tensor of another type; TensorFlow's own are taken.
+        values = [getattr(variable, "_value", variable) for variable in variables]
         return tf.executing_eagerly() and all(
-            variable._value is not None and bool(variable._value.is_initialized())
-            for variable in variables
+            value is not None and bool(value.is_initialized()) for value in values
         )
 
 
