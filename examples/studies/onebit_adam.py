@@ -10,27 +10,17 @@ few steps of one seed and writes nothing.
 """
 
 import argparse
-import csv
-import statistics
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
+import study
 import tensorflow as tf
 
 import tfgradcomp
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+import data  # isort: skip
+import models  # isort: skip
 
-import data  # noqa: E402
-import models  # noqa: E402
-from compare_methods import conditions, replace_table  # noqa: E402
-
-RESULTS = ROOT / "examples" / "results" / "onebit_adam.csv"
-PAGE = ROOT / "docs" / "onebit-adam.md"
-COLUMNS = ("task", "optimizer", "seed", "steps", "accuracy")
 WORKERS = 4
 LETTERS, LENGTH = 16, 32
 # Adam by its name, and what is around it, of the number of all steps.
@@ -90,44 +80,21 @@ def task_of(name, seed):
 
 def run(strategy, task, optimizer, seed, is_quick):
     """Return the row of a training."""
-    keras.utils.set_random_seed(seed)
     make_model, rate, epochs, train, test = task_of(task, seed)
     if is_quick:
         epochs, train = 1, train.take(60)
     steps = epochs * len(train)
-    with strategy.scope():
-        model = make_model()
-        adam = keras.optimizers.Adam(
-            keras.optimizers.schedules.CosineDecay(rate, steps)
-        )
-        model.compile(
-            OPTIMIZERS[optimizer](adam, steps),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    model.fit(train, epochs=epochs, verbose=0, shuffle=False)
-    _, accuracy = model.evaluate(test, verbose=0)
+
+    def make_optimizer():
+        schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
+        return OPTIMIZERS[optimizer](keras.optimizers.Adam(schedule), steps)
+
+    accuracy = study.train(
+        strategy, seed, make_model, make_optimizer, (train, test), epochs
+    )
     print(task, optimizer, seed, f"{accuracy:.4f}", flush=True)
-    keras.backend.clear_session()
-    row = {"task": task, "optimizer": optimizer, "seed": seed, "steps": steps}
+    row = {"task": task, "way": optimizer, "seed": seed, "steps": steps}
     return {**row, "accuracy": accuracy}
-
-
-def table(rows):
-    """Return the table, a row for each task and optimizer."""
-    titles = ["task", "optimizer", "steps", "accuracy, mean", "less Adam, by seeds"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for task in dict.fromkeys(row["task"] for row in rows):
-        of_task = [row for row in rows if row["task"] == task]
-        plain = {r["seed"]: r["accuracy"] for r in of_task if r["optimizer"] == "Adam"}
-        for optimizer in OPTIMIZERS:
-            own = [row for row in of_task if row["optimizer"] == optimizer]
-            mean = statistics.mean(row["accuracy"] for row in own)
-            less = [f"{100 * (r['accuracy'] - plain[r['seed']]):+.2f}" for r in own]
-            cells = [task, optimizer, str(own[0]["steps"]), f"{100 * mean:.2f} %"]
-            cells.append("" if optimizer == "Adam" else ", ".join(less))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main():
@@ -144,17 +111,12 @@ def main():
         for seed in ([0] if given.quick else given.seeds)
         for optimizer in OPTIMIZERS
     ]
-    if given.quick:
-        print(table(rows))
-        return
-    text = table(rows)
+    text = study.table(rows, "task", "Adam", ["steps"])
     print(text)
-    with open(RESULTS, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    note = conditions(f"{WORKERS} virtual workers", "2")
-    PAGE.write_text(replace_table(PAGE.read_text(), f"{note}\n\n{text}", "accuracy"))
+    if not given.quick:
+        study.write(
+            "onebit_adam", rows, text, "onebit-adam.md", f"{WORKERS} virtual workers"
+        )
 
 
 if __name__ == "__main__":
