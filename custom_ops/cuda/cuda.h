@@ -21,6 +21,11 @@ TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
 // null or CUDA's message.
 const char* ReadNumber(const Gpu& gpu, const int64_t* number, int64_t* copy);
 
+// Returns null, or why no kernel can run on this machine: its driver is older than what
+// these were compiled with. Where there is no driver at all, there is no GPU either,
+// and this returns null.
+const char* DriverProblem();
+
 }  // namespace tfgradcomp
 
 // For callers without C++: tfgradcomp_cuda_PackCodes(stream, args), ...
@@ -29,6 +34,8 @@ extern "C" {
   const char* tfgradcomp_cuda_##Kernel(void* stream, const tfgradcomp::Kernel* args);
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
 #undef TFGRADCOMP_DECLARE
+
+const char* tfgradcomp_cuda_driver_problem();
 }
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_CUDA_CUDA_H_

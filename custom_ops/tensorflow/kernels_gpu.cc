@@ -35,9 +35,24 @@ struct OnGpu {
   }
 };
 
-#define TFGRADCOMP_REGISTER(Kernel) \
-  TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_GPU, OnGpu);
-TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
+// REGISTER_KERNEL_BUILDER cannot be left out at run time.
+#define TFGRADCOMP_REGISTER(Kernel)                                     \
+  tensorflow::kernel_factory::OpKernelRegistrar(                        \
+      tensorflow::register_kernel::Name("Tfgradcomp>" #Kernel)          \
+          .Device(tensorflow::DEVICE_GPU)                               \
+          .Build(),                                                     \
+      #Kernel "Op<OnGpu>",                                              \
+      [](OpKernelConstruction* construction) -> tensorflow::OpKernel* { \
+        return new Kernel##Op<OnGpu>(construction);                     \
+      });
+
+// Kernels that the driver cannot run are not registered. TensorFlow then places the ops
+// on the CPU, where each of them would fail on a GPU.
+[[maybe_unused]] const bool kAreRegistered = [] {
+  if (DriverProblem() != nullptr) return false;
+  TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
+  return true;
+}();
 
 }  // namespace
 }  // namespace tfgradcomp

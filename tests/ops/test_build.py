@@ -167,6 +167,93 @@ def test_a_library_for_another_tensorflow_is_not_taken(tmp_path, monkeypatch, lo
     assert library.find_library() is None
 
 
+@pytest.mark.parametrize(
+    ("driver", "toolkits", "taken"),
+    [
+        ((12, 4), [(13, 0), (12, 8), (12, 5), (11, 8)], (12, 8)),
+        ((13, 0), [(13, 0), (12, 8)], (12, 8)),
+        (None, [(13, 0), (12, 8)], (12, 8)),
+        ((13, 0), [(13, 0), (11, 8)], (13, 0)),
+        (None, [(13, 0)], (13, 0)),
+        ((12, 4), [(13, 0), (11, 8)], (11, 8)),
+        ((12, 4), [(13, 0)], None),
+    ],
+)
+def test_a_toolkit_is_taken_that_the_driver_runs(monkeypatch, driver, toolkits, taken):
+    for name in ("TFGRADCOMP_CUDA", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    named = {f"nvcc{release}": release for release in toolkits}
+    monkeypatch.setattr(build, "_all_nvcc", lambda: list(named))
+    monkeypatch.setattr(build, "_release", named.get)
+    monkeypatch.setattr(build, "driver_version", lambda: driver)
+    nvcc, said = build.find_nvcc()
+    assert named.get(nvcc) == taken
+    if taken is None:
+        assert said.startswith("left out: the driver runs CUDA up to 12.4")
+        assert "nvcc(13, 0) (13.0)" in said
+
+
+def test_the_driver_is_asked_for_the_cuda_that_it_runs(tmp_path):
+    source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+    code = f"exec(open({build.__file__!r}).read()); print(driver_version())"
+
+    def asked():
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+
+    driver.write_text("no library")
+    assert asked() == "None\n"
+    source.write_text("int cuDriverGetVersion(int* v) { *v = 12040; return 0; }")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", driver], check=True)
+    assert asked() == "(12, 4)\n"
+
+
+def test_what_was_built_on_purpose_goes_before_what_was_installed(
+    tmp_path, monkeypatch, loaded
+):
+    installed = tmp_path / "installed"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_INSTALLED", installed)
+    installed.mkdir()
+    library.cache_folder().mkdir(mode=0o700, parents=True)
+    # From the last to the first choice.
+    for folder, cuda in [
+        (installed, False),
+        (library.cache_folder(), False),
+        (installed, True),
+        (library.cache_folder(), True),
+    ]:
+        path = folder / build.library_name(library.tensorflow(), cuda)
+        path.touch(mode=0o755)
+        assert library.find_library() == path
+
+
+@pytest.mark.slow
+def test_kernels_that_the_driver_cannot_run_are_not_registered(tmp_path, loaded):
+    if not loaded.has_cuda:
+        pytest.skip(loaded.built_with)
+    source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+    source.write_text("int cuDriverGetVersion(int* v) { *v = 10020; return 0; }")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", driver], check=True)
+    code = """
+from tensorflow.python.framework import kernels
+from tfgradcomp.ops import library
+print(library.library().driver_problem)
+found = kernels.get_registered_kernels_for_op("Tfgradcomp>PackSigns").kernel
+print(sorted(kernel.device_type for kernel in found))
+"""
+    cache = loaded.path.parents[2]
+    done = run(["-c", code], cache, LD_LIBRARY_PATH=tmp_path)
+    assert "and the driver runs CUDA up to 10.2 only\n['CPU']\n" in done.stdout
+    done = run(["-c", code], cache)
+    assert done.stdout == "\n['CPU', 'GPU']\n", done.stderr
+
+
 def test_a_library_that_does_not_load_is_built_anew(tmp_path, compiler):
     folder = tmp_path / "tfgradcomp" / "ops"
     folder.mkdir(mode=0o700, parents=True)

@@ -64,10 +64,18 @@ def test_a_library_without_cuda_leaves_a_gpu_to_tensorflow(
     monkeypatch.setattr(library.Library, "built_with", "CUDA left out")
     monkeypatch.setattr(library, "gpu_is_visible", lambda: True)
     monkeypatch.setenv("TFGRADCOMP_OPS", mode)
+
+    def on_cpu():
+        with tf.device("CPU:0"):
+            return ops.pack_signs([1.0])
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         types = types_of(lambda: ops.pack_signs([1.0]))
+        types_on_cpu = types_of(on_cpu)
+        assert list(on_cpu()) == [1]
     assert ("Tfgradcomp>PackSigns" in types) == expected
+    assert "Tfgradcomp>PackSigns" in types_on_cpu
     told = [str(w.message) for w in caught]
     assert len(told) == (0 if expected else 1)
     assert all("it has no kernels for them (CUDA left out)" in text for text in told)

@@ -11,10 +11,12 @@ the sources, the build of TensorFlow and its binary interface.
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,9 +36,15 @@ _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"],
 }
 
-# A kernel for one of these runs on later ones of the same major number too; what is
-# newer than all compiles the last one's PTX.
-_CUDA_ARCHITECTURES = [70, 75, 80, 90]
+# A kernel for one of these runs on later ones of the same major number too. The driver
+# of any other GPU compiles the PTX, which is that of an older one: PTX serves only
+# GPUs that are as new or newer.
+_CUDA_ARCHITECTURES = [70, 75, 80, 90, 100, 120]
+_PTX_ARCHITECTURE = 90
+
+# The CUDA of TensorFlow's own wheels. Where there are several toolkits it is taken, as
+# it asks for no newer driver than they do.
+_PREFERRED_CUDA = 12
 
 _ASK_TENSORFLOW = """
 import json, os
@@ -122,19 +130,70 @@ def library_name(tensorflow: TensorFlow, cuda: bool) -> str:
 
 
 def find_nvcc() -> tuple[str | None, str]:
-    """Returns the path of nvcc, or None, and what to say of it."""
+    """Returns the path of the nvcc to build with, or None, and what to say of it.
+
+    The toolkit that `CUDA_HOME` or `CUDA_PATH` names is taken as it is. Of others, one
+    is taken that the driver of this machine can run, CUDA 12 before any other; where
+    there is no driver, as on a machine that only builds, each of them will do.
+    """
     if os.environ.get("TFGRADCOMP_CUDA") == "0":
         return None, "left out: TFGRADCOMP_CUDA=0"
     if not list((source_folder() / "cuda").glob("*.cu")):
         return None, "left out: there are no sources"
-    places = [
-        os.path.join(os.environ[name], "bin")
-        for name in ("CUDA_HOME", "CUDA_PATH")
-        if os.environ.get(name)
-    ]
-    places += [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    nvcc = shutil.which("nvcc", path=os.pathsep.join(places))
-    return nvcc, nvcc or "left out: no nvcc in CUDA_HOME, PATH or /usr/local/cuda"
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        nvcc = shutil.which("nvcc", path=os.path.join(os.environ.get(name, ""), "bin"))
+        if os.environ.get(name) and nvcc is not None:
+            return nvcc, nvcc
+    found = {}
+    for nvcc in reversed(_all_nvcc()):  # Of equal releases the first one stays.
+        release = _release(nvcc)
+        if release is not None:
+            found[release] = nvcc
+    if not found:
+        return None, "left out: no nvcc in CUDA_HOME, PATH or /usr/local/cuda*"
+    driver = driver_version()
+    fits = [release for release in found if driver is None or release[0] <= driver[0]]
+    if driver is not None and not fits:
+        newer = ", ".join(f"{nvcc} ({r[0]}.{r[1]})" for r, nvcc in found.items())
+        return None, (
+            f"left out: the driver runs CUDA up to {driver[0]}.{driver[1]}, and newer "
+            f"are {newer}. Install a toolkit of CUDA {driver[0]}, or a newer driver"
+        )
+    best = max(fits, key=lambda release: (release[0] == _PREFERRED_CUDA, release))
+    return found[best], found[best]
+
+
+def driver_version() -> tuple[int, int] | None:
+    """Returns the newest CUDA that this machine's driver runs, None without a driver.
+
+    This asks the driver's library alone: it starts no CUDA and needs no GPU.
+    """
+    number = ctypes.c_int(0)
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    if failed or not number.value:
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _all_nvcc() -> list[str]:
+    """The toolkits of this machine: in PATH, in /usr/local/cuda and beside it."""
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    places += [str(p / "bin") for p in sorted(Path("/usr/local").glob("cuda*"))]
+    found = [shutil.which("nvcc", path=place) for place in places if place]
+    return list(dict.fromkeys(nvcc for nvcc in found if nvcc is not None))
+
+
+def _release(nvcc: str) -> tuple[int, int] | None:
+    """The release of a toolkit, or None where its nvcc does not run."""
+    try:
+        said = _run([nvcc, "--version"])
+    except BuildError:
+        return None
+    numbers = re.search(r"release (\d+)\.(\d+)", said)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
 def build_library(
@@ -243,8 +302,12 @@ def _compile(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
                 job.cancel()
 
 
-def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
-    """Returns the objects of the CUDA kernels and what they were built with."""
+def cuda_flags(nvcc: str) -> tuple[list[str], str]:
+    """Returns the flags that CUDA kernels are compiled with, and what they give.
+
+    Raises:
+        BuildError: If this nvcc does not run, or knows none of the GPUs.
+    """
     known = {
         int(line.rpartition("_")[2])
         for line in _run([nvcc, "--list-gpu-arch"]).split()
@@ -253,15 +316,20 @@ def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
     taken = [number for number in _CUDA_ARCHITECTURES if number in known]
     if not taken:
         raise BuildError(f"{nvcc} knows none of sm_{_CUDA_ARCHITECTURES}")
+    ptx = max((n for n in taken if n <= _PTX_ARCHITECTURE), default=taken[0])
     codes = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in taken]
-    codes.append(f"-gencode=arch=compute_{taken[-1]},code=compute_{taken[-1]}")
+    codes.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
     flags = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler", "-fPIC"]
-    flags += ["-cudart", "static", *codes]
-    files = sorted((source_folder() / "cuda").glob("*.cu"))
-    objects = _compile([(file, [nvcc, *flags]) for file in files], scratch)
     release = _run([nvcc, "--version"]).partition("release ")[2].partition(",")[0]
-    names = " ".join(f"sm_{n}" for n in taken) + f" and PTX of compute_{taken[-1]}"
-    return objects, f"{release}: {names}"
+    names = " ".join(f"sm_{n}" for n in taken) + f" and PTX of compute_{ptx}"
+    return [*flags, "-cudart", "static", *codes], f"{release}: {names}"
+
+
+def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
+    """Returns the objects of the CUDA kernels and what they were built with."""
+    flags, built_with = cuda_flags(nvcc)
+    files = sorted((source_folder() / "cuda").glob("*.cu"))
+    return _compile([(file, [nvcc, *flags]) for file in files], scratch), built_with
 
 
 def _link(

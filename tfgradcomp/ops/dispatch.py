@@ -76,14 +76,25 @@ def _obstacle(name: str, on_gpu: bool) -> str | None:
             f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
         )
     problem = library.gpu_problem(loaded) if on_gpu else None
-    if problem is not None:
+    if problem is not None and not _is_for_cpu():
         return (
             f"TensorFlow sees GPUs, but of {loaded.path}: {problem}. With the nvcc of "
-            f"a CUDA that the GPUs' driver supports, run `{_BUILD}`"
+            f"a CUDA that the GPUs' driver supports, run `{_BUILD}`. What is placed on "
+            "a CPU runs natively all the same"
         )
     if not loaded.has(name):
         return f"{loaded.path} has no {name}. Run `{_BUILD}`"
     return None
+
+
+def _is_for_cpu() -> bool:
+    """Returns whether what is made here is placed on a CPU, GPUs or not."""
+    if tf.executing_eagerly():
+        device = tf.constant(0.0).device
+    else:
+        # Nothing needs it, so no function runs it.
+        device = tf.no_op().device
+    return tf.DeviceSpec.from_string(device).device_type == "CPU"
 
 
 def _warn_once(message: str) -> None:

@@ -81,10 +81,15 @@ class Library(NamedTuple):
         """Returns the instruction set that the CPU kernels use on this machine."""
         return self._text("tfgradcomp_cpu_instruction_set")
 
+    @property
+    def driver_problem(self) -> str:
+        """Returns why the driver of this machine runs no CUDA of it; "" if it does."""
+        return self._text("tfgradcomp_cuda_driver_problem") if self.has_cuda else ""
+
     def _text(self, function: str) -> str:
         found = getattr(ctypes.CDLL(os.fspath(self.path)), function)
         found.restype = ctypes.c_char_p
-        return found().decode()
+        return (found() or b"").decode()
 
 
 _INSTALLED = Path(__file__).parent  # The folder into which setup.py builds.
@@ -115,11 +120,13 @@ def library() -> Library:
 def gpu_problem(library: Library) -> str | None:
     """Returns why a library cannot serve the GPUs that TensorFlow sees, None if it can.
 
-    An operation is tried out once: the driver may be too old for the CUDA of the
-    library, or the GPU too old for its kernels.
+    The driver may be too old for the CUDA of the library: then it has registered no
+    kernels for GPUs. Else an operation is tried out once: the GPU may be too old.
     """
     if not library.has_cuda:
         return f"it has no kernels for them ({library.built_with})"
+    if library.driver_problem:
+        return f"they do not run its kernels: {library.driver_problem}"
     try:
         with tf.init_scope(), tf.device("GPU:0"):
             library.operations.tfgradcomp_pack_codes([1], base=2).numpy()
@@ -129,9 +136,13 @@ def gpu_problem(library: Library) -> str | None:
 
 
 def find_library() -> Path | None:
-    """Returns the file of the library to load, None if there is none that fits."""
+    """Returns the file of the library to load, None if there is none that fits.
+
+    One in the cache was built on this machine or on purpose, by `--build`, so it goes
+    before the one that was installed.
+    """
     installed, cached = _INSTALLED, cache_folder()
-    places = [(installed, True), (cached, True), (cached, False), (installed, False)]
+    places = [(cached, True), (installed, True), (cached, False), (installed, False)]
     if gpu_is_visible() and build.find_nvcc()[0] is not None:
         places.pop()  # A new build adds kernels for the GPU.
     for folder, cuda in places:

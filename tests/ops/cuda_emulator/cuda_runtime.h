@@ -16,16 +16,18 @@
 #define TFGRADCOMP_TESTS_OPS_CUDA_EMULATOR_CUDA_RUNTIME_H_
 
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -249,19 +251,45 @@ struct cudaDeviceProp {
 using cudaEvent_t = CUevent_st*;
 using cudaStream_t = struct CUstream_st*;
 
-// Whatever is asked of the device is done when the call returns.
+// Whatever is asked of the device is done when the call returns. Memory ends where a
+// page ends, and the page behind it may not be touched: to read behind it ends the
+// process.
+namespace cuda_emulator {
+
+constexpr size_t kPage = 4096;
+inline std::map<void*, std::pair<void*, size_t>> allocated;
+
+}  // namespace cuda_emulator
+
 inline cudaError_t cudaMalloc(void** memory, size_t size) {
-  *memory = std::malloc(size);
+  using namespace cuda_emulator;
+  const size_t pages = (size + kPage - 1) / kPage * kPage;
+  char* const begin =
+      static_cast<char*>(mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  mprotect(begin + pages, kPage, PROT_NONE);
+  *memory = begin + pages - size;
+  allocated[*memory] = {begin, pages + kPage};
   return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* memory) {
-  std::free(memory);
+  using namespace cuda_emulator;
+  const auto found = allocated.find(memory);
+  if (found == allocated.end()) return cudaSuccess;
+  munmap(found->second.first, found->second.second);
+  allocated.erase(found);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
   std::memcpy(to, from, size);
   return cudaSuccess;
 }
+constexpr unsigned cudaStreamNonBlocking = 1;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaMemset(void* memory, int value, size_t size) {
   std::memset(memory, value, size);
   return cudaSuccess;
@@ -283,7 +311,7 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t event) {
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
   event->time = std::chrono::steady_clock::now();
   return cudaSuccess;
 }
@@ -294,9 +322,13 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin,
   return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
+  return cudaSuccess;
+}
+constexpr int CUDART_VERSION = 12080;
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* device) {
