@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all fuzz matrix mutations soak clean
+.PHONY: quickstart lint test test-all fuzz gpu matrix mutations soak clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minu
 
 fuzz: $(BIN)/tfgradcomp-launch  ## A million arbitrary messages for each decoder, and ThreadSanitizer.
 	$(BIN)/pytest -m slow -k "arbitrary or one_number or any_words or threads_share" tests/ops tests/compressors tests/transports tests/parameter_server
+
+gpu:  ## Builds, verifies and measures the CUDA kernels in eight minutes; no TensorFlow.
+	$(PYTHON) -m benchmarks.gpu
 
 matrix:  ## The tests of the seam to Keras and TensorFlow on several versions of them.
 	$(PYTHON) tests/matrix.py

@@ -1,5 +1,6 @@
 // Checks the kernels against those of the CPU on a GPU, and measures them. Needs no
-// TensorFlow; a shared library for ctypes (tests/ops/test_cuda.py).
+// TensorFlow; a shared library for ctypes (tests/ops/cuda_library.py). Not a .cu file:
+// those are parts of the library that is installed.
 
 #include <cuda_runtime.h>
 
@@ -12,6 +13,24 @@
 #include "../../tests/ops/cases.h"
 #include "../cpu/cpu.h"
 #include "cuda.h"
+#include "warp.h"
+
+namespace tfgradcomp {
+namespace {
+
+// Reads all and writes nothing.
+__global__ void __launch_bounds__(kThreads)
+    ReadKernel(const uint32_t* words, int64_t count, uint32_t* never) {
+  uint32_t all = 0;
+  for (int64_t tile = FirstTile(); tile * kWarp < count; tile += TileStride()) {
+    const int64_t word = tile * kWarp + Lane();
+    if (word < count) all |= words[word];
+  }
+  if (all != 0) *never = all;
+}
+
+}  // namespace
+}  // namespace tfgradcomp
 
 namespace {
 
@@ -25,23 +44,64 @@ void Check(const char* error) {
   if (error != nullptr) throw std::runtime_error(error);
 }
 
+// A stream that no other waits for: what a kernel gives to the null stream instead runs
+// before it has its inputs.
+class Stream {
+ public:
+  Stream() { Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { cudaStreamDestroy(stream_); }
+
+  operator cudaStream_t() const { return stream_; }  // NOLINT: it is one.
+
+ private:
+  cudaStream_t stream_;
+};
+
+// Device memory.
+class Memory {
+ public:
+  explicit Memory(size_t size) : size(size) {
+    Check(cudaMalloc(&memory_, std::max(size, size_t{1})));
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  Memory(Memory&& other) : size(other.size), memory_(other.memory_) {
+    other.memory_ = nullptr;
+  }
+  ~Memory() { cudaFree(memory_); }
+
+  char* data() const { return static_cast<char*>(memory_); }
+
+  const size_t size;
+
+ private:
+  void* memory_;
+};
+
+// How the arrays of a kernel lie in the memory of the GPU.
+struct Placing {
+  int offset;    // Elements between an aligned address and an array's first one.
+  size_t guard;  // Bytes behind an array that must stay as they are.
+};
+
 // Copies of a kernel's arrays on the GPU, with memory around them that must stay as it
-// is. Arrays begin `offset` elements after an aligned address.
+// is. Inputs wait in memory of their own until `Fill`.
 class DeviceBuffers {
  public:
-  explicit DeviceBuffers(int offset) : offset_(offset) {}
-  DeviceBuffers(const DeviceBuffers&) = delete;
-  DeviceBuffers& operator=(const DeviceBuffers&) = delete;
-  ~DeviceBuffers() {
-    for (const Buffer& buffer : buffers_) cudaFree(buffer.memory);
-  }
+  DeviceBuffers(const Placing& placing, cudaStream_t stream)
+      : placing_(placing), stream_(stream) {}
 
   template <typename T>
   void Input(const T*& field, int64_t count) {
-    T* copy = Allocate(const_cast<T*>(field), count, false);
-    Check(cudaMemcpy(copy, field, count * sizeof(T), cudaMemcpyHostToDevice));
-    field = copy;
-    bytes += count * sizeof(T);
+    const size_t size = count * sizeof(T);
+    Memory waiting(size);
+    Check(
+        cudaMemcpyAsync(waiting.data(), field, size, cudaMemcpyHostToDevice, stream_));
+    field = Allocate(const_cast<T*>(field), count, false);
+    inputs_.push_back({buffers_.size() - 1, std::move(waiting)});
+    bytes += size;
   }
 
   template <typename T>
@@ -60,14 +120,29 @@ class DeviceBuffers {
     field = Allocate(field, most, true);
   }
 
+  // On the stream: what is not input is a pattern.
+  void Fill() const {
+    for (const Buffer& buffer : buffers_) {
+      const Memory& memory = buffer.memory;
+      Check(cudaMemsetAsync(memory.data(), kPattern, memory.size, stream_));
+    }
+    for (const auto& [index, waiting] : inputs_) {
+      const Buffer& buffer = buffers_[index];
+      Check(cudaMemcpyAsync(buffer.memory.data() + buffer.before, waiting.data(),
+                            buffer.size, cudaMemcpyDeviceToDevice, stream_));
+    }
+  }
+
   void CopyOutputs() const {
     for (const Buffer& buffer : buffers_) {
-      std::vector<char> copy(buffer.before + buffer.size + kGuard);
-      Check(
-          cudaMemcpy(copy.data(), buffer.memory, copy.size(), cudaMemcpyDeviceToHost));
+      std::vector<char> copy(buffer.memory.size);
+      Check(cudaMemcpyAsync(copy.data(), buffer.memory.data(), copy.size(),
+                            cudaMemcpyDeviceToHost, stream_));
+      Check(cudaStreamSynchronize(stream_));
       const auto untouched = [](char c) { return c == kPattern; };
-      if (!std::all_of(copy.begin(), copy.begin() + buffer.before, untouched) ||
-          !std::all_of(copy.end() - kGuard, copy.end(), untouched)) {
+      const auto begin = copy.begin() + buffer.before, end = begin + buffer.size;
+      if (!std::all_of(copy.begin(), begin, untouched) ||
+          !std::all_of(end, copy.end(), untouched)) {
         throw std::runtime_error("a kernel wrote outside of an array");
       }
       if (buffer.is_output && buffer.size > 0) {
@@ -80,26 +155,29 @@ class DeviceBuffers {
 
  private:
   struct Buffer {
-    void *host, *memory;
+    void* host;
+    Memory memory;
     size_t before, size;
     bool is_output;
   };
-  static constexpr size_t kGuard = 256;
+  struct Waiting {
+    size_t index;
+    Memory memory;
+  };
   static constexpr char kPattern = 0x5A;
 
   template <typename T>
   T* Allocate(T* host, int64_t count, bool is_output) {
-    const size_t before = offset_ * sizeof(T), size = count * sizeof(T);
-    const size_t all = before + size + kGuard;
-    void* memory;
-    Check(cudaMalloc(&memory, all));
-    buffers_.push_back({host, memory, before, size, is_output});
-    Check(cudaMemset(memory, kPattern, all));
-    return static_cast<T*>(memory) + offset_;
+    const size_t before = placing_.offset * sizeof(T), size = count * sizeof(T);
+    buffers_.push_back(
+        {host, Memory(before + size + placing_.guard), before, size, is_output});
+    return reinterpret_cast<T*>(buffers_.back().memory.data() + before);
   }
 
-  int offset_;
+  Placing placing_;
+  cudaStream_t stream_;
   std::vector<Buffer> buffers_;
+  std::vector<Waiting> inputs_;
 };
 
 struct Cpu {
@@ -109,67 +187,87 @@ struct Cpu {
   }
 };
 
-struct DeviceGpu {
+// Runs a kernel on a stream that is late by a memset of `delay` bytes.
+class DeviceGpu {
+ public:
+  DeviceGpu(const Placing& placing, int64_t delay) : placing_(placing), delay_(delay) {}
+
   template <typename Kernel>
   void operator()(const Kernel& args) {
     Kernel copied = args;
-    DeviceBuffers buffers(1);
+    DeviceBuffers buffers(placing_, stream_);
     VisitBuffers(copied, buffers);
-    Check(Run(Gpu{nullptr}, copied));
-    Check(cudaDeviceSynchronize());
+    Check(cudaStreamSynchronize(stream_));
+    Check(cudaMemsetAsync(delay_.data(), 0, delay_.size, stream_));
+    buffers.Fill();
+    Check(Run(Gpu{stream_}, copied));
+    Check(cudaStreamSynchronize(stream_));
     buffers.CopyOutputs();
   }
+
+ private:
+  Stream stream_;
+  Placing placing_;
+  Memory delay_;
 };
 
 // -- Speed ------------------------------------------------------------------------
 
 class Stopwatch {
  public:
-  // Memory of `other_bytes` is written before each run, to have its data in no cache.
-  explicit Stopwatch(int64_t other_bytes) : other_bytes_(other_bytes) {
+  // Memory of `other_bytes` is read before each run, to have its data in no cache.
+  // Were it written, the cache would still be writing while the run is measured.
+  explicit Stopwatch(int64_t other_bytes) : other_(other_bytes) {
     Check(cudaEventCreate(&begin_));
     Check(cudaEventCreate(&end_));
-    Check(cudaMalloc(&other_, other_bytes));
+    Check(cudaMemsetAsync(other_.data(), 0, other_.size, stream));
   }
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
   ~Stopwatch() {
     cudaEventDestroy(begin_);
     cudaEventDestroy(end_);
-    cudaFree(other_);
   }
 
-  // The median time of `launch` in seconds.
+  // The median time of `launch` in seconds. The first of the runs does not count.
   template <typename Launch>
   double Seconds(const Launch& launch) const {
-    std::vector<float> milliseconds(9);
-    for (float& time : milliseconds) {
-      Check(cudaMemsetAsync(other_, 0, other_bytes_));
-      Check(cudaEventRecord(begin_));
+    constexpr int kRuns = 11;
+    std::vector<float> milliseconds(kRuns);
+    uint32_t* const words = reinterpret_cast<uint32_t*>(other_.data());
+    const int64_t count = other_.size / sizeof(uint32_t);
+    for (int run = -1; run < kRuns; ++run) {
+      Check(Read(count, words));
+      Check(cudaEventRecord(begin_, stream));
       launch();
-      Check(cudaEventRecord(end_));
+      Check(cudaEventRecord(end_, stream));
       Check(cudaEventSynchronize(end_));
-      Check(cudaEventElapsedTime(&time, begin_, end_));
+      if (run < 0) continue;
+      Check(cudaEventElapsedTime(&milliseconds[run], begin_, end_));
     }
     std::sort(milliseconds.begin(), milliseconds.end());
-    return milliseconds[milliseconds.size() / 2] / 1e3;
+    return milliseconds[kRuns / 2] / 1e3;
   }
 
+  Stream stream;
+
  private:
-  int64_t other_bytes_;
+  const char* Read(int64_t count, uint32_t* words) const {
+    return ::tfgradcomp::Launch(Gpu{stream}, CeilDiv(count, kWarp), ReadKernel,
+                                static_cast<const uint32_t*>(words), count, words);
+  }
+
+  Memory other_;
   cudaEvent_t begin_, end_;
-  void* other_;
 };
 
 // Bytes read and written a second.
 double CopyBandwidth(const Stopwatch& stopwatch, int64_t bytes) {
-  void *from, *to;
-  Check(cudaMalloc(&from, bytes));
-  Check(cudaMalloc(&to, bytes));
-  const double seconds = stopwatch.Seconds(
-      [&] { Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice)); });
-  Check(cudaFree(from));
-  Check(cudaFree(to));
+  const Memory from(bytes), to(bytes);
+  const double seconds = stopwatch.Seconds([&] {
+    Check(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice,
+                          stopwatch.stream));
+  });
   return 2 * bytes / seconds;
 }
 
@@ -178,28 +276,29 @@ std::string Measure(int64_t size) {
   cudaDeviceProp properties;
   Check(cudaGetDevice(&device));
   Check(cudaGetDeviceProperties(&properties, device));
-  const int64_t large = 16 * size;  // From 2^24 elements on, more than caches hold.
-  const Stopwatch stopwatch(large);
-  const double copy = CopyBandwidth(stopwatch, large);
+  const Stopwatch stopwatch(16 *
+                            size);  // From 2^24 elements on, more than caches hold.
+  const double copy = CopyBandwidth(stopwatch, 4 * size);
   std::string csv = "device,call,blocks,elements,microseconds,GB/s,of copy\n";
   for (const Layout layout : {Layout::kOneBlock, Layout::kBuckets}) {
     Inputs inputs(Shape{size, layout, 4}, 1, false);
-    ForEachCall(inputs, layout == Layout::kOneBlock,
-                [&](const std::string& name, auto args) {
-                  DeviceBuffers buffers(0);
-                  OwnOutputs outputs(0);
-                  VisitBuffers(args, outputs);
-                  VisitBuffers(args, buffers);
-                  const double seconds =
-                      stopwatch.Seconds([&] { Check(Run(Gpu{nullptr}, args)); });
-                  const double speed = buffers.bytes / seconds;
-                  char numbers[512];
-                  std::snprintf(numbers, sizeof(numbers), "%lld,%.1f,%.1f,%.3f\n",
-                                static_cast<long long>(size), seconds * 1e6,
-                                speed / 1e9, speed / copy);
-                  csv += std::string(properties.name) + "," + name + "," +
-                         kLayoutNames[static_cast<int>(layout)] + "," + numbers;
-                });
+    ForEachCall(
+        inputs, layout == Layout::kOneBlock, [&](const std::string& name, auto args) {
+          DeviceBuffers buffers({0, 0}, stopwatch.stream);
+          OwnOutputs outputs(0);
+          VisitBuffers(args, outputs);
+          VisitBuffers(args, buffers);
+          buffers.Fill();
+          const double seconds =
+              stopwatch.Seconds([&] { Check(Run(Gpu{stopwatch.stream}, args)); });
+          const double speed = buffers.bytes / seconds;
+          char numbers[128];
+          std::snprintf(numbers, sizeof(numbers), "%lld,%.1f,%.1f,%.3f\n",
+                        static_cast<long long>(size), seconds * 1e6,  // NOLINT
+                        speed / 1e9, speed / copy);
+          csv += std::string(properties.name) + "," + name + "," +
+                 kLayoutNames[static_cast<int>(layout)] + "," + numbers;
+        });
   }
   return csv;
 }
@@ -228,14 +327,18 @@ int tfgradcomp_gpu_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-// Compares all kernels on shapes of at most `most` elements. Returns whether GPU and
-// CPU agree to the bit; `report` tells where they do not.
-bool tfgradcomp_verify(int64_t most, char* report, int64_t length) {
-  return Report(report, length, [most](std::string* text) {
+// Compares all kernels on shapes of at most `most` elements, or on few shapes, which
+// are enough to run every line. Returns whether GPU and CPU agree to the bit; `report`
+// tells where they do not. `guard` and `delay`: see Placing and DeviceGpu.
+bool tfgradcomp_verify(int64_t most, bool few, int64_t guard, int64_t delay,
+                       char* report, int64_t length) {
+  return Report(report, length, [=](std::string* text) {
     Cpu cpu;
-    DeviceGpu gpu;
+    DeviceGpu gpu({1, static_cast<size_t>(guard)}, delay);
     Comparison<Cpu, DeviceGpu> comparison(cpu, gpu);
-    for (const Shape& shape : Shapes(most)) comparison.Run(shape);
+    for (const Shape& shape : few ? FewShapes(most) : Shapes(most)) {
+      comparison.Run(shape);
+    }
     *text = std::to_string(comparison.calls()) + " calls, " +
             std::to_string(comparison.differences()) + " differences\n" +
             comparison.report();

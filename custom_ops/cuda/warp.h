@@ -23,7 +23,11 @@ constexpr int kWarp = 32, kWarpsPerBlock = 8, kThreads = kWarp * kWarpsPerBlock;
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
 // Enough thread blocks to fill any GPU several times; beyond it warps take more tiles.
-constexpr int64_t kMaxThreadBlocks = 1 << 14;
+// A check sets few, so that the loops of small vectors take turns, too.
+#ifndef TFGRADCOMP_MAX_THREAD_BLOCKS
+#define TFGRADCOMP_MAX_THREAD_BLOCKS (1 << 14)
+#endif
+constexpr int64_t kMaxThreadBlocks = TFGRADCOMP_MAX_THREAD_BLOCKS;
 
 TFGRADCOMP_HOST_DEVICE constexpr int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;

@@ -5,8 +5,7 @@ On a machine with a GPU this also prints how fast they are (`pytest -s`).
 
 import pytest
 
-from tests.ops.cuda_library import KERNELS, build_checks
-from tfgradcomp.ops import build
+from tests.ops.cuda_library import Checks, build_with_nvcc, load_build
 
 MEASURED_ELEMENTS = 1 << 24
 
@@ -25,15 +24,14 @@ TARGETS = [
 @pytest.fixture(scope="module", params=TARGETS)
 def checks(request, tmp_path_factory, cpu_library_path):
     """The library, compiled without a warning."""
-    nvcc, reason = build.find_nvcc()
+    nvcc, reason = load_build().find_nvcc()
     if nvcc is None:
         pytest.skip(reason)
     # The level is the host's: a GPU's code is always optimized.
-    flags = "-std=c++17 -O1 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra"
-    compiler = [nvcc, *flags.split(), "-Werror", "all-warnings", request.param]
-    linker = [nvcc, "-cudart", "static", request.param]
+    flags = "-std=c++17 -O1 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra".split()
+    flags += ["-Werror", "all-warnings", request.param]
     folder = tmp_path_factory.mktemp("cuda")
-    return build_checks(folder, cpu_library_path, KERNELS, compiler, linker)
+    return Checks(build_with_nvcc(folder, cpu_library_path, nvcc, flags)[0])
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,13 @@
 """The CUDA kernels, run on a CPU by an emulator, against the CPU's, bit for bit."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.ops.cuda_library import KERNELS, build_checks
-
-HERE = Path(__file__).parent
+from tests.ops.cuda_library import Checks, build_emulated
 
 
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory, cpu_library_path):
-    flags = "-std=c++17 -O1 -ffp-contract=off -fPIC -Wall -Wextra -Werror"
-    # Pragmas that ask nvcc to unroll.
-    compiler = ["g++", *flags.split(), "-Wno-unknown-pragmas", "-x", "c++"]
-    compiler.append(f"-I{HERE / 'cuda_emulator'}")
-    sources = [*KERNELS, HERE / "emulated_cuda.cc"]
-    folder = tmp_path_factory.mktemp("emulated")
-    return build_checks(folder, cpu_library_path, sources, compiler, ["g++"])
+    return Checks(build_emulated(tmp_path_factory.mktemp("emulated"), cpu_library_path))
 
 
 @pytest.mark.parametrize(

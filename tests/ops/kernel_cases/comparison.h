@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -99,9 +101,14 @@ class Comparison {
   void Run(const Shape& shape) {
     Inputs inputs(shape, 1 + shape.size + shape.num_workers,
                   shape.num_workers % 2 != 0);
-    ForEachCall(
-        inputs, shape.layout == Layout::kOneBlock,
-        [&](const std::string& name, const auto& args) { Compare(name, shape, args); });
+    ForEachCall(inputs, shape.layout == Layout::kOneBlock,
+                [&](const std::string& name, const auto& args) {
+                  try {
+                    Compare(name, shape, args);
+                  } catch (const std::exception& error) {
+                    throw std::runtime_error(Of(name, shape) + ": " + error.what());
+                  }
+                });
   }
 
   int64_t calls() const { return calls_; }
@@ -137,12 +144,15 @@ class Comparison {
                              : FirstDifference<uint32_t>(x.data, y.data, x.count);
       if (at < 0) continue;
       if (++differences_ > 50) continue;
-      report_ += name + ", " + std::to_string(shape.size) + " elements, " +
-                 kLayoutNames[static_cast<int>(shape.layout)] + ", " +
-                 std::to_string(shape.num_workers) + " workers: output " +
-                 std::to_string(i) + " differs at " + std::to_string(at) + " of " +
-                 std::to_string(x.count) + "\n";
+      report_ += Of(name, shape) + ": output " + std::to_string(i) + " differs at " +
+                 std::to_string(at) + " of " + std::to_string(x.count) + "\n";
     }
+  }
+
+  static std::string Of(const std::string& name, const Shape& shape) {
+    return name + ", " + std::to_string(shape.size) + " elements, " +
+           kLayoutNames[static_cast<int>(shape.layout)] + ", " +
+           std::to_string(shape.num_workers) + " workers";
   }
 
   First& first_;

@@ -57,6 +57,17 @@ inline std::vector<Shape> Shapes(int64_t most) {
   return shapes;
 }
 
+// Returns few shapes of at most `most` elements, for checks that are slow.
+inline std::vector<Shape> FewShapes(int64_t most) {
+  std::vector<Shape> shapes;
+  for (int64_t size : {513, 9001, 150001}) {
+    if (size > most) break;
+    shapes.push_back({size, Layout::kOneBlock, 3});
+    shapes.push_back({size, Layout::kRagged, 4});
+  }
+  return shapes;
+}
+
 // The inputs of all kernels, of one shape; the same on every machine.
 class Inputs {
  public:
