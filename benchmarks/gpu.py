@@ -22,10 +22,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from tests.ops.cuda_library import (
-    FEW_THREAD_BLOCKS,
+    AS_LARGE_VECTORS,
     REPOSITORY,
     Checks,
     build_emulated,
@@ -107,9 +108,10 @@ def run_all(parsed: argparse.Namespace) -> int:
         "commit": parsed.commit or commit(),
         "driver": "emulated" if parsed.emulate else driver(),
     }
+    build = load_build()
     try:
-        shipped, few, facts["CUDA"] = build_all(parsed.emulate, logs)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        shipped, few, facts["CUDA"] = build_all(build, parsed.emulate, logs)
+    except (build.BuildError, RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"FAILED: build: {error}")
         return 1
     print(*(f"{name}: {value}" for name, value in facts.items()), sep="\n")
@@ -137,10 +139,10 @@ def run_all(parsed: argparse.Namespace) -> int:
 
 def stages(emulate: bool, shipped: Path, few: Path, logs: Path) -> list[Stage]:
     """Returns what to run, with the most important first."""
-    most, late = (1000, 0) if emulate else (1 << 21, LATE_BYTES)
+    most, late = (10_000, 0) if emulate else (1 << 21, LATE_BYTES)
     agree = (" calls, 0 differences",)
 
-    def verify(name, library, seconds, *more, guard=256, **options):
+    def verify(name, library, seconds, *more, most=most, guard=256, **options):
         arguments = ["--verify", library, "--most", most, "--guard", guard, *more]
         arguments += ["--late", late]
         return Stage(
@@ -157,10 +159,12 @@ def stages(emulate: bool, shipped: Path, few: Path, logs: Path) -> list[Stage]:
     chosen = [
         verify("verify the kernels as they are installed", shipped, 20),
         measure(1000 if emulate else 1 << 24, 20),
-        verify("verify with 3 thread blocks", few, 20),
+        verify("verify small vectors as large ones", few, 20),
     ]
     if emulate:
-        chosen += [verify("verify without guards", few, 20, "--few", guard=0)]
+        chosen += [
+            verify("few shapes without guards", few, 20, "--few", most=200_000, guard=0)
+        ]
         return chosen
     jit = {"CUDA_FORCE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
     chosen.append(
@@ -179,9 +183,8 @@ def stages(emulate: bool, shipped: Path, few: Path, logs: Path) -> list[Stage]:
     return [*chosen, measure(1 << 26, 60)]
 
 
-def build_all(emulate: bool, logs: Path) -> tuple[Path, Path, str]:
+def build_all(build: ModuleType, emulate: bool, logs: Path) -> tuple[Path, Path, str]:
     """Builds the checks of the kernels as installed, and with few thread blocks."""
-    build = load_build()
     jobs = len(os.sched_getaffinity(0))
     folders = [LOGS / name for name in ("shipped", "few")]
     for folder in folders:
@@ -189,7 +192,7 @@ def build_all(emulate: bool, logs: Path) -> tuple[Path, Path, str]:
     cpu = build.build_cpu_library(LOGS / "libcpu.so")
     if emulate:
         shipped = build_emulated(folders[0], cpu, jobs=jobs)
-        few = build_emulated(folders[1], cpu, FEW_THREAD_BLOCKS, jobs)
+        few = build_emulated(folders[1], cpu, AS_LARGE_VECTORS, jobs)
         return shipped, few, "emulator"
     nvcc, reason = build.find_nvcc()
     if nvcc is None:
@@ -205,7 +208,7 @@ def build_all(emulate: bool, logs: Path) -> tuple[Path, Path, str]:
         folders[1],
         cpu,
         nvcc,
-        [*own, *FEW_THREAD_BLOCKS, "-arch=native", "-lineinfo"],
+        [*own, *AS_LARGE_VECTORS, "-arch=native", "-lineinfo"],
         jobs,
     )
     return shipped, few, built_with

@@ -154,7 +154,8 @@ struct FindLevels {
   int64_t sweeps;
   const int64_t* row_splits;
   int64_t num_blocks;
-  float* levels;  // [num_blocks, count]
+  uint64_t* scratch;  // [LevelsScratch(size)], on a GPU only
+  float* levels;      // [num_blocks, count]
   int64_t* nonfinite;
 };
 

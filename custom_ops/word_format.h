@@ -183,6 +183,29 @@ TFGRADCOMP_HOST_DEVICE constexpr int64_t SparseScratch(int64_t size,
   return WordsFor(size, 2) + (size + kChunk - 1) / kChunk + num_blocks;
 }
 
+// A GPU finds the levels of blocks of more elements with all its thread blocks, which
+// take pieces of them. What they find out is kept in words of 64 bits: a state for each
+// such block, in the slot begin / kLargeBlock, and a list of the pieces.
+#ifndef TFGRADCOMP_LARGE_BLOCK
+#define TFGRADCOMP_LARGE_BLOCK (1 << 16)
+#endif
+constexpr int64_t kLargeBlock = TFGRADCOMP_LARGE_BLOCK, kPiece = kLargeBlock / 4;
+constexpr int64_t kLargeBlockWords = 2112;
+
+TFGRADCOMP_HOST_DEVICE constexpr int64_t MostLargeBlocks(int64_t size) {
+  return size > kLargeBlock ? size / kLargeBlock + 1 : 0;
+}
+
+TFGRADCOMP_HOST_DEVICE constexpr int64_t MostPieces(int64_t size) {
+  return size > kLargeBlock ? size / kPiece + MostLargeBlocks(size) : 0;
+}
+
+TFGRADCOMP_HOST_DEVICE constexpr int64_t LevelsScratch(int64_t size) {
+  return size > kLargeBlock
+             ? MostLargeBlocks(size) * kLargeBlockWords + 1 + MostPieces(size)
+             : 0;
+}
+
 }  // namespace tfgradcomp_format
 }  // namespace
 

@@ -103,22 +103,16 @@ struct Partials {
 };
 
 // The nodes of a block are `1 << stride_bits` slots apart, counted from its first slot.
-// Each kFan of them are combined to one node, in the slot of the first, so that no warp
-// writes what another warp reads. In the last pass, finish(quantity, block, result)
-// gets the roots.
-template <typename Finish>
-__global__ void __launch_bounds__(kThreads)
-    ClimbKernel(Partials partials, int stride_bits, int64_t groups, bool is_last,
-                Finish finish) {
-  const int reach_bits = stride_bits + kFanBits;
-  for (int64_t tile = FirstTile(); tile < groups * partials.quantities;
-       tile += TileStride()) {
-    const int quantity = static_cast<int>(tile / groups);
+// Each kFan of them, a group, are combined to one node, in the slot of the first, so
+// that nobody writes what another reads.
+struct Group {
+  __device__ Group(const Partials& partials, int stride_bits, int64_t number) {
     // The groups of block b are numbered from SlotOf(b) / reach + b on. This number
     // grows from a block to the next by more than the block has groups, so no two
     // groups of different blocks have the same number.
-    const int64_t number = tile % groups;
-    int64_t block = 0, last_block = partials.num_blocks - 1;
+    const int reach_bits = stride_bits + kFanBits;
+    block = 0;
+    int64_t last_block = partials.num_blocks - 1;
     while (block < last_block) {
       const int64_t middle = last_block - (last_block - block) / 2;
       if ((partials.SlotOf(middle) >> reach_bits) + middle <= number) {
@@ -128,39 +122,88 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     const int64_t first_slot = partials.SlotOf(block);
-    const int64_t group = number - ((first_slot >> reach_bits) + block);
-    const int64_t count = (partials.row_splits[block + 1] - 1) / kChunk -
+    const int64_t begin = (number - ((first_slot >> reach_bits) + block)) << reach_bits;
+    const int64_t slots = (partials.row_splits[block + 1] - 1) / kChunk -
                           partials.row_splits[block] / kChunk + 1;
-    const int64_t begin = group << reach_bits;
-    if (begin >= count) continue;
-    double* slots = partials.scratch + quantity * partials.slots + first_slot;
-    const int64_t lane_begin =
-        begin + (static_cast<int64_t>(Lane() * kNodesPerLane) << stride_bits);
-    double nodes[kNodesPerLane];
+    first = first_slot + begin;
+    const int64_t left =
+        (slots - begin + (int64_t{1} << stride_bits) - 1) >> stride_bits;
+    count = left <= 0 ? 0 : left < kFan ? static_cast<int>(left) : kFan;
+  }
+
+  int64_t block;
+  int64_t first;  // The slot of its first node.
+  int count;      // Of its nodes: 0 for a number that no group has.
+};
+
+// Combines the kNodesPerLane nodes from `begin` on of a group. A node without a partner
+// is kept as it is: adding 0 changes only -0, which is never a result.
+template <typename Combine>
+__device__ double ClimbLane(const double* scratch, int64_t first, int count, int begin,
+                            int stride_bits, Combine combine) {
+  double nodes[kNodesPerLane];
 #pragma unroll
-    for (int i = 0; i < kNodesPerLane; ++i) {
-      // A node without a partner is kept as it is: adding 0 changes only -0, which is
-      // never a result.
-      const int64_t node = lane_begin + (static_cast<int64_t>(i) << stride_bits);
-      nodes[i] = node < count ? slots[node] : 0;
-    }
-    const auto climb = [&nodes](auto combine) {
-      double total =
-          CombinePairs<kNodesPerLane>(combine, [&nodes](int i) { return nodes[i]; });
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        total = combine(total, __shfl_xor_sync(kAllLanes, total, distance));
+  for (int i = 0; i < kNodesPerLane; ++i) {
+    const int64_t place = static_cast<int64_t>(begin + i) << stride_bits;
+    nodes[i] = begin + i < count ? scratch[first + place] : 0;
+  }
+  return CombinePairs<kNodesPerLane>(combine, [&nodes](int i) { return nodes[i]; });
+}
+
+// A tile is the groups of `lanes` numbers. A lane finds one of them. Where it has few
+// nodes, as most have where there are many blocks, the lane combines them alone; the
+// larger ones are the warp's work, one after the other. In the last pass,
+// finish(quantity, block, result) gets the roots.
+template <typename Finish>
+__global__ void __launch_bounds__(kThreads)
+    ClimbKernel(Partials partials, int stride_bits, int64_t groups, int lanes,
+                bool is_last, Finish finish) {
+  const int64_t tiles = CeilDiv(groups, lanes);
+  for (int64_t tile = FirstTile(); tile < tiles * partials.quantities;
+       tile += TileStride()) {
+    const int quantity = static_cast<int>(tile / tiles);
+    const int64_t number = tile % tiles * lanes + Lane();
+    const Group own(partials, stride_bits, number);
+    const int own_count = Lane() < lanes && number < groups ? own.count : 0;
+    double* scratch = partials.scratch + quantity * partials.slots;
+    const auto store = [&](int64_t block, int64_t first, double total) {
+      if (is_last) {
+        finish(quantity, block, total);
+      } else {
+        scratch[first] = total;
       }
-      return total;
     };
-    const double total = quantity == partials.maximum ? climb(Larger()) : climb(Plus());
-    if (Lane() != 0) continue;
-    if (is_last) {
-      finish(quantity, block, total);
+    const auto climb = [&](auto combine) {
+      if (0 < own_count && own_count <= kNodesPerLane) {
+        store(own.block, own.first,
+              ClimbLane(scratch, own.first, own_count, 0, stride_bits, combine));
+      }
+      unsigned large = __ballot_sync(kAllLanes, own_count > kNodesPerLane);
+      for (; large != 0; large &= large - 1) {
+        const int lane = __popc((large & (0 - large)) - 1);
+        const int64_t block = __shfl_sync(kAllLanes, own.block, lane);
+        const int64_t first = __shfl_sync(kAllLanes, own.first, lane);
+        const int count = __shfl_sync(kAllLanes, own.count, lane);
+        double total = ClimbLane(scratch, first, count, Lane() * kNodesPerLane,
+                                 stride_bits, combine);
+        for (int distance = 1; distance < kWarp; distance *= 2) {
+          total = combine(total, __shfl_xor_sync(kAllLanes, total, distance));
+        }
+        if (Lane() == 0) store(block, first, total);
+      }
+    };
+    if (quantity == partials.maximum) {
+      climb(Larger());
     } else {
-      slots[begin] = total;
+      climb(Plus());
     }
   }
 }
+
+#ifndef TFGRADCOMP_ENOUGH_WARPS
+#define TFGRADCOMP_ENOUGH_WARPS 4096
+#endif
+constexpr int64_t kEnoughWarps = TFGRADCOMP_ENOUGH_WARPS;
 
 template <typename Finish>
 const char* Climb(const Gpu& gpu, const Partials& partials, int64_t size,
@@ -170,8 +213,12 @@ const char* Climb(const Gpu& gpu, const Partials& partials, int64_t size,
     const int64_t groups =
         (partials.slots >> (stride_bits + kFanBits)) + partials.num_blocks + 1;
     const bool is_last = chunks <= int64_t{1} << (stride_bits + kFanBits);
-    const char* error = Launch(gpu, groups * partials.quantities, ClimbKernel<Finish>,
-                               partials, stride_bits, groups, is_last, finish);
+    // A warp has several groups only where there is work for many warps.
+    const int64_t most = groups * partials.quantities / kEnoughWarps + 1;
+    const int lanes = most < kWarp ? static_cast<int>(most) : kWarp;
+    const char* error =
+        Launch(gpu, CeilDiv(groups, lanes) * partials.quantities, ClimbKernel<Finish>,
+               partials, stride_bits, groups, lanes, is_last, finish);
     if (error != nullptr || is_last) return error;
   }
 }

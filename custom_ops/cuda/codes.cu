@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = t / tiles_per_row;
     const int64_t begin = (t - row * tiles_per_row) * step;
     const int count = CountOfTile(args.size, begin, step);
-    SumCodesOfTile(args.words + row * words_per_row, 1, words_per_row, base, begin,
-                   count, tile);
+    SumCodesOfTile<1>(args.words + row * words_per_row, 1, words_per_row, base, begin,
+                      count, tile);
     __syncwarp();
     int32_t* codes = args.codes + row * args.size + begin;
     for (int e = Lane(); e < count; e += kWarp) {
@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
     const int64_t begin = t * step;
     const int count = CountOfTile(args.size, begin, step);
-    SumCodesOfTile(args.words, args.num_workers, words_per_worker, base, begin, count,
-                   tile);
+    SumCodesOfTile<4>(args.words, args.num_workers, words_per_worker, base, begin,
+                      count, tile);
     __syncwarp();
     PackTile(tile, count, sum_base, args.sum + begin / sum_base.digits);
     __syncwarp();
@@ -70,16 +70,19 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t begin = t * step;
     const int count = CountOfTile(args.size, begin, step);
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
-    SumCodesOfTile(args.words, args.num_workers, words_per_worker, base, begin, count,
-                   tile);
+    SumCodesOfTile<4>(args.words, args.num_workers, words_per_worker, base, begin,
+                      count, tile);
     __syncwarp();
+    float scale = args.scale[blocks.first];
+#pragma unroll 4
     for (int e = Lane(); e < count; e += kWarp) {
       const int64_t j = begin + e;
+      if (blocks.first != blocks.last) scale = args.scale[blocks.Of(j)];
       // Modulo 2^32: only the result has to be below 2^31.
       const uint32_t level = static_cast<uint32_t>(args.step) * tile[PlaceOf(e)] -
                              static_cast<uint32_t>(args.zero);
-      args.values.whole[j] = __fmul_rn(args.scale[blocks.Of(j)],
-                                       static_cast<float>(static_cast<int32_t>(level)));
+      args.values.whole[j] =
+          __fmul_rn(scale, static_cast<float>(static_cast<int32_t>(level)));
     }
     __syncwarp();
   }

@@ -17,60 +17,86 @@ constexpr int kTile = 1024;
 __device__ inline int PlaceOf(int e) { return e + e / kWarp; }
 constexpr int kTilePlaces = kTile + kTile / kWarp;
 
-// A base, and what it takes to divide by it without a division.
+// A base, and what it takes to find digits without a division.
 struct Base {
   explicit Base(uint64_t base)
       : digits(tfgradcomp_format::DigitsPerWord(base)),
         value(static_cast<uint32_t>(base)),
-        last(static_cast<uint32_t>(base - 1)),
-        reciprocal(static_cast<uint32_t>((uint64_t{1} << 32) / base)) {}
+        power(1) {
+    for (int digit = 0; digit < digits; ++digit) power *= base;
+    reciprocal = static_cast<uint32_t>((uint64_t{1} << 32) / power);
+    wide_reciprocal = ~uint64_t{0} / power;
+  }
 
   // Elements of a tile: whole words of all lanes, as many as fit.
   __host__ __device__ int TileElements() const {
     return kTile / (digits * kWarp) * (digits * kWarp);
   }
 
-  // word / base. The product falls short by less than 1 + word / 2^32 < 2, so the
-  // quotient by at most 1. It is 0 for base 2^32, whose `value` is 0.
-  __device__ uint32_t Quotient(uint32_t word) const {
-    const uint32_t quotient = __umulhi(word, reciprocal);
-    return quotient + (word - quotient * value > last);
+  int digits;
+  uint32_t value;            // Modulo 2^32.
+  uint64_t power;            // base^digits, at most 2^32: words are below it.
+  uint32_t reciprocal;       // 2^32 / power, rounded down.
+  uint64_t wide_reciprocal;  // 2^64 / power, less 1 at most.
+};
+
+// The digits of a word, the last one first. The word is taken as a fraction f / 2^32,
+// the least one that is not below word / power: it is above it by less than 1 / power,
+// so each product with the base has the next digit as its whole part. One product a
+// digit is less than the two of a division.
+class Digits {
+ public:
+  Digits() = default;
+
+  // Of a word that is no word of the base, the digits are those of word % power.
+  __device__ Digits(uint32_t word, const Base& base) {
+    // This product falls short by less than 1 + word / 2^32 < 2, and so by 1 at most.
+    uint64_t rest = word - __umulhi(word, base.reciprocal) * base.power;
+    if (rest >= base.power) rest -= base.power;
+    // As above: the quotient falls short by 1 at most; then it is rounded up.
+    const uint64_t quotient = rest * base.wide_reciprocal >> 32;
+    const uint64_t remainder = (rest << 32) - quotient * base.power;
+    fraction_ =
+        static_cast<uint32_t>(quotient + (remainder > 0) + (remainder > base.power));
   }
 
-  int digits;
-  uint32_t value;  // Modulo 2^32.
-  uint32_t last;   // The largest digit.
-  uint32_t reciprocal;
+  __device__ uint32_t Next(const Base& base) {
+    if (base.value == 0) return fraction_;  // The one digit of base 2^32.
+    const uint64_t product = uint64_t{fraction_} * base.value;
+    fraction_ = static_cast<uint32_t>(product);
+    return static_cast<uint32_t>(product >> 32);
+  }
+
+ private:
+  uint32_t fraction_;
 };
 
 // Adds up the codes of the elements [begin, begin + count) over the rows of `words`.
-__device__ inline void SumCodesOfTile(const uint32_t* words, int64_t rows,
-                                      int64_t words_per_row, const Base& base,
-                                      int64_t begin, int count, uint32_t* tile) {
-  constexpr int kRowsAtOnce = 4;
+template <int kRowsAtOnce>
+__device__ void SumCodesOfTile(const uint32_t* words, int64_t rows,
+                               int64_t words_per_row, const Base& base, int64_t begin,
+                               int count, uint32_t* tile) {
   const int64_t first = begin / base.digits;
   const int before = static_cast<int>(begin - first * base.digits);
   for (int word = Lane(); word * base.digits < before + count; word += kWarp) {
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
-      uint32_t left[kRowsAtOnce];
+      uint32_t loaded[kRowsAtOnce];
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        left[i] = row + i < rows ? words[(row + i) * words_per_row + first + word] : 0;
+        loaded[i] =
+            row + i < rows ? words[(row + i) * words_per_row + first + word] : 0;
       }
-      for (int digit = 0; digit < base.digits; ++digit) {
-        // The sum of remainders, from the sums of dividends and of quotients.
-        uint32_t dividends = 0, quotients = 0;
+      Digits digits[kRowsAtOnce];
 #pragma unroll
-        for (int i = 0; i < kRowsAtOnce; ++i) {
-          if (row + i >= rows) break;
-          dividends += left[i];
-          left[i] = base.Quotient(left[i]);
-          quotients += left[i];
-        }
+      for (int i = 0; i < kRowsAtOnce; ++i) digits[i] = Digits(loaded[i], base);
+      for (int digit = base.digits - 1; digit >= 0; --digit) {
+        uint32_t sum = 0;
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) sum += digits[i].Next(base);
         const int e = word * base.digits + digit - before;
         if (e < 0 || e >= count) continue;
-        uint32_t& sum = tile[PlaceOf(e)];
-        sum = (row == 0 ? 0 : sum) + (dividends - quotients * base.value);
+        uint32_t& total = tile[PlaceOf(e)];
+        total = row == 0 ? sum : total + sum;
       }
     }
   }

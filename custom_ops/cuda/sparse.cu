@@ -35,9 +35,10 @@ struct Marks {
     return word < num_words ? words[word] : 0;
   }
 
-  __device__ void Store(int64_t chunk, int step, uint32_t marked) const {
-    const int64_t word = chunk * kSteps + step;
-    if (Lane() == 0 && word < num_words) words[word] = marked;
+  // Stores all words of a chunk: lane m has word m.
+  __device__ void Store(int64_t chunk, uint32_t marked) const {
+    const int64_t word = chunk * kSteps + Lane();
+    if (Lane() < kSteps && word < num_words) words[word] = marked;
   }
 
   // All lanes ask.
@@ -80,6 +81,12 @@ __device__ void EachGathered(const Args& args, int64_t chunk, const Body& body) 
   AddCount(args.nonfinite, nonfinite);
 }
 
+// Makes a number at least as large as `least`. What is read may be old, and so too
+// small: then the atomic operation finds out. Most warps are spared it.
+__device__ inline void Raise(uint32_t* number, uint32_t least) {
+  if (*static_cast<volatile uint32_t*>(number) < least) atomicMax(number, least);
+}
+
 __device__ inline bool IsUnambiguous(float alpha, float r, float v) {
   return __fmul_rn(alpha, v) < __fmul_rn(r, r);
 }
@@ -91,10 +98,11 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
     const bool in_one = blocks.first == blocks.last;
-    uint32_t largest = 0;
+    uint32_t largest = 0, own = 0;
     EachGathered(args, chunk, [&](int step, int64_t j, bool inside, float r, float v) {
       const bool selected = inside && IsNormal(r) && IsUnambiguous(args.alpha, r, v);
-      marks.Store(chunk, step, __ballot_sync(kAllLanes, selected));
+      const uint32_t marked = __ballot_sync(kAllLanes, selected);
+      if (Lane() == step) own = marked;
       if (!inside) return;
       args.new_residual[j] = r;
       args.new_variance[j] = __fmul_rn(v, args.decay);
@@ -103,13 +111,14 @@ __global__ void __launch_bounds__(kThreads)
       if (in_one) {
         largest = Larger()(largest, magnitude);
       } else {
-        atomicMax(&marks.largest[blocks.Of(j)], magnitude);
+        Raise(&marks.largest[blocks.Of(j)], magnitude);
       }
     });
+    marks.Store(chunk, own);
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       largest = Larger()(largest, __shfl_xor_sync(kAllLanes, largest, distance));
     }
-    if (Lane() == 0 && largest != 0) atomicMax(&marks.largest[blocks.first], largest);
+    if (Lane() == 0) Raise(&marks.largest[blocks.first], largest);
   }
 }
 
@@ -122,6 +131,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t begin = chunk * kChunk;
       const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
       const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
+      uint32_t own = 0;
       for (int step = 0; step < kSteps; ++step) {
         const int64_t j = begin + step * kWarp + Lane();
         bool sent = marks.At(chunk, step) >> Lane() & 1;
@@ -130,9 +140,11 @@ __global__ void __launch_bounds__(kThreads)
           sent = FallOf(args.new_residual[j], largest) <= kMostFall;
         }
         const uint32_t kept = __ballot_sync(kAllLanes, sent);
-        marks.Store(chunk, step, kept);
+        if (Lane() == step) own = kept;
         count += __popc(kept);
       }
+      __syncwarp();  // All have read.
+      marks.Store(chunk, own);
     }
     if (Lane() == 0) marks.counts[chunk] = count;
   }
@@ -142,13 +154,13 @@ __global__ void __launch_bounds__(kThreads)
     TakeThresholdKernel(PackOverThreshold args, Marks marks) {
   const float t = args.threshold, twice = __fadd_rn(t, t), square = __fmul_rn(t, t);
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
-    uint32_t count = 0;
+    uint32_t count = 0, own = 0;
     EachGathered(args, chunk, [&](int step, int64_t j, bool inside, float r, float v) {
       const bool has_variance = args.variance != nullptr;
       const bool sent =
           t < fabsf(r) && (!has_variance || IsUnambiguous(args.alpha, r, v));
       const uint32_t marked = __ballot_sync(kAllLanes, sent);
-      marks.Store(chunk, step, marked);
+      if (Lane() == step) own = marked;
       count += __popc(marked);
       if (!inside) return;
       args.new_residual[j] = sent ? __fsub_rn(r, BitsOf(r) >> 31 ? -t : t) : r;
@@ -157,20 +169,34 @@ __global__ void __launch_bounds__(kThreads)
       if (sent) v = lower > 0 ? lower : 0;
       args.new_variance[j] = __fmul_rn(v, args.decay);
     });
+    marks.Store(chunk, own);
     if (Lane() == 0) marks.counts[chunk] = count;
   }
 }
 
-// Turns the counts of chunks into those of all before them. One thread block.
+// Turns the counts of chunks into those of all before them. One thread block; each
+// thread has several neighbouring chunks, so that the block meets seldom.
 __global__ void __launch_bounds__(kManyThreads)
     AddUpKernel(uint32_t* counts, int64_t chunks, int64_t* count) {
+  constexpr int kChunksAtOnce = 16;
   int64_t total = 0;
-  for (int64_t first = 0; first < chunks; first += blockDim.x) {
-    const int64_t chunk = first + threadIdx.x;
-    const int64_t own = chunk < chunks ? counts[chunk] : 0;
-    const int64_t before = total + SumBefore(own);
-    if (chunk < chunks) counts[chunk] = static_cast<uint32_t>(before);
-    total += CombineThreads(own, Plus());
+  for (int64_t first = 0; first < chunks;
+       first += int64_t{blockDim.x} * kChunksAtOnce) {
+    const int64_t own = first + int64_t{threadIdx.x} * kChunksAtOnce;
+    uint32_t kept[kChunksAtOnce];
+    int64_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      kept[i] = own + i < chunks ? counts[own + i] : 0;
+      sum += kept[i];
+    }
+    int64_t before = total + SumBefore(sum);
+#pragma unroll
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      if (own + i < chunks) counts[own + i] = static_cast<uint32_t>(before);
+      before += kept[i];
+    }
+    total += CombineThreads(sum, Plus());
   }
   if (threadIdx.x == 0) *count = total;
 }

@@ -7,41 +7,58 @@ namespace tfgradcomp {
 namespace {
 
 // Signs for signs: 32 votes at once, counted in bits. Plane p holds bit p of the number
-// of plus votes of each element of a word; one thread has one word.
-template <int kPlanes>
+// of plus votes of each element of a word. One thread has several words, so that few
+// workers, too, have enough loads under way.
+template <int kPlanes, int kWords>
 __global__ void __launch_bounds__(kThreads)
     SignVoteKernel(MajorityVote args, int64_t words_per_worker) {
   const uint64_t half = static_cast<uint64_t>(args.num_workers) / 2;
-  for (int64_t tile = FirstTile(); tile * kWarp < words_per_worker;
+  for (int64_t tile = FirstTile(); tile * kWarp * kWords < words_per_worker;
        tile += TileStride()) {
-    const int64_t word = tile * kWarp + Lane();
-    if (word >= words_per_worker) continue;
-    uint32_t planes[kPlanes] = {};
+    const int64_t first = tile * kWarp * kWords + Lane();
+    uint32_t planes[kWords][kPlanes] = {};
 #pragma unroll 4
     for (int64_t worker = 0; worker < args.num_workers; ++worker) {
-      uint32_t carry = args.words[worker * words_per_worker + word];
 #pragma unroll
-      for (int p = 0; p < kPlanes; ++p) {
-        const uint32_t both = planes[p] & carry;
-        planes[p] ^= carry;
-        carry = both;
+      for (int i = 0; i < kWords; ++i) {
+        const int64_t word = first + i * kWarp;
+        uint32_t carry =
+            word < words_per_worker ? args.words[worker * words_per_worker + word] : 0;
+#pragma unroll
+        for (int p = 0; p < kPlanes; ++p) {
+          const uint32_t both = planes[i][p] & carry;
+          planes[i][p] ^= carry;
+          carry = both;
+        }
       }
     }
-    uint32_t more = 0, equal = ~0u;  // Than half of the workers.
 #pragma unroll
-    for (int p = kPlanes - 1; p >= 0; --p) {
-      const uint32_t bit = half >> p & 1 ? ~0u : 0;
-      more |= equal & planes[p] & ~bit;
-      equal &= ~(planes[p] ^ bit);
+    for (int i = 0; i < kWords; ++i) {
+      const int64_t word = first + i * kWarp;
+      if (word >= words_per_worker) break;
+      uint32_t more = 0, equal = ~0u;  // Than half of the workers.
+#pragma unroll
+      for (int p = kPlanes - 1; p >= 0; --p) {
+        const uint32_t bit = half >> p & 1 ? ~0u : 0;
+        more |= equal & planes[i][p] & ~bit;
+        equal &= ~(planes[i][p] ^ bit);
+      }
+      const int64_t left = args.size - word * kWarp;
+      const uint32_t inside = left < kWarp ? (1u << left) - 1 : ~0u;
+      const uint32_t ties = args.num_workers % 2 == 0 ? equal & inside : 0;
+      if (args.stream != nullptr && ties != 0) {
+        more |= ties & Coins(ReadStream(args.stream), word, ties);
+      }
+      args.votes[word] = more & inside;
     }
-    const int64_t left = args.size - word * kWarp;
-    const uint32_t inside = left < kWarp ? (1u << left) - 1 : ~0u;
-    const uint32_t ties = args.num_workers % 2 == 0 ? equal & inside : 0;
-    if (args.stream != nullptr && ties != 0) {
-      more |= ties & Coins(ReadStream(args.stream), word, ties);
-    }
-    args.votes[word] = more & inside;
   }
+}
+
+template <int kPlanes, int kWords>
+const char* RunSignVote(const Gpu& gpu, const MajorityVote& args,
+                        int64_t words_per_worker) {
+  return Launch(gpu, CeilDiv(words_per_worker, kWarp * kWords),
+                SignVoteKernel<kPlanes, kWords>, args, words_per_worker);
 }
 
 // The code of the reply from the sum of the codes. `coin` decides a tie: -1, 0 or 1.
@@ -65,8 +82,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
     const int64_t begin = t * step;
     const int count = CountOfTile(args.size, begin, step);
-    SumCodesOfTile(args.words, args.num_workers, words_per_worker, base, begin, count,
-                   tile);
+    SumCodesOfTile<4>(args.words, args.num_workers, words_per_worker, base, begin,
+                      count, tile);
     __syncwarp();
     // Four at a time, as many as share a block of Philox; a tile begins with such four.
     for (int e = 4 * Lane(); e < count; e += 4 * kWarp) {
@@ -97,10 +114,14 @@ __global__ void __launch_bounds__(kThreads)
 const char* Run(const Gpu& gpu, const MajorityVote& args) {
   const int64_t words_per_worker = tfgradcomp_format::WordsFor(args.size, args.base);
   if (args.base == 2 && args.reply_base == 2) {
-    const int64_t tiles = CeilDiv(words_per_worker, kWarp);
-    return args.num_workers < 16
-               ? Launch(gpu, tiles, SignVoteKernel<4>, args, words_per_worker)
-               : Launch(gpu, tiles, SignVoteKernel<32>, args, words_per_worker);
+    const int64_t workers = args.num_workers;
+    const auto run = workers < 4    ? RunSignVote<2, 4>
+                     : workers < 8  ? RunSignVote<3, 4>
+                     : workers < 16 ? RunSignVote<4, 4>
+                     : workers < 32 ? RunSignVote<5, 4>
+                     : workers < 64 ? RunSignVote<6, 2>
+                                    : RunSignVote<32, 1>;
+    return run(gpu, args, words_per_worker);
   }
   const Base base(args.base), reply_base(args.reply_base);
   return Launch(gpu, CeilDiv(args.size, reply_base.TileElements()), CodeVoteKernel,

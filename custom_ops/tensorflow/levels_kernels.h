@@ -33,6 +33,12 @@ class FindLevelsOp : public KernelOp<Device, FindLevels> {
     args->rule = rule_;
     args->count = count_;
     args->sweeps = sweeps_;
+    if constexpr (!Device::kOnHost) {
+      const int64_t scratch = tfgradcomp_format::LevelsScratch(args->size);
+      TF_RETURN_IF_ERROR(context->allocate_temp(
+          tensorflow::DT_INT64, TensorShape({scratch}), &memory->scratch));
+      args->scratch = Data<uint64_t>(&memory->scratch);
+    }
     TF_RETURN_IF_ERROR(
         Output(context, 0, TensorShape({args->num_blocks, count_}), &args->levels));
     return Output(context, 1, TensorShape({}), &args->nonfinite);

@@ -40,7 +40,7 @@ STRUCTS = {
     "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
     "c:values",
     "FindLevels": "c:x i:size e:rule i:count i:sweeps p:row_splits i:num_blocks "
-    "p:levels p:nonfinite",
+    "p:scratch p:levels p:nonfinite",
     "PackLevels": "c:x i:size p:levels i:count p:row_splits i:num_blocks p:stream "
     "p:words",
     "MeanOfLevels": "p:words p:levels i:num_workers i:size i:count p:row_splits "

@@ -19,8 +19,14 @@ CUDA = REPOSITORY / "custom_ops" / "cuda"
 KERNELS = sorted(CUDA.glob("*.cu"))
 EMULATOR = Path(__file__).parent / "cuda_emulator"
 
-# The macros of a library whose thread blocks are so few that all loops take turns.
-FEW_THREAD_BLOCKS = ("-DTFGRADCOMP_MAX_THREAD_BLOCKS=3",)
+# The macros of a library that takes small vectors for large ones: its thread blocks are
+# so few that all loops take turns, a warp has as much to do as it ever has, and whole
+# GPUs find levels.
+AS_LARGE_VECTORS = (
+    "-DTFGRADCOMP_MAX_THREAD_BLOCKS=3",
+    "-DTFGRADCOMP_ENOUGH_WARPS=8",
+    "-DTFGRADCOMP_LARGE_BLOCK=480",
+)
 
 
 class Checks:

@@ -2,12 +2,14 @@
 
 import pytest
 
-from tests.ops.cuda_library import Checks, build_emulated
+from tests.ops.cuda_library import AS_LARGE_VECTORS, Checks, build_emulated
 
 
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory, cpu_library_path):
-    return Checks(build_emulated(tmp_path_factory.mktemp("emulated"), cpu_library_path))
+    # `tests/benchmarks/test_gpu.py` runs the kernels as they are installed, too.
+    folder = tmp_path_factory.mktemp("emulated")
+    return Checks(build_emulated(folder, cpu_library_path, AS_LARGE_VECTORS))
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,8 @@ inline void __syncwarp() { cuda_emulator::ThreadBlock::current->Meet(0); }
 
 inline void __syncthreads() { cuda_emulator::ThreadBlock::current->MeetAll(); }
 
+inline void __threadfence() {}
+
 inline unsigned __ballot_sync(unsigned, bool vote) {
   const uint64_t* votes = cuda_emulator::ThreadBlock::current->Meet(vote);
   unsigned ballot = 0;

@@ -33,20 +33,23 @@ struct Shape {
 
 // Returns shapes of at most `most` elements. Of each size every layout, with two
 // numbers of workers that differ from layout to layout and from size to size: all pairs
-// occur. From 131072 elements on, a block has more chunks than one warp of a GPU adds
-// up, which needs one block.
+// occur. Large blocks take ways of their own on a GPU: from 4097 elements on, from
+// 65537, and from 131072, more chunks than one warp adds up. These need one block, and
+// an even number of workers, for numbers that are all finite.
 inline std::vector<Shape> Shapes(int64_t most) {
   constexpr int64_t kNumWorkers[] = {1, 2, 3, 4, 8};
   std::vector<Shape> shapes;
   int turn = 0;
-  for (int64_t size : {0,  1,  2,  3,   19,  20,  21,   31,   32,     33,
-                       63, 64, 65, 511, 512, 513, 1000, 9001, 150001, (1 << 20) + 7}) {
+  for (int64_t size :
+       {0,  1,  2,   3,   19,  20,   21,   31,   32,     33,           63,
+        64, 65, 511, 512, 513, 1000, 4500, 9001, 150001, (1 << 20) + 7}) {
     if (size > most) break;
     for (Layout layout : kLayouts) {
       if (size > 1000 && layout == Layout::kBlocksOfOne) continue;  // Slow to emulate.
-      if (size == 150001 && layout != Layout::kOneBlock) continue;
-      if (size > 10000) {
-        shapes.push_back({size, layout, 3});
+      if ((size == 4500 || size == 150001) && layout != Layout::kOneBlock) continue;
+      if (size == 4500 || size > 10000) {
+        if (layout == Layout::kOneBlock) shapes.push_back({size, layout, 4});
+        if (size > 10000) shapes.push_back({size, layout, 3});
         continue;
       }
       ++turn;
@@ -62,7 +65,9 @@ inline std::vector<Shape> FewShapes(int64_t most) {
   std::vector<Shape> shapes;
   for (int64_t size : {513, 9001, 150001}) {
     if (size > most) break;
-    shapes.push_back({size, Layout::kOneBlock, 3});
+    for (int64_t workers : {2, 3, 4}) {
+      shapes.push_back({size, Layout::kOneBlock, workers});
+    }
     shapes.push_back({size, Layout::kRagged, 4});
   }
   return shapes;

@@ -16,6 +16,7 @@ template <typename Visit>
 void VisitBuffers(FindLevels& a, Visit& visit) {
   visit.Input(a.x.whole, a.size);
   visit.Input(a.row_splits, a.num_blocks + 1);
+  visit.Scratch(a.scratch, tfgradcomp_format::LevelsScratch(a.size));
   visit.Output(a.levels, a.num_blocks * a.count);
   visit.Output(a.nonfinite, 1);
 }
@@ -61,7 +62,7 @@ void ForEachCallOfLevels(Inputs& in, Run&& run) {
     if (workers == 1 || workers > 4 || (n > 100 && blocks == n)) break;
     run("FindLevels " + std::string(name) + With("count", count) +
             With("sweeps", sweeps),
-        FindLevels{vector.data(), n, rule, count, sweeps, splits, blocks, {}, {}});
+        FindLevels{vector.data(), n, rule, count, sweeps, splits, blocks, {}, {}, {}});
   }
   for (int64_t count : {2, 3, 9, 16, 17, 40}) {
     const Array<float> levels = in.Levels(count);
