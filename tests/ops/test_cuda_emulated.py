@@ -2,14 +2,17 @@
 
 import pytest
 
-from tests.ops.cuda_library import AS_LARGE_VECTORS, Checks, build_emulated
+from tests.ops.cuda_library import Checks, build_emulated
+
+# For large vectors as well: several sums a warp, and blocks that all threads look at.
+MACROS = ("-DTFGRADCOMP_ENOUGH_WARPS=8", "-DTFGRADCOMP_LARGE_BLOCK=4000")
 
 
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory, cpu_library_path):
     # `tests/benchmarks/test_gpu.py` runs the kernels as they are installed, too.
     folder = tmp_path_factory.mktemp("emulated")
-    return Checks(build_emulated(folder, cpu_library_path, AS_LARGE_VECTORS))
+    return Checks(build_emulated(folder, cpu_library_path, MACROS))
 
 
 @pytest.mark.parametrize(
