@@ -28,8 +28,9 @@ constexpr int kFirstShift = 32 - kDigitBits;
 constexpr int kLookThreads = kBins;
 constexpr int64_t kMostLevels = 2 * kTargets + 1, kMostLookBlocks = 2048;
 
-// What is known of a block, all zero at first. Other thread blocks of a launch add to
-// its sums, so these are read past the caches of a multiprocessor.
+// What is known of a block, all zero at first. What other thread blocks of the same
+// launch add to must be read by `Read`, past the cache of a multiprocessor: a neighbour
+// that was read before has brought its old value there.
 struct LargeBlock {
   using Sum = unsigned long long;  // NOLINT: CUDA's own type.
 

@@ -30,10 +30,9 @@ struct Extremes {
   }
 
   __device__ void Decide(const FindLevels& args, LargeBlock& state) const {
-    if (LargeBlock::Read(state.nonfinite) != 0) {
-      if (WarpInBlock() == 0) {
-        AddCount(args.nonfinite, static_cast<int64_t>(state.nonfinite));
-      }
+    const auto nonfinite = static_cast<int64_t>(LargeBlock::Read(state.nonfinite));
+    if (nonfinite != 0) {
+      if (WarpInBlock() == 0) AddCount(args.nonfinite, nonfinite);
       for (int64_t k = threadIdx.x; k < args.count; k += blockDim.x) {
         LevelOf(args, state, k) = 0;
       }
