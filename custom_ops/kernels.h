@@ -33,6 +33,22 @@ struct CutVector {
   float scale = 1;
 };
 
+// A step of an optimizer, which kernels that decode a vector of values u take with it
+// where they are given one, on the CPU only: then they write no values. With
+// coefficients c, each operation rounded:
+//   kSgd:       w = w - u * c0
+//   kMomentum:  m = m * c1 - u * c0,  w = w + m
+//   kNesterov:  m = m * c1 - u * c0,  w = w + (m * c1 - u * c0)
+//   kAdam:      m = m + (u - m) * c1,  v = v + (u * u - v) * c2,
+//               w = w - (m * c0) / (sqrt(v) + c3)
+enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam };
+struct Update {
+  UpdateRule rule;
+  const float* coefficients;  // As many as the rule has.
+  // All cut in the same way; m and v where the rule has them.
+  CutVector<float> w, m, v;
+};
+
 // codes[j] in [0, base) -> words. base in [2, 2^32]; codes are read as uint32.
 struct PackCodes {
   const int32_t* codes;
@@ -127,6 +143,7 @@ struct SumLevels {
   const int64_t* row_splits;
   int64_t num_blocks;
   CutVector<float> values;
+  const Update* update = nullptr;  // Or null: the values are written.
 };
 
 // The mean of N vectors of scaled signs, added in the order of workers:
@@ -139,6 +156,7 @@ struct MeanOfSigns {
   const int64_t* row_splits;
   int64_t num_blocks;
   CutVector<float> values;
+  const Update* update = nullptr;  // Or null: the values are written.
 };
 
 // Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference/levels.py,
@@ -186,6 +204,7 @@ struct MeanOfLevels {
   const int64_t* row_splits;
   int64_t num_blocks;
   CutVector<float> values;
+  const Update* update = nullptr;  // Or null: the values are written.
 };
 
 // The vote of N vectors of signs (base 2: code 1 for plus) or of signs and abstentions
@@ -365,6 +384,12 @@ struct MeanOfSparse {
   X(PackUnambiguous)                  \
   X(PackOverThreshold)                \
   X(MeanOfSparse)
+
+// Those that take an `Update`.
+#define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \
+  X(SumLevels)                                 \
+  X(MeanOfSigns)                               \
+  X(MeanOfLevels)
 
 }  // namespace tfgradcomp
 

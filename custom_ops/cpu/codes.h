@@ -304,7 +304,7 @@ void LevelsOf(const SumLevels& shared, const Digits& digits, int64_t tile,
   const I step = SetInts(static_cast<int32_t>(args.step));
   const I negative_zero = SetInts(static_cast<int32_t>(-args.zero));
   Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
-  GroupWriter values(args.values, args.size);
+  ValueWriter values(args.values, args.update, args.size);
   int32_t codes[kTile + kSlack];
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t first = unit * elements;

@@ -4,6 +4,7 @@
 
 // clang-format off
 #include "groups.h"
+#include "updates.h"
 #include "codes.h"
 #include "signs.h"
 #include "sorting.h"

@@ -140,7 +140,7 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
   const int64_t tile = GroupTile(digits), elements = tile * digits.count();
   const int64_t words = WordsFor(args.size, args.count);
   const DivideBy divide(args.num_workers);
-  GroupWriter values(args.values, args.size);
+  ValueWriter values(args.values, args.update, args.size);
   int32_t codes[kTile + kSlack] = {};  // Each code is a place in a table.
   float sum[kTile + kSlack], next[kTile + kSlack];
   for (int64_t unit = begin; unit < end; ++unit) {

@@ -124,7 +124,7 @@ void Kernel(const Parallel& parallel, const MeanOfSigns& args) {
       [&](int64_t begin, int64_t end) {
         const SignMean signs(args.words, args.num_workers, stride);
         Spread scale(args.scale, args.num_workers, args.row_splits, args.num_blocks);
-        GroupWriter values(args.values, args.size);
+        ValueWriter values(args.values, args.update, args.size);
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
           F mean[kParts];

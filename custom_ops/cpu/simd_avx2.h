@@ -19,6 +19,7 @@ inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F Div(F a, F b) { return _mm256_div_ps(a, b); }
+inline F Sqrt(F a) { return _mm256_sqrt_ps(a); }
 inline F Abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline F Min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F Max(F a, F b) { return _mm256_max_ps(a, b); }

@@ -23,6 +23,7 @@ inline F Add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F Div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F Sqrt(F a) { return _mm512_sqrt_ps(a); }
 inline F Abs(F a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
 inline F Min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F Max(F a, F b) { return _mm512_max_ps(a, b); }

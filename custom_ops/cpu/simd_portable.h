@@ -35,6 +35,10 @@ inline F Add(F a, F b) { return a + b; }
 inline F Sub(F a, F b) { return a - b; }
 inline F Mul(F a, F b) { return a * b; }
 inline F Div(F a, F b) { return a / b; }
+inline F Sqrt(F a) {
+  for (int i = 0; i < kWidth; ++i) a[i] = __builtin_sqrtf(a[i]);
+  return a;
+}
 inline F Abs(F a) { return (F)((I)a & 0x7FFFFFFF); }
 // a < b ? a : b
 inline F Min(F a, F b) { return a < b ? a : b; }

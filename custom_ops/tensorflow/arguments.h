@@ -86,6 +86,30 @@ inline absl::Status CheckSizes(const std::vector<int64_t>& sizes, int64_t num_va
       ". Received: sizes=[", absl::StrJoin(sizes, ", "), "], num_values=", num_values);
 }
 
+// The rules of updates: how many coefficients each of them has, and how many lists of
+// variables beside the weights.
+inline absl::Status CheckUpdateRule(const std::string& rule, UpdateRule* found,
+                                    int* num_coefficients, int* num_slots) {
+  const struct {
+    const char* name;
+    UpdateRule rule;
+    int num_coefficients, num_slots;
+  } rules[] = {{"sgd", UpdateRule::kSgd, 1, 0},
+               {"momentum", UpdateRule::kMomentum, 2, 1},
+               {"nesterov", UpdateRule::kNesterov, 2, 1},
+               {"adam", UpdateRule::kAdam, 4, 2}};
+  for (const auto& known : rules) {
+    if (rule != known.name) continue;
+    *found = known.rule;
+    *num_coefficients = known.num_coefficients;
+    *num_slots = known.num_slots;
+    return absl::OkStatus();
+  }
+  return Invalid(
+      "rule must be 'sgd', 'momentum', 'nesterov' or 'adam'. Received: rule='", rule,
+      "'");
+}
+
 inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {
   if ((base == 2 || base == 3) && (reply_base == 2 || reply_base == 3)) {
     return absl::OkStatus();

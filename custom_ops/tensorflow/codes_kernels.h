@@ -138,7 +138,7 @@ class SumLevelsOp : public ValuesOp<Device, SumLevels> {
     TF_RETURN_IF_ERROR(CheckLevels(args->num_workers, base_, step_, zero_));
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(Vector(context, 1, "scale", args->num_blocks, &args->scale));
-    return OutputParts<Device>(context, this->sizes_, memory, args);
+    return this->Values(context, memory, args);
   }
 
   int64_t base_, step_, zero_;

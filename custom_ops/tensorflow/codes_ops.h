@@ -124,6 +124,18 @@ REGISTER_OP("Tfgradcomp>SumLevels")
     .Attr("zero: int")
     .SetShapeFn(SumLevelsShape);
 
+REGISTER_OP("Tfgradcomp>ApplySumLevels")
+    .Input("words: int32")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .TFGRADCOMP_UPDATES.Attr("base: int")
+    .Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("count: int")
+    .Attr("step: int")
+    .Attr("zero: int")
+    .SetShapeFn(SumLevelsShape);
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_CODES_OPS_H_

@@ -15,11 +15,13 @@
 #include "../kernels.h"
 #include "../word_format.h"
 #include "arguments.h"
+#include "cut.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/platform/errors.h"
+#include "updates.h"
 
 namespace tfgradcomp {
 
@@ -63,14 +65,9 @@ inline absl::Status CheckOptional(const char* name, int64_t length) {
 // Memory that is kept until a kernel has been launched. When it is freed after that,
 // the device gives it only to kernels that are launched later.
 struct Memory {
-  // The arrays of a CutVector.
-  struct Cut {
-    std::vector<float*> parts;
-    std::vector<int64_t> splits = {0};
-  };
-
   Tensor scratch;
   Cut cut, moments;
+  UpdateMemory update;
   Tensor words, count;  // For words of which only the kernel knows the number.
 };
 
@@ -233,18 +230,6 @@ inline absl::Status Scratch(OpKernelContext* context, int64_t size, Memory* memo
   return absl::OkStatus();
 }
 
-// Sets `vector` to the tensors of `cut`.
-template <typename T>
-void SetParts(const Memory::Cut& cut, CutVector<T>* vector) {
-  vector->num_parts = static_cast<int64_t>(cut.parts.size());
-  if (vector->num_parts == 1) {
-    vector->whole = cut.parts[0];
-  } else {
-    vector->parts = cut.parts.data();
-    vector->splits = cut.splits.data();
-  }
-}
-
 template <typename Device>
 absl::Status CheckParts(const char* name, int64_t num_parts) {
   if (Device::kOnHost || num_parts == 1) return absl::OkStatus();
@@ -256,14 +241,13 @@ absl::Status CheckParts(const char* name, int64_t num_parts) {
 // Reads the parts of a vector, and its scale from the attribute `scale_name`.
 template <typename Device>
 absl::Status InputVector(OpKernelContext* context, const char* name,
-                         const char* scale_name, Memory::Cut* cut,
+                         const char* scale_name, Cut* cut,
                          CutVector<const float>* vector) {
   tensorflow::OpInputList list;
   TF_RETURN_IF_ERROR(context->input_list(name, &list));
   TF_RETURN_IF_ERROR(CheckParts<Device>(name, list.size()));
   for (const Tensor& part : list) {
-    cut->parts.push_back(static_cast<float*>(part.data()));
-    cut->splits.push_back(cut->splits.back() + part.NumElements());
+    cut->Add(static_cast<float*>(part.data()), part.NumElements());
   }
   SetParts(*cut, vector);
   TF_RETURN_IF_ERROR(
@@ -289,7 +273,7 @@ template <typename Device, typename Args>
 absl::Status OutputParts(OpKernelContext* context, const std::vector<int64_t>& sizes,
                          Memory* memory, Args* args) {
   TF_RETURN_IF_ERROR(CheckParts<Device>("values", context->num_outputs()));
-  Memory::Cut* const cut = &memory->cut;
+  Cut* const cut = &memory->cut;
   for (int i = 0; i < context->num_outputs(); ++i) {
     cut->parts.push_back(nullptr);
     cut->splits.push_back(cut->splits.back() + sizes[i]);
@@ -300,7 +284,7 @@ absl::Status OutputParts(OpKernelContext* context, const std::vector<int64_t>& s
 }
 
 // The base class of kernels that write a vector of `count` values in parts of given
-// sizes.
+// sizes, or update variables by it (updates.h).
 template <typename Device, typename Args>
 class ValuesOp : public KernelOp<Device, Args> {
  public:
@@ -311,11 +295,27 @@ class ValuesOp : public KernelOp<Device, Args> {
     OP_REQUIRES_OK(context, context->GetAttr("sizes", &sizes_));
     OP_REQUIRES_OK(context, context->GetAttr("num_values", &num_values));
     OP_REQUIRES_OK(context, CheckSizes(sizes_, num_values, count_));
+    updates_ = context->HasAttr("rule");
+    if (updates_) OP_REQUIRES_OK(context, updater_.Read(context));
   }
 
  protected:
+  absl::Status Values(OpKernelContext* context, Memory* memory, Args* args) const {
+    if (!updates_) return OutputParts<Device>(context, sizes_, memory, args);
+    if constexpr (!Device::kOnHost) {
+      return Invalid("variables are updated on a CPU only");
+    } else {
+      args->update = &memory->update.update;
+      return updater_.Open(context, sizes_, &memory->update);
+    }
+  }
+
   int64_t count_ = 0;
   std::vector<int64_t> sizes_;
+
+ private:
+  bool updates_ = false;
+  Updater updater_;
 };
 
 }  // namespace tfgradcomp

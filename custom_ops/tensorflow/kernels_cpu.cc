@@ -79,5 +79,11 @@ struct OnCpu {
   TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_CPU, OnCpu);
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
 
+#define TFGRADCOMP_REGISTER_UPDATING(Kernel)                           \
+  REGISTER_KERNEL_BUILDER(                                             \
+      Name("Tfgradcomp>Apply" #Kernel).Device(tensorflow::DEVICE_CPU), \
+      Kernel##Op<OnCpu>);
+TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(TFGRADCOMP_REGISTER_UPDATING)
+
 }  // namespace
 }  // namespace tfgradcomp

@@ -93,7 +93,7 @@ class MeanOfLevelsOp : public ValuesOp<Device, MeanOfLevels> {
         CheckShape("levels", levels,
                    TensorShape({args->num_workers, args->num_blocks, args->count})));
     args->levels = Data<float>(levels);
-    return OutputParts<Device>(context, this->sizes_, memory, args);
+    return this->Values(context, memory, args);
   }
 };
 

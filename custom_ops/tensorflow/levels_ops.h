@@ -98,6 +98,15 @@ REGISTER_OP("Tfgradcomp>MeanOfLevels")
     .Attr("count: int")
     .SetShapeFn(MeanOfLevelsShape);
 
+REGISTER_OP("Tfgradcomp>ApplyMeanOfLevels")
+    .Input("words: int32")
+    .Input("levels: float")
+    .Input("row_splits: int64")
+    .TFGRADCOMP_UPDATES.Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("count: int")
+    .SetShapeFn(MeanOfLevelsShape);
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_LEVELS_OPS_H_

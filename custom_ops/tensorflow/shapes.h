@@ -62,7 +62,9 @@ inline absl::Status JoinParts(InferenceContext* c, DimensionHandle* size,
 }
 
 // Sets the shapes of the outputs, which are the parts of a vector of `count` elements.
+// An op that updates variables by them has none.
 inline absl::Status SetParts(InferenceContext* c, int64_t count) {
+  if (c->num_outputs() == 0) return absl::OkStatus();
   std::vector<int64_t> sizes;
   TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
   TF_RETURN_IF_ERROR(CheckSizes(sizes, c->num_outputs(), count));
@@ -111,6 +113,20 @@ inline absl::Status WorkersScale(InferenceContext* c, int index,
   ShapeHandle shape;
   return c->Merge(c->input(index), c->Matrix(num_workers, num_blocks), &shape);
 }
+
+// What an op has that updates variables by its values, instead of writing them: see
+// updates.h.
+#define TFGRADCOMP_UPDATES          \
+  Input("coefficients: float")      \
+      .Input("w: num_w * resource") \
+      .Input("m: num_m * resource") \
+      .Input("v: num_v * resource") \
+      .Attr("rule: string")         \
+      .Attr("offsets: list(int)")   \
+      .Attr("num_w: int >= 1")      \
+      .Attr("num_m: int >= 0")      \
+      .Attr("num_v: int >= 0")      \
+      .SetIsStateful()
 
 }  // namespace tfgradcomp
 

@@ -66,7 +66,7 @@ class MeanOfSignsOp : public ValuesOp<Device, MeanOfSigns> {
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
                                     args->num_blocks, &args->scale));
-    return OutputParts<Device>(context, this->sizes_, memory, args);
+    return this->Values(context, memory, args);
   }
 };
 

@@ -78,6 +78,15 @@ REGISTER_OP("Tfgradcomp>MeanOfSigns")
     .Attr("count: int")
     .SetShapeFn(MeanOfSignsShape);
 
+REGISTER_OP("Tfgradcomp>ApplyMeanOfSigns")
+    .Input("words: int32")
+    .Input("scale: float")
+    .Input("row_splits: int64")
+    .TFGRADCOMP_UPDATES.Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("count: int")
+    .SetShapeFn(MeanOfSignsShape);
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_SIGNS_OPS_H_

@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from tests.ops.cpu_structs import STRUCTS, TYPES, CutVector
+from tests.ops.cpu_structs import STRUCTS, TYPES, CutVector, Update
 
 
 def _words(count, base):
@@ -35,6 +35,37 @@ class CpuLibrary:
         self.library.tfgradcomp_cpu_set_instruction_set.restype = ctypes.c_bool
         self.library.tfgradcomp_cpu_instruction_set.restype = ctypes.c_char_p
         self.offset = 4
+        self.update = None
+
+    def updating(self, name, args, rule, coefficients, vectors):
+        """Calls a function that decodes, which updates vectors instead.
+
+        Args:
+            name: Name of the function.
+            args: Its arguments.
+            rule: Number of the rule.
+            coefficients: float32, those of the rule.
+            vectors: The parts of w, m and v; empty lists where the rule has none.
+
+        Returns:
+            What the vectors have become.
+        """
+        vectors = [[self._moved(part) for part in parts] for parts in vectors]
+        coefficients = np.array(coefficients, np.float32)
+        cut, tables = [], []
+        for parts in vectors:
+            pointers = np.array([part.ctypes.data for part in parts], np.int64)
+            splits = np.cumsum([0, *(part.size for part in parts)])
+            tables += [pointers, splits]
+            addresses = None, pointers.ctypes.data, splits.ctypes.data
+            cut.append(CutVector(*addresses, len(parts), 1))
+        update = Update(rule, coefficients.ctypes.data, *cut)
+        self.update = ctypes.addressof(update)
+        try:
+            getattr(self, name)(*args)
+        finally:
+            self.update = None
+        return vectors
 
     def set_instruction_set(self, name):
         """Sets the instruction set; returns whether this machine has it."""
@@ -54,6 +85,9 @@ class CpuLibrary:
         kept = {}
         for kind, name in fields:
             value = values.get(name)
+            if name == "update":
+                struct.update = self.update
+                continue
             if isinstance(value, list):
                 kept[name] = [self._moved(part) for part in value]
                 pointers = np.array([part.ctypes.data for part in kept[name]], np.int64)

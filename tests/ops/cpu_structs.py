@@ -15,6 +15,18 @@ class CutVector(ctypes.Structure):
     ]
 
 
+class Update(ctypes.Structure):
+    """A step of an optimizer."""
+
+    _fields_ = [
+        ("rule", ctypes.c_int),
+        ("coefficients", ctypes.c_void_p),
+        ("w", CutVector),
+        ("m", CutVector),
+        ("v", CutVector),
+    ]
+
+
 TYPES = {
     "c": CutVector,
     "p": ctypes.c_void_p,
@@ -36,15 +48,15 @@ STRUCTS = {
     "BlockStatistics": "c:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
     "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
     "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
-    "p:row_splits i:num_blocks c:values",
+    "p:row_splits i:num_blocks c:values p:update",
     "MeanOfSigns": "p:words p:scale i:num_workers i:size p:row_splits i:num_blocks "
-    "c:values",
+    "c:values p:update",
     "FindLevels": "c:x i:size e:rule i:count i:sweeps p:row_splits i:num_blocks "
     "p:scratch p:levels p:nonfinite",
     "PackLevels": "c:x i:size p:levels i:count p:row_splits i:num_blocks p:stream "
     "p:words",
     "MeanOfLevels": "p:words p:levels i:num_workers i:size i:count p:row_splits "
-    "i:num_blocks c:values",
+    "i:num_blocks c:values p:update",
     "MajorityVote": "p:words i:num_workers i:size i:base i:reply_base i:quorum "
     "p:stream p:votes",
     "SignErrorFeedback": "c:x p:momentum p:residual i:size f:mu p:ratio p:moving "

@@ -13,7 +13,8 @@ Keras' base class, for the thread of this replica and this call alone.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -26,6 +27,18 @@ from tfgradcomp.compat.replace import replace
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
+class DirectUpdate(NamedTuple):
+    """An update of variables whose gradients nobody has written.
+
+    Attributes:
+        positions: Positions of the variables.
+        apply: Takes the optimizer's step for them.
+    """
+
+    positions: Collection[int]
+    apply: Callable[[], None]
+
+
 class _Thread(threading.local):
     """The state of a thread; the replicas of one process have a thread each.
 
@@ -33,10 +46,12 @@ class _Thread(threading.local):
         phase: "update" for gradients that have been exchanged, "accumulate" for those
             of a window that goes on, "alone" for those that are never exchanged; None
             outside of a wrapper.
+        direct: What is updated otherwise than by the optimizer's own step, or None.
         rate: The learning rate of this call; None: the optimizer's own.
     """
 
     phase: str | None = None
+    direct: DirectUpdate | None = None
     rate: tf.Tensor | None = None
 
 
@@ -244,17 +259,25 @@ def update(
     optimizer: Optimizer,
     gradients: list,
     variables: list,
+    direct: DirectUpdate | None = None,
     rate: tf.Tensor | None = None,
 ) -> None:
     """Applies gradients that are unscaled, clipped and aggregated already.
 
     Args:
         optimizer: The optimizer.
-        gradients: The gradients.
-        variables: Their variables.
+        gradients: Tensors; None for those of `direct`.
+        variables: The variables.
+        direct: Updates some of the variables, where the optimizer would.
         rate: The learning rate of this step alone; None: the optimizer's.
     """
-    _apply("update", optimizer, gradients, variables, rate)
+    # Keras would leave out a variable without a gradient.
+    gradients = [tf.zeros([]) if g is None else g for g in gradients]
+    _thread.direct = direct
+    try:
+        _apply("update", optimizer, gradients, variables, rate)
+    finally:
+        _thread.direct = None
 
 
 def apply_alone(optimizer: Optimizer, gradients: list, variables: list) -> None:
@@ -293,10 +316,21 @@ def _apply_gradients(original, optimizer, gradients, variables):
         return original(optimizer, gradients, variables)
     if _thread.phase == "update":
         optimizer._apply_weight_decay(variables)
-        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+        _update_step(optimizer, gradients, variables)
         if optimizer.gradient_accumulation_steps:
             optimizer._backend_reset_gradient_accumulators()
     _update_averages(optimizer)
+
+
+def _update_step(optimizer, gradients, variables):
+    direct = _thread.direct
+    pairs = list(zip(gradients, variables, strict=True))
+    if direct:
+        pairs = [p for p in pairs if position(optimizer, p[1]) not in direct.positions]
+        direct.apply()
+    if pairs:
+        gradients, variables = map(list, zip(*pairs, strict=True))
+        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
 
 
 def _all_reduce_sum_gradients(original, optimizer, gradients_and_variables):

@@ -109,7 +109,7 @@ def reads_as_processes(strategy: tf.distribute.Strategy) -> bool:
 def _have_values(variables):
     """Returns whether all variables can be read now, outside of any graph."""
     with tf.init_scope():
-        # Not `value`, which may be a tensor of another type; TensorFlow's own are taken.
+        # Not `value`: it may be a tensor of another type, and TensorFlow's have none.
         values = [getattr(variable, "_value", variable) for variable in variables]
         return tf.executing_eagerly() and all(
             value is not None and bool(value.is_initialized()) for value in values

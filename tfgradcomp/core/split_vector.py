@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+
+class Decoding(NamedTuple):
+    """The native operation that a vector comes from.
+
+    The same words can be applied to weights at once, and then nobody needs the vector.
+
+    Attributes:
+        name: Name of the operation.
+        arguments: Its tensors.
+        attributes: Its attributes; `sizes` are those of the vector's parts.
+    """
+
+    name: str
+    arguments: tuple[tf.Tensor, ...]
+    attributes: dict[str, Any]
 
 
 class SplitVector:
@@ -22,15 +38,22 @@ class SplitVector:
         tensors: float32 tensors of any static shapes, in order; at least one. A tensor
             is read row by row. It may be empty.
         scale: What all elements are to be multiplied by, where they are read.
+        decoding: What the vector comes from, or None.
     """
 
     dtype = tf.float32
     # NumPy leaves `array + parts` to this class.
     __array_ufunc__ = None
 
-    def __init__(self, tensors: Iterable[tf.Tensor], scale: float = 1.0):
+    def __init__(
+        self,
+        tensors: Iterable[tf.Tensor],
+        scale: float = 1.0,
+        decoding: Decoding | None = None,
+    ):
         self.tensors = tuple(tensors)
         self.scale = scale
+        self.decoding = decoding
         if not self.tensors:
             raise ValueError(
                 "A SplitVector has one tensor at least; an empty one is tf.zeros([0]). "

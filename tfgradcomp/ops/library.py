@@ -45,6 +45,8 @@ NAMES = (
     "pack_over_threshold",
     "mean_of_sparse",
 )
+# Those that decode a vector and can apply it to variables at once.
+APPLICABLE = ("sum_levels", "mean_of_signs", "mean_of_levels")
 
 
 class UnavailableError(RuntimeError):

@@ -13,10 +13,12 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context
+from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.agreement import path_of
 from tfgradcomp.optimizers.dense import dense, touched_rows, unique_rows, with_values
+from tfgradcomp.optimizers.direct_updates import DirectUpdates
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.gradient_bucket import GradientBucket, Gradients
 from tfgradcomp.optimizers.probe import IGNORE, Probe
@@ -201,9 +203,9 @@ class Stepper:
             shared = self._shared.exchange(gradients, decayed, context, watches)
         by_index = alone | shared
         results = [by_index[index] for index in range(len(self.buckets))]
-        updates, state = {}, []
+        updates, state = [], []
         for bucket, result in zip(self.buckets, results, strict=True):
-            updates.update(bucket.split(result.update))
+            updates.append((bucket, result.update))
             state += _pairs(bucket.state, result.state)
         if self.scalars.moved is not None and not is_float_step:
             elements = [result.elements_sent for result in results]
@@ -216,7 +218,7 @@ class Stepper:
 
     def commit(
         self,
-        updates: dict,
+        updates: list[tuple[GradientBucket, Vector]],
         state: list,
         flags: tf.Tensor,
         variables: list,
@@ -225,34 +227,39 @@ class Stepper:
         """Updates weights and state, or nothing where a flag is not 0.
 
         Args:
-            updates: The decoded reply, by the pieces of variables.
+            updates: Each bucket and its decoded reply.
             state: Pairs of a variable of the method's state and its new value.
             flags: All workers' flags.
             variables: The variables to update.
             context: The step.
         """
-        applied = [
-            tf.cast(
-                _joined(updates, compat.position(self.inner, variable), variable.shape),
-                variable.dtype,
-            )
-            for variable in variables
-        ]
+        inner = self.inner
+        direct = DirectUpdates(inner, updates, variables)
+        pieces: dict = {}
+        for bucket, vector in direct.others:
+            pieces.update(bucket.split(vector))
+        applied = {}
+        for index, variable in enumerate(variables):
+            position = compat.position(inner, variable)
+            if position not in direct.positions:
+                joined = _joined(pieces, position, variable.shape)
+                applied[index] = tf.cast(joined, variable.dtype)
         previous = context.if_moving(
             context.learning_rate, context.previous_learning_rate
         )
         state = [*state, (self.scalars.previous_learning_rate, previous)]
         targets, new_values = zip(*state, strict=True)
 
-        def update(applied, new_values, flags):
+        def update(applied, words, new_values, flags):
             for variable, value in zip(targets, new_values, strict=True):
                 if isinstance(value, tf.IndexedSlices):
                     variable.assign_rows(value)
                 else:
                     variable.assign(value)
-            self._update(applied, variables)
+            gradients = [applied.get(index) for index in range(len(variables))]
+            self._update(gradients, variables, direct.of(words))
 
-        def skip(applied, new_values, flags):
+        def skip(applied, words, new_values, flags):
             self.drop_window()
             self._report(flags)
 
@@ -260,11 +267,11 @@ class Stepper:
             tf.reduce_all(tf.equal(flags, 0)),
             update,
             skip,
-            args=(applied, list(new_values), flags),
+            args=(applied, direct.words, list(new_values), flags),
         )
 
-    def _update(self, gradients, variables):
-        compat.update(self.inner, gradients, variables)
+    def _update(self, gradients, variables, direct):
+        compat.update(self.inner, gradients, variables, direct)
 
     def drop_window(self) -> None:
         """Forgets the gradients that were to be accumulated, if any."""

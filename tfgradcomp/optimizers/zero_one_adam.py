@@ -208,9 +208,9 @@ class RoundStepper(MomentumStepper):
         kept.steps.assign(tf.zeros([], tf.int64))
 
     @override
-    def _update(self, gradients, variables):
+    def _update(self, gradients, variables, direct):
         rate = tf.convert_to_tensor(self.round.rate)
-        compat.update(self.inner, gradients, variables, rate)
+        compat.update(self.inner, gradients, variables, direct, rate)
 
     @override
     def drop_window(self):

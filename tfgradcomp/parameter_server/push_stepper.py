@@ -104,13 +104,13 @@ class PushLogStepper(Stepper):
             compat.go_to_end_of_window(self.inner)
         context = self.context()
         decayed = compat.decayed(self.inner, self._variables)
-        updates, state, flags = {}, [], []
+        updates, state, flags = [], [], []
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
             route = cast(PushLogRoute, bucket.route)
             result = route.pull(route.flight_of(pusher, context, replies), server)
             update, local = bucket.with_local_terms(result.update, decayed, context)
-            updates.update(bucket.split(update))
+            updates.append((bucket, update))
             state += _pairs(bucket.state.local, local)
             state += _pairs(bucket.state.server, result.state)
             flags.append(result.nonfinite_flags)

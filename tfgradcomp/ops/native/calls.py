@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector, Vector
+from tfgradcomp.core.split_vector import Decoding, SplitVector, Vector
 from tfgradcomp.ops import library
 
 
@@ -30,7 +30,7 @@ def scale_of(x: Vector | None) -> float:
 
 
 def call_in_parts(
-    function: Callable,
+    name: str,
     arguments: tuple,
     sizes: Sequence[int] | None,
     **attributes,
@@ -41,10 +41,49 @@ def call_in_parts(
     """
     in_place = sizes is not None and not library.gpu_is_visible()
     given = [int(size) for size in sizes or ()] if in_place else [attributes["count"]]
-    values = function(*arguments, num_values=len(given), sizes=given, **attributes)
+    attributes |= {"num_values": len(given), "sizes": given}
+    values = operation(name)(*arguments, **attributes)
     if sizes is None:
         return values[0]
-    return SplitVector(values if in_place else tf.split(values[0], sizes))
+    if not in_place:
+        return SplitVector(tf.split(values[0], sizes))
+    decoding = None
+    if name in library.APPLICABLE:
+        arguments = tuple(map(tf.convert_to_tensor, arguments))
+        decoding = Decoding(name, arguments, attributes)
+    return SplitVector(values, decoding=decoding)
+
+
+def apply_decoded(
+    decoding: Decoding,
+    coefficients: tf.Tensor,
+    variables: Sequence[Sequence[tf.Tensor]],
+    offsets: Sequence[int],
+    rule: str,
+) -> None:
+    """Updates variables by a vector, in one pass and without the vector.
+
+    Args:
+        decoding: What the vector comes from. Where it has one part more than there are
+            weights, nothing becomes of its first.
+        coefficients: float32, those of the rule.
+        variables: Handles of the weights, and of the rule's two other lists of
+            variables, empty where it has none. All are float32.
+        offsets: Where in each variable its part begins.
+        rule: "sgd", "momentum", "nesterov" or "adam"; custom_ops/kernels.h says what
+            they compute.
+    """
+    w, m, v = map(list, variables)
+    operation(f"apply_{decoding.name}")(
+        *decoding.arguments,
+        coefficients,
+        w=w,
+        m=m,
+        v=v,
+        rule=rule,
+        offsets=list(offsets),
+        **decoding.attributes,
+    )
 
 
 def optional(tensor: tf.Tensor | None) -> list[tf.Tensor]:

@@ -58,7 +58,7 @@ def sum_levels(
 ) -> Vector:
     """Computes `reference.sum_levels`."""
     return call_in_parts(
-        operation("sum_levels"),
+        "sum_levels",
         (words, scale, splits(row_splits)),
         sizes,
         base=base,

@@ -57,7 +57,7 @@ def mean_of_levels(
 ) -> Vector:
     """Computes `reference.mean_of_levels`."""
     return call_in_parts(
-        operation("mean_of_levels"),
+        "mean_of_levels",
         (words, levels, splits(row_splits)),
         sizes,
         count=int(row_splits[-1]),

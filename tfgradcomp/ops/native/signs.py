@@ -58,7 +58,7 @@ def mean_of_signs(
 ) -> Vector:
     """Computes `reference.mean_of_signs`."""
     return call_in_parts(
-        operation("mean_of_signs"),
+        "mean_of_signs",
         (words, scale, splits(row_splits)),
         sizes,
         count=int(row_splits[-1]),

@@ -74,7 +74,7 @@ def mean_of_sparse(
 ) -> Vector:
     """Computes `reference.mean_of_sparse`."""
     return call_in_parts(
-        operation("mean_of_sparse"),
+        "mean_of_sparse",
         (words, scale, splits(row_splits)),
         sizes,
         count=int(row_splits[-1]),

@@ -1,0 +1,151 @@
+"""Operations that apply what they decode to variables at once."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ops import cases
+from tests.ops.test_native import SETS
+from tfgradcomp.ops import apply_decoded, native, reference
+from tfgradcomp.ops.library import APPLICABLE, find_library
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None and find_library() is None,
+    reason="There is no library of native ops and no g++ to build one.",
+)
+
+RULES = {
+    "sgd": [0.03],
+    "momentum": [0.03, 0.9],
+    "nesterov": [0.03, 0.9],
+    "adam": [0.01, 0.1, 0.001, 1e-7],
+}
+# Parts within a group, at its borders and across several; one is empty.
+SIZES = [33, 5, 1, 0, 90, 32, 64, 775]
+SPLITS = cases.row_splits(sum(SIZES), "ragged")
+
+
+def stepped(rule, c, u, w, m, v):
+    """The rules as Keras writes them, in float32."""
+    c = [np.float32(one) for one in c]
+    if rule == "sgd":
+        return w - u * c[0], m, v
+    if rule == "adam":
+        m = m + (u - m) * c[1]
+        v = v + (u * u - v) * c[2]
+        return w - (m * c[0]) / (np.sqrt(v) + c[3]), m, v
+    m = m * c[1] - u * c[0]
+    return w + (m * c[1] - u * c[0] if rule == "nesterov" else m), m, v
+
+
+def decoders():
+    """For each operation its arguments, without `sizes`."""
+    count, workers, blocks = sum(SIZES), 3, len(SPLITS) - 1
+    rng = np.random.default_rng(3)
+    scale = rng.uniform(0.5, 2, [workers, blocks]).astype(np.float32)
+    levels = rng.normal(size=[workers, blocks, 5]).astype(np.float32)
+    return {
+        "sum_levels": (cases.words(3, workers, count), scale[0], SPLITS, 3, 1, 3),
+        "mean_of_signs": (cases.words(2, workers, count), scale, SPLITS),
+        "mean_of_levels": (cases.words(5, workers, count), levels, SPLITS),
+    }
+
+
+def values_of(name):
+    args = [
+        tf.constant(a) if isinstance(a, np.ndarray) else a for a in decoders()[name]
+    ]
+    return getattr(reference, name)(*args).numpy()
+
+
+def vectors():
+    """w, m and v, of which v is not negative, whether a rule has them or not."""
+    w, m, v = np.random.default_rng(5).normal(size=[3, sum(SIZES)])
+    return [w.astype(np.float32), m.astype(np.float32), (v * v).astype(np.float32)]
+
+
+def used(rule):
+    return {"sgd": 1, "adam": 3}.get(rule, 2)
+
+
+def test_all_that_decode_are_tested():
+    assert set(decoders()) == set(APPLICABLE)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("name", APPLICABLE)
+def test_every_instruction_set_takes_every_step(library, instruction_set, name):
+    best, u = library.instruction_set(), values_of(name)
+    if not library.set_instruction_set(instruction_set):
+        pytest.skip(f"This machine has no {instruction_set}.")
+    for index, (rule, c) in enumerate(RULES.items()):
+        given = vectors()
+        expected = stepped(rule, c, u, *given)
+        for sizes in (SIZES, [sum(SIZES)]):
+            cut = [np.split(vector, np.cumsum(sizes)[:-1]) for vector in given]
+            cut[used(rule) :] = [[]] * (3 - used(rule))
+            found = library.updating(name, decoders()[name], index, c, cut)
+            for parts, vector in zip(found[: used(rule)], expected, strict=False):
+                cases.same(np.concatenate(parts), vector, f"{name}, {rule}, {sizes}")
+    assert library.set_instruction_set(best)
+
+
+def surrounded(part, offset):
+    """A part with other elements before and after it."""
+    return np.concatenate([np.full(offset, 7), part, np.full(3, 8)]).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", APPLICABLE)
+def test_pieces_of_variables_are_updated_in_a_graph(name):
+    c, offsets = RULES["adam"], [0, 2, 31, 0, 64, 5, 0]
+    given = vectors()
+    expected = stepped("adam", c, values_of(name), *given)
+
+    def pieces(vector):
+        # The first part is padding: it has no variable.
+        parts = np.split(vector, np.cumsum(SIZES)[:-1])[1:]
+        return list(map(surrounded, parts, offsets))
+
+    variables = [list(map(tf.Variable, pieces(vector))) for vector in given]
+    # Somebody who has read a variable keeps what it was.
+    read = variables[0][4].read_value()
+
+    @tf.function
+    def step(words):
+        vector = getattr(native, name)(words, *decoders()[name][1:], sizes=SIZES)
+        handles = [[one.handle for one in group] for group in variables]
+        apply_decoded(vector.decoding, tf.constant(c), handles, offsets, "adam")
+
+    step(decoders()[name][0])
+    for group, vector in zip(variables, expected, strict=True):
+        for variable, piece in zip(group, pieces(vector), strict=True):
+            cases.same(variable.numpy(), piece, name)
+    cases.same(read, pieces(given[0])[4])
+
+
+def apply_to(rule="sgd", c=(0.1,), offsets=(0, 0), w=None, m=(), sizes=(32, 32)):
+    words = tf.zeros([1, 2], tf.int32)
+    vector = native.mean_of_signs(words, [[1.0]], [0, 64], sizes=sizes)
+    w = [tf.Variable(tf.zeros(32)) for _ in range(2)] if w is None else w
+    lists = [[one.handle for one in group] for group in (w, m, [])]
+    apply_decoded(vector.decoding, tf.constant(c), lists, offsets, rule)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(rule="rmsprop"), "rule must be"),
+        (dict(c=(0.1, 0.2)), "coefficients must be 1"),
+        (dict(rule="momentum", c=(0.1, 0.2)), "m must be 2 variables"),
+        (dict(offsets=(0,)), "w must be 1 variables"),
+        (dict(sizes=(16, 16, 16, 16)), "w must be 2 variables"),
+        (dict(offsets=(0, 1)), "hold elements 1 to 33"),
+        (dict(offsets=(0, -1)), "hold elements -1 to 31"),
+        (dict(w=[tf.Variable(np.zeros(32)) for _ in range(2)]), "float32"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_never_a_crash(wrong, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{message}.*Received: "):
+        apply_to(**wrong)
