@@ -355,9 +355,14 @@ SAVED_ARGUMENTS = {
     "Signum": dict(
         momentum=0.5, warmup_steps="auto", aggregate="mean", tie="random",
         abstain_below=0.5, quorum=0, noise_std=0.25, allow_inner_momentum=True),
-    "DistEFSGD": dict(compressor=ORQ(5), weight_decay=0.25, block_size=512),
-    "DistEFBlockSGD": dict(block_size=77, weight_decay=0.125),
+    "DistEFSGD": dict(
+        compressor=ORQ(5), weight_decay=0.25, block_size=512, residual_dtype="bfloat16"
+    ),
+    "DistEFBlockSGD": dict(
+        block_size=77, weight_decay=0.125, residual_dtype="bfloat16"
+    ),
     "DistEFBlockSGDM": dict(
+        residual_dtype="bfloat16",
         momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
     "HalfPrecision": dict(dtype="float16"),
     "ORQ": dict(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfgradcomp
 from tests.helpers import bits, make_context
 from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
@@ -136,7 +137,16 @@ class Cluster:
     lambda row: row.variable_length and row.name != "VarianceBased",
 )
 def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
-    method = row.method
+    follows_a_direct_exchange(num_servers, row.method)
+
+
+def test_servers_round_residuals_as_a_direct_exchange_does():
+    # A server does it a round later, when it knows the whole reply.
+    wrapper = tfgradcomp.DistEFBlockSGD("sgd", residual_dtype="bfloat16")
+    follows_a_direct_exchange(2, wrapper.method)
+
+
+def follows_a_direct_exchange(num_servers, method):
     layout = LAYOUTS["long"]
     direct = run(WORKERS, DirectExchange, method, layout)[0][0]
     cluster = Cluster(num_servers, method, layout)

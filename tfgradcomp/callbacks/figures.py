@@ -188,7 +188,7 @@ class Figures:
         for role, name in (("worker", "residual"), ("server", "server_residual")):
             leaves = _residuals(one.bucket, role)
             if leaves:
-                sums[name] = sum(_square(tf.convert_to_tensor(v)) for v in leaves)
+                sums[name] = sum(_square(tf.cast(v, tf.float32)) for v in leaves)
         return {name: tf.cast(value, tf.float64) for name, value in sums.items()}
 
     def _of_all_workers(self, vectors):

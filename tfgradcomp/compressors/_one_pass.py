@@ -12,12 +12,14 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import Compressed, Wrapper
 from tfgradcomp.compressors.sign import scale_tells_finite
 from tfgradcomp.compressors.ternary import Ternary
 
 if TYPE_CHECKING:
     from tfgradcomp.compressors.clip import Clip
+    from tfgradcomp.compressors.error_feedback import ErrorFeedback
     from tfgradcomp.compressors.momentum import Momentum, NesterovMomentum
 
 
@@ -66,11 +68,14 @@ class ClippedTernary(OnePass):
 class SignFeedback(OnePass):
     """`ErrorFeedback(ScaledSign())` in one pass."""
 
+    compressor: ErrorFeedback
+
     @override
     def compress(self, x, state, layout, context):
-        payload, _, residual = _feed_back(
-            x, None, state["residual"], 0.0, layout, context
-        )
+        residual = residuals.read(state["residual"])
+        payload, _, residual = _feed_back(x, None, residual, 0.0, layout, context)
+        dtype = self.compressor.residual_dtype
+        residual = residuals.kept(residual, dtype, context)
         state = {**state, "residual": residual}
         return Compressed(payload, state, scale_tells_finite(payload))
 
@@ -86,11 +91,13 @@ class NesterovSignFeedback(OnePass):
         payload, m, residual = _feed_back(
             x,
             state["momentum"],
-            inner["residual"],
+            residuals.read(inner["residual"]),
             self.compressor.momentum,
             layout,
             context,
         )
+        feedback = cast("ErrorFeedback", self.compressor.compressor)
+        residual = residuals.kept(residual, feedback.residual_dtype, context)
         state = {"momentum": m, "inner": {**inner, "residual": residual}}
         return Compressed(payload, state, scale_tells_finite(payload))
 

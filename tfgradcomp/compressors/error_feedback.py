@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors._one_pass import SignFeedback
 from tfgradcomp.compressors.base import Compressed, Wrapper
 from tfgradcomp.compressors.sign import ScaledSign
@@ -27,6 +27,8 @@ class ErrorFeedback(Wrapper):
         compressor: C.
         pays_back: Whether a step that travels as float32 carries what is owed. Else it
             waits there: for residuals in other units than that step's gradient.
+        residual_dtype: What e is kept in: `"float32"`, or `"bfloat16"`, rounded at
+            random.
 
     Example:
         ```python
@@ -42,10 +44,15 @@ class ErrorFeedback(Wrapper):
     """
 
     pays_back: bool = field(default=True, repr=False)
+    residual_dtype: str = field(default="float32", repr=False)
+
+    def __post_init__(self):
+        residuals.check_residual_dtype(self.residual_dtype)
 
     @override
     def init(self, layout):
-        return {"residual": tf.zeros([layout.size]), "inner": super().init(layout)}
+        residual = residuals.no_residual(layout, self.residual_dtype)
+        return {"residual": residual, "inner": super().init(layout)}
 
     @override
     def inner_state(self, state):
@@ -53,20 +60,21 @@ class ErrorFeedback(Wrapper):
 
     @override
     def transform(self, x, state, layout, context):
-        return x + context.learning_rate_ratio * state["residual"]
+        return x + context.learning_rate_ratio * residuals.read(state["residual"])
 
     @override
     def compress(self, x, state, layout, context):
         p = self.transform(x, state, layout, context)
         payload, inner, _ = self.compressor.compress(p, state["inner"], layout, context)
         left = p - self.compressor.decompress(payload, layout)
-        residual = context.if_moving(left, state["residual"])
+        residual = context.if_moving(left, residuals.read(state["residual"]))
+        residual = residuals.kept(residual, self.residual_dtype, context)
         return Compressed(payload, {"residual": residual, "inner": inner})
 
     @override
     def lossless(self):
         kind = ErrorFeedback if self.pays_back else _Waiting
-        return kind(self.compressor.lossless(), self.pays_back)
+        return kind(self.compressor.lossless(), self.pays_back, self.residual_dtype)
 
     @override
     def fused(self):

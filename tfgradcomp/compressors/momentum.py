@@ -138,8 +138,10 @@ class NesterovMomentum(Wrapper):
 
     @override
     def fused(self):
-        is_one_pass = self.compressor == ErrorFeedback(ScaledSign())
-        return NesterovSignFeedback(self) if is_one_pass else self
+        link = self.compressor
+        if isinstance(link, ErrorFeedback) and link.compressor == ScaledSign():
+            return NesterovSignFeedback(self)
+        return self
 
     @override
     def uncompressed(self):

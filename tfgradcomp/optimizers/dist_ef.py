@@ -42,6 +42,9 @@ class DistEFSGD(CompressedOptimizer):
         weight_decay: \( \lambda \) of \( x \leftarrow x - \eta(\tilde\Delta + \lambda
             x) \), never compressed; or None.
         block_size: Elements a block. None: the whole model is one block.
+        residual_dtype: What the residuals are kept in, on workers and server:
+            `"float32"`, or `"bfloat16"`, half of the memory, rounded at random so that
+            on average nothing is lost.
         **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
@@ -61,6 +64,7 @@ class DistEFSGD(CompressedOptimizer):
         "compressor",
         "weight_decay",
         "block_size",
+        "residual_dtype",
         *CompressedOptimizer.common_arguments,
     )
 
@@ -70,6 +74,7 @@ class DistEFSGD(CompressedOptimizer):
         compressor: str | Compressor = "scaled_sign",
         weight_decay: float | None = None,
         block_size: int | None = None,
+        residual_dtype: str = "float32",
         **kwargs: Any,
     ):
         if block_size is not None:
@@ -78,14 +83,15 @@ class DistEFSGD(CompressedOptimizer):
         contraction = contracting(c)
         super().__init__(
             inner_optimizer,
-            ErrorFeedback(contraction),
-            Recompress(contraction),
+            ErrorFeedback(contraction, residual_dtype=residual_dtype),
+            Recompress(contraction, residual_dtype=residual_dtype),
             block_size="model" if block_size is None else block_size,
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
         self.compressor = c
         self.weight_decay = weight_decay
+        self.residual_dtype = residual_dtype
         self.block_size = block_size
 
 
@@ -99,6 +105,7 @@ class DistEFBlockSGD(CompressedOptimizer):
         inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.
         block_size: Elements a block. None: a block is a parameter tensor.
         weight_decay: As `DistEFSGD`.
+        residual_dtype: As `DistEFSGD`.
         **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
@@ -117,6 +124,7 @@ class DistEFBlockSGD(CompressedOptimizer):
     config_arguments: ClassVar[tuple[str, ...]] = (
         "block_size",
         "weight_decay",
+        "residual_dtype",
         *CompressedOptimizer.common_arguments,
     )
 
@@ -125,17 +133,19 @@ class DistEFBlockSGD(CompressedOptimizer):
         inner_optimizer: InnerOptimizer,
         block_size: int | None = None,
         weight_decay: float | None = None,
+        residual_dtype: str = "float32",
         **kwargs: Any,
     ):
         super().__init__(
             inner_optimizer,
-            ErrorFeedback(ScaledSign()),
-            Recompress(ScaledSign()),
+            ErrorFeedback(ScaledSign(), residual_dtype=residual_dtype),
+            Recompress(ScaledSign(), residual_dtype=residual_dtype),
             block_size=block_size,
             weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
             **kwargs,
         )
         self.weight_decay = weight_decay
+        self.residual_dtype = residual_dtype
 
 
 class DistEFBlockSGDM(CompressedOptimizer):
@@ -153,6 +163,7 @@ class DistEFBlockSGDM(CompressedOptimizer):
         weight_decay: \( \lambda \), or None.
         allow_inner_momentum: Whether the inner optimizer may have momentum of its own
             on top.
+        residual_dtype: As `DistEFSGD`.
         **kwargs: Those of `CompressedOptimizer` from `transport` on.
 
     Raises:
@@ -174,6 +185,7 @@ class DistEFBlockSGDM(CompressedOptimizer):
         "block_size",
         "weight_decay",
         "allow_inner_momentum",
+        "residual_dtype",
         *CompressedOptimizer.common_arguments,
     )
 
@@ -184,13 +196,15 @@ class DistEFBlockSGDM(CompressedOptimizer):
         block_size: int | None = None,
         weight_decay: float | None = None,
         allow_inner_momentum: bool = False,
+        residual_dtype: str = "float32",
         **kwargs: Any,
     ):
         decay = None if weight_decay is None else WeightDecay(weight_decay, momentum)
+        feedback = ErrorFeedback(ScaledSign(), residual_dtype=residual_dtype)
         super().__init__(
             inner_optimizer,
-            NesterovMomentum(ErrorFeedback(ScaledSign()), momentum),
-            Recompress(ScaledSign()),
+            NesterovMomentum(feedback, momentum),
+            Recompress(ScaledSign(), residual_dtype=residual_dtype),
             block_size=block_size,
             weight_decay=decay,
             **kwargs,
@@ -199,4 +213,5 @@ class DistEFBlockSGDM(CompressedOptimizer):
             refuse_inner_momentum(self)
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.residual_dtype = residual_dtype
         self.allow_inner_momentum = allow_inner_momentum

@@ -121,6 +121,7 @@ class DeferredState:
         # With a learning rate of 0 no state changes.
         self._rates = tf.Variable([0.0, 0.0])
         self._step = tf.Variable(tf.constant(-1, tf.int64))
+        self._seed = tf.Variable(tf.constant(0, tf.int64))
 
     def next(self, context: Context, rows: tf.Tensor, deferred: tf.Tensor) -> tf.Tensor:
         """Returns the reply of a round; see `ServerState.next` for the arguments."""
@@ -132,6 +133,7 @@ class DeferredState:
         rates = context.learning_rate, context.previous_learning_rate
         self._rates.assign(tf.stack(rates))
         self._step.assign(context.step)
+        self._seed.assign(context.seed)
         return reply
 
     def leaves(self, step: int, kept: State) -> list[np.ndarray]:
@@ -153,8 +155,12 @@ class DeferredState:
 
     def _current(self, step, deferred):
         rate, previous = tf.unstack(tf.convert_to_tensor(self._rates))
+        # What is drawn is drawn as in the round that the state follows from.
         context = self._context.at_server()._replace(
-            learning_rate=rate, previous_learning_rate=previous
+            step=tf.convert_to_tensor(self._step),
+            seed=tf.convert_to_tensor(self._seed),
+            learning_rate=rate,
+            previous_learning_rate=previous,
         )
         before = tf.nest.map_structure(tf.convert_to_tensor, self._before)
         rows = tf.convert_to_tensor(self._rows)

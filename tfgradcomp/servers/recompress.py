@@ -8,6 +8,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
 from tfgradcomp.servers.base import Mean
@@ -25,6 +26,7 @@ class Recompress(Requantize):
     Attributes:
         compressor: C, of the payloads as well as of the reply; stateless.
         pays_back: As that of `tfgradcomp.compressors.ErrorFeedback`.
+        residual_dtype: As that of `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
@@ -32,36 +34,51 @@ class Recompress(Requantize):
     """
 
     pays_back: bool = field(default=True, repr=False)
+    residual_dtype: str = field(default="float32", repr=False)
+
+    def __post_init__(self):
+        super().__post_init__()
+        residuals.check_residual_dtype(self.residual_dtype)
 
     @override
     def init(self, layout):
-        return {"residual": tf.zeros([layout.size])}
+        return {"residual": residuals.no_residual(layout, self.residual_dtype)}
+
+    def _kept(self, residual, context):
+        return {
+            "residual": residuals.kept(
+                residual, self.residual_dtype, context, shared=True
+            )
+        }
 
     @override
     def combine(self, payloads, state, layout, context):
-        residual = state["residual"]
+        residual = residuals.read(state["residual"])
         p = self.compressor.mean(payloads, layout)
         p += context.learning_rate_ratio * residual
         reply = self.compressor.compress(p, (), layout, context.at_server()).payload
         left = p - self.compressor.decompress(reply, layout)
-        return reply, {"residual": context.if_moving(left, residual)}
+        return reply, self._kept(context.if_moving(left, residual), context)
 
     @override
     def lossless(self):
-        return _PayBack() if self.pays_back else _Waiting()
+        kind = _PayBack if self.pays_back else _Waiting
+        return kind(residual_dtype=self.residual_dtype)
 
     @override
     def fused(self):
         return (
-            _RecompressSigns(self.compressor, self.pays_back)
+            _RecompressSigns(self.compressor, self.pays_back, self.residual_dtype)
             if self.compressor == ScaledSign()
             else self
         )
 
 
+@dataclass(frozen=True)
 class _Waiting(Mean):
     """The mean; the residual of `Recompress` stays as it is."""
 
+    residual_dtype: str = "float32"
     init = Recompress.init
 
     @override
@@ -70,16 +87,18 @@ class _Waiting(Mean):
         return reply, state
 
 
+@dataclass(frozen=True)
 class _PayBack(Mean):
     """The mean, and all of the residual of `Recompress`."""
 
+    residual_dtype: str = "float32"
     init = Recompress.init
 
     @override
     def combine(self, payloads, state, layout, context):
         residual = state["residual"]
         reply, _ = super().combine(payloads, (), layout, context)
-        reply["values"] += context.learning_rate_ratio * residual
+        reply["values"] += context.learning_rate_ratio * residuals.read(residual)
         left = context.if_moving(tf.zeros_like(residual), residual)
         return reply, {"residual": left}
 
@@ -107,7 +126,7 @@ class _RecompressSigns(Recompress):
         codes, sums = ops.mean_sign_sums(
             payloads["codes"],
             tf.gather(payloads["scale"], tf.constant(blocks, tf.int32), axis=1),
-            state["residual"],
+            residuals.read(state["residual"]),
             context.learning_rate_ratio,
             cuts,
         )
@@ -130,23 +149,24 @@ class _RecompressSigns(Recompress):
         residual = ops.mean_sign_residual(
             payloads["codes"],
             payloads["scale"],
-            state["residual"],
+            residuals.read(state["residual"]),
             context.learning_rate_ratio,
             context.learning_rate > 0,
             part["codes"],
             reply["scale"][shard.first_block : after],
             shard.layout.row_splits,
         )
-        return {"residual": residual}
+        return self._kept(residual, context)
 
     @override
     def combine(self, payloads, state, layout, context):
         codes, scale, residual = ops.mean_sign_error_feedback(
             payloads["codes"],
             payloads["scale"],
-            state["residual"],
+            residuals.read(state["residual"]),
             context.learning_rate_ratio,
             context.learning_rate > 0,
             layout.row_splits,
         )
-        return {"codes": codes, "scale": scale}, {"residual": residual}
+        reply = {"codes": codes, "scale": scale}
+        return reply, self._kept(residual, context)

@@ -29,6 +29,19 @@ def uniform(stream: tf.Tensor, count: int) -> tf.Tensor:
     return tf.cast(bits, tf.float32) * 2.0**-24
 
 
+def round_to_bfloat16(x: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
+    """Rounds float32 `[count]` to a neighbour in bfloat16, at random and unbiased.
+
+    Away from zero with the probability that the lower 16 bits are of 2**16: where the
+    top 16 of an element's `random_bits`, added to them, carry. What bfloat16 has stays
+    as it is.
+    """
+    shift = tf.constant(16, tf.uint32)
+    noise = tf.bitwise.right_shift(random_bits(stream, length(x)), shift)
+    rounded = tf.bitwise.right_shift(tf.bitcast(x, tf.uint32) + noise, shift)
+    return tf.bitcast(tf.cast(rounded, tf.uint16), tf.bfloat16)
+
+
 def pack_codes(codes: tf.Tensor, base: int) -> tf.Tensor:
     """Packs integer codes in `[0, base)`, shape `[count]`, into int32 words."""
     digits = digits_per_word(base)
