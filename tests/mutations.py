@@ -60,13 +60,18 @@ MUTATIONS = (
     Mutation(
         "error feedback drops its residual",
         "tfgradcomp/compressors/error_feedback.py",
-        (Edit('x + context.learning_rate_ratio * state["residual"]', "x"),),
+        (
+            Edit(
+                'x + context.learning_rate_ratio * residuals.read(state["residual"])',
+                "x",
+            ),
+        ),
         ("tests/compressors/test_error_feedback.py",),
     ),
     Mutation(
         "the residual is not rescaled with the learning rate",
         "tfgradcomp/compressors/error_feedback.py",
-        (Edit('context.learning_rate_ratio * state["residual"]', 'state["residual"]'),),
+        (Edit("context.learning_rate_ratio * residuals.read", "residuals.read"),),
         ("tests/compressors/test_error_feedback.py",),
     ),
     Mutation(
@@ -97,9 +102,9 @@ MUTATIONS = (
         "tfgradcomp/compressors/_one_pass.py",
         (
             Edit(
-                '            inner["residual"],\n'
+                '            residuals.read(inner["residual"]),\n'
                 "            self.compressor.momentum,\n",
-                '            inner["residual"],\n            1.0,\n',
+                '            residuals.read(inner["residual"]),\n            1.0,\n',
             ),
         ),
         ("tests/optimizers/test_trajectories.py", "-k", "dist_ef_block_sgdm"),
