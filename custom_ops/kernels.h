@@ -362,6 +362,15 @@ struct MeanOfSparse {
   CutVector<float> values;
 };
 
+// x in bfloat16, one of its two neighbours at random, as its upper 16 bits:
+//   rounded[j] = (x_j + (RandomWord(stream, j) >> 16)) >> 16, as unsigned integers.
+struct RoundToBfloat16 {
+  const float* x;
+  int64_t size;
+  const uint64_t* stream;  // {key, high, first}
+  uint16_t* rounded;       // [size]
+};
+
 // All of them: X(PackCodes) X(UnpackCodes) ...
 #define TFGRADCOMP_FOR_EACH_KERNEL(X) \
   X(PackCodes)                        \
@@ -383,7 +392,8 @@ struct MeanOfSparse {
   X(MeanSignResidual)                 \
   X(PackUnambiguous)                  \
   X(PackOverThreshold)                \
-  X(MeanOfSparse)
+  X(MeanOfSparse)                     \
+  X(RoundToBfloat16)
 
 // Those that take an `Update`.
 #define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \

@@ -14,4 +14,5 @@
 #include "blocks.h"
 #include "error_feedback.h"
 #include "sparse.h"
+#include "rounding.h"
 // clang-format on

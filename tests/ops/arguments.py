@@ -96,6 +96,7 @@ CALLS = {
         scale=np.ones((2, 2), np.float32),
         row_splits=[0, 2, 5],
     ),
+    "round_to_bfloat16": dict(x=X, stream=STREAM),
 }
 HUGE = 2**40
 NO_WORKERS, LONG_WORDS = np.zeros((0, 1), np.int32), np.zeros((2, 2), np.int32)
@@ -250,4 +251,5 @@ BAD = {
         scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
         row_splits=[*BAD_SPLITS_FIRST, [0, 2, 2**28]],
     ),
+    "round_to_bfloat16": dict(x=[ONE[0], X[np.newaxis]], stream=BAD_STREAM),
 }

@@ -3,6 +3,7 @@
 import ctypes
 
 import numpy as np
+import tensorflow as tf
 
 from tests.ops.cpu_structs import STRUCTS, TYPES, CutVector, Update
 
@@ -197,6 +198,12 @@ class CpuLibrary:
             sum_base=sum_base,
             sum=_words_like(count, sum_base),
         )[0]
+
+    def round_to_bfloat16(self, x, stream):
+        rounded = np.full(len(x), 7, np.uint16)
+        given = dict(x=x, size=len(x), stream=stream, rounded=rounded)
+        (rounded,) = self._run("RoundToBfloat16", ["rounded"], **given)
+        return rounded.view(tf.bfloat16.as_numpy_dtype)
 
     def sum_levels(self, words, scale, row_splits, base, step, zero, sizes=None):
         return self._run(

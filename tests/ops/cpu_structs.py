@@ -76,4 +76,5 @@ STRUCTS = {
     "i:num_blocks c:values",
     "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
     "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
+    "RoundToBfloat16": "p:x i:size p:stream p:rounded",
 }

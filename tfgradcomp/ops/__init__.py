@@ -64,7 +64,6 @@ _ORIGINS = dict.fromkeys(__all__, "tfgradcomp.ops.dispatch") | {
     "apply_decoded": "tfgradcomp.ops.native.calls",
     "digits_per_word": "tfgradcomp.ops.word_format",
     "random_bits": "tfgradcomp.ops.reference",
-    "round_to_bfloat16": "tfgradcomp.ops.reference",
     "spread": "tfgradcomp.ops.reference",
     "uniform": "tfgradcomp.ops.reference",
     "widths": "tfgradcomp.ops.reference",

@@ -126,6 +126,7 @@ mean_sign_residual = _choosing("mean_sign_residual")
 pack_unambiguous = _choosing("pack_unambiguous")
 pack_over_threshold = _choosing("pack_over_threshold", size=4)
 mean_of_sparse = _choosing("mean_of_sparse")
+round_to_bfloat16 = _choosing("round_to_bfloat16")
 
 
 @functools.wraps(reference.mean_magnitude)

@@ -44,6 +44,7 @@ NAMES = (
     "pack_unambiguous",
     "pack_over_threshold",
     "mean_of_sparse",
+    "round_to_bfloat16",
 )
 # Those that decode a vector and can apply it to variables at once.
 APPLICABLE = ("sum_levels", "mean_of_signs", "mean_of_levels")

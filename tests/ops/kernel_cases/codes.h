@@ -48,6 +48,13 @@ void VisitBuffers(SumLevels& a, Visit& visit) {
   visit.Output(a.values.whole, a.size);
 }
 
+template <typename Visit>
+void VisitBuffers(RoundToBfloat16& a, Visit& visit) {
+  visit.Input(a.x, a.size);
+  visit.Input(a.stream, 3);
+  visit.Output(a.rounded, a.size);
+}
+
 template <typename Run>
 void ForEachCallOfCodes(Inputs& in, bool independent_of_blocks, Run&& run) {
   const int64_t n = in.size;
@@ -80,6 +87,7 @@ void ForEachCallOfCodes(Inputs& in, bool independent_of_blocks, Run&& run) {
   }
 
   if (!independent_of_blocks) return;
+  run("RoundToBfloat16", RoundToBfloat16{in.wild.data(), n, streams[1], {}});
   for (uint64_t base : {uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{9},
                         uint64_t{17}, uint64_t{256}, uint64_t{257}, uint64_t{65536},
                         uint64_t{65537}, (uint64_t{1} << 32) - 1, uint64_t{1} << 32}) {

@@ -54,7 +54,7 @@ class ListOutputs {
   struct Item {
     const void* data;
     int64_t count;
-    enum { kWord, kCount, kFloat, kDouble, kByte } type;
+    enum { kWord, kCount, kFloat, kDouble, kByte, kHalf } type;
   };
 
   template <typename T>
@@ -64,11 +64,12 @@ class ListOutputs {
   template <typename T>
   void Output(T*& field, int64_t count) {
     items.push_back({field, count,
-                     std::is_same<T, double>::value    ? Item::kDouble
-                     : std::is_same<T, float>::value   ? Item::kFloat
-                     : std::is_same<T, int64_t>::value ? Item::kCount
-                     : std::is_same<T, int8_t>::value  ? Item::kByte
-                                                       : Item::kWord});
+                     std::is_same<T, double>::value     ? Item::kDouble
+                     : std::is_same<T, float>::value    ? Item::kFloat
+                     : std::is_same<T, int64_t>::value  ? Item::kCount
+                     : std::is_same<T, int8_t>::value   ? Item::kByte
+                     : std::is_same<T, uint16_t>::value ? Item::kHalf
+                                                        : Item::kWord});
   }
   template <typename T>
   void Some(T*& field, int64_t, const int64_t* count) {
@@ -141,6 +142,8 @@ class Comparison {
                              ? FirstDifference<int64_t>(x.data, y.data, x.count)
                          : x.type == ListOutputs::Item::kByte
                              ? FirstDifference<int8_t>(x.data, y.data, x.count)
+                         : x.type == ListOutputs::Item::kHalf
+                             ? FirstDifference<uint16_t>(x.data, y.data, x.count)
                              : FirstDifference<uint32_t>(x.data, y.data, x.count);
       if (at < 0) continue;
       if (++differences_ > 50) continue;

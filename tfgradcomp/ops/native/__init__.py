@@ -25,6 +25,9 @@ from tfgradcomp.ops.native.levels import (
     mean_of_levels,
     pack_levels,
 )
+from tfgradcomp.ops.native.rounding import (
+    round_to_bfloat16,
+)
 from tfgradcomp.ops.native.signs import (
     mean_of_signs,
     pack_momentum_signs,
@@ -58,6 +61,7 @@ __all__ = [
     "pack_signs_checked",
     "pack_ternary",
     "pack_unambiguous",
+    "round_to_bfloat16",
     "sign_error_feedback",
     "sum_codes",
     "sum_levels",

@@ -1,0 +1,28 @@
+// The op for rounding at random: its arguments and static shapes. Only ops.cc includes
+// this file.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ROUNDING_OPS_H_
+#define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ROUNDING_OPS_H_
+
+#include "shapes.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace tfgradcomp {
+
+inline absl::Status RoundToBfloat16Shape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim();
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(CheckStream(c, 1));
+  c->set_output(0, c->Vector(size));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>RoundToBfloat16")
+    .Input("x: float")
+    .Input("stream: int64")
+    .Output("rounded: bfloat16")
+    .SetShapeFn(RoundToBfloat16Shape);
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ROUNDING_OPS_H_
