@@ -70,7 +70,7 @@ class Cut {
 template <typename Kernel, typename = void>
 struct HasCutX : std::false_type {};
 template <typename Kernel>
-struct HasCutX<Kernel, decltype(static_cast<void>(std::declval<Kernel>().x))>
+struct HasCutX<Kernel, decltype(static_cast<void>(std::declval<Kernel>().x.whole))>
     : std::true_type {};
 template <typename Kernel, typename = void>
 struct HasMoments : std::false_type {};
