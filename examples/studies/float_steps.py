@@ -27,8 +27,8 @@ METHODS = {
     "DistEFBlockSGDM": lambda **steps: tfgradcomp.DistEFBlockSGDM(
         keras.optimizers.SGD(0.02), **steps
     ),
-    "Strom, threshold=0.01": lambda **steps: tfgradcomp.Strom(
-        keras.optimizers.SGD(0.05, momentum=0.9), threshold=0.01, **steps
+    "Strom": lambda **steps: tfgradcomp.Strom(
+        keras.optimizers.SGD(0.05, momentum=0.9), threshold="auto", **steps
     ),
 }
 WAYS = {

@@ -10,9 +10,9 @@ from tests.cluster import strategy_and_rank
 
 
 def train(transport):
-    """Returns a digest of the weights, and whether residuals are owed after two fits.
+    """Returns a digest of the weights, and what is owed after each of three fits.
 
-    The fits take 12 steps and 1 step more.
+    The fits take 11 steps, the 12th and the 13th.
     """
     strategy, rank = strategy_and_rank()
     keras.utils.set_random_seed(0)
@@ -33,10 +33,10 @@ def train(transport):
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(144, 8)), rng.normal(size=(144, 2))
     owed = []
-    for batches in (24, 2):
+    for batches in (22, 2, 2):
         rows = 6 * batches
         model.fit(x[:rows], y[:rows], batch_size=6, shuffle=False, verbose=0)
         residuals = [v for v in optimizer.variables if "residual" in v.name]
-        owed.append(any(np.any(v.numpy()) for v in residuals))
+        owed.append(np.concatenate([v.numpy().ravel() for v in residuals]))
     weights = b"".join(weight.tobytes() for weight in model.get_weights())
     return hashlib.sha256(weights).hexdigest(), owed

@@ -134,7 +134,7 @@ class Compressor(Component, abc.ABC):
     def lossless(self) -> Compressor:
         """Returns the same mathematics with nothing lost, for a single step.
 
-        Its state has the form of this one's, and it sends what this one still owes.
+        Its state has the form of this one's. What this one still owes waits.
         """
         return self.uncompressed()
 

@@ -25,8 +25,6 @@ class ErrorFeedback(Wrapper):
 
     Attributes:
         compressor: C.
-        pays_back: Whether a step that travels as float32 carries what is owed. Else it
-            waits there: for residuals in other units than that step's gradient.
         residual_dtype: What e is kept in: `"float32"`, or `"bfloat16"`, rounded at
             random.
 
@@ -43,7 +41,6 @@ class ErrorFeedback(Wrapper):
         Error-Feedback, 2019, Algorithm 2.
     """
 
-    pays_back: bool = field(default=True, repr=False)
     residual_dtype: str = field(default="float32", repr=False)
 
     def __post_init__(self):
@@ -73,8 +70,7 @@ class ErrorFeedback(Wrapper):
 
     @override
     def lossless(self):
-        kind = ErrorFeedback if self.pays_back else _Waiting
-        return kind(self.compressor.lossless(), self.pays_back, self.residual_dtype)
+        return _Waiting(self.compressor.lossless(), self.residual_dtype)
 
     @override
     def fused(self):
@@ -82,7 +78,7 @@ class ErrorFeedback(Wrapper):
 
 
 class _Waiting(ErrorFeedback):
-    """Sends the gradient alone; what is owed stays owed."""
+    """Sends the gradient alone; what is owed stays owed, in units of this rate."""
 
     @override
     def transform(self, x, state, layout, context):
@@ -90,5 +86,6 @@ class _Waiting(ErrorFeedback):
 
     @override
     def compress(self, x, state, layout, context):
-        inner = self.compressor.compress(x, state["inner"], layout, context)
-        return Compressed(inner.payload, {**state, "inner": inner.state})
+        payload, inner, _ = self.compressor.compress(x, state["inner"], layout, context)
+        residual = residuals.waiting(state["residual"], self.residual_dtype, context)
+        return Compressed(payload, {"residual": residual, "inner": inner})

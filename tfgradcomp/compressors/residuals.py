@@ -46,3 +46,19 @@ def kept(
     if dtype == "float32":
         return residual
     return ops.round_to_bfloat16(residual, context.random_stream(_STREAM, shared))
+
+
+def waiting(
+    residual: tf.Tensor, dtype: str, context: Context, shared: bool = False
+) -> tf.Tensor:
+    """Returns a residual that a step leaves as it is, in units of that step's rate.
+
+    Args:
+        residual: As it is kept.
+        dtype: One of `DTYPES`.
+        context: The step.
+        shared: Whether it is that of the server.
+    """
+    before = read(residual)
+    after = context.if_moving(context.learning_rate_ratio * before, before)
+    return kept(after, dtype, context, shared)

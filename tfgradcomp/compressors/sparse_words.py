@@ -54,7 +54,7 @@ class SparseWords(Compressor):
 
     @override
     def lossless(self):
-        return _Flush(self)
+        return _Waiting(self)
 
     def message(self, words: tf.Tensor) -> tf.Tensor:
         """Returns the field `words` of the words of the elements that are sent."""
@@ -147,8 +147,8 @@ class OverThreshold(SparseWords):
 
 
 @dataclass(frozen=True)
-class _Flush(Compressor):
-    """Sends the residual of `SparseWords` and the input; both start at zero again."""
+class _Waiting(Compressor):
+    """Sends the input alone; what `SparseWords` has not sent yet waits on."""
 
     compressor: SparseWords
 
@@ -162,14 +162,11 @@ class _Flush(Compressor):
 
     @override
     def compress(self, x, state, layout, context):
-        zeros = tf.nest.map_structure(tf.zeros_like, state)
-        left = tf.nest.map_structure(context.if_moving, zeros, state)
-        values = {"values": x + state["residual"]}
-        return Compressed(values, left)
+        return Identity().compress(x, state, layout, context)
 
     @override
     def decompress(self, payload, layout):
-        return payload["values"]
+        return Identity().decompress(payload, layout)
 
 
 def moments_missing(compressor: Compressor) -> str:

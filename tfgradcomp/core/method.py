@@ -50,10 +50,10 @@ class Method(Component):
         )
 
     def lossless(self) -> Method:
-        """Returns the method in which nothing is lost, with states of the same form.
+        """Returns the method in which nothing is lost, for single steps.
 
-        For single steps of the method, where `uncompressed` is for whole variables:
-        what was owed is paid.
+        Where `uncompressed` is for whole variables. The compressor's state has the same
+        form, and what was owed waits; the server's is handled by `Server.wait`.
         """
         return replace(
             self, compressor=self.compressor.lossless(), server=self.server.lossless()

@@ -89,8 +89,8 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             that resumes. None: compression goes on, and a line in the log says so.
         warmup_steps: The first steps, this many, travel as float32, with the method's
             mathematics kept: momentum runs, and nothing is owed.
-        dense_every: Of so many steps the last one travels as float32 as well, with all
-            that is owed. None: none.
+        dense_every: Of so many steps the last one travels as float32 as well; what is
+            owed waits. None: none.
         sparse: `"rows"`: of the table of an `Embedding` only the rows that a worker has
             touched travel, are updated and have their residuals and momenta changed.
             `"dense"`: all rows. Or rules as in `exclude`, for other tables.
@@ -173,7 +173,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         # Raises where an argument is out of range.
         self._settings()
         prepare(self)
-        warn_before_second_moments(self.inner_optimizer, compressor)
+        warn_before_second_moments(self, compressor)
 
     @property
     def stepper(self) -> Stepper:

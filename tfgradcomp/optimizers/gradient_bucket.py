@@ -287,13 +287,18 @@ class GradientBucket:
         sent = self.compress(gradients, context, route, watch)
         watch.encoded(sent)
         server = tf.nest.map_structure(tf.convert_to_tensor, self.state.server)
-        if is_float_step:
-            server = self.route.gather_state(server)
-        result = route.exchange(sent.payload, server, sent.context, sent.flag)
+        state = () if is_float_step else server
+        result = route.exchange(sent.payload, state, sent.context, sent.flag)
         watch.exchanged(result.update)
         if is_float_step:
-            result = result._replace(state=self.route.own_state(result.state))
+            result = result._replace(state=self._wait(server, sent.context))
         return self.finish(result, weights, sent)
+
+    def _wait(self, server: State, context: Context) -> State:
+        """Returns the server's state after a step that went past it."""
+        owned = self.route.owned_range(context.rank)
+        context = context.at_server()._replace(offset=context.offset + owned.start)
+        return self.route.method.server.wait(server, context)
 
     def finish(
         self, result: ExchangeResult, weights: list, sent: Outgoing

@@ -67,6 +67,8 @@ class VarianceSteps(FloatSteps):
 class MomentumStepper(Stepper):
     """Exchanges the workers' momenta instead of their gradients, after the warm-up."""
 
+    sends_momenta = True
+
     @override
     def context(self):
         # Residuals are in units of the momentum: learning rates do not enter.
@@ -191,8 +193,8 @@ class OneBitAdam(CompressedOptimizer):
             )
         super().__init__(
             inner_optimizer,
-            ErrorFeedback(ScaledSign(), pays_back=False),
-            Recompress(ScaledSign(), pays_back=False),
+            ErrorFeedback(ScaledSign()),
+            Recompress(ScaledSign()),
             block_size=block_size,
             warmup_steps=warmup_steps,
             sparse="dense",

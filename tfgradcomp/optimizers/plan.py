@@ -347,16 +347,13 @@ def _rows_bucket(
 def _bind_lossless(route):
     """Binds a route's method for steps that travel as float32, by a rule."""
     method, layout = route.method.lossless(), route.layout
-    own, other = (
-        (one.compressor.init(layout), one.server.init(layout))
-        for one in (route.method, method)
-    )
+    own, other = (one.compressor.init(layout) for one in (route.method, method))
     try:
         tf.nest.assert_same_structure(own, other)
     except (TypeError, ValueError):
         raise ValueError(
-            "warmup_steps and dense_every need a `lossless` form of the compressor and "
-            "the server, with states of the same form, and this method has none. "
+            "warmup_steps and dense_every need a `lossless` form of the compressor, "
+            "with a state of the same form, and this method has none. "
             f"Received: method={route.method}"
         ) from None
     selection = select_transports("auto", method, [layout], route.collectives)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -69,9 +69,11 @@ class Stepper:
         scalars: The small variables.
         collectives: What moves vectors between the replicas.
         probe: Observes the steps; None where nobody does.
+        sends_momenta: Whether the inner optimizer's momenta travel.
     """
 
     probe: Probe | None = None
+    sends_momenta: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -67,16 +67,20 @@ def rescales(inner: keras.optimizers.Optimizer) -> bool:
     return any(hasattr(inner, name) for name in _SECOND_MOMENTS)
 
 
-def warn_before_second_moments(
-    inner: keras.optimizers.Optimizer, compressor: Compressor
-) -> None:
-    """Warns where error feedback stands in front of Adam or the like."""
+def warn_before_second_moments(optimizer: Any, compressor: Compressor) -> None:
+    """Warns where error feedback stands in front of Adam or the like.
+
+    Args:
+        optimizer: The `CompressedOptimizer` that asks.
+        compressor: Its compressor.
+    """
     part: Any = compressor
     while part is not None and not isinstance(part, ErrorFeedback):
         part = getattr(part, "compressor", None)
-    if part is None or not part.pays_back or part.compressor == Identity():
+    inner = optimizer.inner_optimizer
+    if part is None or part.compressor == Identity():
         return
-    if rescales(inner):
+    if rescales(inner) and not optimizer.stepper_class.sends_momenta:
         warnings.warn(
             "Error feedback stands in front of an inner optimizer that "
             "rescales each element by averages over past gradients: what was owed for "

@@ -201,11 +201,17 @@ class Server(Component, abc.ABC):
         return Mean()
 
     def lossless(self) -> Server:
-        """Returns the same rule for float32 payloads, for a single step.
-
-        Its state has the form of this one's, and it replies what this one still owes.
-        """
+        """Returns the same rule for float32 payloads, for a single step."""
         return self.uncompressed()
+
+    def wait(self, state: State, context: Context) -> State:
+        """Returns the state after a step that another rule has taken.
+
+        Args:
+            state: As in `combine`, or a shard of it: each element stands for itself.
+            context: The step.
+        """
+        return state
 
     def fused(self) -> Server:
         """Returns a server that does the same in fewer passes over memory.

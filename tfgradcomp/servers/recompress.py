@@ -11,7 +11,6 @@ from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
-from tfgradcomp.servers.base import Mean
 from tfgradcomp.servers.requantize import Requantize
 
 
@@ -25,7 +24,6 @@ class Recompress(Requantize):
 
     Attributes:
         compressor: C, of the payloads as well as of the reply; stateless.
-        pays_back: As that of `tfgradcomp.compressors.ErrorFeedback`.
         residual_dtype: As that of `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
@@ -33,7 +31,6 @@ class Recompress(Requantize):
         Error-Feedback, 2019, Algorithm 2.
     """
 
-    pays_back: bool = field(default=True, repr=False)
     residual_dtype: str = field(default="float32", repr=False)
 
     def __post_init__(self):
@@ -61,46 +58,19 @@ class Recompress(Requantize):
         return reply, self._kept(context.if_moving(left, residual), context)
 
     @override
-    def lossless(self):
-        kind = _PayBack if self.pays_back else _Waiting
-        return kind(residual_dtype=self.residual_dtype)
+    def wait(self, state, context):
+        owed = residuals.waiting(
+            state["residual"], self.residual_dtype, context, shared=True
+        )
+        return {"residual": owed}
 
     @override
     def fused(self):
         return (
-            _RecompressSigns(self.compressor, self.pays_back, self.residual_dtype)
+            _RecompressSigns(self.compressor, self.residual_dtype)
             if self.compressor == ScaledSign()
             else self
         )
-
-
-@dataclass(frozen=True)
-class _Waiting(Mean):
-    """The mean; the residual of `Recompress` stays as it is."""
-
-    residual_dtype: str = "float32"
-    init = Recompress.init
-
-    @override
-    def combine(self, payloads, state, layout, context):
-        reply, _ = super().combine(payloads, (), layout, context)
-        return reply, state
-
-
-@dataclass(frozen=True)
-class _PayBack(Mean):
-    """The mean, and all of the residual of `Recompress`."""
-
-    residual_dtype: str = "float32"
-    init = Recompress.init
-
-    @override
-    def combine(self, payloads, state, layout, context):
-        residual = state["residual"]
-        reply, _ = super().combine(payloads, (), layout, context)
-        reply["values"] += context.learning_rate_ratio * residuals.read(residual)
-        left = context.if_moving(tf.zeros_like(residual), residual)
-        return reply, {"residual": left}
 
 
 class _RecompressSigns(Recompress):

@@ -174,20 +174,6 @@ class Route:
         """Returns the elements of the layout whose server state a worker holds."""
         return range(self.layout.size)
 
-    @property
-    def is_state_spread(self) -> bool:
-        """True if each worker holds another part of the server's state."""
-        whole = range(self.layout.size)
-        return any(self.owned_range(rank) != whole for rank in (0, -1))
-
-    def gather_state(self, state: State) -> State:
-        """Returns the server's state as whole vectors, on every worker."""
-        return state
-
-    def own_state(self, whole: State) -> State:
-        """Returns what is held here of what `gather_state` returns."""
-        return whole
-
     def to_whole(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Joins a vector of the server's state.
 

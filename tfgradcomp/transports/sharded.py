@@ -55,26 +55,6 @@ class ShardedRoute(Route):
         return self._sharding.owned_range(rank % self.num_workers)
 
     @override
-    def gather_state(self, state):
-        sizes = [len(self.owned_range(rank)) for rank in range(self.num_workers)]
-
-        def join(index, part):
-            parts = self.collectives.gather(part, f"{self.call_site}/state/{index}")
-            rows = zip(tf.unstack(parts), sizes, strict=True)
-            return tf.concat([row[:size] for row, size in rows], 0)
-
-        leaves = [join(*leaf) for leaf in enumerate(tf.nest.flatten(state))]
-        return tf.nest.pack_sequence_as(state, leaves)
-
-    @override
-    def own_state(self, whole):
-        owned = self.owned_range(self.collectives.rank)
-        padding = [[0, self.local_state_size - len(owned)]]
-        return tf.nest.map_structure(
-            lambda vector: tf.pad(vector[owned.start : owned.stop], padding), whole
-        )
-
-    @override
     def _exchange_calls(self):
         row = 1 + self._sharding.payload_words
         return [
