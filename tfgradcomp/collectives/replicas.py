@@ -181,7 +181,7 @@ class Replicas(Collectives):
             "instance_key": key
             if varying_size is None
             else key + padded_size_index(varying_size),
-            "ordering_token": [_ordering_token()],
+            "ordering_token": [_ordering_token(call_site, self._local_replicas)],
         }
 
 
@@ -244,24 +244,29 @@ def _group_key(group: str) -> int:
 _tokens: dict = {}
 
 
-def _ordering_token() -> tf.Tensor:
-    """A resource of the current device that its collectives are ordered by.
+def _ordering_token(call_site: str, local_replicas: int) -> tf.Tensor:
+    """Returns a resource of the current device that collectives are ordered by.
 
     Without one, automatic control dependencies put the collectives of several local
     replicas into one sequence, where each waits for the next for ever. The kernels
     never read the resource, so a handle will do.
+
+    Where a process is one replica on a CPU, each call site has its own, so that buckets
+    do not wait for each other. NCCL, and replicas that share threads, need one order.
     """
     with tf.init_scope():
         # An operation says where this replica runs; nothing public else does.
         device = tf.constant(0).device
-        if device not in _tokens:
+        is_free = local_replicas == 1 and ":CPU:" in device
+        key = (device, call_site if is_free else None)
+        if key not in _tokens:
             with tf.device(device):
-                _tokens[device] = tf.raw_ops.VarHandleOp(
+                _tokens[key] = tf.raw_ops.VarHandleOp(
                     dtype=tf.float32,
                     shape=[],
                     shared_name=f"tfgradcomp_ordering_token_{len(_tokens)}",
                 )
-        return _tokens[device]
+        return _tokens[key]
 
 
 def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:

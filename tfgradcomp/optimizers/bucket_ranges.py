@@ -73,20 +73,25 @@ class BucketRange(NamedTuple):
 def cut_ranges(layout: Layout, size: int, most: int | None = None) -> list[BucketRange]:
     """Cuts a vector between blocks, from its end: there gradients are ready first.
 
+    The bucket at the front is a quarter as large: nothing is computed any more behind
+    which it could hide.
+
     Args:
         layout: The blocks; each stays whole.
-        size: The least number of elements of a bucket. What is left at the front
-            joins its neighbour where it is less than half of that.
+        size: The least number of elements of a bucket. What is left before the one at
+            the front joins its neighbour where it is less than half of that.
         most: The greatest number of elements of a bucket, and of a block; None for
             any.
     """
     splits, end, buckets = layout.row_splits, layout.size, []
-    while end > 0:
-        begin = splits[max(bisect.bisect_right(splits, end - size) - 1, 0)]
-        if 2 * begin < size:
-            begin = 0
-        if most is not None:
-            begin = max(begin, splits[bisect.bisect_left(splits, end - most)])
-        buckets.append(BucketRange(begin, end))
-        end = begin
+    front = splits[bisect.bisect_left(splits, size // 4)] if size < end else 0
+    for first in (front, 0):
+        while end > first:
+            begin = splits[max(bisect.bisect_right(splits, end - size) - 1, 0)]
+            if 2 * (begin - first) < size:
+                begin = first
+            if most is not None:
+                begin = max(begin, splits[bisect.bisect_left(splits, end - most)])
+            buckets.append(BucketRange(begin, end))
+            end = begin
     return buckets
