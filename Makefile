@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all fuzz gpu matrix mutations soak clean
+.PHONY: quickstart lint test test-all fuzz gpu matrix mutations soak wheels clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -45,5 +45,8 @@ soak: $(BIN)/tfgradcomp-launch  ## Faults on purpose, and 100,000 steps; writes 
 	$(BIN)/python -m tests.faults
 	$(BIN)/python -m tests.soak
 
+wheels:  ## The sdist, and a wheel with ready-made native operations, in dist/.
+	$(PYTHON) tools/wheels.py
+
 clean:
-	rm -rf $(VENV) build *.egg-info tfgradcomp/ops/*.so
+	rm -rf $(VENV) build dist *.egg-info tfgradcomp/ops/*.so

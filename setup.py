@@ -1,12 +1,14 @@
 """Build script: the metadata stands in pyproject.toml."""
 
 import importlib.util
+import os
 import re
 import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 here = Path(__file__).resolve().parent
@@ -15,7 +17,9 @@ here = Path(__file__).resolve().parent
 class BuildOps(build_ext):
     """Builds the native ops for the TensorFlow that is installed, where there is one.
 
-    An install never fails for them: their first use builds them, too.
+    An install never fails for them: their first use builds them, too. A wheel takes the
+    ready-made libraries of the folder that `TFGRADCOMP_READY_MADE` names instead
+    (tools/wheels.py).
     """
 
     def run(self):
@@ -28,6 +32,10 @@ class BuildOps(build_ext):
             shutil.copytree(here / "custom_ops", target)
             for outdated in (package / "ops").glob("*.so"):
                 outdated.unlink()
+        if os.environ.get("TFGRADCOMP_READY_MADE"):
+            for library in Path(os.environ["TFGRADCOMP_READY_MADE"]).glob("*.so"):
+                shutil.copy2(library, package / "ops")
+            return
         try:
             build = _load_build()
             tensorflow = build.ask_tensorflow()
@@ -45,6 +53,14 @@ class BuildOps(build_ext):
     def get_output_mapping(self):
         """An editable install has the library in its folder already."""
         return {}
+
+
+class Wheel(bdist_wheel):
+    """Names a wheel by its platform only: the libraries use nothing of Python."""
+
+    def get_tag(self):
+        """Returns the tags of Python, its binary interface and the platform."""
+        return "py3", "none", super().get_tag()[2]
 
 
 def _load_build():
@@ -70,5 +86,5 @@ setup(
     packages=find_packages(include=["tfgradcomp*"]),
     # Stands for the library, whose name depends on the version of TensorFlow.
     ext_modules=[Extension("tfgradcomp.ops.custom_ops", sources=[], optional=True)],
-    cmdclass={"build_ext": BuildOps},
+    cmdclass={"build_ext": BuildOps, "bdist_wheel": Wheel},
 )

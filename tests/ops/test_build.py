@@ -221,16 +221,42 @@ def test_what_was_built_on_purpose_goes_before_what_was_installed(
     monkeypatch.setattr(library, "_INSTALLED", installed)
     installed.mkdir()
     library.cache_folder().mkdir(mode=0o700, parents=True)
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
     # From the last to the first choice.
-    for folder, cuda in [
-        (installed, False),
-        (library.cache_folder(), False),
-        (installed, True),
-        (library.cache_folder(), True),
+    paths = []
+    for folder, cuda, ready_made in [
+        (installed, False, True),
+        (installed, False, False),
+        (library.cache_folder(), False, False),
+        (installed, True, True),
+        (installed, True, False),
+        (library.cache_folder(), True, False),
     ]:
-        path = folder / build.library_name(library.tensorflow(), cuda)
+        path = folder / build.library_name(library.tensorflow(), cuda, ready_made)
         path.touch(mode=0o755)
+        paths.append(path)
         assert library.find_library() == path
+    # One that does not load gives way to the next.
+    for path in reversed(paths):
+        assert library.find_library(paths[paths.index(path) + 1 :]) == path
+    assert library.find_library(paths) is None
+
+
+def test_a_ready_made_library_serves_a_minor_version(monkeypatch):
+    def name(tensorflow):
+        return build.library_name(tensorflow, cuda=True, ready_made=True)
+
+    ours = library.tensorflow()._replace(version="2.21.0", revision="v2.21.0-rc1")
+    monkeypatch.setattr(build.platform, "libc_ver", lambda: ("glibc", "2.34"))
+    made = name(ours)
+    assert made.startswith("libtfgradcomp_ops-tf2.21-") and made.endswith("-cuda.so")
+    monkeypatch.setattr(build.platform, "libc_ver", lambda: ("glibc", "2.41"))
+    assert name(ours._replace(version="2.21.1", revision="v2.21.1")) == made
+    assert name(ours._replace(version="2.20.0")) != made
+    assert name(ours._replace(version="2.2.0")) != made
+    assert name(ours._replace(compile_flags=["-D_GLIBCXX_USE_CXX11_ABI=0"])) != made
+    monkeypatch.setattr(build, "source_hash", lambda: "of other sources")
+    assert name(ours) != made
 
 
 @pytest.mark.slow
@@ -254,15 +280,20 @@ print(sorted(kernel.device_type for kernel in found))
     assert done.stdout == "\n['CPU', 'GPU']\n", done.stderr
 
 
-def test_a_library_that_does_not_load_is_built_anew(tmp_path, compiler):
+def test_libraries_that_do_not_load_give_way_to_a_new_one(tmp_path, compiler):
     folder = tmp_path / "tfgradcomp" / "ops"
     folder.mkdir(mode=0o700, parents=True)
-    broken = folder / build.library_name(library.tensorflow(), cuda=False)
-    broken.write_text("broken")
-    code = CACHE_ONLY + PACK_TWICE + PRINT_TYPES
+    name = build.library_name(library.tensorflow(), cuda=False)
+    ready_made = build.library_name(library.tensorflow(), cuda=True, ready_made=True)
+    for broken in (folder / name, tmp_path / ready_made):
+        broken.write_text("broken")
+    code = CACHE_ONLY.replace("/nowhere", str(tmp_path)) + PACK_TWICE + PRINT_TYPES
     done = run(["-c", code], tmp_path, CXX=compiler.path)
     assert done.stdout == "[5] [1]\nTrue\n", done.stderr
-    assert "cannot be loaded" in done.stderr and "it is built anew" in done.stderr
+    for broken in (name, ready_made):
+        assert f"{broken} cannot be loaded" in done.stderr
+    assert done.stderr.count("another one is taken, or built") == 2
+    assert sum("-shared" in line for line in compiler.lines()) == 1
 
 
 def test_without_a_compiler_one_warning_says_what_to_do(tmp_path):

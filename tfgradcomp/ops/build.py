@@ -5,7 +5,9 @@ path, before there is a package or a TensorFlow.
 
 A library's name says what it fits: the version of TensorFlow, whose C++ interface
 changes with each minor one, the C library, whether it has CUDA kernels, and by a hash
-the sources, the build of TensorFlow and its binary interface.
+the sources, the build of TensorFlow and its binary interface. Wheels carry ready-made
+libraries, which fit every patch release of a minor version; the wheel's own name says
+which C library they need.
 """
 
 from __future__ import annotations
@@ -118,15 +120,27 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def library_name(tensorflow: TensorFlow, cuda: bool) -> str:
-    """Returns the file name of the library that fits a TensorFlow on this machine."""
+def library_name(tensorflow: TensorFlow, cuda: bool, ready_made: bool = False) -> str:
+    """Returns the file name of the library that fits a TensorFlow on this machine.
+
+    Args:
+        tensorflow: The TensorFlow.
+        cuda: Whether the library has CUDA kernels.
+        ready_made: Whether it is one of those that wheels carry.
+    """
     # Those that say where headers are do not count.
-    interface = [f for f in tensorflow.compile_flags if not f.startswith("-I")]
-    facts = [source_hash(), tensorflow.revision, *sorted(interface)]
+    facts = sorted(f for f in tensorflow.compile_flags if not f.startswith("-I"))
+    if ready_made:
+        minor_version = ".".join(tensorflow.version.split(".")[:2])
+        fits = [f"tf{minor_version}", platform.machine()]
+    else:
+        libc = "".join(platform.libc_ver())
+        fits = [f"tf{tensorflow.version}", platform.machine(), libc]
+        facts.insert(0, tensorflow.revision)
+    facts.insert(0, source_hash())
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    libc = "".join(platform.libc_ver())
-    key = f"tf{tensorflow.version}-{platform.machine()}-{libc}-{digest}"
-    return f"libtfgradcomp_ops-{key}-{'cuda' if cuda else 'cpu'}.so"
+    key = "-".join([*fits, digest, "cuda" if cuda else "cpu"])
+    return f"libtfgradcomp_ops-{key}.so"
 
 
 def find_nvcc() -> tuple[str | None, str]:
@@ -197,7 +211,10 @@ def _release(nvcc: str) -> tuple[int, int] | None:
 
 
 def build_library(
-    folder: str | os.PathLike, tensorflow: TensorFlow, say: Callable = print
+    folder: str | os.PathLike,
+    tensorflow: TensorFlow,
+    say: Callable = print,
+    ready_made: bool = False,
 ) -> Path:
     """Builds the library of ops into a folder, in one piece.
 
@@ -205,6 +222,7 @@ def build_library(
         folder: Where to; it is made.
         tensorflow: What it shall fit.
         say: Takes lines on the way: that CUDA was left out, and why.
+        ready_made: Whether the library is for a wheel.
 
     Returns:
         The path of the library.
@@ -241,7 +259,7 @@ def build_library(
         if nvcc is not None:
             jobs.append((sources / "tensorflow" / "kernels_gpu.cc", glue))
         objects = [*_compile(jobs, scratch), *gpu_objects]
-        path = Path(folder) / library_name(tensorflow, nvcc is not None)
+        path = Path(folder) / library_name(tensorflow, nvcc is not None, ready_made)
         _link(objects, tensorflow.link_flags, path, nvcc)
     return path
 

@@ -1,6 +1,7 @@
 """Finds, loads and builds the library of native operations.
 
 The library is loaded at its first use. If no library fits, it is built before that.
+A wheel brings ready-made libraries, so that nothing is built.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -111,7 +112,7 @@ def library() -> Library:
     with _lock:
         if _loaded is None:
             try:
-                _loaded = _load_or_rebuild(find_library() or _build_once())
+                _loaded = _load_or_build()
             except (build.BuildError, OSError, ImportError, RuntimeError) as error:
                 _loaded = str(error)
     if isinstance(_loaded, str):
@@ -138,20 +139,32 @@ def gpu_problem(library: Library) -> str | None:
     return None
 
 
-def find_library() -> Path | None:
+def find_library(broken: Collection[Path] = ()) -> Path | None:
     """Returns the file of the library to load, None if there is none that fits.
 
     One in the cache was built on this machine or on purpose, by `--build`, so it goes
-    before the one that was installed.
+    before the one that was installed; a ready-made one of a wheel comes last.
+
+    Args:
+        broken: Files that do not load.
     """
     installed, cached = _INSTALLED, cache_folder()
-    places = [(cached, True), (installed, True), (cached, False), (installed, False)]
+    places = [
+        (folder, cuda, ready_made)
+        for cuda in (True, False)
+        for folder, ready_made in (
+            (cached, False),
+            (installed, False),
+            (installed, True),
+        )
+    ]
     if gpu_is_visible() and build.find_nvcc()[0] is not None:
-        places.pop()  # A new build adds kernels for the GPU.
-    for folder, cuda in places:
-        path = folder / build.library_name(tensorflow(), cuda)
+        del places[-2:]  # A new build adds kernels for the GPU.
+    for folder, cuda, ready_made in places:
+        path = folder / build.library_name(tensorflow(), cuda, ready_made)
         if path.is_file() and (folder == installed or _is_own(path)):
-            return path
+            if path not in broken:
+                return path
     return None
 
 
@@ -179,16 +192,18 @@ def gpu_is_visible() -> bool:
     return bool(tf.config.get_visible_devices("GPU"))
 
 
-def _load_or_rebuild(path: Path) -> Library:
-    """Loads a library; one in the cache that does not load is built anew, once."""
-    try:
-        return _load(path)
-    except UnavailableError as error:
-        if path.parent != cache_folder():
-            raise
-        logger.warning("%s; it is built anew", error)
-        with _locked(_own_cache_folder()) as folder:
-            return _load(_build(folder))
+def _load_or_build() -> Library:
+    """Loads the library; after one that does not load comes the next, or a new one."""
+    broken: list[Path] = []
+    while True:
+        path = find_library(broken) or _build_once(broken)
+        try:
+            return _load(path)
+        except UnavailableError as error:
+            if path in broken:  # It was built anew.
+                raise
+            logger.warning("%s; another one is taken, or built", error)
+            broken.append(path)
 
 
 def _own_cache_folder() -> Path:
@@ -229,13 +244,13 @@ def _load(path: Path) -> Library:
     return Library(path, operations)
 
 
-def _build_once() -> Path:
+def _build_once(broken: Collection[Path] = ()) -> Path:
     """Builds the library, or waits for another process that is building it."""
     folder = _own_cache_folder()
     began = time.time()
     failure = folder / f"{build.library_name(tensorflow(), False)}.failed"
     with _locked(folder):
-        found = find_library()
+        found = find_library(broken)
         if found is not None:
             return found
         if failure.is_file() and failure.stat().st_mtime > began:
