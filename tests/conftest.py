@@ -21,6 +21,7 @@ LAUNCHES = (
     "tests/parameter_server/",
     "tests/ops/test_build.py",
     "tests/test_pool",
+    "tests/test_release.py",
 )
 POOLS = (
     "tests/callbacks/",

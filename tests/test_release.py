@@ -5,6 +5,7 @@ The wheel under test carries one ready-made library, that of this session's Tens
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import zipfile
 
 import pytest
 
+import tfgradcomp
 from tests.matrix import ROOT, TENSORFLOWS
 from tfgradcomp.ops import build, library
 from tools import wheels
@@ -46,6 +48,15 @@ def test_the_wheel_is_for_all_supported_versions_of_tensorflow():
     assert wheels.minor_versions() == list(TENSORFLOWS)
 
 
+def test_the_version_is_the_same_everywhere():
+    version = re.sub(r"\.dev\d+$", "", tfgradcomp.__version__)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest[1] == version
+    title = (ROOT / "docs" / "whats-new.md").read_text().splitlines()[0]
+    assert title == f"# What is new in {version.rpartition('.')[0]}"
+
+
 def environment(folder):
     """Makes an environment with what is here, less this package; returns its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
@@ -56,26 +67,32 @@ def environment(folder):
 
 
 def install(python, file, **variables):
+    # An editable install here counts for none.
+    options = ["--no-deps", "--no-cache-dir", "--ignore-installed", "--quiet"]
     subprocess.run(
-        [python, "-m", "pip", "install", "--no-deps", "--no-cache-dir", "-q", file],
+        [python, "-m", "pip", "install", *options, file],
         cwd=file.parent,
-        env={**os.environ, "TFGRADCOMP_CUDA": "0", **variables},
+        env=clean(TFGRADCOMP_CUDA="0", **variables),
         check=True,
         timeout=400,
     )
 
 
-def train(python, folder, **variables):
+def clean(**variables):
+    """The environment without what chooses another package, compiler or operations."""
+    left_out = ("PYTHONPATH", "TFGRADCOMP_OPS", "CXX", "CUDA_HOME", "CUDA_PATH")
+    return {k: v for k, v in os.environ.items() if k not in left_out} | variables
+
+
+def train(python, folder):
     """Trains with two workers in a folder without a compiler; returns the output."""
     folder.mkdir()
     (folder / "train.py").write_text(TRAINING)
-    left_out = ("PYTHONPATH", "TFGRADCOMP_OPS", "CXX", "CUDA_HOME", "CUDA_PATH")
-    inherited = {k: v for k, v in os.environ.items() if k not in left_out}
     here = {"PATH": str(python.parent), "XDG_CACHE_HOME": str(folder / "cache")}
     done = subprocess.run(
         [python.parent / "tfgradcomp-launch", "--workers", "2", "train.py"],
         cwd=folder,
-        env={**inherited, **here, **variables},
+        env=clean(**here),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -128,8 +145,8 @@ def test_sdist_and_wheel_hold_the_whole_package(released):
 
 @pytest.mark.slow
 def test_a_wheel_serves_every_python_and_says_which_c_library_it_needs(released):
-    tag = r"tfgradcomp-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl"
-    assert re.fullmatch(tag, released[1].name)
+    tag = rf"py3-none-manylinux_2_\d+_{platform.machine()}"
+    assert re.fullmatch(rf"tfgradcomp-[\d.]+-{tag}\.whl", released[1].name)
 
 
 @pytest.mark.slow
