@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all fuzz gpu matrix mutations soak wheels clean
+.PHONY: quickstart lint test test-all fuzz gpu matrix mutations soak docs wheels clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -45,8 +45,15 @@ soak: $(BIN)/tfgradcomp-launch  ## Faults on purpose, and 100,000 steps; writes 
 	$(BIN)/python -m tests.faults
 	$(BIN)/python -m tests.soak
 
+docs: $(BIN)/mkdocs  ## The site of docs/, into site/; a warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(BIN)/mkdocs: $(BIN)/tfgradcomp-launch
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@
+
 wheels:  ## The sdist, and a wheel with ready-made native operations, in dist/.
 	$(PYTHON) tools/wheels.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info tfgradcomp/ops/*.so
+	rm -rf $(VENV) build dist site *.egg-info tfgradcomp/ops/*.so

@@ -16,7 +16,7 @@ from tfgradcomp import compressors, optimizers, servers
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     *ROOT.glob("*.md"),
-    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("examples/*.md"),
     *ROOT.glob("benchmarks/*.md"),
 ]

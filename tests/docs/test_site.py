@@ -1,0 +1,80 @@
+"""The site of docs/: its pages, its links, and its reference of all public names."""
+
+import posixpath
+import re
+from pathlib import Path
+
+import pytest
+
+import tfgradcomp
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+NAVIGATION = re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]+)?(?:#([^()\s]+))?\)")
+CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.M | re.S)
+DOCUMENTS = [
+    *PAGES,
+    *(path for page in NAVIGATION if (path := ROOT / page).exists()),
+    ROOT / "README.md",
+]
+REFERENCE = {
+    page.stem: re.findall(r"^::: (\S+)$", page.read_text(), re.M)
+    for page in PAGES
+    if page.parent.name == "api"
+}
+# What cannot be told from the objects: where constants are.
+CONSTANTS = {
+    "NAMES": "tfgradcomp.transports.auto",
+    "GRPC": "tfgradcomp.planning.network",
+    "MODELS": "tfgradcomp.planning.shapes",
+    "NO_SOFTWARE": "tfgradcomp.planning.network",
+}
+SUBPACKAGES = [name for name in REFERENCE if name != "functions"]
+
+
+def identifier(package, name):
+    module = CONSTANTS.get(name) or getattr(package, name).__module__
+    return f"{module}.{name}"
+
+
+def anchors_of(path):
+    """The anchors of the headings of a document, as they are on the site."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    plain = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    return {re.sub(r"[\s-]+", "-", heading) for heading in plain}
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES]
+    in_docs = [page for page in NAVIGATION if (ROOT / "docs" / page).exists()]
+    assert sorted(in_docs) == pages
+    assert len(NAVIGATION) == len(set(NAVIGATION))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_of_a_document_lead_somewhere(path):
+    text = CODE.sub("", path.read_text())
+    for target, anchor in LINK.findall(text):
+        found = path.parent / target if target else path
+        assert found.exists(), f"{path.name} links to {target}"
+        # The reference makes anchors of its own, of the names in it.
+        if anchor and found.parent.name == "api":
+            assert anchor in REFERENCE[found.stem]
+        elif anchor:
+            name = posixpath.relpath(found, ROOT)
+            assert anchor in anchors_of(found), f"{path.name}: {name}#{anchor}"
+
+
+@pytest.mark.parametrize("name", SUBPACKAGES)
+def test_reference_has_all_public_names(name):
+    package = getattr(tfgradcomp, name)
+    expected = {identifier(package, public) for public in package.__all__}
+    assert set(REFERENCE[name]) == expected
+
+
+def test_reference_has_all_names_of_the_package():
+    named = {name for names in REFERENCE.values() for name in names}
+    public = set(tfgradcomp.__all__) - {*SUBPACKAGES, "__version__"}
+    assert {identifier(tfgradcomp, name) for name in public} <= named
+    assert len(REFERENCE["functions"]) == len(public - {*tfgradcomp.optimizers.__all__})
