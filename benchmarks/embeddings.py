@@ -130,7 +130,6 @@ def main() -> None:
     print("\n".join(lines))
     if args.output is None:
         write_table(HERE / "README.md", "embeddings", lines)
-        write_table(HERE.parent / "README.md", "embeddings", lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Count what each method puts on the wire and write the README's table.
+"""Count what each method puts on the wire and write README.md's table.
 
     python benchmarks/wire_size.py
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
 import wrappers
@@ -88,5 +89,5 @@ if __name__ == "__main__":
         "|---" * (3 + len(WORKERS)) + "|",
         *(row(name, make) for name, make in methods().items()),
     ]
-    write_table(wrappers.README, "wire size", table)
+    write_table(Path(__file__).with_name("README.md"), "wire size", table)
     print("\n".join(table))

@@ -78,3 +78,21 @@ def test_reference_has_all_names_of_the_package():
     public = set(tfgradcomp.__all__) - {*SUBPACKAGES, "__version__"}
     assert {identifier(tfgradcomp, name) for name in public} <= named
     assert len(REFERENCE["functions"]) == len(public - {*tfgradcomp.optimizers.__all__})
+
+
+def test_every_wrapper_has_a_page_that_says_what_it_computes_and_when_to_use_it():
+    index = ROOT / "docs/methods/index.md"
+    row = re.compile(r"^\| (`\w+`.*?) \|.*\((\S+\.md)\) \|$", re.M)
+    pages = {
+        name: link
+        for names, link in row.findall(index.read_text())
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert set(tfgradcomp.optimizers.__all__) <= set(pages)
+    for name, link in pages.items():
+        text = (index.parent / link).read_text()
+        assert name in text, f"{link} does not name {name}"
+        headings = ["## What it computes", "## Knobs"]
+        if "/" not in link:
+            headings += ["## When to use it", "## Figures"]
+        assert [h for h in headings if h not in text] == [], link
