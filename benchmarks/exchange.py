@@ -8,7 +8,8 @@ N workers under MultiWorkerMirroredStrategy apply constant gradients, different 
 worker, by every optimizer in turn: a round is a step of each, after a barrier, and a
 step takes as long as its slowest worker. An exchange is the median step over the rounds
 less the median of the same update with nothing exchanged: packing and unpacking count.
-PyTorch's gloo and DDP run in processes of their own, before and after.
+PyTorch's gloo and DDP run in processes of their own, before and after. Next to each
+step stands the least time that it could take here (`floor.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table of one number of workers."""
     titles = ["framework", "gradients travel by", "transport", "step, ms"]
     titles += ["nothing exchanged, ms", "exchange, ms", "of TensorFlow's float32"]
-    titles += ["of gloo's float32", "MB received"]
+    titles += ["of gloo's float32", "MB received", *measuring.FLOORS]
 
     def ratio(value):
         return None if value is None else f"{value:.2f}"
@@ -46,6 +47,7 @@ def table(rows: list[dict]) -> list[str]:
             *(row[name] for name in ("step_ms", "plain_ms", "exchange_ms")),
             *(ratio(row.get(name)) for name in ("of_float32", "of_gloo")),
             None if declared is None else declared / 1e6,
+            *measuring.floors(row),
         ]
 
     return measuring.markdown(titles, [cells(row) for row in rows])

@@ -4,12 +4,14 @@ A task, as a worker reads it from task.json, has
 
     workload: name of a list of shapes
     variants: list of {"name", "transport"}
+    loops: what floors are made of (`floor.py`), or missing
     rounds: how often each variant is timed
     interface: whose bytes are counted, or null
 
 and its answer the highest memory in bytes ("peak") and, for each variant, the seconds
 and the bytes of every round, some weights after its first step from zero, the bytes
-that it declares to receive, or the error for which it was left out.
+that it declares to receive, or the error for which it was left out; and for each loop
+the seconds that an element took in every round ("loops").
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from floor import floor, loops
 from processes import Processes
 from report import commit, processor
 from workloads import WORKLOADS, sizes
@@ -40,6 +43,10 @@ PLAIN = {"Signum": "SGD, momentum", "DistEFBlockSGDM": "SGD, Nesterov"}
 COLUMNS = ("framework", "variant", "transport", "workload", "elements", "workers")
 COLUMNS += ("threads", "rounds", "step_ms", "plain_ms", "exchange_ms")
 COLUMNS += ("of_float32", "of_gloo", "declared_bytes_received")
+COLUMNS += ("memory_ms", "arithmetic_ms", "wire_ms", "floor_ms", "x_floor")
+
+# What a table says of a row's floor, and of the parts of it that every machine has.
+FLOORS = ("memory, ms", "arithmetic, ms", "× floor")
 
 
 def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
@@ -82,6 +89,7 @@ def tasks(args: argparse.Namespace, interface: str | None) -> list[dict]:
             "workload": args.workload,
             "rounds": args.rounds,
             "interface": interface,
+            "loops": loops([variant["name"] for variant in group]),
             "variants": [
                 *(
                     {"name": name, "transport": None}
@@ -135,6 +143,7 @@ def measure(
     workers: int,
     commands: Callable,
     interface: str | None = None,
+    rate: float | None = None,
 ) -> tuple[list[dict], int]:
     """Measures all variants on a number of workers.
 
@@ -145,6 +154,7 @@ def measure(
         workers: N.
         commands: As for `run`.
         interface: Whose bytes are counted, or None.
+        rate: Bits a second of its link, or None.
 
     Returns:
         The rows, and the highest memory of a worker in bytes.
@@ -177,11 +187,19 @@ def measure(
         _say(f"{workers} workers: {'; '.join(names)}")
         answers = run("worker.py", task, commands, number, args.timeout)
         peak = max(peak, *(answer["peak"] for answer in answers))
+        seconds = {
+            name: slowest([a["loops"] for a in answers], name) for name in task["loops"]
+        }
         new = _rows_of_tensorflow(task, answers, common)
+        for row in new:
+            _add_floor(row, rate, seconds)
         rows += [row for row in new if not (rows and row["variant"] == FLOAT32)]
     after = of_torch(args.rounds // 2)
     if with_torch:
-        rows += _rows_of_torch(before, after, common)
+        of_torch = _rows_of_torch(before, after, common)
+        for row in of_torch:
+            _add_floor(row, rate, seconds)
+        rows += of_torch
     gloo = [row["exchange_ms"] for row in rows if row["variant"] == GLOO]
     for row in rows:
         row["of_gloo"] = _ratio(row, gloo[0] if gloo else 0.0)
@@ -255,6 +273,14 @@ def _rows_of_torch(before, after, common):
             }
         )
     return rows
+
+
+def _add_floor(row, rate, seconds):
+    received = row["declared_bytes_received"]
+    size = row["elements"], row["workers"]
+    row |= floor(row["variant"], *size, received, rate, seconds)
+    if "floor_ms" in row:
+        row["x_floor"] = row["step_ms"] / row["floor_ms"]
 
 
 def _row(of_workers, common, plain):
@@ -341,6 +367,13 @@ def markdown(titles: list[str], rows: list[list]) -> list[str]:
         "|---" * len(titles) + "|",
         *(f"| {' | '.join(map(cell, row))} |" for row in rows),
     ]
+
+
+def floors(row: dict) -> list:
+    """Returns a row's cells under `FLOORS`."""
+    ratio = row.get("x_floor")
+    parts = row.get("memory_ms"), row.get("arithmetic_ms")
+    return [*parts, None if ratio is None else f"{ratio:.2f}"]
 
 
 def summary(rows: list[dict]) -> list[str]:

@@ -23,7 +23,7 @@ from report import plot_bars, write_csv, write_table
 from tfgradcomp.planning.network import bits_per_second
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = (*measuring.COLUMNS, "rate", "delay", "sent", "received", "ideal_ms")
+COLUMNS = (*measuring.COLUMNS, "rate", "delay", "sent", "received")
 PORT = 4000
 
 
@@ -40,17 +40,19 @@ def commands(hosts: list[cluster.Host]):
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
     titles = ["framework", "gradients travel by", "transport", "step, ms"]
-    titles += ["nothing exchanged, ms", "exchange, ms", "ideal, ms"]
-    titles += ["of TensorFlow's float32", "MB sent", "MB received", "declared"]
+    titles += ["nothing exchanged, ms", "exchange, ms", "of TensorFlow's float32"]
+    titles += ["MB sent", "MB received", "declared", "wire, ms", *measuring.FLOORS]
 
     def cells(row):
         declared, ratio = row["declared_bytes_received"], row.get("of_float32")
         return [
             *(row[name] for name in ("framework", "variant", "transport")),
-            *(row[name] for name in ("step_ms", "plain_ms", "exchange_ms", "ideal_ms")),
+            *(row[name] for name in ("step_ms", "plain_ms", "exchange_ms")),
             None if ratio is None else f"{ratio:.2f}",
             *(f"{row[name] / 1e6:.2f}" for name in ("sent", "received")),
             None if declared is None else f"{declared / 1e6:.2f}",
+            row.get("wire_ms"),
+            *measuring.floors(row),
         ]
 
     return measuring.markdown(titles, [cells(row) for row in rows])
@@ -82,14 +84,12 @@ def main() -> None:
             # A second's worth.
             got = cluster.tcp_rate(hosts[0], hosts[1], round(rate / 8))
             rows, peak = measuring.measure(
-                args, args.workers, commands(hosts), cluster.INTERFACE
+                args, args.workers, commands(hosts), cluster.INTERFACE, rate
             )
     except RuntimeError as error:
         sys.exit(f"virtual_cluster.py: {error}")
     for row in rows:
-        declared = row["declared_bytes_received"]
         row |= {"rate": args.rate, "delay": args.delay}
-        row["ideal_ms"] = declared and 8e3 * declared / rate
     line = (
         f"{measuring.head(rows, peak)} Links of {args.rate}, delay {args.delay}; "
         f"a plain TCP connection reached {got / 1e6:.0f} Mbit/s."

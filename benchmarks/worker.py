@@ -10,26 +10,34 @@ another.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import gc
 import json
 import math
+import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 from cluster import interface_bytes
+from floor import TRIAD, TRIAD_SIZE
+from op_rows import make_rows
 from tensorflow.python.eager import context
 from workloads import WORKLOADS
 
 import tfgradcomp
+from tfgradcomp import ops
 
 RATE = 1e-3
 WARM_UP = 6
+# Elements of vectors that an operation is timed with.
+CACHED = 2**16, 2**10
 SGD = keras.optimizers.SGD
 
 
@@ -158,12 +166,59 @@ def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
     return {**answer, "update": update, "declared": declared}, step
 
 
+def make_loops(names: list[str], elements: int) -> dict[str, Callable]:
+    """Returns functions that give the seconds of an element, by what they measure.
+
+    Args:
+        names: `floor.TRIAD`, and rows of `op_rows.py`.
+        elements: Of the gradient.
+    """
+    if not names:
+        return {}
+    count = min(elements, TRIAD_SIZE)
+    threads = int(os.environ["TF_NUM_INTRAOP_THREADS"])
+    x, y = (np.array_split(np.ones(count, np.float32), threads) for _ in range(2))
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    turns = math.ceil(TRIAD_SIZE / count)
+
+    def add(x, y):
+        for _ in range(turns):
+            np.add(x, y, y)
+
+    def triad():
+        begin = time.perf_counter()
+        list(pool.map(add, x, y))
+        return (time.perf_counter() - begin) / (turns * count)
+
+    # Vectors that stay in the cache, and short ones, for what a call takes in any case.
+    long, short = (
+        {row.name: row.make(ops) for row in make_rows(size)} for size in CACHED
+    )
+    times = TRIAD_SIZE // CACHED[0]
+
+    def seconds_of(function, arguments):
+        begin = time.perf_counter()
+        for _ in range(times):
+            function(*arguments)
+        return time.perf_counter() - begin
+
+    def operation(name):
+        difference = seconds_of(*long[name]) - seconds_of(*short[name])
+        return max(difference, 0.0) / times / (CACHED[0] - CACHED[1])
+
+    loops = {name: functools.partial(operation, name) for name in names}
+    return {name: triad if name == TRIAD else loop for name, loop in loops.items()}
+
+
 def main(folder: Path) -> None:
     """Measures what the task asks for."""
     task = json.loads((folder / "task.json").read_text())
     strategy = make_strategy()
     bench = Bench(strategy, task["workload"])
     prepared = [prepare(bench, variant) for variant in task["variants"]]
+    elements = sum(math.prod(variable.shape) for variable in bench.plain)
+    loops = make_loops(task.get("loops", []), elements)
+    taken = {name: [] for name in loops}
     interface = task["interface"]
     gc.collect()
     gc.disable()
@@ -185,8 +240,14 @@ def main(folder: Path) -> None:
             if interface:
                 answer["sent"].append(after.sent - before.sent)
                 answer["received"].append(after.received - before.received)
+        for name, loop in loops.items():
+            bench.barrier()
+            seconds = loop()
+            if round_ >= 0:
+                taken[name].append(seconds)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    answers = {"peak": peak, "variants": [answer for answer, _ in prepared]}
+    variants = [answer for answer, _ in prepared]
+    answers = {"peak": peak, "variants": variants, "loops": taken}
     rank = strategy.cluster_resolver.task_id
     (folder / f"answer-{rank}.json").write_text(json.dumps(answers))
 

@@ -125,7 +125,7 @@ def test_the_files_and_what_they_say(permitted, tmp_path):
     assert len(rows) == 4
     for row in rows.values():
         declared = float(row["declared_bytes_received"])
-        assert float(row["ideal_ms"]) == pytest.approx(8e3 * declared / 200e6)
+        assert float(row["wire_ms"]) == pytest.approx(8e3 * declared / 200e6)
         # What is declared has come over the wire, and headers with it.
         for way in ("sent", "received"):
             assert declared < float(row[way]) < 1.25 * declared + 20_000, row
