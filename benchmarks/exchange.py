@@ -23,6 +23,8 @@ from processes import exit_on_signals
 from report import plot_bars, plot_lines, write_csv, write_table
 
 HERE = Path(__file__).resolve().parent
+# Whose table has no name of its own.
+DEFAULT = "resnet50"
 
 
 def commands(workers: int):
@@ -86,13 +88,17 @@ def main() -> None:
         peaks.append(peak)
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
+    name = "exchange sweep" if args.sweep_workers else "exchange"
+    if args.workload != DEFAULT:
+        name += f" {args.workload}"
+    file = name.replace(" ", "_")
+    if args.keep:
+        rows = measuring.keep(folder / f"{file}.csv", rows)
     line = measuring.head(rows, max(peaks))
     if args.sweep_workers:
-        name, file = "exchange sweep", "exchange_sweep"
         lines = [line, "", *sweep_table(rows)]
         plot_lines(folder / f"{file}.png", rows, measuring.label)
     else:
-        name = file = "exchange"
         lines = [line, "", *table(rows)]
         plot_bars(folder / f"{file}.png", rows, measuring.label)
     write_csv(folder / f"{file}.csv", measuring.COLUMNS, rows)
@@ -101,7 +107,7 @@ def main() -> None:
         (folder / f"{file}.md").write_text("\n".join([*lines, ""]))
         return
     write_table(HERE / "README.md", name, lines)
-    if not args.sweep_workers:
+    if name == "exchange":
         write_table(HERE.parent / "README.md", name, measuring.summary(rows))
 
 

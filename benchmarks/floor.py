@@ -81,7 +81,11 @@ NEEDS = {
     # Buckets of 2048 elements stay in the cache between their levels and their codes.
     "ORQ": Needs(
         {**GRADIENT, **WEIGHTS},
-        {"clipless ORQ-9 encode": 1, "mean of 4 base-9 payloads of levels": 1 / 4},
+        {"ORQ-9 encode": 1, "mean of 4 base-9 payloads of levels": 1 / 4},
+    ),
+    "LinearQuantization": Needs(
+        {**GRADIENT, **WEIGHTS},
+        {"Linear-9 encode": 1, "mean of 4 base-9 payloads of levels": 1 / 4},
     ),
     "QSGD": Needs(
         {**GRADIENT, **WEIGHTS},

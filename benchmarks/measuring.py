@@ -29,7 +29,7 @@ from pathlib import Path
 
 from floor import floor, loops
 from processes import Processes
-from report import commit, processor
+from report import commit, kept_rows, processor
 from workloads import WORKLOADS, sizes
 
 HERE = Path(__file__).resolve().parent
@@ -41,6 +41,8 @@ TRANSPORTS = "all_gather,sharded,auto"
 # The step that a variant is compared with; plain SGD for all others.
 PLAIN = {"Signum": "SGD, momentum", "DistEFBlockSGDM": "SGD, Nesterov"}
 COLUMNS = ("framework", "variant", "transport", "workload", "elements", "workers")
+# What tells rows apart.
+KEY = COLUMNS
 COLUMNS += ("threads", "rounds", "step_ms", "plain_ms", "exchange_ms")
 COLUMNS += ("of_float32", "of_gloo", "declared_bytes_received")
 COLUMNS += ("memory_ms", "arithmetic_ms", "wire_ms", "floor_ms", "x_floor")
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     add("--workers", type=int, default=4)
     add("--methods", type=_names, default=METHODS, help="classes of tfgradcomp")
     add("--transports", type=_names, default=TRANSPORTS, help="for each method")
+    add(
+        "--baselines",
+        type=_names,
+        default=OF_TENSORFLOW[1:],
+        help="of TensorFlow's, beside float32",
+    )
     add("--rounds", type=int, default=rounds, help="each variant is timed so often")
     add("--threads", type=int, help="intra-op threads a worker; default: its share")
     add(
@@ -70,13 +78,19 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
         help="new processes for each method, with float32 beside it, where the "
         "states of all methods do not fit into memory at once",
     )
+    add(
+        "--keep",
+        action="store_true",
+        help="keep the rows of the table that this run does not measure",
+    )
     add("--timeout", type=float, default=1200, help="seconds that a run may take")
     add("--output", type=Path, help="folder; default: results, README.md included")
 
 
 def tasks(args: argparse.Namespace, interface: str | None) -> list[dict]:
     """Returns the tasks of TensorFlow's workers; more than one with `--apart`."""
-    variants = [{"name": name, "transport": None} for name in OF_TENSORFLOW]
+    names = (FLOAT32, *args.baselines)
+    variants = [{"name": name, "transport": None} for name in names]
     variants += [
         {"name": name, "transport": transport}
         for name in args.methods
@@ -200,10 +214,22 @@ def measure(
         for row in of_torch:
             _add_floor(row, rate, seconds)
         rows += of_torch
+    return _with_ratios_to_gloo(rows), peak
+
+
+def keep(path: Path, rows: list[dict]) -> list[dict]:
+    """Returns rows, and those of an earlier run's CSV that they do not replace."""
+    frameworks = ("TensorFlow", "tfgradcomp", "PyTorch")
+    found = kept_rows(path, KEY, rows)
+    found.sort(key=lambda row: frameworks.index(row["framework"]))
+    return _with_ratios_to_gloo(found)
+
+
+def _with_ratios_to_gloo(rows):
     gloo = [row["exchange_ms"] for row in rows if row["variant"] == GLOO]
     for row in rows:
         row["of_gloo"] = _ratio(row, gloo[0] if gloo else 0.0)
-    return rows, peak
+    return rows
 
 
 def _rows_of_tensorflow(task, answers, common):

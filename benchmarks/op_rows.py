@@ -233,7 +233,7 @@ def _means_of_signs(inputs: Inputs) -> list[Row]:
 
     def to_tensors(ops):
         def step(w, s):
-            return ops.mean_of_signs(w, s, one, np.diff(inputs.layers)).tensors
+            return ops.mean_of_signs(w, s, one, np.diff(inputs.layers).tolist()).tensors
 
         return step, arguments
 
@@ -269,15 +269,19 @@ def _votes(inputs: Inputs) -> list[Row]:
 
 def _levels(inputs: Inputs) -> list[Row]:
     x, stream, buckets = inputs.x, inputs.stream, inputs.buckets
+    drawn = x, stream
     nine_4 = inputs.words(9, 4)
     table = tf.sort(inputs.scales(4, len(buckets) - 1, 9))
 
-    def orq(ops):
-        def encode(x, stream):
-            found, nonfinite = ops.find_levels(x, buckets, "optimal", 9)
-            return ops.pack_levels(x, found, buckets, stream), found, nonfinite
+    def with_levels_of(rule, count):
+        def make(ops):
+            def encode(x, stream):
+                found, nonfinite = ops.find_levels(x, buckets, rule, count)
+                return ops.pack_levels(x, found, buckets, stream), found, nonfinite
 
-        return encode, (x, stream)
+            return encode, drawn
+
+        return make
 
     def qsgd(ops):
         def encode(x, stream):
@@ -286,14 +290,21 @@ def _levels(inputs: Inputs) -> list[Row]:
             even = unit * tf.range(-4.0, 5.0)
             return ops.pack_levels(x, even, buckets, stream), unit
 
-        return encode, (x, stream)
+        return encode, drawn
 
     return [
         Row(
             "find levels, ORQ-9",
             lambda ops: (lambda x: ops.find_levels(x, buckets, "optimal", 9), (x,)),
         ),
-        Row("clipless ORQ-9 encode", orq),
+        Row("round to bfloat16 at random", lambda ops: (ops.round_to_bfloat16, drawn)),
+        Row("ORQ-9 encode", with_levels_of("optimal", 9)),
+        Row("Linear-9 encode", with_levels_of("quantiles", 9)),
+        Row("BinGrad-pb encode", with_levels_of("symmetric", 2)),
+        Row(
+            "find levels, BinGrad-b",
+            lambda ops: (lambda x: ops.find_levels(x, buckets, "means", 3), (x,)),
+        ),
         Row("QSGD-9 encode", qsgd),
         Row(
             "mean of 4 base-9 payloads of levels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import platform
@@ -48,6 +49,30 @@ def write_csv(path: Path, columns: Iterable[str], rows: list[dict]) -> None:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def kept_rows(path: Path, key: Iterable[str], rows: list[dict]) -> list[dict]:
+    """Returns the rows of an earlier CSV, those replaced that are measured anew.
+
+    Args:
+        path: Of the CSV.
+        key: The columns that tell rows apart.
+        rows: What has been measured; new keys come last.
+    """
+    with open(path, newline="") as file:
+        earlier = [
+            {name: _value(text) for name, text in row.items()}
+            for row in csv.DictReader(file)
+        ]
+    found = {tuple(row[name] for name in key): row for row in (*earlier, *rows)}
+    return list(found.values())
+
+
+def _value(text):
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text or None
 
 
 def write_table(readme: Path, name: str, lines: list[str]) -> None:

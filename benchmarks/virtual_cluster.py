@@ -90,14 +90,16 @@ def main() -> None:
         sys.exit(f"virtual_cluster.py: {error}")
     for row in rows:
         row |= {"rate": args.rate, "delay": args.delay}
+    folder = args.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = f"virtual_cluster_{args.rate}"
+    if args.keep:
+        rows = measuring.keep(folder / f"{file}.csv", rows)
     line = (
         f"{measuring.head(rows, peak)} Links of {args.rate}, delay {args.delay}; "
         f"a plain TCP connection reached {got / 1e6:.0f} Mbit/s."
     )
     lines = [line, "", *table(rows)]
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = f"virtual_cluster_{args.rate}"
     write_csv(folder / f"{file}.csv", COLUMNS, rows)
     plot_bars(folder / f"{file}.png", rows, measuring.label)
     print("\n".join(lines))

@@ -15,8 +15,12 @@ def needing_no_arguments() -> list[str]:
 
     They are in the order of the README's table of methods.
     """
-    text = README.read_text()
-    return sorted(known_methods(), key=lambda name: text.find(f"\n| `{name}` |"))
+    return sorted(known_methods(), key=position)
+
+
+def position(name: str) -> int:
+    """Returns where the README's table of methods has a wrapper."""
+    return README.read_text().find(f"\n| `{name}` |")
 
 
 def taking(argument: str) -> list[str]:
