@@ -37,7 +37,7 @@ from tfgradcomp import ops
 RATE = 1e-3
 WARM_UP = 6
 # Elements of vectors that an operation is timed with.
-CACHED = 2**16, 2**10
+CACHED = 2**18, 2**10
 SGD = keras.optimizers.SGD
 
 
