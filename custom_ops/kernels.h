@@ -9,7 +9,7 @@
 // of the device, so that no GPU has to wait for them. Arithmetic is IEEE float32 in the
 // order written, without contraction to fused multiply-add, unless it says otherwise.
 //
-// Codes and words: word_format.h.
+// Codes, words and what is drawn from a stream: word_format.h.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_KERNELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_KERNELS_H_
@@ -67,8 +67,8 @@ struct UnpackCodes {
 };
 
 // Base-2 words of the signs of x: code 1 for plus. An exact zero (either zero) counts
-// as plus, or, where `stream` is given, its code is the lowest bit of the element's
-// random word. *nonfinite is the number of elements that are infinite or NaN.
+// as plus, or, where `stream` is given, its code is the element's coin. *nonfinite is
+// the number of elements that are infinite or NaN.
 struct PackSigns {
   CutVector<const float> x;
   int64_t size;
@@ -94,7 +94,7 @@ struct PackMomentumSigns {
 };
 
 // Base-3 words of sign(x) * kept + 1, where kept says
-//   Uniform(RandomWord(stream, j)) * scale[b] < min(|x_j|, limit[b]).
+//   Uniform(stream, j) * scale[b] < min(|x_j|, limit[b]).
 struct PackTernary {
   CutVector<const float> x;
   int64_t size;
@@ -179,8 +179,7 @@ struct FindLevels {
 
 // With k the number of levels 1 .. count - 2 of the block that are <= x_j, words of
 // base `count` with the codes
-//   k + (Uniform(RandomWord(stream, j)) * (levels[k + 1] - levels[k])
-//        < x_j - levels[k])
+//   k + (Uniform(stream, j) * (levels[k + 1] - levels[k]) < x_j - levels[k])
 // or, where `stream` is null, words of base `count` - 1 with the codes k.
 struct PackLevels {
   CutVector<const float> x;
@@ -210,7 +209,7 @@ struct MeanOfLevels {
 // The vote of N vectors of signs (base 2: code 1 for plus) or of signs and abstentions
 // (base 3: codes 0, 1, 2 for minus, none, plus). net is the number of plus less that of
 // minus; the vote is sign(net). Where net is 0 and `stream` is given it is that of
-// the lowest bit of the element's random word (1 for plus); then, where |net| < quorum
+// the element's coin (1 for plus); then, where |net| < quorum
 // and reply_base is 3, it is 0. The reply's codes are vote + 1 in base 3 and (vote + 1)
 // / 2, rounded down, in base 2.
 struct MajorityVote {
@@ -363,7 +362,7 @@ struct MeanOfSparse {
 };
 
 // x in bfloat16, one of its two neighbours at random, as its upper 16 bits:
-//   rounded[j] = (x_j + (RandomWord(stream, j) >> 16)) >> 16, as unsigned integers.
+//   rounded[j] = (x_j + (word j of the stream >> 16)) >> 16, as unsigned integers.
 struct RoundToBfloat16 {
   const float* x;
   int64_t size;

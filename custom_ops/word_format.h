@@ -7,7 +7,7 @@
 // Sparse words are something else: a word is one element. See below.
 //
 // Beside it stands what else CPU, GPU and pure TensorFlow must agree on to the bit:
-// which random word an element draws, and in which order a block is summed.
+// what an element draws at random, and in which order a block is summed.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_
 #define TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_
@@ -108,16 +108,41 @@ TFGRADCOMP_HOST_DEVICE inline int FallOf(float x, float largest) {
   return nearer < top ? static_cast<int>(top - nearer) : 0;
 }
 
-// -- Random words -----------------------------------------------------------------
+// -- Random numbers ---------------------------------------------------------------
 
-// A stream of random words: Philox-4x32-10 (Salmon et al., 2011). Word j is lane j mod
-// 4 of the block whose counter has the low 64 bits first + j / 4 and the high 64 bits
-// `high`. So a part that begins at element o of a vector, a multiple of 4, draws what
-// the vector does there if its `first` is larger by o / 4.
+// What the elements of a vector draw from a stream: Philox-4x32-10 (Salmon et al.,
+// 2011), in blocks of four words. Block B is that with the key `key` and the counter
+// whose low 64 bits are B, modulo 2^64, and whose high 64 bits are `high`. With
+// o = 128 * `first`, element j draws one of these:
+//   a word:            32 bits, part o + j of the blocks from 0 on
+//   a uniform number:  n / 2^24, where the upper 8 bits of n are part o + j of the
+//                      blocks from 0 on and the lower 16 that of those from 2^63 on
+//   a coin:            1 bit, part o + j of the blocks from 0 on
+// Parts of k bits are counted from the lowest bits of a block's first word.
+//
+// So a piece of a vector that begins at element o, a multiple of 128, draws what the
+// vector does there if its `first` is larger by o / 128; and a comparison with a
+// uniform number needs its lower 16 bits, and a block to have them, only where the
+// upper 8 do not decide it: once in 256.
 struct RandomStream {
   uint64_t key;
   uint64_t high;
   uint64_t first;
+
+  // The blocks that hold the word, the upper and the lower bits of the uniform number,
+  // and the coin of an element.
+  TFGRADCOMP_HOST_DEVICE uint64_t WordBlock(int64_t element) const {
+    return 32 * first + static_cast<uint64_t>(element) / 4;
+  }
+  TFGRADCOMP_HOST_DEVICE uint64_t UpperBlock(int64_t element) const {
+    return 8 * first + static_cast<uint64_t>(element) / 16;
+  }
+  TFGRADCOMP_HOST_DEVICE uint64_t LowerBlock(int64_t element) const {
+    return (uint64_t{1} << 63) + 16 * first + static_cast<uint64_t>(element) / 8;
+  }
+  TFGRADCOMP_HOST_DEVICE uint64_t CoinBlock(int64_t element) const {
+    return first + static_cast<uint64_t>(element) / 128;
+  }
 };
 
 constexpr uint32_t kPhiloxM0 = 0xD2511F53, kPhiloxM1 = 0xCD9E8D57;
@@ -126,7 +151,6 @@ constexpr int kPhiloxRounds = 10;
 
 TFGRADCOMP_HOST_DEVICE inline void Philox(RandomStream stream, uint64_t block,
                                           uint32_t words[4]) {
-  block += stream.first;
   uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
   uint32_t c2 = static_cast<uint32_t>(stream.high);
   uint32_t c3 = static_cast<uint32_t>(stream.high >> 32);
@@ -147,16 +171,17 @@ TFGRADCOMP_HOST_DEVICE inline void Philox(RandomStream stream, uint64_t block,
   words[3] = c3;
 }
 
-TFGRADCOMP_HOST_DEVICE inline uint32_t RandomWord(RandomStream stream,
-                                                  int64_t element) {
-  uint32_t words[4];
-  Philox(stream, static_cast<uint64_t>(element) / 4, words);
-  return words[element % 4];
+TFGRADCOMP_HOST_DEVICE inline float Uniform(uint32_t upper, uint32_t lower) {
+  return static_cast<float>(upper << 16 | lower) * (1.0f / (1 << 24));
 }
 
-// Uniform in [0, 1): the top 24 bits.
-TFGRADCOMP_HOST_DEVICE inline float Uniform(uint32_t word) {
-  return static_cast<float>(word >> 8) * (1.0f / (1 << 24));
+// The uniform number of one element.
+TFGRADCOMP_HOST_DEVICE inline float Uniform(RandomStream stream, int64_t element) {
+  uint32_t upper[4], lower[4];
+  Philox(stream, stream.UpperBlock(element), upper);
+  Philox(stream, stream.LowerBlock(element), lower);
+  return Uniform(upper[element % 16 / 4] >> (8 * (element % 4)) & 0xFF,
+                 lower[element % 8 / 2] >> (16 * (element % 2)) & 0xFFFF);
 }
 
 // -- The order of a sum -----------------------------------------------------------

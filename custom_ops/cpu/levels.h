@@ -31,33 +31,46 @@ inline void EachBlockOf(const int64_t* row_splits, int64_t num_blocks, int64_t b
   }
 }
 
-// Writes the codes of a group: k, plus what is drawn if `random` is given.
+// What is looked up of a block's levels: where there are few, the factors, too, that
+// make thresholds of distances.
 template <bool kFew>
-inline __attribute__((always_inline)) void CodeGroup(const float* x, const float* table,
-                                                     int64_t count,
-                                                     const uint32_t* random,
-                                                     int32_t* codes) {
-  F value[kParts];
-  I k[kParts];
-  LoadGroup(x, value);
-  for (int part = 0; part < kParts; ++part) k[part] = SetInts(0);
-  for (int64_t inner = 1; inner < count - 1; ++inner) {
-    const F level = Set(table[inner]);
-    EachPart([&](auto part) {
-      k[part.kPart] = AddAtMost(k[part.kPart], level, value[part.kPart]);
-    });
-  }
-  EachPart([&](auto part) {
-    constexpr int kPart = part.kPart, kFirst = kPart * kWidth;
-    if (random != nullptr) {
-      const F low = LookUp<kFew>(table, k[kPart]);
-      const F high = LookUp<kFew>(table + 1, k[kPart]);
-      k[kPart] = AddLess(k[kPart], Mul(Uniforms(random + kFirst), Sub(high, low)),
-                         Sub(value[kPart], low));
+class TableToRoundTo {
+ public:
+  void Take(const float* levels, int64_t count) {
+    levels_ = TableOf<kFew>(levels, count, few_);
+    count_ = count;
+    by_need_ = kFew;
+    for (int64_t k = 0; kFew && k < count - 1; ++k) {
+      const float width = levels[k + 1] - levels[k];
+      by_need_ = by_need_ && (width == 0 || IsOrdinary(width));
+      // Where levels are equal, what is above them goes up.
+      factors_[k] = width == 0 ? __builtin_inff() : 0x1p16f / width;
     }
-    StoreInts(codes + kFirst, k[kPart]);
-  });
-}
+  }
+  bool by_need() const { return by_need_; }
+
+  // The number k of inner levels that are at most x, and what x is above level k.
+  inline __attribute__((always_inline)) void Find(const F (&x)[4], I (&k)[4],
+                                                  F (&distance)[4]) const {
+    for (I& part : k) part = SetInts(0);
+    for (int64_t inner = 1; inner < count_ - 1; ++inner) {
+      const F level = Set(levels_[inner]);
+      for (int i = 0; i < 4; ++i) k[i] = AddAtMost(k[i], level, x[i]);
+    }
+    for (int i = 0; i < 4; ++i) distance[i] = Sub(x[i], LookUp<kFew>(levels_, k[i]));
+  }
+  F Width(I k) const {
+    return Sub(LookUp<kFew>(levels_ + 1, k), LookUp<kFew>(levels_, k));
+  }
+  F Factor(I k) const { return LookUp<kFew>(factors_, k); }
+
+ private:
+  const float* levels_;
+  int64_t count_;
+  bool by_need_;
+  // Sixteen can be read from the second level on, too.
+  float few_[kFewLevels + 1] = {}, factors_[kFewLevels] = {};
+};
 
 // Returns the number of words of a tile that consists of whole words and whole groups.
 inline int64_t GroupTile(const Digits& digits) {
@@ -65,42 +78,116 @@ inline int64_t GroupTile(const Digits& digits) {
 }
 
 template <bool kFew>
-void PackTiles(const PackLevels& shared, const Digits& digits, int64_t begin,
-               int64_t end) {
-  // A copy, because a vector store may alias an object that others can see.
-  const PackLevels args = shared;
-  const int64_t tile = GroupTile(digits), elements = tile * digits.count();
-  const bool draws = args.stream != nullptr;
-  const RoundKeys keys(draws ? ToStream(args.stream) : RandomStream{});
-  constexpr int64_t kDrawn = kRandomGroups * kGroup;
-  uint32_t random[kTile + kDrawn] = {};
-  int32_t codes[kTile + kSlack];
-  float few[kFewLevels + 1] = {};  // Sixteen can be read from the second level on, too.
-  CutReader<kGroup> x(args.x, args.size);
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t first = unit * elements;
-    const int64_t last = Smaller(args.size, first + elements);
-    for (int64_t at = first; at < last; at += kDrawn) {
-      if (draws) {
-        RandomWords<kRandomGroups>(keys, static_cast<uint64_t>(at) / 4,
-                                   random + (at - first));
-      }
-      // The memory is read while the random words are computed.
-      for (int64_t line = 0; line < kDrawn; line += 16) x.Prefetch(at + line);
-    }
-    EachBlockOf(args.row_splits, args.num_blocks, first, last,
+class LevelTiles {
+ public:
+  LevelTiles(const PackLevels& args, const Digits& digits)
+      : args_(args),
+        digits_(digits),
+        stream_(args.stream == nullptr ? RandomStream{} : ToStream(args.stream)),
+        keys_(stream_),
+        x_(args.x, args.size),
+        undecided_(stream_) {}
+
+  void Pack(int64_t tile) {
+    const int64_t words = GroupTile(digits_), elements = words * digits_.count();
+    const int64_t first = tile * elements;
+    const int64_t last = Smaller(args_.size, first + elements);
+    if (args_.stream != nullptr) DrawUpper(keys_, stream_, first, last, upper_);
+    EachBlockOf(args_.row_splits, args_.num_blocks, first, last,
                 [&](int64_t block, int64_t from, int64_t to) {
-                  const float* levels = args.levels + block * args.count;
-                  const float* table = TableOf<kFew>(levels, args.count, few);
-                  for (int64_t at = from; at < to; at += kGroup) {
-                    const float* p = x.At(at, Smaller(kGroup, args.size - at));
-                    CodeGroup<kFew>(p, table, args.count,
-                                    draws ? random + (at - first) : nullptr,
-                                    codes + (at - first));
+                  table_.Take(args_.levels + block * args_.count, args_.count);
+                  for (int64_t at = from; at < to; at += kDecided) {
+                    CodeGroup(first, at - first, Smaller(kDecided, to - at));
                   }
                 });
-    digits.Pack(codes, last - first, kTile + kSlack, args.words + unit * tile);
+    undecided_.Decide(keys_, first, upper_,
+                      [this](const Undecided& one) { ++codes_[one.place]; });
+    digits_.Pack(codes_, last - first, kTile + kSlack, args_.words + tile * words);
   }
+
+ private:
+  // Writes the codes of a group, of which `count` elements are in the block.
+  void CodeGroup(int64_t first, int64_t place, int64_t count) {
+    const int64_t at = first + place;
+    // Those of the next tiles, while the memory has time.
+    for (int64_t line = 0; line < kDecided; line += 16) x_.Prefetch(at + kTile + line);
+    const float* p = x_.At(at, Smaller(kDecided, args_.size - at));
+    F x[4], distance[4];
+    I k[4];
+    for (int i = 0; i < 4; ++i) x[i] = Load(p + i * kWidth);
+    table_.Find(x, k, distance);
+    uint64_t up = 0;
+    if (args_.stream != nullptr) {
+      up = table_.by_need() ? UpByNeed(place, count, k, distance)
+                            : UpAnyhow(first, place, k, distance);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(up >> (i * kWidth));
+      StoreInts(codes_ + place + i * kWidth, AddBits<0>(k[i], bits));
+    }
+  }
+
+  // Which go up. Those that the upper bits do not decide do not yet.
+  inline __attribute__((always_inline)) uint64_t UpByNeed(int64_t place, int64_t count,
+                                                          const I (&k)[4],
+                                                          const F (&distance)[4]) {
+    F thresholds[4];
+    for (int i = 0; i < 4; ++i) {
+      // Beyond the last level all go up.
+      thresholds[i] = Min(Set(0x1p16f), Mul(distance[i], table_.Factor(k[i])));
+    }
+    uint64_t undecided;
+    const uint64_t up = KeptBits(Decide(thresholds, upper_ + place, &undecided));
+    undecided &= LowBits64(count);
+    if (undecided != 0) {
+      float distances[kDecided], widths[kDecided];
+      for (int i = 0; i < 4; ++i) {
+        Store(distances + i * kWidth, distance[i]);
+        Store(widths + i * kWidth, table_.Width(k[i]));
+      }
+      undecided_.Add(undecided, [&](int i) {
+        return Undecided{static_cast<int32_t>(place + i), widths[i], distances[i], 0};
+      });
+    }
+    return up;
+  }
+
+  uint64_t UpAnyhow(int64_t first, int64_t place, const I (&k)[4],
+                    const F (&distance)[4]) {
+    if (lower_of_ != first) {
+      for (int64_t i = 0; i < kTile; i += kDrawn / 2) {
+        RandomWords<kDrawnGroups>(keys_, stream_.LowerBlock(first + i), lower_ + i / 2);
+      }
+      lower_of_ = first;
+    }
+    const uint16_t* lower = reinterpret_cast<const uint16_t*>(lower_) + place;
+    uint64_t up = 0;
+    for (int i = 0; i < 4; ++i) {
+      const F uniform = Uniforms(upper_ + place + i * kWidth, lower + i * kWidth);
+      const F threshold = Mul(uniform, table_.Width(k[i]));
+      up |= uint64_t{LessBits(threshold, distance[i])} << (i * kWidth);
+    }
+    return up;
+  }
+
+  const PackLevels args_;
+  const Digits& digits_;
+  const RandomStream stream_;
+  const RoundKeys keys_;
+  CutReader<kDecided> x_;
+  TableToRoundTo<kFew> table_;
+  UndecidedOfTile<kTile> undecided_;
+  int64_t lower_of_ = -1;  // The first element of the tile whose lower bits are these.
+  uint32_t lower_[kTile / 2 + kDecided];
+  uint8_t upper_[kTile + kDrawn];
+  int32_t codes_[kTile + kDecided];
+};
+
+template <bool kFew>
+void PackTiles(const PackLevels& args, const Digits& digits, int64_t begin,
+               int64_t end) {
+  LevelTiles<kFew> tiles(args, digits);
+  for (int64_t tile = begin; tile < end; ++tile) tiles.Pack(tile);
 }
 
 void Kernel(const Parallel& parallel, const PackLevels& args) {

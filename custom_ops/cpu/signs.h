@@ -1,24 +1,15 @@
-// Signs of one bit, scaled signs, and signs kept at random.
-
-// The lowest bits of the random words of a group.
-inline __attribute__((noinline)) uint32_t Coins(RandomStream stream, int64_t begin) {
-  uint32_t words[kGroup];
-  RandomWords<1>(RoundKeys(stream), static_cast<uint64_t>(begin) / 4, words);
-  uint32_t coins = 0;
-  for (int i = 0; i < kGroup; ++i) coins |= (words[i] & 1) << i;
-  return coins;
-}
+// Signs of one bit and scaled signs.
 
 // The word of the signs of a group.
-inline uint32_t SignWord(const F (&x)[kParts], const uint64_t* stream, int64_t begin) {
+inline uint32_t SignWord(const F (&x)[kParts], CoinReader* coins, int64_t begin) {
   uint32_t minus = 0, zero = 0;
   for (int part = 0; part < kParts; ++part) {
     minus |= MinusBits(x[part]) << (part * kWidth);
     zero |= ZeroBits(x[part]) << (part * kWidth);
   }
-  if (stream == nullptr) return ~minus | zero;
+  if (coins == nullptr) return ~minus | zero;
   if (zero == 0) return ~minus;
-  return (~minus & ~zero) | (Coins(ToStream(stream), begin) & zero);
+  return (~minus & ~zero) | (coins->At(begin) & zero);
 }
 
 inline __attribute__((always_inline)) void LoadGroup(const float* p,
@@ -45,13 +36,14 @@ void Kernel(const Parallel& parallel, const PackSigns& args) {
   For(parallel, CeilDiv(args.size, kGroup), 4 * kGroup,
       [&](int64_t begin, int64_t end) {
         CutReader<kGroup> x(args.x, args.size);
+        CoinReader reader(args.stream), *coins = args.stream ? &reader : nullptr;
         int64_t nonfinite = 0;
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
           F group[kParts];
           LoadGroup(x.At(at, count), group);
           nonfinite += CountNonfinite(group);
-          args.words[word] = SignWord(group, args.stream, at) & LowBits(count);
+          args.words[word] = SignWord(group, coins, at) & LowBits(count);
         }
         AddCount(args.nonfinite, nonfinite);
       });
@@ -66,6 +58,7 @@ void Kernel(const Parallel& parallel, const PackMomentumSigns& args) {
         CutReader<kGroup> x(args.x, args.size);
         GroupReader momentum;
         GroupWriter new_momentum(args.new_momentum, args.size);
+        CoinReader reader(args.stream), *coins = args.stream ? &reader : nullptr;
         int64_t nonfinite = 0;
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
@@ -77,8 +70,8 @@ void Kernel(const Parallel& parallel, const PackMomentumSigns& args) {
           }
           new_momentum.Put(at, m);
           nonfinite += CountNonfinite(m);
-          args.words[word] =
-              SignWord(warming_up ? g : m, args.stream, at) & LowBits(count);
+          const F(&signs)[kParts] = warming_up ? g : m;
+          args.words[word] = SignWord(signs, coins, at) & LowBits(count);
         }
         AddCount(args.nonfinite, nonfinite);
       });
@@ -130,53 +123,6 @@ void Kernel(const Parallel& parallel, const MeanOfSigns& args) {
           F mean[kParts];
           signs.At(word, scale.At(at, count), mean);
           values.Put(at, mean);
-        }
-      });
-}
-
-// Groups that draw random words together; a tile is a multiple of them.
-constexpr int kRandomGroups = 4;
-
-void Kernel(const Parallel& parallel, const PackTernary& args) {
-  const RoundKeys keys(ToStream(args.stream));
-  For(parallel, CeilDiv(args.size, kTernaryTile), 4 * kTernaryTile,
-      [&](int64_t begin, int64_t end) {
-        Spread limit(args.limit, 1, args.row_splits, args.num_blocks);
-        Spread scale(args.scale, 1, args.row_splits, args.num_blocks);
-        CutReader<kGroup> x(args.x, args.size);
-        uint32_t random[kTernaryTile];
-        uint32_t plus[kTernaryTile / 32 + 1] = {}, minus[kTernaryTile / 32 + 1] = {};
-        for (int64_t tile = begin; tile < end; ++tile) {
-          const int64_t first = tile * kTernaryTile;
-          const int64_t last = Smaller(args.size, first + kTernaryTile);
-          for (int64_t at = first; at < last; at += kRandomGroups * kGroup) {
-            RandomWords<kRandomGroups>(keys, static_cast<uint64_t>(at) / 4,
-                                       random + (at - first));
-            // Meanwhile the memory has time.
-            for (int64_t line = 0; line < kRandomGroups * kGroup; line += 16) {
-              x.Prefetch(at + line);
-            }
-          }
-          for (int64_t at = first; at < last; at += kGroup) {
-            const int64_t count = Smaller(kGroup, last - at);
-            const float* p = x.At(at, count);
-            const float* most = limit.At(at, count);
-            const float* s = scale.At(at, count);
-            const uint32_t* words = random + (at - first);
-            uint32_t kept = 0, negative = 0;
-            EachPart([&](auto part) {
-              constexpr int kFirst = part.kPart * kWidth;
-              const F value = Load(p + kFirst);
-              const F threshold = Mul(Uniforms(words + kFirst), Load(s + kFirst));
-              const F magnitude = Min(Load(most + kFirst), Abs(value));
-              kept |= LessBits(threshold, magnitude) << kFirst;
-              negative |= MinusBits(value) << kFirst;
-            });
-            plus[(at - first) / kGroup] = kept & ~negative;
-            minus[(at - first) / kGroup] = kept & negative;
-          }
-          PackTernaryTile(plus, minus, last - first,
-                          args.words + first / kTernaryDigits);
         }
       });
 }

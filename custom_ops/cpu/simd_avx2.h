@@ -162,8 +162,7 @@ inline void StorePairs(float* p, D low, D high) {
 // The keys of Philox' rounds, which all blocks share.
 struct RoundKeys {
   explicit RoundKeys(RandomStream stream)
-      : start(stream.first),
-        high(_mm256_set1_epi64x(static_cast<int64_t>(stream.high))) {
+      : high(_mm256_set1_epi64x(static_cast<int64_t>(stream.high))) {
     uint32_t k0 = static_cast<uint32_t>(stream.key);
     uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
     for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -173,21 +172,18 @@ struct RoundKeys {
       k1 += kPhiloxW1;
     }
   }
-  uint64_t start;  // The number of the stream's first block.
   __m256i high, first[kPhiloxRounds], second[kPhiloxRounds];
 };
 
 // Four blocks of Philox a chain, a block in each 64-bit lane; only the low halves of
 // lanes count, as multiplication reads no other. Chains hide each other's latency.
 template <int Chains>
-inline void PhiloxChains(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+inline void PhiloxChains(const RoundKeys& keys, const __m256i (&blocks)[Chains],
+                         uint32_t* words) {
   const __m256i m0 = _mm256_set1_epi64x(kPhiloxM0), m1 = _mm256_set1_epi64x(kPhiloxM1);
-  const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
   __m256i c0[Chains], c1[Chains], c2[Chains], c3[Chains];
   for (int i = 0; i < Chains; ++i) {
-    const __m256i first =
-        _mm256_set1_epi64x(static_cast<int64_t>(keys.start + block + 4 * i));
-    c0[i] = _mm256_add_epi64(first, lanes);
+    c0[i] = blocks[i];
     c1[i] = _mm256_srli_epi64(c0[i], 32);
     c2[i] = keys.high;
     c3[i] = _mm256_srli_epi64(keys.high, 32);
@@ -206,23 +202,107 @@ inline void PhiloxChains(const RoundKeys& keys, uint64_t block, uint32_t* words)
   for (int i = 0; i < Chains; ++i) {
     const __m256i c01 = _mm256_blend_epi32(c0[i], _mm256_slli_epi64(c1[i], 32), 0xAA);
     const __m256i c23 = _mm256_blend_epi32(c2[i], _mm256_slli_epi64(c3[i], 32), 0xAA);
-    const __m256i blocks02 = _mm256_unpacklo_epi64(c01, c23);
-    const __m256i blocks13 = _mm256_unpackhi_epi64(c01, c23);
     __m256i* out = reinterpret_cast<__m256i*>(words) + 2 * i;
-    _mm256_storeu_si256(out, _mm256_permute2x128_si256(blocks02, blocks13, 0x20));
-    _mm256_storeu_si256(out + 1, _mm256_permute2x128_si256(blocks02, blocks13, 0x31));
+    _mm256_storeu_si256(out, _mm256_unpacklo_epi64(c01, c23));
+    _mm256_storeu_si256(out + 1, _mm256_unpackhi_epi64(c01, c23));
   }
 }
 
 template <int Groups>
 inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
-  constexpr int kTogether = Groups < 2 ? Groups : 2;
-  for (int g = 0; g < Groups; g += kTogether) {
-    PhiloxChains<2 * kTogether>(keys, block + 8 * g, words + 32 * g);
+  // So that they come out in order.
+  const __m256i lanes = _mm256_setr_epi64x(0, 2, 1, 3);
+  constexpr int kTogether = Groups < 2 ? 2 : 4;
+  for (int chain = 0; chain < 2 * Groups; chain += kTogether) {
+    __m256i blocks[kTogether];
+    for (int i = 0; i < kTogether; ++i) {
+      const uint64_t first = block + 4 * (chain + i);
+      blocks[i] =
+          _mm256_add_epi64(_mm256_set1_epi64x(static_cast<int64_t>(first)), lanes);
+    }
+    PhiloxChains<kTogether>(keys, blocks, words + 16 * chain);
   }
 }
 
-inline F Uniforms(const uint32_t* words) {
-  const I bits = LoadInts(reinterpret_cast<const int32_t*>(words));
-  return Mul(ToFloats(_mm256_srli_epi32(bits, 8)), Set(1.0f / (1 << 24)));
+inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
+                          uint32_t* words) {
+  const auto four = [&](int i) {
+    return _mm256_permute4x64_epi64(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(blocks + i)), 0xD8);
+  };
+  PhiloxChains<2>(keys, {four(0), four(4)}, words);
+}
+
+inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
+  const I high =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper)));
+  const I low =
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(lower)));
+  return Mul(ToFloats(Or(_mm256_slli_epi32(high, 16), low)), Set(1.0f / (1 << 24)));
+}
+
+using Kept = __m256i;  // Bytes of ones.
+inline uint64_t KeptBits(Kept kept) {
+  return static_cast<uint32_t>(_mm256_movemask_epi8(kept));
+}
+
+// What packing twice has left in the order of its 128-bit halves.
+inline __m256i InOrder(__m256i packed) {
+  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
+                   uint64_t* undecided) {
+  const auto pack = [&](int i) {
+    return _mm256_packus_epi32(_mm256_cvtps_epi32(thresholds[i]),
+                               _mm256_cvtps_epi32(thresholds[i + 1]));
+  };
+  const auto bytes = [](__m256i a, __m256i b) {
+    return InOrder(
+        _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+  };
+  const __m256i one = _mm256_set1_epi16(1), a = pack(0), b = pack(2);
+  const __m256i low = bytes(_mm256_subs_epu16(a, one), _mm256_subs_epu16(b, one));
+  const __m256i high = bytes(a, b);
+  const __m256i drawn = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(upper));
+  const __m256i larger = _mm256_max_epu8(drawn, low);
+  const __m256i between = _mm256_cmpeq_epi8(_mm256_min_epu8(larger, high), drawn);
+  *undecided = static_cast<uint32_t>(_mm256_movemask_epi8(between));
+  return _mm256_xor_si256(_mm256_cmpeq_epi8(larger, drawn), _mm256_set1_epi8(-1));
+}
+
+inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {
+  const auto pack = [&](int i) {
+    return _mm256_packs_epi32(_mm256_castps_si256(x[i]), _mm256_castps_si256(x[i + 1]));
+  };
+  const __m256i one = _mm256_set1_epi8(1);
+  const __m256i signs =
+      _mm256_or_si256(InOrder(_mm256_packs_epi16(pack(0), pack(2))), one);
+  const __m256i codes =
+      _mm256_add_epi8(one, _mm256_sign_epi8(_mm256_and_si256(kept, one), signs));
+  const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x0301));
+  const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00090001));
+  const __m128i eight = _mm_packs_epi32(_mm256_castsi256_si128(fours),
+                                        _mm256_extracti128_si256(fours, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(quads), _mm_packus_epi16(eight, eight));
+}
+
+inline void PackQuads(const uint8_t* quads, uint32_t* words) {
+  // Two words' bytes to each 128 bits, and five of each to 64.
+  const __m256i fives = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1));
+  for (int i = 0; i < 2; ++i, quads += 20, words += 4) {
+    const __m256i bytes = _mm256_shuffle_epi8(
+        _mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(quads + 10),
+                            reinterpret_cast<const __m128i*>(quads)),
+        fives);
+    const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x5101));
+    const __m256i fours =
+        _mm256_madd_epi16(pairs, _mm256_set1_epi64x(0x0000'0001'19A1'0001));
+    const __m256i last =
+        _mm256_mul_epu32(_mm256_srli_epi64(fours, 32), _mm256_set1_epi64x(43046721));
+    const __m256i sum = _mm256_permutevar8x32_epi32(
+        _mm256_add_epi32(fours, last), _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(words), _mm256_castsi256_si128(sum));
+  }
 }

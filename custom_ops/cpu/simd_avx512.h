@@ -136,8 +136,7 @@ inline void StorePairs(float* p, D low, D high) {
 // As in simd_avx2.h, eight blocks at a time.
 struct RoundKeys {
   explicit RoundKeys(RandomStream stream)
-      : start(stream.first),
-        high(_mm512_set1_epi64(static_cast<int64_t>(stream.high))) {
+      : high(_mm512_set1_epi64(static_cast<int64_t>(stream.high))) {
     uint32_t k0 = static_cast<uint32_t>(stream.key);
     uint32_t k1 = static_cast<uint32_t>(stream.key >> 32);
     for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -147,20 +146,17 @@ struct RoundKeys {
       k1 += kPhiloxW1;
     }
   }
-  uint64_t start;  // The number of the stream's first block.
   __m512i high, first[kPhiloxRounds], second[kPhiloxRounds];
 };
 
 template <int Groups>
-inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+inline void PhiloxGroups(const RoundKeys& keys, const __m512i (&blocks)[Groups],
+                         uint32_t* words) {
   const __m512i m0 = _mm512_set1_epi64(kPhiloxM0), m1 = _mm512_set1_epi64(kPhiloxM1);
-  const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
   constexpr int kXor3 = 0x96;
   __m512i c0[Groups], c1[Groups], c2[Groups], c3[Groups];
   for (int g = 0; g < Groups; ++g) {
-    const __m512i first =
-        _mm512_set1_epi64(static_cast<int64_t>(keys.start + block + 8 * g));
-    c0[g] = _mm512_add_epi64(first, lanes);
+    c0[g] = blocks[g];
     c1[g] = _mm512_srli_epi64(c0[g], 32);
     c2[g] = keys.high;
     c3[g] = _mm512_srli_epi64(keys.high, 32);
@@ -176,19 +172,92 @@ inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) 
       c3[g] = p0;
     }
   }
-  const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-  const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
   for (int g = 0; g < Groups; ++g, words += 32) {
     const __m512i c01 =
         _mm512_mask_blend_epi32(0xAAAA, c0[g], _mm512_slli_epi64(c1[g], 32));
     const __m512i c23 =
         _mm512_mask_blend_epi32(0xAAAA, c2[g], _mm512_slli_epi64(c3[g], 32));
-    _mm512_storeu_si512(words, _mm512_permutex2var_epi64(c01, low, c23));
-    _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64(c01, high, c23));
+    _mm512_storeu_si512(words, _mm512_unpacklo_epi64(c01, c23));
+    _mm512_storeu_si512(words + 16, _mm512_unpackhi_epi64(c01, c23));
   }
 }
 
-inline F Uniforms(const uint32_t* words) {
-  const I bits = _mm512_loadu_si512(words);
-  return Mul(ToFloats(_mm512_srli_epi32(bits, 8)), Set(1.0f / (1 << 24)));
+template <int Groups>
+inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
+  // So that they come out in order.
+  const __m512i lanes = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  __m512i blocks[Groups];
+  for (int g = 0; g < Groups; ++g) {
+    const __m512i first = _mm512_set1_epi64(static_cast<int64_t>(block + 8 * g));
+    blocks[g] = _mm512_add_epi64(first, lanes);
+  }
+  PhiloxGroups<Groups>(keys, blocks, words);
+}
+
+inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
+                          uint32_t* words) {
+  const __m512i lanes = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  PhiloxGroups<1>(keys, {_mm512_permutexvar_epi64(lanes, _mm512_loadu_si512(blocks))},
+                  words);
+}
+
+inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
+  const I high =
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
+  const I low = _mm512_cvtepu16_epi32(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lower)));
+  return Mul(ToFloats(Or(_mm512_slli_epi32(high, 16), low)), Set(1.0f / (1 << 24)));
+}
+
+using Kept = __mmask64;
+inline uint64_t KeptBits(Kept kept) { return kept; }
+
+inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
+                   uint64_t* undecided) {
+  const auto pack = [&](int i) {
+    return _mm512_packus_epi32(_mm512_cvtps_epi32(thresholds[i]),
+                               _mm512_cvtps_epi32(thresholds[i + 1]));
+  };
+  const auto bytes = [](__m512i a, __m512i b) {
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(
+        order, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+  };
+  const __m512i one = _mm512_set1_epi16(1), a = pack(0), b = pack(2);
+  const __m512i low = bytes(_mm512_subs_epu16(a, one), _mm512_subs_epu16(b, one));
+  const __m512i high = bytes(a, b), drawn = _mm512_loadu_si512(upper);
+  const __mmask64 above = _mm512_cmpge_epu8_mask(drawn, low);
+  *undecided = _mm512_mask_cmple_epu8_mask(above, drawn, high);
+  return ~above;
+}
+
+inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {
+  uint64_t negative = 0;
+  for (int i = 0; i < 4; ++i) negative |= uint64_t{MinusBits(x[i])} << (16 * i);
+  const __m512i one = _mm512_set1_epi8(1), two = _mm512_set1_epi8(2);
+  const __m512i codes = _mm512_maskz_mov_epi8(
+      ~(kept & negative), _mm512_mask_mov_epi8(one, kept & ~negative, two));
+  const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x0301));
+  const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00090001));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(quads), _mm512_cvtepi32_epi8(fours));
+}
+
+inline void PackQuads(const uint8_t* quads, uint32_t* words) {
+  // Two words' bytes to each 128 bits, and five of each to 64.
+  const __m512i apart = _mm512_setr_epi32(
+      0x00010000, 0x00030002, 0x00050004, 0x00070006, 0x00060005, 0x00080007,
+      0x000A0009, 0x000C000B, 0x000B000A, 0x000D000C, 0x000F000E, 0x00110010,
+      0x0010000F, 0x00120011, 0x00140013, 0x00160015);
+  const __m512i fives = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, 1, 2, 3, 4, -1, -1, -1, 5, 6, 7, 8, 9, -1, -1, -1));
+  const __m512i bytes = _mm512_shuffle_epi8(
+      _mm512_permutexvar_epi16(apart, _mm512_loadu_si512(quads)), fives);
+  const __m512i pairs = _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x5101));
+  const __m512i fours =
+      _mm512_madd_epi16(pairs, _mm512_set1_epi64(0x0000'0001'19A1'0001));
+  const __m512i last =
+      _mm512_mul_epu32(_mm512_srli_epi64(fours, 32), _mm512_set1_epi64(43046721));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(words),
+                      _mm512_cvtepi64_epi32(_mm512_add_epi32(fours, last)));
 }

@@ -158,14 +158,68 @@ struct RoundKeys {
   RandomStream stream;
 };
 
-// The words of the stream's Philox blocks [block, block + 8 * Groups).
+// The words of the Philox blocks [block, block + 8 * Groups).
 template <int Groups>
 inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
   for (int i = 0; i < 8 * Groups; ++i) Philox(keys.stream, block + i, words + 4 * i);
 }
 
-// As Uniform() of each word.
-inline F Uniforms(const uint32_t* words) {
-  const I bits = (I)(LoadAs<U>(words) >> 8);
-  return ToFloats(bits) * (1.0f / (1 << 24));
+// Those of these blocks.
+inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
+                          uint32_t* words) {
+  for (int i = 0; i < 8; ++i) Philox(keys.stream, blocks[i], words + 4 * i);
+}
+
+// As Uniform() of each.
+inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
+  F uniform;
+  for (int i = 0; i < kWidth; ++i) uniform[i] = Uniform(upper[i], lower[i]);
+  return uniform;
+}
+
+// Which of 4 * kWidth elements are kept.
+using Kept = uint64_t;
+// One bit an element.
+inline uint64_t KeptBits(Kept kept) { return kept; }
+
+// An element is kept where its uniform number is below its threshold, which is given
+// times 2^16 and may be wrong by 1 / 32. Returns which are, as far as that can be said
+// by the upper bits; *undecided has a bit for each of the others. A threshold that is
+// not positive, NaN or at least 2^31 counts as 0.
+inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
+                   uint64_t* undecided) {
+  Kept kept = 0;
+  *undecided = 0;
+  for (int i = 0; i < 4 * kWidth; ++i) {
+    const float t = thresholds[i / kWidth][i % kWidth];
+    // The nearest integer is less than 1 away.
+    int32_t nearest = t > 0 && t < 2147483648.0f ? static_cast<int32_t>(t + 0.5f) : 0;
+    nearest = nearest < 65535 ? nearest : 65535;
+    const int32_t low = (nearest > 0 ? nearest - 1 : 0) >> 8, high = nearest >> 8;
+    kept |= Kept{upper[i] < low} << i;
+    *undecided |= uint64_t{upper[i] >= low && upper[i] <= high} << i;
+  }
+  return kept;
+}
+
+// Writes kWidth numbers: the codes of four elements as digits of base 3. A code is
+// that of the sign where an element is kept, 1 elsewhere.
+inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {
+  for (int i = 0; i < 4; ++i, kept >>= kWidth) {
+    const uint32_t minus = MinusBits(x[i]);
+    uint32_t quad = 0;
+    for (int j = 3; j >= 0; --j) {
+      quad = 3 * quad + 1 + (kept >> j & 1) - 2 * ((kept & minus) >> j & 1);
+    }
+    quads[i] = static_cast<uint8_t>(quad);
+  }
+}
+
+// Packs eight words. Reads 64 bytes, of which 40 count.
+inline void PackQuads(const uint8_t* quads, uint32_t* words) {
+  for (int w = 0; w < 8; ++w, quads += 5) {
+    uint32_t word = 0;
+    for (int i = 4; i >= 0; --i) word = 81 * word + quads[i];
+    words[w] = word;
+  }
 }

@@ -56,6 +56,7 @@ void VoteBySlices(const Parallel& parallel, const MajorityVote& args) {
   For(parallel, CeilDiv(stride, kTileWords), 4 * kTileWords * (args.num_workers + 1),
       [&](int64_t begin, int64_t end) {
         int32_t plus[kTileWords + kWidth] = {}, tied[kTileWords + kWidth] = {};
+        CoinReader reader(args.stream);
         for (int64_t tile = begin; tile < end; ++tile) {
           const int64_t first = tile * kTileWords;
           const int64_t words = Smaller(kTileWords, stride - first);
@@ -67,7 +68,7 @@ void VoteBySlices(const Parallel& parallel, const MajorityVote& args) {
           }
           for (int64_t w = 0; w < words; ++w) {
             if (args.stream != nullptr && tied[w] != 0) {
-              const uint32_t coins = Coins(ToStream(args.stream), (first + w) * kGroup);
+              const uint32_t coins = reader.At((first + w) * kGroup);
               plus[w] |= tied[w] & static_cast<int32_t>(coins);
               tied[w] = 0;
             }
@@ -89,7 +90,7 @@ void VoteBySlices(const Parallel& parallel, const MajorityVote& args) {
 
 // Turns the sums of a group's codes into the codes of its votes.
 void VoteOfGroup(const MajorityVote& args, int32_t step, int64_t begin, int64_t count,
-                 int32_t* codes) {
+                 CoinReader* reader, int32_t* codes) {
   const int32_t num_workers = static_cast<int32_t>(args.num_workers);
   const int32_t quorum = args.reply_base == 3 ? static_cast<int32_t>(args.quorum) : 0;
   int32_t net[kGroup], coins[kGroup] = {};
@@ -99,7 +100,7 @@ void VoteOfGroup(const MajorityVote& args, int32_t step, int64_t begin, int64_t 
     tied |= net[i] == 0;
   }
   if (tied && args.stream != nullptr) {
-    const uint32_t bits = Coins(ToStream(args.stream), begin);
+    const uint32_t bits = reader->At(begin);
     for (int i = 0; i < kGroup; ++i) coins[i] = (bits >> i & 1) ? 1 : -1;
   }
   for (int i = 0; i < count; ++i) {
@@ -112,21 +113,25 @@ void VoteOfGroup(const MajorityVote& args, int32_t step, int64_t begin, int64_t 
 
 void VoteByCodes(const Parallel& parallel, const MajorityVote& args) {
   const Digits in(args.base), out(args.reply_base);
-  const SumTile tile(in, out);
+  // Groups as well as words of either base.
+  constexpr int64_t kVotes = 1920;
+  const int64_t words_in = kVotes / in.count(), words_out = kVotes / out.count();
   const int64_t words = WordsFor(args.size, args.base);
   const int32_t step = args.base == 2 ? 2 : 1;
-  For(parallel, CeilDiv(args.size, tile.elements), 8 * tile.elements,
+  For(parallel, CeilDiv(args.size, kVotes), 8 * kVotes,
       [&](int64_t begin, int64_t end) {
+        CoinReader reader(args.stream);
         int32_t codes[kTile + kSlack];
         for (int64_t unit = begin; unit < end; ++unit) {
-          const int64_t first = unit * tile.elements, word = unit * tile.words_in;
-          const int64_t count = Smaller(tile.elements, args.size - first);
+          const int64_t first = unit * kVotes, word = unit * words_in;
+          const int64_t count = Smaller(kVotes, args.size - first);
           in.Sum(args.words + word, args.num_workers, words,
-                 Smaller(tile.words_in, words - word), codes);
+                 Smaller(words_in, words - word), codes);
           for (int64_t j = 0; j < count; j += kGroup) {
-            VoteOfGroup(args, step, first + j, Smaller(kGroup, count - j), codes + j);
+            VoteOfGroup(args, step, first + j, Smaller(kGroup, count - j), &reader,
+                        codes + j);
           }
-          out.Pack(codes, count, kTile + kSlack, args.votes + unit * tile.words_out);
+          out.Pack(codes, count, kTile + kSlack, args.votes + unit * words_out);
         }
       });
 }

@@ -88,55 +88,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Tiles of a word a lane. The word's elements are five blocks of Philox, and in shared
-// memory five float4 that no bank serves twice in a quarter of a warp.
-constexpr int kQuads = tfgradcomp_format::kTernaryDigits / 4;
-constexpr int kTernaryTile = kWarp * tfgradcomp_format::kTernaryDigits;
-
-__global__ void __launch_bounds__(kThreads) PackTernaryKernel(PackTernary args) {
-  __shared__ float4 tiles[kWarpsPerBlock][kTernaryTile / 4];
-  float4* quads = tiles[WarpInBlock()];
-  float* tile = &quads->x;
-  const RandomStream stream = ReadStream(args.stream);
-  for (int64_t t = FirstTile(); t * kTernaryTile < args.size; t += TileStride()) {
-    const int64_t begin = t * kTernaryTile;
-    const int count = CountOfTile(args.size, begin, kTernaryTile);
-    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
-#pragma unroll
-    for (int e = Lane(); e < kTernaryTile; e += kWarp) {
-      tile[e] = e < count ? args.x.whole[begin + e] : 0;
-    }
-    __syncwarp();
-    float limit = args.limit[blocks.first], scale = args.scale[blocks.first];
-    const int word_begin = Lane() * kQuads * 4;
-    uint32_t word = 0;
-    for (int quad = kQuads - 1; quad >= 0; --quad) {
-      const int e = word_begin + quad * 4;
-      if (e >= count) continue;
-      const float4 loaded = quads[e / 4];
-      const float x[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-      uint32_t random[4];
-      tfgradcomp_format::Philox(stream, static_cast<uint64_t>(begin + e) / 4, random);
-#pragma unroll
-      for (int i = 3; i >= 0; --i) {
-        if (e + i >= count) continue;
-        if (blocks.first != blocks.last) {
-          const int64_t block = blocks.Of(begin + e + i);
-          limit = args.limit[block];
-          scale = args.scale[block];
-        }
-        const float magnitude = fabsf(x[i]);
-        const float clipped = limit < magnitude ? limit : magnitude;
-        const float uniform = tfgradcomp_format::Uniform(random[i]);
-        const bool kept = __fmul_rn(uniform, scale) < clipped;
-        word = word * 3 + (kept ? 2 - 2 * (BitsOf(x[i]) >> 31) : 1);
-      }
-    }
-    if (word_begin < count) args.words[begin / (kQuads * 4) + Lane()] = word;
-    __syncwarp();
-  }
-}
-
 }  // namespace
 
 const char* Run(const Gpu& gpu, const PackCodes& args) {
@@ -161,10 +112,6 @@ const char* Run(const Gpu& gpu, const SumLevels& args) {
   const Base base(args.base);
   return Launch(gpu, CeilDiv(args.size, base.TileElements()), SumLevelsKernel, args,
                 base, WordsFor(args.size, args.base));
-}
-
-const char* Run(const Gpu& gpu, const PackTernary& args) {
-  return Launch(gpu, CeilDiv(args.size, kTernaryTile), PackTernaryKernel, args);
 }
 
 }  // namespace tfgradcomp

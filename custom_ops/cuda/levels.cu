@@ -1,6 +1,7 @@
 // Levels of blocks: rounded to and averaged.
 
 #include "digits.h"
+#include "random.h"
 
 namespace tfgradcomp {
 namespace {
@@ -21,41 +22,52 @@ __device__ inline int64_t InnerLevelsUpTo(const float* levels, int64_t count, fl
   return low;
 }
 
+// The number k of inner levels that are at most x, and whether x goes up from there.
+struct LevelBelow {
+  __device__ LevelBelow(const PackLevels& args, int64_t block, float x) {
+    const float* levels = args.levels + block * args.count;
+    k = InnerLevelsUpTo(levels, args.count, x);
+    if (args.stream == nullptr) return;
+    goes_up = {__fsub_rn(levels[k + 1], levels[k]), __fsub_rn(x, levels[k])};
+  }
+  int64_t k;
+  Comparison goes_up;
+};
+
 __global__ void __launch_bounds__(kThreads)
     PackLevelsKernel(PackLevels args, Base base) {
   __shared__ uint32_t tiles[kWarpsPerBlock][kTilePlaces];
-  uint32_t* tile = tiles[WarpInBlock()];
+  __shared__ uint32_t uppers[kWarpsPerBlock][kTile / 4];
+  __shared__ Waiting waitings[kWarpsPerBlock];
+  uint32_t *tile = tiles[WarpInBlock()], *upper = uppers[WarpInBlock()];
+  Waiting& waiting = waitings[WarpInBlock()];
+  const bool draws = args.stream != nullptr;
+  const RandomStream stream = draws ? ReadStream(args.stream) : RandomStream{};
   const int step = base.TileElements();
   for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
     const int64_t begin = t * step;
     const int count = CountOfTile(args.size, begin, step);
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
-#pragma unroll 8
+    const auto decide = [&](int e) {
+      const int64_t j = begin + e;
+      const LevelBelow below(args, blocks.Of(j), args.x.whole[j]);
+      const float uniform = tfgradcomp_format::Uniform(stream, j);
+      tile[PlaceOf(e)] = static_cast<uint32_t>(below.k) + below.goes_up.Holds(uniform);
+    };
+    waiting.Clear();
+    if (draws) DrawUpper(stream, begin, count, upper);
+    __syncwarp();
+#pragma unroll 4
     for (int e = Lane(); e < count; e += kWarp) {
-      tile[PlaceOf(e)] = BitsOf(args.x.whole[begin + e]);
+      const LevelBelow below(args, blocks.Of(begin + e), args.x.whole[begin + e]);
+      bool up = false, undecided = false;
+      if (draws)
+        up = below.goes_up.Holds(upper[e / 4] >> (8 * (e % 4)) & 0xFF, &undecided);
+      tile[PlaceOf(e)] = static_cast<uint32_t>(below.k) + up;
+      if (undecided) waiting.Add(e, decide);
     }
     __syncwarp();
-    // Four at a time, as many as share a block of Philox; a tile begins with such four.
-    for (int e = 4 * Lane(); e < count; e += 4 * kWarp) {
-      uint32_t random[4] = {};
-      if (args.stream != nullptr) {
-        tfgradcomp_format::Philox(ReadStream(args.stream),
-                                  static_cast<uint64_t>(begin + e) / 4, random);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (e + i >= count) break;
-        uint32_t& place = tile[PlaceOf(e + i)];
-        const float x = __uint_as_float(place);
-        const float* levels = args.levels + blocks.Of(begin + e + i) * args.count;
-        const int64_t k = InnerLevelsUpTo(levels, args.count, x);
-        place = static_cast<uint32_t>(k);
-        if (args.stream == nullptr) continue;
-        const float width = __fsub_rn(levels[k + 1], levels[k]);
-        const float uniform = tfgradcomp_format::Uniform(random[i]);
-        place += __fmul_rn(uniform, width) < __fsub_rn(x, levels[k]);
-      }
-    }
+    waiting.DecideAll(decide);
     __syncwarp();
     PackTile(tile, count, base, args.words + begin / base.digits);
     __syncwarp();

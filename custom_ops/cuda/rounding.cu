@@ -13,9 +13,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t t = FirstTile(); t * kShared * kWarp < args.size; t += TileStride()) {
     const int64_t begin = kShared * (t * kWarp + Lane());
     if (begin >= args.size) continue;
+    const RandomStream stream = ReadStream(args.stream);
     uint32_t random[kShared];
-    tfgradcomp_format::Philox(ReadStream(args.stream),
-                              static_cast<uint64_t>(begin) / kShared, random);
+    tfgradcomp_format::Philox(stream, stream.WordBlock(begin), random);
     for (int i = 0; i < kShared && begin + i < args.size; ++i) {
       const uint32_t bits = tfgradcomp_format::BitsOf(args.x[begin + i]);
       args.rounded[begin + i] = static_cast<uint16_t>((bits + (random[i] >> 16)) >> 16);

@@ -11,18 +11,11 @@ namespace {
 
 constexpr int kSteps = kChunk / kWarp;
 
-// The random bits of the elements of word `word` that `wanted` names; the other bits
-// are any. Neighbours share a block of Philox, hence the steps of four.
-__device__ inline uint32_t Coins(RandomStream stream, int64_t word, uint32_t wanted) {
-  uint32_t coins = 0;
-  for (int shift = 0; shift < kWarp; shift += 4) {
-    if ((wanted >> shift & 0xF) == 0) continue;
-    uint32_t random[4];
-    tfgradcomp_format::Philox(stream, static_cast<uint64_t>(word) * 8 + shift / 4,
-                              random);
-    for (int i = 0; i < 4; ++i) coins |= (random[i] & 1) << (shift + i);
-  }
-  return coins;
+// The coins of the elements of word `word`.
+__device__ inline uint32_t Coins(RandomStream stream, int64_t word) {
+  uint32_t random[4];
+  tfgradcomp_format::Philox(stream, stream.CoinBlock(word * kWarp), random);
+  return random[word % 4];
 }
 
 // Collects the words of a chunk: lane m keeps word m.
@@ -42,7 +35,7 @@ class SignWords {
     if (Lane() >= kSteps || word * kWarp >= size) return;
     uint32_t minus = 0;
     if (stream != nullptr && zeros_ != 0) {
-      minus = zeros_ & ~Coins(ReadStream(stream), word, zeros_);
+      minus = zeros_ & ~Coins(ReadStream(stream), word);
     }
     words[word] = plus_ & ~minus;
   }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t inside = left < kWarp ? (1u << left) - 1 : ~0u;
       const uint32_t ties = args.num_workers % 2 == 0 ? equal & inside : 0;
       if (args.stream != nullptr && ties != 0) {
-        more |= ties & Coins(ReadStream(args.stream), word, ties);
+        more |= ties & Coins(ReadStream(args.stream), word);
       }
       args.votes[word] = more & inside;
     }
@@ -85,20 +85,18 @@ __global__ void __launch_bounds__(kThreads)
     SumCodesOfTile<4>(args.words, args.num_workers, words_per_worker, base, begin,
                       count, tile);
     __syncwarp();
-    // Four at a time, as many as share a block of Philox; a tile begins with such four.
+    // Four at a time, whose coins are in one word.
     for (int e = 4 * Lane(); e < count; e += 4 * kWarp) {
       const int end = count - e < 4 ? count - e : 4;
       bool tied = false;
       for (int i = 0; i < end; ++i) tied |= ties && tile[PlaceOf(e + i)] == tie;
-      uint32_t random[4] = {};
-      if (tied) {
-        tfgradcomp_format::Philox(ReadStream(args.stream),
-                                  static_cast<uint64_t>(begin + e) / 4, random);
-      }
+      const int64_t place = begin + e;
+      const uint32_t coins =
+          tied ? Coins(ReadStream(args.stream), place / kWarp) >> (place % kWarp) : 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i >= end) break;
-        const int coin = tied ? static_cast<int>(random[i] & 1) * 2 - 1 : 0;
+        const int coin = tied ? static_cast<int>(coins >> i & 1) * 2 - 1 : 0;
         uint32_t& code = tile[PlaceOf(e + i)];
         code = VoteCode(args, code, coin);
       }

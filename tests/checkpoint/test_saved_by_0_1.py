@@ -24,6 +24,8 @@ def data():
 @pytest.mark.parametrize("name", ["terngrad", "dist_ef_block_sgdm", "composed"])
 def test_a_model_of_version_0_1_resumes_to_the_same_weights(name):
     assert tfgradcomp.__version__
+    # The weights after training, with what 0.2 draws: codes were made by the reference
+    # in NumPy.
     expected = np.load(FOLDER / "expected.npz")
     model = keras.models.load_model(FOLDER / f"{name}.keras")
     state = {v.name: v.numpy() for v in model.optimizer.variables}

@@ -56,33 +56,39 @@ def test_bits_are_those_of_the_documented_counter(count, seed, step, rank, strea
         reference.random_bits(count, seed, step, None, stream),
     )
     np.testing.assert_array_equal(
-        ops.uniform(context.random_stream(stream), count),
-        (reference.random_bits(count, seed, step, rank, stream) >> 8) / 2.0**24,
+        ops.uniform(context.random_stream(), count),
+        reference.uniform(count, seed, step, rank),
     )
 
 
-@pytest.mark.parametrize("offset", [0, 4, 1000, 2**34 + 8])
+@pytest.mark.parametrize("offset", [0, 128, 1024, 2**34 + 256])
 def test_a_part_of_the_vector_draws_what_the_whole_draws_there(offset):
     context = make_context(step=3, seed=1, rank=2)._replace(offset=offset)
-    words = ops.random_bits(context.random_stream(5), 77)
-    high = 3 * 2**24 + 3 * 2**4 + 5
-    np.testing.assert_array_equal(
-        words, reference.stream_bits(77, 1, high, offset // 4)
-    )
-    if offset < 2**20:
-        whole = reference.random_bits(offset + 77, 1, 3, 2, 5)
-        np.testing.assert_array_equal(words, whole[offset:])
+    part, whole = (1, 3 * 2**24 + 3 * 2**4 + 5, offset // 128), (1, 3 * 2**24 + 53, 0)
+    for kind in ("bits", "uniform", "coins"):
+        draw = getattr(ops, {"bits": "random_bits"}.get(kind, kind))
+        drawn, oracle = draw(context.random_stream(5), 77), f"stream_{kind}"
+        np.testing.assert_array_equal(drawn, getattr(reference, oracle)(77, *part))
+        if offset < 2**20:
+            expected = getattr(reference, oracle)(offset + 77, *whole)[offset:]
+            np.testing.assert_array_equal(drawn, expected)
 
 
 def test_compiled_functions_draw_the_same():
     @tf.function(jit_compile=True)
     def draw(step, rank):
         context = make_context(step=step, seed=9, rank=rank)
-        return ops.random_bits(context.random_stream(3), 77)
+        stream = context.random_stream(3)
+        return (
+            ops.random_bits(stream, 77),
+            ops.uniform(stream, 77),
+            ops.coins(stream, 77),
+        )
 
-    np.testing.assert_array_equal(
-        draw(tf.constant(5), tf.constant(2)), reference.random_bits(77, 9, 5, 2, 3)
-    )
+    drawn, of = draw(tf.constant(5), tf.constant(2)), reference.stream_of(9, 5, 2, 3)
+    np.testing.assert_array_equal(drawn[0], reference.stream_bits(77, *of))
+    np.testing.assert_array_equal(drawn[1], reference.stream_uniform(77, *of))
+    np.testing.assert_array_equal(drawn[2], reference.stream_coins(77, *of))
 
 
 def test_no_two_draws_of_a_run_are_alike():

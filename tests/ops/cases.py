@@ -9,9 +9,9 @@ SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
 WORKERS = (1, 2, 3, 4, 5, 8, 9)
 LAYOUTS = ("one", "ragged", "ones", "buckets of 2048", "buckets of 100")
 KINDS = ("normal", "zeros", "huge", "tiny")
-# Triples (key, high, first), unsigned. Of the second, block 100 is the first whose
-# number has a bit above the lower 32.
-STREAMS = ((7, 3, 0), (0xDEADBEEF12345678, 2**40 + 17, 2**32 - 100))
+# Triples (key, high, first), unsigned. Of the second, element 512 is the first whose
+# upper bits are in a block whose number has a bit above the lower 32.
+STREAMS = ((7, 3, 0), (0xDEADBEEF12345678, 2**40 + 17, 2**29 - 4))
 SPECIAL = np.array(
     [0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-40, -1e-38]
     + [1.2e-38, -1.2e-38, 1e38, -1e38, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -3.0],

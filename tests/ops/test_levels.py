@@ -186,7 +186,7 @@ def test_a_block_that_is_not_finite_has_levels_0(ops, rule):
 def level_codes(x, table, splits, stream=None):
     """k, and k + 1 where u (b_{k+1} - b_k) < x - b_k."""
     codes = []
-    u = (oracle.stream_bits(len(x), *(stream or STREAM)) >> 8) * np.float32(2.0**-24)
+    u = oracle.stream_uniform(len(x), *(stream or STREAM))
     for levels, block in zip(table, oracle.blocks(splits), strict=True):
         for value, coin in zip(x[block], u[block], strict=True):
             k = int(sum(level <= value for level in levels[1:-1]))

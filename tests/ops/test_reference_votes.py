@@ -44,7 +44,7 @@ def test_votes_by_hand():
     assert vote(3, quorum=2) == [plus, none, minus, none, none]
     # One bit cannot say "none": a split vote is a minus.
     assert vote(2) == [1, 0, 0, 0, 1]
-    coins = oracle.stream_bits(5, 7, 3, 0) & 1
+    coins = oracle.stream_coins(5, 7, 3, 0)
     assert vote(2, stream=tensor((7, 3, 0))) == [1, coins[1], 0, coins[3], 1]
     # A coin is no net vote: the quorum takes it back.
     assert vote(3, 1, tensor((7, 3, 0))) == [plus, none, minus, none, plus]

@@ -23,24 +23,54 @@ def philox_4x32_10(counters, key):
     return np.stack(c, 1).astype(np.uint32)
 
 
-def stream_bits(count, key, high, first=0):
-    """The first words of a stream: lane j % 4 of block first + j // 4."""
-    blocks = np.arange(-(-count // 4), dtype=np.uint64) + np.uint64(first)
-    counters = np.zeros([len(blocks), 4], np.uint32)
-    counters[:, 0] = blocks & np.uint64(0xFFFFFFFF)
-    counters[:, 1] = blocks >> np.uint64(32)
+def drawn_blocks(key, high, start, count):
+    """Blocks of four words whose counters have the low 64 bits start, start + 1, ..."""
+    low = np.uint64(start % 2**64) + np.arange(count, dtype=np.uint64)
+    counters = np.zeros([count, 4], np.uint32)
+    counters[:, 0] = low & np.uint64(0xFFFFFFFF)
+    counters[:, 1] = low >> np.uint64(32)
     counters[:, 2], counters[:, 3] = high & 0xFFFFFFFF, high >> 32
-    return philox_4x32_10(counters, key).reshape(-1)[:count]
+    return philox_4x32_10(counters, key)
+
+
+def drawn_parts(count, bits, key, high, first, begin=0):
+    """Parts of so many bits, least significant first, from 128 * first parts on."""
+    each = 128 // bits
+    blocks = drawn_blocks(key, high, begin + 128 * first // each, -(-count // each))
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    parts = blocks[:, :, np.newaxis] >> shifts & np.uint32(2**bits - 1)
+    return parts.reshape(-1)[:count]
+
+
+def stream_bits(count, key, high, first=0):
+    """Words: 32 bits an element."""
+    return drawn_parts(count, 32, key, high, first)
+
+
+def stream_uniform(count, key, high, first=0):
+    """Multiples of 2^-24: 8 bits an element, and 16 from the blocks from 2^63 on."""
+    upper = drawn_parts(count, 8, key, high, first)
+    lower = drawn_parts(count, 16, key, high, first, 2**63)
+    return (upper * 2.0**16 + lower) * 2.0**-24
+
+
+def stream_coins(count, key, high, first=0):
+    """1 bit an element."""
+    return drawn_parts(count, 1, key, high, first).astype(np.int64)
+
+
+def stream_of(seed, step, rank=None, stream=0):
+    """What a worker draws from in a step; a rank of None draws what all share."""
+    worker = 0 if rank is None else rank + 1
+    return seed, step * 2**24 + worker * 2**4 + stream
 
 
 def random_bits(count, seed, step, rank=None, stream=0):
-    """Words that a worker draws in a step; a rank of None draws the shared ones."""
-    worker = 0 if rank is None else rank + 1
-    return stream_bits(count, seed, step * 2**24 + worker * 2**4 + stream)
+    return stream_bits(count, *stream_of(seed, step, rank, stream))
 
 
 def uniform(count, seed, step, rank):
-    return (random_bits(count, seed, step, rank) >> np.uint32(8)) * 2.0**-24
+    return stream_uniform(count, *stream_of(seed, step, rank))
 
 
 def digits_per_word(base):
@@ -101,7 +131,7 @@ def ternary_codes(x, scale, splits, seed, step, rank):
 
 
 def shared_coin(count, seed, step, stream):
-    return 2.0 * (random_bits(count, seed, step, None, stream) % 2) - 1
+    return 2.0 * stream_coins(count, *stream_of(seed, step, None, stream)) - 1
 
 
 def sign(x, seed, step):

@@ -8,18 +8,21 @@ import math
 
 import numpy as np
 
-from tests.reference.methods import blocks, pack, spread, stream_bits, unpack
-
-
-def coins(count, stream):
-    return (stream_bits(count, *stream) & np.uint32(1)).astype(np.int64)
+from tests.reference.methods import (
+    blocks,
+    pack,
+    spread,
+    stream_coins,
+    stream_uniform,
+    unpack,
+)
 
 
 def sign_codes(x, stream=None):
     """1 for plus; a zero is plus or, given a stream, a coin. NaN has its sign bit."""
     bits = x.view(np.uint32)
     codes = np.where(bits >> np.uint32(31), 0, 1)
-    at_zero = 1 if stream is None else coins(len(x), stream)
+    at_zero = 1 if stream is None else stream_coins(len(x), *stream)
     return np.where(bits & np.uint32(0x7FFFFFFF) == 0, at_zero, codes)
 
 
@@ -33,9 +36,8 @@ def pack_momentum_signs(x, momentum, beta, warming_up, stream):
 
 
 def pack_ternary(x, limit, scale, splits, stream):
-    """sign(x) kept where u s < min(|x|, limit), u the top 24 bits of the words."""
-    u = (stream_bits(len(x), *stream) >> np.uint32(8)).astype(np.float32)
-    u *= np.float32(2.0**-24)
+    """sign(x) kept where u s < min(|x|, limit), u the uniform numbers."""
+    u = stream_uniform(len(x), *stream).astype(np.float32)
     kept = u * spread(scale, splits) < np.fmin(np.abs(x), spread(limit, splits))
     # A NaN has no magnitude to be kept by.
     kept &= ~np.isnan(x)
@@ -115,7 +117,7 @@ def majority_vote(words, count, base, reply_base, quorum=0, stream=None):
     net = np.sum(ballots, axis=0)
     votes = np.sign(net)
     if stream is not None:
-        votes = np.where(net == 0, 2 * coins(count, stream) - 1, votes)
+        votes = np.where(net == 0, 2 * stream_coins(count, *stream) - 1, votes)
     if reply_base == 2:
         return pack(votes > 0, 2)
     return pack(np.where(np.abs(net) < quorum, 0, votes) + 1, 3)

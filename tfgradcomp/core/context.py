@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
 
+# Elements whose coins are one block of random bits; vectors are cut between these.
+DRAWN_TOGETHER = 128
+
 
 class Context(NamedTuple):
     """Everything that a method may know about a step, besides its input.
@@ -20,7 +23,7 @@ class Context(NamedTuple):
         learning_rate: float32 scalar, the step size of this step.
         previous_learning_rate: float32 scalar, the last non-zero step size before it.
         offset: Index of the vector's first element in the whole vector, a multiple of
-            4.
+            `DRAWN_TOGETHER`.
         second_moments: Of a vector that is a sum over examples, the sums of the
             squares of its terms, element by element; None where they are not known.
         prepared: What `Compressor.prepare` returned, its `max_reduced_fields` reduced
@@ -55,21 +58,22 @@ class Context(NamedTuple):
         return tf.where(self.learning_rate > 0, new, old)
 
     def random_stream(self, stream: int = 0, shared: bool = False) -> tf.Tensor:
-        """Returns a stream of random words, a pure function of what is named below.
+        """Returns a stream of random bits, a pure function of what is named below.
 
         The key is `seed`, the high half of the counter
         `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
-        words are `shared` by all workers. An element draws the same word in a part of
-        the vector as in the whole. `tfgradcomp.ops.random_bits` has the words.
+        bits are `shared` by all workers. An element draws the same bits in a part of
+        the vector as in the whole: `tfgradcomp.ops.reference.random_numbers`.
 
         Args:
             stream: 0 to 15, distinct for distinct uses within one step.
-            shared: Whether all workers draw the same words.
+            shared: Whether all workers draw the same bits.
 
         Returns:
-            int64 `[3]`: key, high half of the counter, and its low half at element 0.
+            int64 `[3]`: key, high half of the counter, and the multiple of
+            `DRAWN_TOGETHER` that element 0 is in the whole vector.
         """
         worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
         high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream
-        first = tf.constant(self.offset // 4, tf.int64)
+        first = tf.constant(self.offset // DRAWN_TOGETHER, tf.int64)
         return tf.stack([tf.cast(self.seed, tf.int64), high, first])

@@ -106,7 +106,7 @@ class MajorityVote(Server):
         votes = tf.sign(net)
         stream = self._stream(context)
         if stream is not None:
-            coins = 2 * (ops.random_bits(stream, layout.size) & 1)
+            coins = 2 * ops.coins(stream, layout.size)
             votes = tf.where(tf.equal(net, 0), tf.cast(coins, tf.float32) - 1, votes)
         return tf.where(tf.abs(net) < self.quorum, 0.0, votes), state
 

@@ -3,11 +3,7 @@
 They run wherever TensorFlow does, inside XLA too. Vectors are flat; a gradient x may be
 `SplitVector` of one. Blocks are given by `row_splits`: block b is the range
 `[row_splits[b], row_splits[b + 1])`, none is empty.
-A random `stream` is int64 `[key, high, first]`: word j is lane j mod 4 of the
-Philox-4x32-10 block whose key is `key` and whose counter has the low 64 bits
-first + j // 4 and the high 64 bits `high` (Salmon et al., Parallel random numbers: as
-easy as 1, 2, 3, 2011). With `first` = o / 4, for a multiple o of 4, the elements of a
-vector from o on draw what they draw in the whole vector.
+`random_numbers` says what an element draws from a random `stream`.
 """
 
 from tfgradcomp.ops.reference.blocks import (
@@ -20,17 +16,20 @@ from tfgradcomp.ops.reference.blocks import (
 from tfgradcomp.ops.reference.codes import (
     pack_codes,
     pack_ternary,
-    random_bits,
     round_to_bfloat16,
     sum_codes,
     sum_levels,
-    uniform,
     unpack_codes,
 )
 from tfgradcomp.ops.reference.levels import (
     find_levels,
     mean_of_levels,
     pack_levels,
+)
+from tfgradcomp.ops.reference.random_numbers import (
+    coins,
+    random_bits,
+    uniform,
 )
 from tfgradcomp.ops.reference.signs import (
     majority_vote,
@@ -52,6 +51,7 @@ from tfgradcomp.ops.reference.sparse import (
 __all__ = [
     "Statistics",
     "block_statistics",
+    "coins",
     "find_levels",
     "majority_vote",
     "mean_magnitude",

@@ -8,25 +8,9 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import spread
+from tfgradcomp.ops.reference.random_numbers import random_bits, uniform
 from tfgradcomp.ops.reference.vectors import in_parts, length
 from tfgradcomp.ops.word_format import digits_per_word, words_for
-
-
-def random_bits(stream: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the first `count` words of a random stream, uint32."""
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[count],
-        key=tf.bitcast(stream[:1], tf.uint64),
-        counter=tf.bitcast(tf.gather(stream, [2, 1]), tf.uint64),
-        alg=1,
-        dtype=tf.uint32,
-    )
-
-
-def uniform(stream: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns float32 numbers in [0, 1): the top 24 of the `random_bits`."""
-    bits = tf.bitwise.right_shift(random_bits(stream, count), tf.constant(8, tf.uint32))
-    return tf.cast(bits, tf.float32) * 2.0**-24
 
 
 def round_to_bfloat16(x: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,8 @@ from tfgradcomp.ops.reference.blocks import (
     spread,
     widths,
 )
-from tfgradcomp.ops.reference.codes import pack_codes, uniform, unpack_codes
+from tfgradcomp.ops.reference.codes import pack_codes, unpack_codes
+from tfgradcomp.ops.reference.random_numbers import uniform
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
     add,

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import mean_magnitude, spread, sum_of_magnitudes
-from tfgradcomp.ops.reference.codes import pack_codes, random_bits, unpack_codes
+from tfgradcomp.ops.reference.codes import pack_codes, unpack_codes
+from tfgradcomp.ops.reference.random_numbers import coins
 from tfgradcomp.ops.reference.vectors import (
     add,
     count_nonfinite,
@@ -42,7 +43,7 @@ def pack_signs_checked(x: Vector, stream: tf.Tensor | None = None):
     codes = tf.cast(bits >= 0, tf.int32)
     at_zero = 1
     if stream is not None:
-        at_zero = tf.cast(random_bits(stream, length(x)) & 1, tf.int32)
+        at_zero = coins(stream, length(x))
     return pack_codes(tf.where(zero, at_zero, codes), 2), count_nonfinite(x)
 
 
@@ -116,7 +117,7 @@ def majority_vote(
         reply_base: 3: codes 0, 1, 2 for minus, no change, plus. 2: code 1 for plus;
             a split vote counts as minus.
         quorum: With base-3 replies, fewer net votes than this count as none.
-        stream: Random stream whose words' lowest bits decide split votes, 1 for plus.
+        stream: Random stream whose coins decide split votes, 1 for plus.
 
     Returns:
         The words of the reply.
@@ -126,8 +127,7 @@ def majority_vote(
     net = 2 * total - num_workers if base == 2 else total - num_workers
     votes = tf.sign(net)
     if stream is not None:
-        coin = tf.cast(random_bits(stream, count) & 1, tf.int32)
-        votes = tf.where(tf.equal(net, 0), 2 * coin - 1, votes)
+        votes = tf.where(tf.equal(net, 0), 2 * coins(stream, count) - 1, votes)
     if reply_base == 2:
         return pack_codes((votes + 1) // 2, 2)
     return pack_codes(tf.where(tf.abs(net) < quorum, 0, votes) + 1, 3)
