@@ -152,6 +152,37 @@ def plot_histograms(path: Path, panels: dict) -> None:
     row[0].figure.savefig(path, bbox_inches="tight", dpi=120)
 
 
+def plot_accuracies(path: Path, looks: list[dict], links: list[dict], target: float):
+    """Draws accuracies over seconds, a panel for each rate, if matplotlib is there.
+
+    Args:
+        path: Of the picture.
+        looks: Rows of `way`, `seed`, `step` and `accuracy`; the first seed is drawn.
+        links: Rows of `way`, `rate` and `step_ms`.
+        target: An accuracy that is marked.
+    """
+    rates = list(dict.fromkeys(row["rate"] for row in links))
+    if not looks or not rates:
+        return
+    panels = _axes(6 * len(rates), 4, columns=len(rates))
+    if panels is None:
+        return
+    for axes, rate in zip(np.atleast_1d(panels), rates, strict=True):
+        for link in (row for row in links if row["rate"] == rate):
+            own = [row for row in looks if row["way"] == link["way"]]
+            own = [row for row in own if row["seed"] == own[0]["seed"]]
+            seconds = [row["step"] * link["step_ms"] / 1e3 for row in own]
+            accuracies = [row["accuracy"] for row in own]
+            axes.plot(seconds, accuracies, marker=".", label=link["way"])
+        axes.axhline(target, color="grey", linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xscale("log")
+        axes.set_xlabel("seconds")
+        axes.set_title(f"accuracy, links of {rate}")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.figure.savefig(path, bbox_inches="tight", dpi=120)
+
+
 def _axes(width, height, columns=1):
     try:
         from matplotlib.figure import Figure
