@@ -49,6 +49,7 @@ def run(blocks, name, namespace):
                 exec(compiled, vars(module))
     finally:
         del sys.modules[name]
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.mark.parametrize(

@@ -96,3 +96,14 @@ def test_every_wrapper_has_a_page_that_says_what_it_computes_and_when_to_use_it(
         if "/" not in link:
             headings += ["## When to use it", "## Figures"]
         assert [h for h in headings if h not in text] == [], link
+
+
+def test_what_the_page_on_troubles_quotes_is_what_the_package_says():
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)`", text, re.M)
+    quoted = [row for row in rows if row.count(" ") > 1]
+    sources = "".join(path.read_text() for path in ROOT.glob("tfgradcomp/**/*.py"))
+    # Sentences that are cut into several strings, joined.
+    joined = re.sub(r'"\s*\n\s*f?"', "", sources)
+    assert len(quoted) >= 15
+    assert [sentence for sentence in quoted if sentence not in joined] == []
