@@ -1,4 +1,4 @@
-"""What the elements of a vector draw from a random stream.
+"""The random numbers that the elements of a vector draw from a stream.
 
 A stream is int64 `[key, high, first]`. Its numbers are those of Philox-4x32-10 (Salmon
 et al., Parallel random numbers: as easy as 1, 2, 3, 2011), in blocks of four 32-bit
