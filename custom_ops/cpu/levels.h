@@ -156,11 +156,13 @@ class LevelTiles {
                     const F (&distance)[4]) {
     if (lower_of_ != first) {
       for (int64_t i = 0; i < kTile; i += kDrawn / 2) {
-        RandomWords<kDrawnGroups>(keys_, stream_.LowerBlock(first + i), lower_ + i / 2);
+        uint32_t words[kDrawn / 4];
+        RandomWords<kDrawnGroups>(keys_, stream_.LowerBlock(first + i), words);
+        memcpy(lower_ + i, words, sizeof(words));
       }
       lower_of_ = first;
     }
-    const uint16_t* lower = reinterpret_cast<const uint16_t*>(lower_) + place;
+    const uint16_t* lower = lower_ + place;
     uint64_t up = 0;
     for (int i = 0; i < 4; ++i) {
       const F uniform = Uniforms(upper_ + place + i * kWidth, lower + i * kWidth);
@@ -178,7 +180,7 @@ class LevelTiles {
   TableToRoundTo<kFew> table_;
   UndecidedOfTile<kTile> undecided_;
   int64_t lower_of_ = -1;  // The first element of the tile whose lower bits are these.
-  uint32_t lower_[kTile / 2 + kDecided];
+  uint16_t lower_[kTile + kDecided];
   uint8_t upper_[kTile + kDrawn];
   int32_t codes_[kTile + kDecided];
 };
