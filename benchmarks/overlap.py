@@ -1,0 +1,150 @@
+"""Measure how much of the exchange hides behind the backward pass.
+
+    sudo python benchmarks/overlap.py
+    sudo python benchmarks/overlap.py --models ResNet-50 --rate 100mbit --output /tmp/o
+
+Workers in network namespaces (`cluster.py`), one for each core, take five steps in
+turn: the forward pass alone; forward and backward pass with an update but no exchange
+(`alone`); an update by constant gradients, without exchange (`update`) and with it
+(`exchange`); and the whole step. Medians over rounds of the slowest worker's seconds.
+
+- An exchange takes E = exchange - update. In W of it, E less the time for which the
+  processor works more than in `update`, the worker waits for the network.
+- Hidden is alone + E - step.
+- W can be hidden, as far as the backward pass, alone - forward, is as long. What
+  computes cannot be hidden where the backward pass has all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import statistics
+from pathlib import Path
+
+import cluster
+import measuring
+import virtual_cluster
+from processes import exit_on_signals
+from report import commit, processor, write_csv, write_table
+
+HERE = Path(__file__).resolve().parent
+MODELS = ("ResNet-50", "BERT-base")
+METHODS = ("float32", "TernGrad", "Signum", "DistEFBlockSGDM")
+OF_TORCH = ("DDP", "DDP, float16")
+COLUMNS = ("model", "rate", "workers", "method", "bucket_mib", "alone_ms")
+COLUMNS += ("exchange_ms", "wait_ms", "step_ms", "hidden_ms", "hidden_share")
+
+
+def row_of(answers: list[dict]) -> dict:
+    """Returns the measured columns of a row."""
+    calls = ("forward", "alone", "update", "exchange", "step")
+    milliseconds, busy = (
+        {
+            name: 1e3
+            * statistics.median(
+                max(times)
+                for times in zip(*(a[kind][name] for a in answers), strict=True)
+            )
+            for name in calls
+        }
+        for kind in ("seconds", "busy")
+    )
+    exchange = milliseconds["exchange"] - milliseconds["update"]
+    wait = max(0.0, exchange - (busy["exchange"] - busy["update"]))
+    hidden = milliseconds["alone"] + exchange - milliseconds["step"]
+    can_hide = min(wait, milliseconds["alone"] - milliseconds["forward"])
+    return {
+        "alone_ms": milliseconds["alone"],
+        "exchange_ms": exchange,
+        "wait_ms": wait,
+        "step_ms": milliseconds["step"],
+        "hidden_ms": hidden,
+        "hidden_share": hidden / can_hide if can_hide else None,
+    }
+
+
+def table(rows: list[dict]) -> list[str]:
+    """Returns the lines of the table."""
+    titles = ["model", "links", "gradients travel by", "buckets, MiB", "alone, ms"]
+    titles += ["exchange, ms", "of it waiting, ms", "step, ms", "hidden, ms"]
+    titles += ["of what can be"]
+    return measuring.markdown(
+        titles,
+        [
+            [
+                *(row[name] for name in ("model", "rate", "method", "bucket_mib")),
+                *(f"{row[name]:.0f}" for name in COLUMNS[5:10]),
+                None
+                if row["hidden_share"] is None
+                else f"{100 * row['hidden_share']:.0f} %",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--models", nargs="+", choices=MODELS, default=MODELS)
+    add("--methods", nargs="+", default=METHODS)
+    add("--buckets", type=int, nargs="+", default=[4, 16, 64], help="MiB of float32")
+    add("--workers", type=int, default=2, help="one for each core")
+    add("--rate", type=virtual_cluster.rate_of, default="1gbit", help="of each link")
+    add("--rounds", type=int, default=7, help="each step is timed so often")
+    add(
+        "--torch",
+        action=argparse.BooleanOptionalAction,
+        default=importlib.util.find_spec("torch") is not None,
+        help="measure PyTorch, too",
+    )
+    add("--timeout", type=float, default=1200, help="seconds that a run may take")
+    add("--output", type=Path, help="folder; default: results and README.md here")
+    args = parser.parse_args()
+    exit_on_signals()
+    threads = measuring.threads(argparse.Namespace(threads=None), args.workers)
+    runs = [
+        ("overlap_worker.py", method, bucket)
+        for method in args.methods
+        for bucket in ([None] if method == "float32" else args.buckets)
+    ]
+    if args.torch:
+        runs += [("overlap_torch_worker.py", method, None) for method in OF_TORCH]
+    rows = []
+    with cluster.virtual_cluster(args.workers, args.rate) as hosts:
+        commands = virtual_cluster.commands(hosts)
+        for model in args.models:
+            for script, method, bucket in runs:
+                task = {"model": model, "method": method, "bucket_mib": bucket}
+                task["rounds"] = args.rounds
+                answers = measuring.run(script, task, commands, threads, args.timeout)
+                rows.append(
+                    {
+                        "model": model,
+                        "rate": args.rate,
+                        "workers": args.workers,
+                        "method": method,
+                        "bucket_mib": bucket,
+                        **row_of(answers),
+                    }
+                )
+                print(rows[-1], flush=True)
+    lines = [
+        f"{processor()}; {args.workers} workers; {args.rounds} rounds; "
+        f"{datetime.date.today()}, commit {commit()}.",
+        "",
+        *table(rows),
+    ]
+    print("\n".join(lines))
+    folder = args.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / f"overlap_{args.rate}.csv", COLUMNS, rows)
+    if args.output is None:
+        write_table(HERE / "README.md", f"overlap-{args.rate}", lines)
+
+
+if __name__ == "__main__":
+    main()
