@@ -130,7 +130,9 @@ class Fuzzer {
       const int64_t net = (base == 2 ? 2 * total : total) - workers_;
       int64_t vote = (net > 0) - (net < 0);
       const RandomStream random{stream[0], stream[1], stream[2]};
-      if (net == 0 && draws) vote = (RandomWord(random, j) & 1) ? 1 : -1;
+      uint32_t coins[4];
+      Philox(random, random.CoinBlock(j), coins);
+      if (net == 0 && draws) vote = (coins[j % 128 / 32] >> j % 32 & 1) ? 1 : -1;
       if (reply_base == 3 && std::abs(net) < quorum) vote = 0;
       const int64_t code = reply_base == 3 ? vote + 1 : vote > 0;
       const uint64_t found =
