@@ -416,14 +416,17 @@ def summary(rows: list[dict]) -> list[str]:
             best.setdefault(row["variant"], row)
     reference = [row for row in rows if row["variant"] == "float32"]
     titles = ["gradients travel by", "transport", "exchange, ms", "times as fast"]
+    titles += ["whole step, ms", "times as fast"]
     shown = (*reference, *sorted(best.values(), key=rows.index))
-    names = ("variant", "transport", "exchange_ms")
+    step = reference[0]["step_ms"] if reference else None
     return markdown(
         titles,
         [
             [
-                *(row[name] for name in names),
+                *(row[name] for name in ("variant", "transport", "exchange_ms")),
                 row["of_float32"] and 1 / row["of_float32"],
+                row["step_ms"],
+                step and step / row["step_ms"],
             ]
             for row in shown
         ],
