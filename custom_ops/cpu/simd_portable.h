@@ -188,16 +188,21 @@ inline uint64_t KeptBits(Kept kept) { return kept; }
 // not positive, NaN or at least 2^31 counts as 0.
 inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
                    uint64_t* undecided) {
+  using Bytes = uint8_t __attribute__((vector_size(kWidth)));
   Kept kept = 0;
   *undecided = 0;
-  for (int i = 0; i < 4 * kWidth; ++i) {
-    const float t = thresholds[i / kWidth][i % kWidth];
+  for (int i = 0; i < 4; ++i) {
+    const F t = thresholds[i];
+    const I counts = (t > 0) & (t < 2147483648.0f);
     // The nearest integer is less than 1 away.
-    int32_t nearest = t > 0 && t < 2147483648.0f ? static_cast<int32_t>(t + 0.5f) : 0;
-    nearest = nearest < 65535 ? nearest : 65535;
-    const int32_t low = (nearest > 0 ? nearest - 1 : 0) >> 8, high = nearest >> 8;
-    kept |= Kept{upper[i] < low} << i;
-    *undecided |= uint64_t{upper[i] >= low && upper[i] <= high} << i;
+    const F near = Min(Add(t, Set(0.5f)), Set(65535.0f));
+    const I nearest = Truncate((F)((I)near & counts));
+    const I low = (MaxInts(nearest, SetInts(1)) - 1) >> 8, high = nearest >> 8;
+    const I drawn = __builtin_convertvector(LoadAs<Bytes>(upper + i * kWidth), I);
+    const I is_kept = drawn < low;
+    const I is_lost = drawn > high;
+    kept |= Kept{SumInts(is_kept & kLaneBits)} << (i * kWidth);
+    *undecided |= uint64_t{SumInts(~(is_kept | is_lost) & kLaneBits)} << (i * kWidth);
   }
   return kept;
 }
@@ -205,13 +210,12 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
 // Writes kWidth numbers: the codes of four elements as digits of base 3. A code is
 // that of the sign where an element is kept, 1 elsewhere.
 inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {
+  // The sum of the powers of 3 whose bits are set.
+  constexpr uint8_t kSums[16] = {0,  1,  3,  4,  9,  10, 12, 13,
+                                 27, 28, 30, 31, 36, 37, 39, 40};
   for (int i = 0; i < 4; ++i, kept >>= kWidth) {
     const uint32_t minus = MinusBits(x[i]);
-    uint32_t quad = 0;
-    for (int j = 3; j >= 0; --j) {
-      quad = 3 * quad + 1 + (kept >> j & 1) - 2 * ((kept & minus) >> j & 1);
-    }
-    quads[i] = static_cast<uint8_t>(quad);
+    quads[i] = kSums[15] + kSums[kept & ~minus & 15] - kSums[kept & minus & 15];
   }
 }
 

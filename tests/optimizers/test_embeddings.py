@@ -7,7 +7,10 @@ from tests.optimizers import embedding_cases as cases
 from tests.optimizers import row_cases
 
 
-@pytest.mark.parametrize("how", ["fit", "tf.function"])
+# What `fit` runs is a function, too.
+@pytest.mark.parametrize(
+    "how", ["fit", pytest.param("tf.function", marks=pytest.mark.slow)]
+)
 def test_gradients_of_unknown_length_train_as_stock_keras_does(pools, how):
     answers = pools(2).run(cases.case_unknown_length, how).answers
     expected = cases.stock_weights(2)

@@ -52,6 +52,7 @@ def coins(stream: tf.Tensor, count: int) -> tf.Tensor:
 
 def _words(stream, per_block, count, begin=0):
     """The words of blocks that hold the parts of so many elements each."""
+    stream = tf.convert_to_tensor(stream, tf.int64)
     first = stream[2] * (DRAWN_TOGETHER // per_block) + begin
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4 * -(-count // per_block)],
