@@ -10,7 +10,7 @@ import keras
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
-from compare_methods import conditions, replace_table  # noqa: E402
+from compare_methods import conditions, git, replace_table  # noqa: E402
 
 
 def train(strategy, seed, make_model, make_optimizer, datasets, epochs):
@@ -63,6 +63,79 @@ def write(name, rows, text, page, where):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+    write_page(page, text, where)
+
+
+def write_page(page, text, where, name="accuracy"):
+    """Write a table with its conditions between the markers of a page in docs."""
     page = ROOT / "docs" / page
     note = f"{conditions(where, '2')}."
-    page.write_text(replace_table(page.read_text(), f"{note}\n\n{text}", "accuracy"))
+    page.write_text(replace_table(page.read_text(), f"{note}\n\n{text}", name))
+
+
+def complete(name, keys, measure, columns):
+    """Return a row for each key, in order; measure and save those that are missing.
+
+    A study that was cut short goes on where it was: rows stand in examples/results, in
+    NAME.csv, as they come, with the commit that they are of.
+
+    Args:
+        name: Of the file.
+        keys: Dicts of the columns that tell rows apart.
+        measure: Function of a key that returns a dict of the other columns.
+        columns: Names of the measured columns, which are numbers.
+    """
+    path = ROOT / "examples" / "results" / f"{name}.csv"
+    found = {}
+    if path.exists():
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                key = tuple(row[column] for column in keys[0])
+                found[key] = {column: float(row[column]) for column in columns} | {
+                    "commit": row["commit"]
+                }
+    rows = []
+    for key in keys:
+        texts = tuple(str(value) for value in key.values())
+        if texts not in found:
+            found[texts] = measure(key) | {
+                "commit": git("rev-parse", "--short", "HEAD")
+            }
+            print(*texts, found[texts], flush=True)
+            known = [
+                dict(zip(key, texts, strict=True)) | values
+                for texts, values in found.items()
+            ]
+            with open(path, "w", newline="") as file:
+                writer = csv.DictWriter(file, [*key, *columns, "commit"])
+                writer.writeheader()
+                writer.writerows(known)
+        rows.append(key | found[texts])
+    return rows
+
+
+def interval(values):
+    """Return the mean, and half the width of its 95 % interval by Student's t."""
+    mean, number = statistics.mean(values), len(values)
+    if number < 2:
+        return mean, float("nan")
+    # The 97.5 % quantiles of one to nine degrees of freedom.
+    quantiles = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+    width = quantiles[min(number, 10) - 2] * statistics.stdev(values) / number**0.5
+    return mean, width
+
+
+def figure(name, panels, **arguments):
+    """Return axes of a figure and a function that saves it; None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no matplotlib here, so no plot: pip install matplotlib", file=sys.stderr)
+        return None
+    axes = Figure(figsize=(4.5 * panels, 3.6), layout="constrained").subplots(
+        1, panels, squeeze=False, **arguments
+    )[0]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+    path = ROOT / "docs" / f"{name}.png"
+    return axes, lambda: axes[0].figure.savefig(path, dpi=110)
