@@ -5,14 +5,16 @@
 
 Workers in network namespaces (`cluster.py`), one for each core, take five steps in
 turn: the forward pass alone; forward and backward pass with an update but no exchange
-(`alone`); an update by constant gradients, without exchange (`update`) and with it
-(`exchange`); and the whole step. Medians over rounds of the slowest worker's seconds.
+(`alone`); an update by the gradients of the first step, without exchange (`update`) and
+with it (`exchange`); and the whole step. Medians over rounds of the slowest worker's
+seconds.
 
 - An exchange takes E = exchange - update. In W of it, E less the time for which the
   processor works more than in `update`, the worker waits for the network.
 - Hidden is alone + E - step.
 - W can be hidden, as far as the backward pass, alone - forward, is as long. What
-  computes cannot be hidden where the backward pass has all cores.
+  computes cannot be hidden where the backward pass has all cores. Below a twentieth of
+  `alone` it is noise, and no share is given.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ import cluster
 import measuring
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, processor, write_csv, write_table
+from report import commit, kept_rows, processor, write_csv, write_table
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("ResNet-50", "BERT-base")
 METHODS = ("float32", "TernGrad", "Signum", "DistEFBlockSGDM")
 OF_TORCH = ("DDP", "DDP, float16")
-COLUMNS = ("model", "rate", "workers", "method", "bucket_mib", "alone_ms")
-COLUMNS += ("exchange_ms", "wait_ms", "step_ms", "hidden_ms", "hidden_share")
+# What tells rows apart.
+KEY = ("model", "rate", "workers", "method", "bucket_mib")
+COLUMNS = (*KEY, "alone_ms", "exchange_ms", "wait_ms")
+COLUMNS += ("step_ms", "hidden_ms", "hidden_share")
 
 
 def row_of(answers: list[dict]) -> dict:
@@ -54,6 +58,7 @@ def row_of(answers: list[dict]) -> dict:
     exchange = milliseconds["exchange"] - milliseconds["update"]
     wait = max(0.0, exchange - (busy["exchange"] - busy["update"]))
     hidden = milliseconds["alone"] + exchange - milliseconds["step"]
+    noise = milliseconds["alone"] / 20
     can_hide = min(wait, milliseconds["alone"] - milliseconds["forward"])
     return {
         "alone_ms": milliseconds["alone"],
@@ -61,7 +66,7 @@ def row_of(answers: list[dict]) -> dict:
         "wait_ms": wait,
         "step_ms": milliseconds["step"],
         "hidden_ms": hidden,
-        "hidden_share": hidden / can_hide if can_hide else None,
+        "hidden_share": hidden / can_hide if can_hide > noise else None,
     }
 
 
@@ -101,6 +106,7 @@ def main() -> None:
         default=importlib.util.find_spec("torch") is not None,
         help="measure PyTorch, too",
     )
+    add("--keep", action="store_true", help="keep rows that are not measured now")
     add("--timeout", type=float, default=1200, help="seconds that a run may take")
     add("--output", type=Path, help="folder; default: results and README.md here")
     args = parser.parse_args()
@@ -132,6 +138,11 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], flush=True)
+    folder = args.output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"overlap_{args.rate}.csv"
+    if args.keep and path.exists():
+        rows = kept_rows(path, KEY, rows)
     lines = [
         f"{processor()}; {args.workers} workers; {args.rounds} rounds; "
         f"{datetime.date.today()}, commit {commit()}.",
@@ -139,9 +150,7 @@ def main() -> None:
         *table(rows),
     ]
     print("\n".join(lines))
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"overlap_{args.rate}.csv", COLUMNS, rows)
+    write_csv(path, COLUMNS, rows)
     if args.output is None:
         write_table(HERE / "README.md", f"overlap-{args.rate}", lines)
 

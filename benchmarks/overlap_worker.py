@@ -43,6 +43,7 @@ class Steps:
         task: What `overlap.py` asks for.
         strategy: Of all workers; the default one for a model that exchanges nothing.
         optimizer: Function that returns the model's optimizer.
+        gradients: What `exchange` exchanges; default: the gradients of a step.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Steps:
         task: dict,
         strategy: tf.distribute.Strategy,
         optimizer: Callable[[], keras.optimizers.Optimizer],
+        gradients: list[tf.Tensor | tf.IndexedSlices] | None = None,
     ):
         keras.utils.set_random_seed(0)
         with strategy.scope():
@@ -65,16 +67,18 @@ class Steps:
         def loss():
             return loss_of(y, model(x, training=True)) / number
 
-        def train():
+        def gradients_of_loss():
             with tf.GradientTape() as tape:
                 value = loss()
-            gradients = tape.gradient(value, variables)
-            self.optimizer.apply(gradients, variables)
+            return tape.gradient(value, variables)
 
-        constant = [tf.fill(v.shape, 1e-4) for v in variables]
+        def train():
+            self.optimizer.apply(gradients_of_loss(), variables)
+
+        self.gradients = gradients or gradients_of_loss()
 
         def exchange():
-            self.optimizer.apply(constant, variables)
+            self.optimizer.apply(self.gradients, variables)
 
         def function(body):
             return tf.function(lambda: strategy.run(body), autograph=False)
@@ -87,8 +91,8 @@ def main(folder: Path) -> None:
     """Measures what the task asks for."""
     task = json.loads((folder / "task.json").read_text())
     strategy = make_strategy()
-    shared = Steps(task, strategy, lambda: make_optimizer(task))
     alone = Steps(task, tf.distribute.get_strategy(), lambda: SGD(RATE))
+    shared = Steps(task, strategy, lambda: make_optimizer(task), alone.gradients)
     calls = {
         "forward": alone.forward,
         "alone": alone.train,
