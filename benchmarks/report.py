@@ -30,17 +30,22 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Returns the commit of this checkout, with a plus if it has been changed."""
+    """Returns the commit of this checkout, with a plus if its code has been changed."""
+    here = Path(__file__).parent
+
+    def git(*arguments):
+        done = subprocess.run(
+            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
     try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        name = git("describe", "--always", "--exclude=*")
+        # A table that another benchmark has just written is no change.
+        code = git("status", "--porcelain", ":/*.py", ":/*.cc", ":/*.cu", ":/*.h")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{name}+" if code else name
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: list[dict]) -> None:
