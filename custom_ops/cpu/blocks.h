@@ -60,7 +60,7 @@ inline void EachBlock(const float* values, int64_t size, const int64_t* row_spli
   for (int64_t b = block; b < num_blocks && row_splits[b] < last; ++b) {
     const int64_t from = row_splits[b] > first ? row_splits[b] - first : 0;
     const int64_t to = Smaller(row_splits[b + 1], last) - first;
-    float buffer[kChunk] = {};
+    alignas(kCacheLine) float buffer[kChunk] = {};
     memcpy(buffer + from, values + from, (to - from) * sizeof(float));
     sum(buffer, chunk + b);
   }
@@ -83,7 +83,7 @@ inline void EachChunk(const CutVector<const float>& x, int64_t size,
       }
       sum(reader.At(first, kChunk), chunk + block);
     } else {
-      float values[kChunk];
+      alignas(kCacheLine) float values[kChunk];
       reader.Copy(first, Smaller(size, first + kChunk), values);
       EachBlock(values, size, row_splits, num_blocks, chunk, block, sum);
     }

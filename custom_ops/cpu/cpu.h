@@ -3,6 +3,8 @@
 #ifndef TFGRADCOMP_CUSTOM_OPS_CPU_CPU_H_
 #define TFGRADCOMP_CUSTOM_OPS_CPU_CPU_H_
 
+#include <new>
+
 #include "../kernels.h"
 
 namespace tfgradcomp {

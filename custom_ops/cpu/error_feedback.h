@@ -7,7 +7,7 @@ constexpr int64_t kBatch = int64_t{1} << 16;
 // Into the cache, where the second pass will look for it.
 inline __attribute__((always_inline)) void PutCached(float* p, int64_t count,
                                                      const F (&group)[kParts]) {
-  float buffer[kGroup];
+  alignas(kCacheLine) float buffer[kGroup];
   float* target = count < kGroup ? buffer : p;
   for (int part = 0; part < kParts; ++part) Store(target + part * kWidth, group[part]);
   if (count < kGroup) memcpy(p, buffer, count * sizeof(float));
@@ -170,7 +170,7 @@ void Kernel(const Parallel& parallel, const MeanSignErrorFeedback& args) {
 void Kernel(const Parallel& parallel, const MeanSignSums& args) {
   For(parallel, CeilDiv(args.size, kChunk), (4 + args.num_workers / 8) * kChunk,
       [&](int64_t begin, int64_t end) {
-        float p[kChunk];
+        alignas(kCacheLine) float p[kChunk];
         AddUpChunks(
             args, [&] { return SentMean(args); }, [&](int64_t) { return p; }, begin,
             end);

@@ -213,7 +213,7 @@ void Kernel(const Parallel& parallel, const MeanOfSparse& args) {
     const DivideBy divide(args.num_workers);
     SparseRows rows(args, begin * kTile);
     GroupWriter values(args.values, args.size);
-    float sum[kTile];
+    alignas(kCacheLine) float sum[kTile];
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * kTile, last = Smaller(args.size, first + kTile);
       memset(sum, 0, sizeof(sum));

@@ -74,7 +74,7 @@ class TernaryTiles {
 
   // At most a group, in any blocks from `block` on.
   void Anyhow(int64_t block, int64_t at, int64_t place, int64_t count) {
-    float limit[kDecided] = {}, scale[kDecided] = {};
+    alignas(kCacheLine) float limit[kDecided] = {}, scale[kDecided] = {};
     for (int64_t i = 0; i < count; ++i) {
       if (args_.row_splits[block + 1] <= at + i) ++block;
       limit[i] = args_.limit[block];

@@ -50,9 +50,9 @@ class SignErrorFeedbackOp : public KernelOp<Device, SignErrorFeedback> {
     TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({args->num_blocks}), &args->scale));
-    TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({size}), &args->new_residual));
+    TF_RETURN_IF_ERROR(OutputState<Device>(context, 2, size, &args->new_residual));
     if (args->momentum == nullptr) return absl::OkStatus();
-    return Output(context, 3, TensorShape({size}), &args->new_momentum);
+    return OutputState<Device>(context, 3, size, &args->new_momentum);
   }
 
   float mu_;
@@ -74,7 +74,7 @@ class MeanSignErrorFeedbackOp : public KernelOp<Device, MeanSignErrorFeedback> {
     TF_RETURN_IF_ERROR(OutputWords(context, 0, size, 2, &args->words));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({args->num_blocks}), &args->scale));
-    return Output(context, 2, TensorShape({size}), &args->new_residual);
+    return OutputState<Device>(context, 2, size, &args->new_residual);
   }
 };
 
@@ -109,7 +109,7 @@ class MeanSignResidualOp : public KernelOp<Device, MeanSignResidual> {
     TF_RETURN_IF_ERROR(CheckShape("words", words, TensorShape({expected})));
     args->words = Data<uint32_t>(words);
     TF_RETURN_IF_ERROR(Vector(context, 6, "scale", args->num_blocks, &args->scale));
-    return Output(context, 0, TensorShape({args->size}), &args->new_residual);
+    return OutputState<Device>(context, 0, args->size, &args->new_residual);
   }
 };
 

@@ -16,6 +16,7 @@
 #include "../word_format.h"
 #include "arguments.h"
 #include "cut.h"
+#include "kept_memory.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -212,6 +213,24 @@ absl::Status Output(OpKernelContext* context, int index, const TensorShape& shap
   Tensor* tensor = nullptr;
   TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &tensor));
   *data = Data<T>(tensor);
+  return absl::OkStatus();
+}
+
+// A vector that the next step reads as the state of a method.
+template <typename Device>
+absl::Status OutputState(OpKernelContext* context, int index, int64_t size,
+                         float** data) {
+  const TensorShape shape({size});
+  if (!Device::kOnHost || size * sizeof(float) < kKeptBytes) {
+    return Output(context, index, shape, data);
+  }
+  Tensor tensor(KeptMemory::Get(), tensorflow::DT_FLOAT, shape);
+  if (!tensor.IsInitialized()) {
+    return tensorflow::errors::ResourceExhausted("No memory for a state of ", size,
+                                                 " floats");
+  }
+  *data = Data<float>(&tensor);
+  context->set_output(index, tensor);
   return absl::OkStatus();
 }
 

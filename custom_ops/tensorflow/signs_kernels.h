@@ -45,7 +45,7 @@ class PackMomentumSignsOp : public KernelOp<Device, PackMomentumSigns> {
     args->one_minus_beta = one_minus_beta_;
     TF_RETURN_IF_ERROR(OutputWords(context, 0, args->size, 2, &args->words));
     TF_RETURN_IF_ERROR(
-        Output(context, 1, TensorShape({args->size}), &args->new_momentum));
+        OutputState<Device>(context, 1, args->size, &args->new_momentum));
     return Output(context, 2, TensorShape({}), &args->nonfinite);
   }
 

@@ -91,8 +91,8 @@ class PackUnambiguousOp : public SparseOp<Device, PackUnambiguous> {
     TF_RETURN_IF_ERROR(this->Room(context, args->num_blocks, args, memory));
     TF_RETURN_IF_ERROR(
         Output(context, 1, TensorShape({args->num_blocks}), &args->exponents));
-    TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({size}), &args->new_residual));
-    TF_RETURN_IF_ERROR(Output(context, 3, TensorShape({size}), &args->new_variance));
+    TF_RETURN_IF_ERROR(OutputState<Device>(context, 2, size, &args->new_residual));
+    TF_RETURN_IF_ERROR(OutputState<Device>(context, 3, size, &args->new_variance));
     return Output(context, 4, TensorShape({}), &args->nonfinite);
   }
 };
@@ -123,10 +123,10 @@ class PackOverThresholdOp : public SparseOp<Device, PackOverThreshold> {
     }
     args->threshold = threshold_;
     TF_RETURN_IF_ERROR(this->Room(context, 0, args, memory));
-    TF_RETURN_IF_ERROR(Output(context, 1, TensorShape({size}), &args->new_residual));
+    TF_RETURN_IF_ERROR(OutputState<Device>(context, 1, size, &args->new_residual));
     TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({}), &args->nonfinite));
     if (!has_variance) return absl::OkStatus();
-    return Output(context, 3, TensorShape({size}), &args->new_variance);
+    return OutputState<Device>(context, 3, size, &args->new_variance);
   }
 
   float threshold_;
