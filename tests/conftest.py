@@ -29,6 +29,7 @@ POOLS = (
     "tests/collectives/",
     "tests/compat/",
     "tests/optimizers/test_agreement_on_workers.py",
+    "tests/optimizers/test_arrears.py",
     "tests/optimizers/test_auto_on_workers.py",
     "tests/optimizers/test_direct_updates.py",
     "tests/optimizers/test_embeddings.py",

@@ -109,3 +109,23 @@ def test_sent_and_owed_add_up_and_no_element_outgrows_the_threshold(kind):
     assert max(shares) == 15 / 400 and np.mean(shares) > 0.01
     # A fixed threshold of the first step's size is outgrown many times here.
     assert max(ratios) < 2
+
+
+def outgrown(compressor):
+    """|r| over the threshold of all that is sent, and of what is due at the end."""
+    state, ratios = compressor.init(LAYOUT), []
+    for g in gradients(np.random.default_rng(1)):
+        total = g.sum(0).astype(np.float32)
+        r = state["residual"] + total
+        decoded, state, *_ = step(compressor, total, np.square(g).sum(0), state)
+        sent = decoded != 0
+        ratios += [*np.abs(r[sent] / decoded[sent])]
+    return np.array(ratios), compressor.arrears(state)
+
+
+def test_what_outgrows_a_number_does_not_outgrow_the_quantile():
+    """The hybrid holds an element back until r is far beyond a low threshold."""
+    ratios, arrears = outgrown(Hybrid(0.01))
+    assert np.median(ratios) > 16 and np.median(arrears) > 16
+    ratios, arrears = outgrown(Hybrid("auto"))
+    assert max(ratios) < 2 and not arrears.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from tfgradcomp.compressors.sparse_words import (
@@ -52,6 +53,11 @@ class Hybrid(OverThreshold):
     def __post_init__(self):
         super().__post_init__()
         check_unambiguity(self.alpha, self.zeta)
+
+    @override
+    def is_due(self, state):
+        is_unambiguous = np.square(state["residual"]) > self.alpha * state["variance"]
+        return super().is_due(state) & is_unambiguous
 
     @override
     def compress(self, x, state, layout, context):

@@ -7,6 +7,7 @@ import numbers
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -138,6 +139,24 @@ class OverThreshold(SparseWords):
             {name: context.if_moving(new[name], old) for name, old in state.items()},
             tf.equal(nonfinite, 0),
         )
+
+    def is_due(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns which elements the rule selects by what they are owed alone."""
+        return np.abs(state["residual"]) > self.threshold
+
+    def arrears(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        r"""Returns \( |r| / \tau \) of the elements that are due.
+
+        Each sends one sign for so many steps, unless gradients change its mind. Empty
+        for an `"auto"` threshold, which grows with r.
+
+        Args:
+            state: The state after a step.
+        """
+        if self.threshold == AUTO:
+            return np.zeros(0, np.float32)
+        owed = state["residual"][self.is_due(state)]
+        return np.abs(owed) / self.threshold
 
     @override
     def scale(self, payloads, layout):

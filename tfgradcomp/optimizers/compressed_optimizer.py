@@ -15,6 +15,7 @@ from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.optimizers import moments as second
 from tfgradcomp.optimizers.agreement import check_same_at_start, check_still_same
+from tfgradcomp.optimizers.arrears import ArrearsCheck
 from tfgradcomp.optimizers.float_steps import FloatSteps
 from tfgradcomp.optimizers.layer_method import ForLayers, settings_of
 from tfgradcomp.optimizers.partition import named_rules
@@ -171,6 +172,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             self._policy = Policy(policy, self.inner_optimizer, min_size)
             self.microbatches = self._policy.microbatches
         self._is_checked = False
+        self._arrears = ArrearsCheck()
         # Raises where an argument is out of range.
         self._settings()
         prepare(self)
@@ -185,6 +187,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         """Ends training: averages of `use_ema` become the weights."""
         if self.built:
             self._stepper.raise_unreported()
+            self._arrears.look(self._plan)
         self.inner_optimizer.finalize_variable_values(var_list)
 
     @property
@@ -286,7 +289,8 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
     def verify(self, others=()):
         """Compares what the workers share, as `fit` does after each epoch.
 
-        All workers must call it, outside of a graph.
+        Warns, too, where what is owed has outgrown a fixed threshold. All workers must
+        call it, outside of a graph.
 
         Args:
             others: Further variables that they share.
@@ -295,6 +299,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             RuntimeError: On all, if weights, learning rates or shared state differ.
         """
         if self.built:
+            self._arrears.look(self._plan)
             shared = [*self._state.shared_variables(), *others]
             check_still_same(self._plan.hosts, self.inner_optimizer, shared)
 

@@ -25,6 +25,9 @@ class Strom(CompressedOptimizer):
         threshold: \( \tau \), positive, in the units of a mean gradient; or
             `"auto"`: in each step each worker takes, for each variable, the value that
             |r| of one element in 32 exceeds, so that nothing need be guessed.
+            An element pays back one \( \tau \) a step, so a number should be about as
+            large as what |r| is where it is sent: where it is far smaller, what is owed
+            comes late, in many steps of one sign. `fit` warns once where that is so.
         index_coding: `"fixed"`: 32 bits an element. `"delta"`: 1 bit and the gap to
             the one before, less than half of that, for a little arithmetic.
         **kwargs: Those of `CompressedOptimizer` from `transport` on. `min_size` is 0,
