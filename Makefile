@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all fuzz gpu matrix mutations soak docs wheels clean
+.PHONY: quickstart lint test test-all fuzz studies-quick gpu matrix mutations soak docs wheels clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minu
 
 fuzz: $(BIN)/tfgradcomp-launch  ## A million arbitrary messages for each decoder, and ThreadSanitizer.
 	$(BIN)/pytest -m slow -k "arbitrary or one_number or any_words or threads_share" tests/ops tests/compressors tests/transports tests/parameter_server
+
+studies-quick: $(BIN)/tfgradcomp-launch  ## The quick form of each study and of the leaderboard: do they still run?
+	set -e; for script in $(sort $(shell grep -l __main__ examples/studies/*.py)) examples/leaderboard.py; do \
+		echo "$$script --quick"; $(BIN)/python $$script --quick; done
 
 gpu:  ## Builds, verifies and measures the CUDA kernels in eight minutes; no TensorFlow.
 	$(PYTHON) -m benchmarks.gpu

@@ -119,6 +119,12 @@ class FashionMnistIdx(tfds.core.GeneratorBasedBuilder):
             yield index, {"image": image[..., np.newaxis], "label": int(label)}
 
 
+def arrays(dataset: tf.data.Dataset, count: int | None = None) -> tuple:
+    """Return the first images and labels as arrays; all unless told how many."""
+    count = count or int(dataset.cardinality())
+    return next(dataset.take(count).batch(count).as_numpy_iterator())
+
+
 def can_download(url: str = URL, timeout: float = 3.0) -> bool:
     """Tell within about ``timeout`` seconds whether ``url`` can be downloaded.
 

@@ -1,6 +1,7 @@
-"""The networks of the examples, for images of Fashion-MNIST and 10 classes."""
+"""The networks of the examples: for images of 10 classes, and for texts."""
 
 import keras
+import texts
 from keras import layers
 
 # Mean 0 and deviation 1: SGD gains half a point in a few epochs.
@@ -19,6 +20,21 @@ def make_lenet():
             layers.MaxPooling2D(),
             layers.Flatten(),
             layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def make_small_cnn():
+    """Return a convolution and two dense layers, for what has to be done in seconds."""
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Rescaling(1 / DEVIATION, offset=-MEAN / DEVIATION),
+            layers.AveragePooling2D(3),
+            layers.Conv2D(16, 3, strides=2, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
             layers.Dense(10),
         ]
     )
@@ -60,6 +76,30 @@ def make_vgg():
     return keras.Model(images, layers.Dense(10)(layers.Dropout(0.5)(x)))
 
 
+def make_transformer():
+    """Return a decoder of one block, for the letters of `texts.letters`."""
+    text = keras.Input((texts.LENGTH,), dtype="int32")
+    places = layers.Embedding(texts.LENGTH, 64)(keras.ops.arange(texts.LENGTH))
+    x = layers.Embedding(texts.LETTERS, 64)(text) + places
+    y = layers.LayerNormalization()(x)
+    x = x + layers.MultiHeadAttention(4, 16)(y, y, use_causal_mask=True)
+    y = layers.LayerNormalization()(x)
+    x = x + layers.Dense(64)(layers.Dense(256, "gelu")(y))
+    return keras.Model(
+        text, layers.Dense(texts.LETTERS)(layers.LayerNormalization()(x))
+    )
+
+
+def make_bag_of_words():
+    """Return a table of embeddings and two dense layers, for bags of `texts`."""
+    words = keras.Input((texts.BAG,), dtype="int32")
+    # The sum, so that gradients of rows are as large as those of the layers.
+    x = keras.ops.sum(layers.Embedding(texts.WORDS, 32)(words), axis=1)
+    x = layers.Dense(64, activation="relu")(x)
+    return keras.Model(words, layers.Dense(texts.TOPICS)(x))
+
+
+# For images: those of the example's command line.
 MODELS = {"lenet": make_lenet, "resnet": make_resnet, "vgg": make_vgg}
 
 

@@ -9,8 +9,6 @@ bits of four. Writes examples/results/float_steps.csv and the table of
 docs/float-steps.md; `--quick` takes few steps of one seed and writes nothing.
 """
 
-import argparse
-
 import keras
 import study
 
@@ -40,10 +38,7 @@ WAYS = {
 
 def main():
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    given = study.arguments(__doc__).parse_args()
     strategy = tfgradcomp.virtual_workers(WORKERS)
     tfgradcomp.enable_multi_worker_fit()
     source, rows = data.load(), []

@@ -9,20 +9,16 @@ examples/results/onebit_adam.csv and the table of docs/onebit-adam.md; `--quick`
 few steps of one seed and writes nothing.
 """
 
-import argparse
-
 import keras
-import numpy as np
 import study
-import tensorflow as tf
 
 import tfgradcomp
 
 import data  # isort: skip
 import models  # isort: skip
+import texts  # isort: skip
 
 WORKERS = 4
-LETTERS, LENGTH = 16, 32
 # Adam by its name, and what is around it, of the number of all steps.
 OPTIMIZERS = {
     "Adam": lambda adam, steps: adam,
@@ -37,45 +33,15 @@ OPTIMIZERS = {
 }
 
 
-def make_transformer():
-    """Return a decoder of one block, for texts of `LENGTH` letters."""
-    layers = keras.layers
-    text = keras.Input((LENGTH,), dtype="int32")
-    places = layers.Embedding(LENGTH, 64)(keras.ops.arange(LENGTH))
-    x = layers.Embedding(LETTERS, 64)(text) + places
-    y = layers.LayerNormalization()(x)
-    x = x + layers.MultiHeadAttention(4, 16)(y, y, use_causal_mask=True)
-    y = layers.LayerNormalization()(x)
-    x = x + layers.Dense(64)(layers.Dense(256, "gelu")(y))
-    return keras.Model(text, layers.Dense(LETTERS)(layers.LayerNormalization()(x)))
-
-
-def texts(number, seed):
-    """Return texts in which a letter depends on the two before it, and on chance."""
-    likely = np.random.default_rng(0).dirichlet([0.1] * LETTERS, [LETTERS, LETTERS])
-    rng = np.random.default_rng([1, seed])
-    found = rng.integers(LETTERS, size=[number, LENGTH + 1])
-    for place in range(2, LENGTH + 1):
-        chances = likely[found[:, place - 2], found[:, place - 1]].cumsum(-1)
-        found[:, place] = (rng.random([number, 1]) > chances[:, :-1]).sum(-1)
-    return found.astype(np.int32)
-
-
-def text_batches(number, batch_size, seed):
-    """Return batches of texts and of the letters that follow."""
-    found = texts(number, seed)
-    batches = tf.data.Dataset.from_tensor_slices((found[:, :-1], found[:, 1:]))
-    return batches.batch(batch_size, drop_remainder=True)
-
-
 def task_of(name, seed):
     """Return what makes the model, its rate, the epochs that it needs, and datasets."""
     if name == "LeNet":
         source = data.load()
         train = data.batches(source.train, 64 * WORKERS, seed)
         return models.make_lenet, 1e-3, 3, train, data.batches(source.test, 1000)
-    train = text_batches(20_000, 32 * WORKERS, 1 + seed)
-    return make_transformer, 3e-3, 10, train, text_batches(2_000, 500, 0)
+    train = texts.letter_batches(20_000, 32 * WORKERS, 1 + seed)
+    test = texts.letter_batches(2_000, 500, 0)
+    return models.make_transformer, 3e-3, 10, train, test
 
 
 def run(strategy, task, optimizer, seed, is_quick):
@@ -99,10 +65,7 @@ def run(strategy, task, optimizer, seed, is_quick):
 
 def main():
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    given = study.arguments(__doc__).parse_args()
     strategy = tfgradcomp.virtual_workers(WORKERS)
     tfgradcomp.enable_multi_worker_fit()
     rows = [

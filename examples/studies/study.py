@@ -1,6 +1,9 @@
 """What the studies share: training on virtual workers, rows and tables."""
 
+import argparse
 import csv
+import math
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -11,6 +14,26 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
 from compare_methods import conditions, git, replace_table  # noqa: E402
+
+
+def arguments(doc, seeds=(0, 1, 2)):
+    """Return a parser of what all studies take.
+
+    Args:
+        doc: The script's docstring.
+        seeds: Those that are taken unless others are given.
+    """
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*seeds])
+    parser.add_argument("--quick", action="store_true")
+    return parser
+
+
+def markdown(titles, rows):
+    """Return a table of rows of texts."""
+    rule = "|---" * len(titles) + "|"
+    lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def train(strategy, seed, make_model, make_optimizer, datasets, epochs):
@@ -43,7 +66,7 @@ def table(rows, group, plain, others=()):
         others: Further columns to show, the same for all seeds.
     """
     titles = [group, "way", *others, "accuracy, mean", f"less {plain}, by seeds"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = []
     for name in dict.fromkeys(row[group] for row in rows):
         of_group = [row for row in rows if row[group] == name]
         base = {r["seed"]: r["accuracy"] for r in of_group if r["way"] == plain}
@@ -53,8 +76,8 @@ def table(rows, group, plain, others=()):
             less = [f"{100 * (r['accuracy'] - base[r['seed']]):+.2f}" for r in own]
             cells = [name, way, *(str(own[0][column]) for column in others)]
             cells += [f"{100 * mean:.2f} %", "" if way == plain else ", ".join(less)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(titles, lines)
 
 
 def write(name, rows, text, page, where):
@@ -67,10 +90,19 @@ def write(name, rows, text, page, where):
 
 
 def write_page(page, text, where, name="accuracy"):
-    """Write a table with its conditions between the markers of a page in docs."""
+    """Write a table between the markers of a page in docs.
+
+    Args:
+        page: The page, in docs.
+        text: The table.
+        where: Begins the line above it that says its conditions; None: no line.
+        name: Of the markers.
+    """
     page = ROOT / "docs" / page
-    note = f"{conditions(where, '2')}."
-    page.write_text(replace_table(page.read_text(), f"{note}\n\n{text}", name))
+    if where is not None:
+        threads = os.environ.get("TF_NUM_INTRAOP_THREADS", str(os.cpu_count()))
+        text = f"{conditions(where, threads)}.\n\n{text}"
+    page.write_text(replace_table(page.read_text(), text, name))
 
 
 def complete(name, keys, measure, columns):
@@ -82,7 +114,8 @@ def complete(name, keys, measure, columns):
     Args:
         name: Of the file.
         keys: Dicts of the columns that tell rows apart.
-        measure: Function of a key that returns a dict of the other columns.
+        measure: Function of a key that returns a dict of the other columns; None: the
+            rows that there are will do.
         columns: Names of the measured columns, which are numbers.
     """
     path = ROOT / "examples" / "results" / f"{name}.csv"
@@ -97,6 +130,8 @@ def complete(name, keys, measure, columns):
     rows = []
     for key in keys:
         texts = tuple(str(value) for value in key.values())
+        if texts not in found and measure is None:
+            continue
         if texts not in found:
             found[texts] = measure(key) | {
                 "commit": git("rev-parse", "--short", "HEAD")
@@ -123,6 +158,12 @@ def interval(values):
     quantiles = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
     width = quantiles[min(number, 10) - 2] * statistics.stdev(values) / number**0.5
     return mean, width
+
+
+def interval_text(values, sign=""):
+    """Return the mean, and half of its interval if there are several values."""
+    mean, width = interval(values)
+    return f"{mean:{sign}.2f}" + ("" if math.isnan(width) else f" ± {width:.2f}")
 
 
 def figure(name, panels, **arguments):

@@ -1,0 +1,344 @@
+"""Every method with four small models: accuracy, bytes, and the time of a step.
+
+    python examples/leaderboard.py
+    python examples/leaderboard.py --tables
+    python examples/leaderboard.py --quick
+
+A CNN, a table of embeddings, a ResNet and a transformer train on four virtual workers,
+by each method and by float32 with the same inner optimizer, weights and batches. Writes
+examples/results/leaderboard.csv as rows come (a run that was cut short goes on where it
+was), the table of docs/leaderboard.md and docs/leaderboard.png. `--tables` trains
+nothing and writes the last two of the rows that there are. `--quick` takes one worker,
+a tiny CNN and handwritten digits, and writes nothing.
+"""
+
+import argparse
+import functools
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import data
+import keras
+import models
+import numpy as np
+import tensorflow as tf
+import texts
+from ways import TITLES, WAYS, Way, make_optimizer
+
+import tfgradcomp
+from tfgradcomp import planning
+from tfgradcomp.per_example.second_moments import step_of
+
+sys.path.insert(0, str(Path(__file__).parent / "studies"))
+import study  # noqa: E402
+
+WORKERS = 4
+# What a step computes is an assumption of the forecasts, the same for all models.
+COMPUTE_SECONDS = 0.01
+LINKS = {"seconds_100mbit": 1e8, "seconds_1gbit": 1e9}
+COLUMNS = ("accuracy", "bytes", *LINKS)
+# Learning rates of the quick form.
+QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "sign": 3e-3}
+# How the plot shows float32.
+PLAIN = {"marker": "s", "color": "black"}
+# Points behind float32 from which on the quick form fails.
+MOST_BEHIND = 5.0
+
+
+class Task(NamedTuple):
+    """A model, and what it learns.
+
+    Attributes:
+        make: Returns the model.
+        rates: Learning rates to begin with, by optimizer; they fall along a cosine.
+        datasets: Function of a seed that returns batches of all workers, for training
+            and testing. An epoch of training is all steps.
+    """
+
+    make: Callable
+    rates: dict[str, float]
+    datasets: Callable
+
+
+@functools.cache
+def pictures() -> list[tuple]:
+    """Return a part of Fashion-MNIST, for training and for testing, as arrays."""
+    source = data.load()
+    return [data.arrays(source.train, 12_800), data.arrays(source.test, 3000)]
+
+
+def images(steps, each):
+    """Return a function of a seed: images, so many a worker."""
+
+    def datasets(seed):
+        train, test = map(tf.data.Dataset.from_tensor_slices, pictures())
+        batches = data.batches(train, each * WORKERS, seed)
+        return batches.take(steps), data.batches(test, 1000)
+
+    return datasets
+
+
+def bags(seed):
+    """Return bags of words, 16 a worker."""
+    batch_size = 16 * WORKERS
+    train = texts.bag_batches(250 * batch_size, batch_size, 1 + seed)
+    return train, texts.bag_batches(3000, 1000, 0)
+
+
+def letters(seed):
+    """Return texts of six letters, 4 a worker."""
+    batch_size = 4 * WORKERS
+    train = texts.letter_batches(200 * batch_size, batch_size, 1 + seed, 6)
+    return train, texts.letter_batches(400, 200, 0, 6)
+
+
+TASKS = {
+    "CNN": Task(
+        models.make_lenet,
+        {"momentum": 0.05, "SGD": 0.2, "Adam": 1e-3, "sign": 1e-3},
+        images(200, 16),
+    ),
+    "embedding": Task(
+        models.make_bag_of_words,
+        {"momentum": 0.1, "SGD": 0.5, "Adam": 1e-2, "sign": 3e-3},
+        bags,
+    ),
+    "ResNet": Task(
+        models.make_resnet,
+        {"momentum": 0.1, "SGD": 0.5, "Adam": 3e-3, "sign": 1e-3},
+        images(150, 8),
+    ),
+    "transformer": Task(
+        models.make_transformer,
+        {"momentum": 0.05, "SGD": 0.3, "Adam": 3e-3, "sign": 1e-3},
+        letters,
+    ),
+}
+
+
+@functools.cache
+def shapes_of(task: str, whole_tables: bool = False) -> list[tuple[int, ...]]:
+    """Return the shapes that a step trains; of a table of words, those of a batch."""
+    shapes = [tuple(v.shape) for v in TASKS[task].make().trainable_variables]
+    if shapes[0][0] == texts.WORDS and not whole_tables:
+        words, _ = next(TASKS[task].datasets(0)[0].as_numpy_iterator())
+        shapes[0] = (len(np.unique(words)), shapes[0][1])
+    return shapes
+
+
+def forecasts(way: Way, shapes, bytes_sent: float) -> dict[str, float]:
+    """Return the seconds of a step by `planning.plan`, without methods' arithmetic."""
+    elements = sum(map(math.prod, shapes))
+    found = {}
+    for column, bandwidth in LINKS.items():
+        made = planning.plan(
+            shapes,
+            COMPUTE_SECONDS,
+            planning.Link(bandwidth),
+            [WORKERS],
+            methods=[way.planned] if way.planned else [],
+            local_steps=way.local_steps,
+            # Sparse messages count with the words that were sent to each worker.
+            ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
+            profile=planning.Profile(arithmetic=lambda *_: 0.0),
+        )
+        found[column] = made.quickest(WORKERS)[-1].step_seconds
+    return found
+
+
+def float32_bytes(shapes) -> float:
+    """Return what a worker sends in a step of a ring all-reduce."""
+    return 2 * (WORKERS - 1) / WORKERS * 4 * sum(map(math.prod, shapes))
+
+
+def measure(strategy, key: dict) -> dict[str, float]:
+    """Return accuracy, bytes and forecasts of a training."""
+    task, way = TASKS[key["model"]], WAYS[key["way"]]
+    datasets, made = task.datasets(key["seed"]), []
+
+    def remember():
+        made.append(make_optimizer(way, task.rates, len(datasets[0])))
+        return made[0]
+
+    accuracy = study.train(strategy, key["seed"], task.make, remember, datasets, 1)
+    shapes = shapes_of(key["model"], way.whole_tables)
+    bytes_sent = float32_bytes(shapes)
+    if way.planned:
+        bytes_sent = made[0].traffic.bytes_sent
+    found = {"accuracy": accuracy, "bytes": bytes_sent}
+    return found | forecasts(way, shapes, bytes_sent)
+
+
+def quick(steps: int = 96) -> list[dict]:
+    """Return the rows of one worker that compresses its own gradients.
+
+    The function that computes gradients is compiled once for all, so that few seconds
+    are enough.
+    """
+    keras.utils.set_random_seed(0)
+    source = data.digits()
+    train = [*data.batches(source.train, 96, 0).repeat().take(steps)]
+    images, labels = next(data.batches(source.test, 297).as_numpy_iterator())
+    model = models.make_small_cnn()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before, variables = model.get_weights(), model.trainable_variables
+
+    @tf.function(autograph=False)
+    def gradients_of(x, y):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True))
+        return tape.gradient(loss, variables), None
+
+    @tf.function(autograph=False)
+    def moments_of(x, y):
+        found = step_of(model, x, y)
+        return found.gradients, found.moments
+
+    rows = []
+    for name, way in WAYS.items():
+        model.set_weights(before)
+        common = {"transport": "all_gather"} if way.planned else {}
+        optimizer = make_optimizer(way, QUICK_RATES, steps, **common)
+        optimizer.build(variables)
+
+        @tf.function(autograph=False)
+        def apply(gradients, moments, optimizer=optimizer):
+            more = {} if moments is None else {"second_moments": moments}
+            optimizer.apply(gradients, variables, **more)
+
+        needs_moments = getattr(optimizer, "needs_second_moments", False)
+        compute = moments_of if needs_moments else gradients_of
+        for x, y in train:
+            apply(*compute(x, y))
+        accuracy = float((model(images).numpy().argmax(-1) == labels).mean())
+        rows.append({"model": "digits", "way": name, "seed": 0, "accuracy": accuracy})
+    return rows
+
+
+def less_float32(rows: list[dict]) -> dict[tuple[str, str], list[float]]:
+    """Return by model and way what each seed has more than float32, in points."""
+    accuracies = {
+        (row["model"], row["way"], row["seed"]): row["accuracy"] for row in rows
+    }
+    found = {}
+    for (model, way, seed), accuracy in accuracies.items():
+        plain = accuracies.get((model, WAYS[way].baseline, seed))
+        if plain is not None:
+            found.setdefault((model, way), []).append(100 * (accuracy - plain))
+    return found
+
+
+def behind(rows: list[dict]) -> list[str]:
+    """Return a line for each way that is `MOST_BEHIND` points behind float32."""
+    return [
+        f"{model}, {way}: {statistics.mean(less):+.1f} points, next to float32"
+        for (model, way), less in less_float32(rows).items()
+        if statistics.mean(less) <= -MOST_BEHIND
+    ]
+
+
+def table(rows: list[dict]) -> str:
+    """Return the table, a row for each model and way."""
+    titles = ["model", "method", "inner optimizer", "accuracy, %", "less float32"]
+    titles += ["bytes a step", "ms a step at 100 Mbit/s", "at 1 Gbit/s"]
+    lines = [f"| {' | '.join(titles)} |", "|---|---|---|--:|--:|--:|--:|--:|"]
+    less = less_float32(rows)
+    for model, way in dict.fromkeys((row["model"], row["way"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["way"]) == (model, way)]
+        mean = {
+            column: statistics.mean(row[column] for row in own) for column in COLUMNS
+        }
+        cells = [model, TITLES.get(way, f"`{way}`"), WAYS[way].title]
+        cells += [f"{100 * mean['accuracy']:.2f}", points(way, less[model, way])]
+        cells += [f"{mean['bytes']:,.0f}"]
+        cells += [f"{1000 * mean[column]:.1f}" for column in LINKS]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def quick_table(rows: list[dict]) -> str:
+    """Return the table of the quick form."""
+    lines = ["| method | inner optimizer | accuracy, % | less float32 |"]
+    lines.append("|---|---|--:|--:|")
+    less = less_float32(rows)
+    for row in rows:
+        way = row["way"]
+        cells = [TITLES.get(way, f"`{way}`"), WAYS[way].title]
+        cells += [f"{100 * row['accuracy']:.2f}", points(way, less[row["model"], way])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def points(way: str, less: list[float]) -> str:
+    """Return a mean of points and its interval over seeds; nothing for float32."""
+    if not WAYS[way].planned:
+        return ""
+    return study.interval_text(less, "+")
+
+
+def draw(rows: list[dict]):
+    """Draw accuracy over bytes, a panel for each model."""
+    names = [*dict.fromkeys(row["model"] for row in rows)]
+    made = study.figure("leaderboard", len(names))
+    if made is None:
+        return
+    axes, save = made
+    axes[0].figure.set_figheight(6)
+    for one, model in zip(axes, names, strict=True):
+        for way in WAYS:
+            own = [r for r in rows if (r["model"], r["way"]) == (model, way)]
+            if not own:
+                continue
+            x = statistics.mean(row["bytes"] for row in own)
+            y = 100 * statistics.mean(row["accuracy"] for row in own)
+            style = {"marker": "o"} if WAYS[way].planned else PLAIN
+            one.plot(x, y, **style)
+            name = way if WAYS[way].planned else f"float32, {way}"
+            one.annotate(name, (x, y), (4, 0), fontsize=6, textcoords="offset points")
+        one.margins(x=0.3)
+        one.xaxis.set_minor_formatter("")
+        one.set(xscale="log", xlabel="bytes a step and worker", title=model)
+    axes[0].set_ylabel("accuracy, %")
+    save()
+
+
+def main():
+    """Train all that is missing, and write what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    given = parser.parse_args()
+    if given.quick:
+        rows = quick()
+        print(quick_table(rows))
+        if behind(rows):
+            raise SystemExit("\n".join(["too far behind:", *behind(rows)]))
+        return
+    keys = [
+        {"model": model, "way": way, "seed": seed}
+        for seed in given.seeds
+        for model in given.models
+        for way in WAYS
+    ]
+    measure_now = None
+    if not given.tables:
+        strategy = tfgradcomp.virtual_workers(WORKERS)
+        tfgradcomp.enable_multi_worker_fit()
+        measure_now = functools.partial(measure, strategy)
+    rows = study.complete("leaderboard", keys, measure_now, COLUMNS)
+    draw(rows)
+    text = table(rows)
+    print(text)
+    study.write_page(
+        "leaderboard.md", text, f"{WORKERS} virtual workers", "leaderboard"
+    )
+
+
+if __name__ == "__main__":
+    main()

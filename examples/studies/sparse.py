@@ -1,0 +1,437 @@
+"""Sparse messages in longer runs, and what a threshold that r outgrows does.
+
+    python examples/studies/sparse.py
+    python examples/studies/sparse.py --quick
+
+A small network, without and with batch normalisation, learns Fashion-MNIST on two
+virtual workers. The first part trains for 4,000 steps and notes the accuracy and the
+ratio on the way. The second looks for the cause of the hybrid's loss at low thresholds:
+it varies threshold, rate, momentum and network, and counts |r| over the threshold
+wherever something is sent. Writes examples/results/sparse.csv and sparse_threshold.csv,
+the tables of docs/studies/sparse.md and its figure; `--quick` takes few steps of some
+runs and writes nothing.
+"""
+
+import itertools
+import math
+import statistics
+from dataclasses import dataclass
+from typing import ClassVar
+
+import keras
+import numpy as np
+import study
+import tensorflow as tf
+
+import tfgradcomp
+from tfgradcomp import compressors, servers
+from tfgradcomp.per_example.second_moments import step_of
+
+import data  # isort: skip
+import models  # isort: skip
+
+WORKERS, BATCH_SIZE = 2, 32
+ALPHA, ZETA = 2.0, 0.999  # Of the hybrid, unless told otherwise.
+LENGTHS = (400, 1000, 2000, 4000)
+THRESHOLD_STEPS = 800
+LAST = f"accuracy_{THRESHOLD_STEPS}"
+# |r| over the threshold is counted between these powers of 2.
+BINS = 16
+OVER = [f"over_{2**k}" for k in range(BINS)]
+BEYOND = "sent with \\|r\\| > 16 τ, %"
+
+
+@dataclass(frozen=True)
+class AtOnce(compressors.Compressor):
+    """Selects what `Hybrid` selects, and sends all whole thresholds of it in one step.
+
+    For the study alone: it travels as float32.
+    """
+
+    threshold: float
+    needs_second_moments: ClassVar[bool] = True
+
+    def fields(self, layout):
+        """Declares a float32 number for each element."""
+        return compressors.Identity().fields(layout)
+
+    def init(self, layout):
+        """Returns the state before the first step."""
+        return {name: tf.zeros([layout.size]) for name in ("residual", "variance")}
+
+    def compress(self, x, state, layout, context):
+        """Returns what is sent and the new state."""
+        r = tf.convert_to_tensor(x) + state["residual"]
+        v = tf.convert_to_tensor(context.second_moments) + state["variance"]
+        is_sent = (tf.abs(r) > self.threshold) & (r * r > ALPHA * v)
+        whole = tf.sign(r) * tf.floor(tf.abs(r) / self.threshold) * self.threshold
+        sent = tf.where(is_sent, whole, 0.0)
+        v = ZETA * tf.maximum(v - 2 * r * sent + sent * sent, 0)
+        return compressors.Compressed(
+            {"values": sent}, {"residual": r - sent, "variance": v}
+        )
+
+    def decompress(self, payload, layout):
+        """Returns what was sent."""
+        return payload["values"]
+
+
+def at_once(inner, threshold, **arguments):
+    """Return a wrapper with `AtOnce`."""
+    compressor = AtOnce(threshold)
+    return tfgradcomp.CompressedOptimizer(
+        inner, compressor, servers.Mean(compressor), min_size=0, **arguments
+    )
+
+
+NETWORKS = {"batch norm": True, "plain": False}
+METHODS = {
+    "none": (None, {}),
+    "variance-1.5": (tfgradcomp.VarianceBased, {"alpha": 1.5}),
+    "variance-2": (tfgradcomp.VarianceBased, {"alpha": 2.0}),
+    **{
+        f"{name.lower()}-{threshold}": (
+            getattr(tfgradcomp, name),
+            {"threshold": threshold},
+        )
+        for name in ("Strom", "Hybrid")
+        for threshold in (0.01, 0.03, 0.05, "auto")
+    },
+    **{f"at once-{t}": (at_once, {"threshold": t}) for t in (0.01, 0.03, 0.05)},
+}
+# The optimizers of the first part, of the number of steps.
+INNERS = {
+    "momentum SGD": lambda steps: keras.optimizers.SGD(0.02, momentum=0.9),
+    "Adam": lambda steps: keras.optimizers.Adam(),
+}
+FEW = ("none", "variance-2", "strom-0.01", "hybrid-0.01", "hybrid-auto", "at once-0.01")
+# Network, learning rate and momentum of the second part, and its methods. The first is
+# where the hybrid collapses; in the second a gradient moves the weights as far, but at
+# once.
+COLLAPSE = ("batch norm", 0.1, 0.9)
+SETTINGS = {
+    COLLAPSE: [name for name in METHODS if name != "variance-1.5"],
+    ("batch norm", 1.0, 0.0): FEW,
+    ("plain", 0.03, 0.9): FEW,
+    ("batch norm", 0.03, 0.9): FEW,
+}
+
+
+def make_network(has_batch_norm):
+    """Return two convolutions and two dense layers, for images of half the size."""
+    layers = keras.layers
+
+    def activated(x):
+        if has_batch_norm:
+            x = layers.BatchNormalization(momentum=0.9)(x)
+        return layers.ReLU()(x)
+
+    images = keras.Input((28, 28, 1))
+    x = layers.Rescaling(1 / models.DEVIATION, -models.MEAN / models.DEVIATION)(images)
+    x = layers.AveragePooling2D(2)(x)
+    for filters in (8, 16):
+        x = layers.Conv2D(filters, 3, strides=2, use_bias=not has_batch_norm)(x)
+        x = activated(x)
+    x = layers.Dense(64, use_bias=not has_batch_norm)(layers.Flatten()(x))
+    return keras.Model(images, layers.Dense(10)(activated(x)))
+
+
+class Steps:
+    """Takes steps of a model, several in one call, and counts |r| over the threshold.
+
+    Args:
+        strategy: The workers.
+        model: The model, compiled.
+        images: Those to train with, uint8.
+        labels: Their labels.
+        order: Indices of images, those of a step next to each other.
+        has_threshold: Whether there is one.
+    """
+
+    def __init__(self, strategy, model, images, labels, order, has_threshold):
+        self.strategy, self.model, self.optimizer = strategy, model, model.optimizer
+        self.images, self.labels, self.order = images, labels, tf.constant(order)
+        with strategy.scope():
+            self.optimizer.build(model.trainable_variables)
+        owed = [v for v in self.optimizer.variables if "worker.residual" in v.name]
+        self.residual = owed[0] if has_threshold else None
+        self.taken, self._take = 0, tf.function(self._steps)
+
+    def take(self, until):
+        """Take steps until so many are taken; return the counts, by powers of 2."""
+        counts = self._take(tf.constant(self.taken), tf.constant(until))
+        self.taken = until
+        return counts.numpy()
+
+    def _steps(self, begin, end):
+        counts = tf.zeros([BINS], tf.int64)
+        for number in tf.range(begin, end):
+            of_workers = self.strategy.run(self._step, args=(number,))
+            for count in self.strategy.experimental_local_results(of_workers):
+                counts += count
+        return counts
+
+    @tf.autograph.experimental.do_not_convert
+    def _step(self, number):
+        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+        begin = (number * WORKERS + rank) * BATCH_SIZE
+        rows = self.order[begin : begin + BATCH_SIZE]
+        x = tf.cast(tf.gather(self.images, rows), tf.float32) / 255
+        y = tf.gather(self.labels, rows)
+        variables, further = self.model.trainable_variables, {}
+        if getattr(self.optimizer, "needs_second_moments", False):
+            step = step_of(self.model, x, y)
+            gradients, further = step.gradients, {"second_moments": step.moments}
+        else:
+            with tf.GradientTape() as tape:
+                loss = self.model.compute_loss(x, y, self.model(x, training=True))
+                # As Keras divides it.
+                loss /= WORKERS
+            gradients = tape.gradient(loss, variables)
+        if self.residual is None:
+            self.optimizer.apply(gradients, variables, **further)
+            return tf.zeros([BINS], tf.int64)
+        flat = tf.concat([tf.reshape(g, [-1]) for g in gradients], 0) * WORKERS
+        owed = tf.identity(tf.convert_to_tensor(self.residual)) + flat
+        with tf.control_dependencies([owed]):
+            self.optimizer.apply(gradients, variables, **further)
+        # What was sent is a threshold, and else nothing.
+        sent = tf.abs(owed - tf.convert_to_tensor(self.residual))
+        is_sent = sent > 0
+        power = tf.math.log(tf.boolean_mask(tf.abs(owed) / sent, is_sent)) / math.log(2)
+        power = tf.cast(tf.clip_by_value(power, 0, BINS - 1), tf.int32)
+        return tf.math.bincount(power, minlength=BINS, maxlength=BINS, dtype=tf.int64)
+
+
+def run(strategy, pairs, key, lengths, inner):
+    """Return accuracies and ratios on the way, and how far r outgrows the threshold.
+
+    Args:
+        strategy: The workers.
+        pairs: Images and labels to train with, and to test with.
+        key: Network, method and seed.
+        lengths: Numbers of steps; the last one is that of all.
+        inner: Function of the number of steps that returns a Keras optimizer.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(key["seed"])
+    wrapper, arguments = METHODS[key["method"]]
+    with strategy.scope():
+        model = make_network(NETWORKS[key["network"]])
+        optimizer = inner(lengths[-1])
+        if wrapper:
+            optimizer = wrapper(
+                optimizer, transport="all_gather", nonfinite="skip", **arguments
+            )
+        model.compile(
+            optimizer,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    images, labels = pairs[0]
+    rng = np.random.default_rng(key["seed"])
+    passes = -(-lengths[-1] * WORKERS * BATCH_SIZE // len(labels))
+    order = np.concatenate([rng.permutation(len(labels)) for _ in range(passes)])
+    steps = Steps(strategy, model, images, labels, order, "threshold" in arguments)
+    counts, found = np.zeros(BINS, np.int64), {}
+    for number in lengths:
+        counts += steps.take(number)
+        _, accuracy = model.evaluate(*pairs[1], batch_size=1000, verbose=0)
+        ratio = optimizer.traffic.ratio if wrapper else 1.0
+        if counts.any():
+            elements = sum(math.prod(v.shape) for v in model.trainable_variables)
+            ratio = elements * WORKERS * number / counts.sum()
+        found |= {f"accuracy_{number}": accuracy, f"ratio_{number}": ratio}
+    exceeding = counts[::-1].cumsum()[::-1]
+    shares = exceeding / counts.sum() if counts.any() else [math.nan] * BINS
+    return found | dict(zip(OVER, map(float, shares), strict=True))
+
+
+def falling(rate, momentum):
+    """Return a function of the number of steps that returns SGD, its rate falling."""
+    return lambda steps: keras.optimizers.SGD(
+        keras.optimizers.schedules.CosineDecay(rate, steps), momentum=momentum
+    )
+
+
+def length_keys(seeds):
+    """Return the keys of the first part, those of a seed together."""
+    chosen = ("none", "variance-1.5", "strom-0.01", "hybrid-0.01", "hybrid-auto")
+    return [
+        {"network": network, "inner": inner, "method": method, "seed": seed}
+        for seed in seeds
+        for inner, network in itertools.product(INNERS, NETWORKS)
+        for method in chosen
+    ]
+
+
+def threshold_keys(seeds):
+    """Return the keys of the second part, those of a seed together."""
+    names = ("network", "rate", "momentum")
+    return [
+        {**dict(zip(names, setting, strict=True)), "method": method, "seed": seed}
+        for seed in seeds
+        for setting, methods in SETTINGS.items()
+        for method in methods
+    ]
+
+
+class Table:
+    """Rows of several seeds, and what is to be said of them.
+
+    Args:
+        rows: The rows.
+        names: Columns that tell rows apart, besides the seed; the last is the method.
+    """
+
+    def __init__(self, rows, names):
+        self.groups = {}
+        for row in rows:
+            key = tuple(row[name] for name in names)
+            self.groups.setdefault(key, {})[row["seed"]] = row
+
+    def mean(self, key, column):
+        """Return the mean of a column over the seeds."""
+        return statistics.mean(row[column] for row in self.groups[key].values())
+
+    def less(self, key, column):
+        """Return what is lacking of no compression, in points, by the seeds."""
+        plain = self.groups.get((*key[:-1], "none"), {})
+        own = self.groups[key]
+        seeds = [seed for seed in own if seed in plain]
+        points = [100 * (own[s][column] - plain[s][column]) for s in seeds]
+        return points or [math.nan]
+
+    def text(self, key, column):
+        """Return the text of the accuracy, or of what it lacks."""
+        if key[-1] == "none":
+            return f"{100 * self.mean(key, column):.2f} %"
+        return study.interval_text(self.less(key, column), "+")
+
+    def over(self, key, bound):
+        """Return the text of the share of what was sent that exceeds a bound."""
+        share = 100 * self.mean(key, f"over_{bound}")
+        return "" if math.isnan(share) else f"{share:.1f}"
+
+    def lines(self, titles, cells):
+        """Return a table, whose cells are those that a function of a key returns."""
+        return study.markdown(titles, [map(str, cells(key)) for key in self.groups])
+
+
+def length_table(table, lengths=LENGTHS):
+    """Return the table of the first part."""
+
+    def cells(key):
+        yield from key
+        for number in lengths:
+            text = table.text(key, f"accuracy_{number}")
+            if key[-1] != "none":
+                text += f"; {table.mean(key, f'ratio_{number}'):.0f}"
+            yield text
+        yield table.over(key, 16)
+
+    numbers = [f"{number:,} steps" for number in lengths]
+    return table.lines(["network", "optimizer", "method", *numbers, BEYOND], cells)
+
+
+def threshold_table(table):
+    """Return the table of the second part."""
+
+    def cells(key):
+        yield from key
+        yield table.text(key, LAST)
+        ratio = table.mean(key, f"ratio_{THRESHOLD_STEPS}")
+        yield "" if key[-1] == "none" else f"{ratio:.0f}"
+        yield table.over(key, 16)
+        yield table.over(key, 256)
+
+    titles = ["network", "rate", "momentum", "method", "accuracy, or less none"]
+    return table.lines([*titles, "ratio", BEYOND, BEYOND.replace("16", "256")], cells)
+
+
+def draw(lengths, thresholds):
+    """Draw ratios over steps, |r| over the threshold, and losses over that."""
+    drawn = study.figure("studies/sparse", 3)
+    if drawn is None:
+        return
+    (left, middle, right), save = drawn
+    for key in lengths.groups:
+        if key[:2] == ("batch norm", "momentum SGD") and key[-1] != "none":
+            ratios = [lengths.mean(key, f"ratio_{number}") for number in LENGTHS]
+            left.plot(LENGTHS, ratios, "o-", label=key[-1])
+    left.set(xscale="log", yscale="log", xlabel="steps", ylabel="ratio so far")
+    left.set_xticks(LENGTHS, [f"{number:,}" for number in LENGTHS])
+    left.minorticks_off()
+    left.set_title("batch norm, momentum SGD")
+    chosen = [key for key in thresholds.groups if key[-1].startswith(("s", "h"))]
+    for key in chosen:
+        if key[:-1] == COLLAPSE:
+            shares = [100 * thresholds.mean(key, name) for name in OVER]
+            style = "-" if key[-1].startswith("hybrid") else "--"
+            middle.plot([2**k for k in range(BINS)], shares, style, label=key[-1])
+    middle.set(
+        xscale="log",
+        xlim=(1, 2000),
+        xlabel="|r| / τ",
+        ylabel="% of what is sent beyond it",
+    )
+    middle.set_title("{}, rate {}, momentum {}".format(*COLLAPSE))
+    for setting in SETTINGS:
+        keys = [key for key in chosen if key[:-1] == setting]
+        if not keys:
+            continue
+        shares = [100 * thresholds.mean(key, "over_16") for key in keys]
+        losses = [statistics.mean(thresholds.less(key, LAST)) for key in keys]
+        label = "{}, rate {}, momentum {}".format(*setting)
+        right.plot(shares, losses, "o", label=label)
+    right.set(xlabel="% of what is sent beyond 16 τ", ylabel="points less than none")
+    right.set_title("Strom and hybrid")
+    for one in (left, middle, right):
+        one.legend(fontsize="x-small")
+    save()
+
+
+def main():
+    """Run the study."""
+    given = study.arguments(__doc__).parse_args()
+    strategy = tfgradcomp.virtual_workers(WORKERS)
+    tfgradcomp.enable_multi_worker_fit()
+    source = data.load()
+    images, labels = data.arrays(source.test)
+    test = tf.cast(images, tf.float32) / 255, labels
+    pairs = tuple(map(tf.constant, data.arrays(source.train))), test
+
+    def of_length(key, lengths=LENGTHS):
+        return run(strategy, pairs, key, lengths, INNERS[key["inner"]])
+
+    def of_threshold(key, lengths=(THRESHOLD_STEPS,)):
+        inner = falling(key["rate"], key["momentum"])
+        return run(strategy, pairs, key, lengths, inner)
+
+    if given.quick:
+        few = (20, 40)
+        rows = [key | of_length(key, few) for key in length_keys([0])[-2:]]
+        print(length_table(Table(rows, ("network", "inner", "method")), few))
+        print(*(key := threshold_keys([0])[5]).values(), of_threshold(key, (40,)))
+        return
+
+    def complete(name, keys, measure, lengths):
+        columns = [f"{what}_{n}" for n in lengths for what in ("accuracy", "ratio")]
+        return study.complete(name, keys, measure, [*columns, *OVER])
+
+    # The first seed of all that there is, before another one of the second part.
+    name, how = "sparse_threshold", (of_threshold, (THRESHOLD_STEPS,))
+    complete(name, threshold_keys(given.seeds[:1]), *how)
+    rows = complete("sparse", length_keys(given.seeds[:1]), of_length, LENGTHS)
+    lengths = Table(rows, ("network", "inner", "method"))
+    rows = complete(name, threshold_keys(given.seeds), *how)
+    thresholds = Table(rows, ("network", "rate", "momentum", "method"))
+    draw(lengths, thresholds)
+    where = f"{WORKERS} virtual workers, batches of {BATCH_SIZE} each"
+    page = "studies/sparse.md"
+    study.write_page(page, length_table(lengths), where, "length")
+    study.write_page(page, threshold_table(thresholds), where, "threshold")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""All methods with the settings that the leaderboard takes, and float32 beside them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+
+import tfgradcomp
+from tfgradcomp.compressors import ErrorFeedback, TopK
+from tfgradcomp.servers import Mean
+
+
+class Way(NamedTuple):
+    """A method around an optimizer.
+
+    Attributes:
+        baseline: The float32 optimizer that it is compared with.
+        wrap: Function of an optimizer, of the number of all steps, and of arguments
+            that every `CompressedOptimizer` takes.
+        planned: The wrapper whose exchange `planning.plan` is asked for: this one, or
+            one with the same messages. Empty: float32.
+        inner: What is wrapped, if not the baseline, whose momentum the method has.
+        rate: Which of the model's learning rates it takes, if not the baseline's.
+        factor: Part of that rate.
+        local_steps: Steps between two exchanges.
+        whole_tables: Whether tables of embeddings travel with all rows.
+    """
+
+    baseline: str
+    wrap: Callable
+    planned: str = ""
+    inner: str = ""
+    rate: str = ""
+    factor: float = 1.0
+    local_steps: int = 1
+    whole_tables: bool = False
+
+    @property
+    def title(self) -> str:
+        """The optimizer that is wrapped, as the table names it."""
+        name = self.inner or self.baseline
+        return "SGD, momentum" if name == "momentum" else name
+
+
+def wrapped(name: str, baseline="momentum", planned="", arguments=None, **more) -> Way:
+    """Return the way of a wrapper with arguments of its own."""
+
+    def wrap(optimizer, steps, **common):
+        return getattr(tfgradcomp, name)(optimizer, **(arguments or {}), **common)
+
+    return Way(baseline, wrap, planned or name, **more)
+
+
+def top_k(optimizer, steps, **common):
+    """Return top-k of one element in a hundred, with error feedback."""
+    return tfgradcomp.CompressedOptimizer(
+        optimizer, ErrorFeedback(TopK(0.01)), Mean(TopK(0.01)), **common
+    )
+
+
+def local_steps(optimizer, steps, **common):
+    """Return local steps whose sums are exchanged with one bit an element."""
+    outer = tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(1.0), **common)
+    return tfgradcomp.LocalSteps(optimizer, outer, every=16)
+
+
+def onebit_adam(optimizer, steps, **common):
+    """Return 1-bit Adam with a fifth of all steps for its squares to settle."""
+    return tfgradcomp.OneBitAdam(optimizer, steps // 5, **common)
+
+
+def zero_one_adam(optimizer, steps, **common):
+    """Return 0/1 Adam that soon has its 16 local steps."""
+    return tfgradcomp.ZeroOneAdam(
+        optimizer, steps // 5, double_every=steps // 8, **common
+    )
+
+
+def unwrapped(optimizer, steps, **common):
+    """Return the optimizer."""
+    return optimizer
+
+
+AUTO = {"threshold": "auto"}
+WAYS = {
+    "momentum": Way("momentum", unwrapped),
+    "SGD": Way("SGD", unwrapped),
+    "Adam": Way("Adam", unwrapped),
+    "TernGrad": wrapped("TernGrad"),
+    "SignSGD": wrapped("SignSGD", rate="sign", factor=0.2),
+    "Signum": wrapped("Signum", inner="SGD", rate="sign"),
+    "DistEFSGD": wrapped("DistEFSGD", "SGD"),
+    "DistEFBlockSGD": wrapped("DistEFBlockSGD", "SGD"),
+    "DistEFBlockSGDM": wrapped("DistEFBlockSGDM", inner="SGD"),
+    "OneBitAdam": Way("Adam", onebit_adam, "DistEFBlockSGD", whole_tables=True),
+    "ZeroOneAdam": Way(
+        "Adam", zero_one_adam, "DistEFBlockSGD", local_steps=16, whole_tables=True
+    ),
+    "ORQ": wrapped("ORQ"),
+    "BinGrad": wrapped("BinGrad"),
+    "QSGD": wrapped("QSGD"),
+    "LinearQuantization": wrapped("LinearQuantization"),
+    "NaturalCompression": wrapped("NaturalCompression"),
+    "ScaledSign": wrapped("ScaledSign"),
+    "HalfPrecision": wrapped("HalfPrecision"),
+    "VarianceBased": wrapped("VarianceBased", "SGD"),
+    "Strom": wrapped("Strom", "SGD", "VarianceBased", arguments=AUTO),
+    "Hybrid": wrapped("Hybrid", "SGD", "VarianceBased", arguments=AUTO),
+    "CompressedOptimizer": Way("SGD", top_k, "VarianceBased"),
+    "LocalSteps": Way(
+        "momentum", local_steps, "DistEFBlockSGD", local_steps=16, whole_tables=True
+    ),
+}
+# As the table has them.
+TITLES = {
+    **{name: "float32" for name, way in WAYS.items() if not way.planned},
+    "CompressedOptimizer": "`TopK(0.01)` with error feedback",
+    "LocalSteps": "`LocalSteps`, every 16",
+}
+
+
+def make_optimizer(way: Way, rates: dict[str, float], steps: int, **common):
+    """Return the optimizer of a way, with arguments for what compresses."""
+    rate = way.factor * rates[way.rate or way.baseline]
+    schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
+    inner = way.inner or way.baseline
+    if inner == "Adam":
+        optimizer = keras.optimizers.Adam(schedule)
+    else:
+        momentum = 0.9 if inner == "momentum" else 0.0
+        optimizer = keras.optimizers.SGD(schedule, momentum=momentum)
+    return way.wrap(optimizer, steps, **common)
