@@ -36,4 +36,5 @@ def test_a_model_of_version_0_1_resumes_to_the_same_weights(name):
     model.fit(*data(), batch_size=8, epochs=1, shuffle=False, verbose=0)
     after = [value for key, value in expected.items() if f"{name}/after/" in key]
     for weight, value in zip(model.weights, after, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), value)
+        # Another processor may add up gradients in another order.
+        np.testing.assert_allclose(weight.numpy(), value, rtol=1e-5, atol=1e-8)
