@@ -2,10 +2,14 @@
 
     python benchmarks/start_up.py
     python benchmarks/start_up.py --models LeNet --workers 1 --rounds 1 --output /tmp/s
+    python benchmarks/start_up.py --servers 1 --models LeNet --workers 1 2 4 8
 
 Each measurement has processes of its own, whose imports are not counted; the time of
 the slowest worker is. A first step traces, compares the workers, and with
 `transport="auto"` measures the transports. The ways take turns; medians over rounds.
+
+With parameter servers the chief's `fit` is timed, next to TensorFlow's own strategy, of
+which one step of each worker counts as one.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ import itertools
 import statistics
 from pathlib import Path
 
+import exchange
 import measuring
-from exchange import commands
 from processes import exit_on_signals
 from report import commit, processor, write_csv, write_table
 
@@ -29,17 +33,36 @@ WAYS = (
     STOCK,
     *(f"{name} {way}" for name in METHODS for way in ("sharded", "auto")),
 )
+WITH_SERVERS = (STOCK, *(f"{name} auto" for name in METHODS))
 COLUMNS = ("model", "workers", "way", "first_seconds", "step_seconds", "of_stock")
+
+
+def commands(workers: int, servers: int):
+    """Returns the function that starts a script in all roles."""
+    plain = exchange.commands(workers)
+    if not servers:
+        return plain
+
+    def with_servers(script, folder):
+        (command,) = plain(script, folder)
+        place = command.index(script)
+        return [[*command[:place], "--ps", str(servers), *command[place:]]]
+
+    return with_servers
 
 
 def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
     """Returns a row for each way."""
     threads = measuring.threads(argparse.Namespace(threads=None), workers)
-    taken: dict = {way: [] for way in WAYS}
-    for _, way in itertools.product(range(args.rounds), WAYS):
-        task = {"model": model, "way": way}
+    taken: dict = {way: [] for way in (WITH_SERVERS if args.servers else WAYS)}
+    for _, way in itertools.product(range(args.rounds), taken):
+        task = {"model": model, "way": way, "servers": args.servers}
         answers = measuring.run(
-            "start_up_worker.py", task, commands(workers), threads, args.timeout
+            "start_up_worker.py",
+            task,
+            commands(workers, args.servers),
+            threads,
+            args.timeout,
         )
         taken[way].append(
             [max(one[name] for one in answers) for name in ("first", "step")]
@@ -84,6 +107,7 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=MODELS)
     add("--workers", type=int, nargs="+", default=[1, 4])
+    add("--servers", type=int, default=0, help="parameter servers, besides workers")
     add("--rounds", type=int, default=3, help="each way is timed so often")
     add("--timeout", type=float, default=600, help="seconds that a start may take")
     add("--output", type=Path, help="folder; default: results and README.md here")
@@ -103,9 +127,11 @@ def main() -> None:
     print("\n".join(lines))
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "start_up.csv", COLUMNS, rows)
+    name = "start-up with servers" if args.servers else "start-up"
+    file = name.replace(" ", "_").replace("-", "_")
+    write_csv(folder / f"{file}.csv", COLUMNS, rows)
     if args.output is None:
-        write_table(HERE / "README.md", "start-up", lines)
+        write_table(HERE / "README.md", name, lines)
 
 
 if __name__ == "__main__":
