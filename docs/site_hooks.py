@@ -3,7 +3,8 @@
 Links in documents are those of the repository, so that they work where the documents
 are read as files. Here they become links of the site: documents outside of docs/ that
 mkdocs.yml names are pages, pictures and tables that those show are copied; of a link
-to source code the text remains. Formulas become MathML, which needs no script.
+to source code the text remains. Formulas become MathML, which needs no script. Some
+pages have a notebook beside them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import html
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from notebooks import notebook  # noqa: E402
+
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:)([^()\s#]+)(#[^()\s]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 COPIED = (".png", ".svg", ".csv")
@@ -45,7 +50,7 @@ def target(source, link):
 
 
 def on_files(files, config):
-    """Adds documents outside of docs/, and the pictures and tables that they show."""
+    """Adds documents outside of docs/, what those show, and notebooks."""
     for page in outside(config.nav):
         files.append(File.generated(config, page, abs_src_path=str(ROOT / page)))
         for link in LINK.finditer((ROOT / page).read_text()):
@@ -53,7 +58,16 @@ def on_files(files, config):
             if path.endswith(COPIED) and not files.get_file_from_path(address(path)):
                 source = str(ROOT / path)
                 files.append(File.generated(config, path, abs_src_path=source))
+    for page in config.extra["notebooks"]:
+        content = notebook((ROOT / "docs" / page).read_text())
+        name = notebook_of(page)
+        files.append(File.generated(config, name, content=content))
     return files
+
+
+def notebook_of(page):
+    """Returns where the notebook of a page is in the site."""
+    return page.removesuffix(".md") + ".ipynb"
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -74,6 +88,8 @@ def on_page_markdown(markdown, page, config, files):
     # Every other part is a block of code.
     parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)
     parts[::2] = [LINK.sub(replace, part) for part in parts[::2]]
+    if uri in config.extra["notebooks"]:
+        parts.append(f"\n\n[This page as a notebook]({notebook_of(uri)}){{download}}\n")
     return "".join(parts)
 
 

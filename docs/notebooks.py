@@ -1,0 +1,34 @@
+"""Notebooks of pages: the text as it stands there, and its code as cells to run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+# A block in a list, or one with dots in it, is a sketch: it stays text.
+CODE = re.compile(r"^```python\n((?:(?!\.\.\.|^```).*\n)*?)```$", re.M)
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:)[^()\s]+\)")
+
+
+def notebook(markdown: str) -> str:
+    """Returns a page as a notebook of Jupyter, format 4.5.
+
+    Links to other pages become their text: a notebook is read alone.
+    """
+    cells = []
+    # Every other part is code.
+    for index, part in enumerate(CODE.split(markdown)):
+        kind = "code" if index % 2 else "markdown"
+        text = (part if kind == "code" else LINK.sub(r"\1", part)).strip()
+        if not text:
+            continue
+        name = hashlib.sha256(f"{index} {text}".encode()).hexdigest()[:8]
+        cell = {"cell_type": kind, "id": name, "metadata": {}}
+        if kind == "code":
+            cell |= {"execution_count": None, "outputs": []}
+        cells.append({**cell, "source": text.splitlines(keepends=True)})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    content = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
