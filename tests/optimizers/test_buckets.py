@@ -12,6 +12,7 @@ from tests.pairwise import parametrize_pairwise
 from tests.selection import rows, rows_by_needs, select
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.core import Layout
+from tfgradcomp.optimizers import plan
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece, cut_ranges
 from tfgradcomp.transports import AllGather, Sharded
 from tfgradcomp.transports.auto import BY_NAME
@@ -107,6 +108,16 @@ def test_any_bucketing_gives_the_same_bits(workers, row, blocks, size):
     assert_same(whole, cut)
     if row.name == "TernGrad":
         assert cut[0][-1] > 1
+
+
+def test_a_large_model_is_cut_into_eighths(monkeypatch):
+    row = ROWS["TernGrad"]
+    whole = train(row, 1, block_size=50)
+    assert whole[0][-1] == 1
+    monkeypatch.setattr(plan, "_LEAST_BYTES", 4 * 50)
+    cut = train(row, 1, block_size=50)
+    assert cut[0][-1] == 8
+    assert_same(whole, cut)
 
 
 @rows(lambda row: len(row.transports) > 1, by=lambda row: row.message_kinds)

@@ -82,9 +82,9 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         nonfinite: What follows a skipped step: `"raise"` an error that names the
             variable and the worker, or `"skip"`: count it in `skipped_steps`.
         bucket_bytes: The gradients travel in buckets of at least so many bytes, as
-            float32, cut between blocks: the last layers' first, while those of the
-            others are computed, and a smaller one of the first layers at the end.
-            However they are cut, the result is the same.
+            float32, cut between blocks: the last layers' first, while others are
+            computed, a smaller one of the first layers last. None: 16 MiB, or an
+            eighth of a larger model. However they are cut, the result is the same.
         fallback: `"float32"`: gradients travel uncompressed, with the method's
             mathematics kept, where `transport="auto"` finds that to be quicker. That
             changes results; the choice is saved with the state and taken again by a run
@@ -136,7 +136,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         min_size: int = 1024,
         seed: int = 0,
         nonfinite: str = "raise",
-        bucket_bytes: int = 16 * 2**20,
+        bucket_bytes: int | None = None,
         fallback: str | None = None,
         warmup_steps: int = 0,
         dense_every: int | None = None,

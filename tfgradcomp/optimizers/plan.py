@@ -43,6 +43,9 @@ from tfgradcomp.transports import (
 )
 from tfgradcomp.transports.messages import fixed_words, message_words
 
+# Buckets by default. Each takes time to trace, and the smaller ones overlap no better.
+_LEAST_BYTES, _BUCKETS = 16 * 2**20, 8
+
 FALLBACKS = (None, "float32")
 
 
@@ -59,7 +62,7 @@ class Settings:
     transport: str | Transport | Costs
     fallback: str | None
     exclude: object
-    bucket_bytes: int
+    bucket_bytes: int | None
     float_steps: FloatSteps = FloatSteps()
     sparse: object = "rows"
 
@@ -73,7 +76,8 @@ class Settings:
             check_choice("transport", self.transport, NAMES)
         check_choice("fallback", self.fallback, FALLBACKS)
         check_integer("min_size", self.own.min_size, 0)
-        check_integer("bucket_bytes", self.bucket_bytes, 1)
+        if self.bucket_bytes is not None:
+            check_integer("bucket_bytes", self.bucket_bytes, 1)
         rules_of(self.exclude)
         rules_of(self.sparse, "sparse")
         if self.own.block_size not in (None, "model"):
@@ -369,5 +373,7 @@ def _cut(vector, bucket_bytes, is_compressed):
         layout = layout.cut(most)
     is_cut = is_compressed and vector.num_rows is None
     if is_cut and vector.method.is_blockwise:
+        if bucket_bytes is None:
+            bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
         return layout, cut_ranges(layout, max(bucket_bytes // 4, 1), most)
     return layout, [BucketRange(0, layout.size)]
