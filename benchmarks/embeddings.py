@@ -25,7 +25,7 @@ import embeddings_worker
 import numpy as np
 from measuring import commit, markdown, processor
 from processes import Processes, exit_on_signals
-from report import write_csv, write_table
+from report import publish
 from virtual_cluster import commands, rate_of
 
 HERE = Path(__file__).resolve().parent
@@ -124,12 +124,7 @@ def main() -> None:
         for row in rows
     ]
     lines = [head, "", *markdown(titles, cells)]
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "embeddings.csv", tuple(rows[0]), rows)
-    print("\n".join(lines))
-    if args.output is None:
-        write_table(HERE / "README.md", "embeddings", lines)
+    publish(args.output, "embeddings", tuple(rows[0]), rows, lines)
 
 
 if __name__ == "__main__":

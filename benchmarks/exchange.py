@@ -27,9 +27,11 @@ HERE = Path(__file__).resolve().parent
 DEFAULT = "resnet50"
 
 
-def commands(workers: int):
-    """Returns the function that starts a script on so many workers."""
+def commands(workers: int, servers: int = 0):
+    """Returns the function that starts a script on so many workers and servers."""
     launch = [sys.executable, "-m", "tfgradcomp.launch", "--workers", str(workers)]
+    if servers:
+        launch += ["--ps", str(servers)]
     return lambda *script: [[*launch, *script]]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import keras
 import wrappers
-from report import commit, write_csv, write_table
+from report import commit, publish
 
 import tfgradcomp
 from tfgradcomp.planning.forecasts import required_arguments
@@ -86,12 +86,7 @@ def main() -> None:
             for r in rows
         ),
     ]
-    folder = arguments.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "index_coding.csv", rows[0], rows)
-    if arguments.output is None:
-        write_table(HERE / "README.md", "index_coding", lines)
-    print("\n".join(lines))
+    publish(arguments.output, "index_coding", rows[0], rows, lines)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
     exit_on_signals()
     task = {"every": args.every, "batch_size": args.batch_size, "ways": WAYS}
     task["rounds"] = args.rounds
-    threads = measuring.threads(argparse.Namespace(threads=None), args.workers)
+    threads = measuring.threads(None, args.workers)
     with cluster.virtual_cluster(args.workers, args.rate) as hosts:
         commands = virtual_cluster.commands(hosts)
         script = "local_steps_worker.py"

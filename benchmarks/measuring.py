@@ -116,9 +116,9 @@ def tasks(args: argparse.Namespace, interface: str | None) -> list[dict]:
     ]
 
 
-def threads(args: argparse.Namespace, workers: int) -> int:
-    """Returns the threads of a worker."""
-    return args.threads or max(1, len(os.sched_getaffinity(0)) // workers)
+def threads(given: int | None, workers: int) -> int:
+    """Returns the threads of a worker: those that are given, or its share of cores."""
+    return given or max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 def run(
@@ -173,7 +173,7 @@ def measure(
     Returns:
         The rows, and the highest memory of a worker in bytes.
     """
-    number = threads(args, workers)
+    number = threads(args.threads, workers)
     common = {
         "workload": args.workload,
         "elements": sum(sizes(WORKLOADS[args.workload]())),

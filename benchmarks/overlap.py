@@ -29,7 +29,7 @@ import cluster
 import measuring
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, kept_rows, processor, write_csv, write_table
+from report import commit, kept_rows, processor, publish
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("ResNet-50", "BERT-base")
@@ -111,7 +111,7 @@ def main() -> None:
     add("--output", type=Path, help="folder; default: results and README.md here")
     args = parser.parse_args()
     exit_on_signals()
-    threads = measuring.threads(argparse.Namespace(threads=None), args.workers)
+    threads = measuring.threads(None, args.workers)
     runs = [
         ("overlap_worker.py", method, bucket)
         for method in args.methods
@@ -138,9 +138,7 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], flush=True)
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"overlap_{args.rate}.csv"
+    path = (args.output or HERE / "results") / f"overlap_{args.rate}.csv"
     if args.keep and path.exists():
         rows = kept_rows(path, KEY, rows)
     lines = [
@@ -149,10 +147,7 @@ def main() -> None:
         "",
         *table(rows),
     ]
-    print("\n".join(lines))
-    write_csv(path, COLUMNS, rows)
-    if args.output is None:
-        write_table(HERE / "README.md", f"overlap-{args.rate}", lines)
+    publish(args.output, f"overlap-{args.rate}", COLUMNS, rows, lines)
 
 
 if __name__ == "__main__":

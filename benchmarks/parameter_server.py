@@ -23,7 +23,7 @@ from pathlib import Path
 import cluster
 from measuring import markdown
 from processes import Processes, exit_on_signals
-from report import commit, processor, write_csv, write_table
+from report import commit, processor, publish
 from virtual_cluster import PORT, rate_of
 
 HERE = Path(__file__).resolve().parent
@@ -170,12 +170,7 @@ def main() -> None:
         "",
         *table(rows),
     ]
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"parameter_server_{args.rate}.csv", COLUMNS, rows)
-    print("\n".join(lines))
-    if args.output is None:
-        write_table(HERE / "README.md", f"parameter server {args.rate}", lines)
+    publish(args.output, f"parameter server {args.rate}", COLUMNS, rows, lines)
 
 
 if __name__ == "__main__":

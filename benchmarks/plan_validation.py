@@ -27,7 +27,7 @@ import exchange
 import measuring
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, processor, write_csv, write_table
+from report import commit, processor, publish
 from workloads import WORKLOADS
 
 from tfgradcomp import planning
@@ -137,14 +137,11 @@ def main() -> None:
     exit_on_signals()
     rows = []
     for count in map(int, args.workers):
-        threads = measuring.threads(argparse.Namespace(threads=None), count)
+        threads = measuring.threads(None, count)
         for rate in args.rates:
             new = predict(args, count, rate, threads)
             measure(args, new, threads)
             rows += new
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "plan_validation.csv", COLUMNS, rows)
     good = sum(abs(row["error"]) <= 0.2 for row in rows)
     lines = [
         f"{processor()}; {args.workload}; {args.rounds} rounds; "
@@ -153,9 +150,7 @@ def main() -> None:
         "",
         *table(rows),
     ]
-    print("\n".join(lines))
-    if args.output is None:
-        write_table(PAGE, "plan validation", lines)
+    publish(args.output, "plan validation", COLUMNS, rows, lines, PAGE)
 
 
 if __name__ == "__main__":

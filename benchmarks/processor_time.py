@@ -21,10 +21,9 @@ from pathlib import Path
 import exchange
 import measuring
 from processes import exit_on_signals
-from report import commit, processor, write_csv, write_table
+from report import commit, processor, publish
 from workloads import WORKLOADS
 
-HERE = Path(__file__).resolve().parent
 PARTS = ("own operations", "TensorFlow", "C library", "kernel", "Python and others")
 # Of the file that a sample was in; the first that fits.
 FILES = {
@@ -92,7 +91,7 @@ def main() -> None:
     if shutil.which("perf") is None:
         parser.error("no perf here; on Debian: apt-get install linux-perf")
     exit_on_signals()
-    threads = measuring.threads(argparse.Namespace(threads=None), args.workers)
+    threads = measuring.threads(None, args.workers)
     rows = []
     for method in args.methods:
         task = {"workload": args.workload, "method": method, "rounds": args.rounds}
@@ -112,12 +111,7 @@ def main() -> None:
         "",
         *table(rows),
     ]
-    print("\n".join(lines))
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "processor_time.csv", COLUMNS, rows)
-    if args.output is None:
-        write_table(HERE / "README.md", "processor time", lines)
+    publish(args.output, "processor time", COLUMNS, rows, lines)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def sources(elements: int, images: int, epochs: int) -> dict[str, Source]:
     """
     rng = np.random.default_rng(0)
     found = {name: Source.of([draw(rng, elements)]) for name, draw in DRAWN.items()}
-    x, y = next(data.load().train.take(images).batch(images).as_numpy_iterator())
+    x, y = data.arrays(data.load().train, images)
     pairs = tf.data.Dataset.from_tensor_slices((x, y))
     for name, make_model in NETWORKS.items():
         keras.utils.set_random_seed(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+HERE = Path(__file__).resolve().parent
 _COLOURS = {"TensorFlow": "#7f7f7f", "tfgradcomp": "#1f77b4", "PyTorch": "#dd8452"}
 
 
@@ -91,6 +92,34 @@ def write_table(readme: Path, name: str, lines: list[str]) -> None:
         )
     before, after = text.partition(begin)[0], text.partition(end)[2]
     readme.write_text("\n".join([before + begin, *lines, end + after]))
+
+
+def publish(
+    output: Path | None,
+    name: str,
+    columns: Iterable[str],
+    rows: list[dict],
+    lines: list[str],
+    page: Path = HERE / "README.md",
+) -> None:
+    """Prints a table, and writes it into a page and its rows beside the others.
+
+    Args:
+        output: A folder that gets the rows, and the page is left alone; None: the
+            folder of all results.
+        name: Of the table in the page; that of the file has underscores.
+        columns: Of the file.
+        rows: What the table is of.
+        lines: The table.
+        page: Where it goes.
+    """
+    print("\n".join(lines))
+    folder = output or HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = name.replace(" ", "_").replace("-", "_")
+    write_csv(folder / f"{file}.csv", columns, rows)
+    if output is None:
+        write_table(page, name, lines)
 
 
 def plot_bars(path: Path, rows: list[dict], label: Callable) -> None:

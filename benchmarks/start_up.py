@@ -20,12 +20,11 @@ import itertools
 import statistics
 from pathlib import Path
 
-import exchange
 import measuring
+from exchange import commands
 from processes import exit_on_signals
-from report import commit, processor, write_csv, write_table
+from report import commit, processor, publish
 
-HERE = Path(__file__).resolve().parent
 MODELS = ("LeNet", "ResNet-50", "BERT-base")
 METHODS = ("TernGrad", "DistEFBlockSGDM")
 STOCK = "stock"
@@ -37,23 +36,9 @@ WITH_SERVERS = (STOCK, *(f"{name} auto" for name in METHODS))
 COLUMNS = ("model", "workers", "way", "first_seconds", "step_seconds", "of_stock")
 
 
-def commands(workers: int, servers: int):
-    """Returns the function that starts a script in all roles."""
-    plain = exchange.commands(workers)
-    if not servers:
-        return plain
-
-    def with_servers(script, folder):
-        (command,) = plain(script, folder)
-        place = command.index(script)
-        return [[*command[:place], "--ps", str(servers), *command[place:]]]
-
-    return with_servers
-
-
 def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
     """Returns a row for each way."""
-    threads = measuring.threads(argparse.Namespace(threads=None), workers)
+    threads = measuring.threads(None, workers)
     taken: dict = {way: [] for way in (WITH_SERVERS if args.servers else WAYS)}
     for _, way in itertools.product(range(args.rounds), taken):
         task = {"model": model, "way": way, "servers": args.servers}
@@ -124,14 +109,8 @@ def main() -> None:
         "",
         *table(rows),
     ]
-    print("\n".join(lines))
-    folder = args.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
     name = "start-up with servers" if args.servers else "start-up"
-    file = name.replace(" ", "_").replace("-", "_")
-    write_csv(folder / f"{file}.csv", COLUMNS, rows)
-    if args.output is None:
-        write_table(HERE / "README.md", name, lines)
+    publish(args.output, name, COLUMNS, rows, lines)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import report
 import tensorflow as tf
 import wrappers
-from report import commit, processor, write_csv, write_table
+from report import commit, processor
 
 import tfgradcomp
 
-HERE = Path(__file__).resolve().parent
 SGD = keras.optimizers.SGD
 PLAIN = {"SGD": lambda: SGD(1e-3), "SGD, momentum": lambda: SGD(1e-3, momentum=0.9)}
 # Momentum where the wrapper has one of its own.
@@ -98,12 +98,7 @@ def publish(name: str, rows: list[dict], table: list[str], arguments) -> None:
         "",
         *table,
     ]
-    folder = arguments.output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"{name}.csv", rows[0], rows)
-    if arguments.output is None:
-        write_table(HERE / "README.md", name, lines)
-    print("\n".join(lines))
+    report.publish(arguments.output, name, rows[0], rows, lines)
 
 
 def main() -> None:

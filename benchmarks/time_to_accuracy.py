@@ -53,7 +53,7 @@ def train(args, way: str, folder: Path, commands, **task) -> list[dict]:
         "every": 16,
         **task,
     }
-    threads = measuring.threads(argparse.Namespace(threads=None), WORKERS)
+    threads = measuring.threads(None, WORKERS)
     return measuring.run(script, task, commands, threads, args.timeout)
 
 
@@ -164,8 +164,8 @@ def save_data(path: Path) -> None:
     source = data.load()
     arrays = {}
     for prefix, dataset in (("", source.train), ("test_", source.test.take(2000))):
-        x, y = zip(*dataset.as_numpy_iterator(), strict=True)
-        arrays |= {f"{prefix}x": np.stack(x), f"{prefix}y": np.array(y)}
+        x, y = data.arrays(dataset)
+        arrays |= {f"{prefix}x": x, f"{prefix}y": y}
     np.savez(path, **arrays)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 
@@ -23,8 +22,7 @@ def notebook(markdown: str) -> str:
         text = (part if kind == "code" else LINK.sub(r"\1", part)).strip()
         if not text:
             continue
-        name = hashlib.sha256(f"{index} {text}".encode()).hexdigest()[:8]
-        cell = {"cell_type": kind, "id": name, "metadata": {}}
+        cell = {"cell_type": kind, "id": f"{kind}-{index}", "metadata": {}}
         if kind == "code":
             cell |= {"execution_count": None, "outputs": []}
         cells.append({**cell, "source": text.splitlines(keepends=True)})

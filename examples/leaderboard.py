@@ -82,18 +82,15 @@ def images(steps, each):
     return datasets
 
 
-def bags(seed):
-    """Return bags of words, 16 a worker."""
-    batch_size = 16 * WORKERS
-    train = texts.bag_batches(250 * batch_size, batch_size, 1 + seed)
-    return train, texts.bag_batches(3000, 1000, 0)
+def synthetic(batches, steps, each, tested, at_once, *more):
+    """Return a function of a seed: texts, so many a worker."""
 
+    def datasets(seed):
+        batch_size = each * WORKERS
+        train = batches(steps * batch_size, batch_size, 1 + seed, *more)
+        return train, batches(tested, at_once, 0, *more)
 
-def letters(seed):
-    """Return texts of six letters, 4 a worker."""
-    batch_size = 4 * WORKERS
-    train = texts.letter_batches(200 * batch_size, batch_size, 1 + seed, 6)
-    return train, texts.letter_batches(400, 200, 0, 6)
+    return datasets
 
 
 TASKS = {
@@ -105,7 +102,7 @@ TASKS = {
     "embedding": Task(
         models.make_bag_of_words,
         {"momentum": 0.1, "SGD": 0.5, "Adam": 1e-2, "sign": 3e-3},
-        bags,
+        synthetic(texts.bag_batches, 250, 16, 3000, 1000),
     ),
     "ResNet": Task(
         models.make_resnet,
@@ -115,7 +112,8 @@ TASKS = {
     "transformer": Task(
         models.make_transformer,
         {"momentum": 0.05, "SGD": 0.3, "Adam": 3e-3, "sign": 1e-3},
-        letters,
+        # Of six letters.
+        synthetic(texts.letter_batches, 200, 4, 400, 200, 6),
     ),
 }
 
@@ -245,8 +243,7 @@ def table(rows: list[dict]) -> str:
     """Return the table, a row for each model and way."""
     titles = ["model", "method", "inner optimizer", "accuracy, %", "less float32"]
     titles += ["bytes a step", "ms a step at 100 Mbit/s", "at 1 Gbit/s"]
-    lines = [f"| {' | '.join(titles)} |", "|---|---|---|--:|--:|--:|--:|--:|"]
-    less = less_float32(rows)
+    lines, less = [], less_float32(rows)
     for model, way in dict.fromkeys((row["model"], row["way"]) for row in rows):
         own = [row for row in rows if (row["model"], row["way"]) == (model, way)]
         mean = {
@@ -256,21 +253,20 @@ def table(rows: list[dict]) -> str:
         cells += [f"{100 * mean['accuracy']:.2f}", points(way, less[model, way])]
         cells += [f"{mean['bytes']:,.0f}"]
         cells += [f"{1000 * mean[column]:.1f}" for column in LINKS]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return study.markdown(titles, lines, right=5)
 
 
 def quick_table(rows: list[dict]) -> str:
     """Return the table of the quick form."""
-    lines = ["| method | inner optimizer | accuracy, % | less float32 |"]
-    lines.append("|---|---|--:|--:|")
-    less = less_float32(rows)
+    titles = ["method", "inner optimizer", "accuracy, %", "less float32"]
+    lines, less = [], less_float32(rows)
     for row in rows:
         way = row["way"]
         cells = [TITLES.get(way, f"`{way}`"), WAYS[way].title]
         cells += [f"{100 * row['accuracy']:.2f}", points(way, less[row["model"], way])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return study.markdown(titles, lines, right=2)
 
 
 def points(way: str, less: list[float]) -> str:

@@ -29,9 +29,9 @@ def arguments(doc, seeds=(0, 1, 2)):
     return parser
 
 
-def markdown(titles, rows):
-    """Return a table of rows of texts."""
-    rule = "|---" * len(titles) + "|"
+def markdown(titles, rows, right=0):
+    """Return a table of rows of texts, so many of the last columns to the right."""
+    rule = "|---" * (len(titles) - right) + "|--:" * right + "|"
     lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
     return "\n".join([lines[0], rule, *lines[1:]])
 

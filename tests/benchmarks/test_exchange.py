@@ -35,7 +35,7 @@ def test_the_files_and_what_they_say(tmp_path):
     # What cannot be is said and left out.
     assert "DistEFSGD, all_reduce is left out: transport='all_reduce'" in errors
     assert "TernGard, all_gather is left out: methods are classes" in errors
-    rows = rows_of(tmp_path / "exchange.csv")
+    rows = rows_of(tmp_path / "exchange_lenet.csv")
     assert set(rows) == {
         ("float32", "all_reduce"),
         ("float16", "all_reduce"),
@@ -63,7 +63,7 @@ def test_the_files_and_what_they_say(tmp_path):
         != (rows["SignSGD", "all_gather"]["plain_ms"])
     )
     assert "431080 elements; 2 workers" in output
-    assert (tmp_path / "exchange.md").read_text().strip() == output.strip()
+    assert (tmp_path / "exchange_lenet.md").read_text().strip() == output.strip()
 
 
 @pytest.mark.slow  # What transports sum is in `tests/transports`.

@@ -101,10 +101,15 @@ class OverThreshold(SparseWords):
         super().__post_init__()
         check_threshold(self.threshold)
 
+    @property
+    def is_automatic(self) -> bool:
+        """True if thresholds grow with what is owed."""
+        return self.threshold == AUTO
+
     @override
     def fields(self, layout):
         fields = super().fields(layout)
-        if self.threshold != AUTO:
+        if not self.is_automatic:
             return fields
         return {"thresholds": Field(layout.num_blocks, per="block"), **fields}
 
@@ -120,7 +125,7 @@ class OverThreshold(SparseWords):
     ) -> Compressed:
         """Returns the result of `tfgradcomp.ops.pack_over_threshold`."""
         own, threshold = {}, self.threshold
-        if threshold == AUTO:
+        if self.is_automatic:
             splits = layout.row_splits
             own["thresholds"] = find_thresholds(x, state["residual"], splits)
             threshold = ops.spread(own["thresholds"], splits)
@@ -153,14 +158,14 @@ class OverThreshold(SparseWords):
         Args:
             state: The state after a step.
         """
-        if self.threshold == AUTO:
+        if self.is_automatic:
             return np.zeros(0, np.float32)
         owed = state["residual"][self.is_due(state)]
         return np.abs(owed) / self.threshold
 
     @override
     def scale(self, payloads, layout):
-        if self.threshold == AUTO:
+        if self.is_automatic:
             return payloads["thresholds"]
         return tf.fill([payloads["words"].shape[0], layout.num_blocks], self.threshold)
 

@@ -33,7 +33,8 @@ class ArrearsCheck:
             return
         for bucket in plan.buckets:
             compressor = bucket.route.method.compressor
-            if not isinstance(compressor, OverThreshold):
+            # What is owed to an automatic threshold need not be read.
+            if not isinstance(compressor, OverThreshold) or compressor.is_automatic:
                 continue
             state = {name: v.local_values() for name, v in bucket.state.worker.items()}
             arrears = compressor.arrears(state)
