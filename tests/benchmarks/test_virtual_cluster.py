@@ -136,7 +136,7 @@ def test_the_files_and_what_they_say(permitted, tmp_path):
 def test_parameter_servers_are_measured(permitted, tmp_path):
     code, output, errors = run(
         "parameter_server.py",
-        *("--units", 200, "--rounds", 2, "--rate", "200mbit", "--output", tmp_path),
+        *("--units", 200, "--rounds", 20, "--rate", "200mbit", "--output", tmp_path),
         *("--clusters", "2x1"),
     )
     assert code == 0, errors
@@ -146,7 +146,7 @@ def test_parameter_servers_are_measured(permitted, tmp_path):
     compressed = itertools.product(methods, ("sync", "async"))
     assert rows.keys() == {*compressed, ("float32", "async")}
     for (gradients, _), row in rows.items():
-        assert row["steps"] == "4"
+        assert row["steps"] == "40"
         assert float(row["seconds"]) > 0
         # Of 40,401 elements, 1 to 5 bits each, or 32.
         least, most = (161_604, 200_000) if gradients == "float32" else (5_000, 60_000)
