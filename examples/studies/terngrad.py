@@ -28,7 +28,7 @@ import tfgradcomp
 import data  # isort: skip
 import models  # isort: skip
 
-STEPS, BATCH, EVERY = 600, 64, 50
+STEPS, BATCH, EVERY = 3000, 64, 250
 DECAY = 5e-4
 WORKERS = (2, 4, 16, 64)
 # float32 on four workers differs from that on one in the order of sums alone.
