@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -68,6 +68,24 @@ def reconnect() -> None:
     What the others hold stays.
     """
     context.context().update_server_def(context.get_server_def())
+
+
+def call(function: Any, arguments: Sequence, captures: Sequence) -> Any:
+    """Calls a concrete function with other tensors for those that it has captured.
+
+    Args:
+        function: A concrete function of tensors.
+        arguments: Its arguments.
+        captures: What takes the places of the captures, in their order.
+    """
+    return function._call_flat(arguments, captures)
+
+
+def names_workers(function: Any) -> bool:
+    """Returns whether operations of a concrete function are bound to a worker."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    return any("/job:worker" in node.device for node in nodes)
 
 
 def build(model: keras.Model, spec: Any) -> None:

@@ -173,13 +173,13 @@ class Membership:
             name, servers, len(devices), states, **self._rendezvous_arguments
         )
         by_device = {worker.device: worker for worker in old}
-        workers = []
+        workers: list = []
         for rank, device in enumerate(devices):
             worker = by_device.get(device) or self._models.make_worker(
                 self._worker_class, device, self._transport_class.at(rendezvous, rank)
             )
             worker.open(self._dataset_fn, len(devices), rank)
-            worker.join(rendezvous, rank)
+            worker.join(rendezvous, rank, *workers[:1])
             if shared and device not in by_device:
                 worker.take(shared)
             workers.append(worker)

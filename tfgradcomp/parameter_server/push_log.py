@@ -31,7 +31,6 @@ _ORDER = "order"
 # All workers push into one queue on a server. A message begins with the index of its
 # endpoint, in the order in which they were declared, and the pusher's rank.
 _PUSHES = "pushes"
-_ALL = "all"
 _INDEX_OF_ORDER = 0
 # Pushes that a worker may lag behind, by the number of workers.
 _STALENESS_PER_WORKER = 8
@@ -93,7 +92,11 @@ class PushLog:
     # A worker's half.
 
     def push(
-        self, name: str, endpoint: Endpoint, rank: int, messages: Sequence[tf.Tensor]
+        self,
+        name: str,
+        endpoint: Endpoint,
+        rank: int | tf.Tensor,
+        messages: Sequence[tf.Tensor],
     ) -> list[tf.Operation]:
         """Sends a worker's messages to the servers, and returns what sends them.
 
@@ -106,53 +109,45 @@ class PushLog:
         self._endpoints.setdefault(name, endpoint)
         index = 1 + [*self._endpoints].index(name)
         return [
-            self._send(server, tf.concat([[index, rank], message], 0))
+            self._send(server, tf.concat([tf.stack([index, rank]), message], 0))
             for server, message in enumerate(messages)
         ]
 
-    def announce(self, rank: int, after: Sequence[tf.Operation]) -> tf.Operation:
+    def announce(
+        self, rank: int | tf.Tensor, after: Sequence[tf.Operation]
+    ) -> tf.Operation:
         """Enters a push in the order, once all of it has arrived."""
         # Made on the worker: servers do not see each other.
         with tf.control_dependencies(after):
-            message = tf.identity(tf.constant([_INDEX_OF_ORDER, rank]))
+            message = tf.identity(tf.stack([_INDEX_OF_ORDER, rank]))
         return self._send(0, message)
 
     def _send(self, server, message):
-        return self.queues.enqueue(QueueKey("up", _PUSHES, server, _ALL), message)
+        return self.queues.enqueue(QueueKey("up", _PUSHES, server, None), message)
 
-    def next(self, rank: int) -> tf.Tensor:
-        """Returns whose push is the next that a worker has to apply."""
-        return self.queues.dequeue(QueueKey("down", _ORDER, 0, rank), 1)[0]
+    def next(self, peer: int) -> tf.Tensor:
+        """Returns whose push is the next that a worker of some rank has to apply."""
+        return self.queues.dequeue(QueueKey("down", _ORDER, 0, peer), 1)[0]
 
     def pull(
         self,
         name: str,
         reply_words: Sequence[int | None],
-        rank: int,
+        peer: int,
         pusher: tf.Tensor,
-        known_replies: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
         """Returns the servers' replies to the next push of `pusher`.
 
         Args:
             name: Name of the endpoint.
             reply_words: Words of each server's reply.
-            rank: The rank of the worker that pulls.
+            peer: The rank of the worker that pulls.
             pusher: Rank of the one that pushed, int32 scalar.
-            known_replies: The replies to this worker's push, where it knows them.
         """
-
-        def reply_to(of, server):
-            if of == rank and known_replies:
-                return known_replies[server]
-            return self.queues.dequeue(_reply_key(name, server, rank, of))
-
         replies = []
         for server, words in enumerate(reply_words):
-            branches = [
-                functools.partial(reply_to, of, server)
-                for of in range(self.num_workers)
-            ]
+            keys = [_reply_key(name, server, peer, k) for k in range(self.num_workers)]
+            branches = [functools.partial(self.queues.dequeue, key) for key in keys]
             reply = tf.switch_case(pusher, branches)
             replies.append(tf.ensure_shape(reply, [words]))
         return replies
@@ -179,7 +174,7 @@ class PushLog:
             return tf.constant(True)
 
         def serve_one(_):
-            message = self.queues.dequeue(QueueKey("up", _PUSHES, server, _ALL))
+            message = self.queues.dequeue(QueueKey("up", _PUSHES, server, None))
             branches = [functools.partial(answered, one, message) for one in answers]
             return (
                 tf.cond(
@@ -275,4 +270,4 @@ class PushLog:
 
 
 def _reply_key(name, server, rank, pusher):
-    return QueueKey("down", name, server, f"{rank} from {pusher}")
+    return QueueKey("down", name, server, rank, pusher)

@@ -21,6 +21,7 @@ from tfgradcomp.parameter_server.header import (
 )
 from tfgradcomp.parameter_server.push_log import PushLog
 from tfgradcomp.parameter_server.queues import Endpoint, total
+from tfgradcomp.parameter_server.rendezvous import Seat
 from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Words
 from tfgradcomp.transports.messages import variable_words
 from tfgradcomp.transports.sharding import division_for
@@ -29,24 +30,11 @@ from tfgradcomp.transports.sharding import division_for
 _LOCAL_MAXIMA = "local_maxima"
 
 
-class LogCollectives(SingleWorker):
-    """The collectives of a worker that meets nobody: for the servers it is alone.
+class LogCollectives(Seat, SingleWorker):
+    """The collectives of a worker that meets nobody: for the servers it is alone."""
 
-    Attributes:
-        log: Where it pushes and pulls.
-    """
-
-    def __init__(self, log: PushLog, rank: int):
-        self.join(log, rank)
-
-    def join(self, log: PushLog, rank: int) -> None:
-        """Moves to another log; what was traced stays with the old one."""
-        self.log, self._rank = log, rank
-
-    @property
-    @override
-    def rank(self):
-        return self._rank
+    def __init__(self, log: PushLog, peer: int):
+        self.join(log, peer)
 
     @override
     def words_sent(self, call):
@@ -56,7 +44,7 @@ class LogCollectives(SingleWorker):
     @override
     def words_received(self, call):
         # What goes to all comes from all others.
-        return (self.log.num_workers - 1) * call.words
+        return (self.rendezvous.num_workers - 1) * call.words
 
 
 class Pushed(NamedTuple):
@@ -83,9 +71,11 @@ class PushLogRoute(Route):
     zeros in the own row.
     """
 
+    collectives: LogCollectives
+
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
-        self._log = collectives.log
+        self._log = collectives.rendezvous
         # A state that waits for the next push of all is held by one server.
         is_deferred = method.server.deferred_reply(layout, 1)
         servers = 1 if is_deferred else len(self._log.devices)
@@ -152,14 +142,16 @@ class PushLogRoute(Route):
     @override
     def pull(self, flight, state):
         log, rank = self._log, self.collectives.rank
-        pusher = flight.content.pusher
-        replies = log.pull(
-            self.call_site,
-            self._reply_words,
-            rank,
-            pusher,
-            flight.content.known_replies,
-        )
+        pusher, known = flight.content.pusher, flight.content.known_replies
+
+        def from_log():
+            peer = self.collectives.peer
+            return log.pull(self.call_site, self._reply_words, peer, pusher)
+
+        if known:
+            replies = tf.cond(tf.equal(pusher, rank), lambda: [*known], from_log)
+        else:
+            replies = from_log()
         flag = replies[0][0]
         if self._maxima:
             maxima = tf.bitcast(replies[0][-self._maxima :], tf.float32)

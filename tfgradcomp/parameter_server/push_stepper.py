@@ -32,7 +32,7 @@ class PushLogStepper(Stepper):
 
     @override
     def take(self, gradients, variables):
-        log, rank = self.collectives.log, self.collectives.rank
+        log, rank = self.collectives.rendezvous, self.collectives.rank
         sent, pushed = [], []
         for bucket in self.buckets:
             sent.append(bucket.compress(gradients, self.context()))
@@ -50,7 +50,7 @@ class PushLogStepper(Stepper):
         known = [own.known_replies for own in pushed]
 
         def follow(_, count):
-            pusher = log.next(rank)
+            pusher = log.next(self.collectives.peer)
             self._follow(pusher, variables, known)
             return pusher, count + 1
 
@@ -64,20 +64,20 @@ class PushLogStepper(Stepper):
             )
         self.staleness.assign(self.staleness + count - 1)
 
-    def drain(self) -> None:
-        """Applies what is left of the log, to its end."""
-        log, rank = self.collectives.log, self.collectives.rank
+    def drain(self) -> tf.Tensor:
+        """Applies what is left of the log, to its end, and returns the entry there."""
+        log, peer = self.collectives.rendezvous, self.collectives.peer
 
         def follow(pusher):
             self._follow(pusher, self._variables, [()] * len(self.buckets))
-            return (log.next(rank),)
+            return (log.next(peer),)
 
-        tf.while_loop(
+        return tf.while_loop(
             lambda pusher: pusher < log.num_workers,
             follow,
-            [log.next(rank)],
+            [log.next(peer)],
             parallel_iterations=1,
-        )
+        )[0]
 
     def _push(self, bucket, sent):
         """Pushes; the worker's state is new as soon as it has pushed."""

@@ -42,13 +42,15 @@ class QueueKey(NamedTuple):
         direction: `"up"` for messages to the servers, `"down"` for their replies.
         call_site: Name of the call site.
         server: Index of the server that the queue is on.
-        peer: The rank of the worker that uses it, or another distinction.
+        peer: The rank of the worker that uses it; None: all do.
+        pusher: The rank of the one whose push it is about, if it is about one's.
     """
 
     direction: str
     call_site: str
     server: int
-    peer: int | str
+    peer: int | None
+    pusher: int | None = None
 
 
 class Queues:
@@ -97,6 +99,20 @@ class Queues:
                 handle=queue, component_types=[tf.int32]
             )
         return tf.ensure_shape(message, [words])
+
+    def in_place_of(self, peer: int, other: int) -> dict[int, tf.Tensor]:
+        """Returns the queues of a worker by the `id`s of another's.
+
+        Args:
+            peer: The rank of the one whose queues there are.
+            other: The rank of the one whose queues take their places.
+        """
+        return {
+            id(queue): self._queue(
+                key._replace(peer=other) if key.peer == peer else key
+            )
+            for key, queue in [*self._queues.items()]
+        }
 
     def close(self, direction: str) -> None:
         """Closes the queues of a direction, `"up"` or `"down"`.

@@ -12,6 +12,7 @@ from typing_extensions import override
 from tfgradcomp.compat import remote
 from tfgradcomp.compat.run_state import seed_states
 from tfgradcomp.core import State
+from tfgradcomp.parameter_server.worker_function import WorkerFunction
 
 STALENESS = "staleness"
 
@@ -26,6 +27,7 @@ class RemoteWorker:
         model: The worker's replica of the model, compiled.
         optimizer: The optimizer of that model.
         spec: The `element_spec` of its dataset.
+        traced: Its functions, which others may have as well.
     """
 
     def __init__(self, device: str, model: keras.Model):
@@ -33,6 +35,7 @@ class RemoteWorker:
         self.model, self.optimizer = model, model.optimizer
         self._iterator = None
         self._rate: float | None = None
+        self._names: list[str] = []
         with tf.device(device), tf.device("CPU:0"):
             self._asked, self._got = (
                 tf.Variable(tf.constant(0, tf.int64)) for _ in range(2)
@@ -58,34 +61,73 @@ class RemoteWorker:
         """Closes the worker's dataset."""
         self._iterator = None
 
-    def join(self, rendezvous, rank: int) -> None:
-        """Makes the worker one of those of a rendezvous, and traces its steps.
+    def join(self, rendezvous, rank: int, first: RemoteWorker | None = None) -> None:
+        """Makes the worker one of those of a rendezvous.
 
-        Tracing declares what servers must answer.
+        Tracing its steps declares what servers must answer.
+
+        Args:
+            rendezvous: Where the workers meet.
+            rank: The worker's rank there.
+            first: One that has joined it. If both train the same, nothing is traced.
         """
         stepper = self.optimizer.stepper
         stepper.collectives.join(rendezvous, rank)
         for bucket in stepper.buckets:
             bucket.rebind()
-
-        @tf.function(autograph=False)
-        def run(iterator, steps):
-            with tf.device(self.device):
-                index = tf.while_loop(
-                    lambda index: index < steps,
-                    lambda index: (self._step(index, iterator),),
-                    [tf.constant(0)],
-                    parallel_iterations=1,
-                )
-                with tf.control_dependencies(index):
-                    result = self._result()
-            # A value that is fetched from a worker leaves three kilobytes behind there,
-            # in TensorFlow; one that the function brings here leaves nothing.
-            with tf.device(remote.host_device()):
-                return tf.identity(result)
-
+        if first and first.spec == self.spec:
+            own = self._in_place_of(first)
+            if all(one.fits(own) for one in first.traced.values()):
+                self._place(first.traced, own)
+                self._names = first._names
+                return
         with remote.losses_of(stepper.collectives.num_workers):
-            self._function = run.get_concrete_function(self._iterator, _STEPS)
+            traced = self._trace()
+        self._place(traced, self._in_place_of(self))
+
+    def _place(self, traced, own):
+        self.traced, rank = traced, self.optimizer.stepper.collectives.peer
+        self._functions = {
+            name: one.on(self.device, rank, self._iterator, own)
+            for name, one in traced.items()
+        }
+
+    def _trace(self):
+        return {"run": self._traced(self._run, _STEPS)}
+
+    def _traced(self, call, *specs):
+        def called(rank, *arguments):
+            with self.optimizer.stepper.collectives.traced_with(rank):
+                return call(*arguments)
+
+        return WorkerFunction(called, self._iterator, *specs)
+
+    def _run(self, iterator, steps):
+        index = tf.while_loop(
+            lambda index: index < steps,
+            lambda index: (self._step(index, iterator),),
+            [tf.constant(0)],
+            parallel_iterations=1,
+        )
+        with tf.control_dependencies(index):
+            return self._result()
+
+    def _in_place_of(self, other):
+        """Returns this worker's tensors by the `id`s of another's."""
+        theirs, own = other._variables(), self._variables()
+        if [(v.shape, v.dtype) for v in theirs] != [(v.shape, v.dtype) for v in own]:
+            return {}
+        seats = [w.optimizer.stepper.collectives for w in (other, self)]
+        return {
+            **seats[0].rendezvous.queues.in_place_of(*(seat.peer for seat in seats)),
+            **{id(a.handle): b.handle for a, b in zip(theirs, own, strict=True)},
+        }
+
+    def _variables(self):
+        """Returns the variables of its functions."""
+        model, optimizer = self.model, self.optimizer
+        found = [*model.variables, *model.metrics_variables, *optimizer.variables]
+        return [*(variable.value for variable in found), self._asked, self._got]
 
     def _step(self, index, iterator):
         with tf.control_dependencies([self._asked.assign_add(1)]):
@@ -112,7 +154,7 @@ class RemoteWorker:
     def run(self, steps: int) -> np.ndarray:
         """Takes some steps; returns the values of the metrics then."""
         with tf.device(remote.host_device()):
-            return self._function(self._iterator, tf.constant(steps)).numpy()
+            return self._functions["run"](tf.constant(steps)).numpy()
 
     def named(self, values: np.ndarray) -> dict[str, float]:
         """Returns the logs that have these values."""
@@ -189,19 +231,18 @@ class PushingWorker(RemoteWorker):
     """A worker that waits for nobody; its optimizer has a `PushLogStepper`."""
 
     @override
-    def join(self, rendezvous, rank):
-        super().join(rendezvous, rank)
+    def _trace(self):
+        stepper = self.optimizer.stepper
+        return {**super()._trace(), "drain": self._traced(lambda _: stepper.drain())}
 
-        @tf.function(autograph=False)
-        def drain():
-            with tf.device(self.device):
-                self.optimizer.stepper.drain()
-
-        self._drain = drain.get_concrete_function()
+    @override
+    def _variables(self):
+        return [*super()._variables(), self.optimizer.stepper.staleness.value]
 
     def drain(self) -> None:
         """Applies what is left of the log, to its end."""
-        self._drain()
+        with tf.device(remote.host_device()):
+            self._functions["drain"]()
 
     @property
     def staleness(self) -> int:

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.parameter_server.queues import Endpoint, QueueKey, Queues
 from tfgradcomp.parameter_server.server_state import ServerStates
+
+
+class Seat:
+    """A worker's place where workers meet.
+
+    Attributes:
+        rendezvous: A `Rendezvous` or a `PushLog`.
+        peer: The worker's rank there, which names its queues.
+    """
+
+    _rank: Any
+
+    @property
+    def rank(self) -> Any:
+        """The same; in what is traced for all workers an int32 scalar."""
+        return self._rank
+
+    def join(self, rendezvous: Any, peer: int) -> None:
+        """Moves to another rendezvous; what was traced stays with the old one."""
+        self.rendezvous, self.peer, self._rank = rendezvous, peer, peer
+
+    @contextlib.contextmanager
+    def traced_with(self, rank: tf.Tensor) -> Iterator[None]:
+        """Traces steps that take the rank from an argument."""
+        self._rank = rank
+        try:
+            yield
+        finally:
+            self._rank = self.peer
 
 
 class Rendezvous:
@@ -43,19 +74,19 @@ class Rendezvous:
         self._endpoints: dict = {}
 
     def send(
-        self, name: str, endpoint: Endpoint, rank: int, messages: Sequence[tf.Tensor]
+        self, name: str, endpoint: Endpoint, peer: int, messages: Sequence[tf.Tensor]
     ) -> None:
         """Sends a worker's messages to the servers.
 
         Args:
             name: Name of the endpoint, the same on all workers.
             endpoint: How servers answer there; the first worker's counts.
-            rank: The worker's rank.
+            peer: The rank of the worker that sends.
             messages: int32 vectors, one for each server that answers.
         """
         self._endpoints.setdefault(name, endpoint)
         for server, message in enumerate(messages):
-            self.queues.enqueue(QueueKey("up", name, server, rank), message)
+            self.queues.enqueue(QueueKey("up", name, server, peer), message)
 
     def receive(self, name: str, rank: int) -> list[tf.Tensor]:
         """Returns the servers' replies to all workers' messages, once all are there.

@@ -25,33 +25,24 @@ from tfgradcomp.parameter_server.header import (
     write_header,
 )
 from tfgradcomp.parameter_server.queues import Endpoint, total
-from tfgradcomp.parameter_server.rendezvous import Rendezvous
+from tfgradcomp.parameter_server.rendezvous import Rendezvous, Seat
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport, Words
 from tfgradcomp.transports.messages import has_variable_length
 from tfgradcomp.transports.sharding import Relay, division_for
 
 
-class ServerCollectives(Collectives):
-    """One worker's view of a `Rendezvous`.
+class ServerCollectives(Seat, Collectives):
+    """One worker's view of a `Rendezvous`."""
 
-    Attributes:
-        rendezvous: Where the workers meet.
-    """
+    def __init__(self, rendezvous: Rendezvous, peer: int):
+        self.join(rendezvous, peer)
 
-    def __init__(self, rendezvous: Rendezvous, rank: int):
-        self.join(rendezvous, rank)
-
-    def join(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Moves to another rendezvous; what was traced stays with the old one."""
-        self.rendezvous = rendezvous
-        self.num_workers = self.num_processes = rendezvous.num_workers
-        self.process_index = rank
-
-    @property
     @override
-    def rank(self):
-        return self.process_index
+    def join(self, rendezvous, peer):
+        super().join(rendezvous, peer)
+        self.num_workers = self.num_processes = rendezvous.num_workers
+        self.process_index = peer
 
     @override
     def words_sent(self, call):
@@ -93,12 +84,12 @@ class ServerCollectives(Collectives):
         endpoint = Endpoint(words, tuple(times * count for count in words), answer)
         name = f"{kind}/{call_site}"
         self.rendezvous.send(
-            name, endpoint, self.rank, [tf.bitcast(part, tf.int32) for part in parts]
+            name, endpoint, self.peer, [tf.bitcast(part, tf.int32) for part in parts]
         )
         shape = [self.num_workers, -1] if kind == "gather" else [-1]
         replies = [
             tf.reshape(reply, shape)
-            for reply in self.rendezvous.receive(name, self.rank)
+            for reply in self.rendezvous.receive(name, self.peer)
         ]
         return tf.bitcast(tf.concat(replies, -1), vector.dtype)
 
@@ -109,6 +100,8 @@ class ParameterServerRoute(Route):
     The server's state is on the servers. A worker keeps, and sends with the next
     message, what they have to be told of each other's replies.
     """
+
+    collectives: ServerCollectives
 
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
@@ -136,14 +129,14 @@ class ParameterServerRoute(Route):
         self._rendezvous.send(
             self._endpoint_name,
             self._endpoint(context),
-            self.collectives.rank,
+            self.collectives.peer,
             [tf.concat([head, rows[server]], 0) for server in used],
         )
         return Flight(context, messages.variable_words(payload, self.fields))
 
     @override
     def pull(self, flight, state):
-        replies = self._rendezvous.receive(self._endpoint_name, self.collectives.rank)
+        replies = self._rendezvous.receive(self._endpoint_name, self.collectives.peer)
         count = self.num_workers
         flags = replies[0][:count]
         rows = [reply[count:] for reply in replies]
