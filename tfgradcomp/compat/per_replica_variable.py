@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfgradcomp.compat.replace import replaced_attribute
 
 
 class PerReplicaVariable(keras.Variable):
@@ -17,24 +20,41 @@ class PerReplicaVariable(keras.Variable):
     worker can save by itself.
 
     Args:
-        value: Tensor, the first value on every replica.
+        value: Tensor, the first value on every replica: that of the first worker, which
+            TensorFlow sends to the others.
         name: Name of the variable.
+        is_known: Whether all workers give the same value, so that nothing is sent.
     """
 
-    def __init__(self, value: tf.Tensor, name: str):
+    def __init__(self, value: tf.Tensor, name: str, is_known: bool = False):
         self._strategy = tf.distribute.get_strategy()
         self._read: Callable | None = None
         self._write: Callable | None = None
-        super().__init__(
-            lambda shape, dtype: value,
-            shape=value.shape,
-            dtype=value.dtype.name,
-            trainable=False,
-            # Nothing is to be aggregated; but a restored value goes to all replicas.
-            aggregation="only_first_replica",
-            synchronization="on_read",
-            name=name,
-        )
+        with self._unsent() if is_known else contextlib.nullcontext():
+            super().__init__(
+                lambda shape, dtype: value,
+                shape=value.shape,
+                dtype=value.dtype.name,
+                trainable=False,
+                # Nothing is aggregated; but a restored value goes to all replicas.
+                aggregation="only_first_replica",
+                synchronization="on_read",
+                name=name,
+            )
+
+    @classmethod
+    def known(cls, value: tf.Tensor, name: str) -> PerReplicaVariable:
+        """Returns a variable of a first value that all workers know by themselves."""
+        return cls(value, name, is_known=True)
+
+    def _unsent(self):
+        """Lets every worker begin with the value that it has."""
+
+        def initial_value(*, initial_value, **_):
+            return initial_value
+
+        name = "_get_variable_creator_initial_value"
+        return replaced_attribute(self._strategy.extended, name, initial_value)
 
     def stand_for(self, read: Callable, write: Callable) -> None:
         """Makes reading, saving and restoring be of values elsewhere.

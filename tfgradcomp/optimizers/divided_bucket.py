@@ -203,7 +203,7 @@ def _padded(vector: tf.Tensor, size: int) -> tf.Tensor:
 def _variable(name: str, parts: tuple[StatePart, ...]) -> PerReplicaVariable:
     """Creates the variable of a leaf of the state, of the size of the longest part."""
     longest = max((part.initial for part in parts), key=lambda one: one.shape[0])
-    variable = PerReplicaVariable(longest, name)
+    variable = PerReplicaVariable.known(longest, name)
     for part in parts:
         part.variable = variable
     return variable

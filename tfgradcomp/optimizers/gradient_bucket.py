@@ -138,7 +138,7 @@ class GradientBucket:
         accumulates: bool = False,
         float_route: Route | None = None,
         stream_offset: int = 0,
-        create_variable: Callable = PerReplicaVariable,
+        create_variable: Callable = PerReplicaVariable.known,
     ):
         """Creates the variables of the state.
 

@@ -307,7 +307,7 @@ def _bind(
     bucket_range,
     name,
     accumulates=False,
-    create_variable=PerReplicaVariable,
+    create_variable=PerReplicaVariable.known,
 ):
     """Binds the method for a range of a vector, and creates its bucket."""
     route = transport.bind(method, bucket_range.layout(layout), name)
