@@ -72,6 +72,17 @@ def test_one_process_has_the_bits_of_several(pools, workers, name):
         assert any(len({*value}) == workers for value in values)
 
 
+def test_replicas_of_a_process_exchange_two_tables(pools):
+    # Each table's message is checked; a check of one replica that waits for another's
+    # waits for ever.
+    answers = [
+        *pools(2).run(virtual_cases.two_tables).answers,
+        *pools(2, "mirrored").run(virtual_cases.two_tables).answers,
+    ]
+    assert len(answers) == 3
+    assert len({*answers}) == 1
+
+
 @pytest.mark.slow
 def test_a_worker_whose_share_is_empty_evaluates_nothing(pools):
     (answer,) = pools(2, "virtual").run(fit_cases.case_empty_share).answers

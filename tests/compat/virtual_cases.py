@@ -156,3 +156,20 @@ def ranks():
         for nest in (*exchange(), first)
     ]
     return *results, again, error
+
+
+def two_tables():
+    """Trains two tables of embeddings; returns the hash of all weights."""
+    strategy, _ = strategy_and_rank()
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        words = keras.Input((8,), dtype="int32")
+        tables = [keras.layers.Embedding(rows, 16)(words) for rows in (50, 60)]
+        x = keras.layers.Flatten()(tables[0] + tables[1])
+        model = keras.Model(words, keras.layers.Dense(3)(x))
+        optimizer = tfgradcomp.SignSGD(SGD(0.1), min_size=0, transport="all_gather")
+        model.compile(optimizer, "mse")
+    rows = np.random.default_rng(0).integers(0, 50, (32, 8))
+    model.fit(rows, Y[:32], batch_size=8, shuffle=False, verbose=0)
+    weights = b"".join(weight.tobytes() for weight in model.get_weights())
+    return hashlib.sha256(weights).hexdigest()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.compat.assertions import checked
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.ops import INDEX_BITS, NOTHING
 
@@ -88,17 +89,12 @@ def _checked(headers):
     """The headers of delta messages, int64 `[N, 1]`, where they are headers."""
     most = _GAP_BITS[-1]
     fit = tf.reduce_all((headers >= 0) & (headers <= most))
-    check = tf.debugging.Assert(
-        fit & (tf.size(headers) > 0),
-        [
-            "A delta message must begin with the number of bits of a gap, from 0 to "
-            f"{most}. The sender or the network is faulty. Received: headers=",
-            headers,
-        ],
-        summarize=16,
-    )
-    with tf.control_dependencies([check]):
-        return tf.identity(headers)
+    message = [
+        "A delta message must begin with the number of bits of a gap, from 0 to "
+        f"{most}. The sender or the network is faulty. Received: headers=",
+        headers,
+    ]
+    return checked(headers, fit & (tf.size(headers) > 0), message)
 
 
 def _stream_words(gaps, value_bits):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.compat.assertions import checked
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.blocks import reduce_blocks, spread
@@ -171,18 +172,14 @@ def _in_order(index: tf.Tensor, size: int) -> tf.Tensor:
     if in_xla():
         return index
     before, after = index[:, :-1], index[:, 1:]
-    check = tf.debugging.Assert(
-        tf.reduce_all((before < after) | tf.equal(after, size)),
-        [
-            "words must have increasing indices; words that stand for nothing come "
-            "last. The sender or the network is faulty. Received: indices=",
-            index,
-            f"size={size}",
-        ],
-        summarize=16,
-    )
-    with tf.control_dependencies([check]):
-        return tf.identity(index)
+    message = [
+        "words must have increasing indices; words that stand for nothing come last. "
+        "The sender or the network is faulty. Received: indices=",
+        index,
+        f"size={size}",
+    ]
+    is_valid = tf.reduce_all((before < after) | tf.equal(after, size))
+    return checked(index, is_valid, message)
 
 
 def _accumulate(gathered: tf.Tensor, x: Vector) -> tf.Tensor:
