@@ -111,11 +111,12 @@ def found(*accuracies):
 
 def test_tables():
     ladder = accuracy_ladder.ladder_table(
-        {Run("FP"): found(80, 82), Run("ORQ-9"): found(79, 82, 79)}
+        {Run("FP"): found(80, 81, 82), Run("ORQ-9"): found(79, 82, 79)}
     )
     assert ladder[2:] == [
-        "| FP | 3.20 | 81.00 (80.00 to 82.00) | +0.00 | +0.00 |",
-        "| ORQ-9 | 3.20 | 80.00 (79.00 to 82.00) | -1.00 | -0.29 |",
+        "| FP | 3.20 | 81.00 (80.00 to 82.00) |  | +0.00 |",
+        # -1, 1 and -3: 4.30 deviations of 2, over the root of 3.
+        "| ORQ-9 | 3.20 | 80.00 (79.00 to 82.00) | -1.00 ± 4.97 | -0.29 |",
     ]
     sizes = accuracy_ladder.BUCKET_SIZES
     buckets = accuracy_ladder.buckets_table(
