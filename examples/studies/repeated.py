@@ -19,17 +19,30 @@ PARTS = 8
 HELD_OUT = 5_000
 
 
-def make_network():
-    """Return a LeNet with strides in place of pooling: 56,970 parameters."""
+def make_network(normalized=False):
+    """Return a LeNet with strides in place of pooling: 56,970 parameters.
+
+    Args:
+        normalized: Whether there is batch normalization before each ReLU.
+    """
     scale = 1 / (255 * models.DEVIATION)
+    hidden = []
+    for layer in (
+        layers.Conv2D(16, 5, strides=2),
+        layers.Conv2D(32, 3, strides=2),
+        layers.Dense(64),
+    ):
+        if isinstance(layer, layers.Dense):
+            hidden.append(layers.Flatten())
+        hidden.append(layer)
+        if normalized:
+            hidden.append(layers.BatchNormalization(momentum=0.9))
+        hidden.append(layers.ReLU())
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
             layers.Rescaling(scale, offset=-models.MEAN / models.DEVIATION),
-            layers.Conv2D(16, 5, strides=2, activation="relu"),
-            layers.Conv2D(32, 3, strides=2, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu"),
+            *hidden,
             layers.Dense(10),
         ]
     )
@@ -92,11 +105,13 @@ class Trainer:
         scope: A strategy's, or None.
         make_optimizer: Function without arguments.
         at_once: Steps a call of the compiled function.
+        make: Returns the network, with new weights.
     """
 
-    def __init__(self, scope, make_optimizer, at_once=1):
+    def __init__(self, scope, make_optimizer, at_once=1, make=make_network):
+        self._make = make
         with scope or contextlib.nullcontext():
-            self.model = make_network()
+            self.model = make()
             self.model.compile(
                 make_optimizer(),
                 make_loss(),
@@ -121,7 +136,7 @@ class Trainer:
         for variable, value in self._begin:
             variable.assign(value)
         keras.utils.set_random_seed(seed)
-        self.model.set_weights(make_network().get_weights())
+        self.model.set_weights(self._make().get_weights())
         batches, losses = self._batches(examples, seed, batch, steps), []
         for part in range(PARTS):
             if between is not None:
