@@ -284,7 +284,9 @@ def draw(rows: list[dict]):
         return
     axes, save = made
     axes[0].figure.set_figheight(6)
+    names_at = []
     for one, model in zip(axes, names, strict=True):
+        found = {}
         for way in WAYS:
             own = [r for r in rows if (r["model"], r["way"]) == (model, way)]
             if not own:
@@ -293,13 +295,30 @@ def draw(rows: list[dict]):
             y = 100 * statistics.mean(row["accuracy"] for row in own)
             style = {"marker": "o"} if WAYS[way].planned else PLAIN
             one.plot(x, y, **style)
-            name = way if WAYS[way].planned else f"float32, {way}"
-            one.annotate(name, (x, y), (4, 0), fontsize=6, textcoords="offset points")
+            found[x, y] = way if WAYS[way].planned else f"float32, {way}"
+        names_at.append(found)
         one.margins(x=0.3)
         one.xaxis.set_minor_formatter("")
         one.set(xscale="log", xlabel="bytes a step and worker", title=model)
     axes[0].set_ylabel("accuracy, %")
+    # The places of points on the paper are known once it is laid out.
+    axes[0].figure.draw_without_rendering()
+    for one, found in zip(axes, names_at, strict=True):
+        write_names(one, found)
     save()
+
+
+def write_names(axes, found):
+    """Write names beside points, moved up where they would hide each other."""
+    taken, scale = [], 72 / axes.figure.dpi
+    for (x, y), name in sorted(found.items(), key=lambda item: item[0][1]):
+        right, up = scale * axes.transData.transform((x, y))
+        moved = up
+        while any(abs(right - r) < 70 and abs(moved - u) < 7 for r, u in taken):
+            moved += 1
+        taken.append((right, moved))
+        place = (4, moved - up)
+        axes.annotate(name, (x, y), place, fontsize=6, textcoords="offset points")
 
 
 def main():
