@@ -286,7 +286,7 @@ def draw(rows: list[dict]):
     axes[0].figure.set_figheight(6)
     names_at = []
     for one, model in zip(axes, names, strict=True):
-        found = {}
+        found = []
         for way in WAYS:
             own = [r for r in rows if (r["model"], r["way"]) == (model, way)]
             if not own:
@@ -294,8 +294,9 @@ def draw(rows: list[dict]):
             x = statistics.mean(row["bytes"] for row in own)
             y = 100 * statistics.mean(row["accuracy"] for row in own)
             style = {"marker": "o"} if WAYS[way].planned else PLAIN
-            one.plot(x, y, **style)
-            found[x, y] = way if WAYS[way].planned else f"float32, {way}"
+            (drawn,) = one.plot(x, y, **style)
+            name = way if WAYS[way].planned else f"float32, {way}"
+            found.append(((x, y), name, drawn.get_color()))
         names_at.append(found)
         one.margins(x=0.3)
         one.xaxis.set_minor_formatter("")
@@ -311,14 +312,14 @@ def draw(rows: list[dict]):
 def write_names(axes, found):
     """Write names beside points, moved up where they would hide each other."""
     taken, scale = [], 72 / axes.figure.dpi
-    for (x, y), name in sorted(found.items(), key=lambda item: item[0][1]):
-        right, up = scale * axes.transData.transform((x, y))
+    for point, name, color in sorted(found, key=lambda one: one[0][1]):
+        right, up = scale * axes.transData.transform(point)
         moved = up
         while any(abs(right - r) < 70 and abs(moved - u) < 7 for r, u in taken):
             moved += 1
         taken.append((right, moved))
-        place = (4, moved - up)
-        axes.annotate(name, (x, y), place, fontsize=6, textcoords="offset points")
+        style = {"fontsize": 6, "color": color, "textcoords": "offset points"}
+        axes.annotate(name, point, (4, moved - up), **style)
 
 
 def main():
