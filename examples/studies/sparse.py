@@ -419,13 +419,14 @@ def main():
         columns = [f"{what}_{n}" for n in lengths for what in ("accuracy", "ratio")]
         return study.complete(name, keys, measure, [*columns, *OVER])
 
-    # The first seed of all that there is, before another one of the second part.
     name, how = "sparse_threshold", (of_threshold, (THRESHOLD_STEPS,))
-    complete(name, threshold_keys(given.seeds[:1]), *how)
-    rows = complete("sparse", length_keys(given.seeds[:1]), of_length, LENGTHS)
-    lengths = Table(rows, ("network", "inner", "method"))
-    rows = complete(name, threshold_keys(given.seeds), *how)
-    thresholds = Table(rows, ("network", "rate", "momentum", "method"))
+    # The first seeds of all that there is, before others.
+    for number in range(1, len(given.seeds) + 1):
+        seeds = given.seeds[:number]
+        of_thresholds = complete(name, threshold_keys(seeds), *how)
+        of_lengths = complete("sparse", length_keys(seeds), of_length, LENGTHS)
+    lengths = Table(of_lengths, ("network", "inner", "method"))
+    thresholds = Table(of_thresholds, ("network", "rate", "momentum", "method"))
     draw(lengths, thresholds)
     where = f"{WORKERS} virtual workers, batches of {BATCH_SIZE} each"
     page = "studies/sparse.md"
