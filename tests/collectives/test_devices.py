@@ -56,13 +56,14 @@ def test_two_hosts_of_two_devices_train_as_stated(pools):
     np.testing.assert_allclose(
         state["compressed.server.residual"][0], owed_by_server, atol=2e-6
     )
-    # A device keeps half of it, rounded to four elements.
-    assert answer["sizes"] == [(56,), (56,)]
+    # Half of it for a device, rounded to four elements: 56 zeros go before the other
+    # half, so that its random numbers are those of its place.
+    assert answer["sizes"] == [(110,), (110,)]
     traffic = answer["traffic"]
     assert traffic.num_workers == 2
     assert (traffic.elements_compressed, traffic.elements_plain) == (110, 11)
-    # To the one other host: signs of 56 and of 54 elements, scales, a flag each.
-    assert answer["words"][0] == (2 + 1 + 1) + (2 + 2 + 1)
+    # To the one other host: signs of 56 and of 56 + 54 elements, scales, a flag each.
+    assert answer["words"][0] == (2 + 1 + 1) + (4 + 3 + 1)
     assert traffic.words_sent == sum(answer["words"])
     assert bits(answer["resumed"]) == bits(weights[3:])
     # A worker of one device takes over what a worker of two has kept.

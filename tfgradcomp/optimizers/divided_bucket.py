@@ -12,6 +12,7 @@ from typing_extensions import override
 from tfgradcomp.collectives import Devices
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout
+from tfgradcomp.core.context import DRAWN_TOGETHER
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece
@@ -22,14 +23,15 @@ from tfgradcomp.optimizers.gradient_bucket import (
 )
 from tfgradcomp.optimizers.probe import IGNORE
 
-# Random streams are drawn four numbers at a time.
+# The cuts between parts are multiples of it.
 ALIGNMENT = 4
 
 
 def part_ranges(whole: BucketRange, devices: int) -> list[BucketRange]:
     """Returns the range of each device: equal parts, rounded to four elements.
 
-    Where that leaves a device without an element, each has the whole range.
+    Where that leaves a device without an element, each has the whole range. A part
+    draws the random numbers that its elements would draw in the whole.
     """
     size = whole.end - whole.begin
     cuts = [
@@ -40,7 +42,7 @@ def part_ranges(whole: BucketRange, devices: int) -> list[BucketRange]:
     pairs = list(itertools.pairwise(edges))
     if any(begin >= end for begin, end in pairs):
         pairs = [(whole.begin, whole.end)] * devices
-    return [BucketRange(begin, end, ALIGNMENT) for begin, end in pairs]
+    return [BucketRange(begin, end, DRAWN_TOGETHER) for begin, end in pairs]
 
 
 class StatePart:
