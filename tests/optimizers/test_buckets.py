@@ -14,6 +14,7 @@ from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.core import Layout
 from tfgradcomp.optimizers import plan
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece, cut_ranges
+from tfgradcomp.optimizers.divided_bucket import part_ranges
 from tfgradcomp.transports import AllGather, Sharded
 from tfgradcomp.transports.auto import BY_NAME
 
@@ -253,6 +254,17 @@ def test_padding_keeps_the_places_of_chunks():
     assert bucket.layout(layout) == Layout((0, 88, 188, 193), (88, 100, 5))
     assert bucket.pieces(layout) == [Piece(1, 0, 100), Piece(2, 0, 5)]
     assert BucketRange(0, 600).layout(layout) == Layout((0, 600), (600,))
+
+
+def test_parts_of_devices_keep_the_places_of_chunks():
+    parts = part_ranges(BucketRange(600, 2000, alignment=1), 3)
+    assert [(part.begin, part.end) for part in parts] == [
+        (600, 1068),
+        (1068, 1536),
+        (1536, 2000),
+    ]
+    assert [part.offset for part in parts] == [512, 1024, 1536]
+    assert [part.alignment_padding for part in parts] == [88, 44, 0]
 
 
 class Wires(Collectives):

@@ -12,7 +12,6 @@ from typing_extensions import override
 from tfgradcomp.collectives import Devices
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout
-from tfgradcomp.core.context import DRAWN_TOGETHER
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.optimizers import nonfinite
 from tfgradcomp.optimizers.bucket_ranges import BucketRange, Piece
@@ -23,15 +22,14 @@ from tfgradcomp.optimizers.gradient_bucket import (
 )
 from tfgradcomp.optimizers.probe import IGNORE
 
-# The cuts between parts are multiples of it.
+# Parts begin at a multiple of so many elements.
 ALIGNMENT = 4
 
 
 def part_ranges(whole: BucketRange, devices: int) -> list[BucketRange]:
     """Returns the range of each device: equal parts, rounded to four elements.
 
-    Where that leaves a device without an element, each has the whole range. A part
-    draws the random numbers that its elements would draw in the whole.
+    Where that leaves a device without an element, each has the whole range.
     """
     size = whole.end - whole.begin
     cuts = [
@@ -42,7 +40,7 @@ def part_ranges(whole: BucketRange, devices: int) -> list[BucketRange]:
     pairs = list(itertools.pairwise(edges))
     if any(begin >= end for begin, end in pairs):
         pairs = [(whole.begin, whole.end)] * devices
-    return [BucketRange(begin, end, DRAWN_TOGETHER) for begin, end in pairs]
+    return [BucketRange(begin, end) for begin, end in pairs]
 
 
 class StatePart:
