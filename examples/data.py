@@ -125,6 +125,17 @@ def arrays(dataset: tf.data.Dataset, count: int | None = None) -> tuple:
     return next(dataset.take(count).batch(count).as_numpy_iterator())
 
 
+def first(source: Data, images: int) -> list[tf.data.Dataset]:
+    """Return the first images to train with, and as many of 10,000 to test with."""
+    return [
+        tf.data.Dataset.from_tensor_slices(arrays(dataset, count))
+        for dataset, count in (
+            (source.train, images),
+            (source.test, min(images, 10_000)),
+        )
+    ]
+
+
 def can_download(url: str = URL, timeout: float = 3.0) -> bool:
     """Tell within about ``timeout`` seconds whether ``url`` can be downloaded.
 

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import accuracy_ladder
 import compare_methods
 import data
 import keras
@@ -249,7 +248,8 @@ def main():
             "tfgradcomp-launch --workers 2 examples/variance_based.py"
         )
     is_first = strategy.cluster_resolver.task_id == 0
-    *pairs, source = accuracy_ladder.load(arguments.images)
+    loaded = data.load()
+    pairs, source = data.first(loaded, arguments.images), loaded.source
     settings = Settings(
         arguments.images,
         arguments.epochs,

@@ -1,43 +1,37 @@
-"""Train a small ResNet on Fashion-MNIST with every quantizer, several times.
+"""Quantizers with a small ResNet, in the manner of the ORQ paper's tables.
 
-    python examples/accuracy_ladder.py
-    python examples/accuracy_ladder.py --studies ladder --seeds 0 --methods FP ORQ-3
+    python examples/studies/quantizers.py
+    python examples/studies/quantizers.py --parts ladder workers
+    python examples/studies/quantizers.py --quick
 
-One worker that quantizes its own gradients, in the manner of Xu, Huo and Huang, Optimal
-Gradient Quantization Condition for Communication-Efficient Distributed Training, 2019:
+A ResNet learns Fashion-MNIST, and its gradients are quantized as Xu, Huo and Huang do,
+Optimal Gradient Quantization Condition for Communication-Efficient Distributed
+Training, 2019:
 
-    ladder     all methods (their Table 2)
-    buckets    sizes of buckets (their Table 3)
+    ladder     all methods, one worker (their Table 2)
+    workers    four virtual workers, which share the batch; ORQ clipped (their Table 5)
+    blocks     sizes of blocks, one worker (their Table 3)
     clipping   gradients clipped to c deviations, the rate warming up (their Table 4)
     rates      the learning rate of full precision, which all methods take
-    workers    on several workers, which share the batch; ORQ clipped (their Table 5)
 
-The last one runs only if it is asked for, on virtual workers:
-
-    python examples/accuracy_ladder.py --studies workers --workers 4
-
-Each study rewrites what stands between its marker comments in examples/README.md.
+Writes examples/results/quantizers.csv, the tables of docs/studies/quantizers.md and its
+figure; a run that was cut short goes on where it was. `--quick` takes two steps of two
+methods and writes nothing.
 """
 
-import argparse
-import concurrent.futures
-import multiprocessing
+import functools
 import os
 import statistics
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
-import compare_methods
-import data
 import keras
-import models
+import study
 import tensorflow as tf
 
 import tfgradcomp
 
-sys.path.insert(0, str(Path(__file__).parent / "studies"))
-from study import interval_text  # noqa: E402
+import data  # isort: skip
+import models  # isort: skip
 
 BATCH_SIZE = 128
 LEARNING_RATE = 0.1
@@ -61,9 +55,10 @@ METHODS = {
     # Clipped to 2.5 deviations, as its own paper has it; not in Table 2.
     "TernGrad": ("TernGrad", {}, None),
 }
-BUCKET_SIZES = (128, 512, 2048, 8192, 32768)
+PAPER_LADDER = {method: paper for method, (*_, paper) in METHODS.items() if paper}
+BLOCK_SIZES = (128, 512, 2048, 8192, 32768)
 # Table 3: ResNet-110, CIFAR-10.
-PAPER_BUCKETS = {
+PAPER_BLOCKS = {
     "QSGD-3": (90.86, 90.23, 89.37, 87.87, 85.63),
     "ORQ-3": (91.66, 90.92, 90.18, 88.86, 87.08),
 }
@@ -86,41 +81,52 @@ PAPER_WORKERS = {
     "ORQ-9": 75.39,
 }
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
+COLUMNS = ("accuracy", "bits")
 
 
 class Run(NamedTuple):
-    """What is trained, but for the seed."""
+    """What is trained, but for the number of workers, the data and the seed."""
 
     method: str
     block_size: int = 2048
     clip_factor: float | None = None
     warms_up: bool = False
-    learning_rate: float = LEARNING_RATE
+    rate: float = LEARNING_RATE
 
 
-class Result(NamedTuple):
-    """Test accuracy in percent, and bits an element that a worker sends."""
+class Part(NamedTuple):
+    """A part of the study: what is trained, and for how long."""
 
-    accuracy: float
-    bits: float
+    runs: list[Run]
+    images: int = 12_800
+    epochs: int = 4
+    workers: int = 1
+    seeds: int = 3
 
 
-STUDIES = {
-    "ladder": [Run(method) for method, (*_, paper) in METHODS.items() if paper],
-    "buckets": [Run(m, size) for m in PAPER_BUCKETS for size in BUCKET_SIZES],
-    "clipping": [
-        Run("FP", warms_up=True),
-        *(
-            Run(method, clip_factor=c, warms_up=True)
-            for method in PAPER_CLIPPING
-            for c in CLIP_FACTORS
-        ),
-    ],
-    "rates": [Run("FP", learning_rate=rate) for rate in RATES],
-    "workers": [
-        Run(method, 512, 1.7 if method.startswith("ORQ") else None)
-        for method in PAPER_WORKERS
-    ],
+LONG = {"images": 60_000, "epochs": 5, "seeds": 5}
+PARTS = {
+    "ladder": Part([Run(method) for method in PAPER_LADDER], **LONG),
+    "workers": Part(
+        [
+            Run(method, 512, 1.7 if method.startswith("ORQ") else None)
+            for method in PAPER_WORKERS
+        ],
+        **LONG,
+        workers=4,
+    ),
+    "blocks": Part([Run(m, size) for m in PAPER_BLOCKS for size in BLOCK_SIZES]),
+    "clipping": Part(
+        [
+            Run("FP", warms_up=True),
+            *(
+                Run(method, clip_factor=c, warms_up=True)
+                for method in PAPER_CLIPPING
+                for c in CLIP_FACTORS
+            ),
+        ]
+    ),
+    "rates": Part([Run("FP", rate=rate) for rate in RATES]),
 }
 
 
@@ -128,9 +134,9 @@ def make_optimizer(run: Run, steps: int, seed: int):
     """Return SGD with momentum, its rate falling to 0, wrapped by the method."""
     warm_up = int(WARM_UP * steps) if run.warms_up else 0
     schedule = keras.optimizers.schedules.CosineDecay(
-        run.learning_rate / 10 if warm_up else run.learning_rate,
+        run.rate / 10 if warm_up else run.rate,
         steps - warm_up,
-        warmup_target=run.learning_rate if warm_up else None,
+        warmup_target=run.rate if warm_up else None,
         warmup_steps=warm_up,
     )
     sgd = keras.optimizers.SGD(schedule, momentum=0.9)
@@ -153,209 +159,251 @@ def make_optimizer(run: Run, steps: int, seed: int):
     )
 
 
-def load(images: int):
-    """Return the first images for training, as many of 10,000 for testing, a name."""
-    source = data.load()
-    pairs = []
-    for dataset, count in ((source.train, images), (source.test, min(images, 10_000))):
-        pairs.append(tf.data.Dataset.from_tensor_slices(data.arrays(dataset, count)))
-    return *pairs, source.source
+def keys_of(part: Part, seeds: range | list[int]) -> list[dict]:
+    """Return the keys of the rows of a part, those of a seed together."""
+    setting = part._asdict()
+    shared = {name: setting[name] for name in ("workers", "images", "epochs")}
+    return [shared | run._asdict() | {"seed": s} for s in seeds for run in part.runs]
 
 
-def train(run: Run, seed: int, pairs, epochs: int, strategy) -> Result:
-    """Train a new model; the seed decides weights, order and rounding."""
+@functools.cache
+def datasets(images: int):
+    """Return the first images to train with, and as many of 10,000 to test with."""
+    return data.first(data.load(), images)
+
+
+@functools.cache
+def strategy_of(workers: int):
+    """Return the strategy of so many workers."""
+    if workers == 1:
+        return tf.distribute.get_strategy()
+    tfgradcomp.enable_multi_worker_fit()
+    return tfgradcomp.virtual_workers(workers)
+
+
+def train(key: dict) -> dict:
+    """Train a new model; the seed decides weights, order and rounding.
+
+    Returns:
+        Test accuracy in percent, and bits an element that a worker sends.
+    """
     keras.backend.clear_session()
-    keras.utils.set_random_seed(seed)
-    batches = data.batches(pairs[0], BATCH_SIZE, seed)
-    with strategy.scope():
+    keras.utils.set_random_seed(key["seed"])
+    train_set, test_set = datasets(key["images"])
+    batches = data.batches(train_set, BATCH_SIZE, key["seed"])
+    run = Run(**{name: key[name] for name in Run._fields})
+    with strategy_of(key["workers"]).scope():
         model = models.make_resnet()
-        optimizer = make_optimizer(run, epochs * len(batches), seed)
+        optimizer = make_optimizer(run, key["epochs"] * len(batches), key["seed"])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
-    model.fit(batches, epochs=epochs, verbose=0, shuffle=False)
-    _, accuracy = model.evaluate(data.batches(pairs[1], 1000), verbose=0)
+    model.fit(batches, epochs=key["epochs"], verbose=0, shuffle=False)
+    _, accuracy = model.evaluate(data.batches(test_set, 1000), verbose=0)
     bits = 32.0
     if hasattr(optimizer, "traffic"):
         bits = optimizer.traffic.bits_per_element_up
-    return Result(100 * accuracy, bits)
+    return {"accuracy": 100 * accuracy, "bits": bits}
 
 
-def train_all(runs: list[Run], seed: int, images: int, epochs: int, workers: int):
-    """Return the result of each run with one seed, and the name of the data."""
-    strategy = tf.distribute.get_strategy()
-    if workers > 1:
-        strategy = tfgradcomp.virtual_workers(workers)
-        tfgradcomp.enable_multi_worker_fit()
-    *pairs, source = load(images)
-    results = {}
-    for run in runs:
-        results[run] = train(run, seed, pairs, epochs, strategy)
-        print(f"seed {seed}: {run}: {results[run].accuracy:.2f} %", flush=True)
-    return results, source
+class Results:
+    """Rows of a part, by runs and seeds."""
+
+    def __init__(self, rows: list[dict]):
+        self._rows = {}
+        for row in rows:
+            run = Run(**{name: row[name] for name in Run._fields})
+            self._rows.setdefault(run, {})[row["seed"]] = row
+
+    def __iter__(self):
+        return iter(self._rows)
+
+    def __contains__(self, run: Run) -> bool:
+        return run in self._rows
+
+    def accuracies(self, run: Run) -> list[float]:
+        """Return the accuracies of all seeds."""
+        return [row["accuracy"] for row in self._rows[run].values()]
+
+    def bits(self, run: Run) -> float:
+        """Return the mean number of bits an element."""
+        return statistics.mean(row["bits"] for row in self._rows[run].values())
+
+    def text(self, run: Run) -> str:
+        """Return the mean accuracy, and the smallest and largest of the seeds."""
+        found = self.accuracies(run)
+        return f"{statistics.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+    def less(self, run: Run, other: Run) -> list[float]:
+        """Return what a run has more than another one, seed by seed.
+
+        A seed stands for the same weights to begin with, and batches.
+        """
+        own, base = self._rows[run], self._rows.get(other, {})
+        return [own[s]["accuracy"] - base[s]["accuracy"] for s in own if s in base]
+
+    def less_text(self, run: Run, other: Run) -> str:
+        """Return the mean of `less` with its 95 % interval by Student's t."""
+        found = self.less(run, other)
+        return study.interval_text(found, "+") if found else ""
 
 
-def mean(results: list[Result]) -> float:
-    """Return the mean accuracy over the seeds."""
-    return statistics.mean(result.accuracy for result in results)
+def plain_of(part: str) -> Run:
+    """Return the run of a part that has full precision."""
+    return next(run for run in PARTS[part].runs if run.method == "FP")
 
 
-def spread(results: list[Result]) -> str:
-    """Return mean, and the smallest and largest accuracy of the seeds."""
-    found = [result.accuracy for result in results]
-    return f"{mean(results):.2f} ({min(found):.2f} to {max(found):.2f})"
+def ladder_table(results: Results, part: str = "ladder") -> str:
+    """Return the table of a part with a row for each method, and the paper's."""
+    titles = ["method", "bits an element", "test accuracy, %", "less FP"]
+    papers = PAPER_WORKERS if part == "workers" else PAPER_LADDER
+    plain, lines = plain_of(part), []
+    for run in results:
+        less = results.less_text(run, plain) if run != plain else ""
+        paper = f"{papers[run.method] - papers['FP']:+.2f}" if run != plain else ""
+        bits = f"{results.bits(run):.2f}"
+        lines.append([run.method, bits, results.text(run), less, paper])
+    return study.markdown([*titles, "paper, less FP"], lines)
 
 
-def ladder_table(results: dict[Run, list[Result]]) -> list[str]:
-    """Return the lines of the first study's table."""
-    papers = {method: paper for method, (*_, paper) in METHODS.items()}
-    return steps_table(results, papers, Run("FP"))
+def workers_table(results: Results) -> str:
+    """Return the table of several workers."""
+    return ladder_table(results, "workers")
 
 
-def workers_table(results: dict[Run, list[Result]]) -> list[str]:
-    """Return the lines of the table of several workers."""
-    return steps_table(results, PAPER_WORKERS, Run("FP", 512))
+def pairs_table(results: Results, part: str) -> str:
+    """Return differences of methods with as many levels, and the paper's."""
+    pairs = {
+        "ladder": [
+            ("ORQ-3", "QSGD-3"),
+            *(("ORQ-5", "QSGD-5"), ("ORQ-5", "Linear-5")),
+            *(("ORQ-9", "QSGD-9"), ("ORQ-9", "Linear-9")),
+        ],
+        "workers": [("ORQ-3", "TernGrad"), ("ORQ-5", "QSGD-5"), ("ORQ-9", "QSGD-9")],
+    }
+    papers = PAPER_WORKERS if part == "workers" else PAPER_LADDER
+    runs, lines = {run.method: run for run in results}, []
+    for one, other in pairs[part]:
+        if one in runs and other in runs:
+            less = results.less_text(runs[one], runs[other])
+            paper = f"{papers[one] - papers[other]:+.2f}"
+            lines.append([f"{one}, less {other}", less, paper])
+    return study.markdown(["difference", "here", "paper"], lines)
 
 
-def steps_table(results, papers: dict[str, float], plain: Run) -> list[str]:
-    """Return the lines of a table with a row for each method, and the paper's.
-
-    What a method has less than full precision is taken seed by seed: the same weights
-    to begin with, and batches. It has a 95 % interval by Student's t.
-    """
-    lines = [
-        "| method | bits an element | test accuracy, % | less FP | paper, less FP |",
-        "|---|---|---|---|---|",
-    ]
-    full = results.get(plain)
-    for run, found in results.items():
-        less = ""
-        if full and run != plain:
-            pairs = zip(found, full, strict=True)
-            differences = [own.accuracy - other.accuracy for own, other in pairs]
-            less = interval_text(differences, "+")
-        paper = papers[run.method] - papers["FP"]
-        lines.append(
-            f"| {run.method} | {found[0].bits:.2f} | {spread(found)} | {less} | "
-            f"{paper:+.2f} |"
-        )
-    return lines
+def blocks_table(results: Results) -> str:
+    """Return the table of sizes of blocks."""
+    lines = []
+    for method, paper in PAPER_BLOCKS.items():
+        runs = [Run(method, size) for size in BLOCK_SIZES]
+        if all(run in results for run in runs):
+            lines.append([method, *map(results.text, runs)])
+            lines.append(["paper's", *(f"{value:.2f}" for value in paper)])
+    return study.markdown(["method", *map(str, BLOCK_SIZES)], lines)
 
 
-def buckets_table(results: dict[Run, list[Result]]) -> list[str]:
-    """Return the lines of the second study's table."""
-    lines = [
-        f"| method | {' | '.join(map(str, BUCKET_SIZES))} |",
-        "|---" * (1 + len(BUCKET_SIZES)) + "|",
-    ]
-    for method, paper in PAPER_BUCKETS.items():
-        found = [results.get(Run(method, size)) for size in BUCKET_SIZES]
-        if not all(found):
-            continue
-        lines.append(f"| {method} | {' | '.join(map(spread, found))} |")
-        lines.append(f"| paper's | {' | '.join(f'{value:.2f}' for value in paper)} |")
-    return lines
-
-
-def clipping_table(results: dict[Run, list[Result]]) -> list[str]:
-    """Return the lines of the third study's table."""
-    titles = ["not clipped", *(f"c = {c}" for c in CLIP_FACTORS[1:])]
-    lines = [f"| method | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
-    full = results.get(Run("FP", warms_up=True))
-    if full:
-        lines.append(f"| FP | {spread(full)} |{' |' * len(titles[1:])}")
+def clipping_table(results: Results) -> str:
+    """Return the table of factors of clipping."""
+    plain, lines = plain_of("clipping"), []
+    if plain in results:
+        lines.append(["FP", results.text(plain), "", ""])
     for method, paper in PAPER_CLIPPING.items():
         runs = [Run(method, clip_factor=c, warms_up=True) for c in CLIP_FACTORS]
-        found = [results.get(run) for run in runs]
-        if not all(found):
-            continue
-        lines.append(f"| {method} | {' | '.join(map(spread, found))} |")
-        if full:
-            less = [f"{mean(each) - mean(full):+.2f}" for each in found]
-            lines.append(f"| less FP | {' | '.join(less)} |")
-            figures = " | ".join(f"{loss:+.2f}" for loss in paper)
-            lines.append(f"| paper, less FP | | {figures} |")
-    return lines
+        if all(run in results for run in runs):
+            lines.append([method, *map(results.text, runs)])
+            lines.append(["less FP", *(results.less_text(run, plain) for run in runs)])
+            lines.append(["paper, less FP", "", *(f"{loss:+.2f}" for loss in paper)])
+    titles = ["not clipped", *(f"c = {c}" for c in CLIP_FACTORS[1:])]
+    return study.markdown(["method", *titles], lines)
 
 
-def rates_table(results: dict[Run, list[Result]]) -> list[str]:
-    """Return the lines of the last study's table."""
-    rates = [f"{run.learning_rate:g}" for run in results]
-    return [
-        f"| learning rate | {' | '.join(rates)} |",
-        "|---" * (1 + len(rates)) + "|",
-        f"| FP | {' | '.join(map(spread, results.values()))} |",
-    ]
+def rates_table(results: Results) -> str:
+    """Return the table of learning rates."""
+    rates = [f"{run.rate:g}" for run in results]
+    cells = ["FP", *map(results.text, results)]
+    return study.markdown(["learning rate", *rates], [cells])
 
 
 TABLES = {
     "ladder": ladder_table,
-    "buckets": buckets_table,
+    "workers": workers_table,
+    "blocks": blocks_table,
     "clipping": clipping_table,
     "rates": rates_table,
-    "workers": workers_table,
 }
 
 
-def main():
-    """Train, one process a seed, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--studies", nargs="+", choices=STUDIES, default=[*STUDIES][:-1]
-    )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--workers", type=int, default=1, help="virtual ones")
-    parser.add_argument("--images", type=int, default=12_800)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument(
-        "--quick", action="store_true", help="two steps a run, and no file is written"
-    )
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.images, arguments.epochs = 2 * BATCH_SIZE, 1
-    runs = {
-        study: [run for run in STUDIES[study] if run.method in arguments.methods]
-        for study in arguments.studies
-    }
-    # The same run may be in several studies.
-    distinct = list(dict.fromkeys(run for each in runs.values() for run in each))
-    seeds = arguments.seeds
-    cores = len(os.sched_getaffinity(0))
-    threads = os.environ.setdefault(
-        "TF_NUM_INTRAOP_THREADS", str(max(1, cores // len(seeds)))
-    )
-    where = (
-        f"{arguments.workers} virtual workers" if arguments.workers > 1 else "1 worker"
-    )
-    conditions = compare_methods.conditions(where, threads)
-    with concurrent.futures.ProcessPoolExecutor(
-        len(seeds), multiprocessing.get_context("spawn")
-    ) as processes:
-        futures = [
-            processes.submit(
-                train_all,
-                distinct,
-                seed,
-                arguments.images,
-                arguments.epochs,
-                arguments.workers,
+def draw(of_parts: dict[str, Results]):
+    """Draw what methods have less than full precision over their bits."""
+    titles = {"ladder": "one worker", "workers": "four workers"}
+    made = study.figure("studies/quantizers", len(titles), sharey=True)
+    if made is None:
+        return
+    axes, save = made
+    for axis, (part, title) in zip(axes, titles.items(), strict=True):
+        results, plain = of_parts[part], plain_of(part)
+        axis.axhline(0, color="0.5", linewidth=0.8)
+        for number, run in enumerate(run for run in results if run != plain):
+            mean, width = study.interval(results.less(run, plain))
+            color, bits = f"C{number % 10}", results.bits(run)
+            # Methods of as many levels have as many bits.
+            bits *= 1 + 0.012 * (number % 5 - 2)
+            axis.errorbar(bits, mean, width, fmt="o", capsize=3, color=color)
+            offset = (4, 4 if number % 2 else -9)
+            axis.annotate(
+                run.method,
+                (bits, mean),
+                offset,
+                textcoords="offset points",
+                color=color,
+                fontsize="x-small",
             )
-            for seed in seeds
-        ]
-        of_seeds = [future.result() for future in futures]
-    source = of_seeds[0][1]
-    for study, own in runs.items():
-        results = {run: [found[run] for found, _ in of_seeds] for run in own}
-        lines = [
-            f"Data: {source}, {arguments.images} images; {arguments.epochs} epochs; "
-            f"seeds {', '.join(map(str, seeds))}: mean (smallest to largest). "
-            f"{conditions}.",
-            "",
-            *TABLES[study](results),
-        ]
-        print("\n".join(["", study, "", *lines]), flush=True)
-        if not arguments.quick:
-            compare_methods.write_table("\n".join(lines), study)
+        axis.set(xlabel="bits an element", title=title)
+    axes[0].set_ylabel("accuracy less full precision's, points")
+    save()
+
+
+def report(name: str, results: Results, seeds: list[int]):
+    """Write the tables of a part."""
+    part, page = PARTS[name], "studies/quantizers.md"
+    workers = "1 worker" if part.workers == 1 else f"{part.workers} virtual workers"
+    where = f"{workers}, {part.images:,} images, {part.epochs} epochs, "
+    where += f"seeds {', '.join(map(str, seeds))}: mean (smallest to largest)"
+    tables = {name: TABLES[name](results)}
+    if name in ("ladder", "workers"):
+        tables[f"{name} pairs"] = pairs_table(results, name)
+    for marker, table in tables.items():
+        print("", marker, "", table, sep="\n", flush=True)
+        study.write_page(page, table, where if marker == name else None, marker)
+
+
+def quick():
+    """Train two methods for two steps, on one worker."""
+    part = Part([Run("FP"), Run("ORQ-3")], images=2 * BATCH_SIZE, epochs=1)
+    rows = [key | train(key) for key in keys_of(part, [0])]
+    print(ladder_table(Results(rows)))
+
+
+def main():
+    """Run the study."""
+    parser = study.arguments(__doc__, None)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument("--tables", action="store_true", help="of the rows there are")
+    given = parser.parse_args()
+    if given.quick:
+        quick()
+        return
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    of_parts = {}
+    for name, part in PARTS.items():
+        seeds = given.seeds or list(range(part.seeds))
+        measure = None if given.tables or name not in given.parts else train
+        keys = keys_of(part, seeds)
+        rows = study.complete("quantizers", keys, measure, COLUMNS, processes=cores)
+        of_parts[name] = Results(rows)
+        if rows and name in given.parts:
+            report(name, of_parts[name], seeds)
+    draw(of_parts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What the studies share: training on virtual workers, rows and tables."""
 
 import argparse
+import concurrent.futures
 import csv
 import math
+import multiprocessing
 import os
 import statistics
 import sys
@@ -21,10 +23,11 @@ def arguments(doc, seeds=(0, 1, 2)):
 
     Args:
         doc: The script's docstring.
-        seeds: Those that are taken unless others are given.
+        seeds: Those that are taken unless others are given; None: the study's parts
+            have their own.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*seeds])
+    parser.add_argument("--seeds", type=int, nargs="+", default=seeds and [*seeds])
     parser.add_argument("--quick", action="store_true")
     return parser
 
@@ -105,7 +108,29 @@ def write_page(page, text, where, name="accuracy"):
     page.write_text(replace_table(page.read_text(), text, name))
 
 
-def complete(name, keys, measure, columns):
+def measured(measure, keys, processes=1):
+    """Yield keys, each with what is measured of it, in the order in which they end.
+
+    Args:
+        measure: Function of a key.
+        keys: The keys.
+        processes: Number of processes beside this one; 1: here. `measure` is then a
+            function of a module.
+    """
+    if processes == 1:
+        yield from ((key, measure(key)) for key in keys)
+        return
+    spawned = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(processes, spawned) as executor:
+        futures = {executor.submit(measure, key): key for key in keys}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def complete(name, keys, measure, columns, processes=1):
     """Return a row for each key, in order; measure and save those that are missing.
 
     A study that was cut short goes on where it was: rows stand in examples/results, in
@@ -117,6 +142,7 @@ def complete(name, keys, measure, columns):
         measure: Function of a key that returns a dict of the other columns; None: the
             rows that there are will do.
         columns: Names of the measured columns, which are numbers.
+        processes: Number of processes that measure, as of `measured`.
     """
     path = ROOT / "examples" / "results" / f"{name}.csv"
     found = {}
@@ -127,26 +153,24 @@ def complete(name, keys, measure, columns):
                 found[key] = {column: float(row[column]) for column in columns} | {
                     "commit": row["commit"]
                 }
-    rows = []
-    for key in keys:
-        texts = tuple(str(value) for value in key.values())
-        if texts not in found and measure is None:
-            continue
-        if texts not in found:
-            found[texts] = measure(key) | {
-                "commit": git("rev-parse", "--short", "HEAD")
-            }
-            print(*texts, found[texts], flush=True)
-            known = [
-                dict(zip(key, texts, strict=True)) | values
-                for texts, values in found.items()
-            ]
-            with open(path, "w", newline="") as file:
-                writer = csv.DictWriter(file, [*key, *columns, "commit"])
-                writer.writeheader()
-                writer.writerows(known)
-        rows.append(key | found[texts])
-    return rows
+
+    def texts(key):
+        return tuple(map(str, key.values()))
+
+    missing = {texts(key): key for key in keys if texts(key) not in found}
+    for key, values in measured(
+        measure, missing.values() if measure else (), processes
+    ):
+        found[texts(key)] = values | {"commit": git("rev-parse", "--short", "HEAD")}
+        print(*texts(key), found[texts(key)], flush=True)
+        known = [
+            dict(zip(key, own, strict=True)) | values for own, values in found.items()
+        ]
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, [*key, *columns, "commit"])
+            writer.writeheader()
+            writer.writerows(known)
+    return [key | found[texts(key)] for key in keys if texts(key) in found]
 
 
 def interval(values):
