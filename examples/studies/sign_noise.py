@@ -28,14 +28,15 @@ POOL, PASS_BATCH = 4_096, 32
 BATCHES, DRAWS = (8, 32, 128), 200
 VOTERS = (1, 3, 4, 7, 8)
 COINS = ("shared", "own", "abstain")
-NOISE = (
-    *("silent", "zeros", "skewness", "skewed", "worse", "above_gauss"),
+NOISE_SHARES = ("silent", "zeros", "skewed", "worse", "above_gauss")
+VOTES = (
     *(f"{coin}_{voters}" for coin in COINS for voters in VOTERS),
     *("tie_4", "tie_8"),
 )
+NOISE = ("skewness", *NOISE_SHARES, *VOTES)
 BINS = np.linspace(-4, 4, 33)
 COLUMNS = [f"bin_{number}" for number in range(len(BINS) - 1)]
-SHOWN_BATCH = 128
+SHOWN_BATCH, SHOWN_SEED = 128, 0
 
 
 def density(vector):
@@ -179,10 +180,10 @@ class Trainings:
         examples = self._observer.examples
         trainer.train(examples, seed, BATCH, self._steps, rate, between)
         noise, histograms = {}, []
-        for batch in BATCHES if seed == 0 else ():
+        for batch in BATCHES:
             drawn = self._observer.draws(last["weights"], batch)
             noise[batch] = noise_figures(drawn, last["mean"])
-            if batch == SHOWN_BATCH:
+            if batch == SHOWN_BATCH and seed == SHOWN_SEED:
                 histograms = _histograms(drawn, trainer.model)
         return densities, noise, histograms
 
@@ -215,6 +216,33 @@ def density_table(rows):
             share = f"{part}/{repeated.PARTS}"
             lines.append([way, share, f"{g:.3f}", f"{n:.3f}", f"{n / g:.2f}"])
     return study.markdown(titles, lines)
+
+
+def by_batch(rows):
+    """Return rows by way and batch, those of all seeds together."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["way"], row["batch"]), []).append(row)
+    return groups
+
+
+def mean_rows(rows):
+    """Return the means of rows over the seeds."""
+    return [
+        {"way": way, "batch": batch}
+        | {name: statistics.mean(row[name] for row in own) for name in NOISE}
+        for (way, batch), own in by_batch(rows).items()
+    ]
+
+
+def widest_text(rows, names):
+    """Return how wide the 95 % intervals of shares over the seeds are at most."""
+    widths = [
+        study.interval([100 * row[name] for row in own])[1]
+        for own in by_batch(rows).values()
+        for name in names
+    ]
+    return f"95 % intervals of at most ± {max(widths):.1f} points"
 
 
 def noise_table(rows):
@@ -298,7 +326,7 @@ def draw(densities, noise, histograms):
 
 def main():
     """Run the measurements."""
-    given = study.arguments(__doc__).parse_args()
+    given = study.arguments(__doc__, range(5)).parse_args()
     if given.quick:
         trainings = Trainings(Observer(1_024, 48), 40)
         densities, noise, _ = trainings.found("Signum", 0)
@@ -317,14 +345,19 @@ def write(trainings, ways, seeds):
     """Measure some ways and seeds, and write tables and figure."""
     noise = study.complete(
         "sign_noise",
-        [{"way": way, "batch": batch} for way in ways for batch in BATCHES],
-        lambda key: trainings.found(key["way"], 0)[1][key["batch"]],
+        [
+            {"way": way, "batch": batch, "seed": seed}
+            for seed in seeds
+            for way in ways
+            for batch in BATCHES
+        ],
+        lambda key: trainings.found(key["way"], key["seed"])[1][key["batch"]],
         NOISE,
     )
     histograms = study.complete(
         "sign_histograms",
         [{"way": way, "kernel": kernel} for way in ways for kernel in range(4)],
-        lambda key: trainings.found(key["way"], 0)[2][key["kernel"]],
+        lambda key: trainings.found(key["way"], SHOWN_SEED)[2][key["kernel"]],
         ["skewness", "zeros", *COLUMNS],
     )
     densities = study.complete(
@@ -339,12 +372,18 @@ def write(trainings, ways, seeds):
         ["gradient", "noise"],
     )
     page, worker = "studies/signsgd.md", f"1 worker of {BATCH} examples, {STEPS} steps"
-    where = f"{worker}, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
-    study.write_page(page, density_table(densities), where, "density")
-    where = f"{worker}, {DRAWS} draws, 1 seed"
-    study.write_page(page, noise_table(noise), where, "noise")
-    study.write_page(page, votes_table(noise), where, "votes")
-    draw(densities, noise, histograms)
+    number = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    study.write_page(page, density_table(densities), f"{worker}, {number}", "density")
+    means = mean_rows(noise)
+    for name, table, columns in (
+        ("noise", noise_table, NOISE_SHARES),
+        ("votes", votes_table, VOTES),
+    ):
+        where = f"{worker}, {DRAWS} draws, {number}"
+        if len(seeds) > 1:
+            where += f": means, {widest_text(noise, columns)}"
+        study.write_page(page, table(means), where, name)
+    draw(densities, means, histograms)
 
 
 if __name__ == "__main__":
