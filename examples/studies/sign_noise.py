@@ -299,19 +299,23 @@ def draw(densities, noise, histograms):
             left.plot(parts, means, style, color=f"C{number}", label=f"{way}, {column}")
     left.set_xlabel("eighths of the training")
     left.set_ylabel("density φ")
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 0.46)
     left.legend(frameon=False, fontsize="small")
-    for batch in BATCHES:
+    styles = dict(zip(COINS, ("-", "--", ":"), strict=True))
+    for number, batch in enumerate(BATCHES):
         row = next(r for r in noise if (r["way"], r["batch"]) == ("Signum", batch))
-        for coin, style in zip(COINS, ("-", "--", ":"), strict=True):
+        for coin, style in styles.items():
             wrong = [100 * row[f"{coin}_{voters}"] for voters in VOTERS]
-            label = f"{batch} examples, {coin}"
-            color = f"C{BATCHES.index(batch)}"
+            label = f"{batch} examples" if style == "-" else None
+            color = f"C{number}"
             middle.plot(VOTERS, wrong, style, color=color, marker=".", label=label)
+    for coin, style in styles.items():
+        middle.plot([], [], style, color="0.4", label=f"zeros: {coin}")
+    middle.set_ylim(36, 50)
     middle.set_xlabel("voters; weights of Signum")
     middle.set_ylabel("wrong votes, %")
     middle.set_xticks(VOTERS)
-    middle.legend(frameon=False, fontsize="small")
+    middle.legend(frameon=False, fontsize="small", loc="lower left", ncols=2)
     centres = (BINS[1:] + BINS[:-1]) / 2
     for row in histograms:
         values = [100 * row[column] for column in COLUMNS]
