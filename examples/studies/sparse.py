@@ -361,6 +361,7 @@ def draw(lengths, thresholds):
             left.plot(LENGTHS, ratios, "o-", label=key[-1])
     left.set(xscale="log", yscale="log", xlabel="steps", ylabel="ratio so far")
     left.set_xticks(LENGTHS, [f"{number:,}" for number in LENGTHS])
+    left.set_ylim(top=2e4)
     left.minorticks_off()
     left.set_title("batch norm, momentum SGD")
     chosen = [key for key in thresholds.groups if key[-1].startswith(("s", "h"))]
