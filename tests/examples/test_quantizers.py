@@ -119,6 +119,18 @@ def test_tables_of_blocks_clipping_and_rates():
     assert rates[2] == "| FP | 80.00 (80.00 to 80.00) |"
 
 
+def test_the_figure_shows_both_parts(tmp_path, monkeypatch):
+    (tmp_path / "docs/studies").mkdir(parents=True)
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    of_parts = {
+        name: results({run: (80, 81) for run in quantizers.PARTS[name].runs})
+        for name in ("ladder", "workers")
+    }
+    quantizers.draw(of_parts)
+    drawn = (tmp_path / "docs/studies/quantizers.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+
+
 def test_the_page_has_a_place_for_each_table():
     text = (ROOT / "docs/studies/quantizers.md").read_text()
     assert set(quantizers.TABLES) == set(quantizers.PARTS)
