@@ -3,15 +3,17 @@
     python examples/studies/sparse.py
     python examples/studies/sparse.py --quick
 
-A small network, without and with batch normalisation, learns Fashion-MNIST on two
-virtual workers. The first part trains for 4,000 steps and notes the accuracy and the
-ratio on the way. The second looks for the cause of the hybrid's loss at low thresholds:
-it varies threshold, rate, momentum and network, and counts |r| over the threshold
-wherever something is sent. Writes examples/results/sparse.csv and sparse_threshold.csv,
-the tables of docs/studies/sparse.md and its figure; `--quick` takes few steps of some
-runs and writes nothing.
+Small networks learn Fashion-MNIST on two virtual workers: convolutions without and with
+batch normalisation, and three dense layers. The first part trains for 4,000 steps and
+notes the accuracy and the ratio on the way. The second looks for the cause of the
+hybrid's loss at low thresholds: it varies threshold, rate, momentum and network, and
+counts |r| over the threshold wherever something is sent. Writes
+examples/results/sparse.csv and sparse_threshold.csv, the tables of
+docs/studies/sparse.md and its figure; `--quick` takes few steps of some runs and writes
+nothing.
 """
 
+import functools
 import itertools
 import math
 import statistics
@@ -84,7 +86,6 @@ def at_once(inner, threshold, **arguments):
     )
 
 
-NETWORKS = {"batch norm": True, "plain": False}
 METHODS = {
     "none": (None, {}),
     "variance-1.5": (tfgradcomp.VarianceBased, {"alpha": 1.5}),
@@ -99,25 +100,28 @@ METHODS = {
     },
     **{f"at once-{t}": (at_once, {"threshold": t}) for t in (0.01, 0.03, 0.05)},
 }
-# The optimizers of the first part, of the number of steps.
+# The networks and the optimizers of the first part, of the number of steps.
+LENGTH_NETWORKS = ("batch norm", "plain")
 INNERS = {
     "momentum SGD": lambda steps: keras.optimizers.SGD(0.02, momentum=0.9),
     "Adam": lambda steps: keras.optimizers.Adam(),
 }
 FEW = ("none", "variance-2", "strom-0.01", "hybrid-0.01", "hybrid-auto", "at once-0.01")
+AUTO = ("none", "strom-0.01", "strom-auto", "hybrid-0.01", "hybrid-auto")
 # Network, learning rate and momentum of the second part, and its methods. The first is
 # where the hybrid collapses; in the second a gradient moves the weights as far, but at
-# once.
+# once; in the last Strom collapses, too.
 COLLAPSE = ("batch norm", 0.1, 0.9)
 SETTINGS = {
     COLLAPSE: [name for name in METHODS if name != "variance-1.5"],
     ("batch norm", 1.0, 0.0): FEW,
     ("plain", 0.03, 0.9): FEW,
     ("batch norm", 0.03, 0.9): FEW,
+    ("dense", 0.05, 0.9): AUTO,
 }
 
 
-def make_network(has_batch_norm):
+def make_convolutions(has_batch_norm):
     """Return two convolutions and two dense layers, for images of half the size."""
     layers = keras.layers
 
@@ -134,6 +138,22 @@ def make_network(has_batch_norm):
         x = activated(x)
     x = layers.Dense(64, use_bias=not has_batch_norm)(layers.Flatten()(x))
     return keras.Model(images, layers.Dense(10)(activated(x)))
+
+
+def make_dense():
+    """Return three dense layers."""
+    layers = keras.layers
+    hidden = [layers.Dense(units, activation="relu") for units in (64, 32)]
+    return keras.Sequential(
+        [keras.Input((28, 28, 1)), layers.Flatten(), *hidden, layers.Dense(10)]
+    )
+
+
+NETWORKS = {
+    "batch norm": functools.partial(make_convolutions, has_batch_norm=True),
+    "plain": functools.partial(make_convolutions, has_batch_norm=False),
+    "dense": make_dense,
+}
 
 
 class Steps:
@@ -217,7 +237,7 @@ def run(strategy, pairs, key, lengths, inner):
     keras.utils.set_random_seed(key["seed"])
     wrapper, arguments = METHODS[key["method"]]
     with strategy.scope():
-        model = make_network(NETWORKS[key["network"]])
+        model = NETWORKS[key["network"]]()
         optimizer = inner(lengths[-1])
         if wrapper:
             optimizer = wrapper(
@@ -260,7 +280,7 @@ def length_keys(seeds):
     return [
         {"network": network, "inner": inner, "method": method, "seed": seed}
         for seed in seeds
-        for inner, network in itertools.product(INNERS, NETWORKS)
+        for inner, network in itertools.product(INNERS, LENGTH_NETWORKS)
         for method in chosen
     ]
 
@@ -394,7 +414,7 @@ def draw(lengths, thresholds):
 
 def main():
     """Run the study."""
-    given = study.arguments(__doc__).parse_args()
+    given = study.arguments(__doc__, range(5)).parse_args()
     strategy = tfgradcomp.virtual_workers(WORKERS)
     tfgradcomp.enable_multi_worker_fit()
     source = data.load()
