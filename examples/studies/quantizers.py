@@ -214,6 +214,9 @@ class Results:
             run = Run(**{name: row[name] for name in Run._fields})
             self._rows.setdefault(run, {})[row["seed"]] = row
 
+    def __len__(self):
+        return len(self._rows)
+
     def __iter__(self):
         return iter(self._rows)
 
@@ -335,6 +338,7 @@ TABLES = {
 def draw(of_parts: dict[str, Results]):
     """Draw what methods have less than full precision over their bits."""
     titles = {"ladder": "one worker", "workers": "four workers"}
+    titles = {part: title for part, title in titles.items() if of_parts[part]}
     made = study.figure("studies/quantizers", len(titles), sharey=True)
     if made is None:
         return
