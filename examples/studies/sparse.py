@@ -412,8 +412,9 @@ def draw(lengths, thresholds):
     right.set_yscale("symlog", linthresh=10)
     right.set_yticks([0, -5, -10, -50], ["0", "-5", "-10", "-50"])
     right.set_title("Strom and hybrid")
-    for one in (left, middle, right):
+    for one in (left, middle):
         one.legend(fontsize="x-small")
+    right.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
     save()
 
 
