@@ -24,21 +24,19 @@ import keras
 import numpy as np
 import study
 import tensorflow as tf
+from sparse_steps import BATCH_SIZE, BINS, Steps
 
 import tfgradcomp
 from tfgradcomp import compressors, servers
-from tfgradcomp.per_example.second_moments import step_of
 
 import data  # isort: skip
 import models  # isort: skip
 
-WORKERS, BATCH_SIZE = 2, 32
+WORKERS = 2
 ALPHA, ZETA = 2.0, 0.999  # Of the hybrid, unless told otherwise.
 LENGTHS = (400, 1000, 2000, 4000)
 THRESHOLD_STEPS = 800
 LAST = f"accuracy_{THRESHOLD_STEPS}"
-# |r| over the threshold is counted between these powers of 2.
-BINS = 16
 OVER = [f"over_{2**k}" for k in range(BINS)]
 BEYOND = "sent with \\|r\\| > 16 τ, %"
 
@@ -157,73 +155,6 @@ NETWORKS = {
     "plain": functools.partial(make_convolutions, has_batch_norm=False),
     "dense": make_dense,
 }
-
-
-class Steps:
-    """Takes steps of a model, several in one call, and counts |r| over the threshold.
-
-    Args:
-        strategy: The workers.
-        model: The model, compiled.
-        images: Those to train with, uint8.
-        labels: Their labels.
-        order: Indices of images, those of a step next to each other.
-        has_threshold: Whether there is one.
-    """
-
-    def __init__(self, strategy, model, images, labels, order, has_threshold):
-        self.strategy, self.model, self.optimizer = strategy, model, model.optimizer
-        self.images, self.labels, self.order = images, labels, tf.constant(order)
-        with strategy.scope():
-            self.optimizer.build(model.trainable_variables)
-        owed = [v for v in self.optimizer.variables if "worker.residual" in v.name]
-        self.residual = owed[0] if has_threshold else None
-        self.taken, self._take = 0, tf.function(self._steps)
-
-    def take(self, until):
-        """Take steps until so many are taken; return the counts, by powers of 2."""
-        counts = self._take(tf.constant(self.taken), tf.constant(until))
-        self.taken = until
-        return counts.numpy()
-
-    def _steps(self, begin, end):
-        counts = tf.zeros([BINS], tf.int64)
-        for number in tf.range(begin, end):
-            of_workers = self.strategy.run(self._step, args=(number,))
-            for count in self.strategy.experimental_local_results(of_workers):
-                counts += count
-        return counts
-
-    @tf.autograph.experimental.do_not_convert
-    def _step(self, number):
-        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
-        begin = (number * WORKERS + rank) * BATCH_SIZE
-        rows = self.order[begin : begin + BATCH_SIZE]
-        x = tf.cast(tf.gather(self.images, rows), tf.float32) / 255
-        y = tf.gather(self.labels, rows)
-        variables, further = self.model.trainable_variables, {}
-        if getattr(self.optimizer, "needs_second_moments", False):
-            step = step_of(self.model, x, y)
-            gradients, further = step.gradients, {"second_moments": step.moments}
-        else:
-            with tf.GradientTape() as tape:
-                loss = self.model.compute_loss(x, y, self.model(x, training=True))
-                # As Keras divides it.
-                loss /= WORKERS
-            gradients = tape.gradient(loss, variables)
-        if self.residual is None:
-            self.optimizer.apply(gradients, variables, **further)
-            return tf.zeros([BINS], tf.int64)
-        flat = tf.concat([tf.reshape(g, [-1]) for g in gradients], 0) * WORKERS
-        owed = tf.identity(tf.convert_to_tensor(self.residual)) + flat
-        with tf.control_dependencies([owed]):
-            self.optimizer.apply(gradients, variables, **further)
-        # What was sent is a threshold, and else nothing.
-        sent = tf.abs(owed - tf.convert_to_tensor(self.residual))
-        is_sent = sent > 0
-        power = tf.math.log(tf.boolean_mask(tf.abs(owed) / sent, is_sent)) / math.log(2)
-        power = tf.cast(tf.clip_by_value(power, 0, BINS - 1), tf.int32)
-        return tf.math.bincount(power, minlength=BINS, maxlength=BINS, dtype=tf.int64)
 
 
 def run(strategy, pairs, key, lengths, inner):
@@ -437,7 +368,8 @@ def main():
 
     if given.quick:
         few = (20, 40)
-        rows = [key | of_length(key, few) for key in length_keys([0])[-2:]]
+        keys = [key for key in length_keys([0])[-5:] if key["method"] in FEW[::4]]
+        rows = [key | of_length(key, few) for key in keys]
         print(length_table(Table(rows, ("network", "inner", "method")), few))
         print(*(key := threshold_keys([0])[5]).values(), of_threshold(key, (40,)))
         return
