@@ -153,7 +153,14 @@ def float32_bytes(shapes) -> float:
     return 2 * (WORKERS - 1) / WORKERS * 4 * sum(map(math.prod, shapes))
 
 
-def measure(strategy, key: dict) -> dict[str, float]:
+@functools.cache
+def strategy() -> tf.distribute.Strategy:
+    """Return the strategy of the virtual workers."""
+    tfgradcomp.enable_multi_worker_fit()
+    return tfgradcomp.virtual_workers(WORKERS)
+
+
+def measure(key: dict) -> dict[str, float]:
     """Return accuracy, bytes and forecasts of a training."""
     task, way = TASKS[key["model"]], WAYS[key["way"]]
     datasets, made = task.datasets(key["seed"]), []
@@ -162,7 +169,7 @@ def measure(strategy, key: dict) -> dict[str, float]:
         made.append(make_optimizer(way, task.rates, len(datasets[0])))
         return made[0]
 
-    accuracy = study.train(strategy, key["seed"], task.make, remember, datasets, 1)
+    accuracy = study.train(strategy(), key["seed"], task.make, remember, datasets, 1)
     shapes = shapes_of(key["model"], way.whole_tables)
     bytes_sent = float32_bytes(shapes)
     if way.planned:
@@ -342,12 +349,13 @@ def main():
         for model in given.models
         for way in WAYS
     ]
-    measure_now = None
-    if not given.tables:
-        strategy = tfgradcomp.virtual_workers(WORKERS)
-        tfgradcomp.enable_multi_worker_fit()
-        measure_now = functools.partial(measure, strategy)
-    rows = study.complete("leaderboard", keys, measure_now, COLUMNS)
+    rows = study.complete(
+        "leaderboard",
+        keys,
+        None if given.tables else measure,
+        COLUMNS,
+        processes=study.one_thread_each(),
+    )
     draw(rows)
     text = table(rows)
     print(text)

@@ -20,7 +20,6 @@ methods and writes nothing.
 """
 
 import functools
-import os
 import statistics
 from typing import NamedTuple
 
@@ -396,14 +395,12 @@ def main():
     if given.quick:
         quick()
         return
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-    of_parts = {}
+    processes, of_parts = study.one_thread_each(), {}
     for name, part in PARTS.items():
         seeds = given.seeds or list(range(part.seeds))
         measure = None if given.tables or name not in given.parts else train
         keys = keys_of(part, seeds)
-        rows = study.complete("quantizers", keys, measure, COLUMNS, processes=cores)
+        rows = study.complete("quantizers", keys, measure, COLUMNS, processes=processes)
         of_parts[name] = Results(rows)
         if rows and name in given.parts:
             report(name, of_parts[name], seeds)

@@ -108,6 +108,12 @@ def write_page(page, text, where, name="accuracy"):
     page.write_text(replace_table(page.read_text(), text, name))
 
 
+def one_thread_each():
+    """Return the number of cores, and let processes that start now have a thread."""
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    return len(os.sched_getaffinity(0))
+
+
 def measured(measure, keys, processes=1):
     """Yield keys, each with what is measured of it, in the order in which they end.
 
