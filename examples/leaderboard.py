@@ -29,7 +29,6 @@ import tensorflow as tf
 import texts
 from ways import TITLES, WAYS, Way, make_optimizer
 
-import tfgradcomp
 from tfgradcomp import planning
 from tfgradcomp.per_example.second_moments import step_of
 
@@ -153,23 +152,17 @@ def float32_bytes(shapes) -> float:
     return 2 * (WORKERS - 1) / WORKERS * 4 * sum(map(math.prod, shapes))
 
 
-@functools.cache
-def strategy() -> tf.distribute.Strategy:
-    """Return the strategy of the virtual workers."""
-    tfgradcomp.enable_multi_worker_fit()
-    return tfgradcomp.virtual_workers(WORKERS)
-
-
 def measure(key: dict) -> dict[str, float]:
     """Return accuracy, bytes and forecasts of a training."""
     task, way = TASKS[key["model"]], WAYS[key["way"]]
+    strategy = study.strategy_of(WORKERS)
     datasets, made = task.datasets(key["seed"]), []
 
     def remember():
         made.append(make_optimizer(way, task.rates, len(datasets[0])))
         return made[0]
 
-    accuracy = study.train(strategy(), key["seed"], task.make, remember, datasets, 1)
+    accuracy = study.train(strategy, key["seed"], task.make, remember, datasets, 1)
     shapes = shapes_of(key["model"], way.whole_tables)
     bytes_sent = float32_bytes(shapes)
     if way.planned:

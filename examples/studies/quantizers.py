@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import keras
 import study
-import tensorflow as tf
 
 import tfgradcomp
 
@@ -79,12 +78,24 @@ PAPER_WORKERS = {
     "QSGD-9": 74.12,
     "ORQ-9": 75.39,
 }
+PAPERS = {"ladder": PAPER_LADDER, "workers": PAPER_WORKERS}
+# Methods that are compared with each other.
+PAIRS = {
+    "ladder": [
+        ("ORQ-3", "QSGD-3"),
+        ("ORQ-5", "QSGD-5"),
+        ("ORQ-5", "Linear-5"),
+        ("ORQ-9", "QSGD-9"),
+        ("ORQ-9", "Linear-9"),
+    ],
+    "workers": [("ORQ-3", "TernGrad"), ("ORQ-5", "QSGD-5"), ("ORQ-9", "QSGD-9")],
+}
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 COLUMNS = ("accuracy", "bits")
 
 
 class Run(NamedTuple):
-    """What is trained, but for the number of workers, the data and the seed."""
+    """A training, but for the number of workers, the data and the seed."""
 
     method: str
     block_size: int = 2048
@@ -171,15 +182,6 @@ def datasets(images: int):
     return data.first(data.load(), images)
 
 
-@functools.cache
-def strategy_of(workers: int):
-    """Return the strategy of so many workers."""
-    if workers == 1:
-        return tf.distribute.get_strategy()
-    tfgradcomp.enable_multi_worker_fit()
-    return tfgradcomp.virtual_workers(workers)
-
-
 def train(key: dict) -> dict:
     """Train a new model; the seed decides weights, order and rounding.
 
@@ -191,7 +193,7 @@ def train(key: dict) -> dict:
     train_set, test_set = datasets(key["images"])
     batches = data.batches(train_set, BATCH_SIZE, key["seed"])
     run = Run(**{name: key[name] for name in Run._fields})
-    with strategy_of(key["workers"]).scope():
+    with study.strategy_of(key["workers"]).scope():
         model = models.make_resnet()
         optimizer = make_optimizer(run, key["epochs"] * len(batches), key["seed"])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -257,8 +259,7 @@ def plain_of(part: str) -> Run:
 def ladder_table(results: Results, part: str = "ladder") -> str:
     """Return the table of a part with a row for each method, and the paper's."""
     titles = ["method", "bits an element", "test accuracy, %", "less FP"]
-    papers = PAPER_WORKERS if part == "workers" else PAPER_LADDER
-    plain, lines = plain_of(part), []
+    papers, plain, lines = PAPERS[part], plain_of(part), []
     for run in results:
         less = results.less_text(run, plain) if run != plain else ""
         paper = f"{papers[run.method] - papers['FP']:+.2f}" if run != plain else ""
@@ -267,24 +268,11 @@ def ladder_table(results: Results, part: str = "ladder") -> str:
     return study.markdown([*titles, "paper, less FP"], lines)
 
 
-def workers_table(results: Results) -> str:
-    """Return the table of several workers."""
-    return ladder_table(results, "workers")
-
-
 def pairs_table(results: Results, part: str) -> str:
     """Return differences of methods with as many levels, and the paper's."""
-    pairs = {
-        "ladder": [
-            ("ORQ-3", "QSGD-3"),
-            *(("ORQ-5", "QSGD-5"), ("ORQ-5", "Linear-5")),
-            *(("ORQ-9", "QSGD-9"), ("ORQ-9", "Linear-9")),
-        ],
-        "workers": [("ORQ-3", "TernGrad"), ("ORQ-5", "QSGD-5"), ("ORQ-9", "QSGD-9")],
-    }
-    papers = PAPER_WORKERS if part == "workers" else PAPER_LADDER
-    runs, lines = {run.method: run for run in results}, []
-    for one, other in pairs[part]:
+    papers, lines = PAPERS[part], []
+    runs = {run.method: run for run in results}
+    for one, other in PAIRS[part]:
         if one in runs and other in runs:
             less = results.less_text(runs[one], runs[other])
             paper = f"{papers[one] - papers[other]:+.2f}"
@@ -327,7 +315,7 @@ def rates_table(results: Results) -> str:
 
 TABLES = {
     "ladder": ladder_table,
-    "workers": workers_table,
+    "workers": functools.partial(ladder_table, part="workers"),
     "blocks": blocks_table,
     "clipping": clipping_table,
     "rates": rates_table,
@@ -372,7 +360,7 @@ def report(name: str, results: Results, seeds: list[int]):
     where = f"{workers}, {part.images:,} images, {part.epochs} epochs, "
     where += f"seeds {', '.join(map(str, seeds))}: mean (smallest to largest)"
     tables = {name: TABLES[name](results)}
-    if name in ("ladder", "workers"):
+    if name in PAIRS:
         tables[f"{name} pairs"] = pairs_table(results, name)
     for marker, table in tables.items():
         print("", marker, "", table, sep="\n", flush=True)

@@ -3,6 +3,7 @@
 import argparse
 import concurrent.futures
 import csv
+import functools
 import math
 import multiprocessing
 import os
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 import keras
+import tensorflow as tf
+
+import tfgradcomp
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -37,6 +41,15 @@ def markdown(titles, rows, right=0):
     rule = "|---" * (len(titles) - right) + "|--:" * right + "|"
     lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+@functools.cache
+def strategy_of(workers):
+    """Return the strategy of so many workers: virtual ones, or none for one."""
+    if workers == 1:
+        return tf.distribute.get_strategy()
+    tfgradcomp.enable_multi_worker_fit()
+    return tfgradcomp.virtual_workers(workers)
 
 
 def train(strategy, seed, make_model, make_optimizer, datasets, epochs):
