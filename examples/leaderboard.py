@@ -156,17 +156,20 @@ def measure(key: dict) -> dict[str, float]:
     """Return accuracy, bytes and forecasts of a training."""
     task, way = TASKS[key["model"]], WAYS[key["way"]]
     strategy = study.strategy_of(WORKERS)
-    datasets, made = task.datasets(key["seed"]), []
+    # The order of batches is of the global seed as well.
+    keras.utils.set_random_seed(key["seed"])
+    datasets = task.datasets(key["seed"])
 
-    def remember():
-        made.append(make_optimizer(way, task.rates, len(datasets[0])))
-        return made[0]
+    def make():
+        return make_optimizer(way, task.rates, len(datasets[0]))
 
-    accuracy = study.train(strategy, key["seed"], task.make, remember, datasets, 1)
+    accuracy, optimizer = study.train(
+        strategy, key["seed"], task.make, make, datasets, 1
+    )
     shapes = shapes_of(key["model"], way.whole_tables)
     bytes_sent = float32_bytes(shapes)
     if way.planned:
-        bytes_sent = made[0].traffic.bytes_sent
+        bytes_sent = optimizer.traffic.bytes_sent
     found = {"accuracy": accuracy, "bytes": bytes_sent}
     return found | forecasts(way, shapes, bytes_sent)
 

@@ -49,7 +49,7 @@ def main():
             if given.quick:
                 batches = batches.take(60)
             for way, steps in WAYS.items():
-                accuracy = study.train(
+                accuracy, _ = study.train(
                     strategy,
                     seed,
                     models.make_lenet,

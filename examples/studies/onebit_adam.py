@@ -55,7 +55,7 @@ def run(strategy, task, optimizer, seed, is_quick):
         schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
         return OPTIMIZERS[optimizer](keras.optimizers.Adam(schedule), steps)
 
-    accuracy = study.train(
+    accuracy, _ = study.train(
         strategy, seed, make_model, make_optimizer, (train, test), epochs
     )
     print(task, optimizer, seed, f"{accuracy:.4f}", flush=True)

@@ -188,18 +188,19 @@ def train(key: dict) -> dict:
     Returns:
         Test accuracy in percent, and bits an element that a worker sends.
     """
-    keras.backend.clear_session()
+    # The order of batches is of the global seed as well.
     keras.utils.set_random_seed(key["seed"])
     train_set, test_set = datasets(key["images"])
     batches = data.batches(train_set, BATCH_SIZE, key["seed"])
     run = Run(**{name: key[name] for name in Run._fields})
-    with study.strategy_of(key["workers"]).scope():
-        model = models.make_resnet()
-        optimizer = make_optimizer(run, key["epochs"] * len(batches), key["seed"])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss, metrics=["accuracy"])
-    model.fit(batches, epochs=key["epochs"], verbose=0, shuffle=False)
-    _, accuracy = model.evaluate(data.batches(test_set, 1000), verbose=0)
+    accuracy, optimizer = study.train(
+        study.strategy_of(key["workers"]),
+        key["seed"],
+        models.make_resnet,
+        lambda: make_optimizer(run, key["epochs"] * len(batches), key["seed"]),
+        (batches, data.batches(test_set, 1000)),
+        key["epochs"],
+    )
     bits = 32.0
     if hasattr(optimizer, "traffic"):
         bits = optimizer.traffic.bits_per_element_up
