@@ -155,16 +155,13 @@ def float32_bytes(shapes) -> float:
 def measure(key: dict) -> dict[str, float]:
     """Return accuracy, bytes and forecasts of a training."""
     task, way = TASKS[key["model"]], WAYS[key["way"]]
-    strategy = study.strategy_of(WORKERS)
-    # The order of batches is of the global seed as well.
-    keras.utils.set_random_seed(key["seed"])
-    datasets = task.datasets(key["seed"])
-
-    def make():
-        return make_optimizer(way, task.rates, len(datasets[0]))
-
     accuracy, optimizer = study.train(
-        strategy, key["seed"], task.make, make, datasets, 1
+        study.strategy_of(WORKERS),
+        key["seed"],
+        task.make,
+        lambda steps: make_optimizer(way, task.rates, steps),
+        lambda: task.datasets(key["seed"]),
+        1,
     )
     shapes = shapes_of(key["model"], way.whole_tables)
     bytes_sent = float32_bytes(shapes)

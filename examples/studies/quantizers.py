@@ -188,17 +188,19 @@ def train(key: dict) -> dict:
     Returns:
         Test accuracy in percent, and bits an element that a worker sends.
     """
-    # The order of batches is of the global seed as well.
-    keras.utils.set_random_seed(key["seed"])
-    train_set, test_set = datasets(key["images"])
-    batches = data.batches(train_set, BATCH_SIZE, key["seed"])
     run = Run(**{name: key[name] for name in Run._fields})
+
+    def make_datasets():
+        train_set, test_set = datasets(key["images"])
+        batches = data.batches(train_set, BATCH_SIZE, key["seed"])
+        return batches, data.batches(test_set, 1000)
+
     accuracy, optimizer = study.train(
         study.strategy_of(key["workers"]),
         key["seed"],
         models.make_resnet,
-        lambda: make_optimizer(run, key["epochs"] * len(batches), key["seed"]),
-        (batches, data.batches(test_set, 1000)),
+        lambda steps: make_optimizer(run, steps, key["seed"]),
+        make_datasets,
         key["epochs"],
     )
     bits = 32.0

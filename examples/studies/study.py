@@ -52,57 +52,34 @@ def strategy_of(workers):
     return tfgradcomp.virtual_workers(workers)
 
 
-def train(strategy, seed, make_model, make_optimizer, datasets, epochs):
+def train(strategy, seed, make_model, make_optimizer, make_datasets, epochs):
     """Return accuracy on the second dataset after training on the first; the optimizer.
 
     The same seed gives every optimizer the same weights to begin with, and batches.
+
+    Args:
+        strategy: Of the workers.
+        seed: The seed.
+        make_model: Returns the model.
+        make_optimizer: Function of the number of all steps that returns the optimizer.
+        make_datasets: Returns batches to train with, and to test with.
+        epochs: How often to train with all batches.
     """
+    # The order of batches is of the global seed as well.
+    keras.utils.set_random_seed(seed)
+    batches, test = make_datasets()
     keras.utils.set_random_seed(seed)
     with strategy.scope():
         model = make_model()
         model.compile(
-            make_optimizer(),
+            make_optimizer(epochs * len(batches)),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    batches, test = datasets
     model.fit(batches, epochs=epochs, verbose=0, shuffle=False)
     _, accuracy = model.evaluate(test, verbose=0)
     keras.backend.clear_session()
     return accuracy, model.optimizer
-
-
-def table(rows, group, plain, others=()):
-    """Return a table of mean accuracies, and of what each seed lacks of another way.
-
-    Args:
-        rows: Dicts with "way", "seed", "accuracy" and the columns named here.
-        group: Column; ways are compared where it is equal.
-        plain: The way that the others are compared with.
-        others: Further columns to show, the same for all seeds.
-    """
-    titles = [group, "way", *others, "accuracy, mean", f"less {plain}, by seeds"]
-    lines = []
-    for name in dict.fromkeys(row[group] for row in rows):
-        of_group = [row for row in rows if row[group] == name]
-        base = {r["seed"]: r["accuracy"] for r in of_group if r["way"] == plain}
-        for way in dict.fromkeys(row["way"] for row in of_group):
-            own = [row for row in of_group if row["way"] == way]
-            mean = statistics.mean(row["accuracy"] for row in own)
-            less = [f"{100 * (r['accuracy'] - base[r['seed']]):+.2f}" for r in own]
-            cells = [name, way, *(str(own[0][column]) for column in others)]
-            cells += [f"{100 * mean:.2f} %", "" if way == plain else ", ".join(less)]
-            lines.append(cells)
-    return markdown(titles, lines)
-
-
-def write(name, rows, text, page, where):
-    """Write rows to examples/results, and a table with its conditions into a page."""
-    with open(ROOT / "examples" / "results" / f"{name}.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    write_page(page, text, where)
 
 
 def write_page(page, text, where, name="accuracy"):

@@ -1,0 +1,312 @@
+"""Local steps, Adam with one bit and steps as float32: what accuracy says of each.
+
+    python examples/studies/rounds.py
+    python examples/studies/rounds.py --parts local_steps
+    python examples/studies/rounds.py --quick
+
+    local_steps  an exchange after 4, 16 and 64 steps: LeNet and ResNet-8
+    adam         1-bit Adam and 0/1 Adam beside Adam: LeNet, and a small transformer
+    float_steps  methods with a warm-up in float32, or with one step in ten: LeNet
+
+Networks of images learn Fashion-MNIST, the transformer the next letter of a synthetic
+text, on four virtual workers. Writes examples/results/rounds.csv (a run that was cut
+short goes on where it was), a table in docs/local-steps.md, docs/onebit-adam.md and
+docs/float-steps.md, and a figure for the first; `--quick` takes few steps of some and
+writes nothing.
+"""
+
+import functools
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import study
+
+import tfgradcomp
+
+import data  # isort: skip
+import models  # isort: skip
+import texts  # isort: skip
+
+WORKERS = 4
+QUICK_STEPS = 60
+COLUMNS = ("accuracy", "ratio")
+
+
+def adam(rate: float, steps: int):
+    """Return Adam; its rate falls to 0 along a cosine."""
+    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps))
+
+
+def one_bit(every: int) -> Callable:
+    """Return local steps of Adam, with one bit an element between them."""
+    return lambda rate, steps: tfgradcomp.LocalSteps(
+        adam(rate, steps),
+        tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.7)),
+        every=every,
+    )
+
+
+def half(every: int) -> Callable:
+    """Return local steps with the same momentum between them, and float16."""
+    return lambda rate, steps: tfgradcomp.LocalSteps(
+        adam(rate, steps),
+        tfgradcomp.HalfPrecision(keras.optimizers.SGD(0.7, 0.9, nesterov=True)),
+        every=every,
+    )
+
+
+def terngrad(rate: float, steps: int, **floats):
+    """Return TernGrad around SGD with momentum."""
+    return tfgradcomp.TernGrad(keras.optimizers.SGD(0.05, momentum=0.9), **floats)
+
+
+def dist_ef(rate: float, steps: int, **floats):
+    """Return error feedback by blocks, which has the momentum."""
+    return tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.02), **floats)
+
+
+def strom(rate: float, steps: int, **floats):
+    """Return Strom's method around SGD with momentum."""
+    sgd = keras.optimizers.SGD(0.05, momentum=0.9)
+    return tfgradcomp.Strom(sgd, threshold="auto", **floats)
+
+
+class Task(NamedTuple):
+    """What is learned.
+
+    Attributes:
+        make: Returns the model.
+        rate: Adam's learning rate.
+        epochs: That Adam needs.
+    """
+
+    make: Callable
+    rate: float
+    epochs: int
+
+
+TASKS = {
+    "LeNet": Task(models.make_lenet, 1e-3, 3),
+    "ResNet-8": Task(models.make_resnet, 1e-3, 3),
+    "transformer": Task(models.make_transformer, 3e-3, 10),
+}
+
+
+class Group(NamedTuple):
+    """Ways that are compared with the first of them.
+
+    Attributes:
+        task: Name of what is learned.
+        ways: Functions of Adam's rate and the number of all steps that return an
+            optimizer.
+    """
+
+    task: str
+    ways: dict[str, Callable]
+
+
+class Part(NamedTuple):
+    """A part of the study.
+
+    Attributes:
+        page: Of docs, where its table stands.
+        titles: Of groups and ways.
+        groups: The groups.
+    """
+
+    page: str
+    titles: tuple[str, str]
+    groups: dict[str, Group]
+
+
+LOCAL_STEPS = {
+    "float32, each step": adam,
+    "4 steps, 1 bit": one_bit(4),
+    "16 steps, 1 bit": one_bit(16),
+    "64 steps, 1 bit": one_bit(64),
+    "16 steps, float16": half(16),
+}
+ADAM = {
+    "Adam": adam,
+    "OneBitAdam": lambda rate, steps: tfgradcomp.OneBitAdam(
+        adam(rate, steps), steps // 5
+    ),
+    "OneBitAdam, refresh=16": lambda rate, steps: tfgradcomp.OneBitAdam(
+        adam(rate, steps), steps // 5, refresh=16
+    ),
+    # Rounds of 1, 2, 4 and 8 steps, each for an eighth of the training, then of 16.
+    "ZeroOneAdam": lambda rate, steps: tfgradcomp.ZeroOneAdam(
+        adam(rate, steps), steps // 5, double_every=steps // 8
+    ),
+}
+FLOAT_STEPS = {
+    "alone": {},
+    "warmup_steps=50": {"warmup_steps": 50},
+    "dense_every=10": {"dense_every": 10},
+}
+METHODS = {"TernGrad": terngrad, "DistEFBlockSGDM": dist_ef, "Strom": strom}
+PARTS = {
+    "local_steps": Part(
+        "local-steps.md",
+        ("model", "exchange"),
+        {task: Group(task, LOCAL_STEPS) for task in ("LeNet", "ResNet-8")},
+    ),
+    "adam": Part(
+        "onebit-adam.md",
+        ("model", "optimizer"),
+        {task: Group(task, ADAM) for task in ("LeNet", "transformer")},
+    ),
+    "float_steps": Part(
+        "float-steps.md",
+        ("method", "steps as float32"),
+        {
+            name: Group(
+                "LeNet",
+                {
+                    way: functools.partial(method, **floats)
+                    for way, floats in FLOAT_STEPS.items()
+                },
+            )
+            for name, method in METHODS.items()
+        },
+    ),
+}
+
+
+def keys_of(name: str, seeds: list[int]) -> list[dict]:
+    """Return the keys of the rows of a part, those of a seed together."""
+    return [
+        {"part": name, "group": group, "way": way, "seed": seed}
+        for seed in seeds
+        for group, (_, ways) in PARTS[name].groups.items()
+        for way in ways
+    ]
+
+
+@functools.cache
+def images() -> list:
+    """Return all images, to train and to test with, out of memory."""
+    return data.first(data.load(), 60_000)
+
+
+def datasets(task: str, seed: int) -> tuple:
+    """Return batches of all workers, to train and to test with."""
+    if task == "transformer":
+        train = texts.letter_batches(20_000, 32 * WORKERS, 1 + seed)
+        return train, texts.letter_batches(2_000, 500, 0)
+    train, test = images()
+    return data.batches(train, 64 * WORKERS, seed), data.batches(test, 1000)
+
+
+def train(key: dict, is_quick: bool = False) -> dict:
+    """Return the accuracy in percent, and how many times fewer bytes a step receives.
+
+    A step that sends float32 in between does not count in the ratio.
+    """
+    group = PARTS[key["part"]].groups[key["group"]]
+    task = TASKS[group.task]
+
+    def make_datasets():
+        batches, test = datasets(group.task, key["seed"])
+        return (batches.take(QUICK_STEPS) if is_quick else batches), test
+
+    accuracy, optimizer = study.train(
+        study.strategy_of(WORKERS),
+        key["seed"],
+        task.make,
+        lambda steps: group.ways[key["way"]](task.rate, steps),
+        make_datasets,
+        1 if is_quick else task.epochs,
+    )
+    traffic = getattr(optimizer, "traffic", None)
+    return {"accuracy": 100 * accuracy, "ratio": traffic.ratio if traffic else 1.0}
+
+
+class Rows:
+    """The rows of a part, by groups and ways."""
+
+    def __init__(self, name: str, rows: list[dict]):
+        self.part = PARTS[name]
+        self._rows = {}
+        for row in rows:
+            ways = self._rows.setdefault(row["group"], {})
+            ways.setdefault(row["way"], {})[row["seed"]] = row
+
+    def less(self, group: str, way: str) -> list[float]:
+        """Return what a way has more than the first of its group, seed by seed."""
+        ways = self._rows[group]
+        own, plain = ways[way], next(iter(ways.values()))
+        return [own[s]["accuracy"] - plain[s]["accuracy"] for s in plain if s in own]
+
+    def table(self) -> str:
+        """Return the table, a row for each group and way."""
+        titles = [*self.part.titles, "accuracy, %", "less the first", "by seeds"]
+        lines = []
+        for group, ways in self._rows.items():
+            for number, (way, rows) in enumerate(ways.items()):
+                found = [row["accuracy"] for row in rows.values()]
+                less = self.less(group, way) if number else []
+                cells = [group, way, f"{statistics.mean(found):.2f}"]
+                cells.append(study.interval_text(less, "+") if number else "")
+                cells.append(", ".join(f"{one:+.2f}" for one in less))
+                cells.append(f"{next(iter(rows.values()))['ratio']:.0f}")
+                lines.append(cells)
+        return study.markdown([*titles, "fewer bytes"], lines, right=1)
+
+    def draw(self):
+        """Draw what ways of one bit lose, over the steps between exchanges."""
+        made = study.figure("local-steps", len(self._rows), sharey=True)
+        if made is None:
+            return
+        axes, save = made
+        for axis, (group, ways) in zip(axes, self._rows.items(), strict=True):
+            axis.axhline(0, color="0.5", linewidth=0.8)
+            for way in [*ways][1:]:
+                mean, width = study.interval(self.less(group, way))
+                color = "C0" if way.endswith("1 bit") else "C1"
+                steps = int(way.split()[0]) * (1 if color == "C0" else 1.1)
+                axis.errorbar(steps, mean, width, fmt="o", capsize=3, color=color)
+                place = {"textcoords": "offset points", "fontsize": "x-small"}
+                axis.annotate(way.split(", ")[1], (steps, mean), (5, 3), **place)
+            axis.set(xscale="log", xlabel="steps between exchanges", title=group)
+            axis.set_xticks([4, 16, 64], ["4", "16", "64"])
+            axis.minorticks_off()
+        axes[0].set_ylabel("accuracy less float32's, points")
+        save()
+
+
+def quick():
+    """Take few steps by the last way of each part."""
+    for name in PARTS:
+        keys = keys_of(name, [0])
+        row = keys[-1] | train(keys[-1], is_quick=True)
+        print("", name, "", Rows(name, [row]).table(), sep="\n", flush=True)
+
+
+def main():
+    """Run the study."""
+    parser = study.arguments(__doc__, range(5))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument("--tables", action="store_true", help="of the rows there are")
+    given = parser.parse_args()
+    if given.quick:
+        quick()
+        return
+    processes = study.one_thread_each()
+    for name in given.parts:
+        measure = None if given.tables else train
+        keys = keys_of(name, given.seeds)
+        rows = Rows(name, study.complete("rounds", keys, measure, COLUMNS, processes))
+        text = rows.table()
+        print("", name, "", text, sep="\n", flush=True)
+        seeds = ", ".join(map(str, given.seeds))
+        where = f"{WORKERS} virtual workers, seeds {seeds}"
+        study.write_page(rows.part.page, text, where)
+        if name == "local_steps":
+            rows.draw()
+
+
+if __name__ == "__main__":
+    main()
