@@ -326,33 +326,24 @@ TABLES = {
 
 
 def draw(of_parts: dict[str, Results]):
-    """Draw what methods have less than full precision over their bits."""
+    """Draw what methods have less than full precision, by their bits."""
     titles = {"ladder": "one worker", "workers": "four workers"}
     titles = {part: title for part, title in titles.items() if of_parts[part]}
-    made = study.figure("studies/quantizers", len(titles), sharey=True)
+    made = study.figure("studies/quantizers", len(titles), sharex=True)
     if made is None:
         return
     axes, save = made
     for axis, (part, title) in zip(axes, titles.items(), strict=True):
         results, plain = of_parts[part], plain_of(part)
-        axis.axhline(0, color="0.5", linewidth=0.8)
-        for number, run in enumerate(run for run in results if run != plain):
+        runs = sorted((run for run in results if run != plain), key=results.bits)
+        axis.axvline(0, color="0.5", linewidth=0.8)
+        for place, run in enumerate(runs):
             mean, width = study.interval(results.less(run, plain))
-            color, bits = f"C{number % 10}", results.bits(run)
-            # Methods of as many levels have as many bits.
-            bits *= 1 + 0.012 * (number % 5 - 2)
-            axis.errorbar(bits, mean, width, fmt="o", capsize=3, color=color)
-            offset = (4, 4 if number % 2 else -9)
-            axis.annotate(
-                run.method,
-                (bits, mean),
-                offset,
-                textcoords="offset points",
-                color=color,
-                fontsize="x-small",
-            )
-        axis.set(xlabel="bits an element", title=title)
-    axes[0].set_ylabel("accuracy less full precision's, points")
+            axis.errorbar(mean, place, xerr=width, fmt="o", capsize=3, color="C0")
+        names = [f"{run.method}, {results.bits(run):.2f}" for run in runs]
+        axis.set_yticks(range(len(runs)), names)
+        axis.set(xlabel="accuracy less full precision's, points", title=title)
+    axes[0].set_ylabel("method, bits an element")
     save()
 
 
