@@ -31,7 +31,7 @@ import texts  # isort: skip
 
 WORKERS = 4
 QUICK_STEPS = 60
-COLUMNS = ("accuracy", "ratio")
+COLUMNS = ("accuracy", "bytes")
 
 
 def adam(rate: float, steps: int):
@@ -39,22 +39,29 @@ def adam(rate: float, steps: int):
     return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps))
 
 
-def one_bit(every: int) -> Callable:
-    """Return local steps of Adam, with one bit an element between them."""
+def local_steps(every: int, make_outer: Callable) -> Callable:
+    """Return Adam's local steps, so many between two exchanges by an optimizer."""
     return lambda rate, steps: tfgradcomp.LocalSteps(
-        adam(rate, steps),
-        tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.7)),
-        every=every,
+        adam(rate, steps), make_outer(), every=every
     )
 
 
-def half(every: int) -> Callable:
-    """Return local steps with the same momentum between them, and float16."""
-    return lambda rate, steps: tfgradcomp.LocalSteps(
-        adam(rate, steps),
-        tfgradcomp.HalfPrecision(keras.optimizers.SGD(0.7, 0.9, nesterov=True)),
-        every=every,
-    )
+def one_bit():
+    """Return error feedback by blocks, as LocalSteps has it outside."""
+    sgd = keras.optimizers.SGD(1.0)
+    return tfgradcomp.DistEFBlockSGD(sgd, transport="sharded")
+
+
+def one_bit_momentum():
+    """Return the same with momentum, and with the smaller rate that goes with it."""
+    sgd = keras.optimizers.SGD(0.7)
+    return tfgradcomp.DistEFBlockSGDM(sgd, transport="sharded")
+
+
+def float16_momentum():
+    """Return the same momentum without compression to speak of."""
+    sgd = keras.optimizers.SGD(0.7, 0.9, nesterov=True)
+    return tfgradcomp.HalfPrecision(sgd, transport="sharded")
 
 
 def terngrad(rate: float, steps: int, **floats):
@@ -114,19 +121,25 @@ class Part(NamedTuple):
         page: Of docs, where its table stands.
         titles: Of groups and ways.
         groups: The groups.
+        seeds: How many seeds there are, unless others are given.
     """
 
     page: str
     titles: tuple[str, str]
     groups: dict[str, Group]
+    seeds: int = 5
 
 
 LOCAL_STEPS = {
     "float32, each step": adam,
-    "4 steps, 1 bit": one_bit(4),
-    "16 steps, 1 bit": one_bit(16),
-    "64 steps, 1 bit": one_bit(64),
-    "16 steps, float16": half(16),
+    "4 steps, 1 bit": local_steps(4, one_bit),
+    "16 steps, 1 bit": local_steps(16, one_bit),
+    "64 steps, 1 bit": local_steps(64, one_bit),
+    "4 steps, 1 bit, momentum": local_steps(4, one_bit_momentum),
+    "16 steps, 1 bit, momentum": local_steps(16, one_bit_momentum),
+    "64 steps, 1 bit, momentum": local_steps(64, one_bit_momentum),
+    "4 steps, float16, momentum": local_steps(4, float16_momentum),
+    "16 steps, float16, momentum": local_steps(16, float16_momentum),
 }
 ADAM = {
     "Adam": adam,
@@ -151,7 +164,14 @@ PARTS = {
     "local_steps": Part(
         "local-steps.md",
         ("model", "exchange"),
-        {task: Group(task, LOCAL_STEPS) for task in ("LeNet", "ResNet-8")},
+        {
+            "LeNet": Group("LeNet", LOCAL_STEPS),
+            "ResNet-8": Group(
+                "ResNet-8",
+                {k: way for k, way in LOCAL_STEPS.items() if not k.startswith("4 ")},
+            ),
+        },
+        seeds=3,
     ),
     "adam": Part(
         "onebit-adam.md",
@@ -201,9 +221,9 @@ def datasets(task: str, seed: int) -> tuple:
 
 
 def train(key: dict, is_quick: bool = False) -> dict:
-    """Return the accuracy in percent, and how many times fewer bytes a step receives.
+    """Return the accuracy in percent, and what part of float32's bytes arrives.
 
-    A step that sends float32 in between does not count in the ratio.
+    Float32's are those of a ring. Float steps of methods that compress do not count.
     """
     group = PARTS[key["part"]].groups[key["group"]]
     task = TASKS[group.task]
@@ -220,8 +240,13 @@ def train(key: dict, is_quick: bool = False) -> dict:
         make_datasets,
         1 if is_quick else task.epochs,
     )
-    traffic = getattr(optimizer, "traffic", None)
-    return {"accuracy": 100 * accuracy, "ratio": traffic.ratio if traffic else 1.0}
+    part = 1.0
+    if hasattr(optimizer, "traffic"):
+        traffic = optimizer.traffic
+        elements = traffic.elements_compressed + traffic.elements_plain
+        ring = 2 * (WORKERS - 1) / WORKERS * 4 * elements
+        part = traffic.bytes_received / ring
+    return {"accuracy": 100 * accuracy, "bytes": part}
 
 
 class Rows:
@@ -251,29 +276,25 @@ class Rows:
                 cells = [group, way, f"{statistics.mean(found):.2f}"]
                 cells.append(study.interval_text(less, "+") if number else "")
                 cells.append(", ".join(f"{one:+.2f}" for one in less))
-                cells.append(f"{next(iter(rows.values()))['ratio']:.0f}")
+                part = statistics.mean(row["bytes"] for row in rows.values())
+                cells.append(f"{100 * part:.2g} %" if number or part < 1 else "")
                 lines.append(cells)
-        return study.markdown([*titles, "fewer bytes"], lines, right=1)
+        return study.markdown([*titles, "bytes"], lines, right=1)
 
     def draw(self):
-        """Draw what ways of one bit lose, over the steps between exchanges."""
-        made = study.figure("local-steps", len(self._rows), sharey=True)
+        """Draw what all ways but the first lose, group by group."""
+        made = study.figure("local-steps", len(self._rows), sharex=True)
         if made is None:
             return
         axes, save = made
         for axis, (group, ways) in zip(axes, self._rows.items(), strict=True):
-            axis.axhline(0, color="0.5", linewidth=0.8)
-            for way in [*ways][1:]:
+            axis.axvline(0, color="0.5", linewidth=0.8)
+            names = [*ways][:0:-1]
+            for place, way in enumerate(names):
                 mean, width = study.interval(self.less(group, way))
-                color = "C0" if way.endswith("1 bit") else "C1"
-                steps = int(way.split()[0]) * (1 if color == "C0" else 1.1)
-                axis.errorbar(steps, mean, width, fmt="o", capsize=3, color=color)
-                place = {"textcoords": "offset points", "fontsize": "x-small"}
-                axis.annotate(way.split(", ")[1], (steps, mean), (5, 3), **place)
-            axis.set(xscale="log", xlabel="steps between exchanges", title=group)
-            axis.set_xticks([4, 16, 64], ["4", "16", "64"])
-            axis.minorticks_off()
-        axes[0].set_ylabel("accuracy less float32's, points")
+                axis.errorbar(mean, place, xerr=width, fmt="o", capsize=3, color="C0")
+            axis.set_yticks(range(len(names)), names)
+            axis.set(xlabel="accuracy less float32's, points", title=group)
         save()
 
 
@@ -287,7 +308,7 @@ def quick():
 
 def main():
     """Run the study."""
-    parser = study.arguments(__doc__, range(5))
+    parser = study.arguments(__doc__, None)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--tables", action="store_true", help="of the rows there are")
     given = parser.parse_args()
@@ -297,12 +318,12 @@ def main():
     processes = study.one_thread_each()
     for name in given.parts:
         measure = None if given.tables else train
-        keys = keys_of(name, given.seeds)
+        seeds = given.seeds or list(range(PARTS[name].seeds))
+        keys = keys_of(name, seeds)
         rows = Rows(name, study.complete("rounds", keys, measure, COLUMNS, processes))
         text = rows.table()
         print("", name, "", text, sep="\n", flush=True)
-        seeds = ", ".join(map(str, given.seeds))
-        where = f"{WORKERS} virtual workers, seeds {seeds}"
+        where = f"{WORKERS} virtual workers, seeds {', '.join(map(str, seeds))}"
         study.write_page(rows.part.page, text, where)
         if name == "local_steps":
             rows.draw()

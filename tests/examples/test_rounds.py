@@ -31,22 +31,30 @@ def test_local_steps_are_as_many_as_the_row_says():
     for way, make in [*ways.items()][1:]:
         optimizer = make(1e-3, 100)
         assert optimizer.every == int(way.split()[0])
-        assert ("1 bit" in way) == (type(optimizer.outer).__name__ == "DistEFBlockSGDM")
+        outer = optimizer.outer
+        assert ("1 bit" in way) == type(outer).__name__.startswith("DistEFBlockSGD")
+        momentum = getattr(outer, "momentum", 0) or outer.inner_optimizer.momentum
+        assert momentum == (0.9 if "momentum" in way else 0)
 
 
-def row(way, seed, accuracy, ratio=1.0):
+def row(way, seed, accuracy, part=1.0):
     """A row of Strom's group."""
     key = {"part": "float_steps", "group": "Strom", "way": way, "seed": seed}
-    return key | {"accuracy": accuracy, "ratio": ratio}
+    return key | {"accuracy": accuracy, "bytes": part}
 
 
 def test_table_compares_seed_by_seed():
     rows = [row("alone", 0, 80.0), row("alone", 1, 81.0)]
-    rows += [row("dense_every=10", 1, 79.0, 9.6), row("dense_every=10", 0, 80.0, 9.6)]
+    rows += [
+        row("dense_every=10", 1, 79.0, 0.104),
+        row("dense_every=10", 0, 80.0, 0.104),
+    ]
     lines = rounds.Rows("float_steps", rows).table().splitlines()
-    assert lines[2] == "| Strom | alone | 80.50 |  |  | 1 |"
+    assert lines[2] == "| Strom | alone | 80.50 |  |  |  |"
     # 0 and -2: 12.71 deviations of 1.41, over the root of 2.
-    expected = "| Strom | dense_every=10 | 79.50 | -1.00 ± 12.71 | +0.00, -2.00 | 10 |"
+    expected = (
+        "| Strom | dense_every=10 | 79.50 | -1.00 ± 12.71 | +0.00, -2.00 | 10 % |"
+    )
     assert lines[3] == expected
 
 
@@ -54,7 +62,7 @@ def test_the_figure_has_a_point_for_each_way(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(study, "ROOT", tmp_path)
     rows = [
-        key | {"accuracy": 80.0 + key["seed"], "ratio": 1.0}
+        key | {"accuracy": 80.0 + key["seed"], "bytes": 1.0}
         for key in rounds.keys_of("local_steps", [0, 1])
     ]
     rounds.Rows("local_steps", rows).draw()
