@@ -105,7 +105,6 @@ INNERS = {
     "Adam": lambda steps: keras.optimizers.Adam(),
 }
 FEW = ("none", "variance-2", "strom-0.01", "hybrid-0.01", "hybrid-auto", "at once-0.01")
-AUTO = ("none", "strom-0.01", "strom-auto", "hybrid-0.01", "hybrid-auto")
 # Network, learning rate and momentum of the second part, and its methods. The first is
 # where the hybrid collapses; in the second a gradient moves the weights as far, but at
 # once; with dense layers Strom falls far behind, too.
@@ -116,9 +115,9 @@ SETTINGS = {
     ("plain", 0.03, 0.9): FEW,
     ("batch norm", 0.03, 0.9): FEW,
     # The paper's rate: 0.05 for each of eight workers.
-    ("batch norm", 0.4, 0.9): AUTO,
-    ("dense", 0.05, 0.9): AUTO,
-    ("dense", 0.01, 0.9): AUTO,
+    ("batch norm", 0.4, 0.9): (*FEW, "strom-auto"),
+    ("dense", 0.05, 0.9): (*FEW, "strom-auto"),
+    ("dense", 0.01, 0.9): (*FEW, "strom-auto"),
 }
 
 
