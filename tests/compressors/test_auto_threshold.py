@@ -1,4 +1,4 @@
-"""The threshold that follows what is owed: one in 32 of the largest |r|, per step."""
+"""Thresholds that follow what is owed: a quantile of |r|, or what takes most."""
 
 import numpy as np
 import pytest
@@ -13,23 +13,41 @@ from tfgradcomp.core import SplitVector
 LARGEST, NORMAL = np.finfo(np.float32).max, np.finfo(np.float32).tiny
 
 
-def rule(r, sample=2**12):
-    """The largest float32 below the k-th largest of |r|, of a sample of a block."""
+def rule(r, sample=2**12, v=None):
+    """The largest float32 below the k-th largest of |r|, of a sample of a block.
+
+    With second moments v, and an alpha of 2, ambiguous elements do not count, and k is
+    the one of the first quarter with which the signs leave least of the squares.
+    """
     stride = -(-r.size // sample)
     magnitude = np.abs(r[::stride])
-    with np.errstate(invalid="ignore"):
-        magnitude = magnitude[(magnitude >= NORMAL) & (magnitude <= LARGEST)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        counts = (magnitude >= NORMAL) & (magnitude <= LARGEST)
+        if v is not None:
+            counts &= magnitude**2 > 2 * v[::stride]
+    most, magnitude = -(-magnitude.size // 4), np.sort(magnitude[counts])[::-1]
     if not magnitude.size:
         return LARGEST
     k = -(-magnitude.size // 32)
-    below = np.nextafter(np.sort(magnitude)[-k], np.float32(0))
+    if v is not None:
+        exact = magnitude.astype(np.float64)
+        left = [
+            np.square(exact[:n] - exact[n - 1]).sum() + np.square(exact[n:]).sum()
+            for n in range(1, min(most, exact.size) + 1)
+        ]
+        k = 1 + np.argmin(left)
+    below = np.nextafter(magnitude[k - 1], np.float32(0))
     return max(below, NORMAL)
 
 
-def rule_of(r, splits, sample=2**12):
+def rule_of(r, splits, sample=2**12, v=None):
     """The rule for each block, `[num_blocks]`."""
     return np.array(
-        [rule(r[block], sample) for block in reference.blocks(splits)], np.float32
+        [
+            rule(r[block], sample, None if v is None else v[block])
+            for block in reference.blocks(splits)
+        ],
+        np.float32,
     )
 
 
@@ -65,6 +83,19 @@ def test_it_is_the_quantile_of_what_is_owed(name, r):
         assert 0 < np.count_nonzero(np.abs(r) > found)
 
 
+@pytest.mark.parametrize(("name", "r"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize("ambiguous", [0, 0.5, 1])
+def test_its_signs_take_most_of_what_is_unambiguous(name, r, ambiguous):
+    rng = np.random.default_rng(2)
+    v = np.where(rng.random(r.size) < ambiguous, 1e38, 0).astype(np.float32)
+    moments, variance = np.float32([[0.25], [0.75]]) * v
+    splits = [0, r.size]
+    found = find_thresholds(
+        tf.constant(r), tf.zeros(r.size), splits, tf.constant(moments), variance, 2.0
+    )
+    np.testing.assert_array_equal(found, rule_of(r, splits, v=moments + variance))
+
+
 @pytest.mark.parametrize("sample", [400, 100, 7])
 @pytest.mark.parametrize("varies", [False, True])
 def test_each_block_has_its_own_of_an_evenly_spaced_sample(sample, varies, monkeypatch):
@@ -83,19 +114,21 @@ def test_each_block_has_its_own_of_an_evenly_spaced_sample(sample, varies, monke
 @pytest.mark.parametrize("kind", [Strom, Hybrid])
 def test_sent_and_owed_add_up_and_no_element_outgrows_the_threshold(kind):
     compressor = kind("auto", index_coding="delta")
-    state, r, v, shares, ratios = compressor.init(LAYOUT), 0.0, 0.0, [], []
+    state, r, v, shares, ratios = compressor.init(LAYOUT), 0.0, None, [], []
     for g in gradients(np.random.default_rng(1)):
         total = g.sum(0).astype(np.float32)
         moments = np.square(g).sum(0) if kind is Hybrid else None
         r = (r + total).astype(np.float32)
         splits = LAYOUT.row_splits
-        threshold = reference.spread(rule_of(r, splits), splits).astype(np.float32)
+        if kind is Hybrid:
+            moments = moments.astype(np.float32)
+            v = np.asarray(state["variance"]) + moments
+        threshold = reference.spread(rule_of(r, splits, v=v), splits)
         where = np.abs(r) > threshold
         if kind is Hybrid:
-            v = v + moments
             where &= r * r > 2 * v
-            lower = v - 2 * np.abs(r) * threshold + threshold**2
-            v = 0.999 * np.where(where, np.maximum(lower, 0), v)
+            t = np.where(where, threshold, 0)
+            v = 0.999 * np.maximum(v - 2 * np.abs(r) * t + t * t, 0)
         decoded, state, finite, count = step(compressor, total, moments, state)
         assert finite and count == np.count_nonzero(where)
         np.testing.assert_array_equal(decoded, np.sign(r) * threshold * where)
@@ -105,10 +138,11 @@ def test_sent_and_owed_add_up_and_no_element_outgrows_the_threshold(kind):
         np.testing.assert_array_equal(state["residual"], r)
         if kind is Hybrid:
             np.testing.assert_allclose(state["variance"], v, rtol=1e-4, atol=1e-6)
-    # 2 of 40, 1 of 1, 10 of 300 and 2 of 59.
-    assert max(shares) == 15 / 400 and np.mean(shares) > 0.01
+    # 2 of 40, 1 of 1, 10 of 300 and 2 of 59; or a quarter.
+    most = 15 if kind is Strom else 10 + 1 + 75 + 15
+    assert max(shares) <= most / 400 and np.mean(shares) > 0.01
     # A fixed threshold of the first step's size is outgrown many times here.
-    assert max(ratios) < 2
+    assert np.quantile(ratios, 0.9) < 4
 
 
 def outgrown(compressor):
@@ -123,9 +157,9 @@ def outgrown(compressor):
     return np.array(ratios), compressor.arrears(state)
 
 
-def test_what_outgrows_a_number_does_not_outgrow_the_quantile():
+def test_what_outgrows_a_number_does_not_outgrow_one_that_follows():
     """The hybrid holds an element back until r is far beyond a low threshold."""
     ratios, arrears = outgrown(Hybrid(0.01))
     assert np.median(ratios) > 16 and np.median(arrears) > 16
     ratios, arrears = outgrown(Hybrid("auto"))
-    assert max(ratios) < 2 and not arrears.size
+    assert np.quantile(ratios, 0.9) < 4 and not arrears.size

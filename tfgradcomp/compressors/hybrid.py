@@ -26,7 +26,9 @@ class Hybrid(OverThreshold):
     \( r \mathrel{-}= S \). Everywhere \( v \leftarrow \zeta v \).
 
     Attributes:
-        threshold: As `Strom` has it; the quantile is of all |r|, ambiguous or not.
+        threshold: \( \tau \), positive, in the units of a gradient; or `"auto"`: in
+            each step and block the one with which the message takes most from the
+            squares of what is owed and not ambiguous (`compressors/auto_threshold.py`).
         alpha: \( \alpha \), 1 or more: the larger, the less is sent.
         zeta: \( \zeta \) in [0, 1], the decay of v.
         index_coding: As `SparseWords` has it.

@@ -127,7 +127,9 @@ class OverThreshold(SparseWords):
         own, threshold = {}, self.threshold
         if self.is_automatic:
             splits = layout.row_splits
-            own["thresholds"] = find_thresholds(x, state["residual"], splits)
+            own["thresholds"] = find_thresholds(
+                x, state["residual"], splits, moments, state.get("variance"), alpha
+            )
             threshold = ops.spread(own["thresholds"], splits)
         words, residual, variance, nonfinite = ops.pack_over_threshold(
             x,

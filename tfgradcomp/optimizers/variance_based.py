@@ -90,11 +90,13 @@ class Hybrid(CompressedOptimizer):
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        threshold: As `Strom` has it. Of those that exceed an `"auto"` threshold the
-            ambiguous wait. Take `"auto"` with momentum SGD inside: r outgrows a number
-            while an element waits, and is then paid back late. In
-            docs/studies/sparse.md numbers that `Strom` bore lost several points more
-            than `"auto"` there, and sent eight times as much and more.
+        threshold: \( \tau \), positive, in the units of a mean gradient; or
+            `"auto"`: in each step each worker takes, for each variable, the value with
+            which its signs take most from the squares of what is owed and not
+            ambiguous. Take `"auto"` with momentum SGD inside: r outgrows a number while
+            an element waits, and is then paid back late. In docs/studies/sparse.md
+            numbers that `Strom` bore lost several points more than `"auto"` there, and
+            sent several times as much.
         alpha: As `VarianceBased`.
         zeta: As `VarianceBased`.
         microbatches: As `VarianceBased`.
