@@ -313,6 +313,12 @@ def test_nothing_moves_in_a_step_without_a_rate():
         assert bits(run.watched[step]) == bits(run.watched[step - 1])
 
 
+def squares_left(ranked, number):
+    """What is owed after so many of the largest have paid as much as the last does."""
+    paid = ranked[:number] - ranked[number - 1]
+    return np.square(paid).sum() + np.square(ranked[number:]).sum()
+
+
 class Late:
     """Variance-based compression, Strom's and the hybrid: N workers and their mean."""
 
@@ -333,7 +339,8 @@ class Late:
         else:
             t = self.threshold
             if t == "auto":
-                t = np.array([self.quantiles(row) for row in r])
+                pairs = zip(r, where, strict=True)
+                t = np.array([self.thresholds(*pair) for pair in pairs])
             where &= np.abs(r) > t
             values = np.where(where, np.sign(r) * t, 0)
             less = v - 2 * np.abs(r) * t + t**2
@@ -343,14 +350,22 @@ class Late:
             self.r, self.v = left[0], left[1] * (self.zeta or 0)
         return values.mean(0)
 
-    def quantiles(self, r):
-        """Just below the largest in 32 of a tensor's |r|; nothing exceeds a billion."""
+    def thresholds(self, r, where):
+        """Just below the k-th largest of a tensor's |r|; nothing exceeds a billion.
+
+        Strom's k is that of one in 32, the hybrid's leaves least of the squares.
+        """
         t = np.full(r.shape, 1e9)
         for block in reference.blocks(parts_of(self.shapes, 0)[1]):
-            ranked = -np.sort(-np.abs(r[block][r[block] != 0]))
-            if len(ranked):
-                m = np.float32(ranked[-(-len(ranked) // 32) - 1])
-                t[block] = np.nextafter(m, np.float32(0))
+            size = np.abs(r[block])
+            ranked = -np.sort(-size[where[block] & (size != 0)])
+            if not len(ranked):
+                continue
+            k = -(-len(ranked) // 32)
+            if self.alpha is not None:
+                number = range(1, min(len(ranked), -(-len(size) // 4)) + 1)
+                k = min(number, key=lambda n: squares_left(ranked, n))
+            t[block] = np.nextafter(np.float32(ranked[k - 1]), np.float32(0))
         return t
 
     @staticmethod
