@@ -30,7 +30,7 @@ import models  # isort: skip
 import texts  # isort: skip
 
 WORKERS = 4
-QUICK_STEPS = 60
+QUICK_STEPS = 20
 COLUMNS = ("accuracy", "bytes")
 
 
