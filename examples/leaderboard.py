@@ -149,7 +149,7 @@ def forecasts(way: Way, shapes, bytes_sent: float) -> dict[str, float]:
 
 def float32_bytes(shapes) -> float:
     """Return what a worker sends in a step of a ring all-reduce."""
-    return 2 * (WORKERS - 1) / WORKERS * 4 * sum(map(math.prod, shapes))
+    return study.ring_bytes(WORKERS, sum(map(math.prod, shapes)))
 
 
 def measure(key: dict) -> dict[str, float]:

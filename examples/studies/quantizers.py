@@ -245,8 +245,7 @@ class Results:
 
         A seed stands for the same weights to begin with, and batches.
         """
-        own, base = self._rows[run], self._rows.get(other, {})
-        return [own[s]["accuracy"] - base[s]["accuracy"] for s in own if s in base]
+        return study.less(self._rows[run], self._rows.get(other, {}))
 
     def less_text(self, run: Run, other: Run) -> str:
         """Return the mean of `less` with its 95 % interval by Student's t."""
@@ -336,13 +335,12 @@ def draw(of_parts: dict[str, Results]):
     for axis, (part, title) in zip(axes, titles.items(), strict=True):
         results, plain = of_parts[part], plain_of(part)
         runs = sorted((run for run in results if run != plain), key=results.bits)
-        axis.axvline(0, color="0.5", linewidth=0.8)
-        for place, run in enumerate(runs):
-            mean, width = study.interval(results.less(run, plain))
-            axis.errorbar(mean, place, xerr=width, fmt="o", capsize=3, color="C0")
-        names = [f"{run.method}, {results.bits(run):.2f}" for run in runs]
-        axis.set_yticks(range(len(runs)), names)
-        axis.set(xlabel="accuracy less full precision's, points", title=title)
+        found = {
+            f"{run.method}, {results.bits(run):.2f}": results.less(run, plain)
+            for run in runs
+        }
+        label = "accuracy less full precision's, points"
+        study.draw_intervals(axis, found, title, label)
     axes[0].set_ylabel("method, bits an element")
     save()
 
@@ -370,10 +368,7 @@ def quick():
 
 def main():
     """Run the study."""
-    parser = study.arguments(__doc__, None)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--tables", action="store_true", help="of the rows there are")
-    given = parser.parse_args()
+    given = study.arguments(__doc__, None, PARTS).parse_args()
     if given.quick:
         quick()
         return

@@ -81,7 +81,7 @@ def strom(rate: float, steps: int, **floats):
 
 
 class Task(NamedTuple):
-    """What is learned.
+    """A model, and how Adam trains it.
 
     Attributes:
         make: Returns the model.
@@ -244,8 +244,7 @@ def train(key: dict, is_quick: bool = False) -> dict:
     if hasattr(optimizer, "traffic"):
         traffic = optimizer.traffic
         elements = traffic.elements_compressed + traffic.elements_plain
-        ring = 2 * (WORKERS - 1) / WORKERS * 4 * elements
-        part = traffic.bytes_received / ring
+        part = traffic.bytes_received / study.ring_bytes(WORKERS, elements)
     return {"accuracy": 100 * accuracy, "bytes": part}
 
 
@@ -262,8 +261,7 @@ class Rows:
     def less(self, group: str, way: str) -> list[float]:
         """Return what a way has more than the first of its group, seed by seed."""
         ways = self._rows[group]
-        own, plain = ways[way], next(iter(ways.values()))
-        return [own[s]["accuracy"] - plain[s]["accuracy"] for s in plain if s in own]
+        return study.less(ways[way], next(iter(ways.values())))
 
     def table(self) -> str:
         """Return the table, a row for each group and way."""
@@ -288,13 +286,9 @@ class Rows:
             return
         axes, save = made
         for axis, (group, ways) in zip(axes, self._rows.items(), strict=True):
-            axis.axvline(0, color="0.5", linewidth=0.8)
-            names = [*ways][:0:-1]
-            for place, way in enumerate(names):
-                mean, width = study.interval(self.less(group, way))
-                axis.errorbar(mean, place, xerr=width, fmt="o", capsize=3, color="C0")
-            axis.set_yticks(range(len(names)), names)
-            axis.set(xlabel="accuracy less float32's, points", title=group)
+            found = {way: self.less(group, way) for way in [*ways][:0:-1]}
+            label = "accuracy less float32's, points"
+            study.draw_intervals(axis, found, group, label)
         save()
 
 
@@ -308,10 +302,7 @@ def quick():
 
 def main():
     """Run the study."""
-    parser = study.arguments(__doc__, None)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--tables", action="store_true", help="of the rows there are")
-    given = parser.parse_args()
+    given = study.arguments(__doc__, None, PARTS).parse_args()
     if given.quick:
         quick()
         return

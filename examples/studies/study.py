@@ -22,18 +22,38 @@ sys.path.insert(0, str(ROOT / "examples"))
 from compare_methods import conditions, git, replace_table  # noqa: E402
 
 
-def arguments(doc, seeds=(0, 1, 2)):
+def arguments(doc, seeds=(0, 1, 2), parts=()):
     """Return a parser of what all studies take.
 
     Args:
         doc: The script's docstring.
         seeds: Those that are taken unless others are given; None: the study's parts
             have their own.
+        parts: Names of parts that can be run alone.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds and [*seeds])
     parser.add_argument("--quick", action="store_true")
+    if parts:
+        parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
+        help_text = "train nothing: of the rows there are"
+        parser.add_argument("--tables", action="store_true", help=help_text)
     return parser
+
+
+def ring_bytes(workers, elements):
+    """Return what a worker sends in a ring all-reduce of so many float32 numbers."""
+    return 2 * (workers - 1) / workers * 4 * elements
+
+
+def less(own, plain):
+    """Return what rows have more than others in accuracy, seed by seed.
+
+    Args:
+        own: Rows by seeds.
+        plain: Those that they are compared with, by seeds.
+    """
+    return [own[s]["accuracy"] - plain[s]["accuracy"] for s in plain if s in own]
 
 
 def markdown(titles, rows, right=0):
@@ -184,6 +204,23 @@ def interval_text(values, sign=""):
     """Return the mean, and half of its interval if there are several values."""
     mean, width = interval(values)
     return f"{mean:{sign}.2f}" + ("" if math.isnan(width) else f" ± {width:.2f}")
+
+
+def draw_intervals(axis, found, title, label):
+    """Draw a mean and its interval for each name, next to each other from below.
+
+    Args:
+        axis: Of the figure.
+        found: Values by names.
+        title: Of the panel.
+        label: Of what the values are.
+    """
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    for place, values in enumerate(found.values()):
+        mean, width = interval(values)
+        axis.errorbar(mean, place, xerr=width, fmt="o", capsize=3, color="C0")
+    axis.set_yticks(range(len(found)), [*found])
+    axis.set(xlabel=label, title=title)
 
 
 def figure(name, panels, **arguments):

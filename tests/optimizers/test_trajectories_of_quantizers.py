@@ -314,7 +314,12 @@ def test_nothing_moves_in_a_step_without_a_rate():
 
 
 def squares_left(ranked, number):
-    """What is owed after so many of the largest have paid as much as the last does."""
+    """The sum of squares that is left once some of the largest have paid.
+
+    Args:
+        ranked: What each element owes, the largest first.
+        number: How many pay; each pays what the last of them owes.
+    """
     paid = ranked[:number] - ranked[number - 1]
     return np.square(paid).sum() + np.square(ranked[number:]).sum()
 
