@@ -13,7 +13,10 @@ from xml.sax.saxutils import escape
 LAYERS = (
     ("launch · callbacks · checkpoint · planning", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
-    ("optimizers", "the Keras face, the plan, the step, the state"),
+    ("optimizers", "the Keras face, wrappers, local steps"),
+    ("fit", "loops that begin and end together"),
+    ("engine", "plan, buckets, step, state"),
+    ("assignment", "which variable travels by which method"),
     ("per_example", "second moments of the examples' gradients"),
     ("transports", "where the server is: routes and messages"),
     ("collectives", "moving vectors between replicas"),
@@ -41,18 +44,18 @@ class Stop(NamedTuple):
 
 STOPS = (
     Stop("optimizers", ("apply",)),
-    Stop("optimizers", ("unscale, clip",), "below"),
-    Stop("optimizers", ("context",)),
-    Stop("optimizers", ("flatten",)),
+    Stop("engine", ("unscale, clip",), "below"),
+    Stop("engine", ("context",)),
+    Stop("engine", ("flatten",)),
     Stop("transports", ("first round,", "if any"), "left"),
     Stop("compressors", ("compress",), "right"),
-    Stop("optimizers", ("flag",)),
+    Stop("engine", ("flag",)),
     Stop("transports", ("push",), "right"),
     Stop("collectives", ("words out,", "words in"), "left"),
     Stop("transports", ("pull",)),
     Stop("servers", ("combine,", "decode"), "right"),
-    Stop("optimizers", ("weight decay",)),
-    Stop("optimizers", ("split,", "commit"), "right"),
+    Stop("engine", ("weight decay",)),
+    Stop("engine", ("split,", "commit"), "right"),
     Stop("compat", ("inner", "optimizer"), "left"),
 )
 # The stops that call the operations.

@@ -200,7 +200,7 @@ def compare_with_one_device(names, eagerly=False):
     return results
 
 
-def float_steps():
+def uncompressed_steps():
     """Trains with steps as float32 among the others, momentum and three devices."""
 
     def make():

@@ -71,7 +71,7 @@ def test_wrappers_come_back_with_all_arguments(name):
 def test_from_config_leaves_the_callers_dict_alone(name):
     cls, own = getattr(tfgradcomp, name), SAVED_ARGUMENTS[name]
     config = cls(sgd(), **{**COMMON, **own}).get_config()
-    # A policy does not go with the fallback; tests/optimizers/test_policy.py has it.
+    # A policy does not go with the fallback; tests/assignment/test_policy.py has it.
     assert set(config) == {"inner_optimizer", "policy", *own, *COMMON}
     before = copy.deepcopy(config)
     again = cls.from_config(config)

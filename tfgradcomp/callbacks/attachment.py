@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 
 from tfgradcomp.compat.trainer import wrappers_of
+from tfgradcomp.engine.probe import Observer, Probe
+from tfgradcomp.engine.step import Stepper
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.local_steps import LocalSteps
-from tfgradcomp.optimizers.probe import Observer, Probe
-from tfgradcomp.optimizers.step import Stepper
 from tfgradcomp.optimizers.wrapper import OptimizerWrapper
 
 

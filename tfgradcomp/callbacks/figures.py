@@ -11,13 +11,13 @@ from tfgradcomp import ops
 from tfgradcomp.callbacks.moments import Moments, StepTimes
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.compressors import Clip, Compressor, Fitted
+from tfgradcomp.compressors import Clip, Compressor, OptimalScale
 from tfgradcomp.compressors.base import Wrapper
-from tfgradcomp.compressors.sparse_words import SparseWords
+from tfgradcomp.compressors.sparse_compressor import SparseCompressor
 from tfgradcomp.core import Context, Layout, State
+from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.probe import ObservedBucket, ObservedStep
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.gradient_bucket import GradientBucket
-from tfgradcomp.optimizers.probe import ObservedBucket, ObservedStep
 from tfgradcomp.servers import MajorityVote
 
 # Elements of the gradient that are reduced over the workers, at most.
@@ -97,7 +97,7 @@ class Figures:
 
     def observe(self, step: ObservedStep) -> None:
         """Adds the figures to the graph of a step, behind a condition."""
-        if step.is_float_step:
+        if step.is_uncompressed_step:
             return
         context = step.context
         is_due = tf.equal(context.step % self._every, 0)
@@ -357,12 +357,12 @@ def _rounded(
     Momentum and residuals are added before; clipping belongs to the rounding.
     """
     while isinstance(compressor, Wrapper) and not isinstance(
-        compressor, (Clip, Fitted)
+        compressor, (Clip, OptimalScale)
     ):
         x = compressor.transform(x, state, layout, context)
         state = compressor.inner_state(state)
         compressor = compressor.compressor
-    if isinstance(compressor, SparseWords):
+    if isinstance(compressor, SparseCompressor):
         x += state["residual"]
     return compressor, x
 

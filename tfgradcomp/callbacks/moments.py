@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.optimizers.probe import ObservedStep
+from tfgradcomp.engine.probe import ObservedStep
 
 # The moments of a bucket that there is room for: four, and a dozen collectives.
 _MOST = 28
@@ -74,13 +74,13 @@ class Moments:
 
     def row(self, step: ObservedStep) -> tf.Tensor:
         """Returns the moments of a step, in the graph."""
-        self._names[step.is_float_step] = [
+        self._names[step.is_uncompressed_step] = [
             [name for name, _ in bucket.moments[:_MOST]] for bucket in step.buckets
         ]
         zero = tf.zeros([], tf.float64)
         row = [
             tf.cast(step.context.step, tf.float64),
-            tf.constant(float(step.is_float_step), tf.float64),
+            tf.constant(float(step.is_uncompressed_step), tf.float64),
             step.begin,
             step.applied,
         ]
@@ -91,11 +91,11 @@ class Moments:
 
     def read(self, row: np.ndarray) -> StepTimes | None:
         """Returns what a row says; None if it holds no times."""
-        step, is_float_step, begin, applied = row[:_HEADER].tolist()
+        step, is_uncompressed_step, begin, applied = row[:_HEADER].tolist()
         if not begin:
             return None
         rows = row[_HEADER:].reshape([-1, _MOST]).tolist()
-        names = self._names[bool(is_float_step)]
+        names = self._names[bool(is_uncompressed_step)]
         buckets = [
             BucketTimes(bucket, _phases([*zip(own, times, strict=False)]))
             for bucket, own, times in zip(self._bucket_names, names, rows, strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfgradcomp.assignment.rules import matching_positions, rules_of
 from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
 from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
 from tfgradcomp.callbacks.moments import COLLECTIVES, hidden_share, milliseconds
@@ -17,7 +18,6 @@ from tfgradcomp.collectives import Call, across_hosts
 from tfgradcomp.compat.inner_optimizer import references, trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
-from tfgradcomp.optimizers.partition import matching_positions, rules_of
 
 _PREFIX = "compression/"
 _NAME = "CompressionMonitor"

@@ -18,7 +18,7 @@ from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
-from tfgradcomp.optimizers.probe import ObservedStep
+from tfgradcomp.engine.probe import ObservedStep
 
 _NAME = "Timeline"
 _ROUNDS = 15

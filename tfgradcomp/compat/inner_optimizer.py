@@ -27,7 +27,7 @@ from tfgradcomp.compat.replace import replace
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-class DirectUpdate(NamedTuple):
+class FusedUpdate(NamedTuple):
     """An update of variables whose gradients nobody has written.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Thread(threading.local):
     """
 
     phase: str | None = None
-    direct: DirectUpdate | None = None
+    direct: FusedUpdate | None = None
     rate: tf.Tensor | None = None
 
 
@@ -259,7 +259,7 @@ def update(
     optimizer: Optimizer,
     gradients: list,
     variables: list,
-    direct: DirectUpdate | None = None,
+    direct: FusedUpdate | None = None,
     rate: tf.Tensor | None = None,
 ) -> None:
     """Applies gradients that are unscaled, clipped and aggregated already.

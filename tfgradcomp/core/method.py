@@ -49,14 +49,16 @@ class Method(Component):
             server=self.server.uncompressed(),
         )
 
-    def lossless(self) -> Method:
+    def uncompressed_step(self) -> Method:
         """Returns the method in which nothing is lost, for single steps.
 
         Where `uncompressed` is for whole variables. The compressor's state has the same
         form, and what was owed waits; the server's is handled by `Server.wait`.
         """
         return replace(
-            self, compressor=self.compressor.lossless(), server=self.server.lossless()
+            self,
+            compressor=self.compressor.uncompressed_step(),
+            server=self.server.uncompressed_step(),
         )
 
     def fused(self) -> Method:

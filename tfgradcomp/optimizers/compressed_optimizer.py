@@ -8,23 +8,24 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.assignment.compatibility import warn_before_second_moments
+from tfgradcomp.assignment.layer_method import ForLayers, settings_of
+from tfgradcomp.assignment.policy import Policy, moments_compressor
+from tfgradcomp.assignment.rules import named_rules
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
-from tfgradcomp.optimizers import moments as second
-from tfgradcomp.optimizers.agreement import check_same_at_start, check_still_same
-from tfgradcomp.optimizers.arrears import ArrearsCheck
-from tfgradcomp.optimizers.float_steps import FloatSteps
-from tfgradcomp.optimizers.layer_method import ForLayers, settings_of
-from tfgradcomp.optimizers.partition import named_rules
-from tfgradcomp.optimizers.plan import Settings, make_plan
-from tfgradcomp.optimizers.policy import Policy, moments_compressor
-from tfgradcomp.optimizers.state import OptimizerState, can_restore, saved_fallback
-from tfgradcomp.optimizers.step import Scalars, Stepper
-from tfgradcomp.optimizers.summary import Summarized
-from tfgradcomp.optimizers.supported import prepare, warn_before_second_moments
+from tfgradcomp.engine import moments as second
+from tfgradcomp.engine.consistency_check import check_same_at_start, check_still_same
+from tfgradcomp.engine.plan import Settings, make_plan
+from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
+from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
+from tfgradcomp.engine.step import Stepper, StepVariables
+from tfgradcomp.engine.summary import Summarized
+from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
+from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.servers import Server
 from tfgradcomp.transports import Costs, Transport
@@ -32,7 +33,7 @@ from tfgradcomp.transports import Costs, Transport
 NONFINITE = ("raise", "skip")
 # Those that an equal plan does not show to be equal.
 COMPARED_SETTINGS = (
-    *("method", "_method_block_size", "float_steps", "microbatches"),
+    *("method", "_method_block_size", "uncompressed_steps", "microbatches"),
     *("seed", "nonfinite", "verify_every"),
 )
 
@@ -165,17 +166,17 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         self.bucket_bytes, self.fallback = bucket_bytes, fallback
         self.warmup_steps: int | str = warmup_steps
         self.dense_every, self.verify_every = dense_every, verify_every
-        self.float_steps = FloatSteps(warmup_steps, dense_every)
+        self.uncompressed_steps = UncompressedSteps(warmup_steps, dense_every)
         self.policy = policy
         self._policy: Policy | None = None
         if policy:
             self._policy = Policy(policy, self.inner_optimizer, min_size)
             self.microbatches = self._policy.microbatches
         self._is_checked = False
-        self._arrears = ArrearsCheck()
+        self._arrears = ResidualWatchdog()
         # Raises where an argument is out of range.
         self._settings()
-        prepare(self)
+        check_strategy(self)
         warn_before_second_moments(self, compressor)
 
     @property
@@ -209,7 +210,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
-        self._strategy = prepare(self)
+        self._strategy = check_strategy(self)
         self.inner_optimizer.build(variables)
         self._bind()
         self.built = True
@@ -228,7 +229,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         )
         buckets = self._plan.buckets
         varies = any(bucket.has_variable_length for bucket in buckets)
-        self._scalars = Scalars.create(self.seed, counts_moved=varies)
+        self._scalars = StepVariables.create(self.seed, counts_moved=varies)
         self._state = OptimizerState(self.name, self._scalars, self._plan)
         compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         self._stepper = self.stepper_class(
@@ -238,7 +239,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             self._plan.replicas,
             variables,
             self.nonfinite == "raise",
-            self.float_steps,
+            self.uncompressed_steps,
             self._plan.collectives,
         )
 

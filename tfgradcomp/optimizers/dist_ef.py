@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from tfgradcomp import compressors
+from tfgradcomp.assignment.compatibility import refuse_inner_momentum
 from tfgradcomp.compressors import (
     Compressor,
     ErrorFeedback,
     NesterovMomentum,
     ScaledSign,
 )
-from tfgradcomp.compressors.fitted import contracting
+from tfgradcomp.compressors.optimal_scale import contracting
 from tfgradcomp.compressors.weight_decay import WeightDecay
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.wrapper import InnerOptimizer, refuse_inner_momentum
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Recompress
 
 
@@ -32,7 +33,7 @@ class DistEFSGD(CompressedOptimizer):
     with \( \eta_t = 0 \) residuals stay as they are. The learning rate is that of
     uncompressed training. What is owed would grow without bound if C did not contract:
     an unbiased compressor, such as `"ternary"`, is taken times the factor that fits
-    each block best (`tfgradcomp.compressors.Fitted`).
+    each block best (`tfgradcomp.compressors.OptimalScale`).
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config; SGD is the paper's.

@@ -16,12 +16,12 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.core.arguments import check_instance, check_integer
-from tfgradcomp.optimizers.agreement import check_same_at_start
+from tfgradcomp.engine.consistency_check import check_same_at_start
+from tfgradcomp.engine.dense import with_values
+from tfgradcomp.engine.summary import variables_to_build_for
+from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.dense import with_values
-from tfgradcomp.optimizers.rhythm import MOST, Stopwatch, groups_of
-from tfgradcomp.optimizers.summary import variables_to_build_for
-from tfgradcomp.optimizers.supported import prepare
+from tfgradcomp.optimizers.local_step_schedule import MOST, IntervalTuner, groups_of
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.traffic import mean_traffic
@@ -122,7 +122,7 @@ class LocalSteps(OptimizerWrapper):
         self.outer = outer
         self.every, self.warmup_steps, self.stagger = every, warmup_steps, stagger
         self._is_checked = False
-        prepare(self)
+        check_strategy(self)
 
     # Building.
 
@@ -132,7 +132,7 @@ class LocalSteps(OptimizerWrapper):
             create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
-        self._strategy = prepare(self)
+        self._strategy = check_strategy(self)
         self._hosts = across_hosts(self._strategy)
         self.inner_optimizer.build(variables)
         self._anchors = [compat.copy_of(self, variable) for variable in variables]
@@ -145,7 +145,7 @@ class LocalSteps(OptimizerWrapper):
         self.outers = [self._outer_of(index) for index in range(len(self._groups))]
         for outer, group in zip(self.outers, self._groups, strict=True):
             outer.build([self._anchors[position] for position in group])
-        self._stopwatch = Stopwatch(self.outer.stepper.collectives)
+        self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
         # Observed steps are another function.
         self._exchange_now = tf.function(lambda *observers: self._exchange())
         self.built = True

@@ -11,10 +11,10 @@ from typing_extensions import override
 from tfgradcomp.compat import adam
 from tfgradcomp.compressors import ErrorFeedback, ScaledSign
 from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.engine.gradient_bucket import Gradients
+from tfgradcomp.engine.step import Stepper
+from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.float_steps import FloatSteps
-from tfgradcomp.optimizers.gradient_bucket import Gradients
-from tfgradcomp.optimizers.step import Stepper
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Recompress
 
@@ -24,7 +24,7 @@ _POWERS = 40
 
 
 @dataclass(frozen=True)
-class VarianceSteps(FloatSteps):
+class VarianceSteps(UncompressedSteps):
     """The warm-up, and steps in between whose distance doubles.
 
     Attributes:
@@ -76,8 +76,8 @@ class MomentumStepper(Stepper):
         return super().context()._replace(learning_rate=one, previous_learning_rate=one)
 
     @override
-    def _take(self, gradients, variables, is_float_step):
-        if is_float_step:
+    def _take(self, gradients, variables, is_uncompressed_step):
+        if is_uncompressed_step:
             super()._take(gradients, variables, True)
         else:
             self.take_momenta(self.own_momenta(gradients), variables)
@@ -208,11 +208,11 @@ class OneBitAdam(CompressedOptimizer):
                 f"{type(inner).__name__}, amsgrad={getattr(inner, 'amsgrad', None)}"
             )
         self.refresh, self.variance_floor = refresh, variance_floor
-        self.float_steps = VarianceSteps(warmup_steps, refresh=refresh)
+        self.uncompressed_steps = VarianceSteps(warmup_steps, refresh=refresh)
         adam.freeze_variance(
             inner,
-            lambda step: self.float_steps.include(step),
-            lambda step: self.float_steps.count(step),
+            lambda step: self.uncompressed_steps.include(step),
+            lambda step: self.uncompressed_steps.count(step),
             variance_floor,
         )
 

@@ -33,7 +33,7 @@ class ORQ(Quantizer):
             rounded at random again.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
             quantized reply the server does so, too. Each block is then multiplied by
-            the factor that fits it best (`tfgradcomp.compressors.Fitted`): what
+            the factor that fits it best (`tfgradcomp.compressors.OptimalScale`): what
             rounding adds may be larger than the gradient, and would grow without bound.
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as

@@ -9,7 +9,7 @@ from tfgradcomp.compressors import (
     Clip,
     Compressor,
     ErrorFeedback,
-    Fitted,
+    OptimalScale,
 )
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
@@ -28,7 +28,7 @@ class Quantizer(CompressedOptimizer):
             quantizer; `"shared"`, the sum of codes of levels that all workers share.
         error_feedback: Whether what is lost is added to the next gradient, and to the
             next mean where the reply is quantized. What does not contract by itself is
-            `Fitted`, for a number a block.
+            `OptimalScale`, for a number a block.
         clip_factor: What workers clip blocks at, in deviations, or None.
         **kwargs: Those of `CompressedOptimizer` from `transport` on.
     """
@@ -57,7 +57,7 @@ class Quantizer(CompressedOptimizer):
             )
         sent = compressor if clip_factor is None else Clip(compressor, clip_factor)
         if error_feedback and not sent.contracts:
-            sent, compressor = Fitted(sent), Fitted(compressor)
+            sent, compressor = OptimalScale(sent), OptimalScale(compressor)
         server: Server = Mean(compressor)
         if reply == "requantize":
             server = (Recompress if error_feedback else Requantize)(compressor)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from tfgradcomp.assignment.compatibility import refuse_inner_momentum
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 from tfgradcomp.core.arguments import (
@@ -14,7 +15,7 @@ from tfgradcomp.core.arguments import (
     check_integer,
 )
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.wrapper import InnerOptimizer, refuse_inner_momentum
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import CodeSum, MajorityVote
 
 AGGREGATES = ("vote", "mean")

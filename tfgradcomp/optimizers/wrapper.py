@@ -249,18 +249,3 @@ def refuse_wrappers(inner: keras.optimizers.Optimizer) -> None:
             "A compressed optimizer cannot wrap another one: gradients are exchanged "
             f"once. Received: inner_optimizer={type(inner).__name__}"
         )
-
-
-def refuse_inner_momentum(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if the inner optimizer has momentum of its own."""
-    for inner in compat.members(optimizer.inner_optimizer):
-        for name in ("momentum", "beta_1"):
-            value = getattr(inner, name, 0)
-            if value:
-                raise ValueError(
-                    f"{type(optimizer).__name__} holds the momentum itself, on each "
-                    "worker; take an inner optimizer without, such as "
-                    "keras.optimizers.SGD(learning_rate), or say "
-                    "allow_inner_momentum=True. Received: inner_optimizer="
-                    f"{type(inner).__name__}({name}={value})"
-                )

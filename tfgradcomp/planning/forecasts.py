@@ -23,7 +23,7 @@ from tfgradcomp import optimizers
 from tfgradcomp.collectives import Call
 from tfgradcomp.core import Layout, Method
 from tfgradcomp.core.arguments import check_integer
-from tfgradcomp.optimizers.plan import make_plan
+from tfgradcomp.engine.plan import make_plan
 from tfgradcomp.planning.arithmetic import measured_arithmetic
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes, sizes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import Decoding, SplitVector, Vector
+from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
 from tfgradcomp.ops import library
 
 
@@ -50,12 +50,12 @@ def call_in_parts(
     decoding = None
     if name in library.APPLICABLE:
         arguments = tuple(map(tf.convert_to_tensor, arguments))
-        decoding = Decoding(name, arguments, attributes)
+        decoding = DecodeOp(name, arguments, attributes)
     return SplitVector(values, decoding=decoding)
 
 
 def apply_decoded(
-    decoding: Decoding,
+    decoding: DecodeOp,
     coefficients: tf.Tensor,
     variables: Sequence[Sequence[tf.Tensor]],
     offsets: Sequence[int],
