@@ -8,6 +8,10 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import SplitVector as SplitVector
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import INDEX_BITS as INDEX_BITS
+from tfgradcomp.core.word_format import NOTHING as NOTHING
+from tfgradcomp.core.word_format import digits_per_word as digits_per_word
+from tfgradcomp.core.word_format import words_for as words_for
 from tfgradcomp.ops.native import apply_decoded as apply_decoded
 from tfgradcomp.ops.operation import Operation
 from tfgradcomp.ops.reference import blocks, codes, levels, signs, sparse
@@ -18,10 +22,6 @@ from tfgradcomp.ops.reference.blocks import widths as widths
 from tfgradcomp.ops.reference.random_numbers import coins as coins
 from tfgradcomp.ops.reference.random_numbers import random_bits as random_bits
 from tfgradcomp.ops.reference.random_numbers import uniform as uniform
-from tfgradcomp.ops.word_format import INDEX_BITS as INDEX_BITS
-from tfgradcomp.ops.word_format import NOTHING as NOTHING
-from tfgradcomp.ops.word_format import digits_per_word as digits_per_word
-from tfgradcomp.ops.word_format import words_for as words_for
 
 
 def _first(tensors: Sequence[tf.Tensor]) -> tf.Tensor | None:

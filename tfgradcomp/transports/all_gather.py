@@ -114,7 +114,7 @@ class SharedGather:
         own = tf.split(rows, self._sizes, axis=1)
         contexts = [context for _, context, _ in outgoing]
         return [
-            route.pull(Flight(context, (part, 0)), state)
+            route.checked(route.pull(Flight(context, (part, 0)), state), state)
             for route, context, part, state in zip(
                 self._routes, contexts, own, states, strict=True
             )

@@ -1,7 +1,7 @@
 """Messages: the fields of a payload in 32-bit words, one after the other.
 
 Codes are packed by whoever makes them (`tfgradcomp.ops`; the word format is stated in
-`tfgradcomp.ops.word_format`). Numbers that are no codes travel as their own bits: a
+`tfgradcomp.core.word_format`). Numbers that are no codes travel as their own bits: a
 float32 is a word, two half floats share one, the first in the low half, and a float64
 takes two, the low half first. A message is the words of its fields in the order of
 their declaration. What varies in size comes last.
@@ -12,14 +12,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfgradcomp.core import Field
-from tfgradcomp.ops import NOTHING, words_for
+from tfgradcomp.ops import NOTHING
 
 
 def words_in(field: Field) -> int:
     """Returns the number of 32-bit words that a field takes on the wire."""
     if field.base is None:
         return -(-field.count * tf.as_dtype(field.dtype).size // 4)
-    return words_for(field.count, field.base)
+    return field.length
 
 
 def message_words(fields: dict[str, Field]) -> int:
