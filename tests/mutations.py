@@ -99,12 +99,11 @@ MUTATIONS = (
     ),
     Mutation(
         "Nesterov's momentum is not multiplied in one pass",
-        "tfgradcomp/compressors/_one_pass.py",
+        "tfgradcomp/compressors/momentum.py",
         (
             Edit(
-                '            residuals.read(inner["residual"]),\n'
-                "            self.compressor.momentum,\n",
-                '            residuals.read(inner["residual"]),\n            1.0,\n',
+                'inner["residual"], mu, layout, context',
+                'inner["residual"], 1.0, layout, context',
             ),
         ),
         ("tests/optimizers/test_trajectories.py", "-k", "dist_ef_block_sgdm"),
