@@ -51,7 +51,7 @@ class Summarized:
                 "`traffic` depends on the model's variables; ask after `fit`, or call "
                 "`optimizer.build(model.trainable_variables)` first."
             )
-        return self._plan.traffic(self._scalars.moved)
+        return self._plan.traffic(self._scalars.traffic_counters)
 
     def summary(
         self: Self,

@@ -309,7 +309,7 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         )
         buckets = self._plan.buckets
         varies = any(bucket.has_variable_length for bucket in buckets)
-        self._scalars = StepVariables.create(self.seed, counts_moved=varies)
+        self._scalars = StepVariables.create(self.seed, counts_traffic=varies)
         self._state = OptimizerState(self.name, self._scalars, self._plan)
         compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         self._stepper = self.stepper_class(
