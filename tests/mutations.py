@@ -152,7 +152,7 @@ MUTATIONS = (
         "tfgradcomp/engine/gradient_bucket.py",
         (
             Edit(
-                "sent = self.compress(gradients, context, route, watch)",
+                "sent = self.compress(gradients, context, route, observer)",
                 "sent = self.compress(\n"
                 "            gradients._replace(values=[\n"
                 "                None if g is None else g\n"
@@ -160,7 +160,7 @@ MUTATIONS = (
                 "                * tf.convert_to_tensor(w) / gradients.scale\n"
                 "                for g, w in zip(gradients.values, weights)\n"
                 "            ]),\n"
-                "            context, route, watch,\n"
+                "            context, route, observer,\n"
                 "        )",
             ),
             Edit("if self._weight_decay:", "if False:"),
