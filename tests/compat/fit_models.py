@@ -136,7 +136,7 @@ def recorded():
     def record(vector, call_site):
         if vector.shape[0] is None:
             tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
-        elif not call_site.startswith(("logs/", "lockstep/", "statistics/")):
+        elif not call_site.startswith(("fit/", "statistics/")):
             seen.append((call_site, int(vector.shape[0]), vector.dtype.name))
 
     def gather_recorded(self, vector, call_site):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfgradcomp.compat.run_state import RunState
+from tfgradcomp.fit.run_state import RunState
 
 
 class Block(keras.layers.Layer):

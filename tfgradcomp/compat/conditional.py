@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfgradcomp.compat.strategy import runs_without_merge_call
+
 
 def conditional(
     predicate: tf.Tensor, then: Callable, otherwise: Callable, args: tuple = ()
@@ -23,7 +25,7 @@ def conditional(
         otherwise: Called where it does not.
         args: Nest of per-replica tensors for either branch.
     """
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+    if runs_without_merge_call():
         tf.cond(predicate, _effects(then, *args), _effects(otherwise, *args))
         return
 

@@ -32,8 +32,19 @@ def intercept_batch_statistics(function: Callable) -> None:
 
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """Returns the trainable variables of a layer, without those of layers in it."""
+    """Returns a layer's trainable variables, frozen or not, without inner layers'.
+
+    The public `trainable_variables` includes inner layers and is empty when frozen.
+    """
     return layer._trainable_variables
+
+
+def own_non_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Returns a layer's variables that are never trained, without inner layers'.
+
+    The public `non_trainable_variables` includes inner layers and frozen weights.
+    """
+    return layer._non_trainable_variables
 
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
@@ -60,16 +71,14 @@ def count_added_losses(layer: keras.layers.Layer) -> int:
     return sum(len(inner._losses) for inner in layer._flatten_layers())
 
 
-def tensorflow_variable(variable: keras.Variable) -> tf.Variable:
-    """Returns the TensorFlow variable of a Keras variable."""
-    return variable._value
+def flatten_layers(
+    layer: keras.layers.Layer, include_self: bool = True
+) -> list[keras.layers.Layer]:
+    """Returns all layers within a layer or a model, those within layers included.
 
-
-def tensorflow_variables(variable: keras.Variable) -> list[tf.Variable]:
-    """Returns the TensorFlow variable, then its components on local replicas."""
-    strategy = tf.distribute.get_strategy()
-    value = variable._value
-    return [value, *strategy.experimental_local_results(value)]
+    The public `layers` ends at the first level.
+    """
+    return list(layer._flatten_layers(include_self=include_self))
 
 
 def identity(x):

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives, Hosts
+from tfgradcomp.collectives.comparison import compare
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat.comparison import compare
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.digest import digest64
 

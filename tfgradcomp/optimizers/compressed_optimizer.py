@@ -13,12 +13,12 @@ from tfgradcomp.assignment.layer_method import ForLayers, settings_of
 from tfgradcomp.assignment.policy import Policy, moments_compressor
 from tfgradcomp.assignment.rules import named_rules
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core import Method
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.engine import moments as second
 from tfgradcomp.engine.consistency_check import check_same_at_start, check_still_same
+from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
 from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback

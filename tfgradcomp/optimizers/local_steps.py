@@ -14,9 +14,9 @@ from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.engine.consistency_check import check_same_at_start
+from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.dense import with_values
 from tfgradcomp.engine.summary import variables_to_build_for
 from tfgradcomp.fit.check_strategy import check_strategy

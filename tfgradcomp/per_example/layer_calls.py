@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat import layers as compat
 from tfgradcomp.compat.replace import replaced_attribute
+from tfgradcomp.compat.variables import tensorflow_variables
 from tfgradcomp.compat.watcher import VariableReads
 
 _thread = threading.local()
@@ -88,7 +89,7 @@ class LayerCalls:
         self._variables = {
             id(value): variable
             for variable in variables
-            for value in compat.tensorflow_variables(variable)
+            for value in tensorflow_variables(variable)
         }
 
     def __enter__(self):

@@ -1,4 +1,4 @@
-"""From variables back to the layers that own them."""
+"""The model and the layers that own an optimizer's variables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import keras
 
-from tfgradcomp.compat.layers import own_trainable_variables
+from tfgradcomp.compat.layers import flatten_layers, own_trainable_variables
 
 
 def find_model(variables: Iterable[keras.Variable]) -> keras.Model | None:
     """Returns the model whose trainable variables are exactly these, if there is one.
 
-    Keras hands an optimizer its variables and nothing else.
+    Keras hands an optimizer its variables, but not the model.
     """
     wanted = [id(variable) for variable in variables]
     for candidate in gc.get_objects():
@@ -28,7 +28,7 @@ def model_compiled_with(optimizer: keras.optimizers.Optimizer) -> keras.Model | 
     for candidate in gc.get_objects():
         if issubclass(type(candidate), keras.Model):
             own = vars(candidate).get("optimizer")
-            # A scale of the loss is around the wrapper.
+            # A `LossScaleOptimizer` holds the wrapper as its inner optimizer.
             if optimizer in (own, getattr(own, "inner_optimizer", None)):
                 return candidate
     return None
@@ -36,14 +36,14 @@ def model_compiled_with(optimizer: keras.optimizers.Optimizer) -> keras.Model | 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns all layers of a model, those within layers included."""
-    return list(model._flatten_layers(include_self=False))
+    return flatten_layers(model, include_self=False)
 
 
 def owners_of(model: keras.Model) -> dict[int, keras.layers.Layer]:
     """Returns the layer that made each trainable variable, by the variable's id."""
     return {
         id(variable): layer
-        for layer in model._flatten_layers()
+        for layer in flatten_layers(model)
         for variable in own_trainable_variables(layer)
     }
 

@@ -1,4 +1,4 @@
-"""SIGTERM to one worker in `fit`, as all workers learn of it after the same step."""
+"""SIGTERM to one worker in `fit`: all workers learn of it after the same step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from types import FrameType
 
 import keras
 
-from tfgradcomp.compat.lockstep import signals_of_fit
 from tfgradcomp.compat.trainer import frame_of_fit
+from tfgradcomp.fit.loop_sync import signals_of_fit
 
 _SA_RESETHAND = 0x80000000
 
 
 class Preemption:
-    """Notes which workers were told to end by SIGTERM.
+    """Records which workers were told to exit by SIGTERM.
 
-    The first SIGTERM is noted, the second ends the process at once, even where it waits
-    in an operation. Outside of `fit`, and where the program handles SIGTERM by itself,
-    nothing is changed.
+    The first SIGTERM is recorded. The second ends the process at once, even inside an
+    operation that waits. Nothing changes outside of `fit`, or where the program handles
+    SIGTERM itself.
 
     Args:
         model: The model that is in `fit`.
@@ -29,10 +29,10 @@ class Preemption:
 
     def __init__(self, model: keras.Model):
         self._model = model
-        self._is_told = False
+        self._is_requested = False
 
     def begin(self) -> None:
-        """Begins to listen."""
+        """Installs the signal handler."""
         signals = signals_of_fit(self._model)
         if signals:
             signals.request_end_of_process(False)
@@ -40,32 +40,32 @@ class Preemption:
             return
         # TensorFlow has a handler of its own, which Python does not know of.
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL or _is_ours():
-            signal.signal(signal.SIGTERM, self._note)
+            signal.signal(signal.SIGTERM, self._handle)
             _reset_at_delivery(signal.SIGTERM)
 
     def end(self) -> None:
-        """Ends it."""
+        """Removes the signal handler."""
         if _is_ours() and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def workers(self) -> list[int]:
-        """Returns the workers that were told to end, the same on all of them.
+        """Returns the workers that were told to exit, the same list on all workers.
 
-        To be called as a batch or an epoch ends.
+        Call it when a batch or an epoch ends.
         """
         signals = signals_of_fit(self._model)
         if not signals:
-            return [0] if self._is_told else []
-        if self._is_told:
+            return [0] if self._is_requested else []
+        if self._is_requested:
             # Not in the handler, which may interrupt a trace.
             signals.request_end_of_process(True)
-        return signals.leavers()
+        return signals.preempted_workers()
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         if frame_of_fit(self._model, frame) is None:
             # An error has ended `fit` before `end` was called.
             os.kill(os.getpid(), signum)
-        self._is_told = True
+        self._is_requested = True
 
 
 def _is_ours() -> bool:
@@ -85,9 +85,9 @@ class _Action(ctypes.Structure):
 
 
 def _reset_at_delivery(signum: int) -> None:
-    """Makes the kernel take a handler away as it delivers the signal.
+    """Makes the kernel remove a handler when it delivers the signal.
 
-    Python's handlers wait for the interpreter, which may be inside of an operation that
+    Python's handlers wait for the interpreter, which may be inside an operation that
     never ends.
     """
     sigaction = ctypes.CDLL(None).sigaction

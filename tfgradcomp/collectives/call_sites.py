@@ -1,4 +1,4 @@
-"""Counters of the collectives that this process has entered and left, by call sites."""
+"""Counters of the collectives that this process has entered and left, by call site."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-# A counter holds the calls that were left above those that were entered.
+from tfgradcomp.compat.local_variable import local_zeros
+
+# A counter holds the calls left above the calls entered.
 _LEFT = 1 << 32
 
 
 class Calls(NamedTuple):
-    """The calls of one site: how many were entered, and how many were left."""
+    """Numbers of calls of one site that were entered and left."""
 
     entered: int
     left: int
 
 
 class CallSites:
-    """Counters on the CPU, which a graph adds to and another thread reads."""
+    """Counters on the CPU that graphs increment and another thread reads."""
 
     def __init__(self):
-        self._counters: dict[tuple[str, int], ResourceVariable] = {}
+        self._counters: dict[tuple[str, int], tf.Variable] = {}
         self._lock = threading.Lock()
 
     def around(
         self, site: str, call: Callable, vector: tf.Tensor, member: int = 0
     ) -> tf.Tensor:
-        """Returns `call(vector)`, counted: entered when the vector is there.
+        """Returns `call(vector)` and counts the call; it is entered with its argument.
 
         Args:
             site: Name of the call site, equal on all workers.
@@ -39,8 +40,8 @@ class CallSites:
             vector: Its argument.
             member: Index of the replica that calls.
         """
-        # What shares a counter is put into one sequence: neither the sites nor the
-        # replicas of a process may wait for each other.
+        # Control dependencies serialise one variable: use one per site and replica, so
+        # that neither sites nor local replicas wait for each other.
         counter = self._counter(site, member)
         with tf.control_dependencies([vector]):
             entered = counter.assign_add(1, read_value=False)
@@ -53,7 +54,7 @@ class CallSites:
 
     @contextlib.contextmanager
     def within(self, site: str) -> Iterator[None]:
-        """Counts a call that waits for the other workers outside of graphs."""
+        """Counts an eager call that waits for the other workers."""
         counter = self._counter(site, 0)
         counter.assign_add(1)
         try:
@@ -62,14 +63,14 @@ class CallSites:
             counter.assign_add(_LEFT)
 
     def leave(self) -> None:
-        """Counts as left what was entered, after an error that has ended it."""
+        """Marks all entered calls as left, after an error has ended their graph."""
         with self._lock:
             for counter in self._counters.values():
                 entered = int(counter.numpy()) % _LEFT
                 counter.assign(entered * (_LEFT + 1))
 
     def calls(self) -> dict[str, Calls]:
-        """Returns the calls so far of all replicas of this process, by sites."""
+        """Returns the calls so far of all replicas of this process, by site."""
         with self._lock:
             counters = dict(self._counters)
         totals: dict[str, int] = {}
@@ -80,12 +81,9 @@ class CallSites:
     def _counter(self, *key):
         with self._lock:
             if key not in self._counters:
-                with tf.init_scope(), tf.device("CPU:0"):
-                    zero = tf.zeros([], tf.int64)
-                    # `tf.Variable` would be one of the strategy's.
-                    self._counters[key] = ResourceVariable(zero, trainable=False)
+                self._counters[key] = local_zeros([], tf.int64)
             return self._counters[key]
 
 
 SITES = CallSites()
-"""Those of this process."""
+"""The counters of this process."""
