@@ -19,6 +19,7 @@ from tfgradcomp.engine.gradient_bucket import GradientBucket
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.rows_bucket import RowsBucket
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
+from tfgradcomp.engine.variable_copies import originals_of
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.auto import BY_NAME
 
@@ -87,7 +88,7 @@ class Summarized:
         if not self.built:
             self.build(variables_to_build_for(self, model))
         write = print_fn or print
-        variables = compat.references(compat.trainable_variables(self))
+        variables = originals_of(compat.trainable_variables(self))
         rows = list(_rows(self._plan, variables))
         for line in _table(rows, line_length):
             write(line)

@@ -25,6 +25,7 @@ from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
 from tfgradcomp.engine.step import Stepper, StepVariables
 from tfgradcomp.engine.summary import Summarized
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
+from tfgradcomp.engine.variable_copies import originals_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.servers import Server
@@ -219,7 +220,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         """Puts together all that does not change from step to step."""
         variables = compat.trainable_variables(self)
         self._plan = make_plan(
-            compat.references(variables),
+            originals_of(variables),
             # A variable that Keras overwrites with its gradient takes no update.
             [not compat.is_overwritten(self.inner_optimizer, v) for v in variables],
             self._settings(),

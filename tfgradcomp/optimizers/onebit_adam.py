@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compat import adam
+from tfgradcomp.compat.inner_optimizer import momenta
 from tfgradcomp.compressors import ErrorFeedback, ScaledSign
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.gradient_bucket import Gradients
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.frozen_variance import freeze_variance, is_plain_adam
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Recompress
 
@@ -94,7 +95,7 @@ class MomentumStepper(Stepper):
     def own_momenta(self, gradients: Gradients) -> Gradients:
         """Returns the momenta that this worker's gradients make of the shared ones."""
         beta, scale = self.inner.beta_1, gradients.scale
-        pairs = zip(gradients.values, adam.momenta(self.inner), strict=True)
+        pairs = zip(gradients.values, momenta(self.inner), strict=True)
         values = [
             None if g is None else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
             for g, m in pairs
@@ -201,7 +202,7 @@ class OneBitAdam(CompressedOptimizer):
             **kwargs,
         )
         inner = self.inner_optimizer
-        if not adam.is_plain_adam(inner):
+        if not is_plain_adam(inner):
             raise ValueError(
                 "1-bit Adam is made of Adam's moments. Expected: keras.optimizers.Adam "
                 "or AdamW, without amsgrad. Received: inner_optimizer="
@@ -209,7 +210,7 @@ class OneBitAdam(CompressedOptimizer):
             )
         self.refresh, self.variance_floor = refresh, variance_floor
         self.uncompressed_steps = VarianceSteps(warmup_steps, refresh=refresh)
-        adam.freeze_variance(
+        freeze_variance(
             inner,
             lambda step: self.uncompressed_steps.include(step),
             lambda step: self.uncompressed_steps.count(step),

@@ -1,4 +1,4 @@
-"""Keras' Adam, with a momentum instead of a gradient in some of its steps."""
+"""Keras' Adam with a frozen variance in some of its steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tfgradcomp.compat.inner_optimizer import momenta, position, velocities
+
 _Adam = keras.optimizers.Adam
 
 
 def is_plain_adam(optimizer: Any) -> bool:
-    """Returns whether it is Adam or AdamW, by Keras' own step and without amsgrad."""
+    """Returns whether an optimizer is Adam or AdamW with Keras' step, not amsgrad."""
     return (
         isinstance(optimizer, _Adam)
         and type(optimizer).update_step is _Adam.update_step
         and not optimizer.amsgrad
     )
-
-
-def momenta(optimizer: Any) -> list:
-    """Returns the first moments, by the optimizer's variables."""
-    return optimizer._momentums
 
 
 def freeze_variance(
@@ -32,17 +29,19 @@ def freeze_variance(
     count: Callable[[tf.Tensor], tf.Tensor],
     floor: float,
 ) -> None:
-    r"""Lets an optimizer take all but some of its steps with a given momentum.
+    r"""Replaces an optimizer's update step by one with a frozen variance in some steps.
 
-    Those with \( m \leftarrow \) what is given, and \( v \) as it is; the others are
-    Keras' own. In \( \sqrt{1 - \beta_2^k} \), the correction of v, k is the number of
-    gradients that are in it.
+    A step with a frozen variance takes the momentum in place of a gradient: it assigns
+    \( m \) and leaves \( v \) as it is. The other steps are Keras' own. In the
+    correction of \( v \), \( \sqrt{1 - \beta_2^k} \), k is the number of gradients
+    that v has averaged.
 
     Args:
-        optimizer: Any or AdamW.
-        is_own_step: Function of the step counter, int64: whether it is Keras' own.
-        count: Function of the same: the number of such steps, this one included.
-        floor: In other steps \( \sqrt v \) is at least this part of its root mean
+        optimizer: Adam or AdamW.
+        is_own_step: Function of the step counter, int64; True for Keras' own step.
+        count: Function of the step counter; returns the number of Keras' own steps,
+            this step included.
+        floor: In other steps, \( \sqrt v \) is at least this part of its root mean
             square over the variable.
     """
 
@@ -51,8 +50,8 @@ def freeze_variance(
         step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
         is_own = is_own_step(step)
         given = ops.cast(gradient, dtype)
-        index = optimizer._get_variable_index(variable)
-        m, v = optimizer._momentums[index], optimizer._velocities[index]
+        index = position(optimizer, variable)
+        m, v = momenta(optimizer)[index], velocities(optimizer)[index]
         by_gradient = m + ops.multiply(ops.subtract(given, m), 1 - optimizer.beta_1)
         squares = ops.subtract(ops.square(given), v)
         refreshed = v + ops.multiply(squares, 1 - optimizer.beta_2)

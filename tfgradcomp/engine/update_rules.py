@@ -7,14 +7,14 @@ import tensorflow as tf
 from keras import ops
 from keras.optimizers import SGD, Adam, AdamW, Optimizer
 
-from tfgradcomp.compat.inner_optimizer import position
+from tfgradcomp.compat.inner_optimizer import momenta, position, velocities
 
 
 def rule_of(optimizer: Optimizer) -> str | None:
-    """Returns the rule of `ops.apply_decoded` that is the optimizer's; None: no one.
+    """Returns the rule of `ops.apply_decoded` that is the optimizer's; None if none is.
 
-    A subclass may do anything, so that Keras' own classes alone have a rule. What they
-    do before and after the step itself (decay, averages, constraints) is no matter.
+    A subclass may change the step, so only Keras' own classes have a rule. The rule
+    does not depend on the parts around the step: decay, averages, constraints.
     """
     kind = type(optimizer)
     if "update_step" in vars(optimizer):
@@ -32,7 +32,7 @@ def coefficients(optimizer: Optimizer) -> tf.Tensor:
     rate = tf.cast(optimizer.learning_rate, tf.float32)
     if isinstance(optimizer, SGD):
         return tf.stack([rate, optimizer.momentum] if optimizer.momentum else [rate])
-    # The words of Keras, for the same bits.
+    # The operations of Keras, for the same bits.
     local_step = ops.cast(optimizer.iterations + 1, "float32")
     beta_1_power = ops.power(ops.cast(optimizer.beta_1, "float32"), local_step)
     beta_2_power = ops.power(ops.cast(optimizer.beta_2, "float32"), local_step)
@@ -44,18 +44,22 @@ def coefficients(optimizer: Optimizer) -> tf.Tensor:
 def handles(
     optimizer: Optimizer, variables: list[keras.Variable]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-    """Returns this replica's handles of variables, and of what the rule keeps of them.
+    """Returns this replica's handles of variables and of the optimizer's slots.
 
     Returns:
-        Those of the variables; of the momenta, if any; of Adam's second moments, if
-        any.
+        The handles of the variables; of the momenta, if any; of Adam's second moments,
+        if any.
     """
-    names = {"sgd": (), "adam": ("_momentums", "_velocities")}
-    kept = names.get(rule_of(optimizer) or "", ("momentums",))
+    rule = rule_of(optimizer)
+    slots: list = []
+    if rule == "adam":
+        slots = [momenta(optimizer), velocities(optimizer)]
+    elif rule != "sgd":
+        slots = [optimizer.momentums]
     positions = [position(optimizer, variable) for variable in variables]
-    slots = [[getattr(optimizer, name)[p] for p in positions] for name in kept]
+    chosen = [[slot[p] for p in positions] for slot in slots]
     w, m, v = (
         [getattr(one, "value", one).handle for one in group]
-        for group in (variables, *slots, [], [])[:3]
+        for group in (variables, *chosen, [], [])[:3]
     )
     return w, m, v
