@@ -14,23 +14,18 @@ from tfgradcomp.compat.replace import replace
 MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-def forget_arguments(optimizer: Optimizer) -> list[str]:
-    """Removes the attributes that Keras' constructor has set of a wrapper.
+def forget_variables(optimizer: Optimizer) -> None:
+    """Removes the variables of an optimizer that wraps another one.
 
-    Keras has no base class without an update of its own.
-
-    Returns:
-        The names of Keras' arguments among them.
+    Keras' constructor creates them, without an option; the inner optimizer has its own.
     """
-    own = vars(optimizer)
-    arguments = [
-        name for name in own if name[0] != "_" and name not in ("name", "built")
-    ]
-    counters = ["_iterations", "_learning_rate"]
-    variables = ["_trainable_variables", "_trainable_variables_indices"]
-    for name in arguments + counters + variables:
-        del own[name]
-    return arguments
+    for name in (
+        "_iterations",
+        "_learning_rate",
+        "_trainable_variables",
+        "_trainable_variables_indices",
+    ):
+        del vars(optimizer)[name]
 
 
 def filtered(
