@@ -14,10 +14,10 @@ def conditional(
 ) -> None:
     """Runs `then(*args)` or `otherwise(*args)` in replica context, for its effects.
 
-    Several local replicas meet where a variable is updated, and cannot meet inside a
-    `tf.cond` that each of them entered by itself. So they meet first, and enter it
-    together. For the same reason a branch must take per-replica tensors as
-    arguments, never from its closure.
+    Local replicas meet where a variable is updated. They cannot meet inside a `tf.cond`
+    that each of them entered by itself, and TensorFlow has no conditional for all
+    replicas. So they meet first, and enter it together. For the same reason a branch
+    must take per-replica tensors as arguments, never from its closure.
 
     Args:
         predicate: bool scalar, equal in all replicas.

@@ -34,8 +34,7 @@ def replace_checkpoint(function: Callable) -> None:
 def move_backup(callback: keras.callbacks.BackupAndRestore, folder: str) -> None:
     """Makes a `BackupAndRestore` use another folder.
 
-    The public `backup_dir` has no effect after construction: the callback keeps the
-    paths of its files.
+    Setting the public `backup_dir` would leave the paths of the files as they are.
     """
     before = callback.backup_dir
     for name in _BACKUP_PATHS:

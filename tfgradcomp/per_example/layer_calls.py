@@ -155,7 +155,7 @@ class LayerCalls:
         flat = keras.tree.flatten(outputs)
         if len(flat) > 1:
             # One output may depend on another: each gets a gradient of its own.
-            flat = [compat.identity(x) for x in flat]
+            flat = [compat.copy_with_mask(x) for x in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
         call.outputs = floats_of(flat)
         self._hand_up(call)
