@@ -46,7 +46,7 @@ def has_optional_batches(iterator: Any) -> bool:
 def is_endless(dataset: Any) -> bool:
     """Returns whether a strategy's dataset is known to have no end.
 
-    The public `cardinality` is missing in datasets made from a function.
+    The public `cardinality` raises before the dataset is built and may be missing.
     """
     return getattr(dataset, "_cardinality", None) == tf.data.INFINITE_CARDINALITY
 

@@ -7,18 +7,21 @@ import keras
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import (
+from tests.fit.fit_models import (
     METHODS,
     SGD,
     X,
     Y,
     digest,
+    error_of_fit,
     fit,
     make,
     scope,
+    sequential,
+    strategy,
+    two_layers,
 )
-from tests.compat.loop_cases import WAYS
+from tests.fit.loop_cases import WAYS
 
 layers = keras.layers
 
@@ -32,10 +35,7 @@ class Noise(layers.Layer):
 
 def train_with_noise(draws_before=True, **kwargs):
     """Returns a hash of the weights, and numbers drawn before and after training."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [keras.Input((64,)), Noise(), layers.Dense(40), layers.Dense(3)]
-    )
+    model = sequential(lambda: [Noise(), layers.Dense(40), layers.Dense(3)])
     model.compile(identity(SGD(0.01)), "mse", **kwargs)
     first = float(keras.random.uniform(())) if draws_before else None
     fit(model)
@@ -120,8 +120,7 @@ def identity(sgd):
 
 def case_without_call(way):
     """Two wrapped optimizers in a model without `call`, and a method that loses."""
-    strategy, _ = strategy_and_rank()
-    with strategy.scope():
+    with scope():
         return {
             "identity": train_adversaries(lambda: identity(SGD(0.1)), **WAYS[way]),
             "terngrad": train_adversaries(METHODS["terngrad"], **WAYS[way]),
@@ -130,18 +129,14 @@ def case_without_call(way):
 
 def train_by_hand(make_optimizer, run_steps):
     """A loop of one's own, whose first step builds the optimizer inside a function."""
-    keras.utils.set_random_seed(3)
-    strategy, _ = strategy_and_rank()
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
-    batches = strategy.experimental_distribute_dataset(data.with_options(options))
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((64,)), layers.Dense(40, "relu"), layers.Dense(3)]
-        )
+    batches = strategy().experimental_distribute_dataset(data.with_options(options))
+    with scope():
+        model = sequential(two_layers)
         optimizer = make_optimizer()
         error = keras.metrics.MeanAbsoluteError()
 
@@ -160,8 +155,8 @@ def train_by_hand(make_optimizer, run_steps):
     def all_steps(iterator):
         loss = 0.0
         for batch in iterator:
-            losses = strategy.run(step, args=batch)
-            loss += strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+            losses = strategy().run(step, args=batch)
+            loss += strategy().reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
         return loss
 
     loss = run_steps(all_steps)(batches)
@@ -184,12 +179,7 @@ def case_by_hand():
 
 def case_xla():
     """Returns the error of `fit` for a model with jit_compile=True."""
-    model = make(METHODS["terngrad"], jit_compile=True)
-    try:
-        fit(model, epochs=1)
-        return None
-    except ValueError as error:
-        return str(error)
+    return error_of_fit(make(METHODS["terngrad"], jit_compile=True))
 
 
 class AnyRank(keras.Model):
@@ -213,8 +203,7 @@ def case_unknown_rank():
             yield X[rows].copy(), Y[rows].copy()
 
     keras.utils.set_random_seed(3)
-    strategy, _ = strategy_and_rank()
-    with strategy.scope():
+    with scope():
         model = AnyRank()
         model.compile(METHODS["terngrad"](), "mse", metrics=["mae"])
     data = tf.data.Dataset.from_generator(

@@ -7,11 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import strategy_and_rank
+from tests.fit.fit_models import SGD, local_values, scope, sequential, strategy
 from tfgradcomp.collectives import for_strategy
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 
-SGD = keras.optimizers.SGD
 random = np.random.default_rng(7)
 X = random.normal(size=(97, 12, 12, 2)).astype("float32")
 Y = random.normal(size=(97, 3)).astype("float32")
@@ -92,13 +91,10 @@ CASES = {
 
 def train(name):
     """Trains in a way; returns hashes of each local worker's values, and the logs."""
-    strategy, _ = strategy_and_rank()
-    keras.utils.set_random_seed(5)
     make_optimizer, fit = CASES[name]
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((12, 12, 2)),
+    with scope():
+        model = sequential(
+            lambda: [
                 keras.layers.Conv2D(8, 3, activation="relu"),
                 keras.layers.BatchNormalization(momentum=0.9),
                 keras.layers.MaxPooling2D(),
@@ -106,18 +102,17 @@ def train(name):
                 keras.layers.Dense(40, activation="relu"),
                 keras.layers.Dropout(0.3),
                 keras.layers.Dense(3),
-            ]
+            ],
+            inputs=(12, 12, 2),
+            seed=5,
         )
         model.compile(make_optimizer(), "mse", metrics=["mae"])
     history = fit(model).history
     logs = model.evaluate(X[:31], Y[:31], batch_size=21, verbose=0)
 
     def hashes(variable):
-        if isinstance(variable, PerReplicaVariable):
-            values = variable.local_values()
-        else:
-            locals_ = strategy.experimental_local_results(variable.value)
-            values = [value.numpy() for value in locals_]
+        is_own = isinstance(variable, PerReplicaVariable)
+        values = variable.local_values() if is_own else local_values(variable)
         return [hashlib.sha256(np.asarray(v).tobytes()).hexdigest() for v in values]
 
     everything = [*model.weights, *model.optimizer.variables]
@@ -126,8 +121,7 @@ def train(name):
 
 def ranks():
     """The order of ranks in all that moves between workers, and in the data."""
-    strategy, _ = strategy_and_rank()
-    collectives = for_strategy(strategy)
+    collectives = for_strategy(strategy())
     count = collectives.num_workers
 
     @tf.function
@@ -141,10 +135,10 @@ def ranks():
                 collectives.all_to_all(rows, "ranks/all_to_all"),
             )
 
-        return strategy.run(of_replica)
+        return strategy().run(of_replica)
 
     data = tf.data.Dataset.range(2 * count + 1).batch(2 * count)
-    first = next(iter(strategy.experimental_distribute_dataset(data)))
+    first = next(iter(strategy().experimental_distribute_dataset(data)))
     again = tfgradcomp.virtual_workers(count).num_replicas_in_sync
     try:
         tfgradcomp.virtual_workers(count + 1)
@@ -152,7 +146,10 @@ def ranks():
     except RuntimeError as raised:
         error = str(raised)
     results = [
-        [value.numpy().tolist() for value in strategy.experimental_local_results(nest)]
+        [
+            value.numpy().tolist()
+            for value in strategy().experimental_local_results(nest)
+        ]
         for nest in (*exchange(), first)
     ]
     return *results, again, error
@@ -160,9 +157,8 @@ def ranks():
 
 def two_tables():
     """Trains two tables of embeddings; returns the hash of all weights."""
-    strategy, _ = strategy_and_rank()
     keras.utils.set_random_seed(5)
-    with strategy.scope():
+    with scope():
         words = keras.Input((8,), dtype="int32")
         tables = [keras.layers.Embedding(rows, 16)(words) for rows in (50, 60)]
         x = keras.layers.Flatten()(tables[0] + tables[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tfgradcomp
-from tests.compat import fit_cases, virtual_cases
+from tests.fit import fit_cases, virtual_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,13 +8,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import (
+from tests.fit.fit_models import (
     METHODS,
     X,
     Y,
+    compiled,
     digest,
+    error_of_fit,
     fit,
+    local_values,
     make,
     own_rank,
 )
@@ -124,25 +126,23 @@ def case_lengths(way):
 
 def case_tail(folder):
     """The last batch has a row for one worker only: convolutions, normalization."""
-    keras.utils.set_random_seed(3)
-    strategy, _ = strategy_and_rank()
     images = np.random.default_rng(8).normal(size=(25, 8, 8, 1)).astype("float32")
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((8, 8, 1)),
-                layers.Conv2D(16, 3),
-                layers.BatchNormalization(name="normalization"),
-                layers.Flatten(),
-                layers.Dense(3),
-            ]
-        )
-        model.compile(METHODS["terngrad"](), "mse")
+    model = compiled(
+        lambda: [
+            layers.Conv2D(16, 3),
+            layers.BatchNormalization(name="normalization"),
+            layers.Flatten(),
+            layers.Dense(3),
+        ],
+        METHODS["terngrad"],
+        inputs=(8, 8, 1),
+    )
+    moving_mean = model.get_layer("normalization").moving_mean
     batches = Batches()
     backup = tfgradcomp.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
     before = []
     own = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: before.append(_moving_mean(model))
+        on_train_batch_end=lambda batch, logs: before.append(local_values(moving_mean))
     )
     fit(model, images, callbacks=[batches, own, backup])
     first = digest(model)
@@ -152,7 +152,7 @@ def case_tail(folder):
         "digest": first,
         "unchanged": digest(model) == first,
         "before": before[-1],
-        "after": _moving_mean(model),
+        "after": local_values(moving_mean),
     }
 
 
@@ -172,28 +172,14 @@ def case_other_worker(culprit, what, every):
 
     batches = Batches()
     spoils = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
-    try:
-        fit(model, epochs=2, callbacks=[batches, spoils])
-    except RuntimeError as error:
-        return str(error), batches.seen
-    return None, batches.seen
+    error = error_of_fit(model, kind=RuntimeError, callbacks=[batches, spoils])
+    return error, batches.seen
 
 
 def case_short_batches(way):
     """Returns the error of batches with one row for all replicas together."""
     model = make(METHODS["terngrad"], **WAYS[way])
-    try:
-        fit(model, X[:7], batch_size=1, epochs=1)
-        return None
-    except ValueError as error:
-        return str(error)
-
-
-def _moving_mean(model):
-    """The moving means of all local replicas."""
-    strategy, _ = strategy_and_rank()
-    value = model.get_layer("normalization").moving_mean.value
-    return [v.numpy().tolist() for v in strategy.experimental_local_results(value)]
+    return error_of_fit(model, X[:7], 1, batch_size=1)
 
 
 class Counter(layers.Layer):
@@ -209,13 +195,10 @@ class Counter(layers.Layer):
 
 def case_statistics():
     """Floating statistics become their mean; what else differs stays as it is."""
-    keras.utils.set_random_seed(3)
-    strategy, rank = strategy_and_rank()
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((64,)), Counter(), layers.Dropout(0.1), layers.Dense(3)]
-        )
-        model.compile(METHODS["terngrad"](), "mse")
+    rank = own_rank()
+    model = compiled(
+        lambda: [Counter(), layers.Dropout(0.1), layers.Dense(3)], METHODS["terngrad"]
+    )
     counter, dropout, _ = model.layers
     counter.count.assign(rank + 1)
     counter.level.assign([rank + 1.0, 7.0])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.compat import loop_cases
+from tests.fit import loop_cases
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.reshard import reshard
 

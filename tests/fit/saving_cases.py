@@ -1,13 +1,15 @@
 """Cases of `model.fit` on several workers: saving, resuming, workers that differ."""
 
+import functools
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 
-from tests.compat.fit_models import (
+from tests.fit.fit_models import (
     METHODS,
     digest,
+    error_of_fit,
     fit,
     make,
     own_rank,
@@ -19,41 +21,41 @@ from tests.compat.fit_models import (
 def case_state(folder):
     """Saved and restored in every way, the run goes on to the same bits."""
     folder, rank = Path(folder), own_rank()
+    make_one = functools.partial(make, METHODS["dist_ef_block_sgdm"])
+
+    def built():
+        new = make_one()
+        with scope():
+            new.optimizer.build(new.trainable_variables)
+        return new
+
+    def checkpoint_of(model):
+        return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    def digest_after_fit(model):
+        fit(model)
+        return digest(model)
+
     answer = {}
-    model = make(METHODS["dist_ef_block_sgdm"])
+    model = make_one()
     fit(model)
     answer["at_save"] = digest(model), residuals(model)
     if rank == 0:
         model.save(folder / "of_worker_0.keras")
     model.save(folder / f"own-{rank}.keras")
     model.save_weights(folder / f"own-{rank}.weights.h5")
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    checkpoint.write(str(folder / f"checkpoint-{rank}"))
-    fit(model)
-    answer["uninterrupted"] = digest(model)
-
+    checkpoint_of(model).write(str(folder / f"checkpoint-{rank}"))
+    answer["uninterrupted"] = digest_after_fit(model)
     with scope():
         loaded = keras.saving.load_model(folder / f"own-{rank}.keras")
-    fit(loaded)
-    answer["keras"] = digest(loaded)
-
-    weights = make(METHODS["dist_ef_block_sgdm"])
-    with scope():
-        weights.optimizer.build(weights.trainable_variables)
+    answer["keras"] = digest_after_fit(loaded)
+    weights = built()
     weights.load_weights(folder / f"own-{rank}.weights.h5")
-    fit(weights)
-    answer["weights"] = digest(weights)
-
-    restored = make(METHODS["dist_ef_block_sgdm"])
-    with scope():
-        restored.optimizer.build(restored.trainable_variables)
-    checkpoint = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer)
-    checkpoint.read(
-        str(folder / f"checkpoint-{rank}")
-    ).assert_existing_objects_matched()
-    fit(restored)
-    answer["checkpoint"] = digest(restored)
-
+    answer["weights"] = digest_after_fit(weights)
+    restored = built()
+    status = checkpoint_of(restored).read(str(folder / f"checkpoint-{rank}"))
+    status.assert_existing_objects_matched()
+    answer["checkpoint"] = digest_after_fit(restored)
     with scope():
         same = keras.saving.load_model(folder / "of_worker_0.keras")
     answer["of_worker_0"] = digest(same), residuals(same)
@@ -114,43 +116,12 @@ def case_shared_paths(folder):
     }
 
 
-def case_different_weights():
-    """Worker 1 has loaded other weights: all raise, none trains on."""
-    model = make(METHODS["terngrad"])
-    if own_rank() == 1:
+def case_different(what):
+    """One thing of worker 1 is another: all raise, none trains on or waits for ever."""
+    is_other = own_rank() == 1
+    arguments = {"seed": int(is_other)} if what == "arguments" else {}
+    last = "other" if what == "models" and is_other else "second"
+    model = make(lambda: METHODS["terngrad"](**arguments), last=last)
+    if what == "weights" and is_other:
         model.set_weights([w + 1 for w in model.get_weights()])
-    try:
-        fit(model, epochs=1)
-        return {"error": None}
-    except ValueError as error:
-        return {"error": str(error)}
-
-
-def case_different_models():
-    """Worker 1 names a layer differently: all raise, none hangs."""
-    keras.backend.clear_session()
-    with scope():
-        name = "second" if own_rank() == 0 else "other"
-        model = keras.Sequential(
-            [
-                keras.Input((64,)),
-                keras.layers.Dense(40),
-                keras.layers.Dense(3, name=name),
-            ]
-        )
-        model.compile(METHODS["terngrad"](), "mse")
-    try:
-        fit(model, epochs=1)
-        return {"error": None}
-    except ValueError as error:
-        return {"error": str(error)}
-
-
-def case_different_arguments():
-    """Worker 1 has another seed."""
-    model = make(lambda: METHODS["terngrad"](seed=own_rank()))
-    try:
-        fit(model, epochs=1)
-        return {"error": None}
-    except ValueError as error:
-        return {"error": str(error)}
+    return error_of_fit(model, epochs=1)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.compat import own_loop_cases
-from tests.compat.fit_models import X, Y
+from tests.fit import own_loop_cases
+from tests.fit.fit_models import X, Y, sequential, two_layers
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,14 +39,7 @@ def test_model_without_call_trains_as_in_one_process(pools, way):
 
 def loop_in_one_process():
     """Plain TensorFlow on the global batches."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(40, "relu"),
-            keras.layers.Dense(3),
-        ]
-    )
+    model = sequential(two_layers)
     total = 0.0
     for begin in range(0, 60, 12):
         x, y = X[begin : begin + 12], Y[begin : begin + 12]

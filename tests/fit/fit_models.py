@@ -1,9 +1,10 @@
 """Small models, methods and data for the tests of `model.fit` on several workers.
 
-Under MirroredStrategy the one process is both workers, as the two devices.
+Under MirroredStrategy one process is both workers, one on each of its two devices.
 """
 
 import contextlib
+import functools
 import hashlib
 
 import keras
@@ -20,16 +21,25 @@ X = random.normal(size=(60, 64)).astype("float32")
 Y = random.normal(size=(60, 3)).astype("float32")
 
 
+def strategy():
+    """This process' one strategy."""
+    return strategy_and_rank()[0]
+
+
 def scope():
     """The scope of this process' strategy."""
-    strategy, _ = strategy_and_rank()
-    return strategy.scope()
+    return strategy().scope()
 
 
 def own_rank():
     """This process' rank."""
-    _, rank = strategy_and_rank()
-    return rank
+    return strategy_and_rank()[1]
+
+
+def local_values(variable):
+    """The values of a Keras variable on the local replicas."""
+    locals_ = strategy().experimental_local_results(variable.value)
+    return [value.numpy() for value in locals_]
 
 
 def digest(model):
@@ -46,27 +56,47 @@ def residuals(model):
     }
 
 
-def make(optimizer, policy="float32", units=40, **kwargs):
-    """A compiled two-layer model with a large and a small kernel."""
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(3)
-    keras.mixed_precision.set_global_policy(policy)
+def sequential(build, inputs=(64,), seed=3):
+    """A model of the layers that `build` returns once the seed is set."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input(inputs), *build()])
+
+
+def two_layers(units=40, last="second"):
+    """Layers with a large and a small kernel."""
+    first = keras.layers.Dense(units, activation="relu", name="first")
+    return [first, keras.layers.Dense(3, name=last)]
+
+
+def compiled(build, optimizer, inputs=(64,), **kwargs):
+    """A model of some layers, compiled in the scope with an optimizer made there."""
     with scope():
-        model = keras.Sequential(
-            [
-                keras.Input((64,)),
-                keras.layers.Dense(units, activation="relu", name="first"),
-                keras.layers.Dense(3, name="second"),
-            ]
-        )
-        model.compile(optimizer(), "mse", metrics=["mae"], **kwargs)
+        model = sequential(build, inputs)
+        model.compile(optimizer(), "mse", **kwargs)
     return model
+
+
+def make(optimizer, policy="float32", units=40, last="second", **kwargs):
+    """A compiled model of two layers."""
+    keras.backend.clear_session()
+    keras.mixed_precision.set_global_policy(policy)
+    build = functools.partial(two_layers, units, last)
+    return compiled(build, optimizer, metrics=["mae"], **kwargs)
 
 
 def fit(model, x=X, epochs=2, **kwargs):
     """Trains on global batches of 12; returns the history."""
     kwargs = {"batch_size": 12, "verbose": 0, "shuffle": False, **kwargs}
     return model.fit(x, Y[: len(x)], epochs=epochs, **kwargs).history
+
+
+def error_of_fit(model, *args, kind=ValueError, **kwargs):
+    """The message of the error that `fit` ends in; None if it ends well."""
+    try:
+        fit(model, *args, **kwargs)
+    except kind as error:
+        return str(error)
+    return None
 
 
 def trained(optimizer, epochs=2, x=X, fit_arguments=None, **kwargs):
