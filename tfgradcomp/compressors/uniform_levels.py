@@ -61,7 +61,7 @@ class AddableCodes(Compressor):
             words,
             self.scale_of_mean(payload, layout, count),
             layout.row_splits,
-            base,
+            base,  # type: ignore[arg-type]
             self.step,
             count * self.zero,
             sizes=layout.sizes,

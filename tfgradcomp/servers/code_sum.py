@@ -41,7 +41,7 @@ class CodeSum(Server):
     def combine(self, payloads, state, layout, context):
         reply = {name: stacked[0] for name, stacked in payloads.items()}
         base = self.compressor.fields(layout)["codes"].base
-        reply["codes"] = ops.sum_codes(payloads["codes"], base, layout.size)
+        reply["codes"] = ops.sum_codes(payloads["codes"], base, layout.size)  # type: ignore[arg-type]
         return reply, state
 
     @override

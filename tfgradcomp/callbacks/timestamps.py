@@ -1,4 +1,4 @@
-"""The moments of a step as a row of numbers, and the phases between them."""
+"""The timestamps of a step as a row of numbers, and the phases between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgradcomp.engine.probe import ObservedStep
 
-# The moments of a bucket that there is room for: four, and a dozen collectives.
+# Places for the timestamps of a bucket: four, and those of a dozen collectives.
 _MOST = 28
 _HEADER = 4
 
@@ -26,12 +26,7 @@ class Phase(NamedTuple):
 
 
 class BucketTimes(NamedTuple):
-    """The times of one bucket in one step.
-
-    Attributes:
-        name: Name of the bucket.
-        phases: Its phases, one after the other.
-    """
+    """Name of a bucket, and its phases in one step, one after the other."""
 
     name: str
     phases: list[Phase]
@@ -41,11 +36,11 @@ class StepTimes(NamedTuple):
     """The times of one step, in seconds since 1970.
 
     Attributes:
-        step: The number of updates applied before it.
-        begin: When the graph of the step began to run.
-        ready: When the last gradient was there.
-        exchanged: When the last reply was decoded.
-        applied: When the weights were updated.
+        step: Number of updates applied before the step.
+        begin: Time at which the graph of the step began to run.
+        ready: Time at which the last gradient was computed.
+        exchanged: Time at which the last reply was decoded.
+        applied: Time at which the weights were updated.
         buckets: The buckets, in their order.
     """
 
@@ -56,12 +51,35 @@ class StepTimes(NamedTuple):
     applied: float
     buckets: list[BucketTimes]
 
+    def phases(self, names: Iterable[str]) -> list[Phase]:
+        """Returns the phases of all buckets that have one of some names."""
+        phases = [phase for bucket in self.buckets for phase in bucket.phases]
+        return [phase for phase in phases if phase.name in names]
 
-class Moments:
-    """The layout of rows that hold the moments of a step, float64 `[width]`.
+    def milliseconds(self, names: Iterable[str]) -> float:
+        """Returns the sum of the durations of phases, over all buckets."""
+        return 1000 * sum(phase.end - phase.begin for phase in self.phases(names))
 
-    The names of the moments are known when a step has been traced, and are the same in
-    every trace of its kind.
+    @property
+    def hidden_share(self) -> float | None:
+        """The part of the collectives' time before the last gradient was computed.
+
+        None if the collectives took no time.
+        """
+        calls = self.phases(COLLECTIVES)
+        total = sum(call.end - call.begin for call in calls)
+        hidden = sum(max(0.0, min(call.end, self.ready) - call.begin) for call in calls)
+        return hidden / total if total else None
+
+
+class TimestampRows:
+    """Layout of the rows with the timestamps of a step, float64 `[width]`.
+
+    The names of the timestamps become known when a step is traced. They are the same in
+    every trace of an uncompressed step, and in every trace of a compressed step.
+
+    Args:
+        bucket_names: Names of the buckets.
 
     Attributes:
         width: Numbers in a row.
@@ -73,7 +91,7 @@ class Moments:
         self.width = _HEADER + _MOST * len(bucket_names)
 
     def row(self, step: ObservedStep) -> tf.Tensor:
-        """Returns the moments of a step, in the graph."""
+        """Returns the row of a step, in its graph."""
         self._names[step.is_uncompressed_step] = [
             [name for name, _ in bucket.moments[:_MOST]] for bucket in step.buckets
         ]
@@ -90,15 +108,17 @@ class Moments:
         return tf.stack(row)
 
     def read(self, row: np.ndarray) -> StepTimes | None:
-        """Returns what a row says; None if it holds no times."""
+        """Returns the times in a row; None if the row is empty."""
         step, is_uncompressed_step, begin, applied = row[:_HEADER].tolist()
         if not begin:
             return None
         rows = row[_HEADER:].reshape([-1, _MOST]).tolist()
-        names = self._names[bool(is_uncompressed_step)]
+        names_of_buckets = self._names[bool(is_uncompressed_step)]
         buckets = [
-            BucketTimes(bucket, _phases([*zip(own, times, strict=False)]))
-            for bucket, own, times in zip(self._bucket_names, names, rows, strict=True)
+            BucketTimes(bucket, _phases([*zip(names, times, strict=False)]))
+            for bucket, names, times in zip(
+                self._bucket_names, names_of_buckets, rows, strict=True
+            )
         ]
         ready = max(bucket.phases[0].begin for bucket in buckets)
         exchanged = max(bucket.phases[-1].end for bucket in buckets)
@@ -106,12 +126,12 @@ class Moments:
         return StepTimes(int(step), begin, ready, exchanged, applied, buckets)
 
 
-def _phases(moments: list[tuple[str, float]]) -> list[Phase]:
-    """Returns the phases between the moments of a bucket."""
+def _phases(timestamps: list[tuple[str, float]]) -> list[Phase]:
+    """Returns the phases between the timestamps of a bucket."""
     phases: list[Phase] = []
-    _, last = moments[0]
-    for name, time in moments[1:]:
-        # Clocks of two cores may differ a little; the program's order is what counts.
+    _, last = timestamps[0]
+    for name, time in timestamps[1:]:
+        # Clocks of two cores may differ slightly; the program's order is reliable.
         begin, last = last, max(last, time)
         before = [phase.name for phase in phases]
         kind, _, collective = name.partition(" ")
@@ -127,31 +147,3 @@ def _phases(moments: list[tuple[str, float]]) -> list[Phase]:
             phase = "encode"
         phases.append(Phase(phase, begin, last))
     return phases
-
-
-def milliseconds(times: StepTimes, names: Iterable[str]) -> float:
-    """Returns how long phases of some names took, over all buckets."""
-    chosen = {*names}
-    seconds = sum(
-        phase.end - phase.begin
-        for bucket in times.buckets
-        for phase in bucket.phases
-        if phase.name in chosen
-    )
-    return 1000 * seconds
-
-
-def hidden_share(times: StepTimes) -> float | None:
-    """Returns the part of the collectives' time before the last gradient was ready.
-
-    None if the collectives took no time.
-    """
-    calls = [
-        phase
-        for bucket in times.buckets
-        for phase in bucket.phases
-        if phase.name in COLLECTIVES
-    ]
-    total = sum(phase.end - phase.begin for phase in calls)
-    hidden = sum(max(0.0, min(phase.end, times.ready) - phase.begin) for phase in calls)
-    return hidden / total if total else None
