@@ -14,8 +14,8 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.engine import inner_step, nonfinite
 from tfgradcomp.engine import moments as second
-from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.batched_all_gather import BatchedAllGather
 from tfgradcomp.engine.consistency_check import path_of
 from tfgradcomp.engine.dense import dense, touched_rows, unique_rows, with_values
@@ -127,7 +127,7 @@ class Stepper:
         # clipping and the method see a replica's own mean gradient, whatever it is.
         scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
         steps = inner.gradient_accumulation_steps
-        if steps or compat.clips(inner):
+        if steps or inner_step.clips(inner):
             gradients = with_values(
                 lambda values: [g * tf.cast(scale, g.dtype) for g in values], gradients
             )
@@ -138,10 +138,10 @@ class Stepper:
             if steps:
                 gradients = self._accumulated(gradients, variables)
             clipped = with_values(
-                lambda values: compat.clipped(inner, values, variables), gradients
+                lambda values: inner_step.clipped(inner, values, variables), gradients
             )
             factors = None
-            if compat.clips(inner) and any(m is not None for m in moments):
+            if inner_step.clips(inner) and any(m is not None for m in moments):
                 factors = self._by_position(
                     second.clip_factors(clipped, gradients), variables
                 )
@@ -155,13 +155,13 @@ class Stepper:
             self.take(table, variables)
 
         def accumulate(gradients, moments):
-            compat.accumulate(inner, _all_dense(gradients, variables), variables)
+            inner_step.accumulate(inner, _all_dense(gradients, variables), variables)
             table = self._by_position(moments, variables)
             for bucket in self.buckets:
                 bucket.accumulate(table)
 
         if steps:
-            is_due = compat.is_update_step(inner)
+            is_due = inner_step.is_update_step(inner)
             conditional(is_due, take, accumulate, args=(gradients, moments))
         else:
             take(gradients, moments)
@@ -283,12 +283,12 @@ class Stepper:
         )
 
     def _update(self, gradients, variables, direct):
-        compat.update(self.inner, gradients, variables, direct)
+        inner_step.update(self.inner, gradients, variables, direct)
 
     def drop_window(self) -> None:
         """Forgets the gradients that were to be accumulated, if any."""
         if self.inner.gradient_accumulation_steps:
-            compat.drop_window(self.inner)
+            inner_step.drop_window(self.inner)
             self._forget_moments()
 
     def _forget_moments(self):
@@ -313,7 +313,7 @@ class Stepper:
     def context(self) -> Context:
         """Returns what methods may know about this step."""
         inner, scalars = self.inner, self.scalars
-        rate = compat.learning_rate(inner)
+        rate = inner_step.learning_rate(inner)
         return Context(
             step=tf.cast(tf.convert_to_tensor(inner.iterations), tf.int64),
             seed=tf.convert_to_tensor(scalars.seed),
@@ -341,7 +341,7 @@ class Stepper:
     def _accumulated(self, gradients, variables):
         """Returns the mean gradients of a window; of tables, the rows touched in it."""
         given = _all_dense(gradients, variables)
-        means = compat.accumulated(self.inner, given, variables)
+        means = inner_step.accumulated(self.inner, given, variables)
         return [
             touched_rows(mean) if isinstance(gradient, tf.IndexedSlices) else mean
             for gradient, mean in zip(gradients, means, strict=True)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfgradcomp.assignment.models import model_compiled_with
 from tfgradcomp.collectives import Call
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat.models import model_compiled_with
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.engine.consistency_check import path_of

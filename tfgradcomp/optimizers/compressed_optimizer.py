@@ -15,11 +15,11 @@ from tfgradcomp.assignment.layer_method import LayerMethod, MethodSettings
 from tfgradcomp.assignment.policy import Policy, moments_compressor
 from tfgradcomp.assignment.rules import named_rules
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.engine import moments as second
 from tfgradcomp.engine.consistency_check import check_same_at_start, check_still_same
+from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
 from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
@@ -30,6 +30,7 @@ from tfgradcomp.engine.summary import (
     variables_to_build_for,
 )
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
+from tfgradcomp.engine.variable_copies import originals_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
@@ -304,7 +305,7 @@ class CompressedOptimizer(OptimizerWrapper):
         """Puts together all that does not change from step to step."""
         variables = compat.trainable_variables(self)
         self._plan = make_plan(
-            compat.references(variables),
+            originals_of(variables),
             # A variable that Keras overwrites with its gradient takes no update.
             [not compat.is_overwritten(self.inner_optimizer, v) for v in variables],
             self._settings(),

@@ -49,7 +49,7 @@ class ClusterCheckpoint:
 
     def _stand_for(self, variable, read: Callable, restore: Callable, *place):
         read = functools.partial(read, *place)
-        variable.stand_for(
+        variable.delegate_to(
             functools.partial(self._membership.with_recovery, read),
             functools.partial(restore, *place),
         )
