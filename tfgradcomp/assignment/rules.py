@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tfgradcomp.compat import models
+from tfgradcomp.assignment import models
 
 # Names of the tables of `keras.layers.Embedding`, with and without LoRA.
 _TABLES = ("embeddings", "lora_embeddings_a")

@@ -15,9 +15,10 @@ from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
 from tfgradcomp.callbacks.timestamps import COLLECTIVES
 from tfgradcomp.callbacks.workers import Workers
 from tfgradcomp.collectives import Call
-from tfgradcomp.compat.inner_optimizer import references, trainable_variables
+from tfgradcomp.compat.inner_optimizer import trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
+from tfgradcomp.engine.variable_copies import originals_of
 
 _PREFIX = "compression/"
 _NAME = "CompressionMonitor"
@@ -243,7 +244,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def _open(self):
         optimizer, rank = self._optimizer, self._workers.rank
-        variables = references(trainable_variables(optimizer.inner_optimizer))
+        variables = originals_of(trainable_variables(optimizer.inner_optimizer))
         self._paths = {
             position: variables[position].path
             for position in matching_positions(self.histograms, variables, "histograms")

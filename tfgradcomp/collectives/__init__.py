@@ -2,6 +2,7 @@
 
 from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_size
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives
+from tfgradcomp.collectives.processes import assign_hosts
 from tfgradcomp.collectives.replicas import (
     Devices,
     Hosts,
@@ -10,7 +11,6 @@ from tfgradcomp.collectives.replicas import (
     devices_of,
     for_strategy,
 )
-from tfgradcomp.compat.strategy import assign_hosts
 
 __all__ = [
     "Call",
