@@ -43,7 +43,7 @@ RATES = {
 }
 RATES_SEED = 100
 LOSSES = [f"loss_{part}" for part in range(1, repeated.PARTS + 1)]
-# Examples a worker in the blocks' table.
+# Vectors of the blocks' table, examples a worker, and batches a point.
 VECTORS, BLOCKS_BATCH, SAMPLES = ("g", "p"), 16, 10
 BLOCKS = ("variation", "whole", "bound", "blocks")
 BLOCKS_TITLES = ("deviation over mean", "δ, one scale", "δ, bound by blocks")
