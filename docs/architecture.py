@@ -13,14 +13,18 @@ from xml.sax.saxutils import escape
 LAYERS = (
     ("launch · callbacks · checkpoint · planning", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
-    ("optimizers", "the Keras face, the plan, the step, the state"),
+    ("optimizers", "the Keras face, wrappers, local steps"),
+    ("fit", "loops, statistics, preemption, run state, seeds"),
+    ("engine", "plan, buckets, step, state"),
+    ("assignment", "which variable travels by which method"),
     ("per_example", "second moments of the examples' gradients"),
     ("transports", "where the server is: routes and messages"),
     ("collectives", "moving vectors between replicas"),
+    ("methods", "a paper a file: a function that returns a method"),
     ("servers", "the server's half of a method"),
     ("compressors", "the worker's half of a method"),
     ("ops", "packing, voting, rounding: native and reference"),
-    ("compat", "the private names of Keras and TensorFlow"),
+    ("compat", "adapters: private names of Keras and TensorFlow"),
     ("core", "fields, layouts, contexts, components"),
 )
 
@@ -41,19 +45,19 @@ class Stop(NamedTuple):
 
 STOPS = (
     Stop("optimizers", ("apply",)),
-    Stop("optimizers", ("unscale, clip",), "below"),
-    Stop("optimizers", ("context",)),
-    Stop("optimizers", ("flatten",)),
+    Stop("engine", ("unscale, clip",), "below"),
+    Stop("engine", ("context",)),
+    Stop("engine", ("flatten",)),
     Stop("transports", ("first round,", "if any"), "left"),
     Stop("compressors", ("compress",), "right"),
-    Stop("optimizers", ("flag",)),
+    Stop("engine", ("flag",)),
     Stop("transports", ("push",), "right"),
     Stop("collectives", ("words out,", "words in"), "left"),
     Stop("transports", ("pull",)),
     Stop("servers", ("combine,", "decode"), "right"),
-    Stop("optimizers", ("weight decay",)),
-    Stop("optimizers", ("split,", "commit"), "right"),
-    Stop("compat", ("inner", "optimizer"), "left"),
+    Stop("engine", ("weight decay",)),
+    Stop("engine", ("split, commit",), "below"),
+    Stop("engine", ("inner optimizer",)),
 )
 # The stops that call the operations.
 COMPUTING = (6, 11)

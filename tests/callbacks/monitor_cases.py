@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import tfgradcomp
-from tests.compat.fit_models import (
+from tests.fit.fit_models import (
     METHODS,
     SGD,
     digest,

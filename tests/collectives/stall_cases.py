@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import METHODS, X, Y, digest, make
+from tests.fit.fit_models import METHODS, X, Y, digest, make
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.collectives.stalls import Limits
 

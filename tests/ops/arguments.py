@@ -14,6 +14,7 @@ CALLS = {
     "pack_codes": dict(codes=np.ones(5, np.int32), base=3),
     "unpack_codes": dict(words=WORDS, base=3, count=5),
     "pack_signs": dict(x=X, stream=STREAM),
+    "pack_signs_checked": dict(x=X, stream=STREAM),
     "pack_momentum_signs": dict(
         x=X, momentum=X, beta=0.9, warming_up=False, stream=STREAM
     ),
@@ -145,6 +146,7 @@ BAD = {
         words=[np.int32(1), LONG_WORDS], base=BAD_BASE, count=BAD_COUNT
     ),
     "pack_signs": dict(stream=BAD_STREAM),
+    "pack_signs_checked": dict(stream=BAD_STREAM),
     "pack_momentum_signs": dict(
         x=BAD_X, momentum=BAD_VECTOR, warming_up=[[True]], stream=BAD_STREAM
     ),

@@ -114,10 +114,10 @@ def test_those_who_waited_do_not_repeat_a_build_that_failed(tmp_path, monkeypatc
     monkeypatch.setattr(library, "_build", fail)
     now = time.time()
     with pytest.raises(build.BuildError, match="no such luck"):
-        library._build_once()
+        library._build_once([])
     monkeypatch.setattr(library.time, "time", lambda: now - 60)
     with pytest.raises(build.BuildError, match="no such luck"):
-        library._build_once()
+        library._build_once([])
     assert len(builds) == 1
     monkeypatch.undo()
 

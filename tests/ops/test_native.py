@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zlib
@@ -15,13 +14,10 @@ import pytest
 import tensorflow as tf
 
 from tests.ops import cases
-from tfgradcomp.ops import SplitVector, native, reference
-from tfgradcomp.ops.library import find_library
+from tests.ops.implementations import native, needs_library, reference
+from tfgradcomp.ops import SplitVector
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
-)
+pytestmark = needs_library
 
 # Shared by threads, and more chunks than one group adds up.
 LARGE = 2**18 + 7

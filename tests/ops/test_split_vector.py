@@ -1,16 +1,14 @@
 """Vectors in parts: the class, and operations that read or write them."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.helpers import bits
 from tests.ops import cases
+from tests.ops.implementations import native, needs_library, reference
 from tests.ops.test_native import SETS, expected, flatten, made
-from tfgradcomp.ops import SplitVector, native, reference
-from tfgradcomp.ops.library import find_library
+from tfgradcomp.ops import SplitVector
 
 SIZES = (0, 1, 31, 33, 65, 1000, 6007)
 READERS = (
@@ -25,11 +23,6 @@ READERS = (
     "pack_over_threshold",
 )
 WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels", "mean_of_sparse")
-
-needs_library = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
-)
 
 
 # -- The class ----------------------------------------------------------------------
@@ -199,17 +192,13 @@ def test_the_same_bits_however_values_are_cut(ops, shape):
             cases.same_results(parts.numpy(), result, what)
 
 
-@needs_library
-def test_a_vector_in_one_part_of_any_shape():
+def test_a_vector_in_one_part_of_any_shape(ops):
     x = cases.floats(600)
     expected = reference.pack_signs(tf.constant(x))
     for shape in ([600], [2, 3, 100], [600, 1]):
-        for ops in (native, reference):
-            cases.same(ops.pack_signs(SplitVector([tf.reshape(x, shape)])), expected)
+        cases.same(ops.pack_signs(SplitVector([tf.reshape(x, shape)])), expected)
 
 
-@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
-@needs_library
 def test_shapes_are_static(ops):
     x, m = tf.constant(cases.floats(100)), tf.zeros(100)
     words, scale, splits = tf.zeros([2, 4], tf.int32), tf.ones([2, 1]), [0, 100]
@@ -270,9 +259,7 @@ def test_a_gpu_gets_one_tensor(monkeypatch):
 NONFINITE = np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
 
 
-@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
 @pytest.mark.parametrize("size", [1, 31, 33, 1000, 300_007])
-@needs_library
 def test_what_is_not_finite_is_counted(ops, size):
     rng = np.random.default_rng(size)
     for share in (0, 1 / size, 0.3, 1):
@@ -291,14 +278,12 @@ def test_what_is_not_finite_is_counted(ops, size):
             assert nonfinite == np.sum(~np.isfinite(x) | ~np.isfinite(m))
 
 
-@needs_library
-def test_a_momentum_that_overflows_is_counted():
+def test_a_momentum_that_overflows_is_counted(ops):
     x = tf.constant([3e38, -3e38, 1, 3e38])
     m = tf.constant([3e38, 3e38, 3e38, 1])
     stream = tf.constant([7, 3, 0], tf.int64)
-    for ops in (native, reference):
-        # Elements 0, 1 and 3; no training has such a coefficient.
-        assert ops.pack_momentum_signs(x, m, -1.0, False, stream)[2] == 3
+    # Elements 0, 1 and 3; no training has such a coefficient.
+    assert ops.pack_momentum_signs(x, m, -1.0, False, stream)[2] == 3
 
 
 # -- Without TensorFlow: unaligned parts, each instruction set ----------------------

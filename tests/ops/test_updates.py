@@ -1,21 +1,18 @@
 """Operations that apply what they decode to variables at once."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.ops import cases
+from tests.ops.implementations import native, needs_library, reference
 from tests.ops.test_native import SETS
-from tfgradcomp.ops import apply_decoded, native, reference
-from tfgradcomp.ops.library import APPLICABLE, find_library
+from tfgradcomp.ops import apply_decoded
+from tfgradcomp.ops.registry import OPERATIONS
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
-)
+pytestmark = needs_library
 
+APPLICABLE = [name for name, op in OPERATIONS.items() if op.applicable]
 RULES = {
     "sgd": [0.03],
     "momentum": [0.03, 0.9],

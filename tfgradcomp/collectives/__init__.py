@@ -2,7 +2,7 @@
 
 from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_size
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives
-from tfgradcomp.collectives.multi_worker_fit import enable_multi_worker_fit
+from tfgradcomp.collectives.processes import assign_hosts
 from tfgradcomp.collectives.replicas import (
     Devices,
     Hosts,
@@ -11,7 +11,6 @@ from tfgradcomp.collectives.replicas import (
     devices_of,
     for_strategy,
 )
-from tfgradcomp.compat.strategy import assign_hosts
 
 __all__ = [
     "Call",
@@ -25,7 +24,6 @@ __all__ = [
     "across_hosts",
     "assign_hosts",
     "devices_of",
-    "enable_multi_worker_fit",
     "for_strategy",
     "padded_size",
 ]

@@ -21,15 +21,15 @@ from tfgradcomp.collectives.base import (
     SingleWorker,
     padded_size_index,
 )
-from tfgradcomp.collectives.stalls import Limits, Watch
-from tfgradcomp.compat.call_sites import SITES
-from tfgradcomp.compat.strategy import (
+from tfgradcomp.collectives.call_sites import SITES
+from tfgradcomp.collectives.processes import (
     addresses_of,
     devices_per_host,
     group_of,
-    is_multi_worker,
     process_of,
 )
+from tfgradcomp.collectives.stalls import Limits, Watch
+from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.core.digest import digest64
 
 # Far above the keys that TensorFlow counts up from 1 and 100.

@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compat.call_sites import SITES, Calls
+from tfgradcomp.collectives.call_sites import SITES, Calls
 from tfgradcomp.core.logging import logger
 
 WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"

@@ -1,4 +1,4 @@
-"""Strom's compression: what exceeds a threshold sends the threshold."""
+"""Strom's compression: a signed threshold for each residual beyond it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from tfgradcomp.compressors.sparse_words import OverThreshold
+from tfgradcomp.compressors.sparse_compressor import ThresholdSparsifier
 
 
 @dataclass(frozen=True)
-class Strom(OverThreshold):
-    r"""Sends \( \pm\tau \) for each element that has grown beyond it.
+class Strom(ThresholdSparsifier):
+    r"""Sends \( \pm\tau \) for each element whose residual exceeds \( \tau \).
 
     \( r \mathrel{+}= g \). Where \( |r| > \tau \), \( S = \mathrm{sign}(r)\,\tau \) is
     sent, and \( r \mathrel{-}= S \).
@@ -19,7 +19,7 @@ class Strom(OverThreshold):
     Attributes:
         threshold: \( \tau \), positive, in the units of a gradient; or `"auto"`: a
             quantile of each block's |r| in each step (`compressors/auto_threshold.py`).
-        index_coding: As `SparseWords` has it.
+        index_coding: As for `SparseCompressor`.
 
     Example:
         ```python

@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.optimizers import nonfinite
-from tfgradcomp.optimizers.step import Stepper
+from tfgradcomp.engine import inner_step, nonfinite
+from tfgradcomp.engine.step import Stepper
 from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
 
 
@@ -37,13 +37,13 @@ class PushLogStepper(Stepper):
         for bucket in self.buckets:
             sent.append(bucket.compress(gradients, self.context()))
             pushed.append(self._push(bucket, sent[-1]).content)
-        if self.scalars.moved is not None:
+        if self.scalars.traffic_counters is not None:
             elements = [one.elements_sent for one in sent]
             words = [own.variable_words for own in pushed]
-            self.scalars.moved.assign(self._moved(elements, words))
+            self.scalars.traffic_counters.assign(self._counted(elements, words))
         if gradients.calls:
             # Its gradients are on their way: what others pushed meanwhile comes first.
-            compat.rewind_window(self.inner)
+            inner_step.rewind_window(self.inner)
             self._forget_moments()
         sending = [operation for own in pushed for operation in own.operations]
         announced = log.announce(rank, sending)
@@ -101,7 +101,7 @@ class PushLogStepper(Stepper):
             known: For each bucket the replies to the own push, where they are known.
         """
         if self.inner.gradient_accumulation_steps:
-            compat.go_to_end_of_window(self.inner)
+            inner_step.go_to_end_of_window(self.inner)
         context = self.context()
         decayed = compat.decayed(self.inner, self._variables)
         updates, state, flags = [], [], []

@@ -10,8 +10,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.run_state import seed_states
 from tfgradcomp.core import State
+from tfgradcomp.fit.seeds import seed_states
 from tfgradcomp.parameter_server.worker_function import WorkerFunction
 
 STALENESS = "staleness"

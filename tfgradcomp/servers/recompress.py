@@ -23,8 +23,8 @@ class Recompress(Requantize):
     \tilde\Delta \).
 
     Attributes:
-        compressor: C, of the payloads as well as of the reply; stateless.
-        residual_dtype: As that of `tfgradcomp.compressors.ErrorFeedback`.
+        compressor: C, stateless, of both the payloads and the reply.
+        residual_dtype: As for `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
@@ -55,14 +55,14 @@ class Recompress(Requantize):
         p += context.learning_rate_ratio * residual
         reply = self.compressor.compress(p, (), layout, context.at_server()).payload
         left = p - self.compressor.decompress(reply, layout)
-        return reply, self._kept(context.if_moving(left, residual), context)
+        return reply, self._kept(context.unless_zero_lr(left, residual), context)
 
     @override
     def wait(self, state, context):
-        owed = residuals.waiting(
+        residual = residuals.waiting(
             state["residual"], self.residual_dtype, context, shared=True
         )
-        return {"residual": owed}
+        return {"residual": residual}
 
     @override
     def fused(self):

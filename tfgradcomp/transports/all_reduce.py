@@ -35,7 +35,10 @@ class AllReduceRoute(Route):
         if self._is_codes:
             base = self.fields[self._name].base
             message = ops.sum_codes(
-                values[tf.newaxis], base, self.layout.size, self._sum.base
+                values[tf.newaxis],
+                base,  # type: ignore[arg-type]
+                self.layout.size,
+                self._sum.base,
             )
             slots = tf.one_hot(context.rank, self.num_workers, flag)
         else:

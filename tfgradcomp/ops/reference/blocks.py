@@ -58,8 +58,12 @@ def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
 
 def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
-    mean = divide(sum_of_magnitudes(x, row_splits), widths(row_splits))
-    return tf.cast(mean, tf.float32)
+    return mean_of_sums(sum_of_magnitudes(x, row_splits), row_splits)
+
+
+def mean_of_sums(sums: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Returns the mean of each block, float32, from its sum, float64."""
+    return tf.cast(divide(sums, widths(row_splits)), tf.float32)
 
 
 def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
