@@ -11,7 +11,8 @@ def strom(threshold: float | str, index_coding: str = "fixed") -> Method:
     r"""A sign for each element whose sum is beyond a threshold, nothing for the others.
 
     Worker: \( r \mathrel{+}= g \). Where \( |r| > \tau \) it sends
-    \( S = \mathrm{sign}(r)\,\tau \) and \( r \mathrel{-}= S \): nothing is lost. Server:
+    \( S = \mathrm{sign}(r)\,\tau \) and \( r \mathrel{-}= S \): nothing is lost.
+    Server:
     the mean; zero for an element that no worker has sent.
 
     The learning rate is that of uncompressed training. `traffic.ratio` is the number
