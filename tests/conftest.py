@@ -28,16 +28,16 @@ POOLS = (
     "tests/checkpoint/test_restore.py",
     "tests/collectives/",
     "tests/compat/",
-    "tests/optimizers/test_agreement_on_workers.py",
-    "tests/optimizers/test_arrears.py",
-    "tests/optimizers/test_auto_on_workers.py",
-    "tests/optimizers/test_direct_updates.py",
-    "tests/optimizers/test_embeddings.py",
-    "tests/optimizers/test_float_steps_on_workers.py",
+    "tests/engine/test_consistency_on_workers.py",
+    "tests/engine/test_residual_watchdog.py",
+    "tests/engine/test_auto_on_workers.py",
+    "tests/engine/test_fused_apply.py",
+    "tests/engine/test_embeddings.py",
+    "tests/engine/test_uncompressed_steps_on_workers.py",
     "tests/ops/test_workers.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_local_steps.py",
-    "tests/optimizers/test_policy_on_workers.py",
+    "tests/assignment/test_policy_on_workers.py",
     "tests/per_example/test_workers.py",
     "tests/programs/",
 )
@@ -49,7 +49,9 @@ KERNELS = (
 )
 # Files whose tests share nothing that is dear go to either process in small units.
 DIVISIBLE = (
+    "tests/assignment/",
     "tests/compressors/",
+    "tests/engine/",
     "tests/optimizers/",
     "tests/servers/",
     "tests/transports/",

@@ -23,7 +23,7 @@ SGD = keras.optimizers.SGD
 
 
 def from_row(row):
-    """A row of the table of methods, by shards where they need no blocks of one size."""
+    """A row of the table of methods, by shards where blocks may have any size."""
     is_cut = "sharded" in row.transports and not isinstance(row.server, Recompress)
     transport = "sharded" if is_cut else "all_gather"
     return lambda: row.make_to_train(

@@ -68,7 +68,7 @@ TESTS = (
     "tests/compat/test_run_state.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_wrapper.py",
-    "tests/optimizers/test_partition.py",
+    "tests/assignment/test_rules.py",
     f"{_SAVING}_saved_models_and_checkpoints_go_on_as_if_nothing_had_been"
     "[DistEFBlockSGDM-window]",
     f"{_SAVING}_weights_files_hold_the_state",
@@ -83,7 +83,7 @@ TESTS = (
     f"{_MOMENTS}_fit_passes_the_moments_of_each_batch",
     f"{_MOMENTS}_mixed_precision_passes_unscaled_moments",
     "tests/parameter_server/test_remote_worker.py",
-    "tests/checkpoint/test_saved_by_0_1.py",
+    "tests/checkpoint/test_saved_files.py",
     "tests/ops/test_choosing.py",
     "tests/ops/test_codes.py::test_unpacking_keeps_leading_axes",
     "tests/ops/test_build.py::test_without_a_compiler_one_warning_says_what_to_do",

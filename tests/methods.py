@@ -35,13 +35,13 @@ from tfgradcomp.compressors import (
     BinGrad,
     Clip,
     ErrorFeedback,
-    Fitted,
     Hybrid,
     Identity,
     LinearQuantization,
     Momentum,
     NaturalCompression,
     NesterovMomentum,
+    OptimalScale,
     ScaledSign,
     Sign,
     Strom,
@@ -50,7 +50,8 @@ from tfgradcomp.compressors import (
     VarianceBased,
     WeightDecay,
 )
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
@@ -166,7 +167,7 @@ class Row(NamedTuple):
 
     def takes(self, argument: str) -> bool:
         """Returns whether the wrapper has an argument of this name."""
-        return argument in getattr(tfgradcomp, self.wrapper).config_arguments
+        return argument in getattr(tfgradcomp, self.wrapper).argument_names
 
     def make(self, inner_optimizer, **arguments) -> tfgradcomp.CompressedOptimizer:
         """Returns the row's wrapper around an inner optimizer.
@@ -264,10 +265,10 @@ _TABLE = [
     row("DistEFSGD, identity", {"compressor": "identity"},
         ErrorFeedback(Identity()), Recompress(Identity()), kind="exact", **TWO_WAY),
     row("DistEFSGD, ORQ-9", {"compressor": "orq"},
-        ErrorFeedback(Fitted(ORQ(9))), Recompress(Fitted(ORQ(9))),
+        ErrorFeedback(OptimalScale(ORQ(9))), Recompress(OptimalScale(ORQ(9))),
         **FITTED, **TWO_WAY),
     row("DistEFSGD, ternary", {"compressor": "ternary", "block_size": 64},
-        ErrorFeedback(Fitted(Ternary())), Recompress(Fitted(Ternary())),
+        ErrorFeedback(OptimalScale(Ternary())), Recompress(OptimalScale(Ternary())),
         **FITTED, **TWO_WAY),
     row("DistEFBlockSGD", {"weight_decay": 0.01},
         ErrorFeedback(ScaledSign()), Recompress(ScaledSign()), WeightDecay(0.01),
@@ -289,7 +290,7 @@ _TABLE = [
         **UNBIASED, levels=in_float16(optimal(9, 2)), largest=6e4),
     row("ORQ, two-way error feedback",
         {"levels": 17, "reply": "requantize", "error_feedback": True},
-        ErrorFeedback(Fitted(ORQ(17))), Recompress(Fitted(ORQ(17))),
+        ErrorFeedback(OptimalScale(ORQ(17))), Recompress(OptimalScale(ORQ(17))),
         **FITTED, **TWO_WAY),
     row("BinGrad", {}, BinGrad(), Mean(BinGrad()), **TWO_SIDES),
     row("BinGrad, Lloyd", {"lloyd_steps": 2, "block_size": 64},

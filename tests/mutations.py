@@ -122,25 +122,25 @@ MUTATIONS = (
     ),
     Mutation(
         "a non-finite gradient raises no flag",
-        "tfgradcomp/optimizers/gradient_bucket.py",
+        "tfgradcomp/engine/gradient_bucket.py",
         (
             Edit(
                 "is_finite = compressed.is_all_finite(x)",
                 "is_finite = tf.constant(True)",
             ),
         ),
-        ("tests/optimizers/test_step.py", "-k", "bad_gradient or bad_worker"),
+        ("tests/engine/test_step.py", "-k", "bad_gradient or bad_worker"),
     ),
     Mutation(
         "only the first worker's flag counts",
-        "tfgradcomp/optimizers/step.py",
+        "tfgradcomp/engine/step.py",
         (
             Edit(
                 "tf.reduce_all(tf.equal(flags, 0))",
                 "tf.equal(flags[0], 0)",
             ),
         ),
-        ("tests/optimizers/test_step.py", "-k", "bad_worker"),
+        ("tests/engine/test_step.py", "-k", "bad_worker"),
     ),
     Mutation(
         "random numbers are those of the first step",
@@ -150,7 +150,7 @@ MUTATIONS = (
     ),
     Mutation(
         "weight decay goes through compression",
-        "tfgradcomp/optimizers/gradient_bucket.py",
+        "tfgradcomp/engine/gradient_bucket.py",
         (
             Edit(
                 "sent = self.compress(gradients, context, route, watch)",
@@ -181,7 +181,7 @@ MUTATIONS = (
     ),
     Mutation(
         "Keras' division by N is not undone",
-        "tfgradcomp/optimizers/step.py",
+        "tfgradcomp/engine/step.py",
         (
             Edit(
                 "scale = self.collectives.num_workers / (inner",
@@ -203,20 +203,20 @@ MUTATIONS = (
     ),
     Mutation(
         "a file's server state goes to the first shard",
-        "tfgradcomp/optimizers/state.py",
+        "tfgradcomp/engine/state.py",
         (
             Edit(
                 "            owned = route.owned_range(rank)",
                 "            owned = route.owned_range(0)",
             ),
         ),
-        ("tests/optimizers/test_buckets.py", "-k", "every_transport or any_transport"),
+        ("tests/engine/test_buckets.py", "-k", "every_transport or any_transport"),
     ),
     Mutation(
         "a bucket's random numbers begin behind its padding",
-        "tfgradcomp/optimizers/bucket_ranges.py",
+        "tfgradcomp/engine/bucket_ranges.py",
         (Edit("return self.begin - self.alignment_padding", "return self.begin"),),
-        ("tests/optimizers/test_buckets.py", "-k", "any_bucketing and TernGrad"),
+        ("tests/engine/test_buckets.py", "-k", "any_bucketing and TernGrad"),
     ),
     Mutation(
         "a layout that varies has longer blocks",

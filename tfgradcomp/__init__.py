@@ -29,7 +29,7 @@ _SUBPACKAGES = (
 )
 _ORIGINS = {
     "ParameterServerTrainer": "tfgradcomp.parameter_server",
-    "enable_multi_worker_fit": "tfgradcomp.collectives",
+    "enable_multi_worker_fit": "tfgradcomp.fit",
     "virtual_workers": "tfgradcomp.launch.virtual_workers",
     "tune": "tfgradcomp.planning.tuning",
 }

@@ -10,7 +10,7 @@ from tests.benchmarks.scripts import import_script, run
 FEW = ("--rows", 20000, "--steps", 5)
 
 
-@pytest.mark.slow  # `tests/optimizers/test_embeddings.py` counts what is handed over.
+@pytest.mark.slow  # `tests/engine/test_embeddings.py` counts what is handed over.
 def test_compressed_rows_take_little_more_than_indices_and_codes(permitted, tmp_path):
     code, output, errors = run("embeddings.py", *FEW, "--output", tmp_path)
     assert code == 0, errors

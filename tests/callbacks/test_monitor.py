@@ -13,7 +13,7 @@ from tests.callbacks import monitor_cases as cases
 from tests.helpers import bits, make_variables
 from tfgradcomp.callbacks import CompressionMonitor, Timeline, timeline
 from tfgradcomp.callbacks.figures import Figures
-from tfgradcomp.optimizers.probe import Probe
+from tfgradcomp.engine.probe import Probe
 
 pytestmark = pytest.mark.timeout(600)
 SHAPES = [(40, 30), (30,), (7, 5)]

@@ -73,7 +73,7 @@ def whole_server(answers):
     ("saved", "resumed"),
     [
         (("sharded", LARGE), ("all_gather", SMALL)),
-        # In one process `tests/optimizers/test_buckets.py` has these, too.
+        # In one process `tests/engine/test_buckets.py` has these, too.
         pytest.param(
             *(("all_gather", SMALL), ("sharded", LARGE)), marks=pytest.mark.slow
         ),

@@ -110,7 +110,7 @@ def test_eager_steps_have_the_bits_of_compiled_ones(pools):
 
 @pytest.mark.slow
 def test_steps_as_float32_are_those_of_workers_of_one_device(pools):
-    (((two, one)),) = pools(4, "mirrored").run(cases.float_steps).answers
+    (((two, one)),) = pools(4, "mirrored").run(cases.uncompressed_steps).answers
     for devices, workers in zip(two, one, strict=True):
         assert len({bits(row) for row in [*devices, *workers]}) == 1
 

@@ -335,7 +335,7 @@ def test_methods_give_different_weights(ask):
 
 
 # With a first round and sums of codes. A state that the servers hold in shards is in
-# `tests/optimizers/test_auto_on_workers.py`.
+# `tests/engine/test_auto_on_workers.py`.
 @pytest.mark.slow  # Quickly: inside of conditionals, and in `test_auto_on_workers`.
 @pytest.mark.parametrize("method", fit_cases.TRANSPORTS)
 def test_all_transports_and_buckets_give_the_same_weights(ask, method):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import reference
-from tests.compressors.test_sparse_words import LAYOUT, gradients, step
+from tests.compressors.test_sparse_compressor import LAYOUT, gradients, step
 from tfgradcomp.compressors import Hybrid, Strom, auto_threshold
 from tfgradcomp.compressors.auto_threshold import find_thresholds
 from tfgradcomp.core import SplitVector
@@ -158,12 +158,12 @@ def outgrown(compressor):
         decoded, state, *_ = step(compressor, total, np.square(g).sum(0), state)
         sent = decoded != 0
         ratios += [*np.abs(r[sent] / decoded[sent])]
-    return np.array(ratios), compressor.arrears(state)
+    return np.array(ratios), compressor.overdue_residuals(state)
 
 
 def test_what_outgrows_a_number_does_not_outgrow_one_that_follows():
     """The hybrid holds an element back until r is far beyond a low threshold."""
-    ratios, arrears = outgrown(Hybrid(0.01))
-    assert np.median(ratios) > 16 and np.median(arrears) > 16
-    ratios, arrears = outgrown(Hybrid("auto"))
-    assert np.quantile(ratios, 0.9) < 4 and not arrears.size
+    ratios, overdue_residuals = outgrown(Hybrid(0.01))
+    assert np.median(ratios) > 16 and np.median(overdue_residuals) > 16
+    ratios, overdue_residuals = outgrown(Hybrid("auto"))
+    assert np.quantile(ratios, 0.9) < 4 and not overdue_residuals.size

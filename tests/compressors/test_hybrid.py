@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.compressors.test_sparse_words import LAYOUT, gradients, step
+from tests.compressors.test_sparse_compressor import LAYOUT, gradients, step
 from tfgradcomp.compressors import Hybrid
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.compressors.test_sparse_words import CODINGS, LAYOUT, gradients, step
+from tests.compressors.test_sparse_compressor import CODINGS, LAYOUT, gradients, step
 from tfgradcomp.compressors import Hybrid, Strom
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests import reference
-from tests.compressors.test_sparse_words import CODINGS, LAYOUT, gradients, step
+from tests.compressors.test_sparse_compressor import CODINGS, LAYOUT, gradients, step
 from tfgradcomp.compressors import VarianceBased
 from tfgradcomp.core import Layout
 

@@ -39,7 +39,7 @@ def test_local_steps_are_as_many_as_the_row_says():
 
 def row(way, seed, accuracy, part=1.0):
     """A row of Strom's group."""
-    key = {"part": "float_steps", "group": "Strom", "way": way, "seed": seed}
+    key = {"part": "uncompressed_steps", "group": "Strom", "way": way, "seed": seed}
     return key | {"accuracy": accuracy, "bytes": part}
 
 
@@ -49,7 +49,7 @@ def test_table_compares_seed_by_seed():
         row("dense_every=10", 1, 79.0, 0.104),
         row("dense_every=10", 0, 80.0, 0.104),
     ]
-    lines = rounds.Rows("float_steps", rows).table().splitlines()
+    lines = rounds.Rows("uncompressed_steps", rows).table().splitlines()
     assert lines[2] == "| Strom | alone | 80.50 |  |  |  |"
     # 0 and -2: 12.71 deviations of 1.41, over the root of 2.
     expected = (

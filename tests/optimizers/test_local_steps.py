@@ -7,7 +7,7 @@ import pytest
 import tfgradcomp
 from tests.optimizers import local_steps_cases as cases
 from tests.reference.methods import DistEF, scaled_sign
-from tfgradcomp.optimizers import rhythm
+from tfgradcomp.optimizers import local_step_schedule
 from tfgradcomp.transports import AllGather, Loopback
 
 
@@ -123,13 +123,13 @@ def test_workers_measure_how_often_an_exchange_pays(pools):
 )
 def test_an_exchange_takes_a_tenth_of_the_computing_time(step, exchange, every):
     slowest = np.array([step, -exchange], np.float32)
-    assert rhythm.steps_that_pay(slowest).numpy() == every
+    assert local_step_schedule.steps_that_pay(slowest).numpy() == every
 
 
 def test_groups_are_about_as_large_as_the_largest_variable():
-    assert rhythm.groups_of([12, 4, 8, 12], 6) == [[0], [1, 2], [3]]
-    assert rhythm.groups_of([12, 4, 8, 12], 2) == [[0, 2], [1, 3]]
-    assert rhythm.groups_of([100, 3, 4], 16) == [[0, 1, 2]]
+    assert local_step_schedule.groups_of([12, 4, 8, 12], 6) == [[0], [1, 2], [3]]
+    assert local_step_schedule.groups_of([12, 4, 8, 12], 2) == [[0, 2], [1, 3]]
+    assert local_step_schedule.groups_of([100, 3, 4], 16) == [[0, 1, 2]]
 
 
 def test_a_measured_rhythm_is_saved():

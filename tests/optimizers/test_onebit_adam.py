@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tfgradcomp
+from tests.engine.test_buckets import Store, assert_same
 from tests.helpers import bits, flat, make_variables
-from tests.optimizers.test_buckets import Store, assert_same
 from tests.reference.methods import scaled_sign
 from tfgradcomp.optimizers.onebit_adam import VarianceSteps
 from tfgradcomp.transports import AllGather, Loopback, Sharded
@@ -178,5 +178,9 @@ def test_arguments_are_saved_and_nothing_is_warned_of(recwarn):
     optimizer = tfgradcomp.OneBitAdam(adam(), 7, refresh=16, block_size=64)
     again = type(optimizer).from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
-    assert again.float_steps == optimizer.float_steps == VarianceSteps(7, refresh=16)
+    assert (
+        again.uncompressed_steps
+        == optimizer.uncompressed_steps
+        == VarianceSteps(7, refresh=16)
+    )
     assert not [one for one in recwarn if "Error feedback" in str(one.message)]

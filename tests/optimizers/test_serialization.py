@@ -71,7 +71,7 @@ def test_wrappers_come_back_with_all_arguments(name):
 def test_from_config_leaves_the_callers_dict_alone(name):
     cls, own = getattr(tfgradcomp, name), SAVED_ARGUMENTS[name]
     config = cls(sgd(), **{**COMMON, **own}).get_config()
-    # A policy does not go with the fallback; tests/optimizers/test_policy.py has it.
+    # A policy does not go with the fallback; tests/assignment/test_policy.py has it.
     assert set(config) == {"inner_optimizer", "policy", *own, *COMMON}
     before = copy.deepcopy(config)
     again = cls.from_config(config)
@@ -84,8 +84,9 @@ def test_every_optimizer_comes_back_with_its_method(row):
     # `warmup_steps` of Signum belong to the method.
     own = SAVED_ARGUMENTS.get(row.wrapper, {})
     common = {k: v for k, v in COMMON.items() if k not in own}
-    again = there_and_back(row.make(sgd(), **common))
-    assert again.method == row.method
+    optimizer = row.make(sgd(), **common)
+    again = there_and_back(optimizer)
+    assert again.method == optimizer.method
     assert type(again.server) is type(row.server)
 
 

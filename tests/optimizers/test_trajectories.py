@@ -236,7 +236,7 @@ def test_dist_ef_sgd_with_an_unbiased_compressor(workers):
     )
     splits = [0, 40, 80, 99]
 
-    class Fitted(reference.Quantized):
+    class OptimalScale(reference.Quantized):
         """Ternary codes of a scale that workers share, times the factor that fits."""
 
         def compress_all(self, rows, step):
@@ -256,7 +256,7 @@ def test_dist_ef_sgd_with_an_unbiased_compressor(workers):
                 ]
             )
 
-    run.follows(Fitted(None, requantizes=True, feeds_back=True), atol=2e-5)
+    run.follows(OptimalScale(None, requantizes=True, feeds_back=True), atol=2e-5)
 
 
 def test_dist_ef_weight_decay_without_momentum():

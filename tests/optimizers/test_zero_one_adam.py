@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
+from tests.engine.test_buckets import Store, assert_same
 from tests.helpers import bits, flat, make_variables
-from tests.optimizers.test_buckets import Store, assert_same
 from tests.optimizers.test_onebit_adam import (
     BETA_1,
     BETA_2,
@@ -200,7 +200,7 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
     optimizer = tfgradcomp.ZeroOneAdam("adam", 7, double_every=64, min_size=1)
     again = type(optimizer).from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
-    assert again.float_steps == optimizer.float_steps
+    assert again.uncompressed_steps == optimizer.uncompressed_steps
     one = tfgradcomp.OneBitAdam("adam", 7, min_size=1)
     for each in (one, optimizer):
         each.build(make_variables(SHAPES))

@@ -25,7 +25,7 @@ def test_any_words_are_flags_and_a_step(rows):
     for row in words[:: rows // 100]:
         _, context = read_header(tf.constant(row[np.newaxis]), make_context())
         rate = row[5:6].view(np.float32)[0]
-        assert context.if_moving(new, old).numpy()[0] == (2 if rate > 0 else 1)
+        assert context.unless_zero_lr(new, old).numpy()[0] == (2 if rate > 0 else 1)
         assert context.random_stream().shape == [3]
         assert context.learning_rate_ratio.shape == []
         again = write_header(tf.constant(row[0]), context)

@@ -1,6 +1,6 @@
 """State of compressed optimizers in HDF5 files, read without TensorFlow.
 
-`tfgradcomp.optimizers.state` writes it, in a group of its own for each optimizer: the
+`tfgradcomp.engine.state` writes it, in a group of its own for each optimizer: the
 rank of the worker and the number of workers (`place`), and each vector of the state as
 float32 `[rows, size]`, named `<vector>.<role>.<name>`. Vectors with the role `worker`
 have a row for each local replica and differ between workers. Those with the role

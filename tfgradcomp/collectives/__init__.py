@@ -2,7 +2,6 @@
 
 from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_size
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives
-from tfgradcomp.collectives.multi_worker_fit import enable_multi_worker_fit
 from tfgradcomp.collectives.replicas import (
     Devices,
     Hosts,
@@ -25,7 +24,6 @@ __all__ = [
     "across_hosts",
     "assign_hosts",
     "devices_of",
-    "enable_multi_worker_fit",
     "for_strategy",
     "padded_size",
 ]

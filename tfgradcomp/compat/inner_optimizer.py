@@ -27,7 +27,7 @@ from tfgradcomp.compat.replace import replace
 _Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-class DirectUpdate(NamedTuple):
+class FusedUpdate(NamedTuple):
     """An update of variables whose gradients nobody has written.
 
     Attributes:
@@ -51,28 +51,25 @@ class _Thread(threading.local):
     """
 
     phase: str | None = None
-    direct: DirectUpdate | None = None
+    direct: FusedUpdate | None = None
     rate: tf.Tensor | None = None
 
 
 _thread = _Thread()
 
 
-def forget_arguments(optimizer: Optimizer) -> list[str]:
-    """Removes what Keras' constructor has set of an optimizer that wraps another one.
+def forget_variables(optimizer: Optimizer) -> None:
+    """Removes the variables of an optimizer that wraps another one.
 
-    Returns:
-        The names of Keras' arguments among it.
+    Keras' constructor has created them; the inner optimizer has its own.
     """
-    own = vars(optimizer)
-    arguments = [
-        name for name in own if name[0] != "_" and name not in ("name", "built")
-    ]
-    counters = ["_iterations", "_learning_rate"]
-    variables = ["_trainable_variables", "_trainable_variables_indices"]
-    for name in arguments + counters + variables:
-        del own[name]
-    return arguments
+    for name in (
+        "_iterations",
+        "_learning_rate",
+        "_trainable_variables",
+        "_trainable_variables_indices",
+    ):
+        del vars(optimizer)[name]
 
 
 def filtered(
@@ -259,7 +256,7 @@ def update(
     optimizer: Optimizer,
     gradients: list,
     variables: list,
-    direct: DirectUpdate | None = None,
+    direct: FusedUpdate | None = None,
     rate: tf.Tensor | None = None,
 ) -> None:
     """Applies gradients that are unscaled, clipped and aggregated already.

@@ -12,6 +12,8 @@ from tfgradcomp.core.registry import public_classes
 
 _CLASSES = public_classes(__name__, Component)
 globals().update(_CLASSES)
+# Its name before version 0.3.
+Fitted = _CLASSES["OptimalScale"]
 if TYPE_CHECKING:
     # A type checker cannot know what is found.
     def __getattr__(name: str) -> Any: ...

@@ -54,7 +54,7 @@ class Compressor(Component, abc.ABC):
             alone have not.
         is_blockwise: Whether each block is compressed by itself.
         contracts: Whether what is lost is never larger than the input, at least on
-            average, so that error feedback may follow; see `Fitted`.
+            average, so that error feedback may follow; see `OptimalScale`.
         needs_second_moments: Whether `context.second_moments` must be given.
         most_elements: Elements of the longest vector that can be compressed; None for
             any.
@@ -131,7 +131,7 @@ class Compressor(Component, abc.ABC):
         """Returns the same mathematics with nothing lost, for other variables."""
         return Identity()
 
-    def lossless(self) -> Compressor:
+    def uncompressed_step(self) -> Compressor:
         """Returns the same mathematics with nothing lost, for a single step.
 
         Its state has the form of this one's. What this one still owes waits.
@@ -259,8 +259,8 @@ class Wrapper(Compressor):
         return self.compressor.uncompressed()
 
     @override
-    def lossless(self):
-        return self.compressor.lossless()
+    def uncompressed_step(self):
+        return self.compressor.uncompressed_step()
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

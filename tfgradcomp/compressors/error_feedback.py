@@ -20,8 +20,8 @@ class ErrorFeedback(Wrapper):
     \( e \leftarrow p - \Delta \). Residual and wire agree by construction: e is what is
     left after decoding the very payload.
 
-    C must contract (`Compressor.contracts`), or e grows without bound; `Fitted` makes
-    any compressor contract.
+    C must contract (`Compressor.contracts`), or e grows without bound.
+    `OptimalScale` makes any compressor contract.
 
     Attributes:
         compressor: C.
@@ -64,13 +64,13 @@ class ErrorFeedback(Wrapper):
         p = self.transform(x, state, layout, context)
         payload, inner, _ = self.compressor.compress(p, state["inner"], layout, context)
         left = p - self.compressor.decompress(payload, layout)
-        residual = context.if_moving(left, residuals.read(state["residual"]))
+        residual = context.unless_zero_lr(left, residuals.read(state["residual"]))
         residual = residuals.kept(residual, self.residual_dtype, context)
         return Compressed(payload, {"residual": residual, "inner": inner})
 
     @override
-    def lossless(self):
-        return _Waiting(self.compressor.lossless(), self.residual_dtype)
+    def uncompressed_step(self):
+        return _Waiting(self.compressor.uncompressed_step(), self.residual_dtype)
 
     @override
     def fused(self):

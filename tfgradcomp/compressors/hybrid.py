@@ -8,15 +8,15 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
-from tfgradcomp.compressors.sparse_words import (
-    OverThreshold,
+from tfgradcomp.compressors.sparse_compressor import (
+    ThresholdSparsifier,
     check_unambiguity,
     moments_missing,
 )
 
 
 @dataclass(frozen=True)
-class Hybrid(OverThreshold):
+class Hybrid(ThresholdSparsifier):
     r"""Sends \( \pm\tau \) for elements beyond it that are well above their variance.
 
     \( r \mathrel{+}= \sum_z g_z \), \( v \mathrel{+}= \sum_z g_z^2 \) over the examples
@@ -31,7 +31,7 @@ class Hybrid(OverThreshold):
             squares of what is owed and not ambiguous (`compressors/auto_threshold.py`).
         alpha: \( \alpha \), 1 or more: the larger, the less is sent.
         zeta: \( \zeta \) in [0, 1], the decay of v.
-        index_coding: As `SparseWords` has it.
+        index_coding: As `SparseCompressor` has it.
 
     Example:
         ```python

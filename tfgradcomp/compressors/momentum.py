@@ -82,8 +82,8 @@ class Momentum(Wrapper):
         return replace(self, compressor=self.compressor.uncompressed())
 
     @override
-    def lossless(self):
-        return replace(self, compressor=self.compressor.lossless())
+    def uncompressed_step(self):
+        return replace(self, compressor=self.compressor.uncompressed_step())
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class NesterovMomentum(Wrapper):
         return replace(self, compressor=self.compressor.uncompressed())
 
     @override
-    def lossless(self):
-        return replace(self, compressor=self.compressor.lossless())
+    def uncompressed_step(self):
+        return replace(self, compressor=self.compressor.uncompressed_step())
 
 
 def check_momentum(momentum: float) -> None:

@@ -60,5 +60,5 @@ def waiting(
         shared: Whether it is that of the server.
     """
     before = read(residual)
-    after = context.if_moving(context.learning_rate_ratio * before, before)
+    after = context.unless_zero_lr(context.learning_rate_ratio * before, before)
     return kept(after, dtype, context, shared)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from tfgradcomp.compressors.sparse_words import OverThreshold
+from tfgradcomp.compressors.sparse_compressor import ThresholdSparsifier
 
 
 @dataclass(frozen=True)
-class Strom(OverThreshold):
+class Strom(ThresholdSparsifier):
     r"""Sends \( \pm\tau \) for each element that has grown beyond it.
 
     \( r \mathrel{+}= g \). Where \( |r| > \tau \), \( S = \mathrm{sign}(r)\,\tau \) is
@@ -19,7 +19,7 @@ class Strom(OverThreshold):
     Attributes:
         threshold: \( \tau \), positive, in the units of a gradient; or `"auto"`: a
             quantile of each block's |r| in each step (`compressors/auto_threshold.py`).
-        index_coding: As `SparseWords` has it.
+        index_coding: As `SparseCompressor` has it.
 
     Example:
         ```python

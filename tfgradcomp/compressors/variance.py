@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed
-from tfgradcomp.compressors.sparse_words import (
-    SparseWords,
+from tfgradcomp.compressors.sparse_compressor import (
+    SparseCompressor,
     check_unambiguity,
     moments_missing,
 )
@@ -19,7 +19,7 @@ from tfgradcomp.core import Field
 
 
 @dataclass(frozen=True)
-class VarianceBased(SparseWords):
+class VarianceBased(SparseCompressor):
     r"""Sends an element once its square is well above its variance.
 
     \( r \mathrel{+}= \sum_z g_z \), \( v \mathrel{+}= \sum_z g_z^2 \) over the examples
@@ -34,7 +34,7 @@ class VarianceBased(SparseWords):
     Attributes:
         alpha: \( \alpha \), 1 or more: the larger, the less is sent.
         zeta: \( \zeta \) in [0, 1], the decay of v.
-        index_coding: As `SparseWords` has it.
+        index_coding: As `SparseCompressor` has it.
 
     Example:
         ```python
@@ -78,8 +78,8 @@ class VarianceBased(SparseWords):
         )
         payload = {"exponents": exponents, "words": self.message(words)}
         state = {
-            "residual": context.if_moving(residual, state["residual"]),
-            "variance": context.if_moving(variance, state["variance"]),
+            "residual": context.unless_zero_lr(residual, state["residual"]),
+            "variance": context.unless_zero_lr(variance, state["variance"]),
         }
         return Compressed(payload, state, tf.equal(nonfinite, 0))
 

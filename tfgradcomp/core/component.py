@@ -22,16 +22,20 @@ class Component:
 
     Attributes:
         registered_package: Package under which Keras knows this package's classes.
+        registered_name: Name under which saved files know the class, if it is not the
+            class' own name.
     """
 
     registered_package: ClassVar[str] = "tfgradcomp"
+    registered_name: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         package = cls.__module__.rpartition(".")[0] or cls.__module__
         if package.partition(".")[0] == "tfgradcomp":
             package = cls.registered_package
-        keras.saving.register_keras_serializable(package)(cls)
+        name = vars(cls).get("registered_name")
+        keras.saving.register_keras_serializable(package, name)(cls)
 
     def get_config(self) -> dict:
         """Returns the arguments, serialized by Keras."""

@@ -49,7 +49,7 @@ class Context(NamedTuple):
         """Returns the step as the server sees it, the same wherever the server is."""
         return self._replace(rank=-1, prepared=None)
 
-    def if_moving(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    def unless_zero_lr(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """Returns `new`, or `old` in a step whose learning rate is 0.
 
         Residuals are counted in units of the last non-zero learning rate: a step

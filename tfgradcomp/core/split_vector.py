@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 
-class Decoding(NamedTuple):
+class DecodeOp(NamedTuple):
     """The native operation that a vector comes from.
 
     The same words can be applied to weights at once, and then nobody needs the vector.
@@ -49,7 +49,7 @@ class SplitVector:
         self,
         tensors: Iterable[tf.Tensor],
         scale: float = 1.0,
-        decoding: Decoding | None = None,
+        decoding: DecodeOp | None = None,
     ):
         self.tensors = tuple(tensors)
         self.scale = scale

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import Decoding, SplitVector, Vector
+from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
 from tfgradcomp.ops import library
 
 # The inputs of the ops that decode a vector, in their order. An op has `scale` or
@@ -70,12 +70,12 @@ def decode(op: str, arguments: dict[str, Any], applicable: bool) -> Vector:
         return SplitVector(values)
     given["row_splits"] = tf.convert_to_tensor(given["row_splits"], tf.int64)
     inputs = [given.pop(name) for name in _INPUTS_OF_DECODERS if name in given]
-    decoding = Decoding(op, tuple(map(tf.convert_to_tensor, inputs)), given)
+    decoding = DecodeOp(op, tuple(map(tf.convert_to_tensor, inputs)), given)
     return SplitVector(values, decoding=decoding)
 
 
 def apply_decoded(
-    decoding: Decoding,
+    decoding: DecodeOp,
     coefficients: tf.Tensor,
     variables: Sequence[Sequence[tf.Tensor]],
     offsets: Sequence[int],

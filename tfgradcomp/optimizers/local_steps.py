@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,12 +16,12 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.core.arguments import check_instance, check_integer
-from tfgradcomp.optimizers.agreement import check_same_at_start
+from tfgradcomp.engine.consistency_check import check_same_at_start
+from tfgradcomp.engine.dense import with_values
+from tfgradcomp.engine.summary import variables_to_build_for
+from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.dense import with_values
-from tfgradcomp.optimizers.rhythm import MOST, Stopwatch, groups_of
-from tfgradcomp.optimizers.summary import variables_to_build_for
-from tfgradcomp.optimizers.supported import prepare
+from tfgradcomp.optimizers.local_step_schedule import MOST, IntervalTuner, groups_of
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.traffic import mean_traffic
@@ -88,8 +88,6 @@ class LocalSteps(OptimizerWrapper):
         Qsparse-local-SGD, 2019; Douillard et al., DiLoCo, 2023.
     """
 
-    config_arguments: ClassVar[tuple[str, ...]]
-    config_arguments = ("outer", "every", "warmup_steps", "stagger")
     needs_second_moments = False
 
     def __init__(
@@ -120,9 +118,11 @@ class LocalSteps(OptimizerWrapper):
                 "common weights. Received: inner_optimizer.use_ema=True"
             )
         self.outer = outer
-        self.every, self.warmup_steps, self.stagger = every, warmup_steps, stagger
+        self.keep_arguments(
+            outer=outer, every=every, warmup_steps=warmup_steps, stagger=stagger
+        )
         self._is_checked = False
-        prepare(self)
+        check_strategy(self)
 
     # Building.
 
@@ -132,7 +132,7 @@ class LocalSteps(OptimizerWrapper):
             create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
-        self._strategy = prepare(self)
+        self._strategy = check_strategy(self)
         self._hosts = across_hosts(self._strategy)
         self.inner_optimizer.build(variables)
         self._anchors = [compat.copy_of(self, variable) for variable in variables]
@@ -145,7 +145,7 @@ class LocalSteps(OptimizerWrapper):
         self.outers = [self._outer_of(index) for index in range(len(self._groups))]
         for outer, group in zip(self.outers, self._groups, strict=True):
             outer.build([self._anchors[position] for position in group])
-        self._stopwatch = Stopwatch(self.outer.stepper.collectives)
+        self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
         # Observed steps are another function.
         self._exchange_now = tf.function(lambda *observers: self._exchange())
         self.built = True
@@ -158,10 +158,13 @@ class LocalSteps(OptimizerWrapper):
         """Returns the optimizer of a group: the one given, or one like it."""
         if not index:
             return self.outer
-        outer = type(self.outer).from_config(self.outer.get_config())
-        # Random numbers must be others; a transport is in no config.
-        outer.seed, outer.transport = self.outer.seed + index, self.outer.transport
-        return outer
+        arguments = self.outer.arguments_from(self.outer.get_config())
+        # Groups draw different random numbers. A configuration holds no transport.
+        arguments |= {
+            "seed": self.outer.seed + index,
+            "transport": self.outer.transport,
+        }
+        return type(self.outer)(**arguments)
 
     @property
     def variables(self):

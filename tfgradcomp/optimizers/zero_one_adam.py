@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_integer
-from tfgradcomp.optimizers.gradient_bucket import Gradients
+from tfgradcomp.engine.gradient_bucket import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
     MomentumStepper,
     OneBitAdam,
@@ -108,10 +108,10 @@ class RoundStepper(MomentumStepper):
     _float_steps: RoundSteps
 
     @override
-    def _take(self, gradients, variables, is_float_step):
+    def _take(self, gradients, variables, is_uncompressed_step):
         kept, step = self.round, self.context().step
         rate = tf.cast(compat.learning_rate(self.inner), tf.float32)
-        if is_float_step:
+        if is_uncompressed_step:
             kept.rate.assign(rate)
             super()._take(gradients, variables, True)
             return
@@ -280,11 +280,6 @@ class ZeroOneAdam(OneBitAdam):
     stepper_class = RoundStepper
     _stepper: RoundStepper
     _round: Round
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "local_steps",
-        "double_every",
-        *OneBitAdam.config_arguments,
-    )
 
     def __init__(
         self,
@@ -312,8 +307,8 @@ class ZeroOneAdam(OneBitAdam):
                 "gradient_accumulation_steps=None, and more `local_steps`. "
                 f"Received: gradient_accumulation_steps={accumulated}"
             )
-        self.local_steps, self.double_every = local_steps, double_every
-        self.float_steps = RoundSteps(
+        self.keep_arguments(local_steps=local_steps, double_every=double_every)
+        self.uncompressed_steps = RoundSteps(
             warmup_steps,
             refresh=refresh,
             local_steps=local_steps,

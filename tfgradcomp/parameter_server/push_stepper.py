@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.optimizers import nonfinite
-from tfgradcomp.optimizers.step import Stepper
+from tfgradcomp.engine import nonfinite
+from tfgradcomp.engine.step import Stepper
 from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
 
 

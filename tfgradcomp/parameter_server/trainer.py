@@ -290,12 +290,12 @@ def _check_optimizer(optimizer, mode):
             "With parameter servers gradients are always compressed: leave "
             f"fallback=None. Received: fallback={optimizer.fallback!r}"
         )
-    if optimizer.float_steps:
+    if optimizer.uncompressed_steps:
         raise ValueError(
             "With parameter servers gradients are always compressed: leave "
             "warmup_steps=0 and dense_every=None. Received: "
-            f"warmup_steps={optimizer.float_steps.warmup_steps}, "
-            f"dense_every={optimizer.float_steps.dense_every}"
+            f"warmup_steps={optimizer.uncompressed_steps.warmup_steps}, "
+            f"dense_every={optimizer.uncompressed_steps.dense_every}"
         )
     if optimizer.verify_every is not None:
         raise ValueError(

@@ -18,7 +18,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
-from tfgradcomp.optimizers.step import Stepper
+from tfgradcomp.engine.step import Stepper
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,

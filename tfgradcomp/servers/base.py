@@ -200,7 +200,7 @@ class Server(Component, abc.ABC):
         """Returns the same rule for float32 payloads, for what is not compressed."""
         return Mean()
 
-    def lossless(self) -> Server:
+    def uncompressed_step(self) -> Server:
         """Returns the same rule for float32 payloads, for a single step."""
         return self.uncompressed()
 

@@ -55,7 +55,7 @@ class Recompress(Requantize):
         p += context.learning_rate_ratio * residual
         reply = self.compressor.compress(p, (), layout, context.at_server()).payload
         left = p - self.compressor.decompress(reply, layout)
-        return reply, self._kept(context.if_moving(left, residual), context)
+        return reply, self._kept(context.unless_zero_lr(left, residual), context)
 
     @override
     def wait(self, state, context):

@@ -1,0 +1,217 @@
+"""Replies applied to weights from their words, beside stock Keras and NumPy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgradcomp
+from tests.cluster import strategy_and_rank
+from tests.helpers import bits, make_variables, split
+from tests.reference import operations as oracle
+from tfgradcomp.engine import fused_apply
+from tfgradcomp.transports import AllGather, Loopback
+
+SHAPES = [(7, 30), (33,), (1,), (6, 40)]
+SIZE = 210 + 33 + 1 + 240
+STEPS = 3
+INNER = {
+    "SGD": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    # What comes before and after the step stays Keras' own.
+    "decay and averages": lambda: keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5),
+        weight_decay=0.1,
+        use_ema=True,
+        ema_momentum=0.5,
+        ema_overwrite_frequency=2,
+    ),
+}
+
+
+def gradients(workers):
+    return (
+        np.random.default_rng(workers).normal(size=[STEPS, workers, SIZE]).astype("f")
+    )
+
+
+def alone(inner, updates):
+    """The weights and the state of stock Keras after updates by itself."""
+    variables = make_variables(SHAPES)
+    inner.build(variables)
+    for update in updates:
+        inner.apply([tf.constant(part) for part in split(update, SHAPES)], variables)
+    return [bits(v.numpy()) for v in [*variables, *inner.variables]]
+
+
+def on_two_workers(make):
+    """The same of both workers of a wrapper, which are fed different gradients."""
+
+    def worker(rank, collectives):
+        variables = make_variables(SHAPES)
+        optimizer = make(AllGather(collectives))
+        for step in gradients(2):
+            share = [tf.constant(part) for part in split(step[rank] / 2, SHAPES)]
+            optimizer.apply(share, variables)
+        state = optimizer.inner_optimizer.variables
+        return [bits(v.numpy()) for v in [*variables, *state]]
+
+    return Loopback(2, timeout=60).run(worker)
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """The rules of the updates that were taken from words."""
+    rules, original = [], fused_apply.ops.apply_decoded
+
+    def observed(*args):
+        rules.append(args[-1])
+        original(*args)
+
+    monkeypatch.setattr(fused_apply.ops, "apply_decoded", observed, raising=False)
+    return rules
+
+
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+def test_votes_move_weights_as_stock_keras_does(inner, applied):
+    votes = [np.sign(np.sign(step).sum(0)) for step in gradients(2)]
+    found = on_two_workers(
+        lambda transport: tfgradcomp.SignSGD(inner(), min_size=1, transport=transport)
+    )
+    assert len(applied) == 2 * STEPS
+    assert found == [alone(inner(), votes)] * 2
+
+
+def scaled_signs(step_gradients, block):
+    """The updates of dist-EF-SGD at one learning rate."""
+    splits = [*range(0, SIZE, block), SIZE]
+    one, yes = np.float32(1), np.array(True)
+    residuals, left, first = np.zeros([2, SIZE], "f"), np.zeros(SIZE, "f"), True
+    for step in step_gradients:
+        ratio, first = one * (not first), False
+        words, scales = [], []
+        for i, x in enumerate(step):
+            sent = oracle.sign_error_feedback(
+                x, None, residuals[i], 0.0, ratio, yes, splits
+            )
+            words.append(sent[0])
+            scales.append(sent[1])
+            residuals[i] = sent[3]
+        word, scale, left = oracle.mean_sign_error_feedback(
+            np.stack(words), np.stack(scales), left, ratio, yes, splits
+        )
+        yield oracle.mean_of_signs(word[np.newaxis], scale[np.newaxis], splits)
+
+
+def test_variables_that_buckets_cut_are_updated_in_pieces(applied):
+    found = on_two_workers(
+        lambda transport: tfgradcomp.DistEFSGD(
+            INNER["Nesterov"](),
+            block_size=48,
+            min_size=1,
+            bucket_bytes=480,
+            transport=transport,
+        )
+    )
+    # Several buckets, of which all but one begin with padding.
+    assert len(applied) >= 3 * 2 * STEPS
+    updates = list(scaled_signs(gradients(2), 48))
+    assert found == [alone(INNER["Nesterov"](), updates)] * 2
+
+
+class OwnStep(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(-gradient, variable, learning_rate)
+
+
+@pytest.mark.parametrize(
+    "inner, change",
+    [
+        (lambda: keras.optimizers.RMSprop(0.01), 1),
+        (lambda: keras.optimizers.Adam(0.01, amsgrad=True), 1),
+        (lambda: OwnStep(0.05), -1),
+    ],
+    ids=["RMSprop", "amsgrad", "of a user"],
+)
+def test_other_steps_stay_keras_own(inner, change, applied):
+    votes = [np.sign(np.sign(step).sum(0)) for step in gradients(2)]
+    found = on_two_workers(
+        lambda transport: tfgradcomp.SignSGD(inner(), min_size=1, transport=transport)
+    )
+    assert not applied
+    assert found == [alone(inner(), votes)] * 2
+
+
+# -- In graphs, on workers ----------------------------------------------------------
+
+MIXED = ("Nesterov", "decay and averages")
+SPOILED = 1
+
+
+def step_of(strategy, optimizer, variables):
+    return tf.function(
+        lambda given: strategy.run(
+            lambda own: optimizer.apply(own, variables), args=(given,)
+        ),
+        autograph=False,
+    )
+
+
+def on_workers():
+    """Weights of each replica, and the operations of a step, by optimizers.
+
+    Two variables travel as float32; a step with a NaN on one worker comes in between.
+    """
+    strategy, _ = strategy_and_rank()
+    results = []
+    for name in MIXED:
+        with strategy.scope():
+            variables = make_variables(SHAPES)
+            optimizer = tfgradcomp.SignSGD(
+                INNER[name](), min_size=100, nonfinite="skip", transport="all_gather"
+            )
+            optimizer.build(variables)
+
+        step = step_of(strategy, optimizer, variables)
+        steps = list(gradients(2) / 2)
+        steps.insert(SPOILED, steps[0].copy())
+        steps[SPOILED][1, 4] = np.nan
+        for one in steps:
+
+            def own(context, one=one):
+                parts = split(one[context.replica_id_in_sync_group], SHAPES)
+                return [tf.constant(part) for part in parts]
+
+            given = strategy.experimental_distribute_values_from_function(own)
+            step(given)
+        graph = step.get_concrete_function(given).graph.as_graph_def()
+        nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+        locals_of = strategy.experimental_local_results
+        weights = zip(*(locals_of(v.value) for v in variables), strict=True)
+        results.append(
+            (
+                [[bits(v.numpy()) for v in own] for own in weights],
+                sum(node.op.startswith("Tfgradcomp>Apply") for node in nodes),
+            )
+        )
+    return results
+
+
+@pytest.mark.parametrize(
+    "kind", ["multi_worker", pytest.param("mirrored", marks=pytest.mark.slow)]
+)
+def test_replicas_move_as_stock_keras_does_in_a_graph(pools, kind):
+    updates = []
+    for step in gradients(2):
+        vote, mean = np.sign(np.sign(step).sum(0)), np.sign(step.mean(0))
+        # The two small variables move by the sign of the mean.
+        updates.append(np.r_[vote[:210], mean[210:244], vote[244:]].astype("f"))
+    workers = pools(2, kind).run(on_workers).answers
+    for index, name in enumerate(MIXED):
+        expected = alone(INNER[name](), updates)[: len(SHAPES)]
+        for worker in workers:
+            weights, operations = worker[index]
+            assert operations == len(weights)
+            assert weights == [expected] * len(weights), name

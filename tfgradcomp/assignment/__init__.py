@@ -1,0 +1,1 @@
+"""The assignment of variables to methods: rules, policies and methods for layers."""

@@ -1,0 +1,233 @@
+"""The common part of compressors that send one word for each of a few elements."""
+
+from __future__ import annotations
+
+import abc
+import numbers
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp import ops
+from tfgradcomp.compressors import index_coding
+from tfgradcomp.compressors.auto_threshold import AUTO, find_thresholds
+from tfgradcomp.compressors.base import Compressed, Compressor, Identity
+from tfgradcomp.core import Context, Field, Layout
+from tfgradcomp.core.split_vector import Vector
+
+
+@dataclass(frozen=True)
+class SparseCompressor(Compressor):
+    """Sends what a rule selects; the rest waits in the state `residual`.
+
+    Subclasses have an attribute `index_coding`, `"fixed"` or `"delta"`: whether an
+    element's word holds its index, or a shorter field the gap since the one before
+    (`tfgradcomp.compressors.index_coding`).
+
+    Attributes:
+        value_bits: Bits of an element besides its index: 1, the sign, or 4.
+    """
+
+    value_bits: ClassVar[int] = 1
+    most_elements: ClassVar[int | None] = 2**ops.INDEX_BITS - 1
+
+    def __post_init__(self):
+        if self.index_coding not in index_coding.CODINGS:
+            raise ValueError(
+                f"index_coding must be one of {index_coding.CODINGS}. "
+                f"Received: index_coding={self.index_coding!r}"
+            )
+
+    @override
+    def fields(self, layout):
+        header = 1 if self.index_coding == "delta" else 0
+        return {
+            "words": Field(header + layout.size, dtype="int32", variable_length=True)
+        }
+
+    @override
+    def init(self, layout):
+        names = ("residual", "variance") if self.needs_second_moments else ("residual",)
+        return {name: tf.zeros([layout.size]) for name in names}
+
+    @override
+    def uncompressed_step(self):
+        return _Waiting(self)
+
+    def message(self, words: tf.Tensor) -> tf.Tensor:
+        """Returns the field `words` of the words of the elements that are sent."""
+        return index_coding.encode(words, self.index_coding, self.value_bits)
+
+    def words_of(self, messages: tf.Tensor) -> tf.Tensor:
+        """Returns what was given to `message`, of messages `[N, any]`."""
+        return index_coding.decode(messages, self.index_coding, self.value_bits)
+
+    @abc.abstractmethod
+    def scale(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`."""
+
+    @override
+    def elements_sent(self, payload, layout):
+        words = self.words_of(payload["words"][tf.newaxis])
+        return tf.math.count_nonzero(words != ops.NOTHING, dtype=tf.int32)
+
+    @override
+    def decompress(self, payload, layout):
+        return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
+
+    @override
+    def mean(self, payloads, layout):
+        return ops.mean_of_sparse(
+            self.words_of(payloads["words"]),
+            self.scale(payloads, layout),
+            layout.row_splits,
+            layout.sizes,
+        )
+
+
+@dataclass(frozen=True)
+class ThresholdSparsifier(SparseCompressor):
+    """Sends a threshold, with a sign, for each of the elements that a rule selects.
+
+    Subclasses have an attribute `threshold`, a number, or `"auto"`: one for each block,
+    which `find_thresholds` finds in each step. Each worker finds its own, which travel
+    as the field `thresholds`.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_threshold(self.threshold)
+
+    @property
+    def is_automatic(self) -> bool:
+        """True if thresholds grow with what is owed."""
+        return self.threshold == AUTO
+
+    @override
+    def fields(self, layout):
+        fields = super().fields(layout)
+        if not self.is_automatic:
+            return fields
+        return {"thresholds": Field(layout.num_blocks, per="block"), **fields}
+
+    def pack(
+        self,
+        x: Vector,
+        moments: Vector | None,
+        state: dict[str, tf.Tensor],
+        layout: Layout,
+        context: Context,
+        alpha: float = 1.0,
+        decay: float = 1.0,
+    ) -> Compressed:
+        """Returns the result of `tfgradcomp.ops.pack_over_threshold`."""
+        own, threshold = {}, self.threshold
+        if self.is_automatic:
+            splits = layout.row_splits
+            own["thresholds"] = find_thresholds(
+                x, state["residual"], splits, moments, state.get("variance"), alpha
+            )
+            threshold = ops.spread(own["thresholds"], splits)
+        words, residual, variance, nonfinite = ops.pack_over_threshold(
+            x,
+            moments,
+            state["residual"],
+            state.get("variance"),
+            threshold,
+            alpha,
+            decay,
+        )
+        new = {"residual": residual, "variance": variance}
+        return Compressed(
+            {**own, "words": self.message(words)},
+            {
+                name: context.unless_zero_lr(new[name], old)
+                for name, old in state.items()
+            },
+            tf.equal(nonfinite, 0),
+        )
+
+    def is_due(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns which elements the rule selects by what they are owed alone."""
+        return np.abs(state["residual"]) > self.threshold
+
+    def overdue_residuals(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        r"""Returns \( |r| / \tau \) of the elements that are due.
+
+        Each sends one sign for so many steps, unless gradients change its mind. Empty
+        for an `"auto"` threshold, which grows with r.
+
+        Args:
+            state: The state after a step.
+        """
+        if self.is_automatic:
+            return np.zeros(0, np.float32)
+        owed = state["residual"][self.is_due(state)]
+        return np.abs(owed) / self.threshold
+
+    @override
+    def scale(self, payloads, layout):
+        if self.is_automatic:
+            return payloads["thresholds"]
+        return tf.fill([payloads["words"].shape[0], layout.num_blocks], self.threshold)
+
+
+@dataclass(frozen=True)
+class _Waiting(Compressor):
+    """Sends the input alone; what `SparseCompressor` has not sent yet waits on."""
+
+    compressor: SparseCompressor
+
+    @override
+    def fields(self, layout):
+        return Identity().fields(layout)
+
+    @override
+    def init(self, layout):
+        return self.compressor.init(layout)
+
+    @override
+    def compress(self, x, state, layout, context):
+        return Identity().compress(x, state, layout, context)
+
+    @override
+    def decompress(self, payload, layout):
+        return Identity().decompress(payload, layout)
+
+
+def moments_missing(compressor: Compressor) -> str:
+    """Says how a compressor gets its second moments."""
+    return (
+        f"{type(compressor).__name__} needs second moments, the sums over examples of "
+        "the squares of a gradient's terms. `model.fit` computes them for a model that "
+        "is compiled with its optimizer; a loop of your own calls "
+        "`optimizer.apply(gradients, variables, second_moments=...)` with a tensor for "
+        "each gradient, in its units squared. Another compressor around it (Clip, "
+        "Momentum, ...) has none to give. Received: second_moments=None"
+    )
+
+
+def check_threshold(threshold: float | str) -> None:
+    """Raises ValueError unless it is "auto", or a number, positive and finite."""
+    fits = threshold == AUTO
+    if isinstance(threshold, numbers.Real):
+        fits = 0 < threshold < float("inf")
+    if not fits:
+        raise ValueError(
+            "threshold must be positive and finite, in the units of a gradient, or "
+            f"{AUTO!r}. Received: threshold={threshold!r}"
+        )
+
+
+def check_unambiguity(alpha: float, zeta: float) -> None:
+    """Raises ValueError unless alpha and zeta are in their ranges."""
+    if not 1 <= alpha < float("inf"):
+        raise ValueError(
+            "alpha must be 1 or more and finite; 1 to 2 is good. "
+            f"Received: alpha={alpha!r}"
+        )
+    if not 0 <= zeta <= 1:
+        raise ValueError(f"zeta must be in [0, 1]. Received: zeta={zeta!r}")

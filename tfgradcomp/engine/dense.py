@@ -1,0 +1,77 @@
+"""Gradients in the forms that are compressed: dense tensors, or rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfgradcomp.engine.consistency_check import path_of
+
+
+def dense(
+    gradient: tf.Tensor | tf.IndexedSlices, variable: keras.Variable | tf.Variable
+) -> tf.Tensor:
+    """Returns the dense tensor that a gradient stands for, `IndexedSlices` included.
+
+    Its static shape is the variable's, also where the graph does not know it: in that
+    of an embedding of sequences whose length varies, for example.
+
+    Raises:
+        TypeError: If it is not of a float type.
+    """
+    gradient = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+    _check_type(gradient, variable)
+    return gradient
+
+
+def unique_rows(
+    gradient: tf.IndexedSlices, variable: keras.Variable | tf.Variable
+) -> tf.IndexedSlices:
+    """Returns slices that have each row once, equal ones added up.
+
+    Raises:
+        TypeError: If they are not of a float type.
+    """
+    _check_type(gradient, variable)
+    rows, places = tf.unique(tf.cast(gradient.indices, tf.int32))
+    values = tf.reshape(gradient.values, [-1, *variable.shape[1:]])
+    values = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, tf.constant([*variable.shape]))
+
+
+def touched_rows(gradient: tf.Tensor) -> tf.IndexedSlices:
+    """Returns the rows of a dense gradient that are not zero."""
+    table = tf.reshape(gradient, [gradient.shape[0], -1])
+    is_touched = tf.reduce_any(tf.not_equal(table, 0), 1)
+    rows = tf.cast(tf.where(is_touched)[:, 0], tf.int32)
+    values = tf.gather(gradient, rows)
+    return tf.IndexedSlices(values, rows, tf.constant([*gradient.shape]))
+
+
+def with_values(
+    function: Callable[[list], list], gradients: list[tf.Tensor | tf.IndexedSlices]
+) -> list:
+    """Calls a function of tensors on gradients, of slices on their values.
+
+    Args:
+        function: Returns a tensor for each. What it makes of zeros must be zeros.
+        gradients: Tensors, or slices that have each row once.
+    """
+    values = [getattr(gradient, "values", gradient) for gradient in gradients]
+    return [
+        tf.IndexedSlices(new, gradient.indices, gradient.dense_shape)
+        if isinstance(gradient, tf.IndexedSlices)
+        else new
+        for gradient, new in zip(gradients, function(values), strict=True)
+    ]
+
+
+def _check_type(gradient, variable):
+    if not gradient.dtype.is_floating:
+        raise TypeError(
+            "Gradients must be of a float type to be compressed. Received: "
+            f"dtype={gradient.dtype.name} for variable {path_of(variable)}; train it "
+            "with an optimizer of its own, or split it into real parts."
+        )

@@ -1,0 +1,211 @@
+"""A bucket of a worker with several devices: each device exchanges a part of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.collectives import Devices
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.core import Layout
+from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.engine import nonfinite
+from tfgradcomp.engine.bucket_ranges import BucketRange, Piece
+from tfgradcomp.engine.gradient_bucket import (
+    BucketResult,
+    GradientBucket,
+    Gradients,
+)
+from tfgradcomp.engine.probe import IGNORE
+
+# Parts begin at a multiple of so many elements.
+ALIGNMENT = 4
+
+
+def part_ranges(whole: BucketRange, devices: int) -> list[BucketRange]:
+    """Returns the range of each device: equal parts, rounded to four elements.
+
+    Where that leaves a device without an element, each has the whole range.
+    """
+    size = whole.end - whole.begin
+    cuts = [
+        -(-(whole.begin + size * device // devices) // ALIGNMENT) * ALIGNMENT
+        for device in range(1, devices)
+    ]
+    edges = [whole.begin, *cuts, whole.end]
+    pairs = list(itertools.pairwise(edges))
+    if any(begin >= end for begin, end in pairs):
+        pairs = [(whole.begin, whole.end)] * devices
+    return [BucketRange(begin, end) for begin, end in pairs]
+
+
+class StatePart:
+    """Part of a vector of state, as a device holds it: the head of a variable.
+
+    A variable has one size on all devices, and parts differ by a few elements.
+
+    Attributes:
+        initial: The first value.
+        variable: The variable, once there is one.
+    """
+
+    variable: PerReplicaVariable
+
+    def __init__(self, initial: tf.Tensor, name: str):
+        self.initial = initial
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """Returns the value, where TensorFlow wants a tensor."""
+        return tf.convert_to_tensor(self.variable)[: self.initial.shape[0]]
+
+    def padded(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a value of the size that the variable has."""
+        return _padded(tf.convert_to_tensor(value), self.variable.shape[0])
+
+
+class DeviceShardedBucket(GradientBucket):
+    """A bucket whose parts are exchanged by one device of the worker each.
+
+    The gradient is the mean over the worker's devices. Device k gets part k of it,
+    which it compresses and exchanges with device k of the other workers. The decoded
+    updates are gathered inside the worker.
+
+    Attributes:
+        parts: The part of each device.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pieces: tuple[Piece, ...],
+        bucket_range: BucketRange,
+        make_part: Callable[..., GradientBucket],
+        devices: Devices,
+    ):
+        """Creates the variables of the state.
+
+        Args:
+            name: Name of the bucket.
+            pieces: What it holds of the variables.
+            bucket_range: Which elements of the vector it holds.
+            make_part: Function of a range, a name and `create_variable`, that returns
+                the bucket of a device.
+            devices: The worker's devices.
+        """
+        # Nothing is summed or drawn over the whole.
+        self.bucket_range = bucket_range._replace(alignment=1)
+        ranges = part_ranges(self.bucket_range, devices.per_worker)
+        self.parts = tuple(
+            make_part(one, f"{name}/device{device}", create_variable=StatePart)
+            for device, one in enumerate(ranges)
+        )
+        first = self.parts[0]
+        self.vector, self.name, self.pieces = first.vector, name, pieces
+        self.layout = Layout.from_sizes([end - begin for _, begin, end in pieces])
+        self.route, self.uncompressed_route = first.route, first.uncompressed_route
+        self.is_compressed = first.is_compressed
+        self.has_variable_length = first.has_variable_length
+        self._devices = devices
+        self._is_cut = ranges[0] != ranges[-1]
+        self._slices = [
+            slice(one.begin - bucket_range.begin, one.end - bucket_range.begin)
+            for one in ranges
+        ]
+        self._widest = max(part.size for part in self.parts)
+        leaves = zip(*(tf.nest.flatten(part.state) for part in self.parts), strict=True)
+        names = [f"{name}.{leaf}" for _, leaf, _ in first.state.named_leaves()]
+        variables = list(map(_variable, names, leaves))
+        self.state = tf.nest.pack_sequence_as(first.state, variables)
+
+    @override
+    def exchange(
+        self, gradients, weights, context, is_uncompressed_step=False, watch=IGNORE
+    ):
+        if watch is not IGNORE:
+            raise ValueError(
+                "CompressionMonitor and Timeline observe workers of one device. Train "
+                "without them where a worker has several. Received: "
+                f"devices of a worker={self._devices.per_worker}"
+            )
+        part = self.parts[self._devices.inside.rank]
+        own = self._reduced(gradients, part)
+        result = part.exchange(own, weights, context, is_uncompressed_step)
+        state = tf.nest.map_structure(StatePart.padded, part.state, result.state)
+        return self._gathered(result)._replace(state=state)
+
+    def _reduced(self, gradients: Gradients, part: GradientBucket) -> Gradients:
+        """Returns the mean gradient of the worker, as far as a part goes."""
+        vector = self.flatten(gradients.values, gradients.scale)
+        values = self._sum_inside(vector, "gradients") / self._devices.per_worker
+        moments = []
+        if part.route.method.compressor.needs_second_moments:
+            # A term of the mean is a term of a device over their number.
+            total = self._sum_inside(self._second_moments(gradients), "moments")
+            moments = _by_position(total / self._devices.per_worker**2, part, gradients)
+        return Gradients(_by_position(values, part, gradients), moments=moments)
+
+    def _sum_inside(self, vector: Vector, what: str) -> tf.Tensor:
+        """Returns this device's part of the sum over the worker's devices."""
+        inside, call_site = self._devices.inside, f"{self.name}/{what}"
+        vector = tf.convert_to_tensor(vector)
+        if not self._is_cut:
+            return tf.reduce_sum(inside.gather(vector, call_site), axis=0)
+        rows = tf.stack([_padded(vector[own], self._widest) for own in self._slices])
+        came = tf.reshape(inside.all_to_all(rows, call_site), rows.shape)
+        return tf.reduce_sum(came, axis=0)[: self.parts[inside.rank].size]
+
+    def _gathered(self, result: BucketResult) -> BucketResult:
+        """Returns the result of all parts, without the state."""
+        if not self._is_cut:
+            return result
+        flags = result.nonfinite_flags
+        size = self.parts[self._devices.inside.rank].size
+        update = tf.convert_to_tensor(result.update)[-size:]
+        # As integers: every bit gets there, and counts do as well.
+        message = tf.concat(
+            [
+                flags,
+                tf.cast([result.elements_sent, result.variable_words], tf.int32),
+                tf.bitcast(_padded(update, self._widest), tf.int32),
+            ],
+            0,
+        )
+        rows = self._devices.inside.gather(message, f"{self.name}/update")
+        count = flags.shape[0]
+        parts = [
+            row[count + 2 : count + 2 + part.size]
+            for row, part in zip(tf.unstack(rows), self.parts, strict=True)
+        ]
+        return BucketResult(
+            tf.bitcast(tf.concat(parts, 0), tf.float32),
+            result.state,
+            nonfinite.first_of(tf.unstack(rows[:, :count])),
+            tf.reduce_sum(rows[:, count]),
+            tf.reduce_sum(rows[:, count + 1]),
+        )
+
+
+def _by_position(vector, part, gradients):
+    """Returns a part's vector as a list over all variables: what it has of each."""
+    values: list[tf.Tensor | None] = [None] * len(gradients.values)
+    sizes = [end - begin for _, begin, end in part.pieces]
+    for piece, value in zip(part.pieces, tf.split(vector, sizes), strict=True):
+        values[piece.position] = value
+    return values
+
+
+def _padded(vector: tf.Tensor, size: int) -> tf.Tensor:
+    return tf.pad(vector, [[0, size - vector.shape[0]]])
+
+
+def _variable(name: str, parts: tuple[StatePart, ...]) -> PerReplicaVariable:
+    """Creates the variable of a leaf of the state, of the size of the longest part."""
+    longest = max((part.initial for part in parts), key=lambda one: one.shape[0])
+    variable = PerReplicaVariable.known(longest, name)
+    for part in parts:
+        part.variable = variable
+    return variable

@@ -1,0 +1,91 @@
+"""Replies that are applied to the weights straight from their words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat import update_rules
+from tfgradcomp.compat.inner_optimizer import FusedUpdate
+from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
+from tfgradcomp.engine.gradient_bucket import GradientBucket
+
+
+class FusedApply:
+    """The buckets of a step that the inner optimizer takes without their vectors.
+
+    One pass reads the words and updates the weights and what the optimizer keeps of
+    them: the same bits as the decoded update and the optimizer's own step, which write
+    and read a vector each time. It takes a native operation that decodes, an inner
+    optimizer with such a step and variables of float32.
+
+    Attributes:
+        others: Those that go the long way, with their vectors.
+        positions: Positions of the variables that are updated here.
+        words: For each bucket the tensors that it is decoded from.
+    """
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer,
+        updates: Sequence[tuple[GradientBucket, Vector]],
+        variables: Sequence[keras.Variable],
+    ):
+        """Chooses the buckets.
+
+        Args:
+            inner: The inner optimizer.
+            updates: All buckets and their decoded replies.
+            variables: The variables of the step.
+        """
+        self._inner = inner
+        self._rule = update_rules.rule_of(inner)
+        self._variables = {
+            compat.position(inner, variable): variable
+            for variable in variables
+            if variable.dtype == "float32"
+        }
+        taken = [(bucket, self._decoding(bucket, vector)) for bucket, vector in updates]
+        # The pieces of a variable are in buckets of one vector, and go one way.
+        long = {bucket.vector for bucket, decoding in taken if decoding is None}
+        self.others = [update for update in updates if update[0].vector in long]
+        self._taken = [
+            (bucket, decoding)
+            for bucket, decoding in taken
+            if decoding is not None and bucket.vector not in long
+        ]
+        self.positions = {p for bucket, _ in self._taken for p in bucket.positions}
+        self.words = [decoding.arguments for _, decoding in self._taken]
+
+    def of(self, words: Sequence[tuple[tf.Tensor, ...]]) -> FusedUpdate | None:
+        """Returns the update; None where there is nothing to update.
+
+        Args:
+            words: `words`, as they are known where the update is taken.
+        """
+        rule = self._rule
+        if rule is None or not self._taken:
+            return None
+
+        def apply():
+            coefficients = update_rules.coefficients(self._inner)
+            for (bucket, decoding), arguments in zip(self._taken, words, strict=True):
+                own = [self._variables[position] for position in bucket.positions]
+                ops.apply_decoded(
+                    decoding._replace(arguments=tuple(arguments)),
+                    coefficients,
+                    update_rules.handles(self._inner, own),
+                    [piece.begin for piece in bucket.pieces],
+                    rule,
+                )
+
+        return FusedUpdate(self.positions, apply)
+
+    def _decoding(self, bucket: GradientBucket, vector: Vector) -> DecodeOp | None:
+        is_known = self._variables.keys() >= set(bucket.positions)
+        decoding = vector.decoding if isinstance(vector, SplitVector) else None
+        return decoding if self._rule and is_known else None

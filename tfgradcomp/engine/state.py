@@ -1,0 +1,405 @@
+"""The state of a method as files hold it: in one form, whoever wrote it.
+
+A file has each leaf of the state as a whole vector, float32 `[rows, size]`, whatever
+transport, number of workers or buckets wrote it: a row for each local worker where
+workers differ, else one. A worker that serves a part of the vector writes that part,
+zeros elsewhere, and which elements these are (`server_owned`): the files of all workers
+hold the whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.collectives import Collectives, SingleWorker
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
+from tfgradcomp.core.logging import logger
+from tfgradcomp.engine.consistency_check import (
+    RestoreStatus,
+    check_restored,
+    lost_files,
+    missing_state,
+)
+from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.plan import Plan
+from tfgradcomp.engine.step import StepVariables
+
+# What a file has besides leaves: whose it is, whether float32 was taken instead, and
+# which variables are in which vector, where a policy divides them.
+_PLACE, _FALLBACK, _POLICY = "place", "fallback", "policy"
+_OWNED = "server_owned"
+
+
+class Restored(NamedTuple):
+    """A state that was read from a file.
+
+    Attributes:
+        rows: The vectors by the names of leaves, float32 `[rows, size]`.
+        owned: By the names of vectors, which elements of the server's state are known,
+            bool `[size]`.
+        missing: What the file lacks, in words; empty where nothing.
+        origin: The rank of the worker that wrote it, and the number of workers.
+    """
+
+    rows: dict[str, np.ndarray]
+    owned: dict[str, np.ndarray]
+    missing: list[str]
+    origin: tuple[int, int] = (0, 1)
+
+    @property
+    def is_partial(self) -> bool:
+        """True if only a part of the server's state is known."""
+        return not all(known.all() for known in self.owned.values())
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing is missing, and nothing known in part."""
+        return not self.missing and not self.is_partial
+
+
+class _Leaf(NamedTuple):
+    """One variable of a bucket's state and where it belongs."""
+
+    bucket: GradientBucket
+    role: str
+    name: str
+    variable: PerReplicaVariable
+
+    def is_same_everywhere(self, num_workers: int) -> bool:
+        """Returns whether it has the same value on every replica of every worker."""
+        if len(self.bucket.parts) > 1:
+            return False
+        return self.role == "local" or self._is_replicated(num_workers)
+
+    def _is_replicated(self, num_workers):
+        """Returns whether it is a server's state, and whole on every worker."""
+        owned = map(self.bucket.route.owned_range, range(num_workers))
+        whole = range(self.bucket.layout.size)
+        return self.role == "server" and all(one == whole for one in owned)
+
+    def place(self, rank: int, device: int) -> tuple[slice, slice]:
+        """Returns where its elements are in the vector, and in the variable.
+
+        Args:
+            rank: The worker.
+            device: Which of the worker's devices.
+        """
+        bucket = self.bucket.parts[device]
+        route = bucket.route
+        owned = range(bucket.layout.size)
+        if self.role == "server":
+            owned = route.owned_range(rank)
+        padding = bucket.bucket_range.alignment_padding
+        first, last = max(owned.start, padding), max(owned.stop, padding)
+        offset = bucket.bucket_range.offset
+        return (
+            slice(offset + first, offset + last),
+            slice(first - owned.start, last - owned.start),
+        )
+
+
+def can_restore(owner: str, is_built: bool, store: Mapping) -> bool:
+    """Returns whether a file has a state, and its owner the variables for it.
+
+    Warns if only the variables are missing.
+    """
+    has_state = _PLACE in store.keys() and len(store.keys()) > 1
+    if has_state and not is_built:
+        warnings.warn(
+            f"The residuals and momenta of {owner} are not restored, because it is not "
+            "built. Expected: `optimizer.build(model.trainable_variables)` before it "
+            f"is loaded. Received: {sorted(store.keys())}",
+            stacklevel=2,
+        )
+    return has_state and is_built
+
+
+def saved_fallback(store: Mapping) -> bool:
+    """Returns whether the state in a file is that of the float32 fallback."""
+    return bool(store[_FALLBACK][()]) if _FALLBACK in store.keys() else False
+
+
+def _saved_policy(store: Mapping) -> str:
+    """Returns which vectors a file has, in words; empty where there is no policy."""
+    if _POLICY not in store.keys():
+        return ""
+    return bytes(np.asarray(store[_POLICY][()])).decode()
+
+
+class OptimizerState:
+    """The state of a built optimizer, to be saved and restored.
+
+    Args:
+        owner: Name of the optimizer, for errors.
+        scalars: The small variables.
+        plan: The buckets, with their collectives.
+    """
+
+    def __init__(self, owner: str, scalars: StepVariables, plan: Plan):
+        self._owner = owner
+        self._scalars = scalars
+        self._plan = plan
+        # A state that was read and waits for the other processes.
+        self._pending: Restored | None = None
+        self._origins: list[tuple[int, int]] = []
+        self._leaves = [
+            _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
+            for bucket in plan.buckets
+            for role, name, variable in bucket.state.named_leaves()
+        ]
+
+    def variables(self) -> list:
+        """Returns the variables of the method's state."""
+        leaves = [leaf.variable for leaf in self._leaves]
+        return [*self._scalars.variables(), *leaves]
+
+    def shared_variables(self) -> list:
+        """Returns the variables that are the same on all workers."""
+        count = self._plan.collectives.num_workers
+        return [
+            leaf.variable for leaf in self._leaves if leaf.is_same_everywhere(count)
+        ]
+
+    def save(self, store: MutableMapping) -> None:
+        """Saves the state of this worker, by local reads.
+
+        Raises:
+            ValueError: If a restored state still waits for that of other workers.
+        """
+        if self._pending is not None and not self._pending.is_whole:
+            raise ValueError(
+                f"The restored state of {self._owner} is not complete before the first "
+                "step joins the workers' parts: take a step before saving. "
+                f"Received: missing on this worker={self._pending.missing}"
+            )
+        collectives = self._plan.collectives
+        store[_PLACE] = (collectives.process_index, collectives.num_processes)
+        store[_FALLBACK] = int(self._plan.is_fallback)
+        if self._plan.policy:
+            text = self._plan.policy.encode()
+            store[_POLICY] = np.frombuffer(text, np.uint8)
+        for variable in self._scalars.variables():
+            store[variable.name] = variable.local_values()
+        whole: dict[str, np.ndarray] = {}
+        owned: dict[str, np.ndarray] = {}
+        for leaf in self._leaves:
+            values = leaf.variable.local_values()
+            workers = len(values) // self._plan.devices_per_worker
+            count = workers if leaf.role in ("worker", "moments") else 1
+            shape = [count, self._sizes[leaf.bucket.vector]]
+            target = whole.setdefault(leaf.name, np.zeros(shape, np.float32))
+            for replica, row in enumerate(values):
+                worker, device = divmod(replica, self._plan.devices_per_worker)
+                place, source = leaf.place(self._first_rank + worker, device)
+                target[worker % count, place] = row[source]
+                if leaf.role == "server":
+                    known = owned.setdefault(
+                        leaf.bucket.vector, np.zeros(shape[1], bool)
+                    )
+                    known[place] = True
+        for name, values in whole.items():
+            store[name] = values
+        for vector, known in owned.items():
+            store[f"{vector}.{_OWNED}"] = _ranges(known)
+
+    def restore(self, store: Mapping, joins_at_once: bool) -> None:
+        """Restores what `save` saved, here or on another worker.
+
+        Args:
+            store: What was saved.
+            joins_at_once: True: all workers restore, and the parts that they have read
+                are joined now. False: `check_restore` and `finish_restore` follow.
+
+        Raises:
+            ValueError: As `check_restore` and `finish_restore`.
+        """
+        restored = self._read(store)
+        self._note_origin(*restored.origin)
+        self._pending = restored
+        if restored.is_whole:
+            self._assign(restored)
+        if joins_at_once:
+            self.check_restore()
+            self.finish_restore()
+
+    def check_restore(self) -> None:
+        """Compares what all workers have restored; all must call it.
+
+        Raises:
+            ValueError: On all workers, if what one has restored is not complete and the
+                others' files cannot complete it.
+        """
+        pending = self._pending
+        if pending is None and self._plan.hosts is None:
+            # Workers of one program have all restored, or none; those of parameter
+            # servers restore nothing, and meet in steps only.
+            return
+        status = RestoreStatus([])
+        if pending is not None:
+            status = RestoreStatus(pending.missing, pending.is_partial, pending.origin)
+        self._origins, is_partial = check_restored(self._processes, self._owner, status)
+        if not is_partial:
+            self._pending = None
+
+    def finish_restore(self) -> None:
+        """Joins the parts of a restored state, after `check_restore`, on all workers.
+
+        Raises:
+            ValueError: On all workers, if the state is not complete then.
+        """
+        if self._pending is None:
+            return
+        with tf.init_scope():
+            restored = self._joined(self._pending)
+            if restored.missing:
+                raise ValueError(
+                    f"The state of {self._owner} is not restored as a whole. "
+                    f"{lost_files(self._origins)} {missing_state(restored.missing)}"
+                )
+            self._assign(restored)
+        self._pending = None
+
+    def _read(self, store: Mapping) -> Restored:
+        saved = {n for n in store.keys() if n != _PLACE and not n.endswith(_OWNED)}
+        saved -= {_FALLBACK, _POLICY}
+        expected = {v.name for v in self._scalars.variables()}
+        expected |= {leaf.name for leaf in self._leaves}
+        missing = sorted(expected - saved)
+        missing += [f"no place for {name}" for name in sorted(saved - expected)]
+        policy = _saved_policy(store)
+        if policy != self._plan.policy:
+            missing.append(
+                f"another policy: {policy or 'none'} in the file, "
+                f"{self._plan.policy or 'none'} here"
+            )
+        rows, owned = {}, {}
+        for name in expected & saved:
+            rows[name] = store[name][()]
+        for leaf in self._leaves:
+            if leaf.name not in rows:
+                continue
+            size = self._sizes[leaf.bucket.vector]
+            if rows[leaf.name].shape[1:] != (size,):
+                found = rows[leaf.name].shape[1:]
+                missing.append(f"{leaf.name} of {size} elements, not {found}")
+                del rows[leaf.name]
+            elif leaf.role == "server":
+                key = f"{leaf.bucket.vector}.{_OWNED}"
+                ranges = store[key][()] if key in store.keys() else [[0, size]]
+                owned[leaf.bucket.vector] = _mask(ranges, size)
+        rank, num_workers = (int(number) for number in store[_PLACE][()])
+        return Restored(rows, owned, missing, (rank, num_workers))
+
+    def _joined(self, restored: Restored) -> Restored:
+        """Joins the parts that all processes have read; all must call it.
+
+        An element that several have read is that of the last one.
+        """
+        collectives = self._processes
+        rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
+        rank = collectives.process_index + 1
+        for vector, known in restored.owned.items():
+            provider = tf.constant(np.where(known, rank, 0), tf.int32)
+            # A call site has one size for ever, and each optimizer has another.
+            size = len(known)
+            provider = collectives.max(provider, f"restore/{vector}/{size}").numpy()
+            owned[vector] = provider > 0
+            if not owned[vector].all():
+                spans = _ranges(~owned[vector]).tolist()
+                missing.append(f"elements {spans} of {vector}.server")
+            for name in self._server_names(vector):
+                # As integers: the sum of -0.0 and 0.0 would be another zero.
+                own = np.where(provider == rank, rows[name][0], 0).astype(np.float32)
+                words = tf.constant(own.view(np.int32))
+                words = collectives.sum(words, f"restore/{name}/{size}").numpy()
+                rows[name] = words.view(np.float32)[np.newaxis]
+        return restored._replace(rows=rows, owned=owned, missing=missing)
+
+    def _assign(self, restored: Restored) -> None:
+        """Assigns a whole state to the variables of this process."""
+        for variable in self._scalars.variables():
+            replicas = len(variable.local_values())
+            values = rows_for_replicas(restored.rows[variable.name], replicas)
+            variable.assign_local_values(values.astype(variable.dtype))
+        for leaf in self._leaves:
+            values = np.zeros_like(leaf.variable.local_values())
+            devices = self._plan.devices_per_worker
+            rows = rows_for_replicas(restored.rows[leaf.name], len(values) // devices)
+            for replica, row in enumerate(rows.repeat(devices, 0)):
+                worker, device = divmod(replica, devices)
+                place, source = leaf.place(self._first_rank + worker, device)
+                values[replica, source] = row[place]
+            leaf.variable.assign_local_values(values)
+
+    def _note_origin(self, rank, num_workers):
+        own = self._plan.collectives
+        here, count = own.process_index, own.num_processes
+        first_stranger = 1 if rank == 0 else 0
+        if (num_workers, here) != (count, rank) and here == min(
+            first_stranger, count - 1
+        ):
+            logger.info(
+                "%s: residuals and momenta are those of worker %d of %d, now on all of "
+                "%d. tfgradcomp.callbacks.BackupAndRestore keeps each worker's own; "
+                "`python -m tfgradcomp.reshard` changes the number of workers.",
+                self._owner,
+                rank,
+                num_workers,
+                count,
+            )
+
+    @property
+    def _processes(self) -> Collectives:
+        """The collectives by which processes join what they have restored."""
+        if self._plan.hosts is not None:
+            return self._plan.hosts
+        own = self._plan.collectives
+        return own if own.num_processes > 1 else SingleWorker()
+
+    def _server_names(self, vector):
+        leaves = [leaf for leaf in self._leaves if leaf.bucket.vector == vector]
+        return dict.fromkeys(leaf.name for leaf in leaves if leaf.role == "server")
+
+    @property
+    def _sizes(self):
+        sizes: dict[str, int] = {}
+        for bucket in self._plan.buckets:
+            sizes[bucket.vector] = sizes.get(bucket.vector, 0) + bucket.size
+        return sizes
+
+    @property
+    def _first_rank(self):
+        """The rank of the first local replica."""
+        own = self._plan.collectives
+        return own.process_index * own.num_workers // own.num_processes
+
+
+def rows_for_replicas(values: np.ndarray, replicas: int) -> np.ndarray:
+    """Returns a row for each local replica, of the rows of as many as there were.
+
+    Of floats what is owed on average stays. Integers are the same on all, and a seed
+    is no exact float.
+    """
+    if len(values) == replicas:
+        return values
+    is_float = np.issubdtype(values.dtype, np.floating)
+    values = values.mean(0, keepdims=True) if is_float else values[:1]
+    return values.repeat(replicas, 0)
+
+
+def _ranges(known: np.ndarray) -> np.ndarray:
+    """Returns the ranges of true elements, int64 `[n, 2]`."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], known, [0]])))
+    return edges.reshape([-1, 2]).astype(np.int64)
+
+
+def _mask(ranges: Iterable, size: int) -> np.ndarray:
+    mask = np.zeros([size], bool)
+    for begin, end in ranges:
+        mask[begin:end] = True
+    return mask
