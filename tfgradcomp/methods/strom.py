@@ -12,8 +12,7 @@ def strom(threshold: float | str, index_coding: str = "fixed") -> Method:
 
     Worker: \( r \mathrel{+}= g \). Where \( |r| > \tau \) it sends
     \( S = \mathrm{sign}(r)\,\tau \) and \( r \mathrel{-}= S \): nothing is lost.
-    Server:
-    the mean; zero for an element that no worker has sent.
+    Server: the mean; zero for an element that no worker has sent.
 
     The learning rate is that of uncompressed training. `traffic.ratio` is the number
     of elements over those sent. XLA (`jit_compile=True`) is for one worker only.
