@@ -99,12 +99,11 @@ MUTATIONS = (
     ),
     Mutation(
         "Nesterov's momentum is not multiplied in one pass",
-        "tfgradcomp/compressors/_one_pass.py",
+        "tfgradcomp/compressors/momentum.py",
         (
             Edit(
-                '            residuals.read(inner["residual"]),\n'
-                "            self.compressor.momentum,\n",
-                '            residuals.read(inner["residual"]),\n            1.0,\n',
+                'inner["residual"], mu, layout, context',
+                'inner["residual"], 1.0, layout, context',
             ),
         ),
         ("tests/optimizers/test_trajectories.py", "-k", "dist_ef_block_sgdm"),
@@ -153,7 +152,7 @@ MUTATIONS = (
         "tfgradcomp/engine/gradient_bucket.py",
         (
             Edit(
-                "sent = self.compress(gradients, context, route, watch)",
+                "sent = self.compress(gradients, context, route, observer)",
                 "sent = self.compress(\n"
                 "            gradients._replace(values=[\n"
                 "                None if g is None else g\n"
@@ -161,7 +160,7 @@ MUTATIONS = (
                 "                * tf.convert_to_tensor(w) / gradients.scale\n"
                 "                for g, w in zip(gradients.values, weights)\n"
                 "            ]),\n"
-                "            context, route, watch,\n"
+                "            context, route, observer,\n"
                 "        )",
             ),
             Edit("if self._weight_decay:", "if False:"),

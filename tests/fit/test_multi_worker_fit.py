@@ -398,7 +398,7 @@ def test_all_workers_take_the_transport_that_one_chose(ask):
     assert first == second
     # Words that cost much or nothing change where they go, and no bit of the weights.
     kept = [first[name] for name in ("measured", "slow", "idle")]
-    assert {one["compressor"] for one in kept} == {"MomentumSign"}
+    assert {one["compressor"] for one in kept} == {"_MomentumSign"}
     assert len({one["digest"] for one in kept}) == 1
     # Only where it is asked for, nothing is compressed where that is quicker.
     fallback = first["idle, fallback"]

@@ -123,9 +123,9 @@ class DeviceShardedBucket(GradientBucket):
 
     @override
     def exchange(
-        self, gradients, weights, context, is_uncompressed_step=False, watch=IGNORE
+        self, gradients, weights, context, is_uncompressed_step=False, observer=IGNORE
     ):
-        if watch is not IGNORE:
+        if observer is not IGNORE:
             raise ValueError(
                 "CompressionMonitor and Timeline observe workers of one device. Train "
                 "without them where a worker has several. Received: "

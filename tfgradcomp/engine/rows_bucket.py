@@ -57,16 +57,16 @@ class RowsBucket(GradientBucket):
 
     @override
     def exchange(
-        self, gradients, weights, context, is_uncompressed_step=False, watch=IGNORE
+        self, gradients, weights, context, is_uncompressed_step=False, observer=IGNORE
     ):
         (position,) = self.positions
         gradient = gradients.values[position]
         if not isinstance(gradient, tf.IndexedSlices):
             self._say_dense(weights[position], gradient)
-            whole = super().exchange(gradients, weights, context, watch=watch)
+            whole = super().exchange(gradients, weights, context, observer=observer)
             return whole._replace(variable_words=_words_gathered(self.route))
-        watch.ready([gradient])
-        rows_route = watch.timed(self.rows_route)
+        observer.ready([gradient])
+        rows_route = observer.timed(self.rows_route)
         union = rows_route.agree(gradient.indices)
         rows = union.rows
         route = rows_route.at(tf.size(rows) * self.width)
@@ -78,11 +78,11 @@ class RowsBucket(GradientBucket):
         places = tf.searchsorted(rows, gradient.indices)[:, tf.newaxis]
         own = tf.scatter_nd(places, values, [tf.size(rows), self.width])
         x = SplitVector([own], gradients.scale)
-        watch.flattened(x, worker)
+        observer.flattened(x, worker)
         sent = self._compress(x, worker, gradients, context, route)
-        watch.encoded(sent)
+        observer.encoded(sent)
         result = route.exchange(sent.payload, server, sent.context, sent.flag)
-        watch.exchanged(result.update)
+        observer.exchanged(result.update)
         update = tf.convert_to_tensor(result.update)
         if self._weight_decay:
             table = tf.reshape(tf.cast(weights[position], tf.float32), [-1, self.width])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
@@ -23,14 +24,18 @@ from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
 from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
 from tfgradcomp.engine.step import Stepper, StepVariables
-from tfgradcomp.engine.summary import Summarized
+from tfgradcomp.engine.summary import (
+    print_summary,
+    traffic_of,
+    variables_to_build_for,
+)
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.engine.variable_copies import originals_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.servers import Server
-from tfgradcomp.transports import Costs, Transport
+from tfgradcomp.transports import Costs, Traffic, Transport
 
 NONFINITE = ("raise", "skip")
 # Arguments of the whole optimizer, whatever its method.
@@ -60,7 +65,7 @@ _COMPARED = (
 )
 
 
-class CompressedOptimizer(Summarized, OptimizerWrapper):
+class CompressedOptimizer(OptimizerWrapper):
     r"""Wraps a Keras optimizer and exchanges compressed gradients between workers.
 
     Each worker holds its own mean gradient \( g^{(i)} \). In a step
@@ -310,7 +315,7 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
         )
         buckets = self._plan.buckets
         varies = any(bucket.has_variable_length for bucket in buckets)
-        self._scalars = StepVariables.create(self.seed, counts_moved=varies)
+        self._scalars = StepVariables.create(self.seed, counts_traffic=varies)
         self._state = OptimizerState(self.name, self._scalars, self._plan)
         compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         self._stepper = self.stepper_class(
@@ -397,6 +402,46 @@ class CompressedOptimizer(Summarized, OptimizerWrapper):
             check_same_at_start(self._plan.hosts, self.inner_optimizer, settings)
         self._state.finish_restore()
         self._is_checked = True
+
+    # Reports.
+
+    @property
+    def traffic(self) -> Traffic:
+        """The traffic of one worker in a compressed step, by the fields that travel.
+
+        Raises:
+            ValueError: If the optimizer is not built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                "`traffic` depends on the model's variables; ask after `fit`, or call "
+                "`optimizer.build(model.trainable_variables)` first."
+            )
+        return traffic_of(self._plan, self._scalars.traffic_counters)
+
+    def summary(
+        self,
+        model: keras.Model | None = None,
+        line_length: int | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+    ) -> None:
+        """Prints which variables are compressed, how they travel, and why others not.
+
+        Totals follow: bits an element, and bytes a step beside those of float32.
+
+        Args:
+            model: The model to build the optimizer for; None: the model that was
+                compiled with it. If there are several processes, all workers must have
+                built the optimizer before.
+            line_length: The most characters of a line; None: any number.
+            print_fn: Called with each line instead of `print`.
+
+        Raises:
+            ValueError: If the optimizer is not built and cannot be built here.
+        """
+        if not self.built:
+            self.build(variables_to_build_for(self, model))
+        print_summary(self._plan, self.traffic, line_length, print_fn)
 
     # State and configuration.
 

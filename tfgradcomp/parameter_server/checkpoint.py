@@ -43,10 +43,9 @@ class ClusterCheckpoint:
                     bucket.name,
                     leaf,
                 )
-        if optimizer.stepper.scalars.moved is not None:
-            self._stand_for(
-                optimizer.stepper.scalars.moved, self._read_moved, self._restore_moved
-            )
+        counters = optimizer.stepper.scalars.traffic_counters
+        if counters is not None:
+            self._stand_for(counters, self._read_moved, self._restore_moved)
 
     def _stand_for(self, variable, read: Callable, restore: Callable, *place):
         read = functools.partial(read, *place)
@@ -84,7 +83,7 @@ class ClusterCheckpoint:
 
 
 def _moved(worker):
-    return worker.optimizer.stepper.scalars.moved
+    return worker.optimizer.stepper.scalars.traffic_counters
 
 
 def _worker_leaf(worker, index, leaf):

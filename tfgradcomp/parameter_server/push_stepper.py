@@ -37,10 +37,10 @@ class PushLogStepper(Stepper):
         for bucket in self.buckets:
             sent.append(bucket.compress(gradients, self.context()))
             pushed.append(self._push(bucket, sent[-1]).content)
-        if self.scalars.moved is not None:
+        if self.scalars.traffic_counters is not None:
             elements = [one.elements_sent for one in sent]
             words = [own.variable_words for own in pushed]
-            self.scalars.moved.assign(self._moved(elements, words))
+            self.scalars.traffic_counters.assign(self._counted(elements, words))
         if gradients.calls:
             # Its gradients are on their way: what others pushed meanwhile comes first.
             inner_step.rewind_window(self.inner)
