@@ -37,8 +37,9 @@ class Batches(keras.callbacks.Callback):
 def make_worker(kind, meeting, rank, inner):
     """A worker whose gradients are its row of `GRADIENTS`."""
     transport = kind.transport_class.at(meeting, rank)
-    optimizer = tfgradcomp.CompressedOptimizer(inner, Identity(), Mean(), min_size=0)
-    optimizer.transport = transport
+    optimizer = tfgradcomp.CompressedOptimizer(
+        inner, Identity(), Mean(), transport=transport, min_size=0
+    )
     optimizer.stepper_class = transport.stepper_class
     model = keras.Sequential(
         [

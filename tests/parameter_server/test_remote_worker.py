@@ -61,8 +61,7 @@ def test_a_worker_keeps_its_state_when_the_workers_change(name):
         return Rendezvous(uuid.uuid4().hex, devices, num_workers, states)
 
     larger = rendezvous_of(3, 2, {})
-    optimizer = make_optimizer()
-    optimizer.transport = ParameterServer.at(larger, 2)
+    optimizer = make_optimizer(transport=ParameterServer.at(larger, 2))
     worker = RemoteWorker("CPU:0", make_model(optimizer))
     worker.open(dataset, 1, 0)
     worker.join(larger, 2)

@@ -37,8 +37,8 @@ def make_pair(kind, name="TernGrad", is_shared=True, more=lambda rank: []):
     meeting = kind.transport_class.rendezvous_class(uuid.uuid4().hex, ["CPU:0"], 2, {})
     workers = []
     for rank in (0, 1):
-        optimizer = ROWS[name].make_to_train()
-        optimizer.transport = kind.transport_class.at(meeting, rank)
+        transport = kind.transport_class.at(meeting, rank)
+        optimizer = ROWS[name].make_to_train(transport=transport)
         optimizer.stepper_class = optimizer.transport.stepper_class
         dense = keras.layers.Dense(1, kernel_initializer="zeros")
         model = keras.Sequential(
