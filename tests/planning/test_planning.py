@@ -16,8 +16,8 @@ from tfgradcomp.core import Layout
 from tfgradcomp.planning import arithmetic, command, output
 from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.measured import find_model
-from tfgradcomp.transports import AllGather, Costs, Line, Sharded
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports import AllGather, Costs, LinearCost, Sharded
+from tfgradcomp.transports.costs import SimulatedCollectives
 
 GIGABIT = planning.Link(1e9, 0.0, efficiency=1.0)
 # Only the link takes time.
@@ -44,7 +44,7 @@ def test_arithmetic_grows_with_elements_and_with_payloads_to_decode(monkeypatch)
 
 
 def test_a_step_without_a_network_is_measured():
-    transport = Sharded(Echo(2))
+    transport = Sharded(SimulatedCollectives(2))
     optimizer = tfgradcomp.DistEFBlockSGDM("sgd", transport=transport, min_size=0)
     assert arithmetic._step_seconds(optimizer, 4096) > 0
 
@@ -81,7 +81,7 @@ def test_devices_of_a_node_share_its_link():
 
 
 def test_measured_software_holds_for_any_number_of_workers():
-    costs = Costs(Line(3.0, 0.6), Line(5.0, 0.75), Line(12.0, 1.5))
+    costs = Costs(LinearCost(3.0, 0.6), LinearCost(5.0, 0.75), LinearCost(12.0, 1.5))
     software = planning.software_of(costs, 4)
     for kind in Costs._fields:
         cost = getattr(costs, kind)

@@ -39,7 +39,7 @@ class PushLogStepper(Stepper):
             pushed.append(self._push(bucket, sent[-1]).content)
         if self.scalars.traffic_counters is not None:
             elements = [one.elements_sent for one in sent]
-            words = [own.variable_words for own in pushed]
+            words = [own.variable_length_words for own in pushed]
             self.scalars.traffic_counters.assign(self._counted(elements, words))
         if gradients.calls:
             # Its gradients are on their way: what others pushed meanwhile comes first.
@@ -108,7 +108,7 @@ class PushLogStepper(Stepper):
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
             route = cast(PushLogRoute, bucket.route)
-            result = route.pull(route.flight_of(pusher, context, replies), server)
+            result = route.pull(route.pending_push_of(pusher, context, replies), server)
             update, local = bucket.with_local_terms(result.update, decayed, context)
             updates.append((bucket, update))
             state += _pairs(bucket.state.local, local)

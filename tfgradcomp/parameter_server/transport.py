@@ -27,7 +27,13 @@ from tfgradcomp.parameter_server.header import (
 from tfgradcomp.parameter_server.queues import Endpoint, total
 from tfgradcomp.parameter_server.rendezvous import Rendezvous, Seat
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport, Words
+from tfgradcomp.transports.base import (
+    ExchangeResult,
+    PendingExchange,
+    Route,
+    Transport,
+    Words,
+)
 from tfgradcomp.transports.messages import has_variable_length
 from tfgradcomp.transports.sharding import Relay, division_for
 
@@ -132,20 +138,22 @@ class ParameterServerRoute(Route):
             self.collectives.peer,
             [tf.concat([head, rows[server]], 0) for server in used],
         )
-        return Flight(context, messages.variable_words(payload, self.fields))
+        return PendingExchange(
+            context, messages.variable_length_words(payload, self.fields)
+        )
 
     @override
-    def pull(self, flight, state):
+    def pull(self, pending, state):
         replies = self._rendezvous.receive(self._endpoint_name, self.collectives.peer)
         count = self.num_workers
         flags = replies[0][:count]
         rows = [reply[count:] for reply in replies]
-        update, reply = self._division.decoded(rows, flight.context)
+        update, reply = self._division.decoded(rows, pending.context)
         deferred = self._division.deferred_reply
         if deferred:
             words = messages.pack(reply, deferred)
             state = {"deferred": tf.bitcast(words, tf.float32)}
-        return ExchangeResult(update, state, flags, flight.content)
+        return ExchangeResult(update, state, flags, pending.content)
 
     def _endpoint(self, context):
         division, used = self._division, self._division.num_used

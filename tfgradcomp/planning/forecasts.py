@@ -30,7 +30,7 @@ from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes, sizes
 from tfgradcomp.transports import Costs, Transport
 from tfgradcomp.transports.auto import BY_NAME
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports.costs import SimulatedCollectives
 from tfgradcomp.transports.messages import has_variable_length
 
 FLOAT32 = "float32"
@@ -332,7 +332,7 @@ class _Planner:
         """Yields the forecasts of a method, for each transport that can carry it."""
         for transport, kind in BY_NAME.items():
             optimizer = getattr(optimizers, name)(
-                keras.optimizers.SGD(), transport=kind(Echo(count))
+                keras.optimizers.SGD(), transport=kind(SimulatedCollectives(count))
             )
             method = optimizer.method
             try:
