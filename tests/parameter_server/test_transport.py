@@ -13,7 +13,7 @@ from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
 from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
 from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
@@ -190,7 +190,10 @@ def test_the_declared_words_travel_and_those_that_vary(name):
     sent, received = (2 * words for words in cluster.routes[1].words)
     varied = np.sum(cluster.words, axis=1)
     assert (varied > 0).all() == ROWS[name].variable_length
-    own, mean = Call("gather", varied[1]), Call("gather", np.mean(varied))
+    own, mean = (
+        CollectiveCall("gather", varied[1]),
+        CollectiveCall("gather", np.mean(varied)),
+    )
     collectives = cluster.routes[1].collectives
     assert sum(up) == sent + collectives.words_sent(own)
     assert sum(down) == received + collectives.words_received(mean)

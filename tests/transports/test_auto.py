@@ -5,7 +5,7 @@ import pytest
 from tests.methods import ROWS
 from tests.selection import rows
 from tests.transports.test_transports import alone
-from tfgradcomp.collectives import Call, Loopback
+from tfgradcomp.collectives import CollectiveCall, Loopback
 from tfgradcomp.core import Layout
 from tfgradcomp.transports import (
     AllGather,
@@ -34,7 +34,12 @@ def quickest(name, layout, workers, costs):
 
 def test_seconds_of_collectives():
     some = Costs(LinearCost(1.0, 0.5), LinearCost(10.0, 0.0), LinearCost(100.0, 2.0))
-    calls = [Call("gather", 4), Call("all_to_all", 9), Call("sum", 3), Call("max", 1)]
+    calls = [
+        CollectiveCall("gather", 4),
+        CollectiveCall("all_to_all", 9),
+        CollectiveCall("sum", 3),
+        CollectiveCall("max", 1),
+    ]
     assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6) + (100 + 2)
 
 

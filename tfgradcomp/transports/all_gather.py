@@ -8,7 +8,7 @@ from typing import cast
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, padded_size
+from tfgradcomp.collectives import CollectiveCall, padded_size
 from tfgradcomp.core import Context, State
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
@@ -65,7 +65,7 @@ class AllGatherRoute(Route):
     @override
     def _exchange_calls(self):
         lengths = 1 if self._is_variable else 0
-        return [Call("gather", 1 + lengths + self._fixed_words)]
+        return [CollectiveCall("gather", 1 + lengths + self._fixed_words)]
 
 
 class AllGather(Transport):

@@ -6,7 +6,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
@@ -77,9 +77,9 @@ class AllReduceRoute(Route):
     @override
     def _exchange_calls(self):
         if self._is_codes:
-            return [Call("sum", self._slots + messages.words_in(self._sum))]
+            return [CollectiveCall("sum", self._slots + messages.words_in(self._sum))]
         field = self._sum._replace(count=self._sum.count + self._slots)
-        return [Call("sum", messages.words_in(field))]
+        return [CollectiveCall("sum", messages.words_in(field))]
 
 
 class AllReduce(Transport):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.core import Context, Field, Layout, State
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.methods import Method
@@ -144,16 +144,16 @@ class Route:
     # What it costs.
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[CollectiveCall]:
         """The collectives of a step, first round and flags included.
 
         Whatever varies from step to step is left out.
         """
         count = sum(field.count for field in self.max_reduced_fields.values())
-        first_round = [Call("max", count)] if count else []
+        first_round = [CollectiveCall("max", count)] if count else []
         return first_round + self._exchange_calls()
 
-    def _exchange_calls(self) -> list[Call]:
+    def _exchange_calls(self) -> list[CollectiveCall]:
         raise NotImplementedError
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.core import Context, Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.transports.base import Transport
@@ -47,7 +47,7 @@ class Costs(NamedTuple):
     all_to_all: LinearCost
     sum: LinearCost
 
-    def seconds(self, calls: list[Call]) -> float:
+    def seconds(self, calls: list[CollectiveCall]) -> float:
         """Returns how long some collectives take, one after the other."""
         total = 0.0
         for call in calls:

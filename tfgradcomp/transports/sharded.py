@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.core import Layout
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 from tfgradcomp.transports.sharding import Sharding
@@ -60,8 +60,8 @@ class ShardedRoute(Route):
     def _exchange_calls(self):
         row = 1 + self._sharding.payload_words
         return [
-            Call("all_to_all", self.num_workers * row),
-            Call("gather", self._sharding.reply_words),
+            CollectiveCall("all_to_all", self.num_workers * row),
+            CollectiveCall("gather", self._sharding.reply_words),
         ]
 
 
