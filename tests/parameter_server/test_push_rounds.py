@@ -59,7 +59,7 @@ def _with_targets(x):
 def make_rounds(log, steps_per_execution, seconds=(0, 0)):
     workers = [make_worker(log, rank, late) for rank, late in enumerate(seconds)]
     membership = SimpleNamespace(
-        workers=workers, rendezvous=log, serving={SERVER: log.serve(0)}
+        workers=workers, channel=log, serving={SERVER: log.serve(0)}
     )
     cluster = SimpleNamespace(check_servers=lambda: None)
     callbacks = keras.callbacks.CallbackList(model=workers[0].model)

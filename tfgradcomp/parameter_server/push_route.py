@@ -20,8 +20,8 @@ from tfgradcomp.parameter_server.header import (
     write_header,
 )
 from tfgradcomp.parameter_server.push_log import PushLog
-from tfgradcomp.parameter_server.queues import Endpoint, total
-from tfgradcomp.parameter_server.rendezvous import Seat
+from tfgradcomp.parameter_server.queues import ServerEndpoint, total
+from tfgradcomp.parameter_server.round_channel import WorkerEndpoint
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Words
 from tfgradcomp.transports.messages import variable_length_words
 from tfgradcomp.transports.sharding import division_for
@@ -30,7 +30,7 @@ from tfgradcomp.transports.sharding import division_for
 _LOCAL_MAXIMA = "local_maxima"
 
 
-class LogCollectives(Seat, SingleWorker):
+class LogCollectives(WorkerEndpoint, SingleWorker):
     """The collectives of a worker that meets nobody: for the servers it is alone."""
 
     def __init__(self, log: PushLog, peer: int):
@@ -44,7 +44,7 @@ class LogCollectives(Seat, SingleWorker):
     @override
     def words_received(self, call):
         # What goes to all comes from all others.
-        return (self.rendezvous.num_workers - 1) * call.words
+        return (self.channel.num_workers - 1) * call.words
 
 
 class Pushed(NamedTuple):
@@ -75,7 +75,7 @@ class PushLogRoute(Route):
 
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
-        self._log = collectives.rendezvous
+        self._log = collectives.channel
         # A state that waits for the next push of all is held by one server.
         is_deferred = method.server.deferred_reply(layout, 1)
         servers = 1 if is_deferred else len(self._log.devices)
@@ -187,7 +187,7 @@ class PushLogRoute(Route):
                 reply = state.follow(at_server, payload, tf.equal(flags[0], 0))
             return tf.concat([flags, reply, last[0]], 0)
 
-        return Endpoint(
+        return ServerEndpoint(
             tuple(words), self._reply_words, answer, is_reply_known=self._is_reply_known
         )
 

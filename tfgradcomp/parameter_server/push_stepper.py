@@ -32,7 +32,7 @@ class PushLogStepper(Stepper):
 
     @override
     def take(self, gradients, variables):
-        log, rank = self.collectives.rendezvous, self.collectives.rank
+        log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
         for bucket in self.buckets:
             sent.append(bucket.compress(gradients, self.context()))
@@ -66,7 +66,7 @@ class PushLogStepper(Stepper):
 
     def drain(self) -> tf.Tensor:
         """Applies what is left of the log, to its end, and returns the entry there."""
-        log, peer = self.collectives.rendezvous, self.collectives.peer
+        log, peer = self.collectives.channel, self.collectives.peer
 
         def follow(pusher):
             self._follow(pusher, self._variables, [()] * len(self.buckets))
