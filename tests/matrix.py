@@ -39,7 +39,7 @@ _LOOPS, _OWN, _FIT, _BACKUP, _SAVING, _CONFIG, _MOMENTS = (
         "compat/test_own_loops",
         "compat/test_multi_worker_fit",
         "callbacks/test_backup",
-        "optimizers/test_saving",
+        "engine/test_saving",
         "optimizers/test_serialization",
         "per_example/test_second_moments",
     )
