@@ -76,7 +76,7 @@ MUTATIONS = (
         "momentum is not multiplied",
         "tfgradcomp/compressors/momentum.py",
         {'self.momentum * state["momentum"] + (1': 'state["momentum"] + (1'},
-        "tests/optimizers/test_trajectories.py -k signum",
+        "tests/optimizers/test_trajectories.py -k Signum",
     ),
     Mutation(
         "Nesterov's momentum is not multiplied in one pass",
@@ -87,13 +87,13 @@ MUTATIONS = (
                 '            residuals.read(inner["residual"]),\n            1.0,\n'
             )
         },
-        "tests/optimizers/test_trajectories.py -k dist_ef_block_sgdm",
+        "tests/optimizers/test_trajectories.py -k DistEFBlockSGDM",
     ),
     Mutation(
         "workers do not share their scale",
         "tfgradcomp/compressors/ternary.py",
         {'return {"scale": scale} if self.share_scaler else {}': "return {}"},
-        "tests/optimizers/test_trajectories.py -k terngrad",
+        "tests/optimizers/test_trajectories.py -k TernGrad",
     ),
     Mutation(
         "a non-finite gradient raises no flag",
@@ -128,7 +128,7 @@ MUTATIONS = (
             ),
             "if self._weight_decay:": "if False:",
         },
-        "tests/optimizers/test_trajectories.py -k 'decay or block_sgdm'",
+        "tests/optimizers/test_trajectories.py -k 'decay or BlockSGDM'",
     ),
     Mutation(
         "the mean is divided by N + 1",
