@@ -95,7 +95,7 @@ def case_varying(name):
 
 def case_auto():
     """A transport chosen on the cluster, and what is taken where none pays."""
-    line = tfgradcomp.transports.Line
+    line = tfgradcomp.transports.LinearCost
     slow = tfgradcomp.transports.Costs(*[line(1e-4, 1e-5)] * 3)
     idle = tfgradcomp.transports.Costs(*[line(1e-4, 0.0)] * 3)
     settings = {
