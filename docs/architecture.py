@@ -20,6 +20,7 @@ LAYERS = (
     ("per_example", "second moments of the examples' gradients"),
     ("transports", "where the server is: routes and messages"),
     ("collectives", "moving vectors between replicas"),
+    ("methods", "a paper a file: a function that returns a method"),
     ("servers", "the server's half of a method"),
     ("compressors", "the worker's half of a method"),
     ("ops", "packing, voting, rounding: native and reference"),

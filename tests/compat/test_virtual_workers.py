@@ -105,4 +105,4 @@ def test_the_example_of_the_document_runs(tmp_path):
     text = (ROOT / "docs/virtual-workers.md").read_text()
     code, *_ = re.findall(r"```python\n(.*?)```", text, re.S)
     (tmp_path / "study.py").write_text(code)
-    assert "worker 2 owes" in run(str(tmp_path / "study.py"))
+    assert "worker 2: norm of the residual" in run(str(tmp_path / "study.py"))

@@ -15,7 +15,8 @@ from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
 from tfgradcomp.collectives import Call
 from tfgradcomp.compressors import ScaledSign, Strom
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.parameter_server.rendezvous import Rendezvous
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize

@@ -12,7 +12,8 @@ from tests.pairwise import pairwise, parametrize_pairwise
 from tests.selection import rows, select
 from tfgradcomp.collectives import Collectives, Loopback, SingleWorker
 from tfgradcomp.compressors import Identity
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.servers import Mean, Recompress
 from tfgradcomp.transports import (
     AllGather,

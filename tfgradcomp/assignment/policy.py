@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfgradcomp.assignment.compatibility import rescales
+from tfgradcomp.assignment.compatibility import check_inner_optimizer, rescales
 from tfgradcomp.assignment.layer_method import LayerMethod, MethodSettings
 from tfgradcomp.assignment.rules import (
     excluded,
@@ -18,7 +18,8 @@ from tfgradcomp.assignment.rules import (
 )
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compressors import Compressor
-from tfgradcomp.core import Method
+from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.methods import Method
 
 FLOAT32 = "float32"
 
@@ -28,8 +29,8 @@ _FORMS = (
     "policy takes a list of pairs (rule, method), or a function from a variable to a "
     "method. A rule is what `exclude` takes: a pattern of variable paths, 'last', "
     "'norms_and_biases', 'layer:ClassName', a layer class or a function of a variable. "
-    "A method is 'float32', or that of a wrapper: "
-    "tfgradcomp.TernGrad.for_layers(clip_factor=2.5). "
+    "A method is 'float32', one of tfgradcomp.methods, such as "
+    "methods.terngrad(clip_factor=2.5), or tfgradcomp.TernGrad.for_layers(). "
 )
 
 
@@ -82,9 +83,17 @@ class Policy:
         """Returns the settings of what a user wrote, the same for what is equal."""
         if entry is None or entry == FLOAT32:
             return entry
-        if not isinstance(entry, LayerMethod):
+        if isinstance(entry, Method):
+            settings = MethodSettings(entry, self._min_size)
+        elif isinstance(entry, LayerMethod):
+            own = entry.min_size
+            settings = MethodSettings(
+                entry.method, self._min_size if own is None else own
+            )
+        else:
             raise ValueError(f"{_FORMS}Received: method={entry!r}")
-        settings = entry.around(self._inner, self._min_size)
+        check_integer("min_size", settings.min_size, 0)
+        check_inner_optimizer(settings.method, self._inner)
         for known in self.methods:
             if settings == known:
                 return known
@@ -94,7 +103,9 @@ class Policy:
     @property
     def microbatches(self) -> int | None:
         """Number of groups of examples whose gradients are squared, or None."""
-        given = [m.microbatches for m in self.methods if m.needs_second_moments]
+        given = [
+            m.method.microbatches for m in self.methods if m.method.needs_second_moments
+        ]
         return given[0] if given else None
 
     def named(self, variables: Sequence) -> dict[int, tuple[Any, str]]:
@@ -136,7 +147,7 @@ class Policy:
             settings = self._settings_of(entry)
             if settings is None:
                 continue
-            if settings != FLOAT32 and settings.needs_second_moments:
+            if settings != FLOAT32 and settings.method.needs_second_moments:
                 raise ValueError(
                     "A method that needs second moments must be known before the "
                     "variables are. Expected: a list, policy=[(function, "
@@ -156,8 +167,8 @@ class Policy:
             ValueError: If they cannot.
         """
         inners = compat.members(self._inner)
-        names = [one.name for one in used]
-        scales = {one.is_scaled for one in used}
+        names = [one.method.name for one in used]
+        scales = {one.method.is_scaled for one in used}
         if len(scales) > 1 and len(inners) == 1 and not rescales(self._inner):
             raise ValueError(
                 "Signs move each weight by the learning rate itself, other methods by "
@@ -167,7 +178,9 @@ class Policy:
                 f"each. Received: methods={names}, "
                 f"inner_optimizer={type(self._inner).__name__}"
             )
-        groups = {one.microbatches for one in used if one.needs_second_moments}
+        groups = {
+            one.method.microbatches for one in used if one.method.needs_second_moments
+        }
         if len(groups) > 1:
             raise ValueError(
                 "Second moments are computed once a step, for all variables. Expected: "

@@ -58,21 +58,18 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def forget_arguments(optimizer: Optimizer) -> list[str]:
-    """Removes what Keras' constructor has set of an optimizer that wraps another one.
+def forget_variables(optimizer: Optimizer) -> None:
+    """Removes the variables of an optimizer that wraps another one.
 
-    Returns:
-        The names of Keras' arguments among it.
+    Keras' constructor has created them; the inner optimizer has its own.
     """
-    own = vars(optimizer)
-    arguments = [
-        name for name in own if name[0] != "_" and name not in ("name", "built")
-    ]
-    counters = ["_iterations", "_learning_rate"]
-    variables = ["_trainable_variables", "_trainable_variables_indices"]
-    for name in arguments + counters + variables:
-        del own[name]
-    return arguments
+    for name in (
+        "_iterations",
+        "_learning_rate",
+        "_trainable_variables",
+        "_trainable_variables_indices",
+    ):
+        del vars(optimizer)[name]
 
 
 def filtered(

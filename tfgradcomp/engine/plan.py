@@ -80,8 +80,6 @@ class Settings:
             check_integer("bucket_bytes", self.bucket_bytes, 1)
         rules_of(self.exclude)
         rules_of(self.sparse, "sparse")
-        if self.own.block_size not in (None, "model"):
-            check_integer("block_size", self.own.block_size, 1)
         if self.policy and self.fallback:
             raise ValueError(
                 "fallback='float32' is a choice for the whole model, and a policy one "
@@ -221,12 +219,13 @@ def make_plan(
             strict=True,
         )
     ]
-    squares = [one for one in assigned if one.settings.needs_second_moments]
+    squares = [one for one in assigned if one.settings.method.needs_second_moments]
     if count > 1 and accumulates and squares:
         raise ValueError(
             "Second moments are not added up over several calls where a worker has "
             "several devices. Use gradient_accumulation_steps=None, or a method that "
-            f"needs none. Received: method={squares[0].settings.name}, devices={count}"
+            f"needs none. Received: method={squares[0].settings.method.name}, "
+            f"devices={count}"
         )
     reasons = [one.reason for one in assigned]
     # Float steps are of whole vectors.
@@ -282,7 +281,7 @@ def make_plan(
         hosts,
         bool(is_fallback),
         tuple(reasons),
-        tuple(one.settings.name for one in assigned),
+        tuple(one.settings.method.name for one in assigned),
         "; ".join(map(str, vectors)) if settings.policy else "",
         devices,
     )

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.assignment.compatibility import warn_before_second_moments
-from tfgradcomp.assignment.layer_method import ForLayers, settings_of
+from tfgradcomp.assignment.compatibility import check_inner_optimizer
+from tfgradcomp.assignment.layer_method import LayerMethod, MethodSettings
 from tfgradcomp.assignment.policy import Policy, moments_compressor
 from tfgradcomp.assignment.rules import named_rules
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.compressors import Compressor, WeightDecay
-from tfgradcomp.core import Method
-from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
+from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.engine import moments as second
 from tfgradcomp.engine.consistency_check import check_same_at_start, check_still_same
 from tfgradcomp.engine.plan import Settings, make_plan
@@ -26,19 +26,40 @@ from tfgradcomp.engine.step import Stepper, StepVariables
 from tfgradcomp.engine.summary import Summarized
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.fit.check_strategy import check_strategy
+from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.servers import Server
 from tfgradcomp.transports import Costs, Transport
 
 NONFINITE = ("raise", "skip")
-# Those that an equal plan does not show to be equal.
-COMPARED_SETTINGS = (
-    *("method", "_method_block_size", "uncompressed_steps", "microbatches"),
-    *("seed", "nonfinite", "verify_every"),
+# Arguments of the whole optimizer, whatever its method.
+COMMON_ARGUMENTS = (
+    "transport",
+    "exclude",
+    "min_size",
+    "seed",
+    "nonfinite",
+    "bucket_bytes",
+    "fallback",
+    "warmup_steps",
+    "dense_every",
+    "sparse",
+    "verify_every",
+    "policy",
+    "name",
+)
+# Settings that an equal plan does not show to be equal.
+_COMPARED = (
+    "method",
+    "uncompressed_steps",
+    "microbatches",
+    "seed",
+    "nonfinite",
+    "verify_every",
 )
 
 
-class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
+class CompressedOptimizer(Summarized, OptimizerWrapper):
     r"""Wraps a Keras optimizer and exchanges compressed gradients between workers.
 
     Each worker holds its own mean gradient \( g^{(i)} \). In a step
@@ -60,12 +81,15 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
-        compressor: The worker's half of the method.
-        server: The server's half.
-        block_size: What a block of the method is. None: a parameter tensor. An
-            integer: that many elements of the flat vector. `"model"`: all of it.
-        weight_decay: A `WeightDecay` that workers add to the reply, or None. The
-            inner optimizer's own `weight_decay` is something else and works too.
+        method: A `tfgradcomp.methods.Method`, such as `methods.terngrad()`; or a
+            `Compressor`, the worker's half of one that the next three arguments
+            complete. It may be given as `compressor`, too.
+        server: The server's half, if `method` is a compressor.
+        block_size: Elements a block, if `method` is a compressor. None: a block is a
+            parameter tensor. `"model"`: the whole model is one block.
+        weight_decay: A `WeightDecay` that workers add to the reply, if `method` is a
+            compressor, or None. The inner optimizer's `weight_decay` is another term,
+            and may be used beside it.
         transport: `"all_gather"`, `"all_reduce"`, `"sharded"`, or a `Transport`.
             `"auto"` takes for each bucket the one that should be quickest on this
             cluster, among those that give the same bits; it measures at the first
@@ -78,7 +102,8 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             rule as in `exclude` and `"float32"` or `Wrapper.for_layers(...)`, of which
             the first that names a variable decides; or a function from a variable to
             such a method or None. See docs/policy.md.
-        min_size: Variables with fewer elements are not compressed either.
+        min_size: Variables with fewer elements are not compressed either. None: the
+            method's `min_size`, 1024 for most.
         seed: Integer in [0, 2**63), the key of all random numbers.
         nonfinite: What follows a skipped step: `"raise"` an error that names the
             variable and the worker, or `"skip"`: count it in `skipped_steps`.
@@ -107,34 +132,32 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         ```python
         optimizer = tfgradcomp.CompressedOptimizer(
             keras.optimizers.SGD(0.1),
-            compressor=ErrorFeedback(TopK(0.01)),
-            server=Mean(TopK(0.01)),
+            ErrorFeedback(TopK(0.01)),
+            Mean(TopK(0.01)),
         )
         model.compile(optimizer, "mse")
         ```
     """
 
-    microbatches: int | None = None
-    common_arguments = (
-        *("transport", "exclude", "min_size", "seed", "nonfinite", "bucket_bytes"),
-        *("fallback", "warmup_steps", "dense_every", "sparse", "verify_every"),
-        "policy",
-    )
-    config_arguments: ClassVar[tuple[str, ...]]
-    config_arguments = ("compressor", "server", "block_size", "weight_decay")
-    config_arguments += common_arguments
+    # The signature of a method's function takes their place in a `MethodWrapper`.
+    argument_names = ("inner_optimizer", "method", *COMMON_ARGUMENTS)
+    refused_arguments: ClassVar[tuple[str, ...]] = ()
     stepper_class: type[Stepper] = Stepper
+
+    def __init_subclass__(cls, **kwargs: Any):
+        cls.__signature__ = _signature(cls)
+        super().__init_subclass__(**kwargs)
 
     def __init__(
         self,
         inner_optimizer: InnerOptimizer,
-        compressor: Compressor,
-        server: Server,
+        method: Method | Compressor | None = None,
+        server: Server | None = None,
         block_size: int | str | None = None,
         weight_decay: WeightDecay | None = None,
         transport: str | Transport | Costs = "auto",
         exclude: Any = None,
-        min_size: int = 1024,
+        min_size: int | None = None,
         seed: int = 0,
         nonfinite: str = "raise",
         bucket_bytes: int | None = None,
@@ -147,37 +170,94 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
         name: str | None = None,
         **kwargs: Any,
     ):
+        compressor = kwargs.pop("compressor", method)
         super().__init__(inner_optimizer, name, **kwargs)
-        check_instance("compressor", compressor, Compressor)
-        check_instance("server", server, Server)
+        if not isinstance(method, Method):
+            method = self.make_method(compressor, server, block_size, weight_decay)
         check_choice("nonfinite", nonfinite, NONFINITE)
         check_integer("seed", seed, 0, 2**63)
         if verify_every is not None:
             check_integer("verify_every", verify_every, 1)
-        self.method = Method(compressor, server, weight_decay)
-        # Subclasses have arguments of these names with a meaning of their own.
-        self._method_block_size = self.block_size = block_size
-        self.compressor, self.server = compressor, server
-        self.weight_decay = weight_decay
-        self.transport = transport
-        self.exclude, self.sparse = exclude, sparse
-        self.min_size = min_size
-        self.seed, self.nonfinite = seed, nonfinite
-        self.bucket_bytes, self.fallback = bucket_bytes, fallback
-        self.warmup_steps: int | str = warmup_steps
-        self.dense_every, self.verify_every = dense_every, verify_every
+        min_size = method.min_size if min_size is None else min_size
+        self.keep_arguments(
+            method=method,
+            compressor=method.compressor,
+            server=method.server,
+            block_size=method.block_size,
+            weight_decay=method.weight_decay,
+            transport=transport,
+            exclude=exclude,
+            min_size=min_size,
+            seed=seed,
+            nonfinite=nonfinite,
+            bucket_bytes=bucket_bytes,
+            fallback=fallback,
+            warmup_steps=warmup_steps,
+            dense_every=dense_every,
+            sparse=sparse,
+            verify_every=verify_every,
+            policy=policy,
+        )
         self.uncompressed_steps = UncompressedSteps(warmup_steps, dense_every)
-        self.policy = policy
-        self._policy: Policy | None = None
-        if policy:
-            self._policy = Policy(policy, self.inner_optimizer, min_size)
+        inner = self.inner_optimizer
+        check_inner_optimizer(method, inner, self.stepper_class.sends_momenta)
+        self._policy = Policy(policy, inner, min_size) if policy else None
+        self.microbatches = method.microbatches
+        if self._policy and not method.needs_second_moments:
             self.microbatches = self._policy.microbatches
         self._is_checked = False
         self._arrears = ResidualWatchdog()
         # Raises where an argument is out of range.
         self._settings()
         check_strategy(self)
-        warn_before_second_moments(self, compressor)
+
+    @classmethod
+    def make_method(
+        cls,
+        method: Compressor | None = None,
+        server: Server | None = None,
+        block_size: int | str | None = None,
+        weight_decay: WeightDecay | None = None,
+        compressor: Compressor | None = None,
+    ) -> Method:
+        """Returns the method that the constructor's arguments describe.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        worker: Any = method if compressor is None else compressor
+        halves: dict[str, Any] = {"compressor": worker, "server": server}
+        return Method(**halves, weight_decay=weight_decay, block_size=block_size)
+
+    @classmethod
+    def for_layers(cls, **arguments: Any) -> LayerMethod:
+        """Returns the wrapper's method for some of a model's variables.
+
+        Args:
+            **arguments: The wrapper's arguments that describe its method, and
+                `min_size`, which defaults to that of the optimizer with the policy.
+
+        Raises:
+            ValueError: If an argument is out of range, or one of the whole optimizer.
+            TypeError: If an argument is missing or unknown.
+
+        Example:
+            ```python
+            optimizer = tfgradcomp.TernGrad(
+                keras.optimizers.SGD(0.1),
+                policy=[("*/embeddings", tfgradcomp.Strom.for_layers(threshold=0.01))],
+            )
+            ```
+        """
+        own = {*inspect.signature(cls.make_method).parameters, "min_size"}
+        wrong = sorted({*arguments} & {"inner_optimizer", *COMMON_ARGUMENTS} - own)
+        if wrong:
+            raise ValueError(
+                f"{cls.__name__}.for_layers() takes the arguments of the method and "
+                "`min_size`. The inner optimizer and the other arguments are those of "
+                f"the wrapper whose `policy` it stands in. Received: {wrong}"
+            )
+        return LayerMethod(cls, arguments)
 
     @property
     def stepper(self) -> Stepper:
@@ -245,7 +325,8 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
 
     def _settings(self):
         common = {name: getattr(self, name) for name in Settings.names()}
-        return Settings(settings_of(self), self._policy, **common)
+        own = MethodSettings(self.method, self.min_size)
+        return Settings(own, self._policy, **common)
 
     # The step.
 
@@ -310,7 +391,7 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             return
         self._state.check_restore()
         if self._plan.hosts is not None:
-            settings = {name: getattr(self, name) for name in COMPARED_SETTINGS}
+            settings = {name: getattr(self, name) for name in _COMPARED}
             settings["plan"] = self._plan.describe()
             check_same_at_start(self._plan.hosts, self.inner_optimizer, settings)
         self._state.finish_restore()
@@ -349,3 +430,25 @@ class CompressedOptimizer(Summarized, ForLayers, OptimizerWrapper):
             with self._strategy.scope():
                 self._bind(is_fallback)
         self._state.restore(store, joins_at_once=self._is_checked)
+
+
+def _signature(cls: type[CompressedOptimizer]) -> inspect.Signature:
+    """Returns a wrapper's signature, with the arguments that `**kwargs` stands for."""
+    own = [*inspect.signature(cls.__init__).parameters.values()][1:]
+    if any(one.kind is one.VAR_POSITIONAL for one in own):
+        # Those of the method, as a `MethodWrapper` hands them on.
+        method = inspect.signature(cls.make_method).parameters.values()
+        own = [own[0], *method, own[-1]]
+    if own[-1].kind is own[-1].VAR_KEYWORD:
+        own.pop()
+        base = inspect.signature(cls.__mro__[1]).parameters.values()
+        left_out = {*cls.refused_arguments, *(one.name for one in own)}
+        if "server" in (one.name for one in base):
+            # A subclass has arguments of its own for its method.
+            left_out |= {*inspect.signature(CompressedOptimizer.make_method).parameters}
+        own += [
+            one.replace(kind=one.KEYWORD_ONLY)
+            for one in base
+            if one.name not in left_out and one.kind is not one.VAR_KEYWORD
+        ]
+    return inspect.Signature(own)

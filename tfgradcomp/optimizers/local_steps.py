@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -88,8 +88,6 @@ class LocalSteps(OptimizerWrapper):
         Qsparse-local-SGD, 2019; Douillard et al., DiLoCo, 2023.
     """
 
-    config_arguments: ClassVar[tuple[str, ...]]
-    config_arguments = ("outer", "every", "warmup_steps", "stagger")
     needs_second_moments = False
 
     def __init__(
@@ -120,7 +118,9 @@ class LocalSteps(OptimizerWrapper):
                 "common weights. Received: inner_optimizer.use_ema=True"
             )
         self.outer = outer
-        self.every, self.warmup_steps, self.stagger = every, warmup_steps, stagger
+        self.keep_arguments(
+            outer=outer, every=every, warmup_steps=warmup_steps, stagger=stagger
+        )
         self._is_checked = False
         check_strategy(self)
 
@@ -158,10 +158,13 @@ class LocalSteps(OptimizerWrapper):
         """Returns the optimizer of a group: the one given, or one like it."""
         if not index:
             return self.outer
-        outer = type(self.outer).from_config(self.outer.get_config())
-        # Random numbers must be others; a transport is in no config.
-        outer.seed, outer.transport = self.outer.seed + index, self.outer.transport
-        return outer
+        arguments = self.outer.arguments_from(self.outer.get_config())
+        # Groups draw different random numbers. A configuration holds no transport.
+        arguments |= {
+            "seed": self.outer.seed + index,
+            "transport": self.outer.transport,
+        }
+        return type(self.outer)(**arguments)
 
     @property
     def variables(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -280,11 +280,6 @@ class ZeroOneAdam(OneBitAdam):
     stepper_class = RoundStepper
     _stepper: RoundStepper
     _round: Round
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "local_steps",
-        "double_every",
-        *OneBitAdam.config_arguments,
-    )
 
     def __init__(
         self,
@@ -312,7 +307,7 @@ class ZeroOneAdam(OneBitAdam):
                 "gradient_accumulation_steps=None, and more `local_steps`. "
                 f"Received: gradient_accumulation_steps={accumulated}"
             )
-        self.local_steps, self.double_every = local_steps, double_every
+        self.keep_arguments(local_steps=local_steps, double_every=double_every)
         self.uncompressed_steps = RoundSteps(
             warmup_steps,
             refresh=refresh,

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import AllGather, Transport
 from tfgradcomp.transports.costs import Echo, least_seconds, typical_block_size

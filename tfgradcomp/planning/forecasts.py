@@ -21,9 +21,10 @@ import tensorflow as tf
 
 from tfgradcomp import optimizers
 from tfgradcomp.collectives import Call
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.plan import make_plan
+from tfgradcomp.methods import Method
 from tfgradcomp.planning.arithmetic import measured_arithmetic
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes, sizes
@@ -290,7 +291,8 @@ def plan(
 @functools.cache
 def known_methods() -> list[str]:
     """Returns the names of the wrappers that need no argument but the optimizer."""
-    return [name for name in sorted(optimizers.__all__) if not required_arguments(name)]
+    named = sorted({*optimizers.__all__} - {"CompressedOptimizer"})
+    return [name for name in named if not required_arguments(name)]
 
 
 def required_arguments(name: str) -> list[str]:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfgradcomp.collectives import Call, Collectives
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
 from tfgradcomp.core.logging import logger
+from tfgradcomp.methods import Method
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.all_gather import AllGather
 from tfgradcomp.transports.all_reduce import AllReduce

@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Call, Collectives
-from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.core import Context, Field, Layout, State
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.methods import Method
 
 
 class Words(NamedTuple):

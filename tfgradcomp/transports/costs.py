@@ -12,7 +12,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import Call, Collectives
-from tfgradcomp.core import Context, Layout, Method
+from tfgradcomp.core import Context, Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.transports.base import Transport
 
 _PROBE_WORDS = 64, 1 << 15, 1 << 17, 1 << 19

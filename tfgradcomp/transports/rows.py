@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import padded_size
 from tfgradcomp.compressors import index_coding
-from tfgradcomp.core import Layout, Method, VaryingLayout
+from tfgradcomp.core import Layout, VaryingLayout
+from tfgradcomp.methods import Method
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.all_gather import AllGatherRoute
 from tfgradcomp.transports.base import Flight, Route, Transport

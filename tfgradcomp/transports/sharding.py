@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.core import Context, Field, Layout, State
 from tfgradcomp.core.logging import logger
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.methods import Method
 from tfgradcomp.ops import digits_per_word, words_for
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers import Server, Shard

@@ -1,15 +1,21 @@
-"""ORQ and BinGrad: levels that are best for each block."""
+"""ORQ and BinGrad: levels that minimise the quantization error of each block."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from tfgradcomp import compressors
-from tfgradcomp.optimizers.quantizer import Quantizer
-from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.methods.method import Method
+from tfgradcomp.methods.quantizer import quantizer
 
 
-class ORQ(Quantizer):
+def orq(
+    levels: int = 9,
+    block_size: int | None = 2048,
+    clip_factor: float | None = None,
+    refine: int = 0,
+    reply: str = "float32",
+    error_feedback: bool = False,
+    table_dtype: str = "float32",
+) -> Method:
     r"""\( s = 2^K + 1 \) levels an element, chosen for each block anew, unbiased.
 
     Worker: of each block of d elements the levels \( b_1 < \dots < b_s \) from its
@@ -22,7 +28,6 @@ class ORQ(Quantizer):
     \( 32 s / d \) for its levels. The learning rate is that of uncompressed training.
 
     Args:
-        inner_optimizer: A Keras optimizer, its name or its config.
         levels: s: 3, 5, 9, ..., 257.
         block_size: d, elements a block. None: a block is a parameter tensor.
         clip_factor: c: each block is clipped to \( \pm c\sigma \) first; the paper
@@ -38,16 +43,16 @@ class ORQ(Quantizer):
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as
             not finite.
-        **kwargs: Those of `CompressedOptimizer` from `transport` on. Codes of different
-            levels cannot be added up, so there is no transport `"all_reduce"`.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Example:
         ```python
-        optimizer = tfgradcomp.ORQ(keras.optimizers.SGD(0.1, momentum=0.9), levels=5)
-        model.compile(optimizer, "sparse_categorical_crossentropy")
+        method = tfgradcomp.methods.orq(levels=5)
+        optimizer = tfgradcomp.CompressedOptimizer(
+            keras.optimizers.SGD(0.1), method
+        )
         ```
 
     References:
@@ -55,46 +60,21 @@ class ORQ(Quantizer):
         Communication-Efficient Distributed Training, 2019, Eq. 7 and 12, Algorithms 1
         and 2. Clipping: Wen et al., TernGrad, 2017, Eq. 21.
     """
-
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "levels",
-        "block_size",
-        "clip_factor",
-        "refine",
-        "reply",
-        "error_feedback",
-        "table_dtype",
-        *Quantizer.common_arguments,
+    compressor = compressors.ORQ(levels, refine, table_dtype)
+    return quantizer(
+        "ORQ", compressor, block_size, reply, error_feedback, clip_factor=clip_factor
     )
 
-    def __init__(
-        self,
-        inner_optimizer: InnerOptimizer,
-        levels: int = 9,
-        block_size: int | None = 2048,
-        clip_factor: float | None = None,
-        refine: int = 0,
-        reply: str = "float32",
-        error_feedback: bool = False,
-        table_dtype: str = "float32",
-        **kwargs: Any,
-    ):
-        super().__init__(
-            inner_optimizer,
-            compressors.ORQ(levels, refine, table_dtype),
-            block_size,
-            reply,
-            error_feedback,
-            clip_factor,
-            **kwargs,
-        )
-        self.levels = levels
-        self.clip_factor = clip_factor
-        self.refine = refine
-        self.table_dtype = table_dtype
 
-
-class BinGrad(Quantizer):
+def bingrad(
+    variant: str = "b",
+    block_size: int | None = 2048,
+    clip_factor: float | None = None,
+    reply: str = "float32",
+    error_feedback: bool = False,
+    table_dtype: str = "float32",
+    lloyd_steps: int = 0,
+) -> Method:
     r"""Two levels an element, chosen for each block anew: one bit.
 
     `"b"`: \( b_0 \) is the mean of a block, \( b_{-1} \) the mean of the elements below
@@ -109,64 +89,37 @@ class BinGrad(Quantizer):
     that of uncompressed training.
 
     Args:
-        inner_optimizer: A Keras optimizer, its name or its config.
         variant: `"b"` or `"pb"`.
         block_size: Elements a block. None: a block is a parameter tensor.
-        clip_factor: As `ORQ`.
-        reply: As `ORQ`.
-        error_feedback: As `ORQ`; variant `"b"` without clipping needs no factor.
-        table_dtype: As `ORQ`.
+        clip_factor: As for `orq`.
+        reply: As for `orq`.
+        error_feedback: As for `orq`; variant `"b"` without clipping needs no factor.
+        table_dtype: As for `orq`.
         lloyd_steps: Number of times that the two levels of `"b"` move to the means of
             what is nearer to each. Without, a block in six has more error than with
             the scaled sign.
-        **kwargs: As `ORQ`.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Example:
         ```python
-        model.compile(tfgradcomp.BinGrad(keras.optimizers.SGD(0.1)), "mse")
+        method = tfgradcomp.methods.bingrad()
+        optimizer = tfgradcomp.CompressedOptimizer(
+            keras.optimizers.SGD(0.1), method
+        )
         ```
 
     References:
         Xu, Huo, Huang, Optimal Gradient Quantization Condition for
         Communication-Efficient Distributed Training, 2019, Eq. 14 to 17, Algorithm 2.
     """
-
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "variant",
-        "block_size",
-        "clip_factor",
-        "reply",
-        "error_feedback",
-        "table_dtype",
-        "lloyd_steps",
-        *Quantizer.common_arguments,
+    compressor = compressors.BinGrad(variant, table_dtype, lloyd_steps)
+    return quantizer(
+        "BinGrad",
+        compressor,
+        block_size,
+        reply,
+        error_feedback,
+        clip_factor=clip_factor,
     )
-
-    def __init__(
-        self,
-        inner_optimizer: InnerOptimizer,
-        variant: str = "b",
-        block_size: int | None = 2048,
-        clip_factor: float | None = None,
-        reply: str = "float32",
-        error_feedback: bool = False,
-        table_dtype: str = "float32",
-        lloyd_steps: int = 0,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            inner_optimizer,
-            compressors.BinGrad(variant, table_dtype, lloyd_steps),
-            block_size,
-            reply,
-            error_feedback,
-            clip_factor,
-            **kwargs,
-        )
-        self.variant = variant
-        self.clip_factor = clip_factor
-        self.table_dtype = table_dtype
-        self.lloyd_steps = lloyd_steps

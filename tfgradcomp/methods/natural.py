@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from tfgradcomp import compressors
-from tfgradcomp.optimizers.quantizer import Quantizer
-from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.methods.method import Method
+from tfgradcomp.methods.quantizer import quantizer
 
 
-class NaturalCompression(Quantizer):
+def natural_compression(
+    block_size: int | None = 2048, reply: str = "float32", error_feedback: bool = False
+) -> Method:
     r"""Random rounding to powers of two: eight bits an element, unbiased.
 
     Worker: an element with \( 2^a \le |v| < 2^{a+1} \) keeps its sign and becomes \(
@@ -19,45 +19,28 @@ class NaturalCompression(Quantizer):
     uncompressed training.
 
     Args:
-        inner_optimizer: A Keras optimizer, its name or its config.
         block_size: Elements a block, for each of which a byte is sent as well. None: a
             block is a parameter tensor.
         reply: `"float32"`, or `"requantize"`: the mean rounded to powers of two again.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
             quantized reply the server does so, too.
-        **kwargs: Those of `CompressedOptimizer` from `transport` on. Codes of different
-            exponents cannot be added up, so there is no transport `"all_reduce"`.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Example:
         ```python
-        optimizer = tfgradcomp.NaturalCompression(keras.optimizers.SGD(0.1))
-        model.compile(optimizer, "mse")
+        method = tfgradcomp.methods.natural_compression()
+        optimizer = tfgradcomp.CompressedOptimizer(
+            keras.optimizers.SGD(0.1), method
+        )
         ```
 
     References:
         Horvath, Ho, Horvath, Sahu, Canini, Richtarik, Natural Compression for
         Distributed Deep Learning, 2019.
     """
-
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "block_size",
-        "reply",
-        "error_feedback",
-        *Quantizer.common_arguments,
+    compressor = compressors.NaturalCompression()
+    return quantizer(
+        "NaturalCompression", compressor, block_size, reply, error_feedback
     )
-
-    def __init__(
-        self,
-        inner_optimizer: InnerOptimizer,
-        block_size: int | None = 2048,
-        reply: str = "float32",
-        error_feedback: bool = False,
-        **kwargs: Any,
-    ):
-        compressor = compressors.NaturalCompression()
-        super().__init__(
-            inner_optimizer, compressor, block_size, reply, error_feedback, **kwargs
-        )
