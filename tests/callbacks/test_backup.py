@@ -185,9 +185,8 @@ def test_a_missing_folder_raises_on_all(again, train):
 
 def read(directory, rank, name):
     folder = backups.worker_folder(directory, rank)
-    with h5py.File(
-        backups.weights_file(folder, *backups.points_in(folder)[-1:])
-    ) as file:
+    *_, point = backups.points_in(folder)
+    with h5py.File(backups.weights_file(folder, point)) as file:
         return file[name][...].astype(np.float64)
 
 
