@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import tfgradcomp
-from tests.compat.fit_models import METHODS, SGD, digest, fit, make, poisoned, scope
+from tests.fit.fit_models import METHODS, SGD, digest, fit, make, poisoned, scope
 from tfgradcomp.callbacks import CompressionMonitor, Timeline
 
 RATE, SIZE, ROWS = 0.1, 24, 12

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.ops import cases
 from tests.ops.cases import same
-from tfgradcomp.ops import reference as ops
+from tests.ops.implementations import reference as ops
 from tfgradcomp.ops.word_format import NOTHING
 
 

@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compat.call_sites import SITES, Calls
+from tfgradcomp.collectives.call_sites import SITES, Calls
 from tfgradcomp.core.logging import logger
 
 WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
@@ -76,7 +76,7 @@ def _seconds(name: str, default: float) -> float:
     return seconds
 
 
-class Watch(threading.Thread):
+class StallWatchdog(threading.Thread):
     """Tells other processes how far this one is, and asks them when they are late.
 
     Args:

@@ -1,4 +1,4 @@
-"""One thing that travels between workers and servers."""
+"""The declaration of a tensor that travels between workers and servers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ class Field(NamedTuple):
 
     Attributes:
         count: Number of elements.
-        base: For integer codes in `[0, base)`. A payload holds them in
+        base: For integer codes in `[0, base)`: the base. A payload holds them in
             `words_for(count, base)` int32 words (`tfgradcomp.ops.pack_codes`). None
             for numbers of type `dtype`.
-        dtype: The type on the wire where `base` is None.
-        per: `"element"` or `"block"`: there is one for each of them, in their order,
-            so that a part of the vector has a part of the field. `"sum"`: float64
-            sums over parts of blocks, which add up to one for each block
-            (`tfgradcomp.ops.block_sums`). None: none of these.
-        items_per_block: Number of items for each element or block, one after the
-            other.
+        dtype: The type on the wire if `base` is None.
+        per: `"element"` or `"block"`: the field has an item for each element or block,
+            in order, so that a part of the vector has a part of the field. `"sum"`:
+            float64 sums over parts of blocks, which add up to one sum a block
+            (`tfgradcomp.ops.block_sums`). None: any other tensor.
+        items_per_block: Number of consecutive items for each element or block.
         variable_length: Whether the number of items differs from step to step; `count`
-            is then the greatest possible. Only the last field of a method may have a
-            variable length; its type is int32, and -1 stands for nothing, because
-            messages are padded with it.
+            is then the maximum. Only the last field of a method may have a variable
+            length. Its type is int32, and -1 means no item, because messages are padded
+            with -1.
     """
 
     count: int  # type: ignore[assignment]  # It hides tuple.count.

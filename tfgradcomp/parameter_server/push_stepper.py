@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.engine import nonfinite
+from tfgradcomp.engine import inner_step, nonfinite
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
 
@@ -32,18 +32,18 @@ class PushLogStepper(Stepper):
 
     @override
     def take(self, gradients, variables):
-        log, rank = self.collectives.rendezvous, self.collectives.rank
+        log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
         for bucket in self.buckets:
             sent.append(bucket.compress(gradients, self.context()))
             pushed.append(self._push(bucket, sent[-1]).content)
-        if self.scalars.moved is not None:
+        if self.scalars.traffic_counters is not None:
             elements = [one.elements_sent for one in sent]
-            words = [own.variable_words for own in pushed]
-            self.scalars.moved.assign(self._moved(elements, words))
+            words = [own.variable_length_words for own in pushed]
+            self.scalars.traffic_counters.assign(self._counted(elements, words))
         if gradients.calls:
             # Its gradients are on their way: what others pushed meanwhile comes first.
-            compat.rewind_window(self.inner)
+            inner_step.rewind_window(self.inner)
             self._forget_moments()
         sending = [operation for own in pushed for operation in own.operations]
         announced = log.announce(rank, sending)
@@ -66,7 +66,7 @@ class PushLogStepper(Stepper):
 
     def drain(self) -> tf.Tensor:
         """Applies what is left of the log, to its end, and returns the entry there."""
-        log, peer = self.collectives.rendezvous, self.collectives.peer
+        log, peer = self.collectives.channel, self.collectives.peer
 
         def follow(pusher):
             self._follow(pusher, self._variables, [()] * len(self.buckets))
@@ -101,14 +101,14 @@ class PushLogStepper(Stepper):
             known: For each bucket the replies to the own push, where they are known.
         """
         if self.inner.gradient_accumulation_steps:
-            compat.go_to_end_of_window(self.inner)
+            inner_step.go_to_end_of_window(self.inner)
         context = self.context()
         decayed = compat.decayed(self.inner, self._variables)
         updates, state, flags = [], [], []
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
             route = cast(PushLogRoute, bucket.route)
-            result = route.pull(route.flight_of(pusher, context, replies), server)
+            result = route.pull(route.pending_push_of(pusher, context, replies), server)
             update, local = bucket.with_local_terms(result.update, decayed, context)
             updates.append((bucket, update))
             state += _pairs(bucket.state.local, local)

@@ -44,7 +44,11 @@ class WorkerFunction:
 
     @functools.cached_property
     def _names_workers(self):
-        return remote.names_workers(self._function)
+        """Returns whether operations of the function are bound to a worker."""
+        graph = self._function.graph.as_graph_def()
+        functions = graph.library.function
+        nodes = [*graph.node, *(node for f in functions for node in f.node_def)]
+        return any("/job:worker" in node.device for node in nodes)
 
     def on(
         self, device: str, rank: int, iterator: Any, own: Mapping[int, tf.Tensor]

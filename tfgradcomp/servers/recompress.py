@@ -23,8 +23,8 @@ class Recompress(Requantize):
     \tilde\Delta \).
 
     Attributes:
-        compressor: C, of the payloads as well as of the reply; stateless.
-        residual_dtype: As that of `tfgradcomp.compressors.ErrorFeedback`.
+        compressor: C, stateless, of both the payloads and the reply.
+        residual_dtype: As for `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
@@ -59,10 +59,10 @@ class Recompress(Requantize):
 
     @override
     def wait(self, state, context):
-        owed = residuals.waiting(
+        residual = residuals.waiting(
             state["residual"], self.residual_dtype, context, shared=True
         )
-        return {"residual": owed}
+        return {"residual": residual}
 
     @override
     def fused(self):

@@ -8,10 +8,10 @@ from typing import cast
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, padded_size
+from tfgradcomp.collectives import CollectiveCall, padded_size
 from tfgradcomp.core import Context, State
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
 
 class AllGatherRoute(Route):
@@ -33,7 +33,7 @@ class AllGatherRoute(Route):
         if not self._is_variable:
             message = self.message(payload, flag)
             rows = self.collectives.gather(message, self.call_site)
-            return Flight(context, (rows, 0))
+            return PendingExchange(context, (rows, 0))
         words = messages.pack(payload, self.fields)
         rest = words[self._fixed_words :]
         # What is joined to something that varies has lost its size in a graph.
@@ -46,7 +46,7 @@ class AllGatherRoute(Route):
             rest = messages.padded(rest, count)
         rest = self.collectives.gather(rest, f"{self.call_site}/variable")
         rows = tf.concat([rows[:, :1], rows[:, 2:], rest], 1)
-        return Flight(context, (rows, count))
+        return PendingExchange(context, (rows, count))
 
     def message(self, payload: dict[str, tf.Tensor], flag: tf.Tensor) -> tf.Tensor:
         """Returns the words of a payload whose length does not vary, after the flag."""
@@ -54,18 +54,18 @@ class AllGatherRoute(Route):
         return tf.concat([flag[tf.newaxis], words], 0)
 
     @override
-    def pull(self, flight, state):
-        rows, variable_words = flight.content
+    def pull(self, pending, state):
+        rows, variable_length_words = pending.content
         payloads = messages.unpack(rows[:, 1:], self.fields)
         update, state = self.method.server.update(
-            payloads, state, self.layout, flight.context
+            payloads, state, self.layout, pending.context
         )
-        return ExchangeResult(update, state, rows[:, 0], variable_words)
+        return ExchangeResult(update, state, rows[:, 0], variable_length_words)
 
     @override
     def _exchange_calls(self):
         lengths = 1 if self._is_variable else 0
-        return [Call("gather", 1 + lengths + self._fixed_words)]
+        return [CollectiveCall("gather", 1 + lengths + self._fixed_words)]
 
 
 class AllGather(Transport):
@@ -114,7 +114,7 @@ class SharedGather:
         own = tf.split(rows, self._sizes, axis=1)
         contexts = [context for _, context, _ in outgoing]
         return [
-            route.pull(Flight(context, (part, 0)), state)
+            route.pull(PendingExchange(context, (part, 0)), state)
             for route, context, part, state in zip(
                 self._routes, contexts, own, states, strict=True
             )

@@ -6,9 +6,9 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
 # A flag travels among numbers as digits that even an 8-bit mantissa holds exactly.
 _DIGITS, _BASE = 3, 256
@@ -35,7 +35,10 @@ class AllReduceRoute(Route):
         if self._is_codes:
             base = self.fields[self._name].base
             message = ops.sum_codes(
-                values[tf.newaxis], base, self.layout.size, self._sum.base
+                values[tf.newaxis],
+                base,  # type: ignore[arg-type]
+                self.layout.size,
+                self._sum.base,
             )
             slots = tf.one_hot(context.rank, self.num_workers, flag)
         else:
@@ -45,11 +48,11 @@ class AllReduceRoute(Route):
             table = tf.reshape(rows[:, tf.newaxis] * digits, [-1])
             slots = tf.cast(table, values.dtype)
         total = self.collectives.sum(tf.concat([slots, message], 0), self.call_site)
-        return Flight(context, (total, others))
+        return PendingExchange(context, (total, others))
 
     @override
-    def pull(self, flight, state):
-        total, others = flight.content
+    def pull(self, pending, state):
+        total, others = pending.content
         count = self._slots
         slots, values = total[:count], total[count:]
         if self._is_codes:
@@ -58,7 +61,7 @@ class AllReduceRoute(Route):
             table = tf.reshape(tf.cast(slots, tf.int32), [-1, _DIGITS])
             flags = tf.reduce_sum(table * _PLACES, axis=1)
         update, state = self.method.server.update_of_sum(
-            values, others, state, self.layout, flight.context
+            values, others, state, self.layout, pending.context
         )
         return ExchangeResult(update, state, flags)
 
@@ -74,9 +77,9 @@ class AllReduceRoute(Route):
     @override
     def _exchange_calls(self):
         if self._is_codes:
-            return [Call("sum", self._slots + messages.words_in(self._sum))]
+            return [CollectiveCall("sum", self._slots + messages.words_in(self._sum))]
         field = self._sum._replace(count=self._sum.count + self._slots)
-        return [Call("sum", messages.words_in(field))]
+        return [CollectiveCall("sum", messages.words_in(field))]
 
 
 class AllReduce(Transport):

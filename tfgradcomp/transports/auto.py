@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.core import Layout
 from tfgradcomp.core.logging import logger
 from tfgradcomp.methods import Method
@@ -152,7 +152,7 @@ def estimate(
         name: route_seconds(BY_NAME[name], method, layout, num_workers, costs)
         for name in names
     }
-    return Estimate(seconds, costs.seconds([Call("sum", layout.size)]))
+    return Estimate(seconds, costs.seconds([CollectiveCall("sum", layout.size)]))
 
 
 def _has_fixed_length(method, layouts):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.core import Context, Field, Layout, State
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.methods import Method
@@ -21,7 +21,7 @@ class Words(NamedTuple):
     received: float
 
 
-class Flight(NamedTuple):
+class PendingExchange(NamedTuple):
     """A payload between `Route.push` and `Route.pull`.
 
     Attributes:
@@ -40,14 +40,14 @@ class ExchangeResult(NamedTuple):
         update: float32 vector, the same on all workers.
         state: The server's new state, as far as it is held here.
         nonfinite_flags: All workers' flags, int32 `[N]`.
-        variable_words: int32, the words that this worker handed to collectives besides
-            those that `Route.calls` declares.
+        variable_length_words: int32, the words that this worker handed to collectives
+            in addition to those that `Route.calls` declares.
     """
 
     update: Vector
     state: State
     nonfinite_flags: tf.Tensor
-    variable_words: tf.Tensor | int = 0
+    variable_length_words: tf.Tensor | int = 0
 
 
 class Route:
@@ -111,7 +111,7 @@ class Route:
         state: State,
         context: Context,
         flag: tf.Tensor,
-    ) -> Flight:
+    ) -> PendingExchange:
         """Sends this worker's payload on its way to the server.
 
         Args:
@@ -122,11 +122,11 @@ class Route:
         """
         raise NotImplementedError
 
-    def pull(self, flight: Flight, state: State) -> ExchangeResult:
+    def pull(self, pending: PendingExchange, state: State) -> ExchangeResult:
         """Returns the decoded reply to the payloads of all workers.
 
         Args:
-            flight: What `push` returned.
+            pending: What `push` returned.
             state: The server's state, as far as it is held here.
         """
         raise NotImplementedError
@@ -144,16 +144,16 @@ class Route:
     # What it costs.
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[CollectiveCall]:
         """The collectives of a step, first round and flags included.
 
         Whatever varies from step to step is left out.
         """
         count = sum(field.count for field in self.max_reduced_fields.values())
-        first_round = [Call("max", count)] if count else []
+        first_round = [CollectiveCall("max", count)] if count else []
         return first_round + self._exchange_calls()
 
-    def _exchange_calls(self) -> list[Call]:
+    def _exchange_calls(self) -> list[CollectiveCall]:
         raise NotImplementedError
 
     @property

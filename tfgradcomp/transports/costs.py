@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.core import Context, Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.transports.base import Transport
@@ -22,7 +22,7 @@ _PROBE_ELEMENTS = 1 << 17, 1 << 20
 _ROUNDS = 5
 
 
-class Line(NamedTuple):
+class LinearCost(NamedTuple):
     """Seconds of a collective: `latency + words * per_word`.
 
     Attributes:
@@ -43,11 +43,11 @@ class Costs(NamedTuple):
         sum: Of a vector of each worker; that of a maximum is taken to be the same.
     """
 
-    gather: Line
-    all_to_all: Line
-    sum: Line
+    gather: LinearCost
+    all_to_all: LinearCost
+    sum: LinearCost
 
-    def seconds(self, calls: list[Call]) -> float:
+    def seconds(self, calls: list[CollectiveCall]) -> float:
         """Returns how long some collectives take, one after the other."""
         total = 0.0
         for call in calls:
@@ -83,7 +83,7 @@ def measure(collectives: Collectives) -> Costs:
             few = many
             if high > _PROBE_SECONDS:
                 break
-        return Line(latency, per_word)
+        return LinearCost(latency, per_word)
 
     return Costs(*(line(kind) for kind in Costs._fields))
 
@@ -104,7 +104,9 @@ def route_seconds(
         num_workers: N.
         costs: Durations of the collectives.
     """
-    calls = kind(Echo(num_workers)).bind(method, layout, "estimate").calls
+    calls = (
+        kind(SimulatedCollectives(num_workers)).bind(method, layout, "estimate").calls
+    )
     arithmetic = arithmetic_seconds(kind, method, layout, num_workers)
     return costs.seconds(calls) + arithmetic
 
@@ -131,7 +133,7 @@ def arithmetic_seconds(
     return per_element * layout.size
 
 
-class Echo(Collectives):
+class SimulatedCollectives(Collectives):
     """N workers that all send the same: what is left to measure is the arithmetic."""
 
     rank = 0
@@ -177,7 +179,7 @@ def _seconds_per_element(kind, method, num_workers, block_size):
 
     def seconds(size):
         layout = Layout.from_sizes([size], block_size)
-        route = kind(Echo(num_workers)).bind(method, layout, "probe")
+        route = kind(SimulatedCollectives(num_workers)).bind(method, layout, "probe")
         compressor = route.method.compressor
         x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
         state = compressor.init(layout)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
 
 class DirectRoute(Route):
@@ -23,13 +23,13 @@ class DirectRoute(Route):
                 values = messages.padded(values, tf.reduce_max(sizes))
             payloads[name] = gather(values, f"{site}/{name}")
         flags = gather(flag[tf.newaxis], f"{site}/flag")[:, 0]
-        return Flight(context, (payloads, flags))
+        return PendingExchange(context, (payloads, flags))
 
     @override
-    def pull(self, flight, state):
-        payloads, flags = flight.content
+    def pull(self, pending, state):
+        payloads, flags = pending.content
         server = self.method.server
-        reply, state = server.combine(payloads, state, self.layout, flight.context)
+        reply, state = server.combine(payloads, state, self.layout, pending.context)
         update = server.decompress(reply, self.layout, self.num_workers)
         return ExchangeResult(update, state, flags)
 

@@ -39,7 +39,7 @@ def has_variable_length(fields: dict[str, Field]) -> bool:
     return any(field.variable_length for field in fields.values())
 
 
-def variable_words(
+def variable_length_words(
     payload: dict[str, tf.Tensor], fields: dict[str, Field]
 ) -> tf.Tensor | int:
     """Returns the number of words of a payload that vary from step to step."""

@@ -18,10 +18,10 @@ from tfgradcomp.core import Layout, VaryingLayout
 from tfgradcomp.methods import Method
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.all_gather import AllGatherRoute
-from tfgradcomp.transports.base import Flight, Route, Transport
+from tfgradcomp.transports.base import PendingExchange, Route, Transport
 
 
-class Union(NamedTuple):
+class TouchedRows(NamedTuple):
     """The rows of a step.
 
     Attributes:
@@ -36,7 +36,7 @@ class Union(NamedTuple):
     words: tf.Tensor | int
 
 
-class UnionRoute(AllGatherRoute):
+class TouchedRowsRoute(AllGatherRoute):
     """The route of a step: an all-gather whose size the step's rows say."""
 
     @override
@@ -53,7 +53,7 @@ class UnionRoute(AllGatherRoute):
         message = tf.concat([flag[tf.newaxis], words], 0)
         rows = self._gather_padded(message, f"{self.call_site}/message")
         first_round = sum(field.count for field in self.max_reduced_fields.values())
-        return Flight(context, (rows, tf.shape(rows)[1] + first_round))
+        return PendingExchange(context, (rows, tf.shape(rows)[1] + first_round))
 
     def _gather_padded(self, vector, call_site):
         """Gathers vectors of one size, which may be another in the next step."""
@@ -64,13 +64,13 @@ class UnionRoute(AllGatherRoute):
 
 
 class RowsRoute(Route):
-    """A method on its way with rows of a table: another `UnionRoute` in each step.
+    """A method and the rows of a table; each step has a `TouchedRowsRoute` of its own.
 
     The layout is that of the whole table. Its blocks, if there are several, say how the
     rows of a step are cut into blocks.
     """
 
-    def agree(self, indices: tf.Tensor) -> Union:
+    def agree(self, indices: tf.Tensor) -> TouchedRows:
         """Returns the union of the rows that the workers have touched.
 
         Args:
@@ -91,9 +91,9 @@ class RowsRoute(Route):
         count = tf.size(rows)
         # Where there is none, row 0.
         rows = tf.pad(rows, [[0, tf.cast(tf.equal(count, 0), tf.int32)]])
-        return Union(rows, count, words)
+        return TouchedRows(rows, count, words)
 
-    def at(self, size: tf.Tensor) -> UnionRoute:
+    def at(self, size: tf.Tensor) -> TouchedRowsRoute:
         """Returns the route of a step.
 
         Args:
@@ -102,7 +102,7 @@ class RowsRoute(Route):
         splits = self.layout.row_splits
         block_size = splits[1] if self.layout.num_blocks > 1 else None
         layout = VaryingLayout.from_size(size, block_size)
-        return UnionRoute(self.collectives, self.method, layout, self.call_site)
+        return TouchedRowsRoute(self.collectives, self.method, layout, self.call_site)
 
 
 class Rows(Transport):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.core import Layout
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 from tfgradcomp.transports.sharding import Sharding
 
 
@@ -32,11 +32,13 @@ class ShardedRoute(Route):
     def push(self, payload, state, context, flag):
         rows = self._sharding.messages(payload)
         rows = tf.concat([tf.fill([self.num_workers, 1], flag), rows], 1)
-        return Flight(context, self.collectives.all_to_all(rows, self.call_site))
+        return PendingExchange(
+            context, self.collectives.all_to_all(rows, self.call_site)
+        )
 
     @override
-    def pull(self, flight, state):
-        rows, context = flight.content, flight.context
+    def pull(self, pending, state):
+        rows, context = pending.content, pending.context
         rank, sharding = self.collectives.rank, self._sharding
         flags, rows = rows[:, 0], rows[:, 1:]
         size = len(sharding.owned_range(rank))
@@ -58,8 +60,8 @@ class ShardedRoute(Route):
     def _exchange_calls(self):
         row = 1 + self._sharding.payload_words
         return [
-            Call("all_to_all", self.num_workers * row),
-            Call("gather", self._sharding.reply_words),
+            CollectiveCall("all_to_all", self.num_workers * row),
+            CollectiveCall("gather", self._sharding.reply_words),
         ]
 
 
