@@ -17,11 +17,12 @@ from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
 from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
+from tfgradcomp.parameter_server.division import Relay, WholeVector, division_for
 from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize
 from tfgradcomp.transports import DirectExchange
-from tfgradcomp.transports.sharding import Relay, Sharding, WholeVector, division_for
+from tfgradcomp.transports.sharding import Sharding
 
 WORKERS, STEPS = 3, 3
 

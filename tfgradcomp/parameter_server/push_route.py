@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from tfgradcomp.collectives.base import SingleWorker
 from tfgradcomp.core import Context
+from tfgradcomp.parameter_server.division import division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,
@@ -24,7 +25,6 @@ from tfgradcomp.parameter_server.queues import ServerEndpoint, total
 from tfgradcomp.parameter_server.round_channel import WorkerEndpoint
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Words
 from tfgradcomp.transports.messages import variable_length_words
-from tfgradcomp.transports.sharding import division_for
 
 # Where `reduce_max` leaves this worker's own part of the first round for `push`.
 _LOCAL_MAXIMA = "local_maxima"

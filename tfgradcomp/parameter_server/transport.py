@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.parameter_server.division import Relay, division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,
@@ -35,7 +36,6 @@ from tfgradcomp.transports.base import (
     Words,
 )
 from tfgradcomp.transports.messages import has_variable_length
-from tfgradcomp.transports.sharding import Relay, division_for
 
 
 class ServerCollectives(WorkerEndpoint, Collectives):

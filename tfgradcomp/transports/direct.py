@@ -1,4 +1,4 @@
-"""Payloads handed to the server as they are: the reference for all transports."""
+"""Direct exchange: unpacked payloads, the reference for all other transports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, T
 
 
 class DirectRoute(Route):
-    """Gathers each field by itself, unpacked, and runs the server on every worker."""
+    """Gathers each field separately, unpacked, and runs the server on every worker."""
 
     @override
     def push(self, payload, state, context, flag):
@@ -33,12 +33,8 @@ class DirectRoute(Route):
         update = server.decompress(reply, self.layout, self.num_workers)
         return ExchangeResult(update, state, flags)
 
-    @override
-    def _exchange_calls(self):
-        return []
-
 
 class DirectExchange(Transport):
-    """Hands payloads to the server as they are, unjoined."""
+    """Passes payloads to the server without packing them into messages."""
 
     route_class = DirectRoute

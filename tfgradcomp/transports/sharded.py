@@ -1,4 +1,4 @@
-"""Every worker is the server of its own shard of the vector."""
+"""Sharded server: every worker is the server of one shard of the vector."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tfgradcomp.transports.sharding import Sharding
 class ShardedRoute(Route):
     r"""An all-to-all of payload shards, then an all-gather of the shards' replies.
 
-    A worker receives \( \frac{N-1}{N} (b + r) \) bits an element, however many there
-    are: b of the payload, r of the reply. The server's state is sharded as well.
+    A worker receives \( \frac{N-1}{N} (b + r) \) bits per element: b for the payload
+    and r for the reply. The server's state is sharded as well.
     """
 
     def __init__(self, collectives, method, layout, call_site):
@@ -66,10 +66,10 @@ class ShardedRoute(Route):
 
 
 class Sharded(Transport):
-    """Cuts the vector into shards and makes every worker the server of one."""
+    """Cuts the vector into shards and makes every worker the server of one shard."""
 
     payload_kind = (
-        "parts of a vector, in blocks of one size where the server compresses"
+        "vectors that can be cut, in blocks of equal size if the server compresses"
     )
     route_class = ShardedRoute
 
