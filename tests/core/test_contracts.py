@@ -108,7 +108,9 @@ class Reply(Mean):
         return {"valuse" if self.fault == "misnamed" else "values": values}, state
 
     def decompress(self, reply, layout, num_workers):
-        return tf.concat(list(reply.values()), 0)[: layout.size - ("short" in self.fault)]
+        return tf.concat(list(reply.values()), 0)[
+            : layout.size - ("short" in self.fault)
+        ]
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,11 @@ FAULTS = [
         "Received: values=float32 [11]",
     ),
     (Payload("float32", "half"), "'values' as float32 [10]", "values=float16 [10]"),
-    (Payload("float32", "matrix"), "'values' as float32 [10]", "values=float32 [10, 1]"),
+    (
+        Payload("float32", "matrix"),
+        "'values' as float32 [10]",
+        "values=float32 [10, 1]",
+    ),
     (
         Payload("float32", "misnamed"),
         "must return the fields ['values']",

@@ -14,7 +14,7 @@ from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
 from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
 from tfgradcomp.callbacks.timestamps import COLLECTIVES
 from tfgradcomp.callbacks.workers import Workers
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compat.inner_optimizer import trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
@@ -282,7 +282,8 @@ class CompressionMonitor(keras.callbacks.Callback):
         figures = {
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
-            "float32_bytes": 4 * Call("sum", elements).words_sent(traffic.num_workers),
+            "float32_bytes": 4
+            * CollectiveCall("sum", elements).words_sent(traffic.num_workers),
             **sample.figures,
         }
         if traffic.elements_compressed:

@@ -1,6 +1,11 @@
 """Collectives: TensorFlow's between replicas, or a loopback in one process."""
 
-from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_size
+from tfgradcomp.collectives.base import (
+    CollectiveCall,
+    Collectives,
+    SingleWorker,
+    padded_size,
+)
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives
 from tfgradcomp.collectives.processes import assign_hosts
 from tfgradcomp.collectives.replicas import (
@@ -13,7 +18,7 @@ from tfgradcomp.collectives.replicas import (
 )
 
 __all__ = [
-    "Call",
+    "CollectiveCall",
     "Collectives",
     "Devices",
     "Hosts",

@@ -14,7 +14,7 @@ _EIGHTS = [eighths << shift for shift in range(1, 26) for eighths in range(8, 16
 PADDED_SIZES = np.array([*range(1, 16), *_EIGHTS])
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """One use of a collective.
 
     Attributes:
@@ -58,11 +58,11 @@ class Collectives:
         """This worker's index in [0, N)."""
         raise NotImplementedError
 
-    def words_sent(self, call: Call) -> float:
+    def words_sent(self, call: CollectiveCall) -> float:
         """Returns the 32-bit words that a worker sends for a call."""
         return call.words_sent(self.num_workers)
 
-    def words_received(self, call: Call) -> float:
+    def words_received(self, call: CollectiveCall) -> float:
         """Returns the 32-bit words that a worker receives for a call."""
         return self.words_sent(call)
 

@@ -28,7 +28,7 @@ from tfgradcomp.collectives.processes import (
     group_of,
     process_of,
 )
-from tfgradcomp.collectives.stalls import Limits, Watch
+from tfgradcomp.collectives.stalls import Limits, StallWatchdog
 from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.core.digest import digest64
 
@@ -198,7 +198,7 @@ class Hosts(Replicas):
             num_processes, f"hosts of {group}", process_index, num_processes
         )
         self._hosts = [address.rpartition(":")[0] for address in addresses]
-        self._watch: Watch | None = None
+        self._watchdog: StallWatchdog | None = None
 
     def watch(self) -> None:
         """Begins a watch over the other processes, once; all must call it.
@@ -206,12 +206,12 @@ class Hosts(Replicas):
         Raises:
             ValueError: If the environment asks for no number of seconds.
         """
-        if self._watch is not None:
+        if self._watchdog is not None:
             return
-        self._watch = Watch(self.rank, Limits.of_environment())
-        port = self._watch.listen(self._hosts[self.rank])
+        self._watchdog = StallWatchdog(self.rank, Limits.of_environment())
+        port = self._watchdog.listen(self._hosts[self.rank])
         ports = self.gather(tf.constant([port]), "watch").numpy()[:, 0].tolist()
-        self._watch.begin([*zip(self._hosts, ports, strict=True)])
+        self._watchdog.begin([*zip(self._hosts, ports, strict=True)])
 
     @property
     @override

@@ -76,7 +76,7 @@ def _seconds(name: str, default: float) -> float:
     return seconds
 
 
-class Watch(threading.Thread):
+class StallWatchdog(threading.Thread):
     """Tells other processes how far this one is, and asks them when they are late.
 
     Args:

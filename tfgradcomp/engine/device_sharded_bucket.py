@@ -169,7 +169,7 @@ class DeviceShardedBucket(GradientBucket):
         message = tf.concat(
             [
                 flags,
-                tf.cast([result.elements_sent, result.variable_words], tf.int32),
+                tf.cast([result.elements_sent, result.variable_length_words], tf.int32),
                 tf.bitcast(_padded(update, self._widest), tf.int32),
             ],
             0,

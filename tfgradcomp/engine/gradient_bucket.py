@@ -101,14 +101,14 @@ class BucketResult(NamedTuple):
         state: The new state.
         nonfinite_flags: All workers' flags, int32 `[N]`.
         elements_sent: Elements that this worker sent a value for.
-        variable_words: See `tfgradcomp.transports.ExchangeResult`.
+        variable_length_words: See `tfgradcomp.transports.ExchangeResult`.
     """
 
     update: Vector
     state: BucketState
     nonfinite_flags: tf.Tensor
     elements_sent: tf.Tensor | int
-    variable_words: tf.Tensor | int
+    variable_length_words: tf.Tensor | int
 
 
 class GradientBucket:
@@ -314,7 +314,7 @@ class GradientBucket:
             state,
             result.nonfinite_flags,
             sent.elements_sent,
-            result.variable_words,
+            result.variable_length_words,
         )
 
     def with_local_terms(

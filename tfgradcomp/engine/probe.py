@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.compat.clock import read_clock
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context, SplitVector, State
@@ -198,7 +198,7 @@ class TimedCollectives(Collectives):
         return self._collectives.rank
 
     @override
-    def words_sent(self, call: Call) -> float:
+    def words_sent(self, call: CollectiveCall) -> float:
         return self._collectives.words_sent(call)
 
     @override

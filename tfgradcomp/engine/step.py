@@ -219,7 +219,7 @@ class Stepper:
             state += _pairs(bucket.state, result.state)
         if self.scalars.traffic_counters is not None and not is_uncompressed_step:
             elements = [result.elements_sent for result in results]
-            words = [result.variable_words for result in results]
+            words = [result.variable_length_words for result in results]
             state.append(
                 (self.scalars.traffic_counters, self._counted(elements, words))
             )

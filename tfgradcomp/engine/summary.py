@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfgradcomp.assignment.models import model_compiled_with
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.strategy import is_multi_worker
@@ -51,7 +51,7 @@ def traffic_of(plan: Plan, counters: PerReplicaVariable | None) -> Traffic:
     routes = [p.route for b in fixed if b.is_compressed for p in b.parts]
     up = sum(fixed_words(route.fields) for route in routes)
     reply = sum(message_words(route.reply_fields) for route in routes)
-    varying = Call("gather", variable)
+    varying = CollectiveCall("gather", variable)
     return Traffic(
         num_workers=workers,
         elements_compressed=compressed,
@@ -191,7 +191,7 @@ def _totals(plan: Plan, traffic: Traffic) -> Iterable[str]:
             f"Bits an element: {_number(traffic.bits_per_element_up, '.2f')} up, "
             f"{_number(traffic.bits_per_element_reply, '.2f')} in the reply"
         )
-    ring = 4 * Call("sum", elements).words_sent(workers)
+    ring = 4 * CollectiveCall("sum", elements).words_sent(workers)
     yield (
         f"Bytes a step and worker: {_number(traffic.bytes_sent, ',.0f')} sent, "
         f"{_number(traffic.bytes_received, ',.0f')} received; float32 by a ring: "

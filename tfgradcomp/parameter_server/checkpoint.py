@@ -32,11 +32,11 @@ class ClusterCheckpoint:
         """
         for index, bucket in enumerate(optimizer.stepper.buckets):
             for leaf, variable in enumerate(tf.nest.flatten(bucket.state.worker)):
-                self._stand_for(
+                self._delegate(
                     variable, self._read_workers, self._restore_workers, index, leaf
                 )
             for leaf, variable in enumerate(tf.nest.flatten(bucket.state.server)):
-                self._stand_for(
+                self._delegate(
                     variable,
                     self._read_servers,
                     self._restore_servers,
@@ -45,9 +45,9 @@ class ClusterCheckpoint:
                 )
         counters = optimizer.stepper.scalars.traffic_counters
         if counters is not None:
-            self._stand_for(counters, self._read_moved, self._restore_moved)
+            self._delegate(counters, self._read_moved, self._restore_moved)
 
-    def _stand_for(self, variable, read: Callable, restore: Callable, *place):
+    def _delegate(self, variable, read: Callable, restore: Callable, *place):
         read = functools.partial(read, *place)
         variable.delegate_to(
             functools.partial(self._membership.with_recovery, read),
@@ -73,13 +73,13 @@ class ClusterCheckpoint:
 
     def _read_servers(self, call_site, leaf):
         first = self._membership.workers[0]
-        whole = self._membership.rendezvous.states.whole_at(
+        whole = self._membership.channel.states.whole_at(
             call_site, first.committed_steps(), first.kept_states()
         )
         return whole[leaf][np.newaxis]
 
     def _restore_servers(self, call_site, leaf, values):
-        self._membership.rendezvous.states.restore(call_site, leaf, values[0])
+        self._membership.channel.states.restore(call_site, leaf, values[0])
 
 
 def _moved(worker):

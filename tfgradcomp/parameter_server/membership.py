@@ -23,11 +23,11 @@ _ATTEMPTS = 5
 
 
 class Membership:
-    """The workers that take part, and the rendezvous at which they meet.
+    """The workers that take part, and the channel at which they meet.
 
     Attributes:
         workers: The workers, by ranks.
-        rendezvous: The `Rendezvous` or `PushLog` at which they meet.
+        channel: The `RoundChannel` or `PushLog` at which they meet.
         serving: The servers' half of it, by their devices.
     """
 
@@ -38,7 +38,7 @@ class Membership:
         transport_class: type[ParameterServer],
         worker_class: type[RemoteWorker],
         waits_for_lost: bool,
-        **rendezvous_arguments,
+        **channel_arguments,
     ):
         """Creates a membership of nobody.
 
@@ -49,21 +49,21 @@ class Membership:
             worker_class: The class of the workers.
             waits_for_lost: Whether training waits until a lost worker has been started
                 again; else it continues without.
-            **rendezvous_arguments: More arguments of what they meet at.
+            **channel_arguments: More arguments of what they meet at.
         """
         self._cluster = cluster
         self._models = models
         self._transport_class = transport_class
         self._worker_class = worker_class
         self._waits_for_lost = waits_for_lost
-        self._rendezvous_arguments = rendezvous_arguments
+        self._channel_arguments = channel_arguments
         self._absent: set[str] = set()
         # Freeing what a stopped task holds would wait for it.
         self._lost: list[Any] = []
         self._dataset_fn: Any = None
         # Of `worker_class`.
         self.workers: list[Any] = []
-        self.rendezvous: Any = None
+        self.channel: Any = None
         self.serving: dict = {}
 
     def begin(self, dataset_fn: Callable) -> None:
@@ -163,33 +163,33 @@ class Membership:
         for worker in old:
             worker.drop_window()
         if old:
-            states = self.rendezvous.states.whole(
+            states = self.channel.states.whole(
                 old[0].committed_steps(), old[0].kept_states()
             )
             shared = values_of(shared_variables(old[0].model))
         servers = [f"{device}/device:CPU:0" for device in self._cluster.servers]
         name = f"tfgradcomp/{uuid.uuid4().hex}"
-        rendezvous = self._transport_class.rendezvous_class(
-            name, servers, len(devices), states, **self._rendezvous_arguments
+        channel = self._transport_class.channel_class(
+            name, servers, len(devices), states, **self._channel_arguments
         )
         by_device = {worker.device: worker for worker in old}
         workers: list = []
         for rank, device in enumerate(devices):
             worker = by_device.get(device) or self._models.make_worker(
-                self._worker_class, device, self._transport_class.at(rendezvous, rank)
+                self._worker_class, device, self._transport_class.at(channel, rank)
             )
             worker.open(self._dataset_fn, len(devices), rank)
-            worker.join(rendezvous, rank, *workers[:1])
+            worker.join(channel, rank, *workers[:1])
             if shared and device not in by_device:
                 worker.take(shared)
             workers.append(worker)
         serving = {
-            device: rendezvous.serve(index)
+            device: channel.serve(index)
             for index, device in enumerate(self._cluster.servers)
         }
-        if self.rendezvous:
-            self.rendezvous.free()
-        self.rendezvous, self.workers, self.serving = rendezvous, workers, serving
+        if self.channel:
+            self.channel.free()
+        self.channel, self.workers, self.serving = channel, workers, serving
 
 
 def _cause(errors):

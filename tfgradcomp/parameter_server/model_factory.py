@@ -60,13 +60,12 @@ class ModelFactory:
                 to scale losses.
         """
         with tf.device(device):
-            optimizer = self._new_optimizer()
-            optimizer.transport = transport
+            optimizer = self._new_optimizer(transport=transport)
             optimizer.stepper_class = transport.stepper_class
             return kind(device, self._compiled(optimizer))
 
-    def _new_optimizer(self):
-        return self._optimizer_class.from_config(self._optimizer_config)
+    def _new_optimizer(self, **arguments):
+        return self._optimizer_class.from_config(self._optimizer_config | arguments)
 
     def _compiled(self, optimizer):
         model = self._make_model()

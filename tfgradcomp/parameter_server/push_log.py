@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.parameter_server.queues import (
-    Endpoint,
     QueueKey,
     Queues,
+    ServerEndpoint,
     unless_gone,
 )
 from tfgradcomp.parameter_server.server_state import ServerStates
@@ -94,7 +94,7 @@ class PushLog:
     def push(
         self,
         name: str,
-        endpoint: Endpoint,
+        endpoint: ServerEndpoint,
         rank: int | tf.Tensor,
         messages: Sequence[tf.Tensor],
     ) -> list[tf.Operation]:

@@ -14,23 +14,23 @@ from typing_extensions import override
 
 from tfgradcomp.collectives.base import SingleWorker
 from tfgradcomp.core import Context
+from tfgradcomp.parameter_server.division import division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,
     write_header,
 )
 from tfgradcomp.parameter_server.push_log import PushLog
-from tfgradcomp.parameter_server.queues import Endpoint, total
-from tfgradcomp.parameter_server.rendezvous import Seat
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Words
-from tfgradcomp.transports.messages import variable_words
-from tfgradcomp.transports.sharding import division_for
+from tfgradcomp.parameter_server.queues import ServerEndpoint, total
+from tfgradcomp.parameter_server.round_channel import WorkerEndpoint
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Words
+from tfgradcomp.transports.messages import variable_length_words
 
 # Where `reduce_max` leaves this worker's own part of the first round for `push`.
 _LOCAL_MAXIMA = "local_maxima"
 
 
-class LogCollectives(Seat, SingleWorker):
+class LogCollectives(WorkerEndpoint, SingleWorker):
     """The collectives of a worker that meets nobody: for the servers it is alone."""
 
     def __init__(self, log: PushLog, peer: int):
@@ -44,23 +44,23 @@ class LogCollectives(Seat, SingleWorker):
     @override
     def words_received(self, call):
         # What goes to all comes from all others.
-        return (self.rendezvous.num_workers - 1) * call.words
+        return (self.channel.num_workers - 1) * call.words
 
 
 class Pushed(NamedTuple):
-    """The content of a flight: a push that the log has, or is about to get.
+    """The content of a pending exchange: a push that the log has, or is about to get.
 
     Attributes:
         pusher: Rank of the worker that pushed, int32 scalar.
         operations: What sends it; empty for the push of another worker.
         known_replies: The servers' replies, where this worker knows them by itself.
-        variable_words: int32, the words of the push that vary from step to step.
+        variable_length_words: int32, the words of the push that vary from step to step.
     """
 
     pusher: tf.Tensor | int
     operations: Sequence[tf.Operation] = ()
     known_replies: Sequence[tf.Tensor] = ()
-    variable_words: tf.Tensor | int = 0
+    variable_length_words: tf.Tensor | int = 0
 
 
 class PushLogRoute(Route):
@@ -75,7 +75,7 @@ class PushLogRoute(Route):
 
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
-        self._log = collectives.rendezvous
+        self._log = collectives.channel
         # A state that waits for the next push of all is held by one server.
         is_deferred = method.server.deferred_reply(layout, 1)
         servers = 1 if is_deferred else len(self._log.devices)
@@ -121,28 +121,28 @@ class PushLogRoute(Route):
             for server, row in enumerate(words)
             if self._is_reply_known
         ]
-        varying = variable_words(payload, self.fields)
-        return Flight(context, Pushed(rank, operations, known, varying))
+        varying = variable_length_words(payload, self.fields)
+        return PendingExchange(context, Pushed(rank, operations, known, varying))
 
-    def flight_of(
+    def pending_push_of(
         self,
         pusher: tf.Tensor,
         context: Context,
         known_replies: Sequence[tf.Tensor] = (),
-    ) -> Flight:
-        """Returns the flight by which `pull` decodes the next push of a worker.
+    ) -> PendingExchange:
+        """Returns the exchange by which `pull` decodes the next push of a worker.
 
         Args:
             pusher: Rank of the worker, int32 scalar.
             context: The step.
             known_replies: The replies to this worker's push, where it knows them.
         """
-        return Flight(context, Pushed(pusher, (), known_replies))
+        return PendingExchange(context, Pushed(pusher, (), known_replies))
 
     @override
-    def pull(self, flight, state):
+    def pull(self, pending, state):
         log, rank = self._log, self.collectives.rank
-        pusher, known = flight.content.pusher, flight.content.known_replies
+        pusher, known = pending.content.pusher, pending.content.known_replies
 
         def from_log():
             peer = self.collectives.peer
@@ -161,7 +161,7 @@ class PushLogRoute(Route):
             is_new = (rows == pusher) & (rows != rank)
             state = {"last": tf.where(is_new, maxima, last)}
         words = [reply[1:] for reply in replies]
-        update, _ = self._division.decoded(words, flight.context)
+        update, _ = self._division.decoded(words, pending.context)
         flags = flag * tf.one_hot(pusher, log.num_workers, dtype=tf.int32)
         return ExchangeResult(update, state, flags)
 
@@ -187,7 +187,7 @@ class PushLogRoute(Route):
                 reply = state.follow(at_server, payload, tf.equal(flags[0], 0))
             return tf.concat([flags, reply, last[0]], 0)
 
-        return Endpoint(
+        return ServerEndpoint(
             tuple(words), self._reply_words, answer, is_reply_known=self._is_reply_known
         )
 

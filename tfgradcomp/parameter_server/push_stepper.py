@@ -32,14 +32,14 @@ class PushLogStepper(Stepper):
 
     @override
     def take(self, gradients, variables):
-        log, rank = self.collectives.rendezvous, self.collectives.rank
+        log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
         for bucket in self.buckets:
             sent.append(bucket.compress(gradients, self.context()))
             pushed.append(self._push(bucket, sent[-1]).content)
         if self.scalars.traffic_counters is not None:
             elements = [one.elements_sent for one in sent]
-            words = [own.variable_words for own in pushed]
+            words = [own.variable_length_words for own in pushed]
             self.scalars.traffic_counters.assign(self._counted(elements, words))
         if gradients.calls:
             # Its gradients are on their way: what others pushed meanwhile comes first.
@@ -66,7 +66,7 @@ class PushLogStepper(Stepper):
 
     def drain(self) -> tf.Tensor:
         """Applies what is left of the log, to its end, and returns the entry there."""
-        log, peer = self.collectives.rendezvous, self.collectives.peer
+        log, peer = self.collectives.channel, self.collectives.peer
 
         def follow(pusher):
             self._follow(pusher, self._variables, [()] * len(self.buckets))
@@ -108,7 +108,7 @@ class PushLogStepper(Stepper):
         for bucket, replies in zip(self.buckets, known, strict=True):
             server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
             route = cast(PushLogRoute, bucket.route)
-            result = route.pull(route.flight_of(pusher, context, replies), server)
+            result = route.pull(route.pending_push_of(pusher, context, replies), server)
             update, local = bucket.with_local_terms(result.update, decayed, context)
             updates.append((bucket, update))
             state += _pairs(bucket.state.local, local)

@@ -15,10 +15,10 @@ class PushLogTransport(ParameterServer):
 
     route_class = PushLogRoute
     carries_plain = True
-    rendezvous_class = PushLog
+    channel_class = PushLog
     stepper_class = PushLogStepper
 
     @classmethod
     @override
-    def at(cls, rendezvous, rank):
-        return cls(LogCollectives(rendezvous, rank))
+    def at(cls, channel, rank):
+        return cls(LogCollectives(channel, rank))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 
-class Endpoint(NamedTuple):
+class ServerEndpoint(NamedTuple):
     """The servers' half of a call site: how each server answers a message.
 
     Attributes:

@@ -140,7 +140,7 @@ class BarrierRounds(Rounds):
                 # Replies stay open until no server can give them to some workers only.
                 serves = not serving.keys().isdisjoint(calls.running)
                 with remote.own_executor():
-                    membership.rendezvous.close("up" if serves else "down")
+                    membership.channel.close("up" if serves else "down")
         if errors:
             return Taken(0, {}, errors)
         logs = membership.workers[0].named(np.mean(values, axis=0))
@@ -160,7 +160,7 @@ class PushRounds(Rounds):
 
     @override
     def take(self, done, end):
-        membership, log = self._membership, self._membership.rendezvous
+        membership, log = self._membership, self._membership.channel
         ranks = {w.device: rank for rank, w in enumerate(membership.workers)}
         budget = _Budget(end - done, self._steps_at_once)
         calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
@@ -168,7 +168,7 @@ class PushRounds(Rounds):
             calls.start(device, serve)
         for worker in membership.workers:
             calls.start(worker.device, functools.partial(_drive, worker, budget, calls))
-        told = _Told(
+        told = ProgressReporter(
             membership.workers[0], self._callbacks, done, self._batches_per_round
         )
         pushing, errors = {*ranks}, dict[str, Exception]()
@@ -206,7 +206,7 @@ class PushRounds(Rounds):
         return Taken(0 if errors else told.steps, told.logs, errors)
 
 
-class _Told:
+class ProgressReporter:
     """Tells callbacks of steps that workers have taken without a barrier.
 
     Attributes:

@@ -19,29 +19,35 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.parameter_server.division import Relay, division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,
     write_header,
 )
-from tfgradcomp.parameter_server.queues import Endpoint, total
-from tfgradcomp.parameter_server.rendezvous import Rendezvous, Seat
+from tfgradcomp.parameter_server.queues import ServerEndpoint, total
+from tfgradcomp.parameter_server.round_channel import RoundChannel, WorkerEndpoint
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport, Words
+from tfgradcomp.transports.base import (
+    ExchangeResult,
+    PendingExchange,
+    Route,
+    Transport,
+    Words,
+)
 from tfgradcomp.transports.messages import has_variable_length
-from tfgradcomp.transports.sharding import Relay, division_for
 
 
-class ServerCollectives(Seat, Collectives):
-    """One worker's view of a `Rendezvous`."""
+class ServerCollectives(WorkerEndpoint, Collectives):
+    """One worker's view of a `RoundChannel`."""
 
-    def __init__(self, rendezvous: Rendezvous, peer: int):
-        self.join(rendezvous, peer)
+    def __init__(self, channel: RoundChannel, peer: int):
+        self.join(channel, peer)
 
     @override
-    def join(self, rendezvous, peer):
-        super().join(rendezvous, peer)
-        self.num_workers = self.num_processes = rendezvous.num_workers
+    def join(self, channel, peer):
+        super().join(channel, peer)
+        self.num_workers = self.num_processes = channel.num_workers
         self.process_index = peer
 
     @override
@@ -72,7 +78,7 @@ class ServerCollectives(Seat, Collectives):
     def _combined(self, kind, combine, vector, call_site):
         """Lets each server combine a part of the vectors of 32-bit numbers."""
         size = vector.shape[0]
-        width = -(-size // len(self.rendezvous.devices))
+        width = -(-size // len(self.channel.devices))
         parts = [vector[begin : begin + width] for begin in range(0, size, width)]
 
         def answer(server, rows):
@@ -81,21 +87,22 @@ class ServerCollectives(Seat, Collectives):
 
         words = tuple(part.shape[0] for part in parts)
         times = self.num_workers if kind == "gather" else 1
-        endpoint = Endpoint(words, tuple(times * count for count in words), answer)
+        endpoint = ServerEndpoint(
+            words, tuple(times * count for count in words), answer
+        )
         name = f"{kind}/{call_site}"
-        self.rendezvous.send(
+        self.channel.send(
             name, endpoint, self.peer, [tf.bitcast(part, tf.int32) for part in parts]
         )
         shape = [self.num_workers, -1] if kind == "gather" else [-1]
         replies = [
-            tf.reshape(reply, shape)
-            for reply in self.rendezvous.receive(name, self.peer)
+            tf.reshape(reply, shape) for reply in self.channel.receive(name, self.peer)
         ]
         return tf.bitcast(tf.concat(replies, -1), vector.dtype)
 
 
 class ParameterServerRoute(Route):
-    """Messages to the servers of a `Rendezvous`, and their replies to all workers.
+    """Messages to the servers of a `RoundChannel`, and their replies to all workers.
 
     The server's state is on the servers. A worker keeps, and sends with the next
     message, what they have to be told of each other's replies.
@@ -105,9 +112,9 @@ class ParameterServerRoute(Route):
 
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
-        self._rendezvous = collectives.rendezvous
+        self._channel = collectives.channel
         self._division = division_for(
-            method, layout, self.num_workers, len(self._rendezvous.devices)
+            method, layout, self.num_workers, len(self._channel.devices)
         )
         self._deferred_words = messages.message_words(self._division.deferred_reply)
         self._endpoint_name = f"exchange/{call_site}"
@@ -126,26 +133,28 @@ class ParameterServerRoute(Route):
         head = tf.concat([write_header(flag, context), deferred], 0)
         rows = self._division.messages(payload)
         used = range(self._division.num_used)
-        self._rendezvous.send(
+        self._channel.send(
             self._endpoint_name,
             self._endpoint(context),
             self.collectives.peer,
             [tf.concat([head, rows[server]], 0) for server in used],
         )
-        return Flight(context, messages.variable_words(payload, self.fields))
+        return PendingExchange(
+            context, messages.variable_length_words(payload, self.fields)
+        )
 
     @override
-    def pull(self, flight, state):
-        replies = self._rendezvous.receive(self._endpoint_name, self.collectives.peer)
+    def pull(self, pending, state):
+        replies = self._channel.receive(self._endpoint_name, self.collectives.peer)
         count = self.num_workers
         flags = replies[0][:count]
         rows = [reply[count:] for reply in replies]
-        update, reply = self._division.decoded(rows, flight.context)
+        update, reply = self._division.decoded(rows, pending.context)
         deferred = self._division.deferred_reply
         if deferred:
             words = messages.pack(reply, deferred)
             state = {"deferred": tf.bitcast(words, tf.float32)}
-        return ExchangeResult(update, state, flags, flight.content)
+        return ExchangeResult(update, state, flags, pending.content)
 
     def _endpoint(self, context):
         division, used = self._division, self._division.num_used
@@ -154,13 +163,11 @@ class ParameterServerRoute(Route):
         def answer(server, rows):
             headers, deferred, words = tf.split(rows, [*head, -1], axis=1)
             flags, at_server = read_header(headers, context)
-            state = self._rendezvous.states.get(
-                self.call_site, server, division, context
-            )
+            state = self._channel.states.get(self.call_site, server, division, context)
             reply = state.next(at_server, words, deferred[0])
             return tf.concat([flags, reply], 0)
 
-        return Endpoint(
+        return ServerEndpoint(
             words=used * (total(*head, division.payload_words),),
             reply_words=used * (total(self.num_workers, division.reply_words),),
             answer=answer,
@@ -188,7 +195,7 @@ class ParameterServer(Transport):
     What cannot be cut in parts is served by the first of them.
 
     Attributes:
-        rendezvous_class: The class of what its workers meet at.
+        channel_class: The class of what its workers meet at.
         stepper_class: The class of the steppers of the workers' optimizers.
     """
 
@@ -197,13 +204,13 @@ class ParameterServer(Transport):
     )
     carries_tables = False
     route_class: ClassVar[type[Route]] = ParameterServerRoute
-    rendezvous_class: ClassVar[type[Any]] = Rendezvous
+    channel_class: ClassVar[type[Any]] = RoundChannel
     stepper_class: ClassVar[type[Stepper]] = Stepper
 
     @classmethod
-    def at(cls, rendezvous: Rendezvous, rank: int) -> ParameterServer:
-        """Returns the transport of a worker at a rendezvous."""
-        return cls(ServerCollectives(rendezvous, rank))
+    def at(cls, channel: RoundChannel, rank: int) -> ParameterServer:
+        """Returns the transport of a worker at a channel."""
+        return cls(ServerCollectives(channel, rank))
 
     @override
     def supports(self, method, layout):

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.parameter_server.queues import Endpoint, QueueKey, Queues
+from tfgradcomp.parameter_server.queues import QueueKey, Queues, ServerEndpoint
 from tfgradcomp.parameter_server.server_state import ServerStates
 
 
-class Seat:
+class WorkerEndpoint:
     """A worker's place where workers meet.
 
     Attributes:
-        rendezvous: A `Rendezvous` or a `PushLog`.
+        channel: A `RoundChannel` or a `PushLog`.
         peer: The worker's rank there, which names its queues.
     """
 
@@ -28,9 +28,9 @@ class Seat:
         """The same; in what is traced for all workers an int32 scalar."""
         return self._rank
 
-    def join(self, rendezvous: Any, peer: int) -> None:
-        """Moves to another rendezvous; what was traced stays with the old one."""
-        self.rendezvous, self.peer, self._rank = rendezvous, peer, peer
+    def join(self, channel: Any, peer: int) -> None:
+        """Moves to another channel; what was traced stays with the old one."""
+        self.channel, self.peer, self._rank = channel, peer, peer
 
     @contextlib.contextmanager
     def traced_with(self, rank: tf.Tensor) -> Iterator[None]:
@@ -42,7 +42,7 @@ class Seat:
             self._rank = self.peer
 
 
-class Rendezvous:
+class RoundChannel:
     """The queues by which N workers and the servers meet, until one of them is lost.
 
     Attributes:
@@ -59,10 +59,10 @@ class Rendezvous:
         num_workers: int,
         states: dict[str, list[np.ndarray]],
     ):
-        """Creates a rendezvous.
+        """Creates a channel.
 
         Args:
-            name: Distinguishes the queues from those of other rendezvous.
+            name: Distinguishes the queues from those of other channels.
             devices: Names of the servers' devices.
             num_workers: N.
             states: What `ServerStates.whole` of an earlier one returned, or nothing.
@@ -74,7 +74,11 @@ class Rendezvous:
         self._endpoints: dict = {}
 
     def send(
-        self, name: str, endpoint: Endpoint, peer: int, messages: Sequence[tf.Tensor]
+        self,
+        name: str,
+        endpoint: ServerEndpoint,
+        peer: int,
+        messages: Sequence[tf.Tensor],
     ) -> None:
         """Sends a worker's messages to the servers.
 
