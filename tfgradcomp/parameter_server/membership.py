@@ -188,7 +188,7 @@ class Membership:
             for index, device in enumerate(self._cluster.servers)
         }
         if self.channel:
-            self.channel.free()
+            self.channel.queues.free()
         self.channel, self.workers, self.serving = channel, workers, serving
 
 

@@ -140,7 +140,7 @@ class BarrierRounds(Rounds):
                 # Replies stay open until no server can give them to some workers only.
                 serves = not serving.keys().isdisjoint(calls.running)
                 with remote.own_executor():
-                    membership.channel.close("up" if serves else "down")
+                    membership.channel.queues.close("up" if serves else "down")
         if errors:
             return Taken(0, {}, errors)
         logs = membership.workers[0].named(np.mean(values, axis=0))
@@ -188,7 +188,7 @@ class PushRounds(Rounds):
                     ends = []
                     self._cluster.check_servers()
                     with remote.own_executor():
-                        log.close()
+                        log.queues.close("up", "down")
             elif report.has_ended or report.value is None:
                 pushing.discard(report.device)
             else:
