@@ -202,7 +202,7 @@ def test_the_declared_words_travel_and_those_that_vary(name):
 
 def test_a_state_on_servers_needs_messages_of_one_size():
     method = Method(Strom(0.5), Recompress(ScaledSign()))
-    with pytest.raises(ValueError, match="ParameterServer cannot carry.*in size"):
+    with pytest.raises(ValueError, match="ParameterServer cannot carry.*variable size"):
         Cluster(1, method, LAYOUTS["ragged"])
 
 
@@ -256,16 +256,16 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     ]
     for thread in threads:
         thread.start()
-    cluster.channel.close("up")
+    cluster.channel.queues.close("up")
     for thread in threads[2:]:
         thread.join(60)
-    cluster.channel.close("down")
+    cluster.channel.queues.close("down")
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
     assert len(ended) == 4
     assert all("is closed" in text for text in ended)
-    cluster.channel.free()
+    cluster.channel.queues.free()
 
 
 @pytest.mark.parametrize(
