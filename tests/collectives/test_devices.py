@@ -38,7 +38,7 @@ def test_two_hosts_of_two_devices_train_as_stated(pools):
     x, residual, server_residual = np.zeros(121), np.zeros((2, 110)), np.zeros(110)
     for step, mean in enumerate(means):
         if step != cases.SKIPPED:
-            p = mean[:, :110] + owed
+            p = mean[:, :110] + residual
             sent = np.stack([scaled_signs(own, splits) for own in p])
             residual = p - sent
             p = sent.mean(0) + server_residual

@@ -1,4 +1,4 @@
-"""Thresholds that follow what is owed: a quantile of |r|, or what takes most."""
+"""Thresholds that follow the residual: a quantile, or the greatest reduction."""
 
 import numpy as np
 import pytest
@@ -106,7 +106,7 @@ def test_each_block_has_its_own_of_an_evenly_spaced_sample(sample, varies, monke
     parts = SplitVector(tf.split(tf.constant(x), LAYOUT.sizes), 0.5)
     splits = tf.constant(LAYOUT.row_splits, tf.int64) if varies else LAYOUT.row_splits
     found = find_thresholds(parts, tf.constant(residual), splits).numpy()
-    r = np.float32(0.5) * x + owed
+    r = np.float32(0.5) * x + residual
     np.testing.assert_array_equal(found, rule_of(r, LAYOUT.row_splits, sample))
     assert (found != rule_of(r, LAYOUT.row_splits)).any() == (sample < 300)
 

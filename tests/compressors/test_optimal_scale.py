@@ -98,7 +98,7 @@ def final_residual(compressor, steps=200, size=2000):
     return lengths
 
 
-def test_what_is_owed_grows_without_the_factor_and_not_with_it():
+def test_the_residual_grows_without_the_factor_only():
     grows, stays = (
         final_residual(ErrorFeedback(c))
         for c in (Ternary(False), OptimalScale(Ternary(False)))
