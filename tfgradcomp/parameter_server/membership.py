@@ -14,8 +14,7 @@ from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster, met_closed_q
 from tfgradcomp.parameter_server.model_factory import ModelFactory
 from tfgradcomp.parameter_server.remote_worker import (
     RemoteWorker,
-    shared_variables,
-    values_of,
+    shared_values,
 )
 from tfgradcomp.parameter_server.transport import ParameterServer
 
@@ -172,7 +171,7 @@ class Membership:
             states = self.channel.states.whole(
                 old[0].committed_steps(), old[0].kept_states()
             )
-            shared = values_of(shared_variables(old[0].model))
+            shared = shared_values(old[0].model)
         servers = [f"{device}/device:CPU:0" for device in self._cluster.servers]
         name = f"tfgradcomp/{uuid.uuid4().hex}"
         channel = self._transport_class.channel_class(
