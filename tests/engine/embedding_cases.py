@@ -6,8 +6,8 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import recorded
 from tests.engine import row_cases
+from tests.fit.fit_models import recorded
 
 ROWS, WIDTH, RATE = 40, 3, 0.5
 LENGTHS = ((3, 5), (7, 2), (4, 6))

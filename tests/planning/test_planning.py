@@ -11,13 +11,13 @@ import pytest
 
 import tfgradcomp
 from tfgradcomp import planning
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.core import Layout
 from tfgradcomp.planning import arithmetic, command, output
 from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.measured import find_model
-from tfgradcomp.transports import AllGather, Costs, Line, Sharded
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports import AllGather, Costs, LinearCost, Sharded
+from tfgradcomp.transports.costs import SimulatedCollectives
 
 GIGABIT = planning.Link(1e9, 0.0, efficiency=1.0)
 # Only the link takes time.
@@ -44,7 +44,7 @@ def test_arithmetic_grows_with_elements_and_with_payloads_to_decode(monkeypatch)
 
 
 def test_a_step_without_a_network_is_measured():
-    transport = Sharded(Echo(2))
+    transport = Sharded(SimulatedCollectives(2))
     optimizer = tfgradcomp.DistEFBlockSGDM("sgd", transport=transport, min_size=0)
     assert arithmetic._step_seconds(optimizer, 4096) > 0
 
@@ -58,37 +58,41 @@ def forecast_of(plan, *key):
 
 def test_the_link_of_collectives_by_hand():
     # 1000 words, 4 workers, one a node: a ring sum passes each word 2 * 3/4 times.
-    assert GIGABIT.words(Call("sum", 1000), 4) == 1500
-    assert GIGABIT.words(Call("max", 1000), 4) == 1500
-    assert GIGABIT.words(Call("gather", 1000), 4) == 3000
-    assert GIGABIT.words(Call("all_to_all", 1000), 4) == 750
+    assert GIGABIT.words(CollectiveCall("sum", 1000), 4) == 1500
+    assert GIGABIT.words(CollectiveCall("max", 1000), 4) == 1500
+    assert GIGABIT.words(CollectiveCall("gather", 1000), 4) == 3000
+    assert GIGABIT.words(CollectiveCall("all_to_all", 1000), 4) == 750
     assert GIGABIT.seconds(1500) == 1500 * 32 / 1e9
     assert planning.Link(1e8, efficiency=0.5).seconds(1) == 32 / 0.5e8
     # A message for each round: 2 * 3 of a sum, 3 of a gather, one of an all-to-all.
     late = planning.Link(1e9, latency=0.25)
     kinds = "sum", "gather", "all_to_all"
-    assert [late.waiting(Call(k, 1), 4) for k in kinds] == [1.5, 0.75, 0.25]
+    assert [late.waiting(CollectiveCall(k, 1), 4) for k in kinds] == [1.5, 0.75, 0.25]
 
 
 def test_devices_of_a_node_share_its_link():
     nodes = planning.Link(1e9, 0.25, devices_per_node=4)
     # A ring leaves the node once; in an all-to-all 4 workers send 4 rows of 100 words.
-    assert nodes.words(Call("sum", 800), 8) == 2 * 7 / 8 * 800
-    assert nodes.words(Call("all_to_all", 800), 8) == 4 * 4 * 100
+    assert nodes.words(CollectiveCall("sum", 800), 8) == 2 * 7 / 8 * 800
+    assert nodes.words(CollectiveCall("all_to_all", 800), 8) == 4 * 4 * 100
     for kind in ("sum", "all_to_all"):
-        assert nodes.words(Call(kind, 800), 4) == 0
-        assert nodes.waiting(Call(kind, 800), 4) == 0
+        assert nodes.words(CollectiveCall(kind, 800), 4) == 0
+        assert nodes.waiting(CollectiveCall(kind, 800), 4) == 0
 
 
 def test_measured_software_holds_for_any_number_of_workers():
-    costs = Costs(Line(3.0, 0.6), Line(5.0, 0.75), Line(12.0, 1.5))
+    costs = Costs(LinearCost(3.0, 0.6), LinearCost(5.0, 0.75), LinearCost(12.0, 1.5))
     software = planning.software_of(costs, 4)
     for kind in Costs._fields:
         cost = getattr(costs, kind)
         expected = cost.latency + 1000 * cost.per_word
-        assert software.seconds(Call(kind, 1000), 4) == pytest.approx(expected)
+        assert software.seconds(CollectiveCall(kind, 1000), 4) == pytest.approx(
+            expected
+        )
     # On 2 workers: 2 rounds of 2 s, and each word once instead of 1.5 times.
-    assert software.seconds(Call("max", 1000), 2) == pytest.approx(2 * 2.0 + 1000)
+    assert software.seconds(CollectiveCall("max", 1000), 2) == pytest.approx(
+        2 * 2.0 + 1000
+    )
 
 
 def test_forecasts_of_float32_and_of_signs_by_hand():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 
-from tfgradcomp.compat.trainer import wrappers_of
 from tfgradcomp.engine.probe import Observer, Probe
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.fit.wrappers import wrappers_of
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.local_steps import LocalSteps
 from tfgradcomp.optimizers.wrapper import OptimizerWrapper

@@ -14,11 +14,11 @@ import numpy as np
 from tfgradcomp.callbacks.workers import Workers
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.backups import Origin, Point
-from tfgradcomp.compat.preemption import Preemption
-from tfgradcomp.compat.run_state import RunState
-from tfgradcomp.compat.statistics import digest_of_weights
-from tfgradcomp.compat.trainer import prepare_to_resume
 from tfgradcomp.core.logging import logger
+from tfgradcomp.fit.preemption import Preemption
+from tfgradcomp.fit.resume import prepare_to_resume
+from tfgradcomp.fit.run_state import RunState
+from tfgradcomp.fit.statistics import digest_of_weights
 
 PREEMPTED = 79
 """Exit code of workers that were told to end and have saved: start them again."""

@@ -14,10 +14,11 @@ from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
 from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
 from tfgradcomp.callbacks.timestamps import COLLECTIVES
 from tfgradcomp.callbacks.workers import Workers
-from tfgradcomp.collectives import Call
-from tfgradcomp.compat.inner_optimizer import references, trainable_variables
+from tfgradcomp.collectives import CollectiveCall
+from tfgradcomp.compat.inner_optimizer import trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
+from tfgradcomp.engine.variable_copies import originals_of
 
 _PREFIX = "compression/"
 _NAME = "CompressionMonitor"
@@ -243,7 +244,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def _open(self):
         optimizer, rank = self._optimizer, self._workers.rank
-        variables = references(trainable_variables(optimizer.inner_optimizer))
+        variables = originals_of(trainable_variables(optimizer.inner_optimizer))
         self._paths = {
             position: variables[position].path
             for position in matching_positions(self.histograms, variables, "histograms")
@@ -281,7 +282,8 @@ class CompressionMonitor(keras.callbacks.Callback):
         figures = {
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
-            "float32_bytes": 4 * Call("sum", elements).words_sent(traffic.num_workers),
+            "float32_bytes": 4
+            * CollectiveCall("sum", elements).words_sent(traffic.num_workers),
             **sample.figures,
         }
         if traffic.elements_compressed:

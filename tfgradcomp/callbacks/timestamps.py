@@ -93,7 +93,7 @@ class TimestampRows:
     def row(self, step: ObservedStep) -> tf.Tensor:
         """Returns the row of a step, in its graph."""
         self._names[step.is_uncompressed_step] = [
-            [name for name, _ in bucket.moments[:_MOST]] for bucket in step.buckets
+            [name for name, _ in bucket.timestamps[:_MOST]] for bucket in step.buckets
         ]
         zero = tf.zeros([], tf.float64)
         row = [
@@ -103,7 +103,7 @@ class TimestampRows:
             step.applied,
         ]
         for bucket in step.buckets:
-            times = [time for _, time in bucket.moments[:_MOST]]
+            times = [time for _, time in bucket.timestamps[:_MOST]]
             row += times + [zero] * (_MOST - len(times))
         return tf.stack(row)
 

@@ -9,10 +9,10 @@ import os
 
 import tensorflow as tf
 
-from tfgradcomp.compat.strategy import read_as_processes
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.fit import enable_multi_worker_fit
+from tfgradcomp.fit.process_reading import read_as_processes
 from tfgradcomp.launch.environment import described_cluster, share_of_cores
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"

@@ -9,12 +9,13 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import methods
-from tfgradcomp.compat import adam
+from tfgradcomp.compat.inner_optimizer import momenta
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.gradient_bucket import Gradients
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.frozen_variance import freeze_variance, is_plain_adam
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 
 _NOT_TAKEN = ("sparse", "dense_every", "policy")
@@ -93,7 +94,7 @@ class MomentumStepper(Stepper):
     def own_momenta(self, gradients: Gradients) -> Gradients:
         """Returns the momenta that this worker's gradients make of the shared ones."""
         beta, scale = self.inner.beta_1, gradients.scale
-        pairs = zip(gradients.values, adam.momenta(self.inner), strict=True)
+        pairs = zip(gradients.values, momenta(self.inner), strict=True)
         values = [
             None if g is None else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
             for g, m in pairs
@@ -189,7 +190,7 @@ class OneBitAdam(CompressedOptimizer):
             **kwargs,
         )
         inner = self.inner_optimizer
-        if not adam.is_plain_adam(inner):
+        if not is_plain_adam(inner):
             raise ValueError(
                 "1-bit Adam is made of Adam's moments. Expected: keras.optimizers.Adam "
                 "or AdamW, without amsgrad. Received: inner_optimizer="
@@ -197,7 +198,7 @@ class OneBitAdam(CompressedOptimizer):
             )
         self.keep_arguments(refresh=refresh, variance_floor=variance_floor)
         self.uncompressed_steps = VarianceSteps(warmup_steps, refresh=refresh)
-        adam.freeze_variance(
+        freeze_variance(
             inner,
             lambda step: self.uncompressed_steps.include(step),
             lambda step: self.uncompressed_steps.count(step),

@@ -10,8 +10,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.run_state import seed_states
 from tfgradcomp.core import State
+from tfgradcomp.fit.seeds import seed_states
 from tfgradcomp.parameter_server.worker_function import WorkerFunction
 
 STALENESS = "staleness"
@@ -61,18 +61,18 @@ class RemoteWorker:
         """Closes the worker's dataset."""
         self._iterator = None
 
-    def join(self, rendezvous, rank: int, first: RemoteWorker | None = None) -> None:
-        """Makes the worker one of those of a rendezvous.
+    def join(self, channel, rank: int, first: RemoteWorker | None = None) -> None:
+        """Makes the worker one of those of a channel.
 
         Tracing its steps declares what servers must answer.
 
         Args:
-            rendezvous: Where the workers meet.
+            channel: Where the workers meet.
             rank: The worker's rank there.
             first: One that has joined it. If both train the same, nothing is traced.
         """
         stepper = self.optimizer.stepper
-        stepper.collectives.join(rendezvous, rank)
+        stepper.collectives.join(channel, rank)
         for bucket in stepper.buckets:
             bucket.rebind()
         if first and first.spec == self.spec:
@@ -117,9 +117,11 @@ class RemoteWorker:
         theirs, own = other._variables(), self._variables()
         if [(v.shape, v.dtype) for v in theirs] != [(v.shape, v.dtype) for v in own]:
             return {}
-        seats = [w.optimizer.stepper.collectives for w in (other, self)]
+        endpoints = [w.optimizer.stepper.collectives for w in (other, self)]
         return {
-            **seats[0].rendezvous.queues.in_place_of(*(seat.peer for seat in seats)),
+            **endpoints[0].channel.queues.in_place_of(
+                *(endpoint.peer for endpoint in endpoints)
+            ),
             **{id(a.handle): b.handle for a, b in zip(theirs, own, strict=True)},
         }
 

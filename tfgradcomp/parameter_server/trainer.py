@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.compat import remote
-from tfgradcomp.compat.run_state import seed_states
-from tfgradcomp.compat.trainer import epoch_to_resume_at
+from tfgradcomp.compat.trainer import first_epoch
 from tfgradcomp.core.arguments import check_choice, check_integer
+from tfgradcomp.fit.seeds import seed_states
 from tfgradcomp.optimizers import CompressedOptimizer
 from tfgradcomp.parameter_server.checkpoint import ClusterCheckpoint
 from tfgradcomp.parameter_server.cluster import cluster_of_chief, connect
@@ -185,7 +185,7 @@ class ParameterServerTrainer:
                 self._cluster, membership, callbacks, self._steps_per_execution
             )
             logs = {}
-            for epoch in range(epoch_to_resume_at(self.model) or initial_epoch, epochs):
+            for epoch in range(first_epoch(self.model) or initial_epoch, epochs):
                 logs = self._train_epoch(
                     epoch, steps_per_epoch, rounds, callbacks, validation_data
                 )

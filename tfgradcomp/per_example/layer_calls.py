@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat import layers as compat
 from tfgradcomp.compat.replace import replaced_attribute
+from tfgradcomp.compat.variables import tensorflow_variables
 from tfgradcomp.compat.watcher import VariableReads
 
 _thread = threading.local()
@@ -88,7 +89,7 @@ class LayerCalls:
         self._variables = {
             id(value): variable
             for variable in variables
-            for value in compat.tensorflow_variables(variable)
+            for value in tensorflow_variables(variable)
         }
 
     def __enter__(self):
@@ -154,7 +155,7 @@ class LayerCalls:
         flat = keras.tree.flatten(outputs)
         if len(flat) > 1:
             # One output may depend on another: each gets a gradient of its own.
-            flat = [compat.identity(x) for x in flat]
+            flat = [compat.copy_with_mask(x) for x in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
         call.outputs = floats_of(flat)
         self._hand_up(call)

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfgradcomp.compat import layers as compat
+from tfgradcomp.compat.variables import tensorflow_variable
 from tfgradcomp.per_example.layer_calls import Call, floats_of, per_example
 
 
@@ -352,7 +353,7 @@ def _any_layer(call, deltas, batch):
             )
         return tape.gradient(
             floats_of(outputs),
-            [compat.tensorflow_variable(variable) for variable in variables],
+            [tensorflow_variable(variable) for variable in variables],
             output_gradients=deltas,
             unconnected_gradients="zero",
         )

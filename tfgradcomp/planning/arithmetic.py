@@ -14,7 +14,11 @@ from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import AllGather, Transport
-from tfgradcomp.transports.costs import Echo, least_seconds, typical_block_size
+from tfgradcomp.transports.costs import (
+    SimulatedCollectives,
+    least_seconds,
+    typical_block_size,
+)
 
 # Numbers of workers that are measured; others lie on a line through the two.
 _MEASURED_WORKERS = 2, 8
@@ -56,7 +60,7 @@ def _seconds(kind, method, num_workers, size, block_size):
         method.server,
         weight_decay=method.weight_decay,
         block_size=block_size,
-        transport=kind(Echo(num_workers)),
+        transport=kind(SimulatedCollectives(num_workers)),
         min_size=0,
     )
     return _step_seconds(optimizer, size)

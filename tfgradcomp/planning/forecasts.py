@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfgradcomp import optimizers
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.plan import make_plan
@@ -30,7 +30,7 @@ from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes, sizes
 from tfgradcomp.transports import Costs, Transport
 from tfgradcomp.transports.auto import BY_NAME
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports.costs import SimulatedCollectives
 from tfgradcomp.transports.messages import has_variable_length
 
 FLOAT32 = "float32"
@@ -56,7 +56,7 @@ def software_of(costs: Costs, num_workers: int) -> Software:
         *(
             Handling(
                 cost.latency / rounds(kind, num_workers),
-                cost.per_word / Call(kind, 1).words_sent(num_workers),
+                cost.per_word / CollectiveCall(kind, 1).words_sent(num_workers),
             )
             for kind, cost in zip(Costs._fields, costs, strict=True)
         )
@@ -325,21 +325,21 @@ class _Planner:
         """Returns the forecast of the stock optimizer's all-reduce."""
         if count == 1:
             return self._forecast(FLOAT32, "", count, [])
-        calls = [Call("sum", self._elements)]
+        calls = [CollectiveCall("sum", self._elements)]
         return self._forecast(FLOAT32, "all_reduce", count, calls)
 
     def forecasts(self, name: str, count: int) -> Iterator[Forecast]:
         """Yields the forecasts of a method, for each transport that can carry it."""
         for transport, kind in BY_NAME.items():
             optimizer = getattr(optimizers, name)(
-                keras.optimizers.SGD(), transport=kind(Echo(count))
+                keras.optimizers.SGD(), transport=kind(SimulatedCollectives(count))
             )
             method = optimizer.method
             try:
                 buckets = self._buckets(optimizer)
             except ValueError:  # The transport cannot carry the method's payload.
                 continue
-            calls: list[Call] = []
+            calls: list[CollectiveCall] = []
             arithmetic = 0.0
             for bucket in buckets:
                 layout = bucket.route.layout
@@ -347,13 +347,15 @@ class _Planner:
                 if has_variable_length(method.compressor.fields(layout)):
                     if self._ratio is None:
                         return
-                    calls.append(Call("gather", math.ceil(layout.size / self._ratio)))
+                    calls.append(
+                        CollectiveCall("gather", math.ceil(layout.size / self._ratio))
+                    )
                 elif bucket.is_compressed:
                     arithmetic += self._profile.arithmetic(kind, method, layout, count)
             yield self._forecast(name, transport, count, calls, arithmetic)
 
     def _buckets(self, optimizer):
-        settings, strategy = optimizer._settings(), tf.distribute.get_strategy()
+        settings, strategy = optimizer.plan_settings(), tf.distribute.get_strategy()
         trained = [True] * len(self._variables)
         return make_plan(self._variables, trained, settings, strategy).buckets
 

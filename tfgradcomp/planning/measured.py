@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compat.models import layers_of
+from tfgradcomp.assignment.models import layers_of
 from tfgradcomp.planning.shapes import MODELS, Shapes
 
 _STEPS = 7

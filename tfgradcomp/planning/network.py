@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tfgradcomp.collectives import Call
+    from tfgradcomp.collectives import CollectiveCall
 
 LATENCY = 1e-4
 EFFICIENCY = 0.8
@@ -77,7 +77,7 @@ class Link(NamedTuple):
     devices_per_node: int = 1
     efficiency: float = EFFICIENCY
 
-    def words(self, call: Call, num_workers: int) -> float:
+    def words(self, call: CollectiveCall, num_workers: int) -> float:
         """Returns the 32-bit words that leave a node in a collective."""
         devices = self.devices_per_node
         if num_workers <= devices:
@@ -86,7 +86,7 @@ class Link(NamedTuple):
             return devices * (num_workers - devices) / num_workers * call.words
         return call.words_sent(num_workers)
 
-    def waiting(self, call: Call, num_workers: int) -> float:
+    def waiting(self, call: CollectiveCall, num_workers: int) -> float:
         """Returns the seconds that a collective waits for the link's latency."""
         if num_workers <= self.devices_per_node:
             return 0.0
@@ -122,7 +122,7 @@ class Software(NamedTuple):
     all_to_all: Handling
     sum: Handling
 
-    def seconds(self, call: Call, num_workers: int) -> float:
+    def seconds(self, call: CollectiveCall, num_workers: int) -> float:
         """Returns the seconds of the software in a collective."""
         per_round, per_word = getattr(self, "sum" if call.kind == "max" else call.kind)
         words = call.words_sent(num_workers)

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfgradcomp import optimizers
 from tfgradcomp.compat import train_step
-from tfgradcomp.compat.run_state import RunState
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
+from tfgradcomp.fit.run_state import RunState
 from tfgradcomp.per_example.second_moments import step_of
 
 # Signs without a scale are left out: their length says nothing, so neither does the
