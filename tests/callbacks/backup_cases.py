@@ -5,6 +5,7 @@ started.
 """
 
 import errno
+import hashlib
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ import numpy as np
 
 import tfgradcomp
 from tests.cluster import report, strategy_and_rank
-from tests.harness import digest
 from tfgradcomp.checkpoint import backups
 
 random = np.random.default_rng(7)
@@ -153,7 +153,8 @@ def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=Non
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         vars(backups).update(KEPT_FUNCTIONS)
-    answer["digest"] = digest(model)
+    data = b"".join(w.tobytes() for w in model.get_weights())
+    answer["digest"] = hashlib.sha256(data).hexdigest()
     answer["residual"] = [
         v.numpy().tolist()
         for v in model.optimizer.variables
