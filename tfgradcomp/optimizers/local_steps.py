@@ -160,13 +160,9 @@ class LocalSteps(OptimizerWrapper):
         """Returns the optimizer of a group: the one given, or one like it."""
         if not index:
             return self.outer
-        arguments = self.outer.arguments_from(self.outer.get_config())
         # Groups draw different random numbers. A configuration holds no transport.
-        arguments |= {
-            "seed": self.outer.seed + index,
-            "transport": self.outer.transport,
-        }
-        return type(self.outer)(**arguments)
+        other = {"seed": self.outer.seed + index, "transport": self.outer.transport}
+        return type(self.outer).from_config(self.outer.get_config() | other)
 
     @property
     def variables(self):
