@@ -14,7 +14,6 @@ from tests.callbacks import monitor_cases as cases
 from tests.helpers import bits, make_variables
 from tfgradcomp.callbacks import CompressionMonitor, Timeline, timeline
 from tfgradcomp.callbacks.figures import Figures
-from tfgradcomp.engine.probe import Probe
 
 pytestmark = pytest.mark.timeout(600)
 SHAPES = [(40, 30), (30,), (7, 5)]
@@ -251,8 +250,7 @@ def steps_of(optimizer, variables, observer=None):
     """Takes two steps in a graph; returns the weights' bits, and its clocks."""
     optimizer.build(variables)
     if observer:
-        optimizer.stepper.probe = Probe()
-        optimizer.stepper.probe.observers["test"] = observer(optimizer)
+        optimizer.stepper.observers["test"] = observer(optimizer)
 
     def take(gradients):
         optimizer.apply(gradients, variables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from tfgradcomp.engine.probe import Observer, Probe
+from tfgradcomp.engine.probe import Observer
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.fit.wrappers import wrappers_of
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
@@ -66,10 +66,7 @@ def attach(
         name: Name of the observer; an observer of the same name is replaced.
         observer: The observer.
     """
-    stepper = wrapper.stepper
-    if stepper.probe is None:
-        stepper.probe = Probe()
-    stepper.probe.observers[name] = observer
+    wrapper.stepper.observers[name] = observer
     model.make_train_function(force=True)
 
 
@@ -77,10 +74,8 @@ def detach(
     model: keras.Model, wrapper: CompressedOptimizer, name: str, observer: Observer
 ) -> None:
     """Stops observing, so that the next `fit` traces steps without the observer."""
-    probe = wrapper.stepper.probe
-    if probe is None or probe.observers.get(name) is not observer:
+    observers = wrapper.stepper.observers
+    if observers.get(name) is not observer:
         return
-    del probe.observers[name]
-    if not probe.observers:
-        wrapper.stepper.probe = None
+    del observers[name]
     model.make_train_function(force=True)

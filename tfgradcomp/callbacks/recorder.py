@@ -128,7 +128,7 @@ class Timeline(keras.callbacks.Callback):
 
 
 class _Recorder:
-    """Keeps the timestamps of the steps of a range; an observer of a `Probe`."""
+    """Keeps the timestamps of the steps of a range; an observer of a `Stepper`."""
 
     def __init__(self, bucket_names: list[str], begin: int, end: int):
         self._begin, self._end = begin, end

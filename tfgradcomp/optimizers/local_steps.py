@@ -331,8 +331,7 @@ class LocalSteps(OptimizerWrapper):
         steps, left_out, _ = self._counts.numpy().tolist()
         if not steps:
             return
-        probe = self.outer.stepper.probe
-        observers = probe.observers.values() if probe else ()
+        observers = self.outer.stepper.observers.values()
         self._strategy.run(self._exchange_now, args=(*observers,))
         rows = np.array([[left_out]])
         if self._hosts:
