@@ -1,16 +1,20 @@
 """Makes TensorFlow quiet, before anything imports it; shares workers; orders tests."""
 
+import functools
 import gc
 import os
+import re
 import zlib
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+ROOT = Path(__file__).resolve().parents[1]
 # Tests that start processes of their own run one after the other, and so do those that
-# share living workers: more clusters at once on two cores wait for each other.
+# use the fixture `pools`: more clusters at once on two cores wait for each other.
 LAUNCHES = (
     "tests/benchmarks/test_embeddings.py",
     "tests/benchmarks/test_exchange.py",
@@ -22,25 +26,6 @@ LAUNCHES = (
     "tests/ops/test_build.py",
     "tests/test_pool",
     "tests/test_release.py",
-)
-POOLS = (
-    "tests/callbacks/",
-    "tests/checkpoint/test_restore.py",
-    "tests/collectives/",
-    "tests/compat/test_per_replica_variable.py",
-    "tests/engine/test_consistency_on_workers.py",
-    "tests/engine/test_residual_watchdog.py",
-    "tests/engine/test_auto_on_workers.py",
-    "tests/engine/test_fused_apply.py",
-    "tests/engine/test_embeddings.py",
-    "tests/engine/test_uncompressed_steps_on_workers.py",
-    "tests/fit/",
-    "tests/ops/test_workers.py",
-    "tests/optimizers/test_inner_optimizers.py",
-    "tests/optimizers/test_local_steps.py",
-    "tests/assignment/test_policy_on_workers.py",
-    "tests/per_example/test_workers.py",
-    "tests/programs/",
 )
 # These share a library that takes long to compile, and what the reference gives.
 KERNELS = (
@@ -101,7 +86,7 @@ def pytest_collection_modifyitems(config, items):
     # The clusters are the longest units: whoever starts with them ends with the others.
     items[:] = sorted(
         filter(_is_wanted, items),
-        key=lambda item: not item.nodeid.startswith(LAUNCHES + POOLS),
+        key=lambda item: _cluster_of(item.nodeid) is None,
     )
 
 
@@ -111,6 +96,21 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def _cluster_of(nodeid):
+    """The kind of clusters that a test uses, or None."""
+    path = nodeid.partition("::")[0]
+    return "launches" if nodeid.startswith(LAUNCHES) else _cluster_in(path)
+
+
+@functools.cache
+def _cluster_in(path):
+    # The process that schedules knows the names of tests, not their fixtures.
+    text = (ROOT / path).read_text()
+    if re.search(r"^def \w+\([^)]*\bpools\b", text, re.M):
+        return "pools"
+    return "launches" if "run_workers(" in text else None
 
 
 def _is_wanted(item):
@@ -136,10 +136,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            if nodeid.startswith(LAUNCHES):
-                return "launches"
-            if nodeid.startswith(POOLS):
-                return "pools"
+            if cluster := _cluster_of(nodeid):
+                return cluster
             if nodeid.startswith(KERNELS):
                 return "kernels"
             if not nodeid.startswith(DIVISIBLE):

@@ -86,7 +86,7 @@ TESTS = (
     "tests/parameter_server/test_remote_worker.py",
     "tests/checkpoint/test_saved_files.py",
     "tests/ops/test_choosing.py",
-    "tests/ops/test_native.py::test_unpacking_keeps_leading_axes",
+    "tests/ops/test_codes.py::test_unpacking_keeps_leading_axes",
     "tests/ops/test_build.py::test_without_a_compiler_one_warning_says_what_to_do",
 )
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
+from tests import reference
 from tests.promises import (
     clipped,
     damped,
@@ -203,13 +203,6 @@ def composed(name, compressor, server, **requirements) -> Row:
     return row(name, arguments, compressor, server, **requirements)
 
 
-def powers_of_two(v):
-    """The levels of natural compression: 127 powers of either sign, and 0."""
-    top = np.floor(np.log2(np.abs(v).max())) + 1 if v.any() else -np.inf
-    powers = 2.0 ** (top - np.arange(127))
-    return np.concatenate([-powers, [0], powers[::-1]])
-
-
 UNBIASED = {"kind": "unbiased", "is_random": True}
 # A sign is a step of full length.
 SIGN = {
@@ -313,7 +306,7 @@ _TABLE = [
         LinearQuantization(7), Mean(LinearQuantization(7)),
         **UNBIASED, levels=quantiles(7)),
     row("NaturalCompression", {}, NaturalCompression(), Mean(NaturalCompression()),
-        **UNBIASED, levels=powers_of_two),
+        **UNBIASED, levels=reference.powers_of_two),
     row("ScaledSign", {}, ScaledSign(), Mean(ScaledSign()), **MEAN_SIGN),
     # Some elements now, the others later.
     row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),

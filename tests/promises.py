@@ -55,17 +55,8 @@ def optimal(count, sweeps=0):
 
 
 def in_float16(levels_of):
-    """Rounds the ends of a block's levels outward, and the others to nearest."""
-
-    def levels(v):
-        exact = levels_of(v)
-        down, up = np.float16([-np.inf, np.inf])
-        table = exact.astype(np.float16)
-        table[0] = np.nextafter(table[0], down) if table[0] > exact[0] else table[0]
-        table[-1] = np.nextafter(table[-1], up) if table[-1] < exact[-1] else table[-1]
-        return table.astype(np.float64)
-
-    return levels
+    """The levels as they travel in float16."""
+    return lambda v: reference.float16_levels(levels_of(v))
 
 
 def even(count, norm="max"):

@@ -1,4 +1,4 @@
-"""Nothing that a method needs is missing: its row, its documents, its own tests."""
+"""Nothing that a method needs is missing: its row, its documents, its names."""
 
 import inspect
 import re
@@ -87,23 +87,6 @@ def test_every_class_has_its_place_in_the_table_of_the_readme():
 @pytest.mark.parametrize("kinds", [WRAPPERS, COMPRESSORS], ids=["wrappers", "others"])
 def test_every_class_has_an_example_and_says_where_it_is_from(kinds):
     assert missing(kinds, {k.__name__ for k in kinds if "Example:" in k.__doc__}) == []
-
-
-def test_every_class_has_a_test_file_of_its_own():
-    files = {path.name: path for path in (ROOT / "tests").glob("*/test_*.py")}
-
-    def has_own(kind):
-        module = vars(kind).get("make_method", kind).__module__
-        name = f"test_{module.rpartition('.')[2].lstrip('_')}.py"
-        if name in files:
-            return True
-        # Or it is followed step by step in NumPy, with others.
-        trajectories = (ROOT / "tests/optimizers").glob("test_trajector*.py")
-        text = "".join(path.read_text() for path in trajectories)
-        return f"tfgradcomp.{kind.__name__}(" in text
-
-    for kinds in (WRAPPERS, COMPRESSORS):
-        assert missing(kinds, {k.__name__ for k in kinds if has_own(k)}) == []
 
 
 @rows()

@@ -8,8 +8,9 @@ import tensorflow as tf
 import tfgradcomp
 from tests import reference
 from tests.engine.test_summary import lines_of, rows_of
+from tests.harness import Worker
 from tests.helpers import bits, make_variables, named, state_of
-from tests.optimizers.test_trajectories_of_quantizers import Late
+from tests.methods import ROWS
 from tests.optimizers.trajectories import SEED, SHAPES, Run, sgd
 from tfgradcomp.checkpoint.state_file import join_groups
 from tfgradcomp.collectives import LoopbackCollectives
@@ -21,69 +22,51 @@ strom = tfgradcomp.Strom.for_layers(threshold=0.5)
 ternary = tfgradcomp.TernGrad.for_layers()
 
 
-def four_ways(inner=None, **arguments):
+BY_NAME = [("weight_1", strom), ("weight_[12]", "float32"), ("weight_3", ternary)]
+
+
+def four_ways(transport="auto", policy=BY_NAME, **arguments):
     """The variables of `SHAPES`, each by another method; the third as float32."""
     return tfgradcomp.DistEFBlockSGDM(
-        inner or sgd(),
+        sgd(),
         momentum=0.7,
-        **{
-            "policy": [
-                ("weight_1", strom),
-                ("weight_[12]", "float32"),
-                ("weight_3", ternary),
-            ],
-            "min_size": 1,
-            "seed": SEED,
-            **arguments,
-        },
+        policy=policy,
+        transport=transport,
+        min_size=1,
+        seed=SEED,
+        **arguments,
     )
 
 
-# In the flat vector of all variables.
+# In the flat vector of all variables. The vectors of a policy draw random numbers from
+# places that are multiples of 512, after those before: 35 elements, 33.
 KERNEL, BY_STROM, FLOAT32, BY_TERNGRAD = (
     slice(0, 35),
     slice(35, 68),
     slice(68, 69),
     slice(69, 99),
 )
-# A vector of the policy begins at a multiple of 512, after those before: 35, 33.
-FIRST_RANDOM = 1024
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_each_variable_moves_as_by_its_method_alone(workers):
-    run = Run(four_ways_at, workers, SHAPES)
-    kernel = reference.DistEF(
-        lambda v: reference.scaled_sign(v, [0, 35]), workers, 35, 0.7
-    )
-    plain = reference.DistEF(lambda v: v, workers, 1, 0.7)
-    late = Late(run, [(33,)], threshold=0.5)
-
-    def by_terngrad(step, gradients):
-        clipped = [reference.clip(g, [0, 30], 2.5) for g in gradients]
-        scale = np.max(np.abs(clipped))
-        padded = [np.pad(g, (FIRST_RANDOM, 0)) for g in clipped]
-        codes = [
-            reference.ternary_codes(
-                g, [0.0, scale], [0, FIRST_RANDOM, FIRST_RANDOM + 30], SEED, step, rank
-            )
-            for rank, g in enumerate(padded)
-        ]
-        return scale * np.mean(codes, 0)[FIRST_RANDOM:]
+def test_each_variable_moves_as_by_its_method_alone():
+    run = Run(four_ways, 3, SHAPES)
+    own, by_terngrad = four_ways().method, ROWS["TernGrad"].method
+    late = reference.Late(None, [0, 33], threshold=0.5)
+    rules = [
+        (KERNEL, reference.Workers(own, 3, [0, 35])),
+        (BY_STROM, late),
+        (FLOAT32, reference.Workers(own, 3, [0, 1], is_plain=True)),
+        (BY_TERNGRAD, reference.Workers(by_terngrad, 3, [0, 30], SEED, offset=1024)),
+    ]
 
     def update_of(step, gradients, weights, rate):
-        update = np.zeros(99)
-        update[KERNEL] = kernel.update(gradients[:, KERNEL], weights[KERNEL], rate)
-        update[BY_STROM] = late(step, gradients[:, BY_STROM], None, rate)
-        update[FLOAT32] = plain.update(gradients[:, FLOAT32], weights[FLOAT32], rate)
-        update[BY_TERNGRAD] = by_terngrad(step, gradients[:, BY_TERNGRAD])
-        return update
+        parts = [
+            rule.update(step, gradients[:, where], weights[where], rate)
+            for where, rule in rules
+        ]
+        return np.concatenate(parts)
 
     run.follows(update_of, atol=1e-5)
-
-
-def four_ways_at(transport):
-    return four_ways(transport=transport)
 
 
 class Counting(LoopbackCollectives):
@@ -98,7 +81,7 @@ class Counting(LoopbackCollectives):
         return super()._meet(vector, call_site)
 
 
-def test_what_is_gathered_is_one_message():
+def test_gathered_vectors_share_a_message():
     loopback = Loopback(2, timeout=60)
 
     def worker(rank, _):
@@ -130,7 +113,7 @@ def bits_of(variables):
 
 
 @pytest.mark.parametrize("position", range(4))
-def test_a_bad_gradient_of_any_method_stops_all(position):
+def test_bad_gradient_of_any_method_skips_the_step(position):
     def worker(rank, collectives):
         variables = make_variables(SHAPES)
         optimizer = four_ways(nonfinite="skip", transport=AllGather(collectives))
@@ -156,60 +139,34 @@ def test_a_bad_gradient_of_any_method_stops_all(position):
 # State.
 
 
-def saved(optimizer):
-    store, inner = {}, {}
-    optimizer.save_own_variables(store)
-    optimizer.inner_optimizer.save_own_variables(inner)
-    return {name: np.array(value) for name, value in store.items()}, inner
-
-
-@pytest.mark.parametrize(
-    "transports",
-    [
-        (AllGather, Sharded),
-        pytest.param((AllGather, AllGather), marks=pytest.mark.slow),
-    ],
-)
-def test_workers_that_resume_end_in_the_same_bits(transports):
-    # Messages of Strom's vary in length, which shards cannot carry.
+def test_resumed_workers_end_in_the_same_bits():
+    # The length of Strom's messages varies, which shards cannot carry.
     policy = [("weight_1", ternary), ("weight_2", "float32"), ("weight_3", ternary)]
 
-    def worker(rank, collectives):
-        def start(transport):
-            variables = make_variables(SHAPES)
-            optimizer = four_ways(policy=policy, transport=transport(collectives))
-            optimizer.build(variables)
-            return optimizer, variables
-
-        optimizer, variables = start(transports[0])
+    def run(rank, collectives):
+        worker = Worker(four_ways(AllGather(collectives), policy), SHAPES)
         for step in range(3):
-            optimizer.apply(gradients_of(step, rank), variables)
-        store, inner = saved(optimizer)
-        weights = [v.numpy() for v in variables]
-        residual = named(optimizer, "compressed.worker.residual")
-
-        again, others = start(transports[1])
-        again.load_own_variables(store)
-        again.inner_optimizer.load_own_variables(inner)
-        for variable, value in zip(others, weights, strict=True):
-            variable.assign(value)
+            worker.step(gradients_of(step, rank))
+        saved = worker.save()
+        again = Worker(four_ways(Sharded(collectives), policy), SHAPES, saved)
         for step in range(3, 6):
-            optimizer.apply(gradients_of(step, rank), variables)
-            again.apply(gradients_of(step, rank), others)
-        assert bits_of(variables) == bits_of(others)
-        return residual, store
+            worker.step(gradients_of(step, rank))
+            again.step(gradients_of(step, rank))
+        assert bits(worker.weights()) == bits(again.weights())
+        return saved.state
 
-    (one, store), (other, other_store) = Loopback(2, timeout=60).run(worker)
+    states = Loopback(2, timeout=60).run(run)
+    one, other = (state["compressed.worker.residual"][0] for state in states)
     assert bits(one) != bits(other)
     # As `python -m tfgradcomp.reshard` joins their files, for other workers.
-    joined = join_groups([store, other_store])
+    joined = join_groups(states)
     np.testing.assert_allclose(
         joined["compressed.worker.residual"][0], (one + other) / 2, atol=1e-7
     )
-    optimizer, variables = four_ways(policy=policy), make_variables(SHAPES)
-    optimizer.build(variables)
-    optimizer.load_own_variables({**store, **joined, "place": np.array([0, 1])})
-    optimizer.apply(gradients_of(6, 0), variables)
+    alone = Worker(four_ways(policy=policy), SHAPES)
+    together = {**states[0], **joined, "place": np.array([0, 1])}
+    alone.optimizer.load_own_variables(together)
+    alone.step(gradients_of(6, 0))
 
 
 def model_of(policy):
@@ -235,7 +192,7 @@ def train(model, step):
 BY_LAYER = [("one/", strom), ("two/bias", "float32"), ("two/", ternary)]
 
 
-def test_a_saved_model_goes_on_with_its_policy(tmp_path):
+def test_saved_model_resumes_with_its_policy(tmp_path):
     model = model_of(BY_LAYER)
     for step in range(2):
         train(model, step)
@@ -261,7 +218,6 @@ def test_a_saved_model_goes_on_with_its_policy(tmp_path):
 @pytest.mark.parametrize(
     "policy",
     [
-        pytest.param(None, marks=pytest.mark.slow),
         # As large, and with the state of the same names.
         [("two/", strom), ("one/bias", "float32"), ("one/", ternary)],
         [
@@ -269,9 +225,9 @@ def test_a_saved_model_goes_on_with_its_policy(tmp_path):
             *BY_LAYER[1:],
         ],
     ],
-    ids=["none", "others", "another"],
+    ids=["others", "another"],
 )
-def test_the_state_of_another_policy_is_refused(policy, tmp_path):
+def test_state_of_another_policy_raises(policy, tmp_path):
     model = model_of(BY_LAYER)
     train(model, 0)
     model.save_weights(tmp_path / "run.weights.h5")

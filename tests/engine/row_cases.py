@@ -3,14 +3,12 @@
 Nothing of the NumPy part uses the package.
 """
 
-import functools
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
-from tests.reference import methods as reference
+from tests import reference
 
 ROWS, WIDTH, RATE, SEED = 40, 3, 0.5, 11
 SIZE = ROWS * WIDTH
@@ -80,60 +78,30 @@ def apply(optimizer, table, indices, values):
 class Lazy:
     """A method on a table: state of all rows, read and written at those touched."""
 
-    def __init__(self, name, workers):
-        self.name, self.workers = name, workers
-        self.state = reference.DistEF(None, workers, SIZE)
+    def __init__(self, method, workers, block_size=None):
+        self.method, self.workers, self.block_size = method, workers, block_size
+        self.state = reference.Workers(method, workers, [0, SIZE])
 
     def update(self, step, gradients, weights, places):
         """The update of the rows of U; gradients `[N, |U| k]`, places in the table."""
         size = len(places)
-        whole = [0, size]
-        if self.name == "identity":
-            return gradients.mean(0)
-        if self.name == "SignSGD":
-            signs = [reference.sign(g, SEED, step) for g in gradients]
-            return reference.vote(signs, "zero", SEED, step)
-        if self.name == "TernGrad":
-            clipped = [reference.clip(g, whole) for g in gradients]
-            scale = np.max([reference.largest(g, whole) for g in clipped], 0)
-            codes = [
-                reference.ternary_codes(g, scale, whole, SEED, step, rank)
-                for rank, g in enumerate(clipped)
-            ]
-            return scale * np.mean(codes, 0)
-        if self.name == "QSGD":
-            splits = [*range(0, size, 16), size]
-
-            def compress(v, step, rank):
-                coins = reference.uniform(size, SEED, step, rank)
-                levels = functools.partial(reference.even_levels, count=5)
-                rounded = reference.quantize(v, splits, levels, coins)
-                return reference.fitted(rounded, v, splits)
-
-            method = reference.Quantized(compress, feeds_back=True)
-            names = ("e",)
-        else:
-            method = reference.DistEF(
-                lambda v: reference.scaled_sign(v, whole), self.workers, size
-            )
-            method.momentum, method.decay = 0.75, 0.125
-            names = ("m", "e", "server_e", "decay_m")
-        method.unit = self.state.unit
+        splits = [*range(0, size, self.block_size or size), size]
+        touched = reference.Workers(self.method, self.workers, splits, SEED)
+        touched.unit = self.state.unit
+        names = ("m", "e", "server_e", "decay_m")
         for name in names:
-            setattr(method, name, getattr(self.state, name)[..., places])
-        if self.name == "QSGD":
-            update = method(step, gradients, weights, RATE)
-        else:
-            update = method.update(gradients, weights, RATE)
+            setattr(touched, name, getattr(self.state, name)[..., places])
+        update = touched.update(step, gradients, weights, RATE)
         for name in names:
-            getattr(self.state, name)[..., places] = getattr(method, name)
-        self.state.unit = method.unit
+            getattr(self.state, name)[..., places] = getattr(touched, name)
+        self.state.unit = touched.unit
         return update
 
 
 def lazily(name, workers, steps=range(STEPS)):
     """The table after each step, and the last state, by METHODS section 8."""
-    method = Lazy(name, workers)
+    _, optimizer = make_table(name)
+    method = Lazy(optimizer.method, workers, optimizer.block_size)
     table = first_table().astype(np.float64).reshape(-1)
     tables = []
     for step in steps:

@@ -27,6 +27,18 @@ def ops(request):
     return request.param
 
 
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def kernels(request, library):
+    """The CPU kernels with each instruction set of this machine."""
+    best = library.instruction_set()
+    if not library.set_instruction_set(request.param):
+        pytest.skip(f"This machine has no {request.param}.")
+    assert library.instruction_set() == request.param
+    yield library
+    library.offset = 4
+    assert library.set_instruction_set(best)
+
+
 @pytest.fixture(scope="session")
 def library():
     """The CPU kernels as they are in the library of the operations."""

@@ -6,8 +6,13 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tests.ops import cases
-from tests.ops.implementations import native, needs_library, reference
-from tests.ops.test_native import SETS, expected, flatten, made
+from tests.ops.implementations import (
+    expected_calls,
+    native,
+    needs_library,
+    on_tensors,
+    reference,
+)
 from tfgradcomp.ops import SplitVector
 
 SIZES = (0, 1, 31, 33, 65, 1000, 6007)
@@ -129,22 +134,10 @@ def test_a_size_may_be_unknown():
 # -- Operations ---------------------------------------------------------------------
 
 
-def calls(names, shape):
-    """Calls of these operations, and what the reference gives for the flat vector."""
-    results = zip(made(shape), expected(shape), strict=True)
-    return [(*call, result) for call, result in results if call[1] in names]
-
-
 SHAPES = [
     *((size, layout, 2, "normal") for size in SIZES for layout in ("one", "ragged")),
     *((1000, "buckets of 100", 3, kind) for kind in ("zeros", "special")),
 ]
-
-
-def on_tensors(ops, name, args, **kwargs):
-    args = [tf.constant(a) if isinstance(a, np.ndarray) else a for a in args]
-    with np.errstate(all="ignore"):
-        return getattr(ops, name)(*args, **kwargs)
 
 
 # The reference joins the tensors of a vector before all else.
@@ -163,7 +156,7 @@ OPS_AND_SHAPES = [
 @needs_library
 def test_a_gain_is_as_good_as_a_product(shape):
     scale = 3.0 if shape[1] == "one" else 0.5
-    for what, name, (x, *args), _ in calls(READERS, shape):
+    for what, name, (x, *args), _ in expected_calls(shape, READERS):
         with np.errstate(all="ignore"):
             product = np.float32(scale) * x
         cut = SplitVector(tf.split(tf.constant(x), cases.cuts(len(x))), scale)
@@ -175,7 +168,7 @@ def test_a_gain_is_as_good_as_a_product(shape):
 @needs_library
 def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
     for seed in range(2):
-        for what, name, (x, *args), result in calls(READERS, shape):
+        for what, name, (x, *args), result in expected_calls(shape, READERS):
             cut = parts_of(x, cases.cuts(len(x), seed))
             cases.same_results(on_tensors(ops, name, (cut, *args)), result, what)
 
@@ -184,7 +177,7 @@ def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
 @needs_library
 def test_the_same_bits_however_values_are_cut(ops, shape):
     for seed in range(2):
-        for what, name, args, result in calls(WRITERS, shape):
+        for what, name, args, result in expected_calls(shape, WRITERS):
             sizes = cases.cuts(shape[0], seed)
             parts = on_tensors(ops, name, args, sizes=sizes)
             assert isinstance(parts, SplitVector)
@@ -289,21 +282,16 @@ def test_a_momentum_that_overflows_is_counted(ops):
 # -- Without TensorFlow: unaligned parts, each instruction set ----------------------
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("offset", [0, 4, 12])
-def test_every_instruction_set_takes_parts(library, instruction_set, offset):
-    best = library.instruction_set()
-    if not library.set_instruction_set(instruction_set):
-        pytest.skip(f"This machine has no {instruction_set}.")
-    library.offset = offset
+def test_every_instruction_set_takes_parts(kernels, offset):
+    kernels.offset = offset
     for shape in SHAPES:
         if shape[3] == "special":
             continue
         sizes = cases.cuts(shape[0])
-        for what, name, (x, *args), result in calls(READERS, shape):
-            actual = getattr(library, name)(np.split(x, np.cumsum(sizes)[:-1]), *args)
-            cases.same_results(flatten(actual, result), result, what)
-        for what, name, args, result in calls(WRITERS, shape):
-            actual = np.concatenate(getattr(library, name)(*args, sizes=sizes))
+        for what, name, (x, *args), result in expected_calls(shape, READERS):
+            actual = kernels.call(name, np.split(x, np.cumsum(sizes)[:-1]), *args)
             cases.same_results(actual, result, what)
-    assert library.set_instruction_set(best)
+        for what, name, args, result in expected_calls(shape, WRITERS):
+            actual = np.concatenate(kernels.call(name, *args, sizes=sizes))
+            cases.same_results(actual, result, what)

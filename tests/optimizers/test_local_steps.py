@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import tfgradcomp
+from tests import reference
 from tests.optimizers import local_steps_cases as cases
-from tests.reference.methods import DistEF, scaled_sign
 from tfgradcomp.optimizers import local_step_schedule
 from tfgradcomp.transports import AllGather, Loopback
 
@@ -212,11 +212,11 @@ def test_compressed_differences_follow_their_formula(pools):
     anchor = flat(cases.start())
     own = np.array([anchor] * 3)
     splits = np.cumsum([0, *(np.prod(shape) for shape in cases.SHAPES.values())])
-    outer = DistEF(lambda x: scaled_sign(x, splits), 3, len(anchor), momentum=0.9)
+    outer = reference.Workers(cases.dist_ef().method, 3, splits)
     for step in range(steps):
         own = own - 0.125 * g[step]
         if step % every == every - 1:
-            anchor = anchor - rate * outer.update(anchor - own, anchor, rate)
+            anchor = anchor - rate * outer.update(step, anchor - own, anchor, rate)
             own = np.array([anchor] * 3)
         found = weights([seen for seen, *_ in answers], step)
         np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-5)

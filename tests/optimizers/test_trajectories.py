@@ -1,326 +1,191 @@
-"""Every method beside NumPy, step by step: signs, error feedback and codes."""
+"""Every method beside NumPy, step by step."""
 
-import statistics
-
+import keras
 import numpy as np
 import pytest
 
 import tfgradcomp
 from tests import reference
+from tests.helpers import Rates, bits, named
+from tests.methods import ROWS, Row, row
 from tests.optimizers.trajectories import (
+    MIXED,
     RATES,
     SEED,
     SHAPES,
+    SPLITS,
     Run,
-    in_parts,
-    on_models,
-    parts_of,
+    reference_of,
     sgd,
 )
-
-# Of the operations, a model with plain parts and other numbers of workers show nothing
-# new; tests/ops compares both kinds of them bit for bit.
-python_ops = pytest.mark.python_ops(workers=(3,), min_size=(1,))
-
-
-class SignRule:
-    """signSGD and Signum, of one part of the vector."""
-
-    def __init__(self, tie, aggregate, beta=0.0, warmup=0, is_plain=False):
-        self.tie, self.aggregate, self.beta = tie, aggregate, beta
-        self.warmup, self.is_plain, self.m = warmup, is_plain, 0.0
-
-    def __call__(self, step, gradients, weights, rate):
-        self.m = self.beta * self.m + (1 - self.beta) * gradients
-        sent = gradients if step < self.warmup else self.m
-        if self.is_plain and self.aggregate == "mean":
-            return np.sign(sent).mean(0)
-        if self.is_plain:
-            mean = sent.mean(0)
-            # Exact zeros stay zeros; nothing else is small enough to become one.
-            assert not ((mean != 0) & (np.abs(mean) < 1e-8)).any()
-            return np.sign(mean)
-        signs = np.stack([reference.sign(row, SEED, step) for row in sent])
-        if self.aggregate == "mean":
-            return signs.mean(0)
-        return reference.vote(signs, self.tie, SEED, step)
-
-
-@python_ops
-@on_models(
-    "workers, tie, aggregate",
-    [
-        (2, "zero", "vote"),
-        (2, "random", "vote"),
-        (3, "zero", "vote"),
-        (3, "zero", "mean"),
-        (4, "random", "vote"),
-    ],
-    [(2, "zero", "mean"), (3, "random", "vote"), (4, "zero", "vote")],
+from tests.pairwise import parametrize_pairwise
+from tfgradcomp.compressors import (
+    ORQ,
+    QSGD,
+    BinGrad,
+    Clip,
+    ErrorFeedback,
+    Hybrid,
+    Momentum,
+    NesterovMomentum,
+    OptimalScale,
+    ScaledSign,
+    Sign,
+    Strom,
+    Ternary,
+    WeightDecay,
 )
-def test_signsgd(workers, tie, aggregate, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: tfgradcomp.SignSGD(
-            sgd(),
-            aggregate=aggregate,
-            tie=tie,
-            seed=SEED,
-            transport=transport,
-            **size_argument,
-        ),
-        workers,
-        shapes,
-    )
-    rules = [SignRule(tie, aggregate, is_plain=plain) for plain in (False, True)]
-    run.follows(in_parts(shapes, min_size, *rules))
+from tfgradcomp.core import Method
+from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
 
-
-@python_ops
-@on_models("workers, warmup", [(2, 0), (3, 7), (4, 7)], [(2, 0), (3, 7)])
-def test_signum(workers, warmup, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: tfgradcomp.Signum(
-            sgd(),
-            momentum=0.8,
-            warmup_steps=warmup,
-            tie="random",
-            seed=SEED,
-            transport=transport,
-            **size_argument,
-        ),
-        workers,
-        shapes,
-    )
-    rules = [SignRule("random", "vote", 0.8, warmup, plain) for plain in (False, True)]
-    run.follows(in_parts(shapes, min_size, *rules))
-
-
-def normal(count, step, stream):
-    """The sum of two quantiles over sqrt 2, by the halves of a shared random word."""
-    words = reference.random_bits(count, SEED, step, None, stream).astype(np.int64)
-    halves = (np.concatenate([words % 2**16, words // 2**16]) + 0.5) / 2**16
-    quantile = statistics.NormalDist().inv_cdf
-    low, high = np.split(np.array([quantile(half) for half in halves]), 2)
-    return (low + high) / np.sqrt(2)
-
-
-@on_models("workers, wrapper", [(2, "SignSGD"), (3, "Signum")], [(2, "Signum")])
-def test_shared_noise(workers, wrapper, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: getattr(tfgradcomp, wrapper)(
-            sgd(), noise_std=0.25, seed=SEED, transport=transport, **size_argument
-        ),
-        workers,
-        shapes,
-        rates=RATES[:8],
-    )
-    beta = 0.9 if wrapper == "Signum" else 0.0
-    rules = [SignRule("zero", "vote", beta, is_plain=plain) for plain in (False, True)]
-
-    def noisy(rule, stream):
-        def update_of(step, gradients, weights, rate):
-            vote = rule(step, gradients, weights, rate)
-            return vote + 0.25 * normal(len(vote), step, stream)
-
-        return update_of
-
-    run.follows(in_parts(shapes, min_size, noisy(rules[0], 3), noisy(rules[1], 4)))
-
-
-def dist_ef_rules(workers, shapes, min_size, compress, momentum=None, decay=0.0):
-    compressed, splits, plain = parts_of(shapes, min_size)
-    first = reference.DistEF(
-        lambda v: compress(v, splits), workers, len(compressed), momentum, decay
-    )
-    second = reference.DistEF(lambda v: v, workers, len(plain), momentum, decay)
-    return in_parts(
-        shapes,
-        min_size,
-        *[
-            lambda step, g, x, rate, rule=rule: rule.update(g, x, rate)
-            for rule in (first, second)
-        ],
-    )
-
-
-RULES = {
-    "bingrad": lambda v, splits: reference.bingrad_b(v, [0, len(v)]),
-    "scaled_sign": lambda v, splits: reference.scaled_sign(v, [0, len(v)]),
-    "top_k": lambda v, splits: reference.top_k(v, 0.01),
-    "identity": lambda v, splits: v,
-}
-
-
-@python_ops
-@on_models(
-    "workers, name",
-    [(2, "scaled_sign"), (3, "scaled_sign"), (4, "scaled_sign")]
-    + [(3, "top_k"), (2, "identity"), (2, "bingrad")],
-    [(2, "scaled_sign"), (3, "identity")],
+SIGNS = ErrorFeedback(ScaledSign())
+# Arguments that meet in no row of the table of methods.
+# fmt: off
+OTHERS = [
+    row("SignSGD, mean of signs", {"aggregate": "mean"}, Sign(), CodeSum(Sign()),
+        kind="sign"),
+    Row("SignSGD, noise", {"noise_std": 0.25},
+        Method(Sign(), MajorityVote(), None, 0.25), kind="sign"),
+    row("Signum, short warm-up", {"momentum": 0.8, "warmup_steps": 7},
+        Momentum(Sign(), 0.8, 7), MajorityVote(), kind="sign", holds_momentum=True),
+    row("DistEFSGD, weight decay", {"weight_decay": 0.1},
+        SIGNS, Recompress(ScaledSign()), WeightDecay(0.1), kind="contracting"),
+    row("DistEFSGD, BinGrad", {"compressor": "bingrad"},
+        ErrorFeedback(BinGrad()), Recompress(BinGrad()), kind="contracting"),
+    row("DistEFBlockSGDM, no decay", {"momentum": 0.7},
+        NesterovMomentum(SIGNS, 0.7), Recompress(ScaledSign()),
+        kind="contracting", holds_momentum=True),
+    row("TernGrad, clipped own scales", {"clip_factor": 1.0, "share_scaler": False},
+        Clip(Ternary(False), 1.0), Mean(Clip(Ternary(False), 1.0)), kind="unbiased"),
+    row("ORQ, clipped with error feedback",
+        {"levels": 5, "clip_factor": 1.7, "error_feedback": True},
+        ErrorFeedback(OptimalScale(Clip(ORQ(5), 1.7))), Mean(OptimalScale(ORQ(5))),
+        kind="unbiased"),
+    row("BinGrad, clipped", {"clip_factor": 2.5},
+        Clip(BinGrad(), 2.5), Mean(BinGrad()), kind="contracting"),
+    row("QSGD, shared l2 norms", {"norm": "l2", "reply": "shared"},
+        QSGD(9, "l2", True), CodeSum(QSGD(9, "l2", True)), kind="unbiased"),
+    row("ScaledSign, requantized", {"reply": "requantize"},
+        ScaledSign(), Requantize(ScaledSign()), kind="contracting"),
+    row("Hybrid, auto", {"threshold": "auto", "alpha": 1.2, "zeta": 0.9},
+        Hybrid("auto", 1.2, 0.9), Mean(Hybrid("auto", 1.2, 0.9)),
+        kind="late", needs_second_moments=True),
+    row("Hybrid, high threshold", {"threshold": 1.5, "alpha": 1.2, "zeta": 0.9},
+        Hybrid(1.5, 1.2, 0.9), Mean(Hybrid(1.5, 1.2, 0.9)),
+        kind="late", needs_second_moments=True),
+    row("Strom, high threshold", {"threshold": 1.5}, Strom(1.5), Mean(Strom(1.5)),
+        kind="late"),
+]
+# fmt: on
+METHODS, SPARSE = (
+    [row for row in (*ROWS.values(), *OTHERS) if (row.kind == "late") == is_late]
+    for is_late in (False, True)
 )
-def test_dist_ef_sgd(workers, name, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: tfgradcomp.DistEFSGD(
-            sgd(), compressor=name, transport=transport, **size_argument
-        ),
-        workers,
-        shapes,
-    )
-    run.follows(dist_ef_rules(workers, shapes, min_size, RULES[name]), atol=1e-5)
+# All methods leave variables that are not compressed to the same code.
+PLAIN = [*{row.method.uncompressed(): row for row in METHODS}.values()]
 
 
-@python_ops
-@on_models(
-    "workers, block_size",
-    [(2, None), (3, None), (4, None), (3, 40)],
-    [(2, None), (3, 40)],
-)
-def test_dist_ef_block_sgd(workers, block_size, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: tfgradcomp.DistEFBlockSGD(
-            sgd(), block_size=block_size, transport=transport, **size_argument
-        ),
-        workers,
-        shapes,
-    )
+def follow(row, workers, block_size, shapes, min_size):
+    """Compares a run with the row's method in NumPy."""
+    blocks, momentum = {}, 0.0 if row.holds_momentum else 0.6
+    if row.takes("block_size"):
+        blocks["block_size"] = block_size = row.arguments.get("block_size", block_size)
+    else:
+        block_size = None
+    if row.wrapper == "DistEFSGD":
+        block_size = block_size or "model"
 
-    def compress(v, splits):
-        if block_size:
-            splits = [*range(0, len(v), block_size), len(v)]
-        return reference.scaled_sign(v, splits)
+    def make(transport):
+        given = {**blocks, "seed": SEED, "min_size": min_size}
+        return row.make(sgd(momentum), transport=transport, **given)
 
-    run.follows(dist_ef_rules(workers, shapes, min_size, compress), atol=1e-5)
-
-
-@python_ops
-@on_models("workers, decay", [(2, None), (3, 0.1), (4, None)], [(2, 0.1), (3, None)])
-def test_dist_ef_block_sgdm(workers, decay, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: tfgradcomp.DistEFBlockSGDM(
-            sgd(), 0.7, weight_decay=decay, transport=transport, **size_argument
-        ),
-        workers,
-        shapes,
-    )
+    run = Run(make, workers, shapes)
+    assert run.optimizers[0].method == row.method
+    rule = reference_of(row.method, workers, shapes, min_size, block_size)
+    # What is random or fed back adds up.
     run.follows(
-        dist_ef_rules(
-            workers, shapes, min_size, reference.scaled_sign, 0.7, decay or 0.0
-        ),
-        atol=1e-5,
+        rule, momentum, 1e-5 if row.kind in ("unbiased", "contracting") else 2e-6
     )
 
 
-def test_dist_ef_sgd_in_buckets():
-    run = Run(
-        lambda transport: tfgradcomp.DistEFSGD(
-            sgd(), "bingrad", block_size=40, transport=transport, min_size=1
-        ),
-        3,
-        SHAPES,
-    )
-    rules = dist_ef_rules(
-        3, SHAPES, 1, lambda v, splits: reference.bingrad_b(v, [0, 40, 80, 99])
-    )
-    run.follows(rules, atol=1e-5)
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_dist_ef_sgd_with_an_unbiased_compressor(workers):
-    run = Run(
-        lambda transport: tfgradcomp.DistEFSGD(
-            sgd(), "ternary", block_size=40, seed=SEED, transport=transport, min_size=1
-        ),
-        workers,
-        SHAPES,
-        rates=RATES[:8],
-    )
-    splits = [0, 40, 80, 99]
-
-    class OptimalScale(reference.Quantized):
-        """Ternary codes of a scale that workers share, times the factor that fits."""
-
-        def compress_all(self, rows, step):
-            scales = np.stack([reference.largest(v, splits) for v in rows])
-            if len(rows) > 1:
-                scales[:] = scales.max(0)
-            ranks = range(workers) if len(rows) > 1 else [-1]
-            return np.stack(
-                [
-                    reference.fitted(
-                        reference.ternary_codes(v, s, splits, SEED, step, rank)
-                        * reference.spread(s, splits),
-                        v,
-                        splits,
-                    )
-                    for v, s, rank in zip(rows, scales, ranks, strict=True)
-                ]
-            )
-
-    run.follows(OptimalScale(None, requantizes=True, feeds_back=True), atol=2e-5)
-
-
-def test_dist_ef_weight_decay_without_momentum():
-    for wrapper in (tfgradcomp.DistEFSGD, tfgradcomp.DistEFBlockSGD):
-        run = Run(
-            lambda transport, wrapper=wrapper: wrapper(
-                sgd(), weight_decay=0.1, transport=transport, min_size=1
-            ),
-            2,
-            SHAPES,
-        )
-
-        def compress(v, splits, wrapper=wrapper):
-            whole = wrapper is tfgradcomp.DistEFSGD
-            return reference.scaled_sign(v, [0, len(v)] if whole else splits)
-
-        run.follows(dist_ef_rules(2, SHAPES, 1, compress, decay=0.1), atol=1e-5)
-
-
-@python_ops
-@on_models(
-    "workers, arguments",
+# Four workers show nothing that two and three do not; tests/ops compares both kinds of
+# operations bit for bit.
+@pytest.mark.python_ops(workers=(3,))
+@pytest.mark.parametrize(
+    ("row", "workers", "block_size"),
     [
-        (2, {}),
-        (3, {}),
-        (4, {}),
-        (3, {"block_size": 16}),
-        (2, {"clip_factor": None}),
-        (3, {"share_scaler": False, "clip_factor": 1.0}),
+        pytest.param(row, 2 + i % 2, (None, 16, 40)[i % 3], id=row.name)
+        for i, row in enumerate(METHODS)
     ],
-    [(2, {}), (3, {"block_size": 16})],
 )
-def test_terngrad(workers, arguments, shapes, size_argument, min_size):
-    run = Run(
-        lambda transport: tfgradcomp.TernGrad(
-            sgd(momentum=0.6),
-            seed=SEED,
-            transport=transport,
-            **arguments,
-            **size_argument,
-        ),
-        workers,
-        shapes,
-    )
-    compressed, splits, _ = parts_of(shapes, min_size)
-    if "block_size" in arguments:
-        step = arguments["block_size"]
-        splits = [*range(0, len(compressed), step), len(compressed)]
-    factor = arguments.get("clip_factor", 2.5)
+def test_methods_follow_numpy(row, workers, block_size):
+    follow(row, workers, block_size, SHAPES, min_size=1)
 
-    def ternary(step, gradients, weights, rate):
-        if factor:
-            gradients = np.stack([reference.clip(g, splits, factor) for g in gradients])
-        scales = np.stack([reference.largest(g, splits) for g in gradients])
-        if arguments.get("share_scaler", True):
-            scales[:] = scales.max(0)
-        decoded = [
-            reference.ternary_codes(g, s, splits, SEED, step, rank)
-            * reference.spread(s, splits)
-            for rank, (g, s) in enumerate(zip(gradients, scales, strict=True))
-        ]
-        return np.mean(decoded, 0)
 
-    def mean(step, gradients, weights, rate):
-        return gradients.mean(0)
+@pytest.mark.parametrize("row", PLAIN, ids=lambda row: row.name)
+def test_small_variables_follow_numpy(row):
+    follow(row, 2 + len(row.name) % 2, 40, MIXED, min_size=1024)
 
-    run.follows(in_parts(shapes, min_size, ternary, mean), momentum=0.6, atol=1e-5)
+
+@parametrize_pairwise(
+    momentum=[None, 0.9],
+    workers=[2, 3],
+    rates={"many": RATES, "few": [0.0, 0.0, 0.1, 0.3, 0.0, 0.1]},
+)
+def test_residuals_complete_the_uncompressed_run(momentum, workers, rates):
+    """Lemmas 1 and 3: x - eta (server residual + mean residual) is that of SGD."""
+    names = ["compressed.worker.residual", "compressed.server.residual"]
+
+    def make(transport):
+        inner = keras.optimizers.SGD(Rates(rates))
+        settings = {"transport": transport, "min_size": 1}
+        if momentum is None:
+            return tfgradcomp.DistEFBlockSGD(inner, **settings)
+        return tfgradcomp.DistEFBlockSGDM(inner, momentum, **settings)
+
+    run = Run(make, workers, SHAPES, rates=rates, watch=names)
+    z, unit = run.start.astype(np.float64), 0.0
+    m = np.zeros_like(run.gradients[0], np.float64)
+    for step, rate in enumerate(rates):
+        rate = float(np.float32(rate))
+        m = (momentum or 0.0) * m + run.gradients[step]
+        z -= rate * ((momentum or 0.0) * m + run.gradients[step]).mean(0)
+        unit = rate or unit
+        left = np.mean([own for own, _ in run.watched[step]], 0, np.float64)
+        left += run.watched[step][0][1]
+        # float32 roundings of p and x: 2**-24 of numbers below 100 times the rate,
+        # and of weights below 10, a step.
+        np.testing.assert_allclose(
+            run.weights[step] - unit * left, z, rtol=0, atol=1e-5 * (step + 1) ** 0.5
+        )
+        servers = {bits(server) for _, server in run.watched[step]}
+        assert len(servers) == 1
+        workers_own = {bits(own) for own, _ in run.watched[step]}
+        assert len(workers_own) == (workers if unit else 1)
+        if rate == 0 and step:
+            assert bits(run.weights[step]) == bits(run.weights[step - 1])
+            assert bits(run.watched[step]) == bits(run.watched[step - 1])
+    assert np.abs(unit * left).max() > 1e-3
+
+
+@pytest.mark.python_ops(workers=(3,))
+@pytest.mark.parametrize(
+    ("row", "workers"),
+    [pytest.param(row, 1 + i % 3, id=row.name) for i, row in enumerate(SPARSE)],
+)
+def test_sparse_methods_follow_numpy(row, workers):
+    def make(transport):
+        return row.make(sgd(momentum=0.5), transport=transport)
+
+    run = Run(make, workers, SHAPES, moments=row.needs_second_moments)
+    names = ("threshold", "alpha", "zeta")
+    arguments = {name: getattr(row.compressor, name, None) for name in names}
+    rule = reference.Late(run.moments, SPLITS, **arguments)
+    run.follows(rule.update, momentum=0.5, atol=1e-5)
+    means = np.mean(rule.sent, 0)
+    least = 1 if arguments["threshold"] == "auto" else 5
+    assert (means > least).all() and (means < 90).all()
+    for rank, optimizer in enumerate(run.optimizers):
+        assert optimizer.traffic.elements_sent == pytest.approx(means[rank])
+        residual = named(optimizer, "compressed.worker.residual")
+        np.testing.assert_allclose(residual, rule.r[rank], rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""A dozen steps of N workers with different gradients, followed in NumPy.
+"""Runs of N workers with different gradients, and their comparison with NumPy.
 
 The workers are threads, each with an optimizer and weights of its own. Gradients go
 in as Keras hands them over: g / N for a worker's mean gradient g. The references hold
@@ -8,14 +8,13 @@ step, and by nothing else.
 
 import keras
 import numpy as np
-import pytest
-import tensorflow as tf
 
-from tests.helpers import Rates, bits, flat, make_variables, named, split
+from tests import reference
+from tests.harness import Worker
+from tests.helpers import Rates, bits, flat, make_variables, named
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
-STEPS = 12
 SHAPES = [(7, 5), (33,), (1,), (2, 3, 5)]
 SPLITS = [0, 35, 68, 69, 99]
 # Two tensors are above the default `min_size`, with small ones around.
@@ -25,7 +24,7 @@ SEED = 0x123456789ABCDE4
 
 
 class Run:
-    """What N workers did.
+    """The steps of N workers.
 
     Attributes:
         gradients: Mean gradients `[steps, N, size]` as the workers see them.
@@ -35,6 +34,15 @@ class Run:
         moments: Second moments of the gradients, in their units; None where the
             method needs none.
         watched: After each step, what each worker has in the variables of `watch`.
+
+    Args:
+        make: Function of `transport` that makes an optimizer.
+        workers: N.
+        shapes: Shapes of the variables.
+        transport: Function from collectives to a transport.
+        rates: Learning rates, for the number of steps.
+        watch: Names of variables of the optimizer.
+        moments: Whether the method needs second moments.
     """
 
     def __init__(
@@ -58,28 +66,23 @@ class Run:
         self.gradients = shares * np.float32(workers)
         self.start = flat([v.numpy() for v in make_variables(shapes)])
         self.rates = rates
-        self.moments, squares = None, None
+        self.moments, squares = None, [[None] * workers] * len(rates)
         if moments:
             # Some terms agree, others cancel.
             spread = np.exp(rng.normal(size=wanted.shape) - 1).astype(np.float32)
             squares = shares**2 * spread + np.float32(1e-3)
             self.moments = squares * np.float32(workers) ** 2
 
-        def worker(rank, collectives):
-            variables = make_variables(shapes)
-            optimizer = make(transport=transport(collectives))
+        def run(rank, collectives):
+            worker = Worker(make(transport=transport(collectives)), shapes)
             weights, watched = [], []
             for step in range(len(rates)):
-                parts = [tf.constant(p) for p in split(shares[step, rank], shapes)]
-                given = {}
-                if moments:
-                    given["second_moments"] = split(squares[step, rank], shapes)
-                optimizer.apply(parts, variables, **given)
-                weights.append(flat([v.numpy() for v in variables]))
-                watched.append([named(optimizer, name) for name in watch])
-            return np.stack(weights), optimizer, watched
+                worker.step(shares[step, rank], squares[step][rank])
+                weights.append(worker.weights())
+                watched.append([named(worker.optimizer, name) for name in watch])
+            return np.stack(weights), worker.optimizer, watched
 
-        results = Loopback(workers, timeout=60).run(worker)
+        results = Loopback(workers, timeout=60).run(run)
         self.weights = results[0][0]
         for step in range(len(rates)):
             assert len({bits(weights[step]) for weights, _, _ in results}) == 1, step
@@ -93,69 +96,44 @@ class Run:
         x, v = self.start.astype(np.float64), np.zeros(len(self.start))
         for step, rate in enumerate(self.rates):
             rate = float(np.float32(rate))
-            update = update_of(
-                step, self.gradients[step].astype(np.float64), x.copy(), rate
-            )
-            v = momentum * v - rate * update
+            gradients = self.gradients[step].astype(np.float64)
+            v = momentum * v - rate * update_of(step, gradients, x.copy(), rate)
             x = x + v
             np.testing.assert_allclose(
                 self.weights[step], x, rtol=0, atol=atol * (step + 1), err_msg=str(step)
             )
 
 
-def parts_of(shapes, min_size):
-    """Positions in the flat vector that are compressed, their splits, and the rest."""
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    sizes = np.diff([0, *ends])
-    which = np.repeat(sizes >= min_size, sizes)
-    splits = np.cumsum([0, *sizes[sizes >= min_size]])
-    return np.flatnonzero(which), splits.tolist(), np.flatnonzero(~which)
+def reference_of(method, workers, shapes, min_size=1, block_size=None):
+    """Returns the function of a step by which a method updates variables in NumPy.
 
-
-def in_parts(shapes, min_size, of_compressed, of_plain):
-    """An update made of those of two parts of the vector."""
-    compressed, _, plain = parts_of(shapes, min_size)
+    Args:
+        method: The method.
+        workers: N.
+        shapes: Shapes of the variables.
+        min_size: Elements from which on a variable is compressed.
+        block_size: Elements a block, `"model"` for all, None for those of a variable.
+    """
+    sizes = np.array([int(np.prod(shape)) for shape in shapes])
+    is_compressed = np.repeat(sizes >= min_size, sizes)
+    splits = np.cumsum([0, *sizes[sizes >= min_size]]).tolist()
+    if block_size:
+        count = splits[-1] if block_size == "model" else block_size
+        splits = [*range(0, splits[-1], count), splits[-1]]
+    parts = [(is_compressed, reference.Workers(method, workers, splits, SEED))]
+    if not is_compressed.all():
+        whole = [0, np.count_nonzero(~is_compressed)]
+        plain = reference.Workers(method, workers, whole, SEED, is_plain=True)
+        parts.append((~is_compressed, plain))
 
     def update_of(step, gradients, weights, rate):
         update = np.zeros(len(weights))
-        for part, rule in ((compressed, of_compressed), (plain, of_plain)):
-            if len(part):
-                update[part] = rule(step, gradients[:, part], weights[part], rate)
+        for where, rule in parts:
+            given = gradients[:, where], weights[where]
+            update[where] = rule.update(step, *given, rate)
         return update
 
     return update_of
-
-
-MODELS = {
-    "compressed": (SHAPES, {"min_size": 1}, 1),
-    "some plain": (MIXED, {}, 1024),
-}
-
-
-def on_models(names, compressed, some_plain):
-    """Returns a decorator that runs a test on two models.
-
-    Args:
-        names: Names of the test's arguments, besides those of a model; the number of
-            workers first. Four show little that two and three do not: they are slow.
-        compressed: Values of them for the model that is compressed as a whole.
-        some_plain: Those for the model with plain parts, which all methods leave to
-            the same code: a few are enough.
-    """
-    cases = {"compressed": compressed, "some plain": some_plain}
-    return pytest.mark.parametrize(
-        ("shapes", "size_argument", "min_size", *names.split(", ")),
-        [
-            pytest.param(
-                *MODELS[model],
-                *case,
-                id=f"{model}-{case}",
-                marks=[pytest.mark.slow] if case[0] == 4 else [],
-            )
-            for model, several in cases.items()
-            for case in several
-        ],
-    )
 
 
 def sgd(momentum=0.0):

@@ -1,6 +1,7 @@
 """The methods in NumPy, written from the papers; nothing here uses the package."""
 
 import math
+import statistics
 
 import numpy as np
 
@@ -69,8 +70,29 @@ def random_bits(count, seed, step, rank=None, stream=0):
     return stream_bits(count, *stream_of(seed, step, rank, stream))
 
 
-def uniform(count, seed, step, rank):
-    return stream_uniform(count, *stream_of(seed, step, rank))
+def uniform(count, seed, step, rank, offset=0):
+    """Numbers in [0, 1) of the elements from `offset` on."""
+    return stream_uniform(offset + count, *stream_of(seed, step, rank))[offset:]
+
+
+def normal(count, key, high):
+    """The sum of two quantiles over sqrt 2, by the halves of a random word."""
+    words = stream_bits(count, key, high).astype(np.int64)
+    halves = (np.concatenate([words % 2**16, words // 2**16]) + 0.5) / 2**16
+    quantile = statistics.NormalDist().inv_cdf
+    low, high = np.split(np.array([quantile(half) for half in halves]), 2)
+    return (low + high) / np.sqrt(2)
+
+
+def half(values, dtype):
+    """Values rounded to float16 or bfloat16."""
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float64)
+    # bfloat16 is the upper half of a float32, rounded to nearest, ties to even.
+    words = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    words += 0x7FFF + (words >> np.uint64(16) & np.uint64(1))
+    words &= np.uint64(0xFFFF0000)
+    return words.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def digits_per_word(base):
@@ -118,11 +140,11 @@ def spread(scale, splits):
     return np.repeat(scale, np.diff(splits))
 
 
-def ternary_codes(x, scale, splits, seed, step, rank):
+def ternary_codes(x, scale, splits, seed, step, rank, offset=0):
     """sign(x) b with P(b = 1) = |x| / s, in -1, 0, 1."""
     s = spread(scale, splits)
     probability = np.divide(np.abs(x), s, out=np.zeros(len(x)), where=s > 0)
-    coins = uniform(len(x), seed, step, rank)
+    coins = uniform(len(x), seed, step, rank, offset)
     # float32 may see it the other way; take another seed.
     close = (np.abs(coins - probability) < 1.5e-7) & (0 < coins) & (probability > 0)
     if close.any():
@@ -160,39 +182,6 @@ def top_k(x, ratio):
     result = np.zeros(len(x))
     result[kept] = x[kept]
     return result
-
-
-class DistEF:
-    """Algorithms 2 to 4 of Zheng et al. 2019, Appendix A included; one vector."""
-
-    def __init__(self, compress, workers, size, momentum=None, decay=0.0):
-        self.compress = compress
-        self.momentum = momentum
-        self.decay = decay
-        self.m = np.zeros([workers, size])
-        self.e = np.zeros([workers, size])
-        self.server_e = np.zeros(size)
-        self.decay_m = np.zeros(size)
-        self.unit = 0.0
-
-    def update(self, gradients, weights, rate):
-        """What is subtracted from the weights, times the rate."""
-        sent, ratio = gradients, self.unit / rate if rate else 0.0
-        if self.momentum is not None:
-            self.m = self.momentum * self.m + gradients
-            sent = self.momentum * self.m + gradients
-        p = sent + ratio * self.e
-        pushed = np.stack([self.compress(row) for row in p])
-        server_p = pushed.mean(0) + ratio * self.server_e
-        reply = self.compress(server_p)
-        if rate:
-            # Residuals are owed in units of the last rate that moved anything.
-            self.e, self.server_e, self.unit = p - pushed, server_p - reply, rate
-        decay = self.decay * weights
-        if self.momentum:
-            self.decay_m = self.momentum * self.decay_m + decay
-            decay = self.momentum * self.decay_m + decay
-        return reply + decay
 
 
 # Quantizers: the levels of one block in ascending order, and rounding to them.
@@ -240,6 +229,22 @@ def symmetric_levels(v):
     distance = [abs(len(a) * b - a[a >= b].sum()) for b in a]
     b = a[np.argmin(distance)]
     return np.array([-b, b])
+
+
+def powers_of_two(v):
+    """Natural compression: 127 powers of either sign, and 0."""
+    top = np.floor(np.log2(np.abs(v).max())) + 1 if v.any() else -np.inf
+    powers = 2.0 ** (top - np.arange(127))
+    return np.concatenate([-powers, [0], powers[::-1]])
+
+
+def float16_levels(levels):
+    """Rounds the ends of a block's levels outward, and the others to nearest."""
+    down, up = np.float16([-np.inf, np.inf])
+    table = levels.astype(np.float16)
+    table[0] = np.nextafter(table[0], down) if table[0] > levels[0] else table[0]
+    table[-1] = np.nextafter(table[-1], up) if table[-1] < levels[-1] else table[-1]
+    return table.astype(np.float64)
 
 
 def mean_levels(v):
@@ -300,33 +305,3 @@ def fitted(decoded, v, splits):
         square = np.sum(y * y)
         result[block] = y * (np.sum(y * v[block]) / square if square else 1)
     return result
-
-
-class Quantized:
-    """The mean of what workers quantized, with or without residuals; one vector.
-
-    compress: Function of a vector, the step and the rank; -1 is the server.
-    """
-
-    def __init__(self, compress, requantizes=False, feeds_back=False):
-        self.compress, self.requantizes = compress, requantizes
-        self.feeds_back = feeds_back
-        self.e = self.server_e = self.unit = 0.0
-
-    def compress_all(self, rows, step):
-        """What the workers' vectors become, or the one of the server."""
-        ranks = range(len(rows)) if len(rows) > 1 else [-1]
-        return np.stack(
-            [self.compress(v, step, i) for v, i in zip(rows, ranks, strict=True)]
-        )
-
-    def __call__(self, step, gradients, weights, rate):
-        ratio = self.unit / rate if rate and self.feeds_back else 0.0
-        p = gradients + ratio * self.e
-        pushed = self.compress_all(p, step)
-        server_p = reply = pushed.mean(0) + ratio * self.server_e
-        if self.requantizes:
-            (reply,) = self.compress_all(server_p[np.newaxis], step)
-        if rate:
-            self.e, self.server_e, self.unit = p - pushed, server_p - reply, rate
-        return reply

@@ -1,4 +1,4 @@
-"""Which variable travels by which method, where an optimizer has several."""
+"""Policies: the method of each variable, if an optimizer has several methods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfgradcomp.methods import Method
 
 FLOAT32 = "float32"
 
-# Paths that a warning lists.
+# Number of paths that a warning lists.
 _MOST_PATHS = 10
 _FORMS = (
     "policy takes a list of pairs (rule, method), or a function from a variable to a "
@@ -38,8 +38,8 @@ class Assigned(NamedTuple):
     """The method of a variable.
 
     Attributes:
-        settings: The method that it travels by.
-        reason: Why it is not compressed; None where it is.
+        settings: The method, with its `min_size`.
+        reason: Reason why the variable is not compressed; None if it is compressed.
     """
 
     settings: MethodSettings
@@ -47,19 +47,19 @@ class Assigned(NamedTuple):
 
 
 class Policy:
-    """The methods of an optimizer, besides the wrapper's own, by rules.
+    """The methods of an optimizer besides the wrapper's method, by rules.
 
     Args:
-        policy: As `CompressedOptimizer` takes it.
+        policy: The argument of `CompressedOptimizer`.
         inner: The inner optimizer.
-        min_size: The wrapper's, for methods that are given no other.
+        min_size: The wrapper's `min_size`, the default of the policy's methods.
 
     Attributes:
-        methods: Those that are known: of a function, those that it has returned.
+        methods: The known methods; for a function, the methods that it has returned.
 
     Raises:
-        ValueError: If it is of no known form, or a method does not go with the inner
-            optimizer.
+        ValueError: If the policy has no known form, or a method does not go with the
+            inner optimizer.
     """
 
     def __init__(self, policy: Any, inner: keras.optimizers.Optimizer, min_size: int):
@@ -80,7 +80,7 @@ class Policy:
         return rule, self._settings_of(entry)
 
     def _settings_of(self, entry):
-        """Returns the settings of what a user wrote, the same for what is equal."""
+        """Returns the settings of a method as the user wrote it; equal ones once."""
         if entry is None or entry == FLOAT32:
             return entry
         if isinstance(entry, Method):
@@ -109,13 +109,13 @@ class Policy:
         return given[0] if given else None
 
     def named(self, variables: Sequence) -> dict[int, tuple[Any, str]]:
-        """Returns what the rules say of variables, by their indices.
+        """Returns the methods that the rules give to variables, by their indices.
 
         Args:
             variables: The model's trainable variables, in order.
 
         Returns:
-            The settings, or `"float32"`, and the rule in words. The first rule that
+            The settings, or `"float32"`, and the rule as text. The first rule that
             names a variable decides.
 
         Raises:
@@ -129,8 +129,8 @@ class Policy:
             if not positions:
                 paths = [variable.path for variable in variables[:_MOST_PATHS]]
                 warnings.warn(
-                    "A rule of `policy` names no variable of the model. Expected: one "
-                    f"that does, such as a pattern of the paths, which begin {paths}. "
+                    "A rule of `policy` names no variable of the model. Expected: a "
+                    f"pattern of variable paths, for example. The first are {paths}. "
                     f"Received: rule={named_rule(rule)}",
                     UserWarning,
                     stacklevel=2,
@@ -190,7 +190,7 @@ class Policy:
 
 
 def moments_compressor(own: Method, policy: Policy | None) -> Compressor:
-    """Returns the compressor that needs second moments; the own one if none does."""
+    """Returns a compressor that needs second moments, else the wrapper's own."""
     others = policy.methods if policy else []
     compressors = [own.compressor, *(one.method.compressor for one in others)]
     return max(compressors, key=lambda one: one.needs_second_moments)
@@ -205,13 +205,13 @@ def assign(
     """Returns the method of each variable.
 
     `exclude` comes first, then the first rule of the policy that names the variable.
-    What neither names travels by the wrapper's own method.
+    All other variables travel by the wrapper's method.
 
     Args:
         variables: The model's trainable variables, in order.
-        own: The wrapper's own method.
-        exclude: As `CompressedOptimizer` takes it.
-        policy: The policy, if there is one.
+        own: The wrapper's method.
+        exclude: The argument of `CompressedOptimizer`.
+        policy: The policy, or None.
 
     Raises:
         ValueError: If a rule is of no known kind, or needs a model that cannot be

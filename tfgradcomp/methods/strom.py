@@ -11,16 +11,16 @@ def strom(threshold: float | str, index_coding: str = "fixed") -> Method:
     r"""A sign for each element whose sum is beyond a threshold, nothing for the others.
 
     Worker: \( r \mathrel{+}= g \). Where \( |r| > \tau \) it sends
-    \( S = \mathrm{sign}(r)\,\tau \) and \( r \mathrel{-}= S \); nothing is lost, only
-    late. Server: the mean; where nobody sent, zero.
+    \( S = \mathrm{sign}(r)\,\tau \) and \( r \mathrel{-}= S \): nothing is lost.
+    Server: the mean; zero for an element that no worker has sent.
 
     The learning rate is that of uncompressed training. `traffic.ratio` is the number
     of elements over those sent. XLA (`jit_compile=True`) is for one worker only.
 
     Args:
         threshold: \( \tau \), positive, in the units of a mean gradient; or
-            `"auto"`: in each step each worker takes, for each variable, the value that
-            |r| of one element in 32 exceeds, so that nothing need be guessed.
+            `"auto"`: in each step and for each variable, a worker takes the value that
+            |r| of one element in 32 exceeds.
             An element sends one \( \tau \) a step, so a number should be about as large
             as |r| where it is sent. If it is far smaller, a residual is sent late, in
             many steps of one sign; `fit` then warns once.

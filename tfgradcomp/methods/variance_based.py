@@ -19,8 +19,8 @@ def variance_based(
     Worker: \( r \mathrel{+}= \sum_z g_z \), \( v \mathrel{+}= \sum_z g_z^2 \) over its
     examples z, where \( \sum_z g_z \) is its mean gradient. Where \( r^2 > \alpha v \)
     it sends r, rounded to a power of two, and both start again at zero; elsewhere r
-    waits, and \( v \leftarrow \zeta v \). Server: the mean; where nobody sent, zero,
-    which the inner optimizer takes for the gradient.
+    waits, and \( v \leftarrow \zeta v \). Server: the mean; zero for an element that no
+    worker has sent, which is then the gradient of the inner optimizer.
 
     The learning rate is that of uncompressed training. `traffic.ratio` is the paper's
     compression ratio. XLA (`jit_compile=True`) is for one worker only.
@@ -73,12 +73,12 @@ def hybrid(
 
     Args:
         threshold: \( \tau \), positive, in the units of a mean gradient; or
-            `"auto"`: in each step each worker takes, for each variable, the value with
-            which its signs take most from the squares of what is owed and not
-            ambiguous. Take `"auto"` with momentum SGD inside: r outgrows a number while
-            an element waits, and is then paid back late. In docs/studies/sparse.md
-            numbers that `strom` bore lost several points more than `"auto"` there, and
-            sent several times as much.
+            `"auto"`: in each step and for each variable, a worker takes the value with
+            which its signs reduce the squares of the unambiguous residual most. Use
+            `"auto"` with momentum SGD inside: while an element waits, its residual
+            outgrows a fixed number and is then sent late. In docs/studies/sparse.md,
+            fixed numbers that worked for `strom` lost several points more than `"auto"`
+            here, and sent several times as much.
         alpha: As for `variance_based`.
         zeta: As for `variance_based`.
         microbatches: As for `variance_based`.

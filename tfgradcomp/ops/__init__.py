@@ -27,16 +27,15 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if importlib.util.find_spec(f"{__name__}.{name}") is not None:
             return importlib.import_module(f"{__name__}.{name}")
-        registry = importlib.import_module("tfgradcomp.ops.registry")
+        public = importlib.import_module("tfgradcomp.ops.registry").PUBLIC
         if name == "__all__":
-            return registry.PUBLIC
-        if name not in registry.PUBLIC:
+            return [*public]
+        if name not in public:
             raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}. "
-                f"It has: {registry.PUBLIC}"
+                f"module {__name__!r} has no attribute {name!r}. It has: {[*public]}"
             )
-        value = globals()[name] = getattr(registry, name)
-        return value
+        globals()[name] = public[name]
+        return public[name]
 
     def __dir__() -> list[str]:
-        return importlib.import_module("tfgradcomp.ops.registry").PUBLIC
+        return [*importlib.import_module("tfgradcomp.ops.registry").PUBLIC]

@@ -34,7 +34,7 @@ _JOBS = 2
 # No option may change a result: contraction rounds once where the reference rounds
 # twice.
 _OPTIMIZE = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
-_INSTRUCTIONS = {
+INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mbmi2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"],
 }
@@ -288,7 +288,7 @@ def _cpu_jobs() -> list[tuple[Path, list[str]]]:
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     jobs = []
     for file in sorted((source_folder() / "cpu").glob("*.cc")):
-        instructions = _INSTRUCTIONS.get(file.stem.rpartition("_")[2], [])
+        instructions = INSTRUCTIONS.get(file.stem.rpartition("_")[2], [])
         if is_x86 or not instructions:
             jobs.append((file, [*command, *instructions]))
     return jobs

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import SplitVector as SplitVector
-from tfgradcomp.core.split_vector import Vector
-from tfgradcomp.ops.native import apply_decoded as apply_decoded
+from tfgradcomp.core.split_vector import SplitVector, Vector
+from tfgradcomp.core.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
+from tfgradcomp.ops.native import apply_decoded
 from tfgradcomp.ops.operation import Operation
 from tfgradcomp.ops.reference import blocks, codes, levels, signs, sparse
-from tfgradcomp.ops.reference.blocks import Statistics as Statistics
-from tfgradcomp.ops.reference.blocks import mean_of_sums as mean_of_sums
-from tfgradcomp.ops.reference.blocks import spread as spread
-from tfgradcomp.ops.reference.blocks import widths as widths
-from tfgradcomp.ops.reference.random_numbers import coins as coins
-from tfgradcomp.ops.reference.random_numbers import random_bits as random_bits
-from tfgradcomp.ops.reference.random_numbers import uniform as uniform
-from tfgradcomp.ops.word_format import INDEX_BITS as INDEX_BITS
-from tfgradcomp.ops.word_format import NOTHING as NOTHING
-from tfgradcomp.ops.word_format import digits_per_word as digits_per_word
-from tfgradcomp.ops.word_format import words_for as words_for
+from tfgradcomp.ops.reference.blocks import Statistics, mean_of_sums, spread, widths
+from tfgradcomp.ops.reference.random_numbers import coins, random_bits, uniform
 
 
 def _first(tensors: Sequence[tf.Tensor]) -> tf.Tensor | None:
@@ -109,20 +101,19 @@ def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:
     return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
 
 
-PUBLIC = [
-    *OPERATIONS,
-    "INDEX_BITS",
-    "NOTHING",
-    "SplitVector",
-    "Statistics",
-    "apply_decoded",
-    "coins",
-    "digits_per_word",
-    "mean_magnitude",
-    "mean_of_sums",
-    "random_bits",
-    "spread",
-    "uniform",
-    "widths",
-    "words_for",
-]
+PUBLIC: dict[str, Any] = OPERATIONS | {
+    "INDEX_BITS": INDEX_BITS,
+    "NOTHING": NOTHING,
+    "SplitVector": SplitVector,
+    "Statistics": Statistics,
+    "apply_decoded": apply_decoded,
+    "coins": coins,
+    "digits_per_word": digits_per_word,
+    "mean_magnitude": mean_magnitude,
+    "mean_of_sums": mean_of_sums,
+    "random_bits": random_bits,
+    "spread": spread,
+    "uniform": uniform,
+    "widths": widths,
+    "words_for": words_for,
+}

@@ -13,7 +13,8 @@ from tfgradcomp.optimizers.wrapper import OptimizerWrapper
 
 _CLASSES = public_classes(__name__, OptimizerWrapper)
 # Base classes of wrappers, which are no optimizers by themselves.
-del _CLASSES["OptimizerWrapper"], _CLASSES["MethodWrapper"]
+for _name in ("OptimizerWrapper", "ExchangeOptimizer", "MethodWrapper"):
+    del _CLASSES[_name]
 for _class in _CLASSES.values():
     keras.saving.register_keras_serializable("tfgradcomp")(_class)
 globals().update(_CLASSES)

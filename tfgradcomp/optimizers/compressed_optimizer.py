@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-import keras
-import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.assignment.compatibility import check_inner_optimizer
 from tfgradcomp.assignment.layer_method import LayerMethod, MethodSettings
-from tfgradcomp.assignment.policy import Policy, moments_compressor
+from tfgradcomp.assignment.policy import Policy
 from tfgradcomp.assignment.rules import named_rules
-from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compressors import Compressor, WeightDecay
 from tfgradcomp.core.arguments import check_choice, check_integer
-from tfgradcomp.engine import moments as second
-from tfgradcomp.engine.consistency_check import check_same_at_start, check_still_same
-from tfgradcomp.engine.create_variables import create_variables
-from tfgradcomp.engine.plan import Settings, make_plan
-from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
-from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
-from tfgradcomp.engine.step import Stepper, StepVariables
-from tfgradcomp.engine.summary import (
-    print_summary,
-    traffic_of,
-    variables_to_build_for,
-)
+from tfgradcomp.engine.plan import Settings
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
-from tfgradcomp.engine.variable_copies import originals_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.methods import Method
-from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
+from tfgradcomp.optimizers.exchange_optimizer import ExchangeOptimizer
+from tfgradcomp.optimizers.signature import full_signature
+from tfgradcomp.optimizers.wrapper import InnerOptimizer
 from tfgradcomp.servers import Server
-from tfgradcomp.transports import Costs, Traffic, Transport
+from tfgradcomp.transports import Costs, Transport
 
 NONFINITE = ("raise", "skip")
 # Arguments of the whole optimizer, whatever its method.
@@ -54,27 +40,18 @@ COMMON_ARGUMENTS = (
     "policy",
     "name",
 )
-# Settings that an equal plan does not show to be equal.
-_COMPARED = (
-    "method",
-    "uncompressed_steps",
-    "microbatches",
-    "seed",
-    "nonfinite",
-    "verify_every",
-)
 
 
-class CompressedOptimizer(OptimizerWrapper):
+class CompressedOptimizer(ExchangeOptimizer):
     r"""Wraps a Keras optimizer and exchanges compressed gradients between workers.
 
     Each worker holds its own mean gradient \( g^{(i)} \). In a step
 
-    1. the inner optimizer's own rules come first: loss scale, gradient accumulation,
+    1. the inner optimizer's rules come first: loss scale, gradient accumulation,
        `clipnorm`, `clipvalue`, `global_clipnorm`;
-    2. `compressor` turns the flat vector of gradients into a payload, which travels
-       as packed words;
-    3. `server` combines the payloads of all workers into one reply;
+    2. the method's compressor turns the flat vector of gradients into a payload, which
+       travels as packed words;
+    3. the method's server combines the payloads of all workers into a reply;
     4. the inner optimizer applies the decoded reply, with its weight decay, its
        learning rate schedule and its moving averages.
 
@@ -82,53 +59,54 @@ class CompressedOptimizer(OptimizerWrapper):
     any worker makes every worker skip the step: weights, residuals, momenta and
     counters stay as they were.
 
-    Some compressors need second moments, the sums over examples of the squares of the
-    terms of a gradient. `model.fit` computes them and hands them over.
+    Some compressors need second moments: the sums over examples of the squares of the
+    terms of a gradient. `model.fit` computes them and passes them to `apply`.
 
     Args:
         inner_optimizer: A Keras optimizer, its name or its config.
         method: A `tfgradcomp.methods.Method`, such as `methods.terngrad()`; or a
-            `Compressor`, the worker's half of one that the next three arguments
-            complete. It may be given as `compressor`, too.
+            `Compressor`, the worker's half of a method that the next three arguments
+            complete. The name `compressor` works as well.
         server: The server's half, if `method` is a compressor.
         block_size: Elements a block, if `method` is a compressor. None: a block is a
             parameter tensor. `"model"`: the whole model is one block.
         weight_decay: A `WeightDecay` that workers add to the reply, if `method` is a
-            compressor, or None. The inner optimizer's `weight_decay` is another term,
-            and may be used beside it.
+            compressor, or None. It is independent of the inner optimizer's
+            `weight_decay`.
         transport: `"all_gather"`, `"all_reduce"`, `"sharded"`, or a `Transport`.
-            `"auto"` takes for each bucket the one that should be quickest on this
-            cluster, among those that give the same bits; it measures at the first
-            step, or takes the `tfgradcomp.transports.Costs` given.
-        exclude: What is not compressed: `"last"` (the model's last layer), a pattern
-            of variable paths (`"*/bias"`), `"norms_and_biases"`, a layer class or
-            `"layer:ClassName"`, a function of a variable, or a list of these. It
-            travels as float32 with the method's mathematics kept.
-        policy: Methods for some variables, instead of the wrapper's own: pairs of a
-            rule as in `exclude` and `"float32"` or `Wrapper.for_layers(...)`, of which
-            the first that names a variable decides; or a function from a variable to
-            such a method or None. See docs/policy.md.
+            `"auto"` chooses for each bucket the transport that should be fastest on
+            this cluster, among those that give the same bits. It measures at the first
+            step, or uses the `tfgradcomp.transports.Costs` given.
+        exclude: Variables that are not compressed: `"last"` (the model's last layer), a
+            pattern of variable paths (`"*/bias"`), `"norms_and_biases"`, a layer class
+            or `"layer:ClassName"`, a function of a variable, or a list of these. They
+            travel as float32, with the method's mathematics kept.
         min_size: Variables with fewer elements are not compressed either. None: the
-            method's `min_size`, 1024 for most.
+            method's `min_size`, 1024 for most methods.
         seed: Integer in [0, 2**63), the key of all random numbers.
-        nonfinite: What follows a skipped step: `"raise"` an error that names the
+        nonfinite: Consequence of a skipped step: `"raise"` an error that names the
             variable and the worker, or `"skip"`: count it in `skipped_steps`.
-        bucket_bytes: The gradients travel in buckets of at least so many bytes, as
-            float32, cut between blocks: the last layers' first, while others are
-            computed, a smaller one of the first layers last. None: 16 MiB, or an
-            eighth of a larger model. However they are cut, the result is the same.
+        bucket_bytes: Least size of a gradient bucket, in bytes of float32. Buckets are
+            cut between blocks. The bucket of the last layers travels first, while
+            other gradients are computed; the bucket of the first layers is smaller.
+            None: 16 MiB, or an eighth of a larger model. Results do not depend on it.
         fallback: `"float32"`: gradients travel uncompressed, with the method's
-            mathematics kept, where `transport="auto"` finds that to be quicker. That
-            changes results; the choice is saved with the state and taken again by a run
-            that resumes. None: compression goes on, and a line in the log says so.
-        warmup_steps: The first steps, this many, travel as float32, with the method's
-            mathematics kept: momentum runs, and nothing is owed.
-        dense_every: Of so many steps the last one travels as float32 as well; what is
-            owed waits. None: none.
-        sparse: `"rows"`: of the table of an `Embedding` only the rows that a worker has
-            touched travel, are updated and have their residuals and momenta changed.
+            mathematics kept, if `transport="auto"` finds that to be faster. This
+            changes results; the choice is saved with the state, and a run that resumes
+            keeps it. None: gradients stay compressed, and a line in the log tells.
+        warmup_steps: Number of steps at the start that travel as float32, with the
+            method's mathematics kept: momenta are updated, residuals stay zero.
+        dense_every: Every `dense_every`-th step travels as float32 as well, while
+            residuals wait. None: no such step.
+        sparse: `"rows"`: only the rows of an `Embedding` that a worker has touched
+            travel, are updated and have their residuals and momenta changed.
             `"dense"`: all rows. Or rules as in `exclude`, for other tables.
-        verify_every: `fit` calls `verify` after so many steps, besides each epoch.
+        verify_every: Number of steps after which `fit` calls `verify`, besides each
+            epoch; None for epochs alone.
+        policy: Other methods for some variables: pairs of a rule as in `exclude` and a
+            method (`methods.terngrad()`, `Wrapper.for_layers(...)` or `"float32"`), of
+            which the first pair that names a variable decides; or a function from a
+            variable to such a method or None. See docs/policy.md.
         name: Name of the optimizer.
 
     Raises:
@@ -148,10 +126,9 @@ class CompressedOptimizer(OptimizerWrapper):
     # The signature of a method's function takes their place in a `MethodWrapper`.
     argument_names = ("inner_optimizer", "method", *COMMON_ARGUMENTS)
     refused_arguments: ClassVar[tuple[str, ...]] = ()
-    stepper_class: type[Stepper] = Stepper
 
     def __init_subclass__(cls, **kwargs: Any):
-        cls.__signature__ = _signature(cls)
+        cls.__signature__ = full_signature(cls)
         super().__init_subclass__(**kwargs)
 
     def __init__(
@@ -211,10 +188,8 @@ class CompressedOptimizer(OptimizerWrapper):
         self.microbatches = method.microbatches
         if self._policy and not method.needs_second_moments:
             self.microbatches = self._policy.microbatches
-        self._is_checked = False
-        self._arrears = ResidualWatchdog()
-        # Raises where an argument is out of range.
-        self._settings()
+        # Raises if an argument is out of range.
+        self.plan_settings()
         check_strategy(self)
 
     @classmethod
@@ -265,185 +240,11 @@ class CompressedOptimizer(OptimizerWrapper):
             )
         return LayerMethod(cls, arguments)
 
-    @property
-    def stepper(self) -> Stepper:
-        """The stepper of the built optimizer, with its buckets and scalars."""
-        return self._stepper
-
-    def finalize_variable_values(self, var_list):
-        """Ends training: averages of `use_ema` become the weights."""
-        if self.built:
-            self._stepper.raise_unreported()
-            self._arrears.look(self._plan)
-        self.inner_optimizer.finalize_variable_values(var_list)
-
-    @property
-    def variables(self):
-        """The inner optimizer's variables, then the method's state."""
-        own = self._state.variables() if self.built else []
-        return self.inner_optimizer.variables + own
-
-    # Building.
-
-    @property
-    def needs_second_moments(self) -> bool:
-        """True if `apply` needs second moments."""
-        return moments_compressor(self.method, self._policy).needs_second_moments
-
-    def build(self, variables):
-        """Creates the state of the method and of the inner optimizer."""
-        if not self.built:
-            create_variables(self.inner_optimizer, self._build, variables)
-
-    def _build(self, variables):
-        self._strategy = check_strategy(self)
-        self.inner_optimizer.build(variables)
-        self._bind()
-        self.built = True
-
-    def _bind(self, is_fallback: bool | None = None) -> None:
-        """Puts together all that does not change from step to step."""
-        variables = compat.trainable_variables(self)
-        self._plan = make_plan(
-            originals_of(variables),
-            # A variable that Keras overwrites with its gradient takes no update.
-            [not compat.is_overwritten(self.inner_optimizer, v) for v in variables],
-            self._settings(),
-            self._strategy,
-            accumulates=bool(self.inner_optimizer.gradient_accumulation_steps),
-            is_fallback=is_fallback,
-        )
-        buckets = self._plan.buckets
-        varies = any(bucket.has_variable_length for bucket in buckets)
-        self._scalars = StepVariables.create(self.seed, counts_traffic=varies)
-        self._state = OptimizerState(self.name, self._scalars, self._plan)
-        compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
-        self._stepper = self.stepper_class(
-            self.inner_optimizer,
-            buckets,
-            self._scalars,
-            self._plan.replicas,
-            variables,
-            self.nonfinite == "raise",
-            self.uncompressed_steps,
-            self._plan.collectives,
-        )
-
-    def _settings(self):
+    @override
+    def plan_settings(self):
         common = {name: getattr(self, name) for name in Settings.names()}
         own = MethodSettings(self.method, self.min_size)
         return Settings(own, self._policy, **common)
-
-    # The step.
-
-    def apply(self, grads, trainable_variables=None, second_moments=None):
-        r"""Exchanges the gradients and updates the variables.
-
-        Args:
-            grads: Gradients of this replica's share of the loss, which Keras divides
-                by the number of replicas.
-            trainable_variables: Their variables, in the same order.
-            second_moments: For compressors that need them: where a gradient is
-                \( \sum_z g_z \) over examples z, \( \sum_z g_z^2 \), element by element
-                and in the units of `grads`, whatever scale is in them.
-
-        Raises:
-            TypeError: If a gradient is not of a float type.
-            ValueError: If there is not a gradient, or None, for each variable; if the
-                workers' models differ, at the first step; if second moments are given
-                to a method that needs none, or not to one that does; if a state was
-                restored in part only.
-            tf.errors.InvalidArgumentError: If a gradient is not finite and
-                `nonfinite="raise"`.
-        """
-        grads, variables = self.begin_step(grads, trainable_variables)
-        if not grads:
-            return
-        self._check_workers()
-        compressor = moments_compressor(self.method, self._policy)
-        moments = second.checked(second_moments, grads, compressor, type(self).__name__)
-        moment_of = dict(zip(map(id, variables), moments, strict=True))
-        with keras.name_scope(self.name):
-            grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
-            if grads:
-                moments = [moment_of[id(variable)] for variable in variables]
-                self._stepper.apply(grads, moments, variables)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that were skipped because a gradient was not finite."""
-        return int(self._scalars.skipped_steps.numpy()) if self.built else 0
-
-    def verify(self, others=()):
-        """Compares what the workers share, as `fit` does after each epoch.
-
-        Warns, too, where what is owed has outgrown a fixed threshold. All workers must
-        call it, outside of a graph.
-
-        Args:
-            others: Further variables that they share.
-
-        Raises:
-            RuntimeError: On all, if weights, learning rates or shared state differ.
-        """
-        if self.built:
-            self._arrears.look(self._plan)
-            shared = [*self._state.shared_variables(), *others]
-            check_still_same(self._plan.hosts, self.inner_optimizer, shared)
-
-    def _check_workers(self):
-        """Compares the workers, and finishes a restore, before the first step."""
-        if self._is_checked:
-            return
-        self._state.check_restore()
-        if self._plan.hosts is not None:
-            settings = {name: getattr(self, name) for name in _COMPARED}
-            settings["plan"] = self._plan.describe()
-            check_same_at_start(self._plan.hosts, self.inner_optimizer, settings)
-        self._state.finish_restore()
-        self._is_checked = True
-
-    # Reports.
-
-    @property
-    def traffic(self) -> Traffic:
-        """The traffic of one worker in a compressed step, by the fields that travel.
-
-        Raises:
-            ValueError: If the optimizer is not built yet.
-        """
-        if not self.built:
-            raise ValueError(
-                "`traffic` depends on the model's variables; ask after `fit`, or call "
-                "`optimizer.build(model.trainable_variables)` first."
-            )
-        return traffic_of(self._plan, self._scalars.traffic_counters)
-
-    def summary(
-        self,
-        model: keras.Model | None = None,
-        line_length: int | None = None,
-        print_fn: Callable[[str], Any] | None = None,
-    ) -> None:
-        """Prints which variables are compressed, how they travel, and why others not.
-
-        Totals follow: bits an element, and bytes a step beside those of float32.
-
-        Args:
-            model: The model to build the optimizer for; None: the model that was
-                compiled with it. If there are several processes, all workers must have
-                built the optimizer before.
-            line_length: The most characters of a line; None: any number.
-            print_fn: Called with each line instead of `print`.
-
-        Raises:
-            ValueError: If the optimizer is not built and cannot be built here.
-        """
-        if not self.built:
-            self.build(variables_to_build_for(self, model))
-        print_summary(self._plan, self.traffic, line_length, print_fn)
-
-    # State and configuration.
 
     @override
     def config_value(self, name):
@@ -453,48 +254,3 @@ class CompressedOptimizer(OptimizerWrapper):
             return "auto"
         has_rules = name in ("exclude", "sparse", "policy")
         return named_rules(value) if has_rules else value
-
-    def save_own_variables(self, store):
-        """Saves the method's state, of this worker alone, by local reads."""
-        if self.built:
-            self._state.save(store)
-
-    def load_own_variables(self, store):
-        """Restores what `save_own_variables` saved, here or on another worker.
-
-        All workers must load. Where the files have parts of the server's state, the
-        workers join them: at once if they have taken a step, else before the first.
-
-        Raises:
-            ValueError: On all workers, if the state is not complete on one of them.
-                Before the first step, `apply` raises it.
-        """
-        if not can_restore(self.name, self.built, store):
-            return
-        is_fallback = saved_fallback(store)
-        if is_fallback != self._plan.is_fallback and self.fallback:
-            with self._strategy.scope():
-                self._bind(is_fallback)
-        self._state.restore(store, joins_at_once=self._is_checked)
-
-
-def _signature(cls: type[CompressedOptimizer]) -> inspect.Signature:
-    """Returns a wrapper's signature, with the arguments that `**kwargs` stands for."""
-    own = [*inspect.signature(cls.__init__).parameters.values()][1:]
-    if any(one.kind is one.VAR_POSITIONAL for one in own):
-        # Those of the method, as a `MethodWrapper` hands them on.
-        method = inspect.signature(cls.make_method).parameters.values()
-        own = [own[0], *method, own[-1]]
-    if own[-1].kind is own[-1].VAR_KEYWORD:
-        own.pop()
-        base = inspect.signature(cls.__mro__[1]).parameters.values()
-        left_out = {*cls.refused_arguments, *(one.name for one in own)}
-        if "server" in (one.name for one in base):
-            # A subclass has arguments of its own for its method.
-            left_out |= {*inspect.signature(CompressedOptimizer.make_method).parameters}
-        own += [
-            one.replace(kind=one.KEYWORD_ONLY)
-            for one in base
-            if one.name not in left_out and one.kind is not one.VAR_KEYWORD
-        ]
-    return inspect.Signature(own)

@@ -7,8 +7,9 @@ import itertools
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.core import Layout
+from tfgradcomp.core import Layout, contracts
 from tfgradcomp.methods import Method
+from tfgradcomp.servers.base import checked_combine
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import Words
 from tfgradcomp.transports.sharding import Division, Sharding
@@ -28,7 +29,7 @@ class WholeVector(Division):
 
     @override
     def init_state(self, index):
-        return self._method.server.init(self._server_layout)
+        return contracts.initial_state(self._method.server, self._server_layout)
 
     @override
     def messages(self, payload):
@@ -37,8 +38,13 @@ class WholeVector(Division):
     @override
     def combine(self, index, rows, state, context):
         payloads = messages.unpack(rows, self._payload_fields)
-        reply, state = self._method.server.combine(
-            payloads, state, self._server_layout, context.at_server()
+        reply, state = checked_combine(
+            self._method.server,
+            payloads,
+            state,
+            self._server_layout,
+            context.at_server(),
+            self._reply_fields,
         )
         return messages.pack(reply, self._reply_fields), state
 

@@ -43,7 +43,7 @@ class WorkerFunction:
 
     @functools.cached_property
     def _names_workers(self):
-        """Whether operations of the function are bound to a worker."""
+        """Returns whether operations of the function are bound to a worker."""
         graph = self._function.graph.as_graph_def()
         functions = graph.library.function
         nodes = [*graph.node, *(node for f in functions for node in f.node_def)]

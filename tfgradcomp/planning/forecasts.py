@@ -355,7 +355,7 @@ class _Planner:
             yield self._forecast(name, transport, count, calls, arithmetic)
 
     def _buckets(self, optimizer):
-        settings, strategy = optimizer._settings(), tf.distribute.get_strategy()
+        settings, strategy = optimizer.plan_settings(), tf.distribute.get_strategy()
         trained = [True] * len(self._variables)
         return make_plan(self._variables, trained, settings, strategy).buckets
 

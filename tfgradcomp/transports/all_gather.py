@@ -113,7 +113,7 @@ class SharedGather:
         rows = self.collectives.gather(tf.concat(parts, 0), "shared")
         parts = tf.split(rows, self._sizes, axis=1)
         return [
-            route.pull(PendingExchange(context, (part, 0)), state)
+            route.checked(route.pull(PendingExchange(context, (part, 0)), state), state)
             for route, (_, context, _), part, state in zip(
                 self._routes, outgoing, parts, states, strict=True
             )

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import CollectiveCall, Collectives
-from tfgradcomp.core import Context, Field, Layout, State
+from tfgradcomp.compressors.base import Compressed, checked_compress
+from tfgradcomp.core import Context, Field, Layout, State, contracts
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.methods import Method
 
@@ -88,7 +89,38 @@ class Route:
 
     def init_state(self) -> State:
         """Returns the part of the server's first state that this worker holds."""
-        return self.method.server.init(self.layout)
+        return contracts.initial_state(self.method.server, self.layout)
+
+    def compress(
+        self, x: Vector, state: State, server_state: State, context: Context
+    ) -> tuple[Compressed, Context]:
+        """Compresses this worker's vector, after the first round if there is one.
+
+        Args:
+            x: float32 vector of the layout's size.
+            state: The compressor's state.
+            server_state: The server's state, as far as it is held here.
+            context: The step.
+
+        Returns:
+            The result, and the step with the reduced maxima of the first round.
+
+        Raises:
+            ValueError: If the compressor returns tensors of other names, shapes or
+                types than it declares.
+        """
+        compressor, layout = self.method.compressor, self.layout
+        prepared = compressor.prepare(x, state, layout, context)
+        contracts.check_fields(
+            compressor,
+            "prepare",
+            prepared,
+            self.max_reduced_fields,
+            "max_reduced_fields",
+            allow_others=True,
+        )
+        context = context._replace(prepared=self.reduce_max(prepared, server_state))
+        return checked_compress(compressor, x, state, layout, context), context
 
     def reduce_max(
         self, prepared: dict[str, tf.Tensor], state: State
@@ -148,7 +180,24 @@ class Route:
         flag: tf.Tensor,
     ) -> ExchangeResult:
         """Sends this worker's payload to the server and decodes the reply."""
-        return self.pull(self.push(payload, state, context, flag), state)
+        result = self.pull(self.push(payload, state, context, flag), state)
+        return self.checked(result, state)
+
+    def checked(self, result: ExchangeResult, state: State) -> ExchangeResult:
+        """Returns a result after a comparison of its update and state.
+
+        Args:
+            result: The result.
+            state: The server's state before it, as far as it is held here.
+
+        Raises:
+            ValueError: If the update is no float32 vector of the layout's size, or if
+                the new state has not the form of the old one.
+        """
+        server = self.method.server
+        contracts.check_vector(server, "decompress", result.update, self.layout)
+        contracts.check_state(server, "combine", result.state, state)
+        return result
 
     # Costs.
 

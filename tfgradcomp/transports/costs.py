@@ -145,17 +145,14 @@ def _seconds_per_element(kind, method, num_workers, block_size):
         layout = Layout.from_sizes([size], block_size)
         collectives = SimulatedCollectives(num_workers)
         route = kind(collectives).bind(method, layout, "probe")
-        compressor = route.method.compressor
         x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
-        state = compressor.init(layout)
+        state = route.method.compressor.init(layout)
         server_state = route.init_state()
 
         def step():
-            prepared = compressor.prepare(x, state, layout, context)
-            prepared = route.reduce_max(prepared, server_state)
-            step_context = context._replace(prepared=prepared)
-            payload = compressor.compress(x, state, layout, step_context).payload
-            return route.exchange(payload, server_state, step_context, tf.constant(0))
+            sent, step_context = route.compress(x, state, server_state, context)
+            flag = tf.constant(0)
+            return route.exchange(sent.payload, server_state, step_context, flag)
 
         return least_seconds(step)
 

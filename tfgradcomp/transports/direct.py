@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.servers.base import checked_combine
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
@@ -28,9 +29,11 @@ class DirectRoute(Route):
     @override
     def pull(self, pending, state):
         payloads, flags = pending.content
-        server = self.method.server
-        reply, state = server.combine(payloads, state, self.layout, pending.context)
-        update = server.decompress(reply, self.layout, self.num_workers)
+        server, layout = self.method.server, self.layout
+        reply, state = checked_combine(
+            server, payloads, state, layout, pending.context, self.reply_fields
+        )
+        update = server.decompress(reply, layout, self.num_workers)
         return ExchangeResult(update, state, flags)
 
 

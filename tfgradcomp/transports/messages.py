@@ -1,7 +1,7 @@
 """Messages: the fields of a payload as one vector of 32-bit words.
 
 Fields follow each other in the order of their declaration; a field of variable length
-comes last. Codes are packed already (`tfgradcomp.ops.word_format`). Other numbers keep
+comes last. Codes are packed already (`tfgradcomp.core.word_format`). Other numbers keep
 their bits: a float32 takes one word, two half floats share one (the first in the low
 half), and a float64 takes two (the low half first).
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfgradcomp.core import Field
-from tfgradcomp.ops import NOTHING, words_for
+from tfgradcomp.ops import NOTHING
 
 
 def words_in(field: Field) -> int:
     """Returns the number of 32-bit words of a field in a message."""
     if field.base is None:
         return -(-field.count * tf.as_dtype(field.dtype).size // 4)
-    return words_for(field.count, field.base)
+    return field.length
 
 
 def message_words(fields: dict[str, Field]) -> int:

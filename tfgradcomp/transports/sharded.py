@@ -6,7 +6,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import CollectiveCall
-from tfgradcomp.core import Layout
+from tfgradcomp.core import Layout, contracts
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 from tfgradcomp.transports.sharding import Sharding
 
@@ -26,7 +26,8 @@ class ShardedRoute(Route):
 
     @override
     def init_state(self):
-        return self.method.server.init(Layout.from_sizes([self.local_state_size]))
+        layout = Layout.from_sizes([self.local_state_size])
+        return contracts.initial_state(self.method.server, layout)
 
     @override
     def push(self, payload, state, context, flag):

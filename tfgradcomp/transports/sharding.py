@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.core import Context, Field, Layout, State
+from tfgradcomp.core import Context, Field, Layout, State, contracts
 from tfgradcomp.core.logging import logger
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.methods import Method
-from tfgradcomp.ops import digits_per_word, words_for
+from tfgradcomp.ops import digits_per_word
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers import Server, Shard
 from tfgradcomp.transports import messages
@@ -151,7 +151,7 @@ class Sharding(Division):
 
     @override
     def init_state(self, index):
-        return self._method.server.init(self._shards[index].layout)
+        return contracts.initial_state(self._method.server, self._shards[index].layout)
 
     @override
     def messages(self, payload):
@@ -165,10 +165,13 @@ class Sharding(Division):
     def combine(self, index, rows, state, context):
         shard, payloads, context = self._received(index, rows, context)
         server = self._method.server
-        part, state = server.combine_shard(payloads, state, shard, context)
+        part, new_state = server.combine_shard(payloads, state, shard, context)
+        fields = server.shard_fields(shard, self._num_workers)
+        contracts.check_fields(server, "combine_shard", part, fields, "shard_fields")
+        contracts.check_state(server, "combine_shard", new_state, state)
         fields = self._reply_fields
-        padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
-        return messages.pack(padded, fields), state
+        padded = {name: _padded(part[name], fields[name].length) for name in fields}
+        return messages.pack(padded, fields), new_state
 
     @override
     def whole_reply(self, rows):
@@ -204,21 +207,21 @@ class Sharding(Division):
         server = self._method.server
         part = messages.unpack(words, self._reply_fields)
         fields = server.shard_fields(shard, self._num_workers)
-        part = {name: part[name][: _length(field)] for name, field in fields.items()}
+        part = {name: part[name][: field.length] for name, field in fields.items()}
         return server.finish_shard(payloads, part, reply, state, shard, context)
 
     def _received(self, index, rows, context):
         shard = self._shards[index]
         payloads = messages.unpack(rows, self._payload_fields)
         fields = self._method.compressor.fields(shard.layout)
-        payloads = {n: payloads[n][:, : _length(f)] for n, f in fields.items()}
+        payloads = {n: payloads[n][:, : f.length] for n, f in fields.items()}
         offset = context.offset + shard.begin
         return shard, payloads, context.at_server()._replace(offset=offset)
 
     def _rows(self, values, field):
         shards = len(self._shards)
         if field.per == "element":
-            row = _length(field)
+            row = field.length
             return tf.reshape(_padded(values, shards * row), [shards, row])
         blocks = field.count // field.items_per_block
         last = self._layout.num_blocks - 1
@@ -230,7 +233,7 @@ class Sharding(Division):
         flat = tf.reshape(parts, [-1])
         if field.per == "element":
             count = self._layout.size * field.items_per_block
-            return flat[: _length(field._replace(count=count))]
+            return flat[: field._replace(count=count).length]
         if field.per == "block":
             blocks = field.count // field.items_per_block
             places = {
@@ -289,10 +292,6 @@ def _items_per_word(field):
     if field.base is not None:
         return digits_per_word(field.base)
     return max(1, 4 // tf.as_dtype(field.dtype).size)
-
-
-def _length(field):
-    return field.count if field.base is None else words_for(field.count, field.base)
 
 
 def _padded(vector, size):
