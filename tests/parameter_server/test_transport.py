@@ -11,6 +11,7 @@ import tfgradcomp
 from tests.helpers import bits, make_context
 from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
+from tests.parameter_server.in_process import start_threads
 from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
 from tfgradcomp.collectives import CollectiveCall
@@ -25,25 +26,6 @@ from tfgradcomp.transports import DirectExchange
 from tfgradcomp.transports.sharding import Sharding
 
 WORKERS, STEPS = 3, 3
-
-
-def in_threads(functions):
-    """Runs functions at once; returns what they return."""
-    results = [None] * len(functions)
-
-    def call(index):
-        results[index] = functions[index]()
-
-    threads = [
-        threading.Thread(target=call, args=(i,), daemon=True)
-        for i in range(len(functions))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "hung"
-    return results
 
 
 class Cluster:
@@ -119,7 +101,7 @@ class Cluster:
 
         takes = [lambda rank=rank: take(rank) for rank in range(WORKERS)]
         serves = [lambda s=s: s(tf.constant(1)) for s in self.serves]
-        return in_threads([*takes, *serves])[:WORKERS]
+        return start_threads([*takes, *serves])()[:WORKERS]
 
     def whole_states(self, step):
         """What the servers hold after `step` steps that the workers committed."""
