@@ -1,4 +1,4 @@
-"""Second moments in every way that a train step runs on one device."""
+"""Second moments in all modes of a train step on one device."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ layers = keras.layers
 
 
 def network():
-    """A little of everything, without batch normalisation."""
+    """Layers with and without a rule, but no batch normalization."""
     return sequential(
         (8, 8, 2),
         layers.Conv2D(4, 3, activation="relu"),
@@ -34,7 +34,7 @@ def network():
     )
 
 
-# Several examples in a chunk, and fewer in the last; one in each shows nothing more.
+# Chunks of one example, and of several examples with fewer in the last chunk.
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 300])
 def test_chunks_of_bounded_memory_change_nothing(size, monkeypatch):
     model = compiled(network())
@@ -71,7 +71,7 @@ def test_recomputed_layers(mode):
 
 
 def plain_network():
-    """Of layers with a rule."""
+    """Layers with a rule."""
     return sequential(
         (8, 8, 2),
         layers.Conv2D(4, 3, activation="relu"),
@@ -93,7 +93,7 @@ def fitted(optimizer, model, x, y, **kwargs):
 
 
 def with_dropout():
-    """Float32, dropout and batch normalisation."""
+    """A network with dropout and batch normalization."""
     keras.utils.set_random_seed(5)
     return sequential(
         (8, 8, 2),
@@ -158,7 +158,7 @@ def test_mixed_precision_passes_unscaled_moments():
         moments = model.optimizer.inner_optimizer.moments
         for got, want in zip(moments, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=0.02, atol=1e-6)
-    # An overflow skips the step, moments included.
+    # An overflow skips the step and its moments.
     kept = [np.array(m) for m in moments]
     model.fit(np.full_like(x, 6e4), np.full_like(y, 1e30), batch_size=8, verbose=0)
     for got, want in zip(moments, kept, strict=True):
