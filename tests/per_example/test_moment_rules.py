@@ -141,10 +141,10 @@ def test_embedding_sums_the_uses_of_a_token_before_squaring(microbatches):
 
 def test_weights_used_twice():
     shared, table = layers.Dense(4, activation="tanh"), layers.Embedding(5, 4)
-    one, two = keras.Input((4,)), keras.Input((3,), dtype="int32")
-    hidden = layers.Add()([shared(shared(one)), layers.Flatten()(table(two))[:, :4]])
-    again = layers.GlobalAveragePooling1D()(table(two))
-    model = compiled(keras.Model([one, two], shared(hidden) + again))
+    x, words = keras.Input((4,)), keras.Input((3,), dtype="int32")
+    hidden = layers.Add()([shared(shared(x)), layers.Flatten()(table(words))[:, :4]])
+    again = layers.GlobalAveragePooling1D()(table(words))
+    model = compiled(keras.Model([x, words], shared(hidden) + again))
     tokens = np.random.default_rng(0).integers(0, 5, (7, 3))
     check(model, [random(7, 4), tokens], random(7, 4))
 

@@ -126,8 +126,8 @@ def test_moments_do_not_change_the_bits_of_training(manner, microbatches):
     weights, history = fitted(keep, with_dropout(), x, y, **manner)
     plain = keras.optimizers.SGD(0.1)
     expected, expected_history = fitted(plain, with_dropout(), x, y, **manner)
-    for one, other in zip(weights, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for got, want in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
     assert history == expected_history
     assert all((np.array(m) > 0).any() for m in keep.moments)
 
@@ -166,14 +166,13 @@ def test_mixed_precision_passes_unscaled_moments():
 
 
 def test_static_loss_scale_applies_to_moments_and_gradients():
-    model = sequential((5,), layers.Dense(4, activation="tanh"))
-    model = compiled(model)
+    model = compiled(sequential((5,), layers.Dense(4, activation="tanh")))
     x, y = random(7, 5), random(7, 4)
     _, plain = eager(model, x, y)
     model.compile(Keep(loss_scale_factor=8.0), "mse")
     _, scaled = eager(model, x, y)
-    for one, other in zip(plain, scaled, strict=True):
-        np.testing.assert_array_equal(64 * one, other)
+    for moment, scaled_moment in zip(plain, scaled, strict=True):
+        np.testing.assert_array_equal(64 * moment, scaled_moment)
 
 
 def test_overridden_train_step_is_left_alone():
@@ -192,7 +191,7 @@ def test_overridden_train_step_is_left_alone():
     model = Model([keras.Input((5,)), layers.Dense(3)])
     model.compile(Optimizer(), "mse")
     model.fit(random(7, 5), random(7, 3), verbose=0)
-    assert seen and all(one is given for one in seen)
+    assert seen and all(moments is given for moments in seen)
 
 
 def test_other_optimizers_get_no_moments():

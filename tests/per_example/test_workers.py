@@ -33,6 +33,6 @@ def test_each_worker_has_the_moments_of_its_own_examples(pools, kind, manner):
         mine = slice(8 + 4 * rank, 12 + 4 * rank)
         # Keras divides by the number of replicas.
         expected = [e / 4 for e in brute_force(model, x[mine], y[mine])]
-        for one, other in zip(moments, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol, 1e-3 * np.max(other))
+        for moment, want in zip(moments, expected, strict=True):
+            np.testing.assert_allclose(moment, want, rtol, 1e-3 * np.max(want))
     assert len(got) == 2
