@@ -4,9 +4,9 @@
     python examples/studies/rounds.py --parts local_steps
     python examples/studies/rounds.py --quick
 
-    local_steps  an exchange after 4, 16 and 64 steps: LeNet and ResNet-8
-    adam         1-bit Adam, 0/1 Adam and Adam: LeNet, and a small transformer
-    float_steps  methods with a warm-up in float32, or with one step in ten: LeNet
+    local_steps         an exchange after 4, 16 and 64 steps: LeNet and ResNet-8
+    adam                1-bit Adam, 0/1 Adam and Adam: LeNet, and a small transformer
+    uncompressed_steps  methods with a warm-up in float32, or one step in ten: LeNet
 
 Networks of images learn Fashion-MNIST, the transformer the next letter of a synthetic
 text, on four virtual workers. Writes examples/results/rounds.csv (an interrupted run
@@ -178,7 +178,7 @@ PARTS = {
         ("model", "optimizer"),
         {task: Group(task, ADAM) for task in ("LeNet", "transformer")},
     ),
-    "float_steps": Part(
+    "uncompressed_steps": Part(
         "float-steps.md",
         ("method", "steps as float32"),
         {

@@ -1,4 +1,4 @@
-"""Variables of replicas that a pool's workers create."""
+"""Per-replica variables that a pool's workers create."""
 
 import contextlib
 import math

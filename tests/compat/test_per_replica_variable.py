@@ -1,4 +1,4 @@
-"""Variables with a value of its own on each replica."""
+"""Variables that have another value on each replica."""
 
 from tests.compat import per_replica_cases
 

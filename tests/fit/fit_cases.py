@@ -30,7 +30,7 @@ VALIDATED = ("terngrad", "hybrid")
 
 
 def case_method(name):
-    """A method, some with validation, and what the collectives are given."""
+    """Trains by a method, some with validation; records the calls of collectives."""
     arguments = {"validation_data": (X, Y)} if name in VALIDATED else {}
     with recorded() as (seen, varying):
         answer = trained(METHODS[name], fit_arguments=arguments)
@@ -38,7 +38,7 @@ def case_method(name):
 
 
 TRANSPORTS = {
-    # All gathers in several buckets are compared by the others.
+    # The other methods compare gathers in several buckets.
     "terngrad": ("all_reduce", "sharded"),
     "signum": ("all_gather", "all_reduce", "sharded"),
     "dist_ef_block_sgdm": ("all_gather", "sharded"),
@@ -47,7 +47,7 @@ TRANSPORTS = {
 
 
 def case_transports(name):
-    """A method on every transport, in several buckets and in loops, and without."""
+    """Trains on every transport with several buckets and loops, and without both."""
 
     def run(transport, bucket_bytes, steps_per_execution):
         return trained(
@@ -84,7 +84,7 @@ def case_transports_under_conditions():
 
 
 def case_varying(name):
-    """Sizes that vary, where a graph is deepest: loops, overflows, windows, buckets."""
+    """Messages of varying size within loops, overflows, windows and buckets."""
     return trained(
         lambda: METHODS[name](accumulation=2, bucket_bytes=64),
         steps_per_execution=4,
@@ -94,7 +94,7 @@ def case_varying(name):
 
 
 def case_auto():
-    """A transport chosen on the cluster, and what is taken where none pays."""
+    """Lets the cluster choose a transport, by measured and by given costs."""
     line = tfgradcomp.transports.LinearCost
     slow = tfgradcomp.transports.Costs(*[line(1e-4, 1e-5)] * 3)
     idle = tfgradcomp.transports.Costs(*[line(1e-4, 0.0)] * 3)
@@ -122,7 +122,7 @@ def case_auto():
 
 
 def case_steps_per_execution():
-    """One step a call and four."""
+    """Trains with one step per execution, and with four."""
     return {
         str(steps): trained(METHODS["terngrad"], steps_per_execution=steps)
         for steps in (1, 4)
@@ -130,7 +130,7 @@ def case_steps_per_execution():
 
 
 def case_stock():
-    """Plain Keras by the public function, and the identity compressor."""
+    """Trains with plain Keras, and with the identity compressor."""
     tfgradcomp.enable_multi_worker_fit()
     return {
         "plain": trained(lambda: SGD(0.05)),
@@ -143,12 +143,12 @@ def case_stock():
 
 
 def case_eagerly():
-    """Without a graph."""
+    """Trains without a graph."""
     return trained(METHODS["terngrad"], run_eagerly=True)
 
 
 def case_predict():
-    """predict and evaluate on sizes that do not divide, after a fit."""
+    """Predicts and evaluates numbers of rows that do not divide, after a fit."""
     model = make(METHODS["terngrad"])
     fit(model)
     answer = {}
@@ -187,7 +187,7 @@ def case_empty_share():
 
 
 def case_dict_inputs():
-    """Named inputs from a dataset."""
+    """Trains on named inputs of a dataset."""
     keras.utils.set_random_seed(3)
     with scope():
         a, b = keras.Input((32,), name="a"), keras.Input((32,), name="b")
@@ -200,7 +200,7 @@ def case_dict_inputs():
 
 
 def case_keras_rules():
-    """Rules of the inner optimizer, where nothing is lost."""
+    """Trains by rules of the inner optimizer, with the identity compressor."""
     rules = {
         "accumulation": {"gradient_accumulation_steps": 2},
         "clipnorm": {"clipnorm": 0.1},
@@ -218,7 +218,7 @@ def case_keras_rules():
 
 
 def case_overflow():
-    """Mixed precision: one worker alone overflows in its second batch."""
+    """Trains in mixed precision; one worker alone overflows in its second batch."""
     x = X.copy()
     x[22] = 6e4
     model = make(METHODS["dist_ef_block_sgdm"], policy="mixed_float16")
@@ -233,7 +233,7 @@ def case_overflow():
 
 
 def case_nonfinite():
-    """A NaN on worker 1 alone: raise, and skip."""
+    """Trains with a NaN on worker 1 alone: with an error, and with a skipped step."""
     answer = {}
     model = make(METHODS["dist_ef_block_sgdm"])
     fit(model, epochs=1)
@@ -258,7 +258,7 @@ def case_nonfinite():
 
 
 def case_no_iterator_to_build():
-    """The symbolic build reads no data: each pass begins exactly one iterator."""
+    """Counts the iterators of two epochs, of which a build needs none."""
     passes = []
 
     def generate():

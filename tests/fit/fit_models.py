@@ -100,7 +100,7 @@ def error_of_fit(model, *args, kind=ValueError, **kwargs):
 
 
 def trained(optimizer, epochs=2, x=X, fit_arguments=None, **kwargs):
-    """What a training run leaves behind."""
+    """Trains a new model; returns weights, traffic, history and counters."""
     model = make(optimizer, **kwargs)
     history = fit(model, x, epochs, **(fit_arguments or {}))
     traffic = getattr(model.optimizer, "traffic", None)
@@ -120,6 +120,12 @@ def trained(optimizer, epochs=2, x=X, fit_arguments=None, **kwargs):
     }
 
 
+def assert_close(found, expected, rtol=1e-4, atol=1e-5):
+    """Compares lists of arrays, by default up to the order of summation."""
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
 def poisoned(row):
     """The inputs with one NaN; batches of 12 alternate: 6 rows to each worker."""
     x = X.copy()
@@ -128,7 +134,7 @@ def poisoned(row):
 
 
 def method(name, sgd, transport="all_gather", **defaults):
-    """A function that makes an optimizer; "auto" might differ from run to run."""
+    """A function that makes an optimizer, with a transport that no clock chooses."""
     rate, momentum = sgd
 
     def make_one(accumulation=None, **kwargs):
@@ -159,7 +165,7 @@ METHODS = {
 
 @contextlib.contextmanager
 def recorded():
-    """Lists of calls (call site, size, type), and of the sizes of those that vary."""
+    """Lists of calls (call site, size, type), and of sizes that vary."""
     seen, varying = [], []
     gather, reduce = Replicas.gather, Replicas._reduce
 

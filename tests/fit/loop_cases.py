@@ -1,7 +1,4 @@
-"""Cases of loops that begin and end together, and of models and loops of users.
-
-A pool's workers run them in the tests of `test_loops.py`.
-"""
+"""Loops that begin and end together, which a pool's workers run for `test_loops.py`."""
 
 import keras
 import numpy as np
@@ -45,7 +42,7 @@ class Batches(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if KERAS < (3, 11):
-            # It names the first batch of a loop; later versions name the last.
+            # Keras 3.10 names the first batch of a loop, later versions the last.
             batch += self.model.steps_per_execution - 1
         self.seen.append(batch)
         self._at("batch", batch)
@@ -157,7 +154,7 @@ def case_tail(folder):
 
 
 def case_other_worker(culprit, what, every):
-    """One worker changes what all share; returns the error and the batches until it."""
+    """One worker changes a shared variable; returns the error and earlier batches."""
     model = make(lambda: METHODS["dist_ef_block_sgdm"](verify_every=every))
 
     def spoil(batch, logs):
@@ -194,7 +191,7 @@ class Counter(layers.Layer):
 
 
 def case_statistics():
-    """Floating statistics become their mean; what else differs stays as it is."""
+    """Evaluates with statistics, an integer and a seed that differ between workers."""
     rank = own_rank()
     model = compiled(
         lambda: [Counter(), layers.Dropout(0.1), layers.Dense(3)], METHODS["terngrad"]
@@ -213,7 +210,7 @@ def case_statistics():
 
 
 class OwnScore(keras.callbacks.Callback):
-    """Adds a score to the logs that is another one on each worker."""
+    """Adds a score to the logs that differs between the workers."""
 
     def __init__(self, scores):
         super().__init__()

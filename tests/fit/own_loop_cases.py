@@ -1,7 +1,4 @@
-"""Models and loops as users write them, which a pool's workers run.
-
-They are in the tests of `test_own_loops.py`.
-"""
+"""Models and loops as users write them, which workers run for `test_own_loops.py`."""
 
 import keras
 import tensorflow as tf
@@ -44,11 +41,11 @@ def train_with_noise(draws_before=True, **kwargs):
 
 def case_noise():
     """Random numbers without a seed in a model: in graphs and eagerly, again."""
-    # Keras keeps its state somewhere else from now on.
+    # Keras keeps its state in another object from now on.
     keras.backend.clear_session()
     with scope():
         drawn = [train_with_noise(**WAYS[way]) for way in ("loops", "eagerly", "loops")]
-        # The first step makes the generator.
+        # The first step creates the generator.
         return {"drawn": drawn, "late": train_with_noise(draws_before=False)}
 
 
@@ -77,8 +74,8 @@ class Adversaries(keras.Model):
         with tf.GradientTape() as tape:
             loss = loss_of()
         gradients = tape.gradient(loss, network.trainable_weights)
-        # The optimizers of one process take the mean of all rows, those of N workers
-        # the sum over them: a step of one's own divides, as Keras' does.
+        # The optimizers add up the gradients of replicas, so a custom step divides by
+        # their number, as Keras' own step does.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         gradients = [g / replicas for g in gradients]
         optimizer.apply_gradients(
@@ -114,12 +111,12 @@ def train_adversaries(make_optimizer, **kwargs):
 
 
 def identity(sgd):
-    """The optimizer behind a compressor that loses nothing."""
+    """A wrapper with the identity compressor around an optimizer."""
     return tfgradcomp.DistEFSGD(sgd, compressor="identity", min_size=3)
 
 
 def case_without_call(way):
-    """Two wrapped optimizers in a model without `call`, and a method that loses."""
+    """Trains two wrapped optimizers in a model without `call`, by two methods."""
     with scope():
         return {
             "identity": train_adversaries(lambda: identity(SGD(0.1)), **WAYS[way]),
@@ -128,7 +125,7 @@ def case_without_call(way):
 
 
 def train_by_hand(make_optimizer, run_steps):
-    """A loop of one's own, whose first step builds the optimizer inside a function."""
+    """Runs a custom loop, whose first step builds the optimizer inside a function."""
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
@@ -168,7 +165,7 @@ def train_by_hand(make_optimizer, run_steps):
 
 
 def case_by_hand():
-    """Loops of one's own: traced as a whole and eagerly, with and without loss."""
+    """Runs custom loops: traced as a whole and eagerly, with and without loss scale."""
     scaled = keras.optimizers.LossScaleOptimizer
     return {
         "identity": train_by_hand(lambda: identity(SGD(0.1)), tf.function),
@@ -194,7 +191,7 @@ class AnyRank(keras.Model):
 
 
 def case_unknown_rank():
-    """Only a batch shows how many axes there are; the model is not built before."""
+    """Trains on batches whose number of axes is known only when they are read."""
 
     def batches():
         for begin in range(0, 60, 12):

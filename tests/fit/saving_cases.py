@@ -19,7 +19,7 @@ from tests.fit.fit_models import (
 
 
 def case_state(folder):
-    """Saved and restored in every way, the run goes on to the same bits."""
+    """Saves and restores a run in every way, then continues it."""
     folder, rank = Path(folder), own_rank()
     make_one = functools.partial(make, METHODS["dist_ef_block_sgdm"])
 
@@ -63,7 +63,7 @@ def case_state(folder):
 
 
 def case_checkpoint_callback(folder):
-    """Keras' own callbacks, a file a worker."""
+    """Saves by Keras' own callback, one file per worker."""
     path = str(Path(folder) / f"best-{own_rank()}.keras")
     model = make(METHODS["terngrad"])
     fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
@@ -81,7 +81,7 @@ class Interrupt(keras.callbacks.Callback):
 
 
 def case_shared_paths(folder):
-    """One script gives all workers the same paths."""
+    """Saves and resumes where one script gives all workers the same paths."""
     folder = Path(folder) / "shared"
     optimizer = METHODS["dist_ef_block_sgdm"]
     straight = make(optimizer)
@@ -105,7 +105,7 @@ def case_shared_paths(folder):
     backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
     fit(resumed, epochs=4, callbacks=[backup])
     with scope():
-        # Without the optimizer: either worker's file may be the last one.
+        # Without the optimizer, since the file may be that of either worker.
         path = folder / "checkpoints" / "whole.keras"
         whole = keras.saving.load_model(path, compile=False)
     return {
@@ -117,7 +117,7 @@ def case_shared_paths(folder):
 
 
 def case_different(what):
-    """One thing of worker 1 is another: all raise, none trains on or waits for ever."""
+    """Trains where worker 1 differs in its model, arguments or weights."""
     is_other = own_rank() == 1
     arguments = {"seed": int(is_other)} if what == "arguments" else {}
     last = "other" if what == "models" and is_other else "second"

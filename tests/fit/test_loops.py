@@ -1,4 +1,4 @@
-"""Loops on real workers: they end together; models and loops of users; statistics."""
+"""Loops on real workers end together, and statistics become equal."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_stop_of_one_worker_ends_fit_on_all(pools, way, batches):
     (first, second), output = pools(2).run(loop_cases.case_stop, way)
     assert first["batch"].pop("own_view") == first["epoch"].pop("own_view") == []
-    # Its own callbacks see at once what a worker has set.
+    # The callbacks of a worker see its own value at once.
     assert second["batch"].pop("own_view") == second["epoch"].pop("own_view") == [True]
     assert first == second
     assert first["batch"]["batches"] == batches
@@ -68,12 +68,12 @@ def test_workers_with_data_of_different_lengths_end_epochs_together(pools, way):
 @pytest.mark.parametrize(
     ("workers", "culprit", "what", "every", "batches"),
     [
-        # By the votes of three workers, as the epoch ends.
+        # The majority of three workers, when the epoch ends.
         (3, 0, "weight", None, [0, 1, 2, 3, 4]),
         (2, 1, "rate", 2, [0, 1]),
     ],
 )
-def test_a_worker_that_is_no_longer_like_the_others_is_named_on_all(
+def test_a_worker_that_differs_from_the_others_is_named_on_all(
     pools, workers, culprit, what, every, batches
 ):
     path = {"weight": "second/kernel of", "rate": "learning_rate of"}[what]
@@ -104,11 +104,11 @@ def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     assert reshard(folder, 3, tmp_path / "new") == backups.Point(2, 0)
 
 
-def test_what_callbacks_decide_by_one_worker_is_that_of_worker_0(pools):
+def test_values_that_callbacks_set_by_worker_become_those_of_worker_0(pools):
     (first, second), output = pools(2).run(loop_cases.case_own_score)
     assert first == second
     begins, rates = first["weights"], [rate for _, rate in first["rates"]]
-    # Its best epoch was the first one: its weights are those the second began with.
+    # Worker 0's best epoch was the first, whose weights the second epoch began with.
     assert begins[-1] == begins[1] and begins[1] != begins[2]
     assert rates == [pytest.approx(0.01)] * 4
     for name in ("sequential/first/kernel", "sgd/learning_rate"):

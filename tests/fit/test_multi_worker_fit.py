@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.fit import fit_cases, saving_cases
-from tests.fit.fit_models import X, Y, fit, sequential, two_layers
+from tests.fit.fit_models import X, Y, assert_close, fit, sequential, two_layers
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.per_example.second_moments import step_of
 from tfgradcomp.transports.all_gather import AllGather
@@ -22,9 +22,9 @@ CLUSTERS = {"two": (2,), "three": (3,), "mirrored": (2, "mirrored")}
 
 
 def quick(*names, of=tuple(fit_cases.METHODS)):
-    """The names of methods, those marked as slow that are not named here.
+    """The names of methods; those that are not listed are marked as slow.
 
-    They send the same fields by the same collectives as a method that is named.
+    The slow ones send the same fields by the same collectives as a listed method.
     `tests/transports` has the bits of all, exchanged between threads.
     """
     slow = pytest.mark.slow
@@ -35,11 +35,11 @@ def on(cluster, methods):
     return [pytest.param(cluster, *one.values, marks=one.marks) for one in methods]
 
 
-# Scales that are agreed on; two residuals; tables of levels.
+# Shared scales; two residuals; tables of levels.
 FIXED = ("terngrad", "dist_ef_block_sgdm", "orq")
 # Sizes that vary: with moments, with a threshold, with both.
 VARYING = ("variance_based", "strom", "hybrid")
-# What is exchanged besides gradients: at the start, and at the end of epochs.
+# Call sites of other exchanges: at the start, and at the end of epochs.
 BESIDES = ("fingerprint", "restore/status", "watch", "compare/")
 TWO_OR_THREE = ["two", pytest.param("three", marks=pytest.mark.slow)]
 
@@ -57,7 +57,7 @@ def ask(pools, tmp_path_factory):
         try:
             return pools(*CLUSTERS[cluster]).run(function, *arguments), None
         except AssertionError as error:
-            # Kept as well: to ask again would take another start of the cluster.
+            # Errors are kept too, since a new attempt would start the cluster again.
             return None, error
 
     def results(*question):
@@ -73,7 +73,7 @@ def answers(ask, cluster, case, *arguments):
     return ask(cluster, case, *arguments).answers
 
 
-# Those whose sizes vary are in a test of their own, below.
+# Methods whose sizes vary are in another test, below.
 @pytest.mark.parametrize("method", quick("terngrad"))
 def test_two_devices_of_one_process_are_two_workers(ask, method):
     (one,) = answers(ask, "mirrored", "method", method)
@@ -84,7 +84,7 @@ def test_two_devices_of_one_process_are_two_workers(ask, method):
 
 @pytest.mark.slow  # Eagerly and with one method of each kind they are compared quickly.
 @pytest.mark.parametrize("case", ["steps_per_execution", "keras_rules"])
-def test_two_devices_do_in_any_manner_what_two_workers_do(ask, case):
+def test_two_devices_follow_two_workers_in_all_ways(ask, case):
     (mirrored,) = answers(ask, "mirrored", case)
     two = answers(ask, "two", case)[0]
     for name, run in mirrored.items():
@@ -132,16 +132,13 @@ def test_several_steps_per_execution_change_nothing(ask):
 
 def test_identity_compressor_is_plain_keras(ask):
     first, second = answers(ask, "two", "stock")
-    for got, want in zip(
-        first["identity"]["weights"], first["plain"]["weights"], strict=True
-    ):
-        # Up to the order of summation.
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+    runs = first["identity"]["weights"], first["plain"]["weights"]
+    assert_close(*runs, rtol=2e-5, atol=1e-6)
     assert first["plain"]["digest"] == second["plain"]["digest"]
 
 
 def one_process(**rule):
-    """Plain Keras on the global batches: what several workers should amount to."""
+    """Weights and history of plain Keras on the global batches."""
     model = sequential(two_layers)
     model.compile(keras.optimizers.SGD(0.05, **rule), "mse", metrics=["mae"])
     history = fit(model)
@@ -149,8 +146,7 @@ def one_process(**rule):
 
 
 def assert_same_training(run, weights, history):
-    for got, want in zip(run["weights"], weights, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert_close(run["weights"], weights)
     for name, values in history.items():
         np.testing.assert_allclose(run["history"][name], values, rtol=1e-4)
 
@@ -338,7 +334,7 @@ def test_transports_work_inside_of_conditionals(ask):
 
 
 @pytest.mark.parametrize("method", quick("hybrid", of=["variance_based", "hybrid"]))
-def test_sizes_that_vary_in_the_depths_of_a_graph(ask, method):
+def test_sizes_that_vary_within_nested_graphs(ask, method):
     """In loops and conditionals, with a loss scale, in many buckets: equal weights."""
     first, second = answers(ask, "two", "varying", method)
     (mirrored,) = answers(ask, "mirrored", "varying", method)
@@ -388,19 +384,18 @@ def test_fit_does_what_workers_in_one_process_do(ask, cluster, method):
 
     lock = threading.Lock()
     for weights in Loopback(count, timeout=60).run(worker):
-        for got, want in zip(trained["weights"], weights, strict=True):
-            np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+        assert_close(trained["weights"], weights, rtol=0)
 
 
 @pytest.mark.slow  # `tests/optimizers` has every choice, and the fallback.
 def test_all_workers_take_the_transport_that_one_chose(ask):
     (first, second), output = ask("two", "auto")
     assert first == second
-    # Words that cost much or nothing change where they go, and no bit of the weights.
+    # The costs of words change the transport, but no bit of the weights.
     kept = [first[name] for name in ("measured", "slow", "idle")]
     assert {one["compressor"] for one in kept} == {"_MomentumSign"}
     assert len({one["digest"] for one in kept}) == 1
-    # Only where it is asked for, nothing is compressed where that is quicker.
+    # Only with a fallback, a quicker exchange without compression is used.
     fallback = first["idle, fallback"]
     assert (fallback["compressor"], fallback["route"]) == ("Momentum", "AllReduceRoute")
     assert fallback["digest"] != kept[0]["digest"]

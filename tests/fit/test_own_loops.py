@@ -6,13 +6,16 @@ import pytest
 import tensorflow as tf
 
 from tests.fit import own_loop_cases
-from tests.fit.fit_models import X, Y, sequential, two_layers
+from tests.fit.fit_models import X, Y, assert_close, sequential, two_layers
 
+TWO_WORKERS = pytest.mark.parametrize(
+    "cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"]
+)
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow  # Noise without a seed is in the models of `tests/callbacks`.
-@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+@TWO_WORKERS
 def test_random_numbers_without_a_seed_go_on_from_step_to_step(pools, cluster):
     _, *drawn_in_one_process = own_loop_cases.train_with_noise()
     answers, _ = pools(*cluster).run(own_loop_cases.case_noise)
@@ -33,8 +36,7 @@ def test_model_without_call_trains_as_in_one_process(pools, way):
     for answer in answers:
         assert answer["terngrad"] == answers[0]["terngrad"]
         assert answer["terngrad"] != answer["identity"]
-        for got, want in zip(answer["identity"], expected, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        assert_close(answer["identity"], expected)
 
 
 def loop_in_one_process():
@@ -56,7 +58,7 @@ def loop_in_one_process():
 
 @pytest.mark.parametrize(
     "cluster",
-    # In `fit` the devices of one process do what two processes do.
+    # In `fit` the two devices of one process follow two processes.
     [(2,), pytest.param((2, "mirrored"), marks=pytest.mark.slow)],
     ids=["two", "mirrored"],
 )
@@ -67,12 +69,11 @@ def test_loop_by_hand_is_that_of_one_process(pools, cluster):
         assert answer == answers[0]
         for run in ("identity", "eagerly"):
             assert answer[run]["loss"] == pytest.approx(loss, rel=1e-4)
-            for got, want in zip(answer[run]["weights"], weights, strict=True):
-                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            assert_close(answer[run]["weights"], weights)
         assert np.isfinite(answer["scaled"]["loss"])
 
 
-@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
+@TWO_WORKERS
 def test_xla_with_several_replicas_is_refused(pools, cluster):
     for message in pools(*cluster).run(own_loop_cases.case_xla).answers:
         assert "jit_compile=False" in message

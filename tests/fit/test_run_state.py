@@ -1,4 +1,4 @@
-"""Random states go to where they were in the model, whatever was created before."""
+"""Random states follow their places in a model, not the order of creation."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def test_states_follow_the_place_in_the_model(order):
     for index, state in enumerate(generators(block)):
         state.assign([index + 10, index + 20])
     saved = RunState(model).read()
-    # Another model of this process: all counters have moved on.
+    # Another model of this process, whose counters continue.
     other, copy = build(order)
     assert RunState(copy).assign(saved)
     for index, state in enumerate(generators(other)):

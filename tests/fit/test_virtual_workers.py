@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments):
-    """Runs a program that uses the package as it stands here; returns its output."""
+    """Runs a program with this copy of the package; returns its output."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=env
@@ -40,7 +40,7 @@ def test_ranks_are_in_numerical_order_and_devices_are_made_once(pools):
 
 
 @pytest.mark.parametrize("count", [0, 2.0, True])
-def test_a_number_of_workers_that_is_none_raises(count):
+def test_invalid_numbers_of_workers_raise(count):
     with pytest.raises(ValueError, match="num_workers must be an integer, at least 1"):
         tfgradcomp.virtual_workers(count)
 
@@ -68,7 +68,7 @@ def test_one_process_has_the_bits_of_several(pools, workers, name):
         ]
         assert own_logs == logs
     if "residuals" in name:
-        # Each worker is owed something else.
+        # Each worker has another residual.
         assert any(len({*value}) == workers for value in values)
 
 

@@ -17,7 +17,7 @@ Y = random.normal(size=(97, 3)).astype("float32")
 
 
 def arrays(model, **arguments):
-    """Trains on arrays, a last batch of another size included."""
+    """Trains on arrays, with a last batch of another size."""
     workers = model.distribute_strategy.num_replicas_in_sync
     return model.fit(X, Y, batch_size=7 * workers, epochs=2, verbose=0, **arguments)
 
@@ -90,7 +90,7 @@ CASES = {
 
 
 def train(name):
-    """Trains in a way; returns hashes of each local worker's values, and the logs."""
+    """Trains a case; returns hashes of each local worker's values, and the logs."""
     make_optimizer, fit = CASES[name]
     with scope():
         model = sequential(
@@ -120,7 +120,7 @@ def train(name):
 
 
 def ranks():
-    """The order of ranks in all that moves between workers, and in the data."""
+    """The order of ranks in collectives and in the data."""
     collectives = for_strategy(strategy())
     count = collectives.num_workers
 

@@ -76,7 +76,7 @@ def finish(log, threads, workers):
     log.end()
     for worker in workers:
         worker.drain()
-    log.free()
+    log.queues.free()
 
 
 @pytest.mark.parametrize("servers", [1, 2])

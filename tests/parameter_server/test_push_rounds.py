@@ -149,7 +149,7 @@ def test_who_waits_for_a_dataset_is_named(monkeypatch, caplog):
     assert rounds.take(0, 2).steps == 2
     # On a loaded machine tracing is said before.
     said = [record.getMessage() for record in caplog.records]
-    assert said[0].startswith("no worker has gone on for")
+    assert said[0].startswith("no worker has made progress for")
     late = f"{', '.join(WORKERS)} waiting for the dataset"
     assert any(line.endswith(late) for line in said)
     assert {*codes} == {EXIT_CODE}

@@ -65,7 +65,7 @@ def test_a_worker_keeps_its_state_when_the_workers_change(name):
     worker = RemoteWorker("CPU:0", make_model(optimizer))
     worker.open(dataset, 1, 0)
     worker.join(larger, 2)
-    larger.free()
+    larger.queues.free()
     states = {}
     for num_servers in (2, 3):
         smaller = channel_of(1, num_servers, states)
@@ -73,7 +73,7 @@ def test_a_worker_keeps_its_state_when_the_workers_change(name):
         assert {bucket.route.num_workers for bucket in optimizer.stepper.buckets} == {1}
         run_steps(worker, smaller, 3)
         states = smaller.states.whole(worker.committed_steps(), worker.kept_states())
-        smaller.free()
+        smaller.queues.free()
     for found, expected in zip(worker.model.weights, alone.weights, strict=True):
         assert bits(found.numpy()) == bits(expected.numpy())
     assert int(optimizer.iterations.numpy()) == 6

@@ -17,11 +17,12 @@ from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
 from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
+from tfgradcomp.parameter_server.division import Relay, WholeVector, division_for
 from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize
 from tfgradcomp.transports import DirectExchange
-from tfgradcomp.transports.sharding import Relay, Sharding, WholeVector, division_for
+from tfgradcomp.transports.sharding import Sharding
 
 WORKERS, STEPS = 3, 3
 
@@ -201,7 +202,7 @@ def test_the_declared_words_travel_and_those_that_vary(name):
 
 def test_a_state_on_servers_needs_messages_of_one_size():
     method = Method(Strom(0.5), Recompress(ScaledSign()))
-    with pytest.raises(ValueError, match="ParameterServer cannot carry.*in size"):
+    with pytest.raises(ValueError, match="ParameterServer cannot carry.*variable size"):
         Cluster(1, method, LAYOUTS["ragged"])
 
 
@@ -255,16 +256,16 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     ]
     for thread in threads:
         thread.start()
-    cluster.channel.close("up")
+    cluster.channel.queues.close("up")
     for thread in threads[2:]:
         thread.join(60)
-    cluster.channel.close("down")
+    cluster.channel.queues.close("down")
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
     assert len(ended) == 4
     assert all("is closed" in text for text in ended)
-    cluster.channel.free()
+    cluster.channel.queues.free()
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,11 @@ def test_workers_measure_and_agree_with_the_first(caplog):
 
     assert Loopback(3, timeout=60).run(worker) == [(names, True)] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "transport='auto' on 3 workers, by estimated ms a bucket: "
+        "transport='auto' on 3 workers, by estimated ms per bucket: "
         "all_gather (all_gather 1.25, float32 0); sharded (sharded 1.25, float32 0); "
         "all_reduce (all_reduce 1.25, float32 0)",
         "float32 would be quicker on this network: 0 ms a step instead of "
-        "3.75. Compression goes on; fallback='float32' takes float32 in such a case",
+        "3.75. Compression continues; use fallback='float32' to switch in such a case",
     ]
 
 

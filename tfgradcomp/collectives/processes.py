@@ -1,4 +1,4 @@
-"""The processes and the hosts of a strategy."""
+"""Processes and hosts of a strategy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assign_hosts(strategy: tf.distribute.MirroredStrategy, hosts: list[int]) -> 
 
     Without it, each device of a `MirroredStrategy` is a worker. With it, the devices of
     a host are one worker, as the devices of a process are under
-    `MultiWorkerMirroredStrategy`. CollectiveCall it before an optimizer is built.
+    `MultiWorkerMirroredStrategy`. Call it before an optimizer is built.
 
     Args:
         strategy: The strategy.

@@ -9,7 +9,15 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.core import Component, Context, Field, Layout, SplitVector, State
+from tfgradcomp.core import (
+    Component,
+    Context,
+    Field,
+    Layout,
+    SplitVector,
+    State,
+    contracts,
+)
 
 
 class Compressed(NamedTuple):
@@ -142,6 +150,25 @@ class Compressor(Component, abc.ABC):
         `Method.fused` calls it.
         """
         return self
+
+
+def checked_compress(
+    compressor: Compressor,
+    x: tf.Tensor | SplitVector,
+    state: State,
+    layout: Layout,
+    context: Context,
+) -> Compressed:
+    """Compresses `x`, and compares payload and state with the declared ones.
+
+    Raises:
+        ValueError: If the compressor returns a payload or a state of another form.
+    """
+    compressed = compressor.compress(x, state, layout, context)
+    fields = compressor.fields(layout)
+    contracts.check_fields(compressor, "compress", compressed.payload, fields)
+    contracts.check_state(compressor, "compress", compressed.state, state)
+    return compressed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
 from tfgradcomp.compressors.ternary import Ternary
 from tfgradcomp.core import Layout
 
@@ -56,7 +56,9 @@ class Clip(Wrapper):
     @override
     def compress(self, x, state, layout, context):
         clipped = self.transform(x, state, layout, context)
-        payload, state, _ = self.compressor.compress(clipped, state, layout, context)
+        payload, state, _ = checked_compress(
+            self.compressor, clipped, state, layout, context
+        )
         # Whether x is finite is unknown: clipping hides an infinity.
         return Compressed(payload, state)
 

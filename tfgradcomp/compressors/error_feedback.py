@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
-from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
 from tfgradcomp.compressors.sign import ScaledSign, scale_tells_finite
 from tfgradcomp.core import Context, Layout, Vector
 
@@ -63,7 +63,9 @@ class ErrorFeedback(Wrapper):
     @override
     def compress(self, x, state, layout, context):
         p = self.transform(x, state, layout, context)
-        payload, inner, _ = self.compressor.compress(p, state["inner"], layout, context)
+        payload, inner, _ = checked_compress(
+            self.compressor, p, state["inner"], layout, context
+        )
         left = p - self.compressor.decompress(payload, layout)
         residual = context.unless_zero_lr(left, residuals.read(state["residual"]))
         residual = residuals.kept(residual, self.residual_dtype, context)
@@ -87,7 +89,9 @@ class _Waiting(ErrorFeedback):
 
     @override
     def compress(self, x, state, layout, context):
-        payload, inner, _ = self.compressor.compress(x, state["inner"], layout, context)
+        payload, inner, _ = checked_compress(
+            self.compressor, x, state["inner"], layout, context
+        )
         residual = residuals.waiting(state["residual"], self.residual_dtype, context)
         return Compressed(payload, {"residual": residual, "inner": inner})
 

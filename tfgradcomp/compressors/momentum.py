@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
-from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
 from tfgradcomp.compressors.error_feedback import (
     ErrorFeedback,
     sign_feedback,
@@ -57,8 +57,8 @@ class Momentum(Wrapper):
     def compress(self, x, state, layout, context):
         m = self._next(x, state)
         sent = self._sent(x, m, context)
-        payload, inner, _ = self.compressor.compress(
-            sent, state["inner"], layout, context
+        payload, inner, _ = checked_compress(
+            self.compressor, sent, state["inner"], layout, context
         )
         return Compressed(payload, {"momentum": m, "inner": inner})
 
@@ -125,8 +125,8 @@ class NesterovMomentum(Wrapper):
     @override
     def compress(self, x, state, layout, context):
         m = self._next(x, state)
-        payload, inner, _ = self.compressor.compress(
-            self.momentum * m + x, state["inner"], layout, context
+        payload, inner, _ = checked_compress(
+            self.compressor, self.momentum * m + x, state["inner"], layout, context
         )
         return Compressed(payload, {"momentum": m, "inner": inner})
 

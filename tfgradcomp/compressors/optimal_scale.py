@@ -10,7 +10,12 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Compressor, Wrapper
+from tfgradcomp.compressors.base import (
+    Compressed,
+    Compressor,
+    Wrapper,
+    checked_compress,
+)
 from tfgradcomp.core import Field, Layout, SplitVector
 
 
@@ -62,7 +67,7 @@ class OptimalScale(Wrapper):
 
     @override
     def compress(self, x, state, layout, context):
-        payload, state, _ = self.compressor.compress(x, state, layout, context)
+        payload, state, _ = checked_compress(self.compressor, x, state, layout, context)
         y = tf.convert_to_tensor(self.compressor.decompress(payload, layout))
         splits = layout.row_splits
         own = ops.block_statistics(y, splits)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tfgradcomp.core.word_format import words_for
+
 
 class Field(NamedTuple):
     """Declares one tensor of a message: codes in packed words, or numbers.
@@ -11,8 +13,8 @@ class Field(NamedTuple):
     Attributes:
         count: Number of elements.
         base: For integer codes in `[0, base)`: the base. A payload holds them in
-            `words_for(count, base)` int32 words (`tfgradcomp.ops.pack_codes`). None
-            for numbers of type `dtype`.
+            `length` int32 words (`tfgradcomp.ops.pack_codes`). None for numbers of type
+            `dtype`.
         dtype: The type on the wire if `base` is None.
         per: `"element"` or `"block"`: the field has an item for each element or block,
             in order, so that a part of the vector has a part of the field. `"sum"`:
@@ -31,3 +33,8 @@ class Field(NamedTuple):
     per: str | None = None
     items_per_block: int = 1
     variable_length: bool = False
+
+    @property
+    def length(self) -> int:
+        """Items of the tensor: numbers, or the 32-bit words that hold the codes."""
+        return self.count if self.base is None else words_for(self.count, self.base)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Context, SplitVector, State
+from tfgradcomp.core.contracts import check_state, initial_state
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.bucket_ranges import BucketRange, Piece
@@ -167,10 +168,12 @@ class GradientBucket:
         self._stream_offset = stream_offset
         self._weight_decay = route.method.weight_decay
         initial = BucketState(
-            worker=route.method.compressor.init(self.layout),
+            worker=initial_state(route.method.compressor, self.layout),
             moments=tf.zeros([self.layout.size]) if accumulates else (),
             server=route.init_state(),
-            local=self._weight_decay.init(self.layout) if self._weight_decay else (),
+            local=initial_state(self._weight_decay, self.layout)
+            if self._weight_decay
+            else (),
         )
         self.state = tf.nest.pack_sequence_as(
             initial,
@@ -247,10 +250,7 @@ class GradientBucket:
         compressor, layout = route.method.compressor, route.layout
         offset = self._stream_offset + self.bucket_range.offset
         context = context._replace(offset=offset)
-        prepared = compressor.prepare(x, state, layout, context)
-        prepared = route.reduce_max(prepared, self.state.server)
-        context = context._replace(prepared=prepared)
-        compressed = compressor.compress(x, state, layout, context)
+        compressed, context = route.compress(x, state, self.state.server, context)
         is_finite = compressed.is_all_finite(x)
         # The padding before the first variable is finite.
         padding = len(x.tensors) - len(self.positions)
@@ -323,7 +323,9 @@ class GradientBucket:
         """Returns an update with weight decay and noise, and the decay's new state."""
         local = tf.nest.map_structure(tf.convert_to_tensor, self.state.local)
         if self._weight_decay:
-            term, local = self._weight_decay.term(self.flatten(weights), local)
+            before = local
+            term, local = self._weight_decay.term(self.flatten(weights), before)
+            check_state(self._weight_decay, "term", local, before)
             update += term
         noise_std = self.route.method.noise_std
         if noise_std:

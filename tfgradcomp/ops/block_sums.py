@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfgradcomp.ops.word_format import CHUNK as CHUNK
+from tfgradcomp.core.word_format import CHUNK as CHUNK
 
 
 class Part(NamedTuple):

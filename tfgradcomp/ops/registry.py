@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import SplitVector, Vector
+from tfgradcomp.core.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
 from tfgradcomp.ops.native import apply_decoded
 from tfgradcomp.ops.operation import Operation
 from tfgradcomp.ops.reference import blocks, codes, levels, signs, sparse
 from tfgradcomp.ops.reference.blocks import Statistics, mean_of_sums, spread, widths
 from tfgradcomp.ops.reference.random_numbers import coins, random_bits, uniform
-from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
 
 
 def _first(tensors: Sequence[tf.Tensor]) -> tf.Tensor | None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors.base import Compressor, Identity
-from tfgradcomp.core import Component, Context, Field, Layout, State
+from tfgradcomp.core import Component, Context, Field, Layout, State, contracts
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.block_sums import Part
 
@@ -101,7 +101,8 @@ class Server(Component, abc.ABC):
         Transports with a server on every worker call it: no reply has to travel, so a
         server may skip the words.
         """
-        reply, state = self.combine(payloads, state, layout, context)
+        fields = self.reply_fields(layout, context.num_workers)
+        reply, state = checked_combine(self, payloads, state, layout, context, fields)
         return self.decompress(reply, layout, context.num_workers), state
 
     @property
@@ -216,6 +217,33 @@ class Server(Component, abc.ABC):
     def fused(self) -> Server:
         """Returns an equal server with fewer passes over memory, for `Method.fused`."""
         return self
+
+
+def checked_combine(
+    server: Server,
+    payloads: Fields,
+    state: State,
+    layout: Layout,
+    context: Context,
+    fields: dict[str, Field],
+) -> tuple[Fields, State]:
+    """Combines payloads, and compares reply and state with the declared ones.
+
+    Args:
+        server: The server.
+        payloads: As in `Server.combine`.
+        state: As in `Server.combine`.
+        layout: The blocks of the flat vector.
+        context: The step.
+        fields: The fields of the reply.
+
+    Raises:
+        ValueError: If the server returns a reply or a state of another form.
+    """
+    reply, new_state = server.combine(payloads, state, layout, context)
+    contracts.check_fields(server, "combine", reply, fields, "reply_fields")
+    contracts.check_state(server, "combine", new_state, state)
+    return reply, new_state
 
 
 @dataclass(frozen=True)

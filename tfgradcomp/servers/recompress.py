@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
+from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
 from tfgradcomp.servers.requantize import Requantize
@@ -53,7 +54,8 @@ class Recompress(Requantize):
         residual = residuals.read(state["residual"])
         p = self.compressor.mean(payloads, layout)
         p += context.learning_rate_ratio * residual
-        reply = self.compressor.compress(p, (), layout, context.at_server()).payload
+        server = context.at_server()
+        reply = checked_compress(self.compressor, p, (), layout, server).payload
         left = p - self.compressor.decompress(reply, layout)
         return reply, self._kept(context.unless_zero_lr(left, residual), context)
 

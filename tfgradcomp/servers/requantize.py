@@ -9,6 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors import Compressor
+from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.core import Layout
 from tfgradcomp.servers.base import Server
 
@@ -59,7 +60,9 @@ class Requantize(Server):
     def combine(self, payloads, state, layout, context):
         mean = self.compressor.mean(payloads, layout)
         context = context.at_server()
-        reply, state, _ = self.compressor.compress(mean, state, layout, context)
+        reply, state, _ = checked_compress(
+            self.compressor, mean, state, layout, context
+        )
         return reply, state
 
     @override

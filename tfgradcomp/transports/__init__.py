@@ -1,4 +1,4 @@
-"""Transports: the places of the server, and the ways of words to it and back."""
+"""Transports: where the server runs, and how words reach it and come back."""
 
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.transports.all_gather import AllGather, SharedGather

@@ -1,4 +1,4 @@
-"""The server is in the network's sum."""
+"""All-reduce: the sum in the network replaces the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
-# A flag travels among numbers as digits that even an 8-bit mantissa holds exactly.
+# Among numbers, a flag is sent as digits that an 8-bit mantissa represents exactly.
 _DIGITS, _BASE = 3, 256
 _PLACES = (1, _BASE, _BASE**2)
 
@@ -18,9 +18,9 @@ _PLACES = (1, _BASE, _BASE**2)
 class AllReduceRoute(Route):
     r"""One all-reduce of one vector: the sum of the workers' codes, or their mean.
 
-    Codes travel in the base of their sum, \( N (b - 1) + 1 \) for base b: 32-bit words
-    of such digits add up without a carry from one digit to the next. Numbers are
-    divided by N first; half floats must not overflow.
+    Codes of base b are sent in base \( N (b - 1) + 1 \), so that sums of 32-bit words
+    have no carry between digits. Numbers are divided by N before the sum, so that half
+    floats do not overflow.
     """
 
     def __init__(self, collectives, method, layout, call_site):
@@ -83,11 +83,9 @@ class AllReduceRoute(Route):
 
 
 class AllReduce(Transport):
-    """Adds payloads up on their way: the network's sum is the server."""
+    """Adds the payloads of all workers in the network, without a server."""
 
-    payload_kind = (
-        "what can be added up: numbers, or codes of levels that all workers share"
-    )
+    payload_kind = "payloads that can be added: numbers, or codes of shared levels"
     route_class = AllReduceRoute
 
     @override

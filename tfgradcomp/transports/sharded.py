@@ -1,4 +1,4 @@
-"""Every worker is the server of its own shard of the vector."""
+"""Sharded server: every worker is the server of one shard of the vector."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import CollectiveCall
-from tfgradcomp.core import Layout
+from tfgradcomp.core import Layout, contracts
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 from tfgradcomp.transports.sharding import Sharding
 
@@ -14,8 +14,8 @@ from tfgradcomp.transports.sharding import Sharding
 class ShardedRoute(Route):
     r"""An all-to-all of payload shards, then an all-gather of the shards' replies.
 
-    A worker receives \( \frac{N-1}{N} (b + r) \) bits an element, however many there
-    are: b of the payload, r of the reply. The server's state is sharded as well.
+    A worker receives \( \frac{N-1}{N} (b + r) \) bits per element: b for the payload
+    and r for the reply. The server's state is sharded as well.
     """
 
     def __init__(self, collectives, method, layout, call_site):
@@ -26,7 +26,8 @@ class ShardedRoute(Route):
 
     @override
     def init_state(self):
-        return self.method.server.init(Layout.from_sizes([self.local_state_size]))
+        layout = Layout.from_sizes([self.local_state_size])
+        return contracts.initial_state(self.method.server, layout)
 
     @override
     def push(self, payload, state, context, flag):
@@ -66,10 +67,10 @@ class ShardedRoute(Route):
 
 
 class Sharded(Transport):
-    """Cuts the vector into shards and makes every worker the server of one."""
+    """Cuts the vector into shards and makes every worker the server of one shard."""
 
     payload_kind = (
-        "parts of a vector, in blocks of one size where the server compresses"
+        "vectors that can be cut, in blocks of equal size if the server compresses"
     )
     route_class = ShardedRoute
 

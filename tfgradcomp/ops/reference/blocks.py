@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import CHUNK
 from tfgradcomp.ops.reference.vectors import divide
-from tfgradcomp.ops.word_format import CHUNK
 
 _LANES = 8
 

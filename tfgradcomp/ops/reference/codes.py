@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import digits_per_word, words_for
 from tfgradcomp.ops.reference.blocks import spread
 from tfgradcomp.ops.reference.random_numbers import random_bits, uniform
 from tfgradcomp.ops.reference.vectors import in_parts, length
-from tfgradcomp.ops.word_format import digits_per_word, words_for
 
 
 def round_to_bfloat16(x: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfgradcomp.compat.assertions import checked
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import INDEX_BITS, NOTHING
 from tfgradcomp.ops.reference.blocks import reduce_blocks, spread
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
@@ -30,7 +31,6 @@ from tfgradcomp.ops.reference.vectors import (
     in_parts,
     ordered_mean,
 )
-from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING
 
 _NORMAL, _INFINITE = 0x00800000, 0x7F800000  # Bits of the least number of each kind.
 _MOST = 7  # The largest d.
