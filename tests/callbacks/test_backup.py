@@ -159,9 +159,7 @@ def test_a_file_that_one_worker_cannot_read_makes_all_go_back(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SIGTERM in a step", "killed in a step"])
-def test_the_launcher_restarts_preempted_workers(
-    mode, straight, tmp_path
-):
+def test_the_launcher_restarts_preempted_workers(mode, straight, tmp_path):
     # In new processes, as after a crash.
     script, options = Path(cases.__file__), ("--max-restarts", "1")
     resumed, output = run_workers(script, 2, tmp_path, mode, "3", options=options)

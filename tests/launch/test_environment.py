@@ -42,7 +42,9 @@ SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
     ],
 )
 @pytest.mark.parametrize("workers", [("--workers", "3"), ()])
-def test_cluster_described_in_the_environment_is_left_alone(script, env, message, workers):
+def test_cluster_described_in_the_environment_is_left_alone(
+    script, env, message, workers
+):
     path = script("print(sorted(os.environ.items()))\nsys.exit(3)")
     done = run(*workers, path, env=env)
     assert done.returncode == 3
