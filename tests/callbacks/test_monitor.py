@@ -99,9 +99,9 @@ def test_figures_of_two_workers_are_those_of_numpy(observed):
                 # A single sample has no deviation.
                 want = want[1:]
             np.testing.assert_allclose(found, want, rtol=2e-5, err_msg=name)
-    one, other = (answer["history"] for answer in answers)
-    assert one["compression/residual_norm"] != other["compression/residual_norm"]
-    assert one["compression/cosine"] == other["compression/cosine"]
+    first, second = (answer["history"] for answer in answers)
+    assert first["compression/residual_norm"] != second["compression/residual_norm"]
+    assert first["compression/cosine"] == second["compression/cosine"]
 
 
 def test_bytes_and_times_are_in_the_logs(observed):

@@ -276,7 +276,7 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         arguments = {}
         for name, value in config.items():
             if isinstance(value, (dict, list, tuple)):
-                # Keras writes an inner optimizer's schedule into the dict that it reads.
+                # Keras writes an inner optimizer's schedule into the dict it reads.
                 saved = copy.deepcopy(value)
                 value = keras.saving.deserialize_keras_object(saved, custom_objects)
             elif isinstance(value, str):
