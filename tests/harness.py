@@ -75,14 +75,14 @@ class Replicas:
             self.optimizer = make_optimizer()
             self.optimizer.build(self.variables)
         self._shapes = [tuple(v.shape) for v in self.variables]
-        self.function = tf.function(self.step_eagerly)
+        # Conversion by autograph would take most of the time.
+        self.function = tf.function(self.step_eagerly, autograph=False)
 
     def step(self, gradients, moments=None):
         """Takes a step.
 
         Args:
-            gradients: The mean gradients of all replicas, `[N, size]`, or a function
-                of a replica's rank that returns the gradients of its variables.
+            gradients: The mean gradients of all replicas, `[N, size]`.
             moments: Second moments in the same units, `[N, size]`.
         """
         given = [] if moments is None else [tf.constant(moments)]

@@ -304,7 +304,7 @@ def test_a_bucket_waits_for_its_own_gradients_only():
     )
     optimizer.build(variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(*gradients):
         optimizer.apply(gradients, variables)
 

@@ -176,7 +176,7 @@ def test_fit_would_raise_at_its_end_what_xla_could_not():
     optimizer = tfgradcomp.SignSGD(sgd(), min_size=1)
     optimizer.apply(gradients_of(0), variables)
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def step(gradients):
         optimizer.apply(gradients, variables)
 

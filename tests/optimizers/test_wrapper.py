@@ -332,7 +332,7 @@ def test_a_function_that_takes_the_first_step_is_traced_once():
     optimizer = tfgradcomp.TernGrad(keras.optimizers.Adam(), min_size=1)
     variables, traces = make_variables([(3, 4), (5,)]), []
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(gradients):
         traces.append(None)
         optimizer.apply(gradients, variables)
