@@ -246,7 +246,7 @@ def test_gradients_must_fit_the_variables():
     for wrong in (gradients[:1], gradients * 2):
         with pytest.raises(ValueError, match=rf"{len(wrong)} gradients, 2 variables"):
             optimizer.apply(wrong, variables)
-    with pytest.raises(ValueError, match="Unknown variable"):
+    with pytest.raises(ValueError, match="(?s)Unknown variable.*recreate a new opt"):
         optimizer.apply(gradients, make_variables([[3], [2]]))
 
 
