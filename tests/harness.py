@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.cluster import strategy_and_rank
-from tests.helpers import Rates, flat, make_variables, split
+from tests.helpers import Rates, bits, flat, make_variables, split
 
 
 def digest(values) -> str:
@@ -127,6 +127,12 @@ class Saved(NamedTuple):
     weights: list[np.ndarray]
     state: dict[str, np.ndarray]
     inner: dict[str, np.ndarray]
+
+    def bits(self) -> list[bytes]:
+        """Returns all of it as it is in memory, for comparisons."""
+        # Where the length of messages varies, each bucket counts words of its own.
+        state = [value for name, value in self.state.items() if name != "moved"]
+        return [bits(v) for v in (*self.weights, *state, *self.inner.values())]
 
 
 class Worker:
