@@ -11,7 +11,7 @@ import tensorflow as tf
 from workloads import resnet_50, sizes
 
 from tfgradcomp.core import SplitVector
-from tfgradcomp.ops import reference
+from tfgradcomp.ops import uniform
 
 
 class Row(NamedTuple):
@@ -19,8 +19,8 @@ class Row(NamedTuple):
 
     Attributes:
         name: What the table calls it.
-        make: Takes the module of ops, `native` or `reference`; returns the function and
-            its arguments.
+        make: Takes the implementations of all ops, native or of the reference; returns
+            the function and its arguments.
         target: The least ratio that it shall reach, or None.
         baseline: "memcpy" or "triad".
         in_python: Whether pure TensorFlow is timed, too.
@@ -199,8 +199,8 @@ def _ternary(inputs: Inputs) -> list[Row]:
     def of_single_ops(ops):
         def step(x, limit, stream):
             clipped = tf.clip_by_value(x, -limit, limit)
-            uniform = reference.uniform(stream, inputs.size)
-            kept = uniform * limit < tf.abs(clipped)
+            drawn = uniform(stream, inputs.size)
+            kept = drawn * limit < tf.abs(clipped)
             sign = tf.cast(tf.sign(clipped), tf.int32)
             return ops.pack_codes(tf.where(kept, sign, 0) + 1, 3)
 

@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from report import commit, processor, write_csv, write_table
 
@@ -71,7 +72,12 @@ def time_rows(size: int, threads: int, rounds: int, in_python: bool) -> list[dic
     # Imported after the size of the pool is set: an import may start TensorFlow.
     from op_rows import make_rows
 
-    from tfgradcomp.ops import native, reference
+    from tfgradcomp.ops.registry import OPERATIONS
+
+    native, reference = (
+        SimpleNamespace(**{name: getattr(o, kind) for name, o in OPERATIONS.items()})
+        for kind in ("native", "reference")
+    )
 
     buffers = [np.ones(size, np.float32) for _ in range(5)]
     pointers = [ctypes.c_void_p(b.ctypes.data) for b in buffers]

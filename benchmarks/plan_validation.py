@@ -34,7 +34,7 @@ from tfgradcomp import planning
 from tfgradcomp.planning import output
 from tfgradcomp.planning.forecasts import FLOAT32, no_arithmetic
 from tfgradcomp.planning.network import bits_per_second
-from tfgradcomp.transports import Costs, Line
+from tfgradcomp.transports import Costs, LinearCost
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "planning.md"
@@ -49,7 +49,7 @@ COLUMNS = ("workers", "rate", "method", "transport", "predicted_ms", "measured_m
 COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
 
 
-def lines_of(answers: list[dict]) -> dict[str, Line]:
+def lines_of(answers: list[dict]) -> dict[str, LinearCost]:
     """Returns the duration of each kind of collective, the slowest worker's."""
     found = {}
     for kind in answers[0]["collectives"]:
@@ -61,7 +61,7 @@ def lines_of(answers: list[dict]) -> dict[str, Line]:
                 (of_workers[0][0], statistics.median(max(times) for times in rounds))
             )
         (few, low), (many, high) = points
-        found[kind] = Line(low, max(high - low, 0.0) / (many - few))
+        found[kind] = LinearCost(low, max(high - low, 0.0) / (many - few))
     return found
 
 

@@ -19,7 +19,7 @@ from worker import PLAIN, RATE, SGD, Bench, make_strategy
 import tfgradcomp
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.transports import Sharded
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports.costs import SimulatedCollectives
 
 
 def probe(hosts, kind: str, words: int, rounds: int) -> list[float]:
@@ -51,7 +51,7 @@ def methods(bench: Bench, hosts, task: dict) -> dict[str, list[float]]:
     """Returns the seconds of each method's step whose collectives cost nothing."""
     found = {}
     for name in task["methods"]:
-        transport = Sharded(Echo(hosts.num_workers))
+        transport = Sharded(SimulatedCollectives(hosts.num_workers))
         optimizer = getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
         step = bench.plain_step(optimizer)
         found[name] = timed(hosts, step, task["rounds"])

@@ -249,7 +249,7 @@ def tables(found: dict[str, Source], measured: dict) -> list[str]:
 
     lines = ["Expected square error, relative to the square of the norm:", ""]
     lines += [*table(error), "", "Utilisation of the levels:", ""]
-    lines += [*table(utilisation), "", "What holds, by the same errors:", ""]
+    lines += [*table(utilisation), "", "Claims that hold, by the same errors:", ""]
     lines += ["| error of | at most | holds for | holds in buckets | largest ratio |"]
     lines += ["|---" * 5 + "|"]
     for name, other, factor in claims():

@@ -28,5 +28,5 @@ def taking(argument: str) -> list[str]:
     return [
         name
         for name in optimizers.__all__
-        if argument in getattr(optimizers, name).config_arguments
+        if argument in getattr(optimizers, name).argument_names
     ]

@@ -1,15 +1,15 @@
-// What the kernels compute, on any device: one struct a kernel, its arguments and
-// maths.
+// The kernels' arguments and maths, on any device: a struct for each kernel.
 //
-// A struct is filled by the caller and given to `Run` of a device (cpu/cpu.h,
-// cuda/cuda.h). Vectors are flat and contiguous, aligned to their element only.
-// `size` is the number d of elements of the float vector. Blocks: block b is the range
-// [row_splits[b], row_splits[b + 1]) of it; row_splits[0] = 0, row_splits[num_blocks]
-// = d, no block is empty. Pointers to scalars, row_splits included, point to the memory
-// of the device, so that no GPU has to wait for them. Arithmetic is IEEE float32 in the
-// order written, without contraction to fused multiply-add, unless it says otherwise.
+// The caller fills a struct and gives it to `Run` of a device (cpu/cpu.h, cuda/cuda.h).
+// Vectors are flat and contiguous, aligned to their element only. `size` is the number
+// d of elements of the float vector. Block b is the range
+// [row_splits[b], row_splits[b + 1]) of the vector; row_splits[0] = 0,
+// row_splits[num_blocks] = d, and no block is empty. Pointers to scalars and row_splits
+// point to the memory of the device, so that no GPU has to wait for them. Arithmetic is
+// IEEE float32 in the order written, without contraction to fused multiply-add, unless
+// the text states otherwise.
 //
-// Codes, words and what is drawn from a stream: word_format.h.
+// word_format.h states codes, words and the random numbers of a stream.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_KERNELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_KERNELS_H_
@@ -33,9 +33,9 @@ struct CutVector {
   float scale = 1;
 };
 
-// A step of an optimizer, which kernels that decode a vector of values u take with it
-// where they are given one, on the CPU only: then they write no values. With
-// coefficients c, each operation rounded:
+// A step of an optimizer. A CPU kernel that decodes a vector of values u and is given
+// an Update takes this step with u and writes no values. With coefficients c, each
+// operation rounded:
 //   kSgd:       w = w - u * c0
 //   kMomentum:  m = m * c1 - u * c0,  w = w + m
 //   kNesterov:  m = m * c1 - u * c0,  w = w + (m * c1 - u * c0)
@@ -45,7 +45,7 @@ enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam };
 struct Update {
   UpdateRule rule;
   const float* coefficients;  // As many as the rule has.
-  // All cut in the same way; m and v where the rule has them.
+  // All are cut in the same way. A rule may have no m or no v.
   CutVector<float> w, m, v;
 };
 
@@ -66,9 +66,9 @@ struct UnpackCodes {
   int32_t* codes;  // [rows, size]
 };
 
-// Base-2 words of the signs of x: code 1 for plus. An exact zero (either zero) counts
-// as plus, or, where `stream` is given, its code is the element's coin. *nonfinite is
-// the number of elements that are infinite or NaN.
+// Base-2 words of the signs of x: code 1 for plus. An exact zero, +0 or -0, counts as
+// plus; if `stream` is given, its code is the element's coin. *nonfinite is the number
+// of elements that are infinite or NaN.
 struct PackSigns {
   CutVector<const float> x;
   int64_t size;
@@ -77,9 +77,10 @@ struct PackSigns {
   int64_t* nonfinite;
 };
 
-// new_momentum = beta * momentum + one_minus_beta * x, then the signs of it, or those
-// of x where *warming_up, as PackSigns with `stream`. *nonfinite is the number of
-// elements of new_momentum that are infinite or NaN: where x is, new_momentum is, too.
+// new_momentum = beta * momentum + one_minus_beta * x; then the signs of new_momentum,
+// or of x if *warming_up, as PackSigns with `stream`. *nonfinite is the number of
+// elements of new_momentum that are infinite or NaN. They include all such elements of
+// x.
 struct PackMomentumSigns {
   CutVector<const float> x;
   const float* momentum;
@@ -93,7 +94,7 @@ struct PackMomentumSigns {
   int64_t* nonfinite;
 };
 
-// Base-3 words of sign(x) * kept + 1, where kept says
+// Base-3 words of sign(x) * kept + 1, where kept is
 //   Uniform(stream, j) * scale[b] < min(|x_j|, limit[b]).
 struct PackTernary {
   CutVector<const float> x;
@@ -118,9 +119,10 @@ struct BlockStatistics {
   double* statistics;  // [5, num_blocks]
 };
 
-// The sum of N vectors of codes, in words of sum_base: at least N * (base - 1) + 1 and
-// at most 2^32. Sums may be partial: where all have the same base, which holds the
-// largest total, adding their words modulo 2^32 adds their digits, without a carry.
+// The sum of N vectors of codes, in words of sum_base, which is at least
+// N * (base - 1) + 1 and at most 2^32. Sums may be partial: if all have the same base,
+// which holds the largest total, adding their words modulo 2^32 adds their digits,
+// without a carry.
 struct SumCodes {
   const uint32_t* words;  // [num_workers, WordsFor(size, base)]
   int64_t num_workers;
@@ -159,10 +161,10 @@ struct MeanOfSigns {
   const Update* update = nullptr;  // Or null: the values are written.
 };
 
-// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference/levels.py,
-// which says what they are to the bit: sums are integers there, exact in any order.
-// Blocks with an element that is infinite or NaN have levels 0; *nonfinite counts
-// these.
+// Levels of each block, by a rule of find_levels in tfgradcomp/ops/reference/levels.py.
+// That file defines them to the bit; its sums are of integers, exact in any order.
+// Blocks with an element that is infinite or NaN have levels 0; *nonfinite counts these
+// elements.
 enum class LevelRule { kOptimal, kQuantiles, kSymmetric, kMeans };
 struct FindLevels {
   CutVector<const float> x;
@@ -180,7 +182,7 @@ struct FindLevels {
 // With k the number of levels 1 .. count - 2 of the block that are <= x_j, words of
 // base `count` with the codes
 //   k + (Uniform(stream, j) * (levels[k + 1] - levels[k]) < x_j - levels[k])
-// or, where `stream` is null, words of base `count` - 1 with the codes k.
+// or, if `stream` is null, words of base `count` - 1 with the codes k.
 struct PackLevels {
   CutVector<const float> x;
   int64_t size;
@@ -207,11 +209,11 @@ struct MeanOfLevels {
 };
 
 // The vote of N vectors of signs (base 2: code 1 for plus) or of signs and abstentions
-// (base 3: codes 0, 1, 2 for minus, none, plus). net is the number of plus less that of
-// minus; the vote is sign(net). Where net is 0 and `stream` is given it is that of
-// the element's coin (1 for plus); then, where |net| < quorum
-// and reply_base is 3, it is 0. The reply's codes are vote + 1 in base 3 and (vote + 1)
-// / 2, rounded down, in base 2.
+// (base 3: codes 0, 1, 2 for minus, none, plus). net is the number of plus signs less
+// the number of minus signs; the vote is sign(net). If net is 0 and `stream` is given,
+// the element's coin decides (1 for plus). Then, if |net| < quorum and reply_base is 3,
+// the vote is 0. The reply's codes are vote + 1 in base 3 and (vote + 1) / 2, rounded
+// down, in base 2.
 struct MajorityVote {
   const uint32_t* words;  // [num_workers, WordsFor(size, base)]
   int64_t num_workers;
@@ -224,11 +226,11 @@ struct MajorityVote {
 };
 
 // The worker's step of error feedback with scaled signs:
-//   new_momentum = mu * momentum + x          (only where momentum is given)
+//   new_momentum = mu * momentum + x          (only if momentum is given)
 //   p = mu * new_momentum + x + *ratio * residual      (without momentum: x + ...)
 //   scale[b] = float(sum of |p| over the block / its size), a float64 sum
 //   words = signs of p, a zero counting as plus
-//   new_residual = p - (+-scale[b]), or residual where not *moving.
+//   new_residual = p - (+-scale[b]), or residual if not *moving.
 struct SignErrorFeedback {
   CutVector<const float> x;
   const float* momentum;  // [size] or null
@@ -240,14 +242,14 @@ struct SignErrorFeedback {
   const int64_t* row_splits;
   int64_t num_blocks;
   double* scratch;      // [SlotsFor(size, num_blocks)]
-  float* new_momentum;  // [size] where momentum is given
+  float* new_momentum;  // [size] if momentum is given
   float* new_residual;  // [size]
   float* scale;         // [num_blocks]
   uint32_t* words;      // [WordsFor(size, 2)]
 };
 
-// The server's step: SignErrorFeedback without momentum, where x is the MeanOfSigns of
-// what N workers sent.
+// The server's step: SignErrorFeedback without momentum, where x is the MeanOfSigns
+// that N workers sent.
 struct MeanSignErrorFeedback {
   const uint32_t* sent_words;  // [num_workers, WordsFor(size, 2)]
   const float* sent_scale;     // [num_workers, num_blocks]
@@ -264,8 +266,9 @@ struct MeanSignErrorFeedback {
   uint32_t* words;      // [WordsFor(size, 2)]
 };
 
-// The first half of it, for a server that holds a part of the vector: a block's scale
-// is known when the sums of all its parts have met. With p of MeanSignErrorFeedback,
+// The first half of MeanSignErrorFeedback, for a server that holds a part of the
+// vector: a block's scale is known only after the sums of all its parts have been
+// added. With p of MeanSignErrorFeedback,
 //   words = signs of p, l1[b] = sum of |p| over the block, a float64 sum.
 struct MeanSignSums {
   const uint32_t* sent_words;  // [num_workers, WordsFor(size, 2)]
@@ -281,8 +284,8 @@ struct MeanSignSums {
   uint32_t* words;  // [WordsFor(size, 2)]
 };
 
-// The second half: new_residual = p - (+-scale[b]), the signs being those of `words`,
-// or residual where not *moving.
+// The second half: new_residual = p - (+-scale[b]), with the signs of `words`, or
+// residual if not *moving.
 struct MeanSignResidual {
   const uint32_t* sent_words;  // [num_workers, WordsFor(size, 2)]
   const float* sent_scale;     // [num_workers, num_blocks]
@@ -300,11 +303,11 @@ struct MeanSignResidual {
 
 // Sparse words (word_format.h) of the elements whose sum outweighs its variance:
 //   r = residual + x, v = variance + moments
-//   selected where r is a normal number and r * r > alpha * v
+//   selected if r is a normal number and r * r > alpha * v
 //   exponents[b] = e, the exponent of the largest |r| selected in the block; -128: none
-//   sent where selected, with d = FallOf(r, that largest), if d <= kMostFall
-//   new_residual = r, new_variance = v * decay; both 0 where sent.
-// *nonfinite is the number of elements of which r or v is infinite or NaN.
+//   sent if selected and d = FallOf(r, that largest) <= kMostFall
+//   new_residual = r, new_variance = v * decay; both 0 if sent.
+// *nonfinite is the number of elements whose r or v is infinite or NaN.
 struct PackUnambiguous {
   CutVector<const float> x;
   CutVector<const float> moments;
@@ -317,22 +320,22 @@ struct PackUnambiguous {
   int64_t num_blocks;
   uint32_t* scratch;    // [SparseScratch(size, num_blocks)]
   uint32_t* words;      // [size], of which the first *count are written.
-  int64_t* count;       // Of the elements sent.
+  int64_t* count;       // The number of elements sent.
   int8_t* exponents;    // [num_blocks]
   float* new_residual;  // [size]
   float* new_variance;  // [size]
   int64_t* nonfinite;
 };
 
-// Sparse words, with d = 0, of the elements that have gathered more than a threshold t,
-// with r and v as above:
-//   sent where |r| > t and r * r > alpha * v
-//   new_residual = r - (+-t) where sent, with the sign of r, else r
+// Sparse words, with d = 0, of the elements that have accumulated more than a threshold
+// t, with r and v as above:
+//   sent if |r| > t and r * r > alpha * v
+//   new_residual = r - (+-t) if sent, with the sign of r, else r
 //   new_variance = decay * (sent ? max((v - (2 * t) * |r|) + t * t, 0) : v).
-// Without variance there is no v: then |r| > t is enough.
+// Without variance there is no v, and an element is sent if |r| > t.
 struct PackOverThreshold {
   CutVector<const float> x;
-  CutVector<const float> moments;  // Where variance is given.
+  CutVector<const float> moments;  // Only if variance is given.
   const float* residual;
   const float* variance;  // [size] or null
   int64_t size;           // Less than 2^kIndexBits.
@@ -341,17 +344,17 @@ struct PackOverThreshold {
   float decay;
   uint32_t* scratch;    // [SparseScratch(size, 0)]
   uint32_t* words;      // [size], of which the first *count are written.
-  int64_t* count;       // Of the elements sent.
+  int64_t* count;       // The number of elements sent.
   float* new_residual;  // [size]
-  float* new_variance;  // [size] where variance is given
+  float* new_variance;  // [size] if variance is given
   int64_t* nonfinite;
 };
 
-// The mean of N sparse vectors, added in the order of workers, to 0 at first:
+// The mean of N sparse vectors, added to 0 in the order of workers:
 //   values[j] = ((0 +- scale[0, b] * 2^-d_0j) +- scale[1, b] * 2^-d_1j ...) / float(N)
 // where a worker that did not send j adds nothing. Each product is rounded.
 struct MeanOfSparse {
-  const uint32_t* words;  // [num_workers, num_words], as word_format.h says.
+  const uint32_t* words;  // [num_workers, num_words], sparse words
   int64_t num_words;
   const float* scale;  // [num_workers, num_blocks]
   int64_t num_workers;
@@ -361,7 +364,7 @@ struct MeanOfSparse {
   CutVector<float> values;
 };
 
-// x in bfloat16, one of its two neighbours at random, as its upper 16 bits:
+// x rounded at random to one of its two neighbours in bfloat16, given by its bits:
 //   rounded[j] = (x_j + (word j of the stream >> 16)) >> 16, as unsigned integers.
 struct RoundToBfloat16 {
   const float* x;
@@ -370,7 +373,7 @@ struct RoundToBfloat16 {
   uint16_t* rounded;       // [size]
 };
 
-// All of them: X(PackCodes) X(UnpackCodes) ...
+// All kernels: X(PackCodes) X(UnpackCodes) ...
 #define TFGRADCOMP_FOR_EACH_KERNEL(X) \
   X(PackCodes)                        \
   X(UnpackCodes)                      \
@@ -394,7 +397,7 @@ struct RoundToBfloat16 {
   X(MeanOfSparse)                     \
   X(RoundToBfloat16)
 
-// Those that take an `Update`.
+// The kernels that take an `Update`.
 #define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \
   X(SumLevels)                                 \
   X(MeanOfSigns)                               \

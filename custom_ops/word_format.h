@@ -1,13 +1,13 @@
-// The word format: the one statement of what C++ and CUDA put into a 32-bit word.
+// The word format: what C++ and CUDA put into a 32-bit word, stated only here.
 //
 // Codes of base s sit k = DigitsPerWord(s) to a word, least significant digit first:
 // element j is digit j mod k of word j / k. k is the largest with s^k <= 2^32. Unused
 // digits are 0. For s = 2, element j is bit j mod 32.
 //
-// Sparse words are something else: a word is one element. See below.
+// A sparse word is one element; see below.
 //
-// Beside it stands what else CPU, GPU and pure TensorFlow must agree on to the bit:
-// what an element draws at random, and in which order a block is summed.
+// This file also states what else CPU, GPU and pure TensorFlow must agree on to the
+// bit: the random numbers of an element, and the order in which a block is summed.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_
 #define TFGRADCOMP_CUSTOM_OPS_WORD_FORMAT_H_
@@ -21,9 +21,8 @@
 #define TFGRADCOMP_HOST_DEVICE
 #endif
 
-// Each instruction set is compiled from the same text: an inline function shared
-// between them could be emitted with instructions that the machine lacks. So nothing
-// here has linkage.
+// Each instruction set is compiled from the same text. An inline function with linkage
+// would be shared between them, perhaps with instructions that the machine lacks.
 namespace {
 namespace tfgradcomp_format {
 
@@ -59,11 +58,11 @@ TFGRADCOMP_HOST_DEVICE inline float FloatOf(uint32_t bits) {
   return value;
 }
 
-// Signs and zeros are read off the bits: what a processor does with denormals must not
-// decide a code. A NaN has the sign of its sign bit.
+// Signs and zeros are read from the bits, because processors differ in their treatment
+// of denormals. A NaN has the sign of its sign bit.
 TFGRADCOMP_HOST_DEVICE inline bool IsZero(float x) { return (BitsOf(x) << 1) == 0; }
 
-// 1 for plus; either zero counts as plus.
+// 1 for plus; +0 and -0 count as plus.
 TFGRADCOMP_HOST_DEVICE inline uint32_t SignCode(float x) {
   return (BitsOf(x) >> 31) == 0 || IsZero(x);
 }
@@ -71,14 +70,14 @@ TFGRADCOMP_HOST_DEVICE inline uint32_t SignCode(float x) {
 // -- Sparse words -----------------------------------------------------------------
 
 // The word of element j is its sign (the top bit), d in three bits and j in the lowest
-// kIndexBits: it stands for +-scale * 2^-d, the scale that of j's block. Words are in
-// the order of j. kNothing, and any other word with an index that the vector has not
-// got, stands for nothing; such words come last.
+// kIndexBits. It stands for +-scale * 2^-d, with the scale of j's block. Words are in
+// the order of j. kNothing, like any word whose index is beyond the vector, stands for
+// no element; such words come last.
 constexpr int kIndexBits = 28, kMostFall = 7;
 constexpr uint32_t kIndexMask = (uint32_t{1} << kIndexBits) - 1;
 constexpr uint32_t kNothing = 0xFFFFFFFF;
 
-// The sign is that of the number with these bits.
+// The word has the sign of the number with these bits.
 TFGRADCOMP_HOST_DEVICE inline uint32_t SparseWord(uint32_t bits, int d, int64_t j) {
   return (bits & 0x80000000) | static_cast<uint32_t>(d) << kIndexBits |
          static_cast<uint32_t>(j);
@@ -99,31 +98,32 @@ TFGRADCOMP_HOST_DEVICE inline bool IsNormal(float x) {
   return magnitude >= 0x00800000 && magnitude < 0x7F800000;
 }
 
-// d of a normal number x beside the largest, whose power of two is the one below it:
-// that of x is the nearer one, the upper of two as near, and not above the largest's.
+// d of a normal number x. The largest number of the block is rounded down to a power of
+// two. x is rounded to the nearer power of two, the upper of two equally near, but not
+// above that of the largest.
 TFGRADCOMP_HOST_DEVICE inline int FallOf(float x, float largest) {
   const uint32_t top = (BitsOf(largest) & 0x7FFFFFFF) >> 23;
-  // Added to the top bit of the mantissa, 1 carries where it is to be rounded up.
+  // Adding 1 to the top bit of the mantissa carries where x is to be rounded up.
   const uint32_t nearer = ((BitsOf(x) & 0x7FFFFFFF) + (1 << 22)) >> 23;
   return nearer < top ? static_cast<int>(top - nearer) : 0;
 }
 
 // -- Random numbers ---------------------------------------------------------------
 
-// What the elements of a vector draw from a stream: Philox-4x32-10 (Salmon et al.,
-// 2011), in blocks of four words. Block B is that with the key `key` and the counter
-// whose low 64 bits are B, modulo 2^64, and whose high 64 bits are `high`. With
+// The random numbers that the elements of a vector draw from a stream: Philox-4x32-10
+// (Salmon et al., 2011), in blocks of four words. Block B has the key `key` and the
+// counter whose low 64 bits are B, modulo 2^64, and whose high 64 bits are `high`. With
 // o = 128 * `first`, element j draws one of these:
 //   a word:            32 bits, part o + j of the blocks from 0 on
 //   a uniform number:  n / 2^24, where the upper 8 bits of n are part o + j of the
-//                      blocks from 0 on and the lower 16 that of those from 2^63 on
+//                      blocks from 0 on, the lower 16 of the blocks from 2^63 on
 //   a coin:            1 bit, part o + j of the blocks from 0 on
 // Parts of k bits are counted from the lowest bits of a block's first word.
 //
-// So a piece of a vector that begins at element o, a multiple of 128, draws what the
-// vector does there if its `first` is larger by o / 128; and a comparison with a
-// uniform number needs its lower 16 bits, and a block to have them, only where the
-// upper 8 do not decide it: once in 256.
+// So a piece of a vector that begins at element o, a multiple of 128, draws the numbers
+// of the vector if its `first` is larger by o / 128. A comparison with a uniform number
+// needs its lower 16 bits, and the block that has them, only if the upper 8 bits do not
+// decide: once in 256.
 struct RandomStream {
   uint64_t key;
   uint64_t high;
@@ -186,31 +186,32 @@ TFGRADCOMP_HOST_DEVICE inline float Uniform(RandomStream stream, int64_t element
 
 // -- The order of a sum -----------------------------------------------------------
 
-// Sums are taken in float64, in an order that no thread count changes. The flat vector
-// is cut into chunks of kChunk elements, counted from its start (not from a block's); a
-// chunk is kRows rows of kLanes elements, and elements outside the block count as 0.
+// Sums are in float64, in an order that does not depend on the number of threads. The
+// flat vector is cut into chunks of kChunk elements, counted from its start (not from a
+// block's). A chunk is kRows rows of kLanes elements. Elements outside the block count
+// as 0.
 //   1. Rows are added in adjacent pairs: 0 + 1, 2 + 3, ...; then pairs of these; ...
-//   2. The kLanes sums left are halved: lane j + lane j + 4, then + 2, then + 1.
-//   3. A block's chunks are added in adjacent pairs, counted from its first one; where
-//      the last has no partner it goes up as it is.
+//   2. The kLanes sums are added by halves: lane j + lane j + 4, then + 2, then + 1.
+//   3. A block's chunks are added in adjacent pairs, counted from its first chunk. A
+//      last chunk without a partner goes up as it is.
 constexpr int64_t kChunk = 512, kLanes = 8, kRows = kChunk / kLanes;
 
-// Partial sums of chunk c for block b are kept in slot c + b: unique, as blocks are not
-// empty and in order.
+// Partial sums of chunk c for block b are kept in slot c + b. It is unique, because
+// blocks are in order and none is empty.
 TFGRADCOMP_HOST_DEVICE constexpr int64_t SlotsFor(int64_t size, int64_t num_blocks) {
   return (size + kChunk - 1) / kChunk + num_blocks;
 }
 
-// What is sent of a vector is found out in these words: a bit an element, a count a
-// chunk and the largest of each block.
+// Scratch words for the choice of the elements to send: a bit per element, a count per
+// chunk and the largest element of each block.
 TFGRADCOMP_HOST_DEVICE constexpr int64_t SparseScratch(int64_t size,
                                                        int64_t num_blocks) {
   return WordsFor(size, 2) + (size + kChunk - 1) / kChunk + num_blocks;
 }
 
-// A GPU finds the levels of blocks of more elements with all its thread blocks, which
-// take pieces of them. What they find out is kept in words of 64 bits: a state for each
-// such block, in the slot begin / kLargeBlock, and a list of the pieces.
+// In blocks of more elements than this, all thread blocks of a GPU look for the levels,
+// each in pieces of the block. The scratch has words of 64 bits: a state for each such
+// block, in the slot begin / kLargeBlock, and a list of the pieces.
 #ifndef TFGRADCOMP_LARGE_BLOCK
 #define TFGRADCOMP_LARGE_BLOCK (1 << 16)
 #endif

@@ -14,16 +14,17 @@ LAYERS = (
     ("launch · callbacks · checkpoint · planning", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
     ("optimizers", "the Keras face, wrappers, local steps"),
-    ("fit", "loops that begin and end together"),
+    ("fit", "loops, statistics, preemption, run state, seeds"),
     ("engine", "plan, buckets, step, state"),
     ("assignment", "which variable travels by which method"),
     ("per_example", "second moments of the examples' gradients"),
     ("transports", "where the server is: routes and messages"),
     ("collectives", "moving vectors between replicas"),
+    ("methods", "a paper a file: a function that returns a method"),
     ("servers", "the server's half of a method"),
     ("compressors", "the worker's half of a method"),
     ("ops", "packing, voting, rounding: native and reference"),
-    ("compat", "the private names of Keras and TensorFlow"),
+    ("compat", "adapters: private names of Keras and TensorFlow"),
     ("core", "fields, layouts, contexts, components"),
 )
 
@@ -55,8 +56,8 @@ STOPS = (
     Stop("transports", ("pull",)),
     Stop("servers", ("combine,", "decode"), "right"),
     Stop("engine", ("weight decay",)),
-    Stop("engine", ("split,", "commit"), "right"),
-    Stop("compat", ("inner", "optimizer"), "left"),
+    Stop("engine", ("split, commit",), "below"),
+    Stop("engine", ("inner optimizer",)),
 )
 # The stops that call the operations.
 COMPUTING = (6, 11)

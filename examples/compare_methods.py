@@ -2,7 +2,7 @@
 
     python examples/compare_methods.py
 
-rewrites what stands between the two marker comments of examples/README.md.
+rewrites the text between the two marker comments of examples/README.md.
 """
 
 import argparse
@@ -50,7 +50,7 @@ COLUMNS = (
 
 
 def parse(output: str, workers: int) -> dict[str, str]:
-    """Return what a run printed; the keys are those of PATTERNS, and ``data``.
+    """Return the values that a run printed, by the keys of PATTERNS and ``data``.
 
     Raises:
       ValueError: if a line is missing, or the workers' weights or data differ.
@@ -100,7 +100,7 @@ def run(method: str, workers: int, epochs: int, seed: int) -> tuple[str, str]:
 
 
 def git(*arguments: str) -> str:
-    """Return what git prints."""
+    """Return the output of git."""
     done = subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -108,7 +108,7 @@ def git(*arguments: str) -> str:
 
 
 def conditions(workers: str, threads: str) -> str:
-    """Return date, commit, device, threads and versions: what a number needs."""
+    """Return date, commit, device, threads and versions, for the table's first line."""
     commit = git("rev-parse", "--short", "HEAD")
     # The figures themselves change these, so that they do not count.
     written = (":!examples/README.md", ":!examples/results", ":!docs")

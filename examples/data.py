@@ -2,10 +2,10 @@
 
 Three sources are tried in this order:
 
-1. TensorFlow Datasets' own ``fashion_mnist``, prepared earlier or downloaded now;
+1. TensorFlow Datasets' own ``fashion_mnist``, prepared earlier or downloaded;
 2. the four idx files of Debian's package ``dataset-fashion-mnist``, installed, or
-   fetched by ``apt-get`` into a temporary folder, which takes no rights; read by the
-   small builder ``FashionMnistIdx``, so that the same pipeline runs;
+   fetched by ``apt-get`` into a temporary folder, without root; read by the small
+   builder ``FashionMnistIdx``, so that the same pipeline runs;
 3. scikit-learn's 8x8 digits, enlarged to 28x28, with a notice: they show that
    training works, their accuracy says nothing about Fashion-MNIST.
 """
@@ -47,9 +47,9 @@ DIGITS_NOTICE = (
 
 
 class Data(NamedTuple):
-    """Unbatched (uint8 image [28, 28, 1], int64 label) pairs and where they are from.
+    """Unbatched (uint8 image [28, 28, 1], int64 label) pairs and their source.
 
-    ``notice`` is what the user should be told about the source, or "".
+    ``notice`` is a message about the source for the user, or "".
     """
 
     train: tf.data.Dataset
@@ -126,7 +126,7 @@ def arrays(dataset: tf.data.Dataset, count: int | None = None) -> tuple:
 
 
 def first(source: Data, images: int) -> list[tf.data.Dataset]:
-    """Return the first images to train with, and as many of 10,000 to test with."""
+    """Return the first images for training, and as many of 10,000 for testing."""
     return [
         tf.data.Dataset.from_tensor_slices(arrays(dataset, count))
         for dataset, count in (
@@ -137,7 +137,7 @@ def first(source: Data, images: int) -> list[tf.data.Dataset]:
 
 
 def can_download(url: str = URL, timeout: float = 3.0) -> bool:
-    """Tell within about ``timeout`` seconds whether ``url`` can be downloaded.
+    """Return within about ``timeout`` seconds whether ``url`` can be downloaded.
 
     tfds itself retries for minutes where a firewall drops packets. This asks for the
     headers only, with the client that tfds uses, so that proxies count. No time
@@ -158,7 +158,7 @@ def can_download(url: str = URL, timeout: float = 3.0) -> bool:
 
 @contextlib.contextmanager
 def lock(path: Path):
-    """Let one process at a time in; the system unlocks it if the process dies."""
+    """Admit one process at a time; the system unlocks it if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -186,7 +186,7 @@ def _builders(data_dir):
 
 @contextlib.contextmanager
 def debian_files():
-    """Give the folder of idx files out of Debian's package, or None.
+    """Return the folder of idx files from Debian's package, or None.
 
     apt-get and dpkg-deb work on folders of their own: nothing is installed.
     """
@@ -220,10 +220,10 @@ def _find_prepared(data_dir):
 
 
 def prepared_builder(data_dir: str | Path | None = None, idx_dir: Path = IDX_DIR):
-    """Return a builder whose files are ready, preparing them if need be, or None.
+    """Return a builder whose files are ready, or None; prepare them if necessary.
 
-    Safe to call from several processes at once: one prepares, the others wait and
-    then find what it prepared, so workers on one machine never differ in the source.
+    Safe to call from several processes at once: one prepares the files, the
+    others wait and use them, so workers on one machine never differ in the source.
     """
     builder = _find_prepared(data_dir)
     if builder is not None:
@@ -269,7 +269,7 @@ def digits() -> Data:
 
 
 def load(data_dir: str | Path | None = None, idx_dir: Path = IDX_DIR) -> Data:
-    """Return Fashion-MNIST from the best source there is, or else the digits.
+    """Return Fashion-MNIST from the best available source, or else the digits.
 
     Args:
       data_dir: where tfds keeps its files; None for its default, ``TFDS_DATA_DIR``

@@ -26,9 +26,10 @@ import tensorflow as tf
 import tfgradcomp
 
 # The first learning rate, the momentum of the inner SGD, and the wrapper around it.
-# A sign is a step of full length: a small rate, and momentum that averages the votes,
-# which the paper's signSGD has not. What holds a momentum of its own wants an inner SGD
-# without. Three levels add variance, so TernGrad's rate is smaller than that of "none".
+# A sign is a step of full length, so signSGD has a small rate. Unlike the paper's, it
+# has momentum, which averages the votes. Methods with their own momentum need an inner
+# SGD without. Three levels add variance, so TernGrad's rate is smaller than that of
+# "none".
 METHODS = {
     "none": (0.05, 0.9, None),
     "terngrad": (0.03, 0.9, "TernGrad"),
@@ -42,7 +43,7 @@ METHODS = {
 
 
 def add_training_arguments(parser):
-    """Add what `train` reads."""
+    """Add the arguments that `train` reads."""
     add = parser.add_argument
     add("--model", choices=models.MODELS, default="lenet")
     add("--epochs", type=int, default=3)
@@ -66,22 +67,22 @@ def parse_arguments():
 
 
 def make_optimizer(method, learning_rate, steps):
-    """Return SGD that slows down to 0, wrapped to exchange compressed gradients."""
+    """Return SGD with a rate that falls to 0, in the method's wrapper."""
     _, momentum, wrapper = METHODS[method]
     schedule = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     sgd = keras.optimizers.SGD(schedule, momentum=momentum)
     if wrapper is not None:
-        # A small model on one machine needs no compression, which "auto" would find
-        # out; here it shall travel as the method has it.
+        # A small model on one machine needs no compression, and "auto" would notice;
+        # the example uses the method's transport.
         transport = "all_reduce" if method == "half_precision" else "all_gather"
         return getattr(tfgradcomp, wrapper)(sgd, transport=transport)
-    # Stock Keras cannot fit on several workers; the wrappers mend that themselves.
+    # Stock Keras cannot fit on several workers; the wrappers enable this themselves.
     tfgradcomp.enable_multi_worker_fit()
     return sgd
 
 
 def report_traffic(optimizer, parameters, workers):
-    """Print what a worker moves in a step, next to a float32 ring all-reduce."""
+    """Print a worker's bytes in a step, and the ratio to a float32 ring all-reduce."""
     # A ring passes every element on 2(N - 1) times, 1/N of the vector at a time.
     ring = 2 * (workers - 1) / workers * 4 * parameters
     sent = received = ring
@@ -96,7 +97,7 @@ def report_traffic(optimizer, parameters, workers):
 
 
 def train(title, arguments, strategy, make_optimizer):
-    """Train the model, evaluate it, report. `make_optimizer` takes the steps in all."""
+    """Train the model, evaluate it, report. `make_optimizer` takes the total steps."""
     workers = strategy.num_replicas_in_sync
     rank = getattr(strategy.cluster_resolver, "task_id", None) or 0
     keras.utils.set_random_seed(arguments.seed)

@@ -6,10 +6,10 @@
 
 A CNN, a table of embeddings, a ResNet and a transformer train on four virtual workers,
 by each method and by float32 with the same inner optimizer, weights and batches. Writes
-examples/results/leaderboard.csv as rows come (a run that was cut short goes on where it
-was), the table of docs/leaderboard.md and docs/leaderboard.png. `--tables` trains
-nothing and writes the last two of the rows that there are. `--quick` takes one worker,
-a tiny CNN and handwritten digits, and writes nothing.
+examples/results/leaderboard.csv row by row (an interrupted run resumes), the table of
+docs/leaderboard.md and docs/leaderboard.png. `--tables` trains nothing and writes the
+table and the picture from the existing rows. `--quick` uses one worker, a tiny CNN and
+handwritten digits, and writes nothing.
 """
 
 import argparse
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent / "studies"))
 import study  # noqa: E402
 
 WORKERS = 4
-# What a step computes is an assumption of the forecasts, the same for all models.
+# The forecasts assume the same computing time for all models.
 COMPUTE_SECONDS = 0.01
 LINKS = {"seconds_100mbit": 1e8, "seconds_1gbit": 1e9}
 COLUMNS = ("accuracy", "bytes", *LINKS)
@@ -49,13 +49,13 @@ MOST_BEHIND = 5.0
 
 
 class Task(NamedTuple):
-    """A model, and what it learns.
+    """A model and its data.
 
     Attributes:
         make: Returns the model.
-        rates: Learning rates to begin with, by optimizer; they fall along a cosine.
+        rates: Initial learning rates, by optimizer; they fall along a cosine.
         datasets: Function of a seed that returns batches of all workers, for training
-            and testing. An epoch of training is all steps.
+            and testing. The training is one epoch.
     """
 
     make: Callable
@@ -71,7 +71,7 @@ def pictures() -> list[tuple]:
 
 
 def images(steps, each):
-    """Return a function of a seed: images, so many a worker."""
+    """Return a function of a seed that returns batches of images."""
 
     def datasets(seed):
         train, test = map(tf.data.Dataset.from_tensor_slices, pictures())
@@ -82,7 +82,7 @@ def images(steps, each):
 
 
 def synthetic(batches, steps, each, tested, at_once, *more):
-    """Return a function of a seed: texts, so many a worker."""
+    """Return a function of a seed that returns batches of texts."""
 
     def datasets(seed):
         batch_size = each * WORKERS
@@ -119,7 +119,7 @@ TASKS = {
 
 @functools.cache
 def shapes_of(task: str, whole_tables: bool = False) -> list[tuple[int, ...]]:
-    """Return the shapes that a step trains; of a table of words, those of a batch."""
+    """Return the shapes that a step trains; a table of words has a batch's rows."""
     shapes = [tuple(v.shape) for v in TASKS[task].make().trainable_variables]
     if shapes[0][0] == texts.WORDS and not whole_tables:
         words, _ = next(TASKS[task].datasets(0)[0].as_numpy_iterator())
@@ -139,7 +139,7 @@ def forecasts(way: Way, shapes, bytes_sent: float) -> dict[str, float]:
             [WORKERS],
             methods=[way.planned] if way.planned else [],
             local_steps=way.local_steps,
-            # Sparse messages count with the words that were sent to each worker.
+            # For sparse messages the ratio follows from the measured bytes.
             ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
             profile=planning.Profile(arithmetic=lambda *_: 0.0),
         )
@@ -148,7 +148,7 @@ def forecasts(way: Way, shapes, bytes_sent: float) -> dict[str, float]:
 
 
 def float32_bytes(shapes) -> float:
-    """Return what a worker sends in a step of a ring all-reduce."""
+    """Return the bytes that a worker sends in a step of a ring all-reduce."""
     return study.ring_bytes(WORKERS, sum(map(math.prod, shapes)))
 
 
@@ -218,7 +218,7 @@ def quick(steps: int = 96) -> list[dict]:
 
 
 def less_float32(rows: list[dict]) -> dict[tuple[str, str], list[float]]:
-    """Return by model and way what each seed has more than float32, in points."""
+    """Return the differences from float32 in points, by model, way and seed."""
     accuracies = {
         (row["model"], row["way"], row["seed"]): row["accuracy"] for row in rows
     }
@@ -270,7 +270,7 @@ def quick_table(rows: list[dict]) -> str:
 
 
 def points(way: str, less: list[float]) -> str:
-    """Return a mean of points and its interval over seeds; nothing for float32."""
+    """Return the mean of points and its interval over seeds; empty for float32."""
     if not WAYS[way].planned:
         return ""
     return study.interval_text(less, "+")
@@ -302,7 +302,7 @@ def draw(rows: list[dict]):
         one.xaxis.set_minor_formatter("")
         one.set(xscale="log", xlabel="bytes a step and worker", title=model)
     axes[0].set_ylabel("accuracy, %")
-    # The places of points on the paper are known once it is laid out.
+    # The positions of points are known only after the layout.
     axes[0].figure.draw_without_rendering()
     for one, found in zip(axes, names_at, strict=True):
         write_names(one, found)
@@ -310,7 +310,7 @@ def draw(rows: list[dict]):
 
 
 def write_names(axes, found):
-    """Write names beside points, moved up where they would hide each other."""
+    """Write names beside points, moved up so that they do not overlap."""
     taken, scale = [], 72 / axes.figure.dpi
     for point, name, color in sorted(found, key=lambda one: one[0][1]):
         right, up = scale * axes.transData.transform(point)
@@ -323,7 +323,7 @@ def write_names(axes, found):
 
 
 def main():
-    """Train all that is missing, and write what is there."""
+    """Train the missing rows, and write the table and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS])

@@ -1,6 +1,6 @@
 """Train with local steps: 16 on each worker, then one exchange of a bit an element.
 
-Four workers on this machine, and the same training with float32 in each step:
+Train with four workers on this machine, then with float32 in each step:
 
     tfgradcomp-launch --workers 4 examples/local_steps.py
     tfgradcomp-launch --workers 4 examples/local_steps.py --every 0
@@ -33,7 +33,7 @@ def parse_arguments():
 
 
 def make_optimizer(arguments, steps):
-    """Return Adam, with local steps around it or not."""
+    """Return Adam, in `LocalSteps` unless `--every` is 0."""
     schedule = keras.optimizers.schedules.CosineDecay(arguments.learning_rate, steps)
     adam = keras.optimizers.Adam(schedule)
     if not arguments.every:

@@ -26,7 +26,7 @@ def make_lenet():
 
 
 def make_small_cnn():
-    """Return a convolution and two dense layers, for what has to be done in seconds."""
+    """Return a convolution and two dense layers, for tests of a few seconds."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -61,7 +61,7 @@ def make_vgg():
 
     References:
         Tsuzuku, Imachi, Akiba, Variance-based Gradient Compression for Efficient
-        Distributed Deep Learning, 2018, Table 3: the dropout, and what is dense.
+        Distributed Deep Learning, 2018, Table 3: the dropout and the dense layers.
     """
     images = keras.Input((28, 28, 1))
     x = layers.Rescaling(1 / DEVIATION, offset=-MEAN / DEVIATION)(images)

@@ -7,8 +7,9 @@ A chief, two workers and a server on this machine, in rounds or without a barrie
     tfgradcomp-launch --workers 2 --ps 1 examples/parameter_server.py \
         --method VarianceBased --batches-per-update 2
 
-All roles run this script. Workers and servers stay in the trainer's constructor; the
-rest is the chief's. The last lines show a checksum of every worker's weights.
+All roles run this script. On workers and servers the trainer's constructor does not
+return; only the chief runs the rest. The last lines show a checksum of every worker's
+weights.
 """
 
 import argparse

@@ -1,21 +1,21 @@
-"""Synthetic texts: letters that follow on others, and bags of words about a topic."""
+"""Synthetic texts: sequences of letters, and bags of words about a topic."""
 
 import numpy as np
 import tensorflow as tf
 
 # Letters of a language, and letters in a text.
 LETTERS, LENGTH = 16, 32
-# Words of another language, words in a bag, and what bags may be about.
+# Words of another language, words in a bag, and topics.
 WORDS, BAG, TOPICS = 1000, 16, 5
 
 
 def letters(number: int, seed: int, alphabet: int = LETTERS) -> np.ndarray:
-    """Return texts in which a letter depends on the two before it, and on chance.
+    """Return random texts in which a letter depends on the two letters before it.
 
     Args:
       number: of texts, each one letter longer than ``LENGTH``.
       seed: of these texts; the language is always the same.
-      alphabet: letters of it; with fewer it is sooner learned.
+      alphabet: number of its letters; a small alphabet is learned sooner.
     """
     chances_of = np.random.default_rng(0).dirichlet
     likely = chances_of([0.1] * alphabet, [alphabet, alphabet])
@@ -37,10 +37,10 @@ def letter_batches(
 
 
 def bag_batches(number: int, batch_size: int, seed: int) -> tf.data.Dataset:
-    """Return batches of bags of words and of what they are about.
+    """Return batches of bags of words and of their topics.
 
-    Words come as often as one over their rank. Each speaks for some topics and against
-    others, and a bag is about the topic that most speaks for.
+    A word's frequency is inverse to its rank. Each word has positive or negative
+    weights for the topics; a bag's topic has the largest sum of weights.
     """
     speaks = np.random.default_rng(0).normal(size=[WORDS, TOPICS])
     often = 1 / np.arange(1, WORDS + 1)

@@ -3,12 +3,12 @@
     tfgradcomp-launch --workers 2 examples/variance_based.py
     tfgradcomp-launch --workers 2 examples/variance_based.py --methods none variance-1
 
-In the manner of Table 1 of Tsuzuku, Imachi and Akiba, Variance-based Gradient
+The settings follow Table 1 of Tsuzuku, Imachi and Akiba, Variance-based Gradient
 Compression for Efficient Distributed Deep Learning, 2018. The workers are on one
-machine and train one run after the other. Each run's row goes to
-examples/results/variance_based.csv as it comes: started again, the script goes on with
-what is missing. At the end it draws the plot beside the rows, and rewrites what stands
-between its marker comments in examples/README.md.
+machine and train one run after the other. The script appends each run's row to
+examples/results/variance_based.csv; started again, it trains the missing runs. At the
+end it draws the plot beside the rows, and rewrites the text between its marker comments
+in examples/README.md.
 """
 
 import argparse
@@ -61,7 +61,7 @@ METHODS = {
 
 
 class Settings(NamedTuple):
-    """What all rows of a table have in common."""
+    """Settings that all rows of a table share."""
 
     images: int
     epochs: int
@@ -72,12 +72,12 @@ class Settings(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Test accuracy in percent, and what is saved.
+    """Test accuracy and compression ratios of a run.
 
     Attributes:
         accuracy: Of all test images, in percent.
-        ratio: The paper's: elements over those that a worker sends, mean of the steps.
-        bytes_ratio: Bytes of a float32 ring all-reduce over those that a worker moves.
+        ratio: The paper's: all elements divided by sent elements, mean of the steps.
+        bytes_ratio: Bytes of a float32 ring all-reduce divided by a worker's bytes.
     """
 
     accuracy: float
@@ -94,17 +94,17 @@ def make_optimizer(inner: str, method: str, steps: int, seed: int):
         optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
     wrapper, arguments, *_ = METHODS[method]
     if wrapper is None:
-        # Stock Keras cannot fit on several workers; the wrappers mend that themselves.
+        # Stock Keras cannot fit on several workers; the wrappers enable this.
         tfgradcomp.enable_multi_worker_fit()
         return optimizer
     return getattr(tfgradcomp, wrapper)(
         optimizer,
-        # "auto" would find that one machine needs no compression.
+        # "auto" would notice that one machine needs no compression.
         transport="all_gather",
         # As in the paper, where small variables are compressed like all others.
         min_size=0,
         seed=seed,
-        # A run that diverges has the accuracy that it has.
+        # The accuracy of a diverging run is a result as well.
         nonfinite="skip",
         **arguments,
     )
@@ -155,7 +155,7 @@ def read_rows(path: Path, settings: Settings) -> dict[tuple[str, str], Result]:
 
 
 def write_rows(path: Path, settings: Settings, results: dict) -> None:
-    """Write the results; those with other settings are gone."""
+    """Write the results; rows with other settings are deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = ("optimizer", "method", *Result._fields, *Settings._fields)
     with open(path, "w", newline="") as file:
@@ -192,7 +192,7 @@ def tables(results: dict[tuple[str, str], Result]) -> list[str]:
 
 
 def plot(path: Path, results: dict[tuple[str, str], Result]) -> None:
-    """Draw accuracy over the ratio of bytes, if matplotlib is there."""
+    """Draw accuracy over the ratio of bytes, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -238,7 +238,7 @@ def parse_arguments():
 
 
 def main():
-    """Train what is missing, one run after the other; worker 0 writes."""
+    """Train the missing runs, one after the other; worker 0 writes."""
     arguments = parse_arguments()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync

@@ -1,4 +1,4 @@
-"""All methods with the settings that the leaderboard takes, and float32 beside them."""
+"""Settings of all methods and of float32 for the leaderboard."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,16 +14,16 @@ class Way(NamedTuple):
     """A method around an optimizer.
 
     Attributes:
-        baseline: The float32 optimizer that it is compared with.
+        baseline: The float32 optimizer for comparison.
         wrap: Function of an optimizer, of the number of all steps, and of arguments
             that every `CompressedOptimizer` takes.
-        planned: The wrapper whose exchange `planning.plan` is asked for: this one, or
-            one with the same messages. Empty: float32.
-        inner: What is wrapped, if not the baseline, whose momentum the method has.
-        rate: Which of the model's learning rates it takes, if not the baseline's.
-        factor: Part of that rate.
+        planned: The wrapper for the forecast by `planning.plan`: this wrapper, or one
+            with the same messages. Empty: float32.
+        inner: The inner optimizer, if not the baseline, whose momentum the method has.
+        rate: Name of the model's learning rate, if not the baseline's.
+        factor: Factor of that rate.
         local_steps: Steps between two exchanges.
-        whole_tables: Whether tables of embeddings travel with all rows.
+        whole_tables: Whether embedding tables travel with all rows.
     """
 
     baseline: str
@@ -37,13 +37,13 @@ class Way(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The optimizer that is wrapped, as the table names it."""
+        """Name of the inner optimizer in the table."""
         name = self.inner or self.baseline
         return "SGD, momentum" if name == "momentum" else name
 
 
 def wrapped(name: str, baseline="momentum", planned="", arguments=None, **more) -> Way:
-    """Return the way of a wrapper with arguments of its own."""
+    """Return the way of a wrapper with the given arguments."""
 
     def wrap(optimizer, steps, **common):
         return getattr(tfgradcomp, name)(optimizer, **(arguments or {}), **common)
@@ -70,7 +70,7 @@ def onebit_adam(optimizer, steps, **common):
 
 
 def zero_one_adam(optimizer, steps, **common):
-    """Return 0/1 Adam that soon has its 16 local steps."""
+    """Return 0/1 Adam that reaches its 16 local steps early."""
     return tfgradcomp.ZeroOneAdam(
         optimizer, steps // 5, double_every=steps // 8, **common
     )
@@ -120,7 +120,7 @@ TITLES = {
 
 
 def make_optimizer(way: Way, rates: dict[str, float], steps: int, **common):
-    """Return the optimizer of a way, with arguments for what compresses."""
+    """Return the optimizer of a way, with arguments for its wrapper."""
     rate = way.factor * rates[way.rate or way.baseline]
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
     inner = way.inner or way.baseline

@@ -35,9 +35,9 @@ KERAS = ("3.10.0", "3.11.3", "3.12.4", "3.13.2", "3.14.1", "3.15.1")
 _LOOPS, _OWN, _FIT, _BACKUP, _SAVING, _CONFIG, _MOMENTS = (
     f"tests/{name}.py::test"
     for name in (
-        "compat/test_loops",
-        "compat/test_own_loops",
-        "compat/test_multi_worker_fit",
+        "fit/test_loops",
+        "fit/test_own_loops",
+        "fit/test_multi_worker_fit",
         "callbacks/test_backup",
         "engine/test_saving",
         "optimizers/test_serialization",
@@ -54,7 +54,8 @@ TESTS = (
     f"{_OWN}_model_without_call_trains_as_in_one_process",
     f"{_OWN}_xla_with_several_replicas_is_refused[two]",
     f"{_OWN}_batches_of_unknown_rank_build_a_model",
-    "tests/compat/test_strategies.py",
+    "tests/collectives/test_strategies.py",
+    "tests/compat/test_per_replica_variable.py",
     f"{_FIT}_identity_compressor_is_plain_keras",
     f"{_FIT}_stock_fit_is_that_of_one_process_on_the_global_batch",
     f"{_FIT}_predict_and_evaluate_see_every_row_in_order",
@@ -65,7 +66,7 @@ TESTS = (
     f"{_FIT}_building_a_model_opens_no_iterator",
     f"{_BACKUP}_save_freq_resumes_within_an_epoch_in_the_same_bits",
     f"{_BACKUP}_sigterm_to_one_worker_makes_all_save_and_end",
-    "tests/compat/test_run_state.py",
+    "tests/fit/test_run_state.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_wrapper.py",
     "tests/assignment/test_rules.py",
@@ -83,7 +84,7 @@ TESTS = (
     "tests/parameter_server/test_remote_worker.py",
     "tests/checkpoint/test_saved_files.py",
     "tests/ops/test_choosing.py",
-    "tests/ops/test_native.py::test_unpacking_keeps_leading_axes",
+    "tests/ops/test_codes.py::test_unpacking_keeps_leading_axes",
     "tests/ops/test_build.py::test_without_a_compiler_one_warning_says_what_to_do",
 )
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"

@@ -50,7 +50,8 @@ from tfgradcomp.compressors import (
     VarianceBased,
     WeightDecay,
 )
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
@@ -166,7 +167,7 @@ class Row(NamedTuple):
 
     def takes(self, argument: str) -> bool:
         """Returns whether the wrapper has an argument of this name."""
-        return argument in getattr(tfgradcomp, self.wrapper).config_arguments
+        return argument in getattr(tfgradcomp, self.wrapper).argument_names
 
     def make(self, inner_optimizer, **arguments) -> tfgradcomp.CompressedOptimizer:
         """Returns the row's wrapper around an inner optimizer.

@@ -80,13 +80,8 @@ MUTATIONS = (
     ),
     Mutation(
         "Nesterov's momentum is not multiplied in one pass",
-        "tfgradcomp/compressors/_one_pass.py",
-        {
-            '            residuals.read(inner["residual"]),\n'
-            "            self.compressor.momentum,\n": (
-                '            residuals.read(inner["residual"]),\n            1.0,\n'
-            )
-        },
+        "tfgradcomp/compressors/momentum.py",
+        {'inner["residual"], mu, layout': 'inner["residual"], 1.0, layout'},
         "tests/optimizers/test_trajectories.py -k DistEFBlockSGDM",
     ),
     Mutation(
@@ -117,14 +112,14 @@ MUTATIONS = (
         "weight decay goes through compression",
         "tfgradcomp/engine/gradient_bucket.py",
         {
-            "sent = self.compress(gradients, context, route, watch)": (
+            "sent = self.compress(gradients, context, route, observer)": (
                 "rate = getattr(self._weight_decay, 'rate', 0.0) / gradients.scale\n"
                 "        decayed = [\n"
                 "            g if g is None else g + rate * tf.convert_to_tensor(w)\n"
                 "            for g, w in zip(gradients.values, weights)\n"
                 "        ]\n"
                 "        gradients = gradients._replace(values=decayed)\n"
-                "        sent = self.compress(gradients, context, route, watch)"
+                "        sent = self.compress(gradients, context, route, observer)"
             ),
             "if self._weight_decay:": "if False:",
         },

@@ -61,6 +61,12 @@ def private_names(tree, own):
         elif isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
             if node.attr not in own:
                 yield node.lineno, text
+    for node in nodes(tree, ast.Call):
+        names = [n.value for n in node.args if isinstance(n, ast.Constant)]
+        if ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "replace"):
+            for name in names:
+                if re.match("_[a-z]", str(name)) and name not in own:
+                    yield node.lineno, ast.unparse(node)
 
 
 def cycles(imports):
@@ -131,6 +137,7 @@ def test_private_names_of_keras_and_tensorflow_are_in_compat_only():
         "tf.__internal__.distribute.interim",
         "optimizer._clip_gradients(gradients)",
         "self._trainable_variables",
+        "replace(keras.Optimizer, '_clip_gradients', function)",
     ],
 )
 def test_private_names_are_found(source):

@@ -17,7 +17,7 @@ struct Magnitudes {
   Magnitudes operator+(const Magnitudes& other) const { return {Add(l1, other.l1)}; }
 };
 
-// Adds the magnitudes of four rows, a group, as two steps of that order do.
+// Adds the magnitudes of four rows, a group, as the first two steps of that order.
 inline D MagnitudeOfGroup(const F (&group)[kParts]) {
   D rows[kGroup / kLanes];
   for (int row = 0; row < kGroup / kLanes; ++row) {
@@ -50,8 +50,9 @@ struct Moments {
   }
 };
 
-// Calls sum(p, slot) with the 512 elements of a chunk for each block in it, zeros where
-// others lie. `values` are the chunk's elements; `block` is its first block.
+// Calls sum(p, slot) with the 512 elements of a chunk for each block in it, with zeros
+// for the elements of other blocks. `values` are the chunk's elements; `block` is its
+// first block.
 template <typename Sum>
 inline void EachBlock(const float* values, int64_t size, const int64_t* row_splits,
                       int64_t num_blocks, int64_t chunk, int64_t block,
@@ -77,7 +78,7 @@ inline void EachChunk(const CutVector<const float>& x, int64_t size,
     const int64_t first = chunk * kChunk;
     while (row_splits[block + 1] <= first) ++block;
     if (first + kChunk <= row_splits[block + 1] && first >= row_splits[block]) {
-      // Meanwhile the memory has time.
+      // Loads a later chunk while this chunk is summed.
       for (int64_t line = 0; line < kChunk; line += 16) {
         reader.Prefetch(first + 2 * kChunk + line);
       }

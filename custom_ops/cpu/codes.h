@@ -1,7 +1,7 @@
 // Codes of any base: digits in words, and sums of them.
 
-// Base 3 goes by masks: V(mask) is the sum of 3^j over the bits j of a 20-bit mask, and
-// the word of codes that are all 1 but for +1 at `plus` and -1 at `minus` is V(all) +
+// Base 3 uses masks: V(mask) is the sum of 3^j over the bits j of a 20-bit mask, and
+// the word of codes that are 1, plus 1 at `plus` and less 1 at `minus`, is V(all) +
 // V(plus) - V(minus).
 struct TernaryTables {
   uint32_t low[1 << 10], high[1 << 10];  // V of the lower and the upper ten bits.
@@ -27,7 +27,7 @@ inline uint32_t TernaryBits(const uint32_t* bits, int64_t word) {
   return window >> (first % 8) & LowBits(kTernaryDigits);
 }
 
-// A tile whose signs are words of 32 bits and whose codes are words of 20 digits.
+// A tile that is whole words of 32 signs and whole words of 20 digits.
 constexpr int64_t kTernaryTile = 2560;
 
 // Packs vote + 1 of `count` elements, whose votes are given as bits for +1 and -1. The
@@ -49,7 +49,7 @@ inline void PackTernaryTile(const uint32_t* plus, const uint32_t* minus, int64_t
 
 // Codes go through buffers of about this many integers.
 constexpr int64_t kTile = 2048;
-// Room for vectors that begin at the last code.
+// Room for a vector that begins at the last code.
 constexpr int64_t kSlack = 32;
 
 // Packs and unpacks digits of one base.
@@ -64,7 +64,7 @@ class Digits {
   }
   int count() const { return count_; }
 
-  // Words of `size` codes. Codes can be read up to `readable`, which is >= size.
+  // Packs `size` codes. Codes can be read up to `readable`, which is >= size.
   void Pack(const int32_t* codes, int64_t size, int64_t readable,
             uint32_t* words) const {
     const int64_t padded = CeilDiv(count_, kWidth) * kWidth;
@@ -97,7 +97,7 @@ class Digits {
         });
       }
     } else if (count_ == 1) {
-      // A word may be above the largest code: only a faulty sender's is.
+      // Only a faulty sender's word is above the largest code.
       for (int64_t w = 0; w < size; ++w) {
         uint32_t sum = 0;
         for (int64_t i = 0; i < num_workers; ++i) {
@@ -198,7 +198,8 @@ class Digits {
     memset(halves, 0, 16 * sizeof(float));
   }
 
-  // Adds the digits of some rows to `codes`, or puts them there. Returns their number.
+  // Adds the digits of some rows to `codes`, or stores them. Returns the number of
+  // rows.
   template <int Rows>
   int AddRows(const uint32_t* words, int64_t stride, int64_t size, bool adds,
               int32_t* codes) const {
@@ -227,7 +228,7 @@ class Digits {
   int count_;
   int32_t powers_[kMost];
   double radix_;               // base^(digits of a lower half)
-  int num_patterns_, halves_;  // A period's.
+  int num_patterns_, halves_;  // Of a period.
   Pattern patterns_[kMostPatterns];
 };
 
@@ -263,7 +264,7 @@ void Kernel(const Parallel& parallel, const UnpackCodes& args) {
       });
 }
 
-// Sums of codes and words of another base share a tile that ends a word of either.
+// Sums of codes use tiles that are whole words of either base.
 struct SumTile {
   SumTile(const Digits& in, const Digits& out) {
     const int64_t least = int64_t{in.count()} * out.count();

@@ -9,7 +9,7 @@
 
 namespace tfgradcomp {
 
-// How a kernel asks for threads: `run` calls body(closure, begin, end) for ranges that
+// Threads for a kernel: `run` calls body(closure, begin, end) for ranges that
 // cover [0, units) once, in any threads, and returns when all have returned.
 // `bytes_per_unit` is the memory that one unit moves. A null `run`: no threads.
 struct Parallel {

@@ -1,4 +1,4 @@
-// Which instruction set serves: decided once, by what the processor has.
+// The choice of the instruction set, made once, by the processor.
 
 #include <atomic>
 #include <cstring>

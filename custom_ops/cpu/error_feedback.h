@@ -1,10 +1,10 @@
 // Error feedback with scaled signs, on a worker and on the server.
 
-// Blocks are taken in batches of about this many elements: the second pass, which takes
-// the scale out of p, then finds p in the cache. A larger block is a batch by itself.
+// Blocks are processed in batches of about this many elements, so that the second pass,
+// which subtracts the scaled signs, finds p in the cache. A larger block is a batch.
 constexpr int64_t kBatch = int64_t{1} << 16;
 
-// Into the cache, where the second pass will look for it.
+// Stores p in the cache, where the second pass will look for it.
 inline __attribute__((always_inline)) void PutCached(float* p, int64_t count,
                                                      const F (&group)[kParts]) {
   alignas(kCacheLine) float buffer[kGroup];
@@ -20,7 +20,7 @@ inline __attribute__((always_inline)) void AddResidual(F ratio, const float* res
   }
 }
 
-// Takes the scaled signs out of p.
+// Subtracts the scaled signs from p.
 inline __attribute__((always_inline)) void TakeSigns(uint32_t word, const float* scale,
                                                      F (&p)[kParts]) {
   EachPart([&](auto part) {
@@ -29,7 +29,8 @@ inline __attribute__((always_inline)) void TakeSigns(uint32_t word, const float*
   });
 }
 
-// new_residual holds p: takes the scaled signs out of it, or puts back the old one.
+// Subtracts the scaled signs from p, which new_residual holds, or restores the
+// residual.
 template <typename Args>
 inline __attribute__((always_inline)) void TakeOut(const Args& args, bool moving,
                                                    int64_t at, int64_t count,
@@ -46,9 +47,9 @@ inline __attribute__((always_inline)) void TakeOut(const Args& args, bool moving
   PutCached(p, count, left);
 }
 
-// Makes p of the chunks [begin, end): its signs go into words, the sums of |p| into
-// scratch, p itself to `place_of(chunk)`. `input_of()` returns a function that makes
-// what the residual is added to: input(at, count, group).
+// Computes p of the chunks [begin, end). Its signs go into words, the sums of |p| into
+// scratch, p itself to `place_of(chunk)`. `input_of()` returns a function
+// input(at, count, group) that computes the vector to which the residual is added.
 template <typename Args, typename InputOf, typename PlaceOf>
 inline __attribute__((always_inline)) void AddUpChunks(const Args& shared,
                                                        const InputOf& input_of,
@@ -84,7 +85,7 @@ inline __attribute__((always_inline)) void AddUpChunks(const Args& shared,
   }
 }
 
-// What SignErrorFeedback and MeanSignErrorFeedback share.
+// The common part of SignErrorFeedback and MeanSignErrorFeedback.
 template <typename Args, typename InputOf>
 void FeedBack(const Parallel& parallel, const Args& shared, int64_t bytes_per_chunk,
               const InputOf& input_of) {
@@ -144,7 +145,7 @@ void Kernel(const Parallel& parallel, const SignErrorFeedback& args) {
   });
 }
 
-// The mean of the scaled signs that were sent, for one thread.
+// The mean of the scaled signs of all workers, for one thread.
 class SentMean {
  public:
   template <typename Args>

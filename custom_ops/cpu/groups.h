@@ -6,13 +6,13 @@
 constexpr int kGroup = 32;
 constexpr int kParts = kGroup / kWidth;
 
-// Vectors of floats at least as long go past the caches: by the time that anyone reads
-// them they would have been evicted, and no line is read to be overwritten.
+// Vectors of at least this many floats are written past the caches. They would be
+// evicted before they are read, and so no line is loaded only to be overwritten.
 constexpr int64_t kStreamedFloats = int64_t{1} << 22;
 
-// What buffers are aligned to. Between stores past the caches, one store that crosses
-// two lines empties the processor's buffers of half a line: seen on AMD Zen 3, where
-// signs of a momentum took five times as long.
+// The alignment of buffers. Between stores past the caches, a store that crosses two
+// lines flushes the processor's half-filled buffers. On AMD Zen 3 the signs of a
+// momentum then took five times as long.
 constexpr size_t kCacheLine = 64;
 
 template <typename Body>
@@ -54,7 +54,7 @@ class DivideBy {
         reciprocal_(Set(1 / static_cast<float>(n))),
         is_power_of_two_((n & (n - 1)) == 0) {}
 
-  // The same number: the reciprocal of a power of two is exact.
+  // The result is the same, because the reciprocal of a power of two is exact.
   F operator()(F sum) const {
     return is_power_of_two_ ? Mul(sum, reciprocal_) : Div(sum, divisor_);
   }
@@ -64,8 +64,8 @@ class DivideBy {
   bool is_power_of_two_;
 };
 
-// A group of a vector for reading: in place, or, where fewer than 32 elements are left,
-// in a buffer padded with zeros.
+// A group of a vector for reading: in place, or, if fewer than 32 elements are left, in
+// a buffer padded with zeros.
 class GroupReader {
  public:
   const float* At(const float* p, int64_t count) {
@@ -92,7 +92,7 @@ int64_t BlockOf(int64_t element, const int64_t* row_splits, int64_t num_blocks) 
   return low;
 }
 
-// The part of a vector that was last looked at.
+// The part of a vector that was read or written last.
 template <typename T>
 class PartOfVector {
  public:
@@ -115,7 +115,7 @@ class PartOfVector {
     end_ = vector_.splits[part + 1];
   }
 
-  // Calls piece(p, at, count) for what the parts hold of [begin, end): elements
+  // Calls piece(p, at, count) for each part's share of [begin, end): the elements
   // [at, at + count) are at p.
   template <typename Piece>
   void EachPiece(int64_t begin, int64_t end, const Piece& piece) {
@@ -141,7 +141,7 @@ class CutReader {
   CutReader(const CutVector<const float>& vector, int64_t size)
       : part_(vector, size), scale_(vector.scale) {}
 
-  // Elements [begin, begin + count); less than `Count` only at the vector's end.
+  // Elements [begin, begin + count); count is below `Count` only at the vector's end.
   inline __attribute__((always_inline)) const float* At(int64_t begin, int64_t count) {
     if (!part_.Holds(begin, begin + Count)) return Find(begin, count);
     return scale_ == 1 ? part_.At(begin) : Multiplied(part_.At(begin));
@@ -155,7 +155,7 @@ class CutReader {
     });
   }
 
-  // Only within the part: another one is not looked for.
+  // Prefetches within the current part only.
   void Prefetch(int64_t element) const {
     if (part_.Holds(element, element + 1)) __builtin_prefetch(part_.At(element));
   }
@@ -214,7 +214,7 @@ class GroupWriter {
   }
 
  private:
-  // Whether one part holds the group.
+  // Returns whether one part holds the group.
   __attribute__((noinline)) bool Find(int64_t begin) {
     part_.Seek(begin);
     SetStreams(begin);
@@ -229,7 +229,7 @@ class GroupWriter {
     SetStreams(end);
   }
 
-  // All groups of the part are aligned as the one at `begin`.
+  // All groups of the part have the alignment of the group at `begin`.
   void SetStreams(int64_t begin) {
     streams_ = is_large_ &&
                reinterpret_cast<uintptr_t>(part_.At(begin)) % kStreamAlignment == 0;
@@ -240,8 +240,8 @@ class GroupWriter {
   bool is_large_, streams_;
 };
 
-// Per-block values spread over the elements of a group. Within a block nothing is done
-// from group to group.
+// Per-block values spread over the elements of a group. Groups within a block need no
+// further work.
 class Spread {
  public:
   // `values` has `rows` rows of num_blocks values.
@@ -265,7 +265,7 @@ class Spread {
 
  private:
   __attribute__((noinline)) void Fill(int64_t begin, int64_t end) {
-    // Most often it is the next one.
+    // Most often it is the next block.
     int64_t block =
         begin == end_ ? block_ + 1 : BlockOf(begin, row_splits_, num_blocks_);
     block_ = block;
@@ -284,7 +284,7 @@ class Spread {
         buffer_[row * kGroup + element - begin] = values_[row * num_blocks_ + block];
       }
     }
-    begin_ = end_ = -1;  // It serves this group only.
+    begin_ = end_ = -1;  // The values serve this group only.
   }
 
   const float* values_;

@@ -13,7 +13,7 @@ namespace {
 using namespace tfgradcomp_format;  // NOLINT: this file is one namespace.
 
 #include "simd_avx2.h"
-// After its vectors.
+// Must follow the vectors.
 #include "kernels_impl.h"
 
 }  // namespace

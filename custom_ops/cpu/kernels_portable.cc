@@ -9,7 +9,7 @@ namespace {
 using namespace tfgradcomp_format;  // NOLINT: this file is one namespace.
 
 #include "simd_portable.h"
-// After its vectors.
+// Must follow the vectors.
 #include "kernels_impl.h"
 
 }  // namespace

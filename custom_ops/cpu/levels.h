@@ -1,4 +1,4 @@
-// Levels of blocks: elements are rounded to them, and codes are looked up.
+// Levels of blocks: rounding elements to levels, and looking up codes.
 
 // Up to this many levels are looked up in registers.
 constexpr int64_t kFewLevels = 16;
@@ -31,8 +31,8 @@ inline void EachBlockOf(const int64_t* row_splits, int64_t num_blocks, int64_t b
   }
 }
 
-// What is looked up of a block's levels: where there are few, the factors, too, that
-// make thresholds of distances.
+// The lookup tables of a block's levels. For few levels they include the factors that
+// turn distances into thresholds.
 template <bool kFew>
 class TableToRoundTo {
  public:
@@ -43,13 +43,14 @@ class TableToRoundTo {
     for (int64_t k = 0; kFew && k < count - 1; ++k) {
       const float width = levels[k + 1] - levels[k];
       by_need_ = by_need_ && (width == 0 || IsOrdinary(width));
-      // Where levels are equal, what is above them goes up.
+      // Between equal levels, any element above them is rounded up.
       factors_[k] = width == 0 ? __builtin_inff() : 0x1p16f / width;
     }
   }
   bool by_need() const { return by_need_; }
 
-  // The number k of inner levels that are at most x, and what x is above level k.
+  // The number k of inner levels that are at most x, and the distance of x from level
+  // k.
   inline __attribute__((always_inline)) void Find(const F (&x)[4], I (&k)[4],
                                                   F (&distance)[4]) const {
     for (I& part : k) part = SetInts(0);
@@ -68,7 +69,7 @@ class TableToRoundTo {
   const float* levels_;
   int64_t count_;
   bool by_need_;
-  // Sixteen can be read from the second level on, too.
+  // Sixteen can also be read from the second level on.
   float few_[kFewLevels + 1] = {}, factors_[kFewLevels] = {};
 };
 
@@ -109,7 +110,7 @@ class LevelTiles {
   // Writes the codes of a group, of which `count` elements are in the block.
   void CodeGroup(int64_t first, int64_t place, int64_t count) {
     const int64_t at = first + place;
-    // Those of the next tiles, while the memory has time.
+    // Prefetches the next tiles while the memory is idle.
     for (int64_t line = 0; line < kDecided; line += 16) x_.Prefetch(at + kTile + line);
     const float* p = x_.At(at, Smaller(kDecided, args_.size - at));
     F x[4], distance[4];
@@ -127,13 +128,13 @@ class LevelTiles {
     }
   }
 
-  // Which go up. Those that the upper bits do not decide do not yet.
+  // The elements that are rounded up; not yet those that the upper bits do not decide.
   inline __attribute__((always_inline)) uint64_t UpByNeed(int64_t place, int64_t count,
                                                           const I (&k)[4],
                                                           const F (&distance)[4]) {
     F thresholds[4];
     for (int i = 0; i < 4; ++i) {
-      // Beyond the last level all go up.
+      // Elements beyond the last level are rounded up.
       thresholds[i] = Min(Set(0x1p16f), Mul(distance[i], table_.Factor(k[i])));
     }
     uint64_t undecided;
@@ -179,7 +180,7 @@ class LevelTiles {
   CutReader<kDecided> x_;
   TableToRoundTo<kFew> table_;
   UndecidedOfTile<kTile> undecided_;
-  int64_t lower_of_ = -1;  // The first element of the tile whose lower bits are these.
+  int64_t lower_of_ = -1;  // The first element of the tile with these lower bits.
   uint16_t lower_[kTile + kDecided];
   uint8_t upper_[kTile + kDrawn];
   int32_t codes_[kTile + kDecided];

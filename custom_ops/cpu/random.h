@@ -1,4 +1,5 @@
-// What elements draw, as word_format.h says, and comparisons with it by need.
+// The random numbers of word_format.h, and comparisons that draw no more than they
+// need.
 
 // Elements that are compared together.
 constexpr int64_t kDecided = 4 * kWidth;
@@ -21,8 +22,8 @@ inline void DrawUpper(const RoundKeys& keys, RandomStream stream, int64_t begin,
   }
 }
 
-// The uniform numbers of kDecided elements, whose lower bits are drawn whether they
-// count or not; `begin` is a multiple of 8.
+// The uniform numbers of kDecided elements, with all their lower bits; `begin` is a
+// multiple of 8.
 inline void DrawUniforms(const RoundKeys& keys, RandomStream stream, int64_t begin,
                          const uint8_t* upper, F (&uniforms)[4]) {
   uint32_t words[32];
@@ -42,8 +43,8 @@ struct Undecided {
   float x;
 };
 
-// Those of a tile of at most `Most` elements. They wait until there are enough of them
-// to draw their lower bits together.
+// The undecided comparisons of a tile of at most `Most` elements. They wait until there
+// are enough to draw their lower bits together.
 template <int64_t Most>
 class UndecidedOfTile {
  public:
@@ -53,7 +54,7 @@ class UndecidedOfTile {
   template <typename UndecidedOf>
   inline __attribute__((always_inline)) void Add(uint64_t bits,
                                                  const UndecidedOf& undecided_of) {
-    // There is seldom more than one: no branch asks whether there is one at all.
+    // There is seldom more than one; no branch tests whether there is any.
     all_[count_] = undecided_of(__builtin_ctzll(bits | uint64_t{1} << (kDecided - 1)));
     count_ += bits != 0;
     for (bits &= bits - 1; __builtin_expect(bits != 0, 0); bits &= bits - 1) {
@@ -61,8 +62,8 @@ class UndecidedOfTile {
     }
   }
 
-  // Calls use(undecided) where the comparison holds, and forgets all. The tile begins
-  // at element `begin`, a multiple of 8, and `upper` are its upper bits.
+  // Calls use(undecided) for each comparison that holds, and clears the list. The tile
+  // begins at element `begin`, a multiple of 8; `upper` are its upper bits.
   template <typename Use>
   void Decide(const RoundKeys& keys, int64_t begin, const uint8_t* upper,
               const Use& use) {
@@ -89,8 +90,8 @@ class UndecidedOfTile {
   Undecided all_[Most + 8] = {};
 };
 
-// Whether upper bits can be compared with the thresholds 2^16 * value / scale: far from
-// numbers whose products are denormal, 0 or infinite.
+// Returns whether upper bits can be compared with the thresholds 2^16 * value / scale:
+// if no product is near a denormal, 0 or infinity.
 inline bool IsOrdinary(float scale) { return scale >= 0x1p-100f && scale <= 0x1p100f; }
 
 // Coins, of 1024 elements at a time.
@@ -100,7 +101,7 @@ class CoinReader {
       : stream_(stream == nullptr ? RandomStream{} : ToStream(stream)),
         keys_(stream_) {}
 
-  // Those of a group.
+  // Returns the coins of a group.
   uint32_t At(int64_t begin) {
     const int64_t place = begin / kGroup - first_;
     if (place >= 0 && place < 32) return words_[place];

@@ -26,7 +26,7 @@ inline int64_t CountNonfinite(const F (&x)[kParts]) {
   return nonfinite == 0 ? 0 : __builtin_popcount(nonfinite);
 }
 
-// Adds what a thread counted: integers, so that the order of threads is no matter.
+// Adds a thread's count. Sums of integers do not depend on the order of threads.
 inline void AddCount(int64_t* total, int64_t count) {
   __atomic_fetch_add(total, count, __ATOMIC_RELAXED);
 }
@@ -87,7 +87,7 @@ class SignMean {
         stride_(stride),
         divide_(num_workers) {}
 
-  // The group of a word; `scale` has a row of 32 a worker.
+  // The group of a word; `scale` has a row of 32 for each worker.
   inline __attribute__((always_inline)) void At(int64_t word, const float* scale,
                                                 F (&mean)[kParts]) const {
     const uint32_t* words = words_ + word;

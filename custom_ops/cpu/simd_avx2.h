@@ -175,8 +175,9 @@ struct RoundKeys {
   __m256i high, first[kPhiloxRounds], second[kPhiloxRounds];
 };
 
-// Four blocks of Philox a chain, a block in each 64-bit lane; only the low halves of
-// lanes count, as multiplication reads no other. Chains hide each other's latency.
+// Four blocks of Philox per chain, a block in each 64-bit lane. Only the low halves of
+// the lanes matter, because multiplication reads no other bits. Chains hide each
+// other's latency.
 template <int Chains>
 inline void PhiloxChains(const RoundKeys& keys, const __m256i (&blocks)[Chains],
                          uint32_t* words) {
@@ -210,7 +211,7 @@ inline void PhiloxChains(const RoundKeys& keys, const __m256i (&blocks)[Chains],
 
 template <int Groups>
 inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
-  // So that they come out in order.
+  // With this order of blocks the words come out in order.
   const __m256i lanes = _mm256_setr_epi64x(0, 2, 1, 3);
   constexpr int kTogether = Groups < 2 ? 2 : 4;
   for (int chain = 0; chain < 2 * Groups; chain += kTogether) {
@@ -246,7 +247,7 @@ inline uint64_t KeptBits(Kept kept) {
   return static_cast<uint32_t>(_mm256_movemask_epi8(kept));
 }
 
-// What packing twice has left in the order of its 128-bit halves.
+// Restores the order after two packs, which work on 128-bit halves.
 inline __m256i InOrder(__m256i packed) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }

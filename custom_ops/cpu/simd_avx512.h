@@ -184,7 +184,7 @@ inline void PhiloxGroups(const RoundKeys& keys, const __m512i (&blocks)[Groups],
 
 template <int Groups>
 inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) {
-  // So that they come out in order.
+  // With this order of blocks the words come out in order.
   const __m512i lanes = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   __m512i blocks[Groups];
   for (int g = 0; g < Groups; ++g) {

@@ -1,10 +1,9 @@
-// Vectors of the compiler's own making (GCC's and Clang's vector extension), for any
-// processor.
+// Vectors for any processor, by the vector extension of GCC and Clang.
 //
 // This file states the interface; simd_avx2.h and simd_avx512.h implement it too.
 
-// What every processor with vectors has: with wider ones compilers fall back to
-// scalars.
+// A width that every processor with vectors has: for wider vectors, compilers fall back
+// to scalars.
 constexpr int kWidth = 4;
 
 using F = float __attribute__((vector_size(16)));    // kWidth float32
@@ -27,8 +26,8 @@ inline void Store(float* p, F a) { memcpy(p, &a, sizeof(a)); }
 // Whether there are stores past the caches.
 constexpr bool kStreams = false;
 constexpr int kStreamAlignment = 16;
-// One of these, at a multiple of kStreamAlignment bytes. Fence() before others may
-// read.
+// Stores past the caches, at a multiple of kStreamAlignment bytes. Call Fence() before
+// another thread reads.
 inline void Stream(float* p, F a) { Store(p, a); }
 inline void Fence() {}
 inline F Add(F a, F b) { return a + b; }
@@ -82,13 +81,13 @@ inline I MagnitudeBits(F a) { return (I)Abs(a); }
 inline F ToFloats(I a) { return __builtin_convertvector(a, F); }
 // Towards zero.
 inline I Truncate(F a) { return __builtin_convertvector(a, I); }
-// a - floor(a), of numbers in [0, 2^31).
+// a - floor(a), for numbers in [0, 2^31).
 inline F Fraction(F a) { return a - ToFloats(Truncate(a)); }
-// Lane i is p[lanes[i]], which is one of p's first kWidth.
+// Lane i is p[lanes[i]]; lanes[i] < kWidth.
 inline F Pick(const float* p, I lanes) {
   return F{p[lanes[0]], p[lanes[1]], p[lanes[2]], p[lanes[3]]};
 }
-// Lane i is p[lanes[i]], which is one of p's first sixteen.
+// Lane i is p[lanes[i]]; lanes[i] < 16.
 inline F PickOf16(const float* p, I lanes) { return Pick(p, lanes); }
 // Lane i is p[lanes[i]].
 inline F Gather(const float* p, I lanes) { return Pick(p, lanes); }
@@ -135,7 +134,7 @@ inline D Abs(D a) {
   using Bits = int64_t __attribute__((vector_size(64)));
   return (D)((Bits)a & INT64_MAX);
 }
-// Of numbers in [0, 2^33).
+// For numbers in [0, 2^33).
 inline D Floor(D a) {
   using Bits = int64_t __attribute__((vector_size(64)));
   return __builtin_convertvector(__builtin_convertvector(a, Bits), D);
@@ -164,13 +163,13 @@ inline void RandomWords(const RoundKeys& keys, uint64_t block, uint32_t* words) 
   for (int i = 0; i < 8 * Groups; ++i) Philox(keys.stream, block + i, words + 4 * i);
 }
 
-// Those of these blocks.
+// The words of these blocks.
 inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
                           uint32_t* words) {
   for (int i = 0; i < 8; ++i) Philox(keys.stream, blocks[i], words + 4 * i);
 }
 
-// As Uniform() of each.
+// Uniform() of each lane.
 inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
   F uniform;
   for (int i = 0; i < kWidth; ++i) uniform[i] = Uniform(upper[i], lower[i]);
@@ -182,10 +181,10 @@ using Kept = uint64_t;
 // One bit an element.
 inline uint64_t KeptBits(Kept kept) { return kept; }
 
-// An element is kept where its uniform number is below its threshold, which is given
-// times 2^16 and may be wrong by 1 / 32. Returns which are, as far as that can be said
-// by the upper bits; *undecided has a bit for each of the others. A threshold that is
-// not positive, NaN or at least 2^31 counts as 0.
+// An element is kept if its uniform number is below its threshold, which is given times
+// 2^16 and may be wrong by 1 / 32. Returns the elements that the upper bits decide to
+// keep; *undecided has a bit for each element that they do not decide. A threshold that
+// is not positive, NaN or at least 2^31 counts as 0.
 inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
                    uint64_t* undecided) {
   using Bytes = uint8_t __attribute__((vector_size(kWidth)));
@@ -207,8 +206,8 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
   return kept;
 }
 
-// Writes kWidth numbers: the codes of four elements as digits of base 3. A code is
-// that of the sign where an element is kept, 1 elsewhere.
+// Writes kWidth numbers: the codes of four elements as digits of base 3. The code is
+// that of the sign if the element is kept, else 1.
 inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {
   // The sum of the powers of 3 whose bits are set.
   constexpr uint8_t kSums[16] = {0,  1,  3,  4,  9,  10, 12, 13,

@@ -1,9 +1,9 @@
 // Sparse words, and their mean.
 //
-// While the vector is passed through, a bit an element marks what is, or may be, sent.
-// Then the marks become words, in one thread: few elements are marked.
+// A pass over the vector marks the elements that are, or may be, sent, a bit for each.
+// Then one thread turns the marks into words: few elements are marked.
 
-// r and v of groups: what elements have gathered, with what is new.
+// r and v of groups: the accumulated terms, with those of this step.
 class Gathered {
  public:
   template <typename Args>
@@ -42,7 +42,7 @@ class Gathered {
   const float *residual_, *variance_;
 };
 
-// Where r * r > alpha * v.
+// The elements with r * r > alpha * v.
 inline uint32_t Unambiguous(F alpha, const F (&r)[kParts], const F (&v)[kParts]) {
   uint32_t bits = 0;
   for (int part = 0; part < kParts; ++part) {
@@ -152,13 +152,13 @@ void Kernel(const Parallel& parallel, const PackOverThreshold& shared) {
   const PackOverThreshold args = shared;
   int64_t sent = 0;
   EachMarked(args.scratch, 0, args.size, [&](int64_t j) {
-    // What is left has the sign of what there was.
+    // The remainder has the sign of r.
     args.words[sent++] = SparseWord(BitsOf(args.new_residual[j]), 0, j);
   });
   *args.count = sent;
 }
 
-// The words of N workers, walked along together for one thread.
+// The words of N workers, which one thread reads together.
 class SparseRows {
  public:
   // From element `begin` on.
@@ -195,7 +195,7 @@ class SparseRows {
         const uint32_t word = words[next_[i]];
         const int64_t j = IndexOf(word);
         if (j >= end) break;
-        if (j < begin) continue;  // Out of order, which the CPU's op refuses.
+        if (j < begin) continue;  // Out of order: the op on a CPU refuses this before.
         while (args_.row_splits[block + 1] <= j) ++block;
         sum[j - begin] += scale[block] * FactorOf(word);
       }

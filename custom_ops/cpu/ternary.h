@@ -45,13 +45,13 @@ class TernaryTiles {
   }
 
  private:
-  // Groups within a block.
+  // Packs groups within a block.
   void ByNeed(int64_t block, int64_t at, int64_t place, int64_t groups) {
     const float limit = args_.limit[block], scale = args_.scale[block];
-    // A larger magnitude is kept as the scale itself is.
+    // A magnitude above the scale is kept, as the scale itself is.
     const F most = Set(limit < scale ? limit : scale), factor = Set(0x1p16f / scale);
     for (; groups > 0; --groups, at += kDecided, place += kDecided) {
-      // The next tile's, while the memory has time.
+      // Prefetches the next tile while the memory is idle.
       for (int64_t line = 0; line < kDecided; line += 16) {
         x_.Prefetch(at + kTernaryTile + line);
       }
@@ -72,7 +72,7 @@ class TernaryTiles {
     }
   }
 
-  // At most a group, in any blocks from `block` on.
+  // Packs at most a group, in any blocks from `block` on.
   void Anyhow(int64_t block, int64_t at, int64_t place, int64_t count) {
     alignas(kCacheLine) float limit[kDecided] = {}, scale[kDecided] = {};
     for (int64_t i = 0; i < count; ++i) {

@@ -1,7 +1,7 @@
 // Decoded values: written, or applied to weights at once.
 
-// The steps of kernels.h, of a group of values u: F c[4], then w, m and v where they
-// are.
+// The steps of kernels.h for a group of values u: F c[4], then w, and m and v if the
+// rule has them.
 template <UpdateRule kRule>
 inline __attribute__((always_inline)) void StepGroup(const F (&c)[4],
                                                      const F (&values)[kParts],
@@ -27,12 +27,12 @@ inline __attribute__((always_inline)) void StepGroup(const F (&c)[4],
   }
 }
 
-// How many coefficients a rule has.
+// The number of coefficients of a rule.
 inline int CoefficientsOf(UpdateRule rule) {
   return rule == UpdateRule::kSgd ? 1 : rule == UpdateRule::kAdam ? 4 : 2;
 }
 
-// Takes groups of values: writes them, or takes the step of an update with them.
+// Writes groups of values, or takes the step of an update with them.
 class ValueWriter {
  public:
   ValueWriter(const CutVector<float>& values, const Update* update, int64_t size)

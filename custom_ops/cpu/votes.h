@@ -1,14 +1,14 @@
-// Majority votes: bit-sliced for plain signs, by codes for the rest.
+// Majority votes: bit-sliced for plain signs, else by codes.
 
-// As many words as a vector has lanes, of which `count` are there.
+// Loads a word for each lane of a vector; only `count` words exist.
 inline I LoadWords(const uint32_t* words, int64_t count) {
   int32_t buffer[kWidth] = {};
   memcpy(buffer, words, Smaller(kWidth, count) * sizeof(uint32_t));
   return LoadInts(buffer);
 }
 
-// Votes of base-2 words, 32 a lane: the numbers of plus signs are added bit-sliced, bit
-// k of all counts in one word.
+// Votes of base-2 words, 32 votes per lane. The numbers of plus signs are bit-sliced:
+// bit k of all counts is in one word.
 class SlicedVote {
  public:
   SlicedVote(const uint32_t* words, int64_t num_workers, int64_t stride)
@@ -16,13 +16,13 @@ class SlicedVote {
     while (num_workers >> planes_) ++planes_;
   }
 
-  // Where the number of plus signs is above half, and where it is just half.
+  // The elements whose number of plus signs is above half, and those with exactly half.
   void At(int64_t word, I* above, I* tied) const {
     I planes[64];
     for (int k = 0; k < planes_; ++k) planes[k] = SetInts(0);
     for (int64_t i = 0; i < num_workers_; ++i) {
       I carry = LoadWords(words_ + i * stride_ + word, stride_ - word);
-      // i + 1 signs fill no higher plane than these.
+      // i + 1 signs need no higher plane.
       for (int k = 0; (i + 1) >> k; ++k) {
         const I sum = Xor(planes[k], carry);
         carry = And(planes[k], carry);
@@ -113,7 +113,7 @@ void VoteOfGroup(const MajorityVote& args, int32_t step, int64_t begin, int64_t 
 
 void VoteByCodes(const Parallel& parallel, const MajorityVote& args) {
   const Digits in(args.base), out(args.reply_base);
-  // Groups as well as words of either base.
+  // Tiles are whole groups and whole words of either base.
   constexpr int64_t kVotes = 1920;
   const int64_t words_in = kVotes / in.count(), words_out = kVotes / out.count();
   const int64_t words = WordsFor(args.size, args.base);

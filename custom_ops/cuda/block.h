@@ -1,4 +1,4 @@
-// What the threads of a thread block find out together. They meet, before and after.
+// Reductions over the threads of a thread block, which synchronize before and after.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_BLOCK_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_BLOCK_H_

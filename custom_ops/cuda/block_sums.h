@@ -2,7 +2,7 @@
 //
 // A warp sums the parts of a chunk that belong to each block. Then passes over the
 // partial sums climb the tree of each block, kFan nodes at a time. There are no
-// atomics, so a result depends on nothing but its operands.
+// atomics, so a result depends on its operands alone.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_BLOCK_SUMS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_BLOCK_SUMS_H_
@@ -18,7 +18,7 @@ using tfgradcomp_format::SlotsFor;
 
 // -- Chunks ------------------------------------------------------------------------
 
-// The sum must have the order of the format, and shall not need a shuffle for each
+// The sum must have the order of the format and should not need a shuffle for each
 // element. So a lane of the warp takes one of the kLanes lanes of kRowsPerLane
 // neighbouring rows. Device memory is accessed in steps of whole words instead;
 // therefore a chunk is copied through shared memory. The gaps put the elements of the
@@ -103,8 +103,8 @@ struct Partials {
 };
 
 // The nodes of a block are `1 << stride_bits` slots apart, counted from its first slot.
-// Each kFan of them, a group, are combined to one node, in the slot of the first, so
-// that nobody writes what another reads.
+// Each group of kFan nodes is combined into one node, in the slot of the first, so that
+// no thread writes a slot that another thread reads.
 struct Group {
   __device__ Group(const Partials& partials, int stride_bits, int64_t number) {
     // The groups of block b are numbered from SlotOf(b) / reach + b on. This number
@@ -150,9 +150,9 @@ __device__ double ClimbLane(const double* scratch, int64_t first, int count, int
   return CombinePairs<kNodesPerLane>(combine, [&nodes](int i) { return nodes[i]; });
 }
 
-// A tile is the groups of `lanes` numbers. A lane finds one of them. Where it has few
-// nodes, as most have where there are many blocks, the lane combines them alone; the
-// larger ones are the warp's work, one after the other. In the last pass,
+// A tile is the groups of `lanes` numbers; a lane finds one group. If the group has few
+// nodes, as most groups have if there are many blocks, the lane combines them alone.
+// The warp combines the larger groups, one after the other. In the last pass,
 // finish(quantity, block, result) gets the roots.
 template <typename Finish>
 __global__ void __launch_bounds__(kThreads)
@@ -213,7 +213,7 @@ const char* Climb(const Gpu& gpu, const Partials& partials, int64_t size,
     const int64_t groups =
         (partials.slots >> (stride_bits + kFanBits)) + partials.num_blocks + 1;
     const bool is_last = chunks <= int64_t{1} << (stride_bits + kFanBits);
-    // A warp has several groups only where there is work for many warps.
+    // A warp has several groups only if there is work for many warps.
     const int64_t most = groups * partials.quantities / kEnoughWarps + 1;
     const int lanes = most < kWarp ? static_cast<int>(most) : kWarp;
     const char* error =

@@ -17,13 +17,12 @@ struct Gpu {
 TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
 #undef TFGRADCOMP_DECLARE
 
-// Copies a number from the device when all before it on the stream is done. Returns
-// null or CUDA's message.
+// Copies a number from the device after all earlier work of the stream. Returns null or
+// CUDA's message.
 const char* ReadNumber(const Gpu& gpu, const int64_t* number, int64_t* copy);
 
-// Returns null, or why no kernel can run on this machine: its driver is older than what
-// these were compiled with. Where there is no driver at all, there is no GPU either,
-// and this returns null.
+// Returns null, or why no kernel can run on this machine: its driver is older than the
+// CUDA of the kernels. Without a driver there is no GPU, and this returns null.
 const char* DriverProblem();
 
 }  // namespace tfgradcomp

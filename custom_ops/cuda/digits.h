@@ -1,6 +1,6 @@
 // Words of any base. A warp takes a tile of at most kTile elements, whose codes lie in
-// shared memory: there lanes own words, while in device memory they own neighbouring
-// elements, so that accesses of either kind are coalesced.
+// shared memory. There each lane owns words; in device memory the lanes own
+// neighbouring elements, so that accesses are coalesced.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_DIGITS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_DIGITS_H_
@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kTile = 1024;
 
-// Where element e of a tile lies in shared memory. The gaps spread over the banks what
-// lanes access when each is at its own word.
+// The place of element e of a tile in shared memory. The gaps spread the accesses of
+// lanes, each to its own word, over the banks.
 __device__ inline int PlaceOf(int e) { return e + e / kWarp; }
 constexpr int kTilePlaces = kTile + kTile / kWarp;
 
-// A base, and what it takes to find digits without a division.
+// A base, with the factors that find digits without a division.
 struct Base {
   explicit Base(uint64_t base)
       : digits(tfgradcomp_format::DigitsPerWord(base)),
@@ -40,15 +40,15 @@ struct Base {
   uint64_t wide_reciprocal;  // 2^64 / power, less 1 at most.
 };
 
-// The digits of a word, the last one first. The word is taken as a fraction f / 2^32,
-// the least one that is not below word / power: it is above it by less than 1 / power,
-// so each product with the base has the next digit as its whole part. One product a
-// digit is less than the two of a division.
+// The digits of a word, the last digit first. The word becomes the least fraction
+// f / 2^32 that is not below word / power. It is above it by less than 1 / power, so
+// the whole part of each product with the base is the next digit. That takes one
+// product per digit; a division would take two.
 class Digits {
  public:
   Digits() = default;
 
-  // Of a word that is no word of the base, the digits are those of word % power.
+  // A word that is no word of the base has the digits of word % power.
   __device__ Digits(uint32_t word, const Base& base) {
     // This product falls short by less than 1 + word / 2^32 < 2, and so by 1 at most.
     uint64_t rest = word - __umulhi(word, base.reciprocal) * base.power;

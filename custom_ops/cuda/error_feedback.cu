@@ -1,4 +1,4 @@
-// Error feedback with scaled signs, of the worker and of the server.
+// Error feedback with scaled signs, on a worker and on the server.
 
 #include "block_sums.h"
 #include "signs.h"
@@ -124,7 +124,7 @@ struct StoreSum {
   }
 };
 
-// Subtracts from p, which is in new_residual, what its signs and the scale stand for.
+// Subtracts the scaled signs from p, which new_residual holds.
 template <typename Arguments>
 __global__ void __launch_bounds__(kThreads) TakeScaleKernel(Arguments args) {
   const bool moving = *args.moving;

@@ -11,7 +11,7 @@ namespace tfgradcomp {
 const char* DriverProblem() {
   static char problem[160];
   int driver = 0;
-  // Asks the driver's library alone: needs no GPU and starts no CUDA.
+  // Asks the driver's library alone, which needs no GPU and starts no CUDA.
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return nullptr;
   if (driver / 1000 >= CUDART_VERSION / 1000) return nullptr;
   std::snprintf(problem, sizeof(problem),

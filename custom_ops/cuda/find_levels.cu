@@ -1,8 +1,8 @@
-// The levels of blocks: found.
+// Finding the levels of blocks.
 //
-// A thread block finds the levels of a block. It sorts nothing: it looks through the
-// block's elements as often as needed, kept in shared memory where they fit. All sums
-// are of integers, so their order is no matter. Large blocks: large_levels.h.
+// A thread block finds the levels of a block. It does not sort: it scans the block's
+// elements as often as needed, in shared memory if they fit. All sums are of integers,
+// so their order does not matter. Large blocks: large_levels.h.
 
 #include "block.h"
 #include "keys.h"
@@ -15,8 +15,8 @@ namespace {
 // are kManyThreads.
 constexpr int kKept = 4096, kFewThreads = 256;
 
-// The elements of a block, or their magnitudes. All threads call its functions, which
-// give all of them the same result.
+// The elements of a block, or their magnitudes. All threads call its functions, and all
+// get the same result.
 class Elements {
  public:
   __device__ Elements(const float* x, int64_t size, bool magnitudes, uint32_t* keys)
@@ -42,7 +42,7 @@ class Elements {
     return CombineThreads(sum, Plus());
   }
 
-  // The largest element that is at most `last`: there is one.
+  // The largest element that is at most `last`. It must exist.
   __device__ uint32_t LargestUpTo(uint32_t last) const {
     uint32_t most = 0;
     ForEach(0, size,
@@ -50,7 +50,7 @@ class Elements {
     return CombineThreads(most, Larger());
   }
 
-  // The smallest element above `first`: there is one.
+  // The smallest element above `first`. It must exist.
   __device__ uint32_t SmallestAbove(uint32_t first) const {
     uint32_t most = 0;  // Of the keys reversed.
     ForEach(0, size,
@@ -58,9 +58,9 @@ class Elements {
     return ~CombineThreads(most, Larger());
   }
 
-  // The rank-th largest of the elements that are at most `last`, counted from 1. It is
-  // known to be at least `first`. Digit by digit from the highest in which these two
-  // differ, by the number of elements with each digit.
+  // The rank-th largest of the elements that are at most `last`, counted from 1. It
+  // must be at least `first`. It is found digit by digit, from the highest digit in
+  // which these two differ, by the number of elements with each digit.
   __device__ uint32_t Select(int64_t rank, uint32_t first, uint32_t last) const {
     constexpr int kDigitBits = 8, kBins = 1 << kDigitBits;
     constexpr int64_t kCounted = 1 << 17;  // No more at once than a bin holds.
@@ -142,8 +142,8 @@ class Elements {
 
 // -- The rules --------------------------------------------------------------------
 
-// The level between two others by the optimal rule. Of equal elements it is no matter
-// which of them the two are, so they are given as keys, not by rank.
+// The level between two others by the optimal rule. Equal elements are interchangeable,
+// so the two levels are given as keys, not by rank.
 __device__ inline uint32_t Middle(const Elements& elements, uint32_t left,
                                   uint32_t right) {
   const int64_t low = elements.fixed_point(left);
@@ -186,9 +186,9 @@ __device__ inline void FindQuantiles(const Elements& elements, int64_t count,
   }
 }
 
-// size * q less the sum of what is as large or larger rises from element to element. By
-// halves, it is found where it stops being negative, and which of the two elements
-// there it is nearer to 0 at.
+// size * q less the sum of the elements as large or larger rises from element to
+// element. Bisection finds where it stops being negative, and at which of the two
+// elements there it is nearer to 0.
 __device__ inline uint32_t FindSymmetric(const Elements& elements) {
   const auto excess = [&](uint32_t level) {
     const int64_t above = elements.Sum([&](uint32_t key) -> int64_t {

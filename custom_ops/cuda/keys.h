@@ -1,5 +1,5 @@
-// Numbers as the levels of blocks are found by them: keys to compare them by and
-// integers to add them up, so that the order of a sum is no matter.
+// The numbers of a block while its levels are found: keys for comparisons, and integers
+// for sums, whose order then does not matter.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_KEYS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_KEYS_H_
@@ -9,7 +9,7 @@
 namespace tfgradcomp {
 namespace {
 
-// Keys: integers in the order of the numbers. Both zeros have one.
+// Keys: integers in the order of the numbers. Both zeros have the same key.
 __device__ inline uint32_t KeyOf(float x) {
   const uint32_t bits = IsZero(x) ? 0 : BitsOf(x);
   return bits >> 31 ? ~bits : bits | 0x80000000;
@@ -21,7 +21,7 @@ __device__ inline float NumberOf(uint32_t key) {
 
 __device__ inline int ExponentOf(float x) { return BitsOf(x) >> 23 & 0xFF; }
 
-constexpr int kInfinite = 255;  // The exponent of what is infinite or NaN.
+constexpr int kInfinite = 255;  // The exponent of infinity and NaN.
 
 // The integer q that stands for a number in the sums of a block whose smallest and
 // largest keys are given.
@@ -32,7 +32,7 @@ class FixedPoint {
   __device__ FixedPoint(uint32_t smallest, uint32_t largest)
       : exponent(
             Larger()(ExponentOf(NumberOf(smallest)), ExponentOf(NumberOf(largest)))) {
-    // The scale, 2^(156 - exponent), has no float: its two factors do.
+    // The scale, 2^(156 - exponent), is no float32, but its two factors are.
     const int power = 156 - exponent;
     scale_ = __uint_as_float((127 + power / 2) << 23);
     other_scale_ = __uint_as_float((127 + power - power / 2) << 23);

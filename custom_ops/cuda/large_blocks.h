@@ -1,10 +1,10 @@
-// Large blocks, looked through by many thread blocks each, to find their levels.
+// Large blocks, each scanned by many thread blocks to find its levels.
 //
-// The thread blocks look through the pieces of all large blocks, once a launch, and add
-// up what they see in the blocks' states. Who looks through the last piece of a block
-// decides what comes of it: nobody waits. What is added up are integers, so the order
-// is no matter. How many looks there are depends on the rule alone, so the host asks
-// for them all at once.
+// In each launch, the thread blocks scan the pieces of all large blocks and add their
+// counts and sums to the blocks' states. The thread block that scans the last piece of
+// a block evaluates the state, so no thread block waits. All sums are of integers, so
+// their order does not matter. The number of scans depends on the rule alone, so the
+// host launches all of them at once.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_LARGE_BLOCKS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_LARGE_BLOCKS_H_
@@ -28,9 +28,9 @@ constexpr int kFirstShift = 32 - kDigitBits;
 constexpr int kLookThreads = kBins;
 constexpr int64_t kMostLevels = 2 * kTargets + 1, kMostLookBlocks = 2048;
 
-// What is known of a block, all zero at first. What other thread blocks of the same
-// launch add to must be read by `Read`, past the cache of a multiprocessor: a neighbour
-// that was read before has brought its old value there.
+// The state of a block, all zero at first. Members to which other thread blocks of the
+// same launch add must be read by `Read`, past the cache of a multiprocessor: an
+// earlier read of a neighbour has brought the old value there.
 struct LargeBlock {
   using Sum = unsigned long long;  // NOLINT: CUDA's own type.
 
@@ -42,9 +42,9 @@ struct LargeBlock {
   Sum nonfinite;
   int64_t block;
   uint32_t prefixes[kTargets];  // Of the keys that are searched for.
-  // The keys of the smallest and the largest element, or, of neighbours of the edge,
-  // the one above and the one up to it. The smaller are kept with their bits turned, so
-  // that 0 is none.
+  // The keys of the smallest and the largest element, or of the neighbours of the edge,
+  // the one above it and the one up to it. The smaller keys are kept with their bits
+  // inverted, so that 0 means none.
   uint32_t smallest_turned, largest, next_turned, last;
   uint32_t edge, pieces, done;
   uint32_t is_finished, has_prefix;
@@ -58,7 +58,7 @@ struct LargeBlock {
     return *static_cast<const volatile T*>(&number);
   }
 
-  // Returns a sum and makes it 0 for the next look.
+  // Returns a sum and resets it to 0 for the next scan.
   static __device__ int64_t Take(Sum& sum) {
     const int64_t taken = static_cast<int64_t>(Read(sum));
     sum = 0;
@@ -72,7 +72,7 @@ struct LargeBlock {
 static_assert(sizeof(LargeBlock) <= kLargeBlockWords * sizeof(uint64_t), "");
 static_assert(kLargeBlockWords * sizeof(uint64_t) % alignof(LargeBlock) == 0, "");
 
-// The scratch.
+// The parts of the scratch memory.
 struct LargeBlocks {
   explicit LargeBlocks(const FindLevels& args)
       : words(args.scratch),
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kLookThreads)
     LargeBlock& state = large.At(static_cast<int64_t>(large.pieces[i] >> 32));
     if (state.is_finished) continue;
     look(args, state, static_cast<int64_t>(large.pieces[i] & 0xFFFFFFFF));
-    __threadfence();  // What has been added is seen before it is counted.
+    __threadfence();  // The sums are visible before the piece is counted.
     __syncthreads();
     if (threadIdx.x == 0) {
       is_last = atomicAdd(&state.done, 1u) + 1 == state.pieces;

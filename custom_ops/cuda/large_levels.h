@@ -1,5 +1,4 @@
-// The levels of large blocks: what each look at their elements is for. How many looks
-// there are depends on the rule alone, so the host asks for them all at once.
+// The levels of large blocks: the purpose of each scan of their elements.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_LARGE_LEVELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_LARGE_LEVELS_H_
@@ -141,14 +140,14 @@ struct Search {
     const FixedPoint fixed_point = state.Fixed();
     const int64_t low = fixed_point(Low(args, state, t));
     const int64_t width = fixed_point(High(args, state, t)) - low;
-    if (width == 0) return 0;  // Then it is the high one.
+    if (width == 0) return 0;  // The level is the high one.
     const int64_t sum = static_cast<int64_t>(LargeBlock::Read(state.sums[t]));
     return CeilDiv(sum - low * total, width);
   }
 };
 
-// Looks for one digit of the largest key at which size * q less the sum of what is as
-// large or larger is negative (see FindSymmetric).
+// Looks for one digit of the largest key at which size * q less the sum of the elements
+// as large or larger is negative (see FindSymmetric).
 struct SearchSymmetric {
   int shift;
 
@@ -189,7 +188,7 @@ struct SearchSymmetric {
   }
 };
 
-// What an edge of the elements is for.
+// The purpose of an edge between the elements.
 enum class EdgeFor { kNeighbours, kSymmetric, kMean, kMeans };
 
 // Looks at both sides of an edge.
@@ -272,7 +271,7 @@ struct Edge {
 
 // -- The rules ----------------------------------------------------------------------
 
-// Whether there may be large blocks whose levels FindLevelsOfLarge finds.
+// Returns whether there may be large blocks, for FindLevelsOfLarge.
 inline bool FindsLevelsOfLarge(const FindLevels& args) {
   return args.size > kLargeBlock && args.count <= kMostLevels;
 }

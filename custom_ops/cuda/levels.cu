@@ -1,4 +1,4 @@
-// Levels of blocks: rounded to and averaged.
+// Rounding to the levels of blocks, and their mean.
 
 #include "digits.h"
 #include "random.h"
@@ -22,7 +22,7 @@ __device__ inline int64_t InnerLevelsUpTo(const float* levels, int64_t count, fl
   return low;
 }
 
-// The number k of inner levels that are at most x, and whether x goes up from there.
+// The number k of inner levels that are at most x, and whether x is rounded up.
 struct LevelBelow {
   __device__ LevelBelow(const PackLevels& args, int64_t block, float x) {
     const float* levels = args.levels + block * args.count;

@@ -1,4 +1,4 @@
-// What elements draw, as word_format.h says, by warps.
+// The random numbers of word_format.h, drawn by warps.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_RANDOM_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_RANDOM_H_
@@ -9,7 +9,7 @@ namespace tfgradcomp {
 namespace {
 
 // Draws the upper bits of the elements [begin, begin + count), a byte each. `begin` is
-// a multiple of 16. The warp must meet before it reads them.
+// a multiple of 16. The warp must synchronize before it reads them.
 __device__ inline void DrawUpper(RandomStream stream, int64_t begin, int count,
                                  uint32_t* upper) {
   for (int e = 16 * Lane(); e < count; e += 16 * kWarp) {
@@ -27,10 +27,10 @@ struct Comparison {
     return __fmul_rn(uniform, scale) < value;
   }
 
-  // By the upper bits alone. Where they do not decide, it does not hold for now.
+  // By the upper bits alone. If they do not decide, the result is false for now.
   __device__ bool Holds(uint32_t upper, bool* undecided) const {
     const float least = tfgradcomp_format::Uniform(upper, 0);
-    // Exact, and it takes no second conversion.
+    // Exact, without a second conversion.
     const float most = __fadd_rn(least, tfgradcomp_format::Uniform(0, 0xFFFF));
     const bool holds = Holds(least);
     *undecided = holds != Holds(most);
@@ -38,16 +38,16 @@ struct Comparison {
   }
 };
 
-// The elements of a warp's tile that are undecided. They wait until all of the tile are
-// known, so that most lanes have one when their lower bits are drawn. In shared memory.
+// The undecided elements of a warp's tile, in shared memory. They wait until all of
+// them are known, so that most lanes have one when the lower bits are drawn.
 class Waiting {
  public:
-  // The warp must meet before the first Add().
+  // The warp must synchronize before the first Add().
   __device__ void Clear() {
     if (Lane() == 0) count_ = 0;
   }
 
-  // Adds element e, or calls decide(e) where there is no room.
+  // Adds element e, or calls decide(e) if there is no room.
   template <typename Decide>
   __device__ void Add(int e, const Decide& decide) {
     const uint32_t place = atomicAdd(&count_, 1u);
@@ -58,7 +58,8 @@ class Waiting {
     }
   }
 
-  // Calls decide(e) for all that wait. The warp must meet before and after.
+  // Calls decide(e) for all elements that wait. The warp must synchronize before and
+  // after.
   template <typename Decide>
   __device__ void DecideAll(const Decide& decide) const {
     const int count = count_ < kMost ? count_ : kMost;

@@ -5,7 +5,7 @@
 namespace tfgradcomp {
 namespace {
 
-// Elements a lane, as many as share a block of Philox.
+// Elements per lane: those that share a block of Philox.
 constexpr int kShared = 4;
 
 __global__ void __launch_bounds__(kThreads)

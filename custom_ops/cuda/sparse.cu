@@ -1,8 +1,8 @@
 // Sparse words, and their mean.
 //
-// Warps mark what is, or may be, sent, a bit an element. How many are sent is counted a
-// chunk and added up, so that each warp knows where the words of its chunk begin: they
-// are in the order of elements, whatever warp is first.
+// Warps mark the elements that are, or may be, sent, a bit for each. The numbers of
+// elements sent are added up over the chunks, so that each warp knows where the words
+// of its chunk begin: words are in the order of elements, whatever warp is first.
 
 #include "block.h"
 #include "signs.h"
@@ -21,7 +21,7 @@ using tfgradcomp_format::WordsFor;
 
 // -- Packing ----------------------------------------------------------------------
 
-// What the scratch holds.
+// The parts of the scratch memory.
 struct Marks {
   Marks(uint32_t* scratch, int64_t size)
       : num_words(WordsFor(size, 2)),
@@ -41,7 +41,7 @@ struct Marks {
     if (Lane() < kSteps && word < num_words) words[word] = marked;
   }
 
-  // All lanes ask.
+  // All lanes must call this.
   __device__ bool HasAny(int64_t chunk) const {
     const uint32_t marked = Lane() < kSteps ? At(chunk, Lane()) : 0;
     return __ballot_sync(kAllLanes, marked != 0) != 0;
@@ -49,7 +49,7 @@ struct Marks {
 
   int64_t num_words;
   uint32_t* words;    // [num_words]
-  uint32_t* counts;   // [chunks]: of the words sent, then of those before the chunk.
+  uint32_t* counts;   // [chunks]: the words sent, later the words before the chunk.
   uint32_t* largest;  // [num_blocks]: bits of the largest magnitude selected.
 };
 
@@ -81,8 +81,8 @@ __device__ void EachGathered(const Args& args, int64_t chunk, const Body& body) 
   AddCount(args.nonfinite, nonfinite);
 }
 
-// Makes a number at least as large as `least`. What is read may be old, and so too
-// small: then the atomic operation finds out. Most warps are spared it.
+// Raises a number to at least `least`. The value read first may be outdated, and so too
+// small; then the atomic operation corrects it. Most warps do not need it.
 __device__ inline void Raise(uint32_t* number, uint32_t least) {
   if (*static_cast<volatile uint32_t*>(number) < least) atomicMax(number, least);
 }
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Of what is selected keeps what is sent.
+// Keeps the elements sent of those selected.
 __global__ void __launch_bounds__(kThreads)
     CountSentKernel(PackUnambiguous args, Marks marks) {
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
         if (Lane() == step) own = kept;
         count += __popc(kept);
       }
-      __syncwarp();  // All have read.
+      __syncwarp();  // All lanes have read.
       marks.Store(chunk, own);
     }
     if (Lane() == 0) marks.counts[chunk] = count;
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Turns the counts of chunks into those of all before them. One thread block; each
-// thread has several neighbouring chunks, so that the block meets seldom.
+// Turns the counts of chunks into the counts before them. One thread block; each thread
+// has several neighbouring chunks, so that the block synchronizes seldom.
 __global__ void __launch_bounds__(kManyThreads)
     AddUpKernel(uint32_t* counts, int64_t chunks, int64_t* count) {
   constexpr int kChunksAtOnce = 16;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
     if (!marks.HasAny(chunk)) continue;
     EachSent(marks, chunk, [&](int64_t j, int64_t place) {
-      // What is left has the sign of what there was.
+      // The remainder has the sign of r.
       args.words[place] = SparseWord(BitsOf(args.new_residual[j]), 0, j);
     });
   }
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads) MeanOfSparseKernel(MeanOfSparse args
       for (at += Lane(); at < args.num_words; at += kWarp) {
         const int64_t j = IndexOf(words[at]);
         if (j >= end) break;
-        if (j < begin) continue;  // Out of order: what comes of it is not said.
+        if (j < begin) continue;  // Out of order: the result is undefined.
         float& sum = tile[j - begin];
         sum = __fadd_rn(sum, __fmul_rn(scale[blocks.Of(j)], FactorOf(words[at])));
       }

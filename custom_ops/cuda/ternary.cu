@@ -5,9 +5,10 @@
 namespace tfgradcomp {
 namespace {
 
-// A warp takes tiles of a few words a lane, so that all lanes have as many blocks of
-// upper bits to draw. They come in parts of a word a lane: in shared memory, its
-// elements are five float4 that no bank serves twice in a quarter of a warp.
+// A warp takes tiles of a few words per lane, so that all lanes draw the same number of
+// blocks of upper bits. A tile has parts of one word per lane: in shared memory, the
+// word's elements are five float4, which a quarter of a warp reads without bank
+// conflicts.
 constexpr int kDigits = tfgradcomp_format::kTernaryDigits, kQuads = kDigits / 4;
 constexpr int kParts = 4, kPart = kWarp * kDigits, kTile = kParts * kPart;
 static_assert(kTile / 16 % kWarp == 0, "Some lanes would draw more than others.");
@@ -24,7 +25,7 @@ __device__ inline Comparison ComparisonOf(float x, float limit, float scale) {
   return {scale, limit < magnitude ? limit : magnitude};
 }
 
-// Adds to the words what the element is, if it is kept.
+// Adds the element to the words, if it is kept.
 __device__ inline void Decide(const PackTernary& args, const TileBlocks& blocks,
                               int64_t begin, int e, uint32_t* words) {
   const float x = args.x.whole[begin + e];

@@ -44,8 +44,8 @@ void Check(const char* error) {
   if (error != nullptr) throw std::runtime_error(error);
 }
 
-// A stream that no other waits for: what a kernel gives to the null stream instead runs
-// before it has its inputs.
+// A stream that does not synchronize with the null stream: work that a kernel puts on
+// the null stream by mistake runs before its inputs are there.
 class Stream {
  public:
   Stream() { Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
@@ -80,14 +80,14 @@ class Memory {
   void* memory_;
 };
 
-// How the arrays of a kernel lie in the memory of the GPU.
+// The layout of a kernel's arrays in the memory of the GPU.
 struct Placing {
   int offset;    // Elements between an aligned address and an array's first one.
-  size_t guard;  // Bytes behind an array that must stay as they are.
+  size_t guard;  // Bytes behind an array that must not change.
 };
 
-// Copies of a kernel's arrays on the GPU, with memory around them that must stay as it
-// is. Inputs wait in memory of their own until `Fill`.
+// Copies of a kernel's arrays on the GPU, with memory around them that must not change.
+// Inputs wait in separate memory until `Fill`.
 class DeviceBuffers {
  public:
   DeviceBuffers(const Placing& placing, cudaStream_t stream)
@@ -120,7 +120,7 @@ class DeviceBuffers {
     field = Allocate(field, most, true);
   }
 
-  // On the stream: what is not input is a pattern.
+  // Fills on the stream: memory that is no input gets a pattern.
   void Fill() const {
     for (const Buffer& buffer : buffers_) {
       const Memory& memory = buffer.memory;
@@ -151,7 +151,7 @@ class DeviceBuffers {
     }
   }
 
-  int64_t bytes = 0;  // What a kernel has to read and to write.
+  int64_t bytes = 0;  // The bytes that a kernel has to read and to write.
 
  private:
   struct Buffer {

@@ -6,9 +6,9 @@
 namespace tfgradcomp {
 namespace {
 
-// Signs for signs: 32 votes at once, counted in bits. Plane p holds bit p of the number
-// of plus votes of each element of a word. One thread has several words, so that few
-// workers, too, have enough loads under way.
+// Votes on signs with a reply of signs: 32 votes at once, bit-sliced. Plane p holds bit
+// p of the number of plus votes of each element of a word. One thread has several
+// words, so that there are enough loads in flight even with few workers.
 template <int kPlanes, int kWords>
 __global__ void __launch_bounds__(kThreads)
     SignVoteKernel(MajorityVote args, int64_t words_per_worker) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
     SumCodesOfTile<4>(args.words, args.num_workers, words_per_worker, base, begin,
                       count, tile);
     __syncwarp();
-    // Four at a time, whose coins are in one word.
+    // Four elements at a time, whose coins are in one word.
     for (int e = 4 * Lane(); e < count; e += 4 * kWarp) {
       const int end = count - e < 4 ? count - e : 4;
       bool tied = false;

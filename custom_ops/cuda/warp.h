@@ -1,6 +1,5 @@
-// What all kernels share. One warp takes a tile of the flat vector at a time; which
-// thread block it belongs to never matters, so thread blocks need no barriers (but see
-// block.h).
+// Helpers of all kernels. One warp takes a tile of the flat vector at a time. Its
+// thread block does not matter, so thread blocks need no barriers (but see block.h).
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_WARP_H_
@@ -22,8 +21,8 @@ using tfgradcomp_format::SignCode;
 constexpr int kWarp = 32, kWarpsPerBlock = 8, kThreads = kWarp * kWarpsPerBlock;
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-// Enough thread blocks to fill any GPU several times; beyond it warps take more tiles.
-// A check sets few, so that the loops of small vectors take turns, too.
+// Enough thread blocks to fill any GPU several times; for more tiles, warps loop.
+// Checks set few thread blocks, so that warps loop over small vectors, too.
 #ifndef TFGRADCOMP_MAX_THREAD_BLOCKS
 #define TFGRADCOMP_MAX_THREAD_BLOCKS (1 << 14)
 #endif
@@ -85,7 +84,7 @@ struct Larger {
   }
 };
 
-// On how many lanes something holds.
+// The number of lanes on which something holds.
 __device__ inline int CountLanes(bool holds) {
   return __popc(__ballot_sync(kAllLanes, holds));
 }
@@ -94,7 +93,7 @@ __device__ inline bool IsNonfinite(float value) {
   return (BitsOf(value) & 0x7FFFFFFF) >= 0x7F800000;
 }
 
-// Adds what a warp counted: integers, so that the order of warps is no matter.
+// Adds a warp's count. Sums of integers do not depend on the order of warps.
 __device__ inline void AddCount(int64_t* total, int64_t count) {
   if (Lane() != 0 || count == 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(total),  // NOLINT: CUDA's own type.
@@ -119,8 +118,8 @@ __device__ inline int64_t BlockOf(const int64_t* row_splits, int64_t first,
   return first;
 }
 
-// The blocks that the elements [begin, end) lie in, so that the search over all blocks
-// is done once a tile, and none an element where the tile lies in one block.
+// The blocks of the elements [begin, end). All blocks are searched once per tile, and
+// no search per element is needed if the tile lies in one block.
 class TileBlocks {
  public:
   __device__ TileBlocks(const int64_t* row_splits, int64_t num_blocks, int64_t begin,

@@ -1,5 +1,4 @@
-// Ranges of the numbers that an op is made with: checked where a graph is built, and
-// again where it runs.
+// Checks of an op's attributes, made when a graph is built and again when it runs.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_ARGUMENTS_H_
@@ -37,14 +36,14 @@ inline absl::Status CheckCount(int64_t count) {
   return Invalid("count must be in [0, 2**48]. Received: count=", count);
 }
 
-// A block's levels, whose places are codes.
+// The number of a block's levels, which are numbered by codes.
 inline absl::Status CheckLevelCount(int64_t least, int64_t count) {
   if (count >= least && count <= kMaxLevels) return absl::OkStatus();
   return Invalid("levels must be at least ", least, " and at most ", kMaxLevels,
                  " a block. Received: ", count);
 }
 
-// The rules of find_levels, and how many levels each of them finds.
+// The rules of find_levels and the number of levels that each rule finds.
 inline absl::Status CheckRule(const std::string& rule, int64_t count, int64_t sweeps,
                               LevelRule* found) {
   const bool in_range = count >= 2 && count <= kMaxLevels;
@@ -71,7 +70,7 @@ inline absl::Status CheckRule(const std::string& rule, int64_t count, int64_t sw
       "', count=", count, ", sweeps=", sweeps);
 }
 
-// The sizes of the parts that a vector of `count` elements is written to.
+// The sizes of the parts into which a vector of `count` elements is written.
 inline absl::Status CheckSizes(const std::vector<int64_t>& sizes, int64_t num_values,
                                int64_t count) {
   int64_t total = 0;
@@ -86,7 +85,7 @@ inline absl::Status CheckSizes(const std::vector<int64_t>& sizes, int64_t num_va
       ". Received: sizes=[", absl::StrJoin(sizes, ", "), "], num_values=", num_values);
 }
 
-// The rules of updates: how many coefficients each of them has, and how many lists of
+// The rules of updates, each with its number of coefficients and its number of lists of
 // variables beside the weights.
 inline absl::Status CheckUpdateRule(const std::string& rule, UpdateRule* found,
                                     int* num_coefficients, int* num_slots) {
@@ -125,7 +124,7 @@ inline absl::Status CheckQuorum(int64_t quorum) {
                  quorum);
 }
 
-// The base of the sum of N codes: the one given, if there is one, else the least.
+// The base of the sum of N codes: the base given, else the least that holds the sum.
 inline absl::Status BaseOfSum(int64_t num_workers, int64_t base,
                               const std::vector<int64_t>& given, int64_t* sum_base) {
   if (num_workers < 1 || num_workers > (kMaxBase - 1) / (base - 1)) {
@@ -145,7 +144,7 @@ inline absl::Status BaseOfSum(int64_t num_workers, int64_t base,
       num_workers, ", base=", base, ", sum_base=", absl::StrJoin(given, ", "));
 }
 
-// Whether step * total - zero stays inside int32 for each total that N codes can have.
+// Checks that step * total - zero fits into int32 for each total that N codes can have.
 inline absl::Status CheckLevels(int64_t num_workers, int64_t base, int64_t step,
                                 int64_t zero) {
   constexpr int64_t kLimit = int64_t{1} << 31;

@@ -57,7 +57,7 @@ class UnpackCodesOp : public KernelOp<Device, UnpackCodes> {
     TensorShape shape = words.shape();
     shape.set_dim(words.dims() - 1, count_);
     args->words = Data<uint32_t>(words);
-    // Without rows there is nothing to compute, whatever the count is.
+    // Without rows there is nothing to compute, whatever `count` is.
     args->size = shape.num_elements() > 0 ? count_ : 0;
     args->rows = args->size > 0 ? shape.num_elements() / count_ : 0;
     args->base = base_;

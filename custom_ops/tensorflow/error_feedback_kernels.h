@@ -11,8 +11,8 @@
 
 namespace tfgradcomp {
 
-// Reads the inputs that all ops of the server have: what was sent is inputs 0 and 1,
-// the residual is input 2 and the ratio is input 3.
+// Reads the common inputs of the server's ops: 0 and 1 are the words and scales that
+// the workers sent, 2 is the residual and 3 is the ratio.
 template <typename Device, typename Args>
 absl::Status ServerInputs(OpKernelContext* context, int row_splits, Args* args) {
   TF_RETURN_IF_ERROR(FirstVector(context, 2, "residual", &args->size, &args->residual));

@@ -9,8 +9,8 @@
 
 namespace tfgradcomp {
 
-// Checks the inputs that all ops of the server have: what was sent, the residual and
-// the ratio.
+// Checks the common inputs of the server's ops: the words and scales that the workers
+// sent, the residual and the ratio.
 inline absl::Status ServerInputs(InferenceContext* c, int row_splits,
                                  DimensionHandle* size, DimensionHandle* num_blocks) {
   ShapeHandle sent;

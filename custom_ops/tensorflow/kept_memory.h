@@ -1,9 +1,9 @@
 // Memory of a method's state on the host, kept from step to step.
 //
 // A step writes new momenta and residuals beside the old ones, which are freed after
-// it. The system takes back blocks as large as these and gives out new ones page by
-// page, which costs more than all the arithmetic of a step. Here a freed block waits
-// for the next step instead, as long as no more bytes wait than are in use.
+// the step. The system takes back such large blocks and gives out new blocks page by
+// page, which costs more than all arithmetic of a step. Here a freed block waits for
+// the next step instead, as long as no more bytes wait than are in use.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_
@@ -19,12 +19,12 @@
 
 namespace tfgradcomp {
 
-// Smaller blocks are the C library's, which does not give them back at once.
+// Smaller blocks come from the C library, which does not give them back at once.
 constexpr size_t kKeptBytes = size_t{1} << 20;
 
 class KeptMemory : public tensorflow::Allocator {
  public:
-  // One for the process, which ends without it.
+  // There is one object for the process. It is never destroyed.
   static KeptMemory* Get() {
     static KeptMemory* const memory = new KeptMemory;
     return memory;
@@ -58,8 +58,7 @@ class KeptMemory : public tensorflow::Allocator {
   }
 
  private:
-  // A waiting block of this size, or null. Steps ask for the same sizes again and
-  // again.
+  // Returns a waiting block of this size, or null. All steps ask for the same sizes.
   void* Take(size_t size) {
     for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
       if (block->second != size) continue;
@@ -73,7 +72,7 @@ class KeptMemory : public tensorflow::Allocator {
 
   std::mutex mutex_;
   std::unordered_map<void*, size_t> sizes_;
-  // That wait, the longest first.
+  // The blocks that wait, the longest waiting first.
   std::deque<std::pair<void*, size_t>> blocks_;
   size_t used_ = 0, waiting_ = 0;
 };

@@ -1,4 +1,4 @@
-// What the kernels of the ops share, on any device. A kernel checks its arguments,
+// The common part of the ops' kernels, on any device. A kernel checks its arguments,
 // allocates its results and hands a struct of ../kernels.h to `Device::Launch`.
 //
 // `Device::kOnHost` says whether the host can read the memory of the device. Only then
@@ -69,7 +69,7 @@ struct Memory {
   Tensor scratch;
   Cut cut, moments;
   UpdateMemory update;
-  Tensor words, count;  // For words of which only the kernel knows the number.
+  Tensor words, count;  // For words whose number only the kernel knows.
 };
 
 // The base class of all kernels. Subclasses read the attributes in their constructors.
@@ -276,7 +276,7 @@ absl::Status InputVector(OpKernelContext* context, const char* name,
                  vector->scale);
 }
 
-// Reads the vector x, whose parts are the first inputs, and the number of these.
+// Reads the vector x, whose parts are the first inputs, and the number of parts.
 template <typename Device, typename Args>
 absl::Status InputParts(OpKernelContext* context, Memory* memory, Args* args,
                         int* num_parts) {

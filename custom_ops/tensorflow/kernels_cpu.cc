@@ -19,9 +19,9 @@ using CpuWorkerThreads = ::tensorflow::DeviceBase::CpuWorkerThreads;
 // Below this, waking threads takes longer than they save.
 constexpr int64_t kBytesForThreads = 256 * 1024;
 
-// Gives a thread the floating-point state of the op's thread while it works for it:
-// TensorFlow's threads take denormals for zeros, the main thread does not, and a result
-// must not depend on which of them got a range.
+// Gives a thread the floating-point state of the op's thread while it works for the op.
+// TensorFlow's threads flush denormals to zero and the main thread does not; a result
+// must not depend on the thread that computes it.
 class FloatingPointState {
  public:
 #if defined(__x86_64__)
@@ -50,7 +50,7 @@ void RunInPool(void* pool, int64_t units, int64_t bytes_per_unit,
     return;
   }
   const unsigned state = FloatingPointState::Current();
-  // The cost of a unit is in cycles, of which a byte takes about one.
+  // The cost of a unit is in cycles; a byte takes about one cycle.
   threads->workers->ParallelFor(units, bytes_per_unit,
                                 [body, closure, state](int64_t begin, int64_t end) {
                                   FloatingPointState same(state);

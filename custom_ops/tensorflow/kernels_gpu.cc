@@ -20,7 +20,7 @@ struct OnGpu {
         absl::StrCat("CUDA could not launch the kernel: ", error));
   }
 
-  // Waits for what has been launched.
+  // Waits for all launched work.
   static absl::Status Read(OpKernelContext* context, const int64_t* number,
                            int64_t* copy) {
     const char* error = ReadNumber(StreamOf(context), number, copy);

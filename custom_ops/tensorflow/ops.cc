@@ -1,13 +1,13 @@
 // The ops as TensorFlow sees them: their names, arguments and static shapes.
-// ../kernels.h says what they compute; the values of the arguments are checked by their
-// kernels.
+// ../kernels.h states what they compute; their kernels check the values of the
+// arguments.
 //
-// An optional argument is a list of no tensor or one. The vector x is the list of its
-// parts, in order and of any shapes, each element of which is multiplied by x_scale.
-// The values that an op writes are a list of parts of the given sizes.
+// An optional argument is a list of at most one tensor. The vector x is the list of its
+// parts, in order and of any shapes; each element is multiplied by x_scale. The values
+// that an op writes are a list of parts of the given sizes.
 //
-// The families of ops are headers, compiled together here: to parse TensorFlow's
-// headers takes longer than to compile all ops.
+// The families of ops are headers, compiled together here, because parsing TensorFlow's
+// headers takes longer than compiling all ops.
 
 #include "blocks_ops.h"
 #include "codes_ops.h"
@@ -18,7 +18,7 @@
 #include "sparse_ops.h"
 #include "votes_ops.h"
 
-// Says how this library was built, for `python -m tfgradcomp.ops --info`.
+// Returns how this library was built, for `python -m tfgradcomp.ops --info`.
 extern "C" __attribute__((visibility("default"))) const char* tfgradcomp_built_with() {
   return TFGRADCOMP_BUILT_WITH;
 }

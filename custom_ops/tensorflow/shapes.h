@@ -1,4 +1,4 @@
-// What the shape functions of the ops share.
+// Helpers of the ops' shape functions.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPES_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_SHAPES_H_
@@ -53,8 +53,8 @@ inline absl::Status AddElements(InferenceContext* c, int begin, int end,
   return absl::OkStatus();
 }
 
-// Reads how many of the first inputs are the parts of the vector x, and how many
-// elements they have together.
+// Reads the number of parts of the vector x, which are the first inputs, and the number
+// of their elements.
 inline absl::Status JoinParts(InferenceContext* c, DimensionHandle* size,
                               int* num_parts) {
   TF_RETURN_IF_ERROR(c->GetAttr("num_parts", num_parts));
@@ -62,7 +62,7 @@ inline absl::Status JoinParts(InferenceContext* c, DimensionHandle* size,
 }
 
 // Sets the shapes of the outputs, which are the parts of a vector of `count` elements.
-// An op that updates variables by them has none.
+// An op that updates variables has no outputs.
 inline absl::Status SetParts(InferenceContext* c, int64_t count) {
   if (c->num_outputs() == 0) return absl::OkStatus();
   std::vector<int64_t> sizes;
@@ -114,7 +114,7 @@ inline absl::Status WorkersScale(InferenceContext* c, int index,
   return c->Merge(c->input(index), c->Matrix(num_workers, num_blocks), &shape);
 }
 
-// What an op has that updates variables by its values, instead of writing them: see
+// The inputs and attributes of an op that updates variables by its values: see
 // updates.h.
 #define TFGRADCOMP_UPDATES          \
   Input("coefficients: float")      \

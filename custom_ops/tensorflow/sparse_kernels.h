@@ -13,8 +13,8 @@
 
 namespace tfgradcomp {
 
-// The base class of kernels that pack sparse words, as many as they find. The words are
-// the first output.
+// The base class of kernels that pack sparse words, whose number is not known before.
+// The words are the first output.
 template <typename Device, typename Args>
 class SparseOp : public KernelOp<Device, Args> {
  public:
@@ -46,7 +46,7 @@ class SparseOp : public KernelOp<Device, Args> {
     return Vector(context, *next - 1, "residual", args->size, &args->residual);
   }
 
-  // Allocates room for as many words as there can be, and what else the kernel needs.
+  // Allocates room for the largest number of words, and the kernel's other memory.
   absl::Status Room(OpKernelContext* context, int64_t num_blocks, Args* args,
                     Memory* memory) const {
     const auto allocate = [context](tensorflow::DataType type, int64_t size,
@@ -173,8 +173,8 @@ class MeanOfSparseOp : public ValuesOp<Device, MeanOfSparse> {
     TF_RETURN_IF_ERROR(Blocks<Device>(context, 2, args));
     TF_RETURN_IF_ERROR(WorkersScale(context, 1, "scale", args->num_workers,
                                     args->num_blocks, &args->scale));
-    // A GPU would have to be waited for. Its kernel stays inside its buffers with any
-    // words, as the CPU's does.
+    // Not checked on a GPU, for which the op would have to wait. Its kernel stays
+    // inside its buffers with any words, as the CPU's does.
     if constexpr (Device::kOnHost) TF_RETURN_IF_ERROR(CheckOrder(*args));
     return OutputParts<Device>(context, this->sizes_, memory, args);
   }

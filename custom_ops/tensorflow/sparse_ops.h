@@ -12,7 +12,7 @@
 
 namespace tfgradcomp {
 
-// Checks the inputs that all ops that pack sparse words have: x, moments and the
+// Checks the common inputs of the ops that pack sparse words: x, moments and the
 // residual.
 // `*next` becomes the input after them.
 inline absl::Status Gathered(InferenceContext* c, DimensionHandle* size, int* next) {

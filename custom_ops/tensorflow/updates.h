@@ -20,7 +20,7 @@
 
 namespace tfgradcomp {
 
-// What is kept until the variables are updated: their references and locks.
+// References and locks that are kept until the variables are updated.
 struct UpdateMemory {
   using Variable = tensorflow::core::RefCountPtr<tensorflow::Var>;
 
@@ -73,7 +73,7 @@ class Updater {
       }
     }
     Lock(memory);
-    // In the order of the lists; those of a list that the rule lacks are none.
+    // In the order of the lists. A list that the rule lacks is empty.
     auto variable = memory->variables.begin();
     for (int i = 0; i <= num_slots_; ++i) {
       TF_RETURN_IF_ERROR(Fill(context, sizes, &variable, memory, lists[i].cut));
@@ -95,7 +95,7 @@ class Updater {
                    " sizes");
   }
 
-  // In the order of their addresses, as TensorFlow does, so that nobody waits for ever.
+  // Locks in the order of addresses, as TensorFlow does, to prevent a deadlock.
   static void Lock(UpdateMemory* memory) {
     std::vector<tensorflow::mutex*> mutexes;
     for (const auto& variable : memory->variables) mutexes.push_back(variable->mu());
@@ -127,7 +127,7 @@ class Updater {
                        ". Received: ", tensor->DebugString(0));
       }
       if (var->copy_on_read_mode.load() || !tensor->RefCountIsOne()) {
-        // Somebody still reads what it is now.
+        // Another op still reads the current value.
         tensorflow::Tensor copy;
         TF_RETURN_IF_ERROR(
             context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));

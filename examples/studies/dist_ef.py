@@ -1,12 +1,12 @@
-"""Error feedback by blocks next to float32 and to signs, as batches shrink.
+"""Compare error feedback by blocks with float32 and with signs, as batches shrink.
 
     python examples/studies/dist_ef.py
     python examples/studies/dist_ef.py --quick
 
 A small LeNet learns Fashion-MNIST on four virtual workers with 8, 16 and 32 examples
-each, all of which see the same number of examples: SGD with Nesterov momentum in
-float32, DistEFBlockSGDM with the same learning rate, and Signum with the rate that
-suits it best. Rates are chosen on examples that are held out. Writes
+each, all with the same total of examples: SGD with Nesterov momentum in
+float32, DistEFBlockSGDM with the same learning rate, and Signum with its best rate.
+Rates are chosen on held-out examples. Writes
 examples/results/dist_ef.csv, dist_ef_rates.csv and dist_ef_blocks.csv, and the tables
 and the figure of docs/studies/dist_ef.md; `--quick` takes few steps of one seed and
 writes nothing.
@@ -36,14 +36,14 @@ WAYS = {
         keras.optimizers.SGD(0.1), MOMENTUM, min_size=0
     ),
 }
-# As in the paper, error feedback takes the rates that suit float32.
+# As in the paper, error feedback uses float32's rates.
 RATES = {
     FLOAT: (0.01, 0.02, 0.05, 0.1),
     "Signum": (3e-4, 1e-3, 3e-3, 1e-2),
 }
 RATES_SEED = 100
 LOSSES = [f"loss_{part}" for part in range(1, repeated.PARTS + 1)]
-# What is compressed, in the blocks' table: 16 examples a worker.
+# Vectors of the blocks' table, examples a worker, and batches a point.
 VECTORS, BLOCKS_BATCH, SAMPLES = ("g", "p"), 16, 10
 BLOCKS = ("variation", "whole", "bound", "blocks")
 BLOCKS_TITLES = ("deviation over mean", "δ, one scale", "δ, bound by blocks")
@@ -51,7 +51,7 @@ BLOCKS_TITLES += ("δ, by blocks",)
 
 
 class Study:
-    """The trainings, each of which is taken once.
+    """The trainings; each runs once.
 
     Args:
         strategy: The virtual workers.
@@ -85,7 +85,7 @@ class Study:
         return trainer, losses
 
     def rate(self, key):
-        """Return the accuracy of a learning rate on examples that are held out."""
+        """Return the accuracy of a learning rate on held-out examples."""
         way, batch, rate = key["way"], key["batch"], key["rate"]
         trainer, _ = self._run(way, batch, RATES_SEED, rate)
         return {"accuracy": trainer.accuracy(self._held_out)}
@@ -118,7 +118,7 @@ class Study:
         return found
 
     def _blocks_at(self, model, seed):
-        """Return the figures of what a worker compresses, at a point of a training."""
+        """Return the figures of a worker's compressed vectors, at some step."""
         (bucket,) = model.optimizer.stepper.buckets
         momentum, residual = (
             _tensors(bucket, state)
@@ -148,7 +148,7 @@ class Study:
 
 
 def _tensors(bucket, state):
-    """Return what worker 0 keeps for each variable, in the model's order."""
+    """Return worker 0's state of each variable, in the model's order."""
     pieces = bucket.split(state.local_values()[0])
     return [
         value.numpy() for _, value in sorted(pieces.items(), key=lambda one: one[0])
@@ -156,15 +156,15 @@ def _tensors(bucket, state):
 
 
 def block_figures(blocks):
-    """Return the figures of Figure 1 of the paper, and one more.
+    """Return the figures of Figure 1 of the paper, and another figure.
 
     Args:
-        blocks: The vector v that is compressed, an array a block.
+        blocks: The compressed vector v, an array a block.
 
     Returns:
-        The deviation of the magnitudes over their mean, the mean over blocks; then of
-        three compressors the largest delta with |C(v) - v|² <= (1 - delta)·|v|²: of one
-        scale for all, what Proposition 1 grants to one a block, and what that has.
+        The deviation of the magnitudes over their mean, as a mean over blocks. Then the
+        largest delta with |C(v) - v|² <= (1 - delta)·|v|²: of one scale for all, the
+        bound of Proposition 1 for one scale a block, and the delta of that compressor.
     """
     magnitudes = [np.abs(np.ravel(block)).astype(np.float64) for block in blocks]
     variations = [m.std() / m.mean() for m in magnitudes if m.size > 1 and m.any()]
@@ -183,7 +183,7 @@ def block_figures(blocks):
 
 
 def accuracy_table(rows):
-    """Return the accuracies with intervals over the seeds, and what ways lack."""
+    """Return the accuracies, and their differences from float32, with intervals."""
     titles = ["examples a worker", "way", "rate", "accuracy", "less float32, same seed"]
     titles.append("training loss, last eighth")
     lines = []

@@ -1,4 +1,4 @@
-"""What error feedback lacks of float32, with one thing changed at a time.
+"""Compare error feedback with float32, with one thing changed at a time.
 
     python examples/studies/dist_ef_causes.py
     python examples/studies/dist_ef_causes.py --quick
@@ -27,11 +27,11 @@ FLOAT, FEEDBACK = dist_ef.FLOAT, dist_ef.FEEDBACK
 
 
 class Case(NamedTuple):
-    """What is changed.
+    """A change of the setting.
 
     Attributes:
-        factor: Of the rate that float32 has in `dist_ef.py`.
-        rate_of: Function of a rate that returns it by parts of the training.
+        factor: Factor of float32's rate in `dist_ef.py`.
+        rate_of: Function of a rate that returns the rates of the training's parts.
         block_size: Of error feedback; None: a block a tensor.
         normalized: Whether the network has batch normalization.
     """
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def kept(rate):
-    """Return a learning rate by parts that never changes."""
+    """Return a constant learning rate, by parts."""
     return lambda part: rate
 
 
@@ -63,7 +63,7 @@ class Causes:
 
     Args:
         strategy: The virtual workers.
-        rate: That of float32 in `dist_ef.py`.
+        rate: Float32's rate in `dist_ef.py`.
         examples: Of all workers together, in a training.
     """
 
@@ -106,7 +106,7 @@ class Causes:
 
 
 def table(rows):
-    """Return accuracies with intervals over seeds, and what error feedback lacks."""
+    """Return accuracies and their differences from float32, with intervals."""
     titles = ["changed", FLOAT, FEEDBACK, "less float32, same seed"]
     titles.append("training loss less float32's, first, fourth and last eighth")
     lines, losses = [], [dist_ef.LOSSES[part] for part in (0, 3, -1)]

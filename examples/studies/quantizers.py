@@ -1,4 +1,4 @@
-"""Quantizers with a small ResNet, in the manner of the ORQ paper's tables.
+"""Train a small ResNet with quantizers, as in the ORQ paper's tables.
 
     python examples/studies/quantizers.py
     python examples/studies/quantizers.py --parts ladder workers
@@ -15,8 +15,8 @@ Training, 2019:
     rates      the learning rate of full precision, which all methods take
 
 Writes examples/results/quantizers.csv, the tables of docs/studies/quantizers.md and its
-figure; a run that was cut short goes on where it was. `--quick` takes two steps of two
-methods and writes nothing.
+figure; an interrupted run resumes. `--quick` takes two steps of two methods and writes
+nothing.
 """
 
 import functools
@@ -50,7 +50,7 @@ METHODS = {
     "QSGD-9": ("QSGD", {"levels": 9}, 69.52),
     "ORQ-9": ("ORQ", {"levels": 9}, 72.37),
     "Linear-9": ("LinearQuantization", {"levels": 9}, 68.62),
-    # Clipped to 2.5 deviations, as its own paper has it; not in Table 2.
+    # Clipped to 2.5 deviations, as in its paper; not in Table 2.
     "TernGrad": ("TernGrad", {}, None),
 }
 PAPER_LADDER = {method: paper for method, (*_, paper) in METHODS.items() if paper}
@@ -61,7 +61,7 @@ PAPER_BLOCKS = {
     "ORQ-3": (91.66, 90.92, 90.18, 88.86, 87.08),
 }
 CLIP_FACTORS = (None, 1.7, 2.5)
-# Table 4: what c = 1.7 and c = 2.5 lose of full precision's accuracy, ResNet-110,
+# Table 4: losses of c = 1.7 and c = 2.5 against full precision, ResNet-110,
 # CIFAR-10.
 PAPER_CLIPPING = {
     "ORQ-3": (-0.35, -1.14),
@@ -95,7 +95,7 @@ COLUMNS = ("accuracy", "bits")
 
 
 class Run(NamedTuple):
-    """A training, but for the number of workers, the data and the seed."""
+    """A training's settings, except the number of workers, the data and the seed."""
 
     method: str
     block_size: int = 2048
@@ -105,7 +105,7 @@ class Run(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the study: what is trained, and for how long."""
+    """A part of the study: its trainings and their length."""
 
     runs: list[Run]
     images: int = 12_800
@@ -158,12 +158,12 @@ def make_optimizer(run: Run, steps: int, seed: int):
     return getattr(tfgradcomp, wrapper)(
         sgd,
         block_size=run.block_size,
-        # "auto" would find that one worker needs no compression.
+        # "auto" would notice that one worker needs no compression.
         transport="all_gather",
         # As in the paper, where small variables are quantized like all others.
         min_size=0,
         seed=seed,
-        # A run that diverges has the accuracy that it has.
+        # The accuracy of a diverging run is a result as well.
         nonfinite="skip",
         **arguments,
     )
@@ -178,7 +178,7 @@ def keys_of(part: Part, seeds: range | list[int]) -> list[dict]:
 
 @functools.cache
 def datasets(images: int):
-    """Return the first images to train with, and as many of 10,000 to test with."""
+    """Return the first images for training, and as many of 10,000 for testing."""
     return data.first(data.load(), images)
 
 
@@ -241,9 +241,9 @@ class Results:
         return f"{statistics.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
     def less(self, run: Run, other: Run) -> list[float]:
-        """Return what a run has more than another one, seed by seed.
+        """Return the differences between two runs, seed by seed.
 
-        A seed stands for the same weights to begin with, and batches.
+        Equal seeds have equal initial weights and batches.
         """
         return study.less(self._rows[run], self._rows.get(other, {}))
 
@@ -254,7 +254,7 @@ class Results:
 
 
 def plain_of(part: str) -> Run:
-    """Return the run of a part that has full precision."""
+    """Return the full-precision run of a part."""
     return next(run for run in PARTS[part].runs if run.method == "FP")
 
 
@@ -325,7 +325,7 @@ TABLES = {
 
 
 def draw(of_parts: dict[str, Results]):
-    """Draw what methods have less than full precision, by their bits."""
+    """Draw the methods' losses against full precision, by their bits."""
     titles = {"ladder": "one worker", "workers": "four workers"}
     titles = {part: title for part, title in titles.items() if of_parts[part]}
     made = study.figure("studies/quantizers", len(titles), sharex=True)

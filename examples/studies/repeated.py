@@ -1,7 +1,7 @@
 """Many short trainings of a small network that share one compiled step.
 
-To compile the step of several virtual workers takes as long as hundreds of steps. So a
-study of many seeds compiles it once for each optimizer and begins anew in between.
+Compiling the step of several virtual workers takes as long as hundreds of steps. So a
+study of many seeds compiles it once for each optimizer and resets the training between.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def make_loss():
 
 
 def load(size):
-    """Return (images, labels) for training, for choosing rates, and of the test.
+    """Return (images, labels) for training, for choosing rates, and for testing.
 
     Args:
         size: Of the examples for training.
@@ -71,7 +71,7 @@ def load(size):
 
 
 def best_rates(rows, columns):
-    """Return the learning rate of the best accuracy, by the values of some columns."""
+    """Return the learning rate with the best accuracy, by values of some columns."""
     best = {}
     for row in rows:
         key = tuple(row[column] for column in columns)
@@ -96,7 +96,7 @@ def rates_table(rows, columns):
 
 
 class Trainer:
-    """A model and its optimizer, which begin anew with each training.
+    """A model and its optimizer, which are reset before each training.
 
     Attributes:
         model: The compiled model.
@@ -166,12 +166,12 @@ class Trainer:
 
 
 def dropped(rate):
-    """Return a learning rate by parts: a tenth from the half on, then a hundredth."""
+    """Return a learning rate by parts: a tenth in the second half, then a hundredth."""
     return lambda part: rate * 0.1 ** ((part >= PARTS // 2) + (part >= 3 * PARTS // 4))
 
 
 class Gradients:
-    """Gradients of small batches at given weights, of a network by itself."""
+    """Gradients of small batches at given weights, of a separate network."""
 
     def __init__(self, examples):
         self._network, self._loss = make_network(), make_loss()

@@ -1,18 +1,18 @@
-"""Local steps, Adam with one bit and steps as float32: what accuracy says of each.
+"""Measure the accuracy of local steps, 1-bit Adam and uncompressed steps.
 
     python examples/studies/rounds.py
     python examples/studies/rounds.py --parts local_steps
     python examples/studies/rounds.py --quick
 
-    local_steps  an exchange after 4, 16 and 64 steps: LeNet and ResNet-8
-    adam         1-bit Adam and 0/1 Adam beside Adam: LeNet, and a small transformer
-    float_steps  methods with a warm-up in float32, or with one step in ten: LeNet
+    local_steps         an exchange after 4, 16 and 64 steps: LeNet and ResNet-8
+    adam                1-bit Adam, 0/1 Adam and Adam: LeNet, and a small transformer
+    uncompressed_steps  methods with a warm-up in float32, or one step in ten: LeNet
 
 Networks of images learn Fashion-MNIST, the transformer the next letter of a synthetic
-text, on four virtual workers. Writes examples/results/rounds.csv (a run that was cut
-short goes on where it was), a table in docs/local-steps.md, docs/onebit-adam.md and
-docs/float-steps.md, and a figure for the first; `--quick` takes few steps of some and
-writes nothing.
+text, on four virtual workers. Writes examples/results/rounds.csv (an interrupted run
+resumes), a table in docs/local-steps.md, docs/onebit-adam.md and docs/float-steps.md,
+and a figure for the first; `--quick` takes few steps of some trainings and writes
+nothing.
 """
 
 import functools
@@ -40,26 +40,26 @@ def adam(rate: float, steps: int):
 
 
 def local_steps(every: int, make_outer: Callable) -> Callable:
-    """Return Adam's local steps, so many between two exchanges by an optimizer."""
+    """Return `LocalSteps` around Adam, with an exchange after `every` steps."""
     return lambda rate, steps: tfgradcomp.LocalSteps(
         adam(rate, steps), make_outer(), every=every
     )
 
 
 def one_bit():
-    """Return error feedback by blocks, as LocalSteps has it outside."""
+    """Return error feedback by blocks, as the outer optimizer of `LocalSteps`."""
     sgd = keras.optimizers.SGD(1.0)
     return tfgradcomp.DistEFBlockSGD(sgd, transport="sharded")
 
 
 def one_bit_momentum():
-    """Return the same with momentum, and with the smaller rate that goes with it."""
+    """Return the same with momentum and a smaller rate."""
     sgd = keras.optimizers.SGD(0.7)
     return tfgradcomp.DistEFBlockSGDM(sgd, transport="sharded")
 
 
 def float16_momentum():
-    """Return the same momentum without compression to speak of."""
+    """Return the same momentum with nearly no compression."""
     sgd = keras.optimizers.SGD(0.7, 0.9, nesterov=True)
     return tfgradcomp.HalfPrecision(sgd, transport="sharded")
 
@@ -70,7 +70,7 @@ def terngrad(rate: float, steps: int, **floats):
 
 
 def dist_ef(rate: float, steps: int, **floats):
-    """Return error feedback by blocks, which has the momentum."""
+    """Return error feedback by blocks, with its own momentum."""
     return tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.02), **floats)
 
 
@@ -81,12 +81,12 @@ def strom(rate: float, steps: int, **floats):
 
 
 class Task(NamedTuple):
-    """A model, and how Adam trains it.
+    """A model and Adam's settings for it.
 
     Attributes:
         make: Returns the model.
         rate: Adam's learning rate.
-        epochs: That Adam needs.
+        epochs: Number of epochs that Adam needs.
     """
 
     make: Callable
@@ -102,10 +102,10 @@ TASKS = {
 
 
 class Group(NamedTuple):
-    """Ways that are compared with the first of them.
+    """Ways to be compared with the first way.
 
     Attributes:
-        task: Name of what is learned.
+        task: Name of the task.
         ways: Functions of Adam's rate and the number of all steps that return an
             optimizer.
     """
@@ -118,10 +118,10 @@ class Part(NamedTuple):
     """A part of the study.
 
     Attributes:
-        page: Of docs, where its table stands.
-        titles: Of groups and ways.
+        page: Page in docs that has its table.
+        titles: Titles of groups and ways.
         groups: The groups.
-        seeds: How many seeds there are, unless others are given.
+        seeds: Default number of seeds.
     """
 
     page: str
@@ -178,7 +178,7 @@ PARTS = {
         ("model", "optimizer"),
         {task: Group(task, ADAM) for task in ("LeNet", "transformer")},
     ),
-    "float_steps": Part(
+    "uncompressed_steps": Part(
         "float-steps.md",
         ("method", "steps as float32"),
         {
@@ -207,12 +207,12 @@ def keys_of(name: str, seeds: list[int]) -> list[dict]:
 
 @functools.cache
 def images() -> list:
-    """Return all images, to train and to test with, out of memory."""
+    """Return all images for training and testing, cached in memory."""
     return data.first(data.load(), 60_000)
 
 
 def datasets(task: str, seed: int) -> tuple:
-    """Return batches of all workers, to train and to test with."""
+    """Return batches of all workers, for training and testing."""
     if task == "transformer":
         train = texts.letter_batches(20_000, 32 * WORKERS, 1 + seed)
         return train, texts.letter_batches(2_000, 500, 0)
@@ -221,9 +221,9 @@ def datasets(task: str, seed: int) -> tuple:
 
 
 def train(key: dict, is_quick: bool = False) -> dict:
-    """Return the accuracy in percent, and what part of float32's bytes arrives.
+    """Return the accuracy in percent, and received bytes relative to float32's.
 
-    Float32's are those of a ring. Float steps of methods that compress do not count.
+    Float32 uses a ring. Uncompressed steps of compressing methods do not count.
     """
     group = PARTS[key["part"]].groups[key["group"]]
     task = TASKS[group.task]
@@ -259,7 +259,7 @@ class Rows:
             ways.setdefault(row["way"], {})[row["seed"]] = row
 
     def less(self, group: str, way: str) -> list[float]:
-        """Return what a way has more than the first of its group, seed by seed."""
+        """Return a way's differences from the first of its group, seed by seed."""
         ways = self._rows[group]
         return study.less(ways[way], next(iter(ways.values())))
 
@@ -280,7 +280,7 @@ class Rows:
         return study.markdown([*titles, "bytes"], lines, right=1)
 
     def draw(self):
-        """Draw what all ways but the first lose, group by group."""
+        """Draw the losses of all ways except the first, group by group."""
         made = study.figure("local-steps", len(self._rows), sharex=True)
         if made is None:
             return
@@ -293,7 +293,7 @@ class Rows:
 
 
 def quick():
-    """Take few steps by the last way of each part."""
+    """Take a few steps with the last way of each part."""
     for name in PARTS:
         keys = keys_of(name, [0])
         row = keys[-1] | train(keys[-1], is_quick=True)

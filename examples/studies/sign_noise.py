@@ -1,12 +1,12 @@
-"""Densities and noise of gradients, and how often votes of their signs are wrong.
+"""Measure densities and noise of gradients, and wrong votes of their signs.
 
     python examples/studies/sign_noise.py
     python examples/studies/sign_noise.py --quick
 
-The measurements of the signSGD paper's figures 1 and 2 on a small LeNet that learns
-Fashion-MNIST by SGD, Signum and Adam, one worker with 128 examples a step. At fixed
-weights, passes over 4,096 images give the exact gradient g, the deviation of each of
-its elements in small batches, and then the noise of single weights. Writes
+Repeats the measurements of the signSGD paper's figures 1 and 2 on a small LeNet that
+learns Fashion-MNIST by SGD, Signum and Adam, on one worker with 128 examples a step. At
+fixed weights, passes over 4,096 images give the exact gradient g, the deviation of each
+of its elements in small batches, and then the noise of single weights. Writes
 examples/results/sign_density.csv, sign_noise.csv and sign_histograms.csv, and tables
 and a figure of docs/studies/signsgd.md; `--quick` takes few steps and draws and writes
 nothing.
@@ -20,7 +20,7 @@ import study
 
 import repeated  # isort: skip
 
-# SGD's and Signum's are those that dist_ef.py has chosen for as many examples.
+# dist_ef.py chose SGD's and Signum's rates for as many examples.
 RATES = {"Signum": 3e-3, "SGD": 0.05, "Adam": 3e-3}
 WAYS = tuple(RATES)
 EXAMPLES, BATCH, STEPS, AT_ONCE = 10_240, 128, 160, 20
@@ -40,7 +40,7 @@ SHOWN_BATCH, SHOWN_SEED = 128, 0
 
 
 def density(vector):
-    """Return the paper's density of a vector: 1 where all magnitudes are equal."""
+    """Return the paper's density of a vector: 1 if all magnitudes are equal."""
     return float(np.abs(vector).sum() ** 2 / (vector.size * (vector**2).sum()))
 
 
@@ -48,8 +48,8 @@ class Observer:
     """Figures of gradients at fixed weights, over the first images.
 
     Args:
-        pool: Number of images, which stand for all.
-        draws: Small batches that noise is measured with.
+        pool: Number of images, which represent all images.
+        draws: Number of small batches for measuring noise.
     """
 
     def __init__(self, pool=POOL, draws=DRAWS):
@@ -87,12 +87,13 @@ class Observer:
 def noise_figures(drawn, exact):
     """Return the figures of the noise, over all elements that are not silent.
 
-    `silent` is the share of elements that are 0 in every draw; `zeros` the share of
-    zeros among the others. Of these, `worse` is the share whose sign is wrong in more
-    than half of the draws, `above_gauss` of those that are wrong more often than the
-    paper's Lemma D.1 lets unimodal, symmetric noise be; both by more than three
-    deviations of the estimate. Then follow shares of wrong votes, of workers that draw
-    one coin for their zeros, draw their own, or abstain.
+    `silent` is the share of elements that are 0 in every draw, `zeros` the share of
+    zeros in the other elements. `worse` is the share of other elements whose sign is
+    wrong in more than half of the draws. `above_gauss` is the share that is wrong more
+    often than the paper's Lemma D.1 allows for unimodal, symmetric noise. Both count
+    elements beyond three deviations of the estimate. Then follow shares of wrong votes,
+    for workers that draw a shared coin for their zeros, draw separate coins, or
+    abstain.
     """
     speaks = drawn.any(axis=0)
     signs, drawn, exact = np.sign(drawn[:, speaks]), drawn[:, speaks], exact[speaks]
@@ -102,7 +103,7 @@ def noise_figures(drawn, exact):
     skewness = np.abs((unit**3).mean(axis=0))
     wrong = ((signs == -truth) + (signs == 0) / 2).mean(axis=0)
     ratio = np.abs(exact) / deviation
-    # Gauss' inequality, of one side.
+    # One-sided Gauss' inequality.
     bound = np.where(
         ratio > 2 / 3**0.5, 2 / 9 / np.maximum(ratio, 1) ** 2, 0.5 - ratio / 12**0.5
     )
@@ -140,7 +141,7 @@ def _votes(groups, coin, rng):
 
 
 def histogram(values):
-    """Return shares of the bins of a weight's noise in deviations, and its figures."""
+    """Return a histogram of a weight's noise in deviations, and its figures."""
     unit = (values - values.mean()) / values.std()
     counts, _ = np.histogram(np.clip(unit, BINS[0], BINS[-1]), BINS)
     shares = (counts / len(values)).tolist()
@@ -152,7 +153,7 @@ def histogram(values):
 
 
 class Trainings:
-    """Trainings by one worker, with what is measured in between; each is taken once."""
+    """Trainings by one worker, with measurements in between; each runs once."""
 
     def __init__(self, observer, steps=STEPS):
         self._observer, self._steps = observer, steps
@@ -236,7 +237,7 @@ def mean_rows(rows):
 
 
 def widest_text(rows, names):
-    """Return how wide the 95 % intervals of shares over the seeds are at most."""
+    """Return the largest width of the shares' 95 % intervals over the seeds."""
     widths = [
         study.interval([100 * row[name] for row in own])[1]
         for own in by_batch(rows).values()
@@ -246,7 +247,7 @@ def widest_text(rows, names):
 
 
 def noise_table(rows):
-    """Return what noise is like, by ways and batches."""
+    """Return the figures of the noise, by ways and batches."""
     titles = ["way", "batch", "silent", "zeros of the others", "median skewness"]
     titles += ["beyond 1", "wrong in over half", "beyond Gauss' bound"]
     lines = []
@@ -338,7 +339,7 @@ def main():
         print(density_table(rows), noise, sep="\n")
         return
     trainings = Trainings(Observer())
-    # Whole results of few ways, then of all, then of more seeds.
+    # Complete results of few ways come first, then of all ways, then of more seeds.
     whole = [(number, 1) for number in range(1, len(WAYS) + 1)]
     whole += [(len(WAYS), number) for number in range(2, len(given.seeds) + 1)]
     for ways, seeds in whole:

@@ -1,14 +1,14 @@
-"""Majority votes of signs next to SGD and Adam, by the number of workers.
+"""Compare majority votes of signs with SGD and Adam, by the number of workers.
 
     python examples/studies/signsgd.py
     python examples/studies/signsgd.py --quick
 
 A small LeNet learns Fashion-MNIST with 1, 3, 4, 7 and 8 workers of 8 examples each, all
-with the same number of steps: SignSGD and Signum on virtual workers, where split votes
-move nothing or draw a coin, and SGD and Adam with the mean gradient of as many
-examples. Writes examples/results/signsgd.csv and signsgd_rates.csv, and the tables and
-the figure of docs/studies/signsgd.md, whose other half is of sign_noise.py; `--quick`
-takes few steps of one seed and writes nothing.
+with the same number of steps: SignSGD and Signum on virtual workers, where ties move
+nothing or draw a coin, and SGD and Adam with the mean gradient of as many examples.
+Writes examples/results/signsgd.csv and signsgd_rates.csv, and tables and a figure of
+docs/studies/signsgd.md; sign_noise.py writes the others. `--quick` takes few steps of
+one seed and writes nothing.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ import repeated  # isort: skip
 
 WORKERS, EACH, STEPS, AT_ONCE = (1, 3, 4, 7, 8), 8, 160, 20
 EXAMPLES = 10_240
-# A threshold that exact zeros alone do not reach.
+# Only exact zeros are below this threshold.
 ZEROS_ABSTAIN = {"abstain_below": 1e-6}
 
 
@@ -45,7 +45,7 @@ COINS = {
 }
 ABSTAINING = {"SignSGD, zeros abstain": _signs(tfgradcomp.SignSGD, **ZEROS_ABSTAIN)}
 MAKERS = FLOAT | SIGNS | COINS | ABSTAINING
-# Chosen with as many workers, and a seed that is none of the study's.
+# The rates are chosen with as many workers, and a seed that is not in the study.
 RATES_WORKERS, RATES_SEED = 4, 100
 RATES = {
     "SGD": (0.02, 0.05, 0.1),
@@ -56,7 +56,7 @@ RATES = {
 
 
 def ways_of(workers):
-    """Return the ways that a number of workers is trained in."""
+    """Return the ways to train with a number of workers."""
     ways = FLOAT | SIGNS
     if workers > 1:
         ways |= ABSTAINING
@@ -66,7 +66,7 @@ def ways_of(workers):
 
 
 class Trainings:
-    """Trainings in one process, whose number of workers is fixed."""
+    """Trainings in one process, with a fixed number of workers."""
 
     def __init__(self, workers, steps=STEPS):
         self._workers, self._steps = workers, steps
@@ -86,7 +86,7 @@ class Trainings:
         return trainer, losses
 
     def rate(self, key):
-        """Return the accuracy of a learning rate on examples that are held out."""
+        """Return the accuracy of a learning rate on held-out examples."""
         trainer, _ = self._run(key["way"], RATES_SEED, key["rate"])
         return {"accuracy": trainer.accuracy(self._held_out)}
 
@@ -105,7 +105,7 @@ def rates_rows(measure):
 
 
 def accuracy_rows(numbers, seeds, measure):
-    """Return the rows of the trainings of some numbers of workers."""
+    """Return the rows of the trainings with some numbers of workers."""
     keys = [
         {"workers": workers, "way": way, "seed": seed}
         for seed in seeds
@@ -147,7 +147,7 @@ def of_way(rows, workers, way, column="accuracy"):
 
 
 def pairs_table(rows):
-    """Return differences that are taken seed by seed."""
+    """Return the table of differences, taken seed by seed."""
     pairs = [
         ("Signum", "Adam", WORKERS),
         ("Signum", "SGD", WORKERS),
@@ -201,7 +201,7 @@ def draw(rows):
 def main():
     """Run the study."""
     parser = study.arguments(__doc__, range(5))
-    parser.add_argument("--workers", type=int, help="train with so many, no more")
+    parser.add_argument("--workers", type=int, help="train only with this number")
     given = parser.parse_args()
     if given.quick:
         trainings = Trainings(RATES_WORKERS, steps=40)
@@ -216,7 +216,7 @@ def main():
     if given.workers:
         child(given.workers, given.seeds)
         return
-    # The rates come first; then a whole result of three seeds before one of more.
+    # The rates come first, then a complete result of three seeds, then more seeds.
     for number in sorted({min(3, len(given.seeds)), len(given.seeds)}):
         seeds = given.seeds[:number]
         for workers in sorted(WORKERS, key=lambda n: n != RATES_WORKERS):

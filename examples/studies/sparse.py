@@ -1,13 +1,13 @@
-"""Sparse messages in longer runs, and what a threshold that r outgrows does.
+"""Measure sparse messages in longer runs, and residuals far above the threshold.
 
     python examples/studies/sparse.py
     python examples/studies/sparse.py --quick
 
 Small networks learn Fashion-MNIST on two virtual workers: convolutions without and with
 batch normalisation, and three dense layers. The first part trains for 4,000 steps and
-notes the accuracy and the ratio on the way. The second looks for the cause of the
+records the accuracy and the ratio on the way. The second examines the cause of the
 hybrid's loss at low thresholds: it varies threshold, rate, momentum and network, and
-counts |r| over the threshold wherever something is sent. Writes
+counts |r| over the threshold of each sent element. Writes
 examples/results/sparse.csv and sparse_threshold.csv, the tables of
 docs/studies/sparse.md and its figure; `--quick` takes few steps of some runs and writes
 nothing.
@@ -43,9 +43,9 @@ BEYOND = "sent with \\|r\\| > 16 τ, %"
 
 @dataclass(frozen=True)
 class AtOnce(compressors.Compressor):
-    """Selects what `Hybrid` selects, and sends all whole thresholds of it in one step.
+    """Selects `Hybrid`'s elements, and sends all their whole thresholds in one step.
 
-    For the study alone: it travels as float32.
+    For the study only: the message is float32.
     """
 
     threshold: float
@@ -60,7 +60,7 @@ class AtOnce(compressors.Compressor):
         return {name: tf.zeros([layout.size]) for name in ("residual", "variance")}
 
     def compress(self, x, state, layout, context):
-        """Returns what is sent and the new state."""
+        """Returns the sent values and the new state."""
         r = tf.convert_to_tensor(x) + state["residual"]
         v = tf.convert_to_tensor(context.second_moments) + state["variance"]
         is_sent = (tf.abs(r) > self.threshold) & (r * r > ALPHA * v)
@@ -72,7 +72,7 @@ class AtOnce(compressors.Compressor):
         )
 
     def decompress(self, payload, layout):
-        """Returns what was sent."""
+        """Returns the sent values."""
         return payload["values"]
 
 
@@ -105,9 +105,9 @@ INNERS = {
     "Adam": lambda steps: keras.optimizers.Adam(),
 }
 FEW = ("none", "variance-2", "strom-0.01", "hybrid-0.01", "hybrid-auto", "at once-0.01")
-# Network, learning rate and momentum of the second part, and its methods. The first is
-# where the hybrid collapses; in the second a gradient moves the weights as far, but at
-# once; with dense layers Strom falls far behind, too.
+# Network, learning rate and momentum of the second part, and its methods. In the first
+# setting the hybrid collapses; in the second a gradient moves the weights as far, but
+# in one step; with dense layers Strom falls far behind, too.
 COLLAPSE = ("batch norm", 0.1, 0.9)
 SETTINGS = {
     COLLAPSE: [name for name in METHODS if name != "variance-1.5"],
@@ -157,13 +157,13 @@ NETWORKS = {
 
 
 def run(strategy, pairs, key, lengths, inner):
-    """Return accuracies and ratios on the way, and how far r outgrows the threshold.
+    """Return accuracies and ratios on the way, and counts of |r| over the threshold.
 
     Args:
         strategy: The workers.
-        pairs: Images and labels to train with, and to test with.
+        pairs: Images and labels for training, and for testing.
         key: Network, method and seed.
-        lengths: Numbers of steps; the last one is that of all.
+        lengths: Numbers of steps; the last is the total.
         inner: Function of the number of steps that returns a Keras optimizer.
     """
     keras.backend.clear_session()
@@ -230,7 +230,7 @@ def threshold_keys(seeds):
 
 
 class Table:
-    """Rows of several seeds, and what is to be said of them.
+    """Rows of several seeds, with their means and intervals.
 
     Args:
         rows: The rows.
@@ -248,7 +248,7 @@ class Table:
         return statistics.mean(row[column] for row in self.groups[key].values())
 
     def less(self, key, column):
-        """Return what is lacking of no compression, in points, by the seeds."""
+        """Return the loss against no compression, in points, by the seeds."""
         plain = self.groups.get((*key[:-1], "none"), {})
         own = self.groups[key]
         seeds = [seed for seed in own if seed in plain]
@@ -256,18 +256,18 @@ class Table:
         return points or [math.nan]
 
     def text(self, key, column):
-        """Return the text of the accuracy, or of what it lacks."""
+        """Return the text of the accuracy, or of the loss."""
         if key[-1] == "none":
             return f"{100 * self.mean(key, column):.2f} %"
         return study.interval_text(self.less(key, column), "+")
 
     def over(self, key, bound):
-        """Return the text of the share of what was sent that exceeds a bound."""
+        """Return the text of the share of sent elements with |r| above a bound."""
         share = 100 * self.mean(key, f"over_{bound}")
         return "" if math.isnan(share) else f"{share:.1f}"
 
     def lines(self, titles, cells):
-        """Return a table, whose cells are those that a function of a key returns."""
+        """Return a table of the cells that a function of a key returns."""
         return study.markdown(titles, [map(str, cells(key)) for key in self.groups])
 
 
@@ -378,7 +378,7 @@ def main():
         return study.complete(name, keys, measure, [*columns, *OVER])
 
     name, how = "sparse_threshold", (of_threshold, (THRESHOLD_STEPS,))
-    # The first seeds of all that there is, before others.
+    # The first seeds of all settings come before other seeds.
     for number in range(1, len(given.seeds) + 1):
         seeds = given.seeds[:number]
         of_thresholds = complete(name, threshold_keys(seeds), *how)

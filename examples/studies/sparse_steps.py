@@ -1,4 +1,4 @@
-"""Steps of sparse methods that count how far what is owed outgrows the threshold."""
+"""Steps of sparse methods that count residuals relative to the threshold."""
 
 import math
 
@@ -17,10 +17,10 @@ class Steps:
     Args:
         strategy: The workers.
         model: The model, compiled.
-        images: Those to train with, uint8.
+        images: Images for training, uint8.
         labels: Their labels.
-        order: Indices of images, those of a step next to each other.
-        has_threshold: Whether there is one.
+        order: Indices of images; the images of a step are consecutive.
+        has_threshold: Whether the method has a threshold.
     """
 
     def __init__(self, strategy, model, images, labels, order, has_threshold):
@@ -29,12 +29,12 @@ class Steps:
         self.images, self.labels, self.order = images, labels, tf.constant(order)
         with strategy.scope():
             self.optimizer.build(model.trainable_variables)
-        owed = [v for v in self.optimizer.variables if "worker.residual" in v.name]
-        self.residual = owed[0] if has_threshold else None
+        residuals = [v for v in self.optimizer.variables if "worker.residual" in v.name]
+        self.residual = residuals[0] if has_threshold else None
         self.taken, self._take = 0, tf.function(self._steps)
 
     def take(self, until):
-        """Take steps until so many are taken; return the counts, by powers of 2."""
+        """Take steps up to a total; return the counts, by powers of 2."""
         counts = self._take(tf.constant(self.taken), tf.constant(until))
         self.taken = until
         return counts.numpy()
@@ -68,12 +68,12 @@ class Steps:
             self.optimizer.apply(gradients, variables, **further)
             return tf.zeros([BINS], tf.int64)
         flat = tf.concat([tf.reshape(g, [-1]) for g in gradients], 0) * self.workers
-        owed = tf.identity(tf.convert_to_tensor(self.residual)) + flat
-        with tf.control_dependencies([owed]):
+        r = tf.identity(tf.convert_to_tensor(self.residual)) + flat
+        with tf.control_dependencies([r]):
             self.optimizer.apply(gradients, variables, **further)
-        # What was sent is a threshold, and else nothing.
-        sent = tf.abs(owed - tf.convert_to_tensor(self.residual))
+        # A sent element changes by the threshold, the others do not change.
+        sent = tf.abs(r - tf.convert_to_tensor(self.residual))
         is_sent = sent > 0
-        power = tf.math.log(tf.boolean_mask(tf.abs(owed) / sent, is_sent)) / math.log(2)
+        power = tf.math.log(tf.boolean_mask(tf.abs(r) / sent, is_sent)) / math.log(2)
         power = tf.cast(tf.clip_by_value(power, 0, BINS - 1), tf.int32)
         return tf.math.bincount(power, minlength=BINS, maxlength=BINS, dtype=tf.int64)

@@ -1,4 +1,4 @@
-"""What the studies share: training on virtual workers, rows and tables."""
+"""Training on virtual workers, rows and tables, shared by the studies."""
 
 import argparse
 import concurrent.futures
@@ -23,12 +23,11 @@ from compare_methods import conditions, git, replace_table  # noqa: E402
 
 
 def arguments(doc, seeds=(0, 1, 2), parts=()):
-    """Return a parser of what all studies take.
+    """Return a parser of the arguments that all studies take.
 
     Args:
         doc: The script's docstring.
-        seeds: Those that are taken unless others are given; None: the study's parts
-            have their own.
+        seeds: The default seeds; None: the study's parts have their own.
         parts: Names of parts that can be run alone.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
@@ -42,22 +41,22 @@ def arguments(doc, seeds=(0, 1, 2), parts=()):
 
 
 def ring_bytes(workers, elements):
-    """Return what a worker sends in a ring all-reduce of so many float32 numbers."""
+    """Return the bytes that a worker sends in a ring all-reduce of float32 numbers."""
     return 2 * (workers - 1) / workers * 4 * elements
 
 
 def less(own, plain):
-    """Return what rows have more than others in accuracy, seed by seed.
+    """Return the differences in accuracy from other rows, seed by seed.
 
     Args:
         own: Rows by seeds.
-        plain: Those that they are compared with, by seeds.
+        plain: Rows to compare with, by seeds.
     """
     return [own[s]["accuracy"] - plain[s]["accuracy"] for s in plain if s in own]
 
 
 def markdown(titles, rows, right=0):
-    """Return a table of rows of texts, so many of the last columns to the right."""
+    """Return a table of rows of texts, with its last columns aligned to the right."""
     rule = "|---" * (len(titles) - right) + "|--:" * right + "|"
     lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
     return "\n".join([lines[0], rule, *lines[1:]])
@@ -65,7 +64,7 @@ def markdown(titles, rows, right=0):
 
 @functools.cache
 def strategy_of(workers):
-    """Return the strategy of so many workers: virtual ones, or none for one."""
+    """Return a strategy of virtual workers, or no strategy for one worker."""
     if workers == 1:
         return tf.distribute.get_strategy()
     tfgradcomp.enable_multi_worker_fit()
@@ -75,17 +74,17 @@ def strategy_of(workers):
 def train(strategy, seed, make_model, make_optimizer, make_datasets, epochs):
     """Return accuracy on the second dataset after training on the first; the optimizer.
 
-    The same seed gives every optimizer the same weights to begin with, and batches.
+    The same seed gives every optimizer the same initial weights and batches.
 
     Args:
         strategy: Of the workers.
         seed: The seed.
         make_model: Returns the model.
         make_optimizer: Function of the number of all steps that returns the optimizer.
-        make_datasets: Returns batches to train with, and to test with.
-        epochs: How often to train with all batches.
+        make_datasets: Returns batches for training, and for testing.
+        epochs: Number of epochs.
     """
-    # The order of batches is of the global seed as well.
+    # The global seed also determines the order of batches.
     keras.utils.set_random_seed(seed)
     batches, test = make_datasets()
     keras.utils.set_random_seed(seed)
@@ -108,8 +107,9 @@ def write_page(page, text, where, name="accuracy"):
     Args:
         page: The page, in docs.
         text: The table.
-        where: Begins the line above it that says its conditions; None: no line.
-        name: Of the markers.
+        where: Beginning of the line above the table that states its conditions; None:
+            no line.
+        name: Name of the markers.
     """
     page = ROOT / "docs" / page
     if where is not None:
@@ -119,19 +119,19 @@ def write_page(page, text, where, name="accuracy"):
 
 
 def one_thread_each():
-    """Return the number of cores, and let processes that start now have a thread."""
+    """Return the number of cores; limit processes started later to one thread."""
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
     return len(os.sched_getaffinity(0))
 
 
 def measured(measure, keys, processes=1):
-    """Yield keys, each with what is measured of it, in the order in which they end.
+    """Yield keys with their measurements, in the order in which these end.
 
     Args:
         measure: Function of a key.
         keys: The keys.
-        processes: Number of processes beside this one; 1: here. `measure` is then a
-            function of a module.
+        processes: Number of processes; 1: measure in this process. For more, `measure`
+            is a function of a module.
     """
     if processes == 1:
         yield from ((key, measure(key)) for key in keys)
@@ -149,14 +149,14 @@ def measured(measure, keys, processes=1):
 def complete(name, keys, measure, columns, processes=1):
     """Return a row for each key, in order; measure and save those that are missing.
 
-    A study that was cut short goes on where it was: rows stand in examples/results, in
-    NAME.csv, as they come, with the commit that they are of.
+    An interrupted study resumes: each row is appended at once to
+    examples/results/NAME.csv, with its commit.
 
     Args:
-        name: Of the file.
-        keys: Dicts of the columns that tell rows apart.
-        measure: Function of a key that returns a dict of the other columns; None: the
-            rows that there are will do.
+        name: Name of the file.
+        keys: Dicts of the columns that identify rows.
+        measure: Function of a key that returns a dict of the other columns; None: all
+            rows exist.
         columns: Names of the measured columns, which are numbers.
         processes: Number of processes that measure, as of `measured`.
     """
@@ -201,19 +201,19 @@ def interval(values):
 
 
 def interval_text(values, sign=""):
-    """Return the mean, and half of its interval if there are several values."""
+    """Return the mean as text, and half of its interval for several values."""
     mean, width = interval(values)
     return f"{mean:{sign}.2f}" + ("" if math.isnan(width) else f" ± {width:.2f}")
 
 
 def draw_intervals(axis, found, title, label):
-    """Draw a mean and its interval for each name, next to each other from below.
+    """Draw a mean and its interval for each name, from the bottom up.
 
     Args:
-        axis: Of the figure.
+        axis: Axis of the figure.
         found: Values by names.
-        title: Of the panel.
-        label: Of what the values are.
+        title: Title of the panel.
+        label: Label of the values.
     """
     axis.axvline(0, color="0.5", linewidth=0.8)
     for place, values in enumerate(found.values()):

@@ -1,17 +1,17 @@
-"""TernGrad beside float32, in the manner of its paper's Figure 3.
+"""Compare TernGrad with float32, as in its paper's Figure 3.
 
     python examples/studies/terngrad.py
     python examples/studies/terngrad.py --quick
     python examples/studies/terngrad.py --check 16
 
 A LeNet learns Fashion-MNIST from batches of 64, which 2, 4, 16 or 64 workers share.
-Then the same with four kinds of clothes only, an easier task; on two workers, no
-clipping, one scaler for all layers, the last layer as float32, Adam; and, layer by
-layer, how many codes are zero and what clipping does to a gradient. Writes
-examples/results/terngrad.csv, terngrad_easy.csv and terngrad_layers.csv, the tables of
-docs/studies/terngrad.md and its figure; a run that was cut short goes on where it was.
-`--tables` takes the rows that there are. `--quick` takes few steps of one seed, and
-`--check` compares weights with those of virtual workers; both write nothing.
+Other parts use four kinds of clothes only, an easier task; or two workers without
+clipping, with one scaler for all layers, with a float32 last layer, and with Adam. The
+last part measures, layer by layer, the share of zero codes and the effect of clipping
+on a gradient. Writes examples/results/terngrad.csv, terngrad_easy.csv and
+terngrad_layers.csv, the tables of docs/studies/terngrad.md and its figure; an
+interrupted run resumes. `--tables` uses the existing rows. `--quick` takes few steps of
+one seed, and `--check` compares weights with virtual workers; both write nothing.
 """
 
 import functools
@@ -32,13 +32,12 @@ import models  # isort: skip
 STEPS, BATCH, EVERY = 3000, 64, 250
 DECAY = 5e-4
 WORKERS = (2, 4, 16, 64)
-# float32 on four workers differs from that on one in the order of sums alone.
+# float32 on four workers differs from one worker only in the order of sums.
 BY_WORKERS = (("float32", 1), ("float32", 4), *(("TernGrad", n) for n in WORKERS))
-# The easier task: trousers, pullovers, bags and boots, which are hardly taken for each
-# other.
+# The easier task: trousers, pullovers, bags and boots, which are rarely confused.
 ALL, EASY = tuple(range(10)), (1, 2, 8, 9)
 EASY_WAYS = (("float32", 1), ("TernGrad", 16), ("TernGrad", 64))
-# Rates of the paper, but for Adam's: 300,000 steps are not to be had here.
+# Rates of the paper, except Adam's: 300,000 steps are too many here.
 OPTIMIZERS = {
     "momentum SGD": lambda steps, decay: keras.optimizers.SGD(
         schedule(0.01, steps), momentum=0.9, weight_decay=decay
@@ -57,7 +56,7 @@ WAYS = {
 FLOAT32 = ("float32", 1)
 LAYER_TITLES = ("gradients of", "layer", "zero before", "zero codes")
 LAYER_TITLES += ("zero, not clipped", "clipping: shorter by", "turned by")
-# Of how many workers the gradients are looked at, layer by layer.
+# Numbers of workers whose gradients are measured, layer by layer.
 SHARES = (2, 64)
 
 
@@ -68,7 +67,7 @@ def schedule(rate, steps):
 
 @functools.cache
 def arrays(classes=ALL):
-    """Return images as bytes and labels of some classes, to train with and to test."""
+    """Return images as bytes and labels of some classes, for training and testing."""
     source = data.load()
     parts = [data.arrays(part) for part in (source.train, source.test)]
     kept = [np.isin(labels, classes) for _, labels in parts]
@@ -91,7 +90,7 @@ def make_optimizer(key, steps, decay=DECAY):
     inner = OPTIMIZERS[key["optimizer"]](steps, decay)
     if way == "float32":
         return inner
-    # The paper has no least size: biases are ternary, too.
+    # The paper has no minimum size: biases are ternary, too.
     return tfgradcomp.TernGrad(inner, min_size=0, seed=seed, **WAYS[way])
 
 
@@ -133,13 +132,13 @@ def easy_accuracy(key):
 
 @functools.cache
 def look(seed, steps, every, all_shares):
-    """Return what TernGrad does to layers, in a training of two workers.
+    """Return TernGrad's effect on layers, in a training of two workers.
 
     Args:
-        seed: Of the training.
+        seed: Seed of the training.
         steps: Number of steps.
-        every: Steps from one that is looked at to the next.
-        all_shares: Numbers of workers; the batch is looked at as if so many shared it.
+        every: Number of steps between two measurements.
+        all_shares: Numbers of workers to share the batch in the measurements.
     """
     found = {}
 
@@ -180,7 +179,7 @@ def training_keys(seeds):
         for optimizer, way, workers in sorted(of_seed, key=lambda one: one[2]):
             setting = {"optimizer": optimizer, "way": way, "workers": workers}
             keys.append({**setting, "seed": seed})
-    # The dear ones last, but for one: a run that is cut short is a result.
+    # Expensive keys come last, except one, so that an interrupted run has a result.
     first = ("momentum SGD", seeds[0])
     return sorted(
         keys,
@@ -191,7 +190,7 @@ def training_keys(seeds):
 
 
 def easy_keys(seeds):
-    """Return the keys of the trainings on an easier task, the dear ones last."""
+    """Return the keys of the trainings on an easier task, the expensive keys last."""
     return [
         {"optimizer": "momentum SGD", "way": way, "workers": workers, "seed": seed}
         for way, workers in EASY_WAYS
@@ -209,7 +208,7 @@ def layer_keys(seeds):
 
 
 def pairs(rows, setting, plain):
-    """Return the accuracies in a setting, and what they have more than another's.
+    """Return the accuracies in a setting, and their differences from another's.
 
     Args:
         rows: Of the trainings.
@@ -217,7 +216,7 @@ def pairs(rows, setting, plain):
         plain: Way and workers of the other setting.
 
     Returns:
-        Percentages by the seeds, and differences by those that both have.
+        Percentages by seeds, and differences by common seeds.
     """
     own, base = (
         {
@@ -236,8 +235,8 @@ def accuracy_table(rows, settings, title, plain):
     Args:
         rows: Of the trainings.
         settings: Tuples of optimizer, way and workers.
-        title: Of the columns of a setting, those that the table shows.
-        plain: Way and workers of what others are compared with.
+        title: Titles of the columns of a setting that the table shows.
+        plain: Way and workers of the setting to compare with.
     """
     columns = {"optimizer": 0, "gradients": 1, "workers": 2}
     lines = []
@@ -260,7 +259,7 @@ def accuracy_table(rows, settings, title, plain):
 
 
 def layer_table(rows):
-    """Return the table of the layers, with normal numbers beside them."""
+    """Return the table of the layers and of normal numbers."""
     lines = []
     for shares in SHARES:
         for layer in LAYERS:
@@ -398,7 +397,7 @@ def main():
     parser = study.arguments(__doc__, range(5))
     parser.add_argument("--layer-seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--check", type=int, metavar="WORKERS")
-    parser.add_argument("--tables", action="store_true", help="of the rows there are")
+    parser.add_argument("--tables", action="store_true", help="use the existing rows")
     given = parser.parse_args()
     if given.check:
         sys.exit(not check(given.check))

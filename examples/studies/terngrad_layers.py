@@ -18,7 +18,7 @@ NORMAL_SIZE = 65_536  # About as many as dense 1 has.
 
 
 def describe(vectors, layout):
-    """Return what TernGrad does to the gradients of workers, block by block.
+    """Return TernGrad's effect on the gradients of workers, block by block.
 
     Args:
         vectors: The gradient of each worker, float32 `[layout.size]`.

@@ -1,7 +1,7 @@
-"""N workers of TernGrad in a plain loop: the bits of virtual workers, sooner.
+"""N workers of TernGrad in a plain loop: the bits of virtual workers, but faster.
 
 `tfgradcomp.virtual_workers` makes a graph with every worker in it. The studies of
-TernGrad have up to 64 workers with one image each; so they take its method apart.
+TernGrad have up to 64 workers with one image each; so they call the method's functions.
 """
 
 import functools
@@ -15,15 +15,15 @@ from tfgradcomp.core import Context, Layout
 
 
 class Workers:
-    """Workers that share one network, and take their parts of a step in turn.
+    """Workers that share one network, and compute their parts of a step in turn.
 
     Args:
         network: The network.
-        optimizer: A Keras optimizer, or it in `tfgradcomp.TernGrad`.
+        optimizer: A Keras optimizer, or `tfgradcomp.TernGrad` around an optimizer.
         number: N.
 
     Attributes:
-        layout: The blocks of what is compressed.
+        layout: The blocks of the compressed vector.
     """
 
     def __init__(self, network, optimizer, number):
@@ -31,7 +31,7 @@ class Workers:
         self._variables = network.trainable_variables
         self._inner, self._method, self._seed = optimizer, None, 0
         sizes = [int(np.prod(variable.shape)) for variable in self._variables]
-        # Tensors that are not compressed: none, or the last kernel and bias.
+        # Uncompressed tensors: none, or the last kernel and bias.
         self._last, block_size = 0, None
         if isinstance(optimizer, tfgradcomp.TernGrad):
             self._inner, self._seed = optimizer.inner_optimizer, optimizer.seed
@@ -43,7 +43,7 @@ class Workers:
         self.layout = Layout(Layout.from_sizes(compressed, block_size).row_splits)
 
     def step(self, images, labels):
-        """Take a step with a batch, of which each worker has an equal part."""
+        """Take a step with a batch that the workers share equally."""
         parts = (np.split(array, self.number) for array in (images, labels))
         self._apply([self.gradient(*part) for part in zip(*parts, strict=True)])
 
@@ -102,7 +102,7 @@ class Workers:
 
 
 def encode(compressor, vectors, layout, contexts, state=()):
-    """Return the payloads of workers, which share the greatest scale of each block."""
+    """Return the payloads of workers, which share the largest scale of each block."""
     workers = list(zip(vectors, contexts, strict=True))
     prepared = [compressor.prepare(x, state, layout, c) for x, c in workers]
     scale = tf.reduce_max([one["scale"] for one in prepared], 0)

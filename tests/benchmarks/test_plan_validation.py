@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from tests.benchmarks.scripts import import_script, run
-from tfgradcomp.transports import Line
+from tfgradcomp.transports import LinearCost
 
 validation = import_script("plan_validation")
 
@@ -16,7 +16,7 @@ def test_the_slowest_workers_median_makes_the_line():
         {"collectives": {"sum": [[10, [2.0, 2.0, 2.0]], [30, [6.0, 6.0, 6.0]]]}},
     ]
     # Medians of (2, 3, 2) and of (6, 6, 9).
-    assert validation.lines_of(answers) == {"sum": Line(2.0, (6 - 2) / 20)}
+    assert validation.lines_of(answers) == {"sum": LinearCost(2.0, (6 - 2) / 20)}
 
 
 @pytest.mark.slow

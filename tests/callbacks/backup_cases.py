@@ -1,4 +1,4 @@
-"""What a worker does in the tests of backups: a training that is interrupted or not.
+"""A training of the tests of backups, which may be interrupted.
 
 A pool runs `train`; as a script this is one worker of a cluster that the launcher has
 started.
@@ -25,26 +25,25 @@ STEPS, EPOCHS = 4, 5
 
 
 class At(keras.callbacks.Callback):
-    """Does something on one worker, once.
+    """Calls a function on one worker, once.
 
     Args:
-        moment: Name of the callback's method.
-        index: Its epoch or batch, counted through the training.
-        rank: The worker; None: on all.
-        action: What is done.
+        method: Name of the callback's method.
+        index: Number of the method's call, counted through the training from 1.
+        rank: The worker; None: all.
+        action: The function.
     """
 
-    def __init__(self, moment, index, rank, action):
+    def __init__(self, method, index, rank, action):
         super().__init__()
-        self.calls, self.done = 0, False
-        _, own = strategy_and_rank()
-        if rank in (None, own):
-            setattr(self, moment, lambda *_, **__: self._count(index, action))
+        self.calls = 0
+        _, this_rank = strategy_and_rank()
+        if rank in (None, this_rank):
+            setattr(self, method, lambda *_, **__: self._count(index, action))
 
     def _count(self, index, action):
         self.calls += 1
-        if self.calls == index and not self.done:
-            self.done = True
+        if self.calls == index:
             action()
 
 
@@ -61,7 +60,7 @@ def kill():
 
 
 class Noise(keras.layers.Layer):
-    """Adds numbers of Keras' global generator."""
+    """Adds random numbers of Keras' global generator."""
 
     def call(self, x, training=False):
         return x + 0.1 * keras.random.normal((64,)) if training else x
@@ -70,20 +69,18 @@ class Noise(keras.layers.Layer):
 def compiled(strategy, every=None):
     """Returns a model with random numbers, statistics and two states of a method.
 
-    With `every`, workers train alone for so many steps.
+    Args:
+        strategy: The strategy.
+        every: Number of local steps between exchanges; None: no local steps.
     """
     keras.utils.set_random_seed(3)
+    layers = keras.layers
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((64,)),
-                Noise(),
-                keras.layers.Dense(40, activation="relu"),
-                keras.layers.BatchNormalization(momentum=0.8),
-                keras.layers.Dropout(0.2),
-                keras.layers.Dense(3),
-            ]
-        )
+        model = keras.Sequential([keras.Input((64,)), Noise()])
+        model.add(layers.Dense(40, activation="relu"))
+        model.add(layers.BatchNormalization(momentum=0.8))
+        model.add(layers.Dropout(0.2))
+        model.add(layers.Dense(3))
         schedule = keras.optimizers.schedules.CosineDecay(0.02, 30)
         optimizer = tfgradcomp.DistEFBlockSGDM(
             keras.optimizers.SGD(0.7 if every else schedule), transport="sharded"
@@ -95,7 +92,7 @@ def compiled(strategy, every=None):
     return model
 
 
-# What is put before, and what after the backup, by the name of a mode.
+# Arguments of `At`, for callbacks before the backup and for callbacks after it.
 MODES = {
     "resume": ([], []),
     "interrupt": ([], [("on_epoch_end", 3, None, interrupt)]),
@@ -108,16 +105,16 @@ MODES = {
 
 
 def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=None):
-    """Trains for five epochs, or as far as it goes.
+    """Trains for five epochs, or until the interruption.
 
     Args:
-        folder: Where the backup is.
+        folder: Parent of the backup's folder.
         mode: `"uninterrupted"`, without a backup, or one of `MODES`.
-        save_freq: That of the backup.
-        validate: Whether epochs end with a validation.
-        fault: What goes wrong on worker 1 in a write: `"full"`, `"bug"`; or as
-            training begins: `"metadata"`, `"weights"`, `"all weights"`.
-        every: Steps that workers train alone, or None.
+        save_freq: `save_freq` of the backup.
+        validate: True: epochs end with a validation.
+        fault: Fault on worker 1, in a write: `"full"`, `"bug"`; or as training begins:
+            `"metadata"`, `"weights"`, `"all weights"`.
+        every: Number of local steps between exchanges; None: no local steps.
     """
     strategy, rank = strategy_and_rank()
     directory = Path(folder, "backup")
@@ -127,7 +124,7 @@ def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=Non
         backup = tfgradcomp.callbacks.BackupAndRestore(
             str(directory), mode == "resume" and fault != "full", save_freq
         )
-        before, after = ([At(*one) for one in side] for side in MODES[mode])
+        before, after = ([At(*args) for args in side] for side in MODES[mode])
         callbacks = [*before, backup, *after]
     if fault and rank == 1:
         break_(model, fault)
@@ -144,8 +141,7 @@ def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=Non
             validation_batch_size=12,
         )
         answer["epochs"] = history.epoch
-        answer["loss"] = history.history["loss"]
-        answer["mae"] = history.history["mae"]
+        answer |= {name: history.history[name] for name in ("loss", "mae")}
     except KeyboardInterrupt:
         answer["epochs"] = "interrupted"
     except SystemExit as end:
@@ -164,8 +160,7 @@ def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=Non
         for v in model.optimizer.variables
         if v.name == "compressed.worker.residual"
     ]
-    own = directory / f"worker-{rank}"
-    answer["left"] = sorted(p.name for p in own.iterdir()) if own.is_dir() else []
+    answer["left"] = sorted(p.name for p in directory.glob(f"worker-{rank}/*"))
     return answer
 
 
@@ -174,41 +169,37 @@ KEPT_FUNCTIONS = {name: vars(backups)[name] for name in ("write", "read_origin")
 
 def break_(model, fault):
     """Makes a part of a backup fail on this worker."""
-    writes = []
+    calls = []
+    load_weights = model.load_weights
 
     def write(*args):
-        writes.append(args)
-        if len(writes) == 3 and fault == "full":
+        calls.append(args)
+        if len(calls) == 3 and fault == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
         if fault == "bug":
             raise TypeError("no such layer")
         KEPT_FUNCTIONS["write"](*args)
 
-    def fail(*_):
+    def read_origin(*_):
         raise KeyError("rank")
 
-    def fail_to_read(*_):
-        raise OSError(errno.EIO, "Input/output error")
+    def load(path):
+        calls.append(path)
+        if len(calls) == 1 or fault == "all weights":
+            raise OSError(errno.EIO, "Input/output error")
+        load_weights(path)
 
     if fault in ("full", "bug"):
         backups.write = write
     elif fault == "metadata":
-        backups.read_origin = fail
+        backups.read_origin = read_origin
     else:
-        load, calls = model.load_weights, []
-
-        def load_second(path):
-            calls.append(path)
-            if len(calls) == 1 or fault == "all weights":
-                fail_to_read()
-            load(path)
-
-        vars(model)["load_weights"] = load_second
+        vars(model)["load_weights"] = load
 
 
 if __name__ == "__main__":
     folder, mode, *rest = sys.argv[1:]
-    # As users write it: told to end in the first attempt, then started again.
+    # A user's script: it resumes if the launcher has restarted it.
     if os.environ["TFGRADCOMP_RESTART_COUNT"] != "0":
         mode = "resume"
     save_freq = int(rest[0]) if rest else "epoch"

@@ -7,37 +7,35 @@ import keras
 import numpy as np
 
 import tfgradcomp
-from tests.compat.fit_models import (
-    METHODS,
-    SGD,
-    digest,
-    fit,
-    make,
-    poisoned,
-    scope,
-)
+from tests.fit.fit_models import METHODS, SGD, digest, fit, make, poisoned, scope
 from tfgradcomp.callbacks import CompressionMonitor, Timeline
 
 RATE, SIZE, ROWS = 0.1, 24, 12
 random = np.random.default_rng(11)
-# One step an epoch, of other rows for each worker.
+# One step per epoch; each worker has other rows.
 X = random.normal(size=(ROWS, SIZE)).astype("float32")
 Y = random.normal(size=(ROWS, 3)).astype("float32")
 START = random.normal(size=(SIZE, 3)).astype("float32")
 
 
 def regression(optimizer):
-    """A linear model, whose gradients NumPy knows as well."""
+    """A linear model, whose gradients NumPy computes as well."""
     with scope():
         layer = keras.layers.Dense(3, use_bias=False)
         model = keras.Sequential([keras.Input((SIZE,)), layer])
-        model.compile(optimizer(SGD(RATE)), "mse")
+        model.compile(optimizer(), "mse")
     model.set_weights([START])
     return model
 
 
+def fit_regression(model, epochs, callbacks, batch_size=ROWS):
+    """Trains the linear model; returns the history."""
+    options = {"batch_size": batch_size, "shuffle": False, "verbose": 0}
+    return model.fit(X, Y, epochs=epochs, callbacks=callbacks, **options).history
+
+
 class Scrape(keras.callbacks.Callback):
-    """Reads the port of a monitor when an epoch has ended."""
+    """Reads the port of a monitor at the end of each epoch."""
 
     def __init__(self, monitor):
         super().__init__()
@@ -50,27 +48,19 @@ class Scrape(keras.callbacks.Callback):
 
 
 def case_figures(folder):
-    """Error feedback of signs, observed by both callbacks at once."""
+    """Signs with error feedback, observed by both callbacks at once."""
     keras.utils.set_random_seed(1)
-    model = regression(
-        lambda inner: tfgradcomp.DistEFBlockSGD(inner, min_size=1, transport="sharded")
-    )
+    settings = {"min_size": 1, "transport": "sharded"}
+    model = regression(lambda: tfgradcomp.DistEFBlockSGD(SGD(RATE), **settings))
     monitor = CompressionMonitor(
         f"{folder}/logs", every=1, prometheus_port=0, histograms="kernel"
     )
     timeline = Timeline(f"{folder}/trace.json", steps=(1, 3))
     scrape = Scrape(monitor)
-    history = model.fit(
-        *(X, Y),
-        batch_size=ROWS,
-        epochs=4,
-        shuffle=False,
-        verbose=0,
-        callbacks=[monitor, timeline, scrape],
-    ).history
+    history = fit_regression(model, 4, [monitor, timeline, scrape])
+    is_closed = False
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{monitor.prometheus_port}", timeout=5)
-        is_closed = False
     except urllib.error.URLError:
         is_closed = True
     return {
@@ -84,25 +74,18 @@ def case_figures(folder):
 
 def case_votes():
     """Votes of two workers, every second step."""
-    model = regression(
-        lambda inner: tfgradcomp.SignSGD(inner, min_size=1, transport="all_reduce")
-    )
-    return model.fit(
-        *(X, Y),
-        batch_size=ROWS,
-        epochs=3,
-        shuffle=False,
-        verbose=0,
-        callbacks=[CompressionMonitor(every=2)],
-    ).history
+    settings = {"min_size": 1, "transport": "all_reduce"}
+    model = regression(lambda: tfgradcomp.SignSGD(SGD(RATE), **settings))
+    return fit_regression(model, 3, [CompressionMonitor(every=2)])
 
 
 def case_bits(name, folder):
-    """The weights of a training with the callbacks and without."""
+    """The weights of a training with the callbacks, and without."""
 
     def run(callbacks):
         if name == "all at once":
-            # Loops, windows, skipped steps, steps in float32, a loss scale.
+            # Several steps per execution, accumulation, skipped and uncompressed steps,
+            # and a loss scale.
             model = make(
                 lambda: tfgradcomp.DistEFBlockSGDM(
                     SGD(0.01, gradient_accumulation_steps=2),

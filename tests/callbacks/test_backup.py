@@ -1,5 +1,6 @@
 """BackupAndRestore and reshard, on real workers that stop or fail."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -15,25 +16,31 @@ from tests.cluster import run_workers
 from tfgradcomp.callbacks.backup import PREEMPTED
 from tfgradcomp.checkpoint import backups
 
-CASES = Path(cases.__file__)
-
-
 pytestmark = pytest.mark.timeout(600)
+LAST = "epoch-000002-batch-000001"
 
 
 @pytest.fixture(scope="module")
-def straight(pools, tmp_path_factory):
+def train(pools):
+    """Runs `cases.train` on workers; returns their answers and their output."""
+
+    def run(*args, workers=2, **options):
+        return pools(workers).run(functools.partial(cases.train, *args, **options))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(train, tmp_path_factory):
     """The answers of workers that were never interrupted."""
-    folder = tmp_path_factory.mktemp("straight")
-    return pools(2).run(cases.train, folder, "uninterrupted")[0]
+    return train(tmp_path_factory.mktemp("straight"), "uninterrupted").answers
 
 
 @pytest.fixture(scope="module")
-def interrupted(pools, tmp_path_factory):
-    """A backup of which only worker 0 has the third epoch."""
+def interrupted(train, tmp_path_factory):
+    """A backup whose third epoch is on worker 0 alone."""
     folder = tmp_path_factory.mktemp("interrupted")
-    answers, _ = pools(2).run(cases.train, folder, "interrupt")
-    for answer in answers:
+    for answer in train(folder, "interrupt").answers:
         assert answer["epochs"] == "interrupted"
         assert answer["left"] == ["epoch-000002", "epoch-000003"]
     shutil.rmtree(folder / "backup" / "worker-1" / "epoch-000003")
@@ -42,7 +49,7 @@ def interrupted(pools, tmp_path_factory):
 
 @pytest.fixture
 def again(interrupted, tmp_path):
-    """A copy of it that a test may go on from."""
+    """A copy of the interrupted backup, from which a test may resume."""
     shutil.copytree(interrupted / "backup", tmp_path / "backup")
     return tmp_path
 
@@ -59,29 +66,26 @@ def check_same(resumed, straight, first_epoch):
     assert resumed[0]["residual"] != resumed[1]["residual"]
 
 
-@pytest.mark.slow  # Within an epoch, and in the same processes, a quick test resumes.
-def test_a_resumed_run_ends_in_the_same_bits(again, pools, straight):
-    # Both have the second epoch whole, only one of them the third.
-    check_same(pools(2).run(cases.train, again, "resume")[0], straight, 2)
+@pytest.mark.slow  # A quick test resumes within an epoch, in the same processes.
+def test_a_resumed_run_ends_in_the_same_bits(again, train, straight):
+    # Both workers have the second epoch whole, one of them the third.
+    check_same(train(again, "resume").answers, straight, 2)
 
 
-def test_save_freq_resumes_within_an_epoch_in_the_same_bits(pools, straight, tmp_path):
-    answers, _ = pools(2).run(cases.train, tmp_path, "interrupt in an epoch", 3)
-    for answer in answers:
+def test_save_freq_resumes_within_an_epoch_in_the_same_bits(train, straight, tmp_path):
+    for answer in train(tmp_path, "interrupt in an epoch", save_freq=3).answers:
         # Batches 3, 6 and 9 of epochs of four.
         assert answer["left"] == ["epoch-000001-batch-000002", LAST]
-    # Going back one leads to another epoch, whose first batches are skipped.
+    # The backup before is of another epoch, whose first batches are skipped.
     shutil.rmtree(tmp_path / "backup" / "worker-1" / LAST)
-    check_same(pools(2).run(cases.train, tmp_path, "resume", 3)[0], straight, 1)
+    check_same(train(tmp_path, "resume", save_freq=3).answers, straight, 1)
 
 
 @pytest.mark.slow  # Three trainings.
-def test_local_steps_resume_between_two_exchanges_in_the_same_bits(pools, tmp_path):
+def test_local_steps_resume_between_two_exchanges_in_the_same_bits(train, tmp_path):
     def run(folder, mode):
-        answers, _ = pools(2).run(
-            cases.train, tmp_path / folder, mode, 3, True, None, 3
-        )
-        return answers
+        options = {"save_freq": 3, "validate": True, "every": 3}
+        return train(tmp_path / folder, mode, **options).answers
 
     straight = run("straight", "uninterrupted")
     assert straight[0]["digest"] == straight[1]["digest"]
@@ -91,39 +95,32 @@ def test_local_steps_resume_between_two_exchanges_in_the_same_bits(pools, tmp_pa
     check_same(run("backup", "resume"), straight, 1)
 
 
-LAST = "epoch-000002-batch-000001"
-
-
 @pytest.mark.parametrize(
-    ("mode", "newest", "first_epoch"),
+    ("mode", "newest"),
     [
-        ("told in a step", "epoch-000002-batch-000003", 2),
-        pytest.param("told at an end", "epoch-000002", 2, marks=pytest.mark.slow),
-        pytest.param(
-            *("told in validation", "epoch-000002", 2), marks=pytest.mark.slow
-        ),
+        ("told in a step", "epoch-000002-batch-000003"),
+        pytest.param("told at an end", "epoch-000002", marks=pytest.mark.slow),
+        pytest.param("told in validation", "epoch-000002", marks=pytest.mark.slow),
     ],
 )
 def test_sigterm_to_one_worker_makes_all_save_and_end(
-    mode, newest, first_epoch, pools, straight, tmp_path
+    mode, newest, train, straight, tmp_path
 ):
     validate = mode == "told in validation"
-    answers, output = pools(2).run(cases.train, tmp_path, mode, "epoch", validate)
+    answers, output = train(tmp_path, mode, validate=validate)
     for answer in answers:
         assert answer["epochs"] == f"exit code {PREEMPTED}"
         assert answer["left"][-1] == newest
-    rank = 0 if mode == "told in validation" else 1
+    rank = 0 if validate else 1
     assert f"SIGTERM has come to workers [{rank}]: all end with code 79" in output
-    resumed, _ = pools(2).run(cases.train, tmp_path, "resume", "epoch", validate)
-    check_same(resumed, straight, first_epoch)
+    check_same(train(tmp_path, "resume", validate=validate).answers, straight, 2)
 
 
-def test_a_full_disk_of_one_worker_is_a_warning_on_all(pools, straight, tmp_path):
-    arguments = cases.train, tmp_path, "resume", "epoch", False
-    answers, output = pools(2).run(*arguments, "full")
+def test_a_full_disk_of_one_worker_is_a_warning_on_all(train, straight, tmp_path):
+    answers, output = train(tmp_path, "resume", fault="full")
     for rank, (mine, theirs) in enumerate(zip(answers, straight, strict=True)):
         assert mine["digest"] == theirs["digest"]
-        # Nothing of the third epoch is left on anyone.
+        # No worker keeps the third epoch.
         assert mine["left"] == ["epoch-000004", "epoch-000005"]
         assert (
             f"[{rank}] tfgradcomp: The backup of epoch 3 is not written, because of "
@@ -135,24 +132,22 @@ def test_a_full_disk_of_one_worker_is_a_warning_on_all(pools, straight, tmp_path
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        pytest.param(
-            *("bug", "worker 1: TypeError: no such layer"), marks=pytest.mark.slow
-        ),
+        pytest.param("bug", "1: TypeError: no such layer", marks=pytest.mark.slow),
         ("metadata", "cannot be read on every worker. .*worker 1: KeyError: 'rank'"),
         ("all weights", "can be restored on every worker. .*worker 1: .*Errno 5"),
     ],
 )
-def test_an_error_of_one_worker_is_raised_by_all(fault, expected, pools, again):
-    answers, _ = pools(2).run(cases.train, again, "resume", "epoch", False, fault)
-    for answer in answers:
+def test_an_error_of_one_worker_is_raised_by_all(fault, expected, train, again):
+    for answer in train(again, "resume", fault=fault).answers:
         assert re.search(expected, answer["error"])
 
 
 @pytest.mark.slow
-def test_what_one_worker_cannot_read_makes_all_go_back(pools, straight, tmp_path):
-    pools(2).run(cases.train, tmp_path, "interrupt")
-    arguments = cases.train, tmp_path, "resume", "epoch", False, "weights"
-    answers, output = pools(2).run(*arguments)
+def test_a_file_that_one_worker_cannot_read_makes_all_go_back(
+    train, straight, tmp_path
+):
+    train(tmp_path, "interrupt")
+    answers, output = train(tmp_path, "resume", fault="weights")
     for rank, (mine, theirs) in enumerate(zip(answers, straight, strict=True)):
         assert mine["epochs"] == [2, 3, 4]
         assert mine["digest"] == theirs["digest"]
@@ -167,43 +162,31 @@ def test_what_one_worker_cannot_read_makes_all_go_back(pools, straight, tmp_path
 def test_the_launcher_starts_workers_again_that_were_told_to_end(
     mode, straight, tmp_path
 ):
-    # In processes of their own, as after a crash.
-    resumed, output = run_workers(
-        CASES, 2, tmp_path, mode, "3", options=("--max-restarts", "1")
-    )
+    # In new processes, as after a crash.
+    script, options = Path(cases.__file__), ("--max-restarts", "1")
+    resumed, output = run_workers(script, 2, tmp_path, mode, "3", options=options)
     check_same(resumed, straight, 2 if mode == "told in a step" else 1)
     assert "restart 1 of 1" in output
 
 
-@pytest.mark.slow  # Three workers; the folders below are refused in the same place.
-def test_another_number_of_workers_is_refused_by_all(again, pools):
-    answers, _ = pools(3).run(cases.train, again, "resume")
-    for answer in answers:
+@pytest.mark.slow  # Three workers; the next test raises in the same place.
+def test_another_number_of_workers_raises_on_all(again, train):
+    for answer in train(again, "resume", workers=3).answers:
         assert "is of 2 workers, this training has 3" in answer["error"]
         assert "tfgradcomp.reshard" in answer["error"]
 
 
-def test_a_missing_folder_is_refused_by_all(again, pools):
+def test_a_missing_folder_raises_on_all(again, train):
     shutil.rmtree(again / "backup" / "worker-1")
-    answers, _ = pools(2).run(cases.train, again, "resume")
-    for answer in answers:
+    for answer in train(again, "resume").answers:
         assert "No backup is whole on every worker" in answer["error"]
         assert "{0: ['epoch 2', 'epoch 3'], 1: []}" in answer["error"]
 
 
-def reshard(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "tfgradcomp.reshard", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def read(directory, rank, name):
     folder = backups.worker_folder(directory, rank)
-    point = backups.points_in(folder)[-1]
-    with h5py.File(backups.point_folder(folder, point) / backups.WEIGHTS) as file:
+    *_, point = backups.points_in(folder)
+    with h5py.File(backups.weights_file(folder, point)) as file:
         return file[name][...].astype(np.float64)
 
 
@@ -215,15 +198,17 @@ KERNEL = "layers/dense/vars/0"
 
 def for_three_workers(again):
     old, new = again / "backup", again / "three"
-    # Both workers' last common epoch, which is what reshard takes.
+    # `reshard` takes the last epoch that both workers have.
     shutil.rmtree(old / "worker-0" / "epoch-000003")
-    done = reshard(old, "--workers", 3, "--out", new)
+    command = [sys.executable, "-m", "tfgradcomp.reshard", old, "--workers", "3"]
+    command += ["--out", new]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{new}: epoch 2 for 3 workers\n"
     return old, new
 
 
-def test_reshard_conserves_what_is_owed(again):
+def test_reshard_conserves_the_mean_residual(again):
     old, new = for_three_workers(again)
     for name in (RESIDUAL, MOMENTUM):
         before = [read(old, rank, name) for rank in range(2)]
@@ -238,13 +223,13 @@ def test_reshard_conserves_what_is_owed(again):
         np.testing.assert_array_equal(read(new, rank, KERNEL), read(old, 0, KERNEL))
 
 
-@pytest.mark.slow  # `test_buckets` goes on with what is resharded, in one process.
-def test_a_resharded_backup_goes_on(again, pools):
+@pytest.mark.slow  # `test_buckets` resumes from a resharded state, in one process.
+def test_a_resharded_backup_resumes(again, train):
     _, new = for_three_workers(again)
     moved = again / "go-on"
     moved.mkdir()
     new.rename(moved / "backup")
-    answers, output = pools(3).run(cases.train, moved, "resume")
+    answers, output = train(moved, "resume", workers=3)
     assert [answer["epochs"] for answer in answers] == [[2, 3, 4]] * 3
     assert len({answer["digest"] for answer in answers}) == 1
     assert "residuals and momenta are those" not in output

@@ -1,5 +1,6 @@
-"""CompressionMonitor and Timeline: their figures, and that they change nothing."""
+"""CompressionMonitor and Timeline: correct figures, and the same bits of training."""
 
+import contextlib
 import json
 import math
 
@@ -18,9 +19,10 @@ from tfgradcomp.engine.probe import Probe
 pytestmark = pytest.mark.timeout(600)
 SHAPES = [(40, 30), (30,), (7, 5)]
 WORKERS = 2
+norm = np.linalg.norm
 
 
-# What NumPy makes of the papers' formulas.
+# The papers' formulas in NumPy.
 
 
 def gradient(weights, rank):
@@ -35,7 +37,7 @@ def scaled_sign(v):
 
 
 def cosine(a, b):
-    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    return a @ b / norm(a) / norm(b)
 
 
 def density(v):
@@ -48,10 +50,10 @@ def trajectory(steps):
     e, server = np.zeros([WORKERS, weights.size]), np.zeros(weights.size)
     figures = [[] for _ in range(WORKERS)]
     noises = []
-    for _ in range(steps):
+    for step in range(steps):
         g = np.stack([gradient(weights.reshape(-1, 3), r) for r in range(WORKERS)])
         p = g + e
-        q = np.stack([scaled_sign(one) for one in p])
+        q = np.stack([scaled_sign(row) for row in p])
         e = p - q
         whole = q.mean(0) + server
         update = scaled_sign(whole)
@@ -63,19 +65,16 @@ def trajectory(steps):
             magnitudes = np.abs(g[rank])
             figures[rank].append(
                 {
-                    "quantization_error": np.linalg.norm(q[rank] - p[rank])
-                    / np.linalg.norm(p[rank]),
+                    "quantization_error": norm(e[rank]) / norm(p[rank]),
                     "cosine": cosine(update, g.mean(0)),
                     "zero_share": 0.0,
-                    "residual_norm": np.linalg.norm(e[rank]),
+                    "residual_norm": norm(e[rank]),
                     "gradient_density": density(g.mean(0)),
-                    "noise_density": density(deviations[rank])
-                    if len(noises) > 1
-                    else math.nan,
+                    "noise_density": density(deviations[rank]) if step else math.nan,
                     "block_variation": magnitudes.std() / magnitudes.mean(),
                     "elements_sent": weights.size,
                     # Shards are not smaller than 512 elements.
-                    "server_residual_norm": (rank == 0) * np.linalg.norm(server),
+                    "server_residual_norm": (rank == 0) * norm(server),
                 }
             )
     return figures
@@ -98,7 +97,7 @@ def test_figures_of_two_workers_are_those_of_numpy(observed):
             found = history[f"compression/{name}"]
             want = [step[name] for step in steps]
             if name == "noise_density":
-                # One sample has no deviation; the last value stays out of the logs.
+                # A single sample has no deviation.
                 want = want[1:]
             np.testing.assert_allclose(found, want, rtol=2e-5, err_msg=name)
     one, other = (answer["history"] for answer in answers)
@@ -106,7 +105,7 @@ def test_figures_of_two_workers_are_those_of_numpy(observed):
     assert one["compression/cosine"] == other["compression/cosine"]
 
 
-def test_what_travels_and_the_times_are_in_the_logs(observed):
+def test_bytes_and_times_are_in_the_logs(observed):
     _, answers = observed
     for answer in answers:
         history = answer["history"]
@@ -118,7 +117,7 @@ def test_what_travels_and_the_times_are_in_the_logs(observed):
         assert 0 <= history["compression/hidden_share"][-1] <= 1
         absent = ("clipped_share", "vote_margin", "tie_rate")
         assert not any(f"compression/{name}" in history for name in absent)
-        assert not any(math.isnan(v) for own in history.values() for v in own)
+        assert not any(math.isnan(v) for values in history.values() for v in values)
         assert "R2 = " in answer["reading"]
         assert answer["probe"] and answer["closed"]
 
@@ -127,7 +126,7 @@ def test_prometheus_reads_the_newest_sample(observed):
     _, answers = observed
     for rank, answer in enumerate(answers):
         lines = answer["text"].splitlines()
-        (line,) = [one for one in lines if one.startswith("tfgradcomp_cosine{")]
+        (line,) = [line for line in lines if line.startswith("tfgradcomp_cosine{")]
         name, value = line.split()
         assert name == f'tfgradcomp_cosine{{worker="{rank}"}}'
         assert float(value) == answer["history"]["compression/cosine"][-1]
@@ -151,18 +150,16 @@ def test_tensorboard_reads_figures_and_histograms(observed):
         (tag,) = [tag for tag in plugins if tag.endswith("/gradient")]
         assert plugins["compression/cosine"] == "scalars"
         assert plugins[tag] == "histograms"
-        # All 72 elements are in the bins, and the ends are the largest magnitudes.
+        # All 72 elements are in the bins, whose ends are the smallest and the largest.
         bins = values[tag, 0]
         assert bins[:, 2].sum() == 72
         g = gradient(cases.START.astype(float), rank)
         np.testing.assert_allclose([bins[0, 0], bins[-1, 1]], [g.min(), g.max()], 1e-5)
 
 
-def spans(events, worker, track):
-    own = [
-        e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (worker, track)
-    ]
-    return sorted((e["ts"], -e["dur"], e["name"]) for e in own)
+def spans(events, *worker_and_track):
+    found = [e for e in events if (e["pid"], e["tid"]) == worker_and_track]
+    return sorted((e["ts"], -e["dur"], e["name"]) for e in found if e["ph"] == "X")
 
 
 def test_timelines_of_two_workers_are_merged(observed, tmp_path):
@@ -193,11 +190,11 @@ def test_timelines_of_two_workers_are_merged(observed, tmp_path):
                 assert minus <= 0
                 end = begin - minus
                 open_until = [until for until in open_until if until > begin]
-                # Within what is open still, or beside it.
+                # Spans are nested, or do not overlap.
                 assert all(end <= until + 1e-3 for until in open_until)
                 open_until.append(end)
-    # A gather ends on no worker before the other has entered it, by aligned clocks.
-    error = max(own["clock_error_us"] for own in trace["metadata"].values())
+    # By aligned clocks, a gather ends on no worker before the other has entered it.
+    error = max(file["clock_error_us"] for file in trace["metadata"].values())
     gathers = [[s for s in spans(events, w, 1) if s[2] == "gather"] for w in (0, 1)]
     for (begin, minus, _), (begin_2, minus_2, _) in zip(*gathers, strict=True):
         assert begin - minus + error >= begin_2 - error
@@ -226,7 +223,7 @@ def test_votes_of_two_workers_are_those_of_numpy(pools):
         weights = weights - cases.RATE * np.sign(net).reshape(weights.shape)
     for history in answers:
         found = [history[f"compression/{n}"] for n in ("tie_rate", "vote_margin")]
-        # Of two epochs one has no sample, and repeats the one before.
+        # The second epoch has no sample, and repeats the first.
         want = np.transpose([steps[0], steps[0], steps[2]])
         np.testing.assert_allclose(found, want, rtol=1e-6)
         assert "compression/quantization_error" not in history
@@ -246,8 +243,8 @@ def test_no_bit_changes_on_two_workers(pools, name, tmp_path):
 
 def clocks_of(graph):
     """The operations of a graph that read the clock."""
-    calls = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
-    return [one for one in calls if "read_clock" in one.get_attr("f").name]
+    calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    return [call for call in calls if "read_clock" in call.get_attr("f").name]
 
 
 def steps_of(optimizer, variables, observer=None):
@@ -264,81 +261,70 @@ def steps_of(optimizer, variables, observer=None):
     rng = np.random.default_rng(2)
     for _ in range(2):
         step([tf.constant(rng.normal(size=s), tf.float32) for s in SHAPES])
-    (graph,) = {one.graph for one in step._list_all_concrete_functions()}
+    (graph,) = {concrete.graph for concrete in step._list_all_concrete_functions()}
     return [bits(v.numpy()) for v in variables], clocks_of(graph)
 
 
-SLOW = ("Signum", "ORQ")
-MAKERS = {
-    "TernGrad": lambda **k: tfgradcomp.TernGrad(keras.optimizers.SGD(0.1), **k),
-    "Signum": lambda **k: tfgradcomp.Signum(keras.optimizers.SGD(0.1), **k),
-    "ORQ": lambda **k: tfgradcomp.ORQ(keras.optimizers.Adam(0.1), **k),
-}
-
-
 @pytest.mark.parametrize(
-    "name", ["TernGrad", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
+    ("name", "inner"),
+    [
+        ("TernGrad", keras.optimizers.SGD),
+        pytest.param("Signum", keras.optimizers.SGD, marks=pytest.mark.slow),
+        pytest.param("ORQ", keras.optimizers.Adam, marks=pytest.mark.slow),
+    ],
 )
-def test_an_observed_step_has_the_same_bits_and_a_plain_one_nothing_more(
-    name, monkeypatch
+def test_an_observed_step_has_the_same_bits_and_a_plain_step_no_clocks(
+    name, inner, monkeypatch
 ):
     warnings = []
     monkeypatch.setattr(tf.get_logger(), "warning", lambda *args: warnings.append(args))
 
     def run(observer=None):
         keras.backend.clear_session()
-        optimizer = MAKERS[name](min_size=1)
+        optimizer = getattr(tfgradcomp, name)(inner(0.1), min_size=1)
         return steps_of(optimizer, make_variables(SHAPES), observer)
 
     plain, clocks = run()
     assert clocks == []
-    # AutoGraph has read the methods that ignore what they are told.
-    assert not [one for one in warnings if "AutoGraph" in one[0]]
+    # AutoGraph could convert the methods of observers that ignore everything.
+    assert not [args for args in warnings if "AutoGraph" in args[0]]
     observed, clocks = run(lambda optimizer: Figures(optimizer, 1, []))
     assert observed == plain
-    # They wait for what they time, not for each other.
+    # A clock waits for the tensors that it times, not for another clock.
     assert len(clocks) > 4
-    before = [one for clock in clocks for one in clock.control_inputs]
+    before = [op for clock in clocks for op in clock.control_inputs]
     assert before
     assert not {*map(id, before)} & {*map(id, clocks)}
 
 
-def test_the_sampled_gradient_of_local_steps_is_what_the_weights_have_moved():
+def test_the_sampled_gradient_of_local_steps_is_the_change_of_the_weights(monkeypatch):
+    monkeypatch.setattr(cases, "scope", contextlib.nullcontext)
+
     def run(callbacks):
         outer = tfgradcomp.DistEFBlockSGD(cases.SGD(1.0), min_size=1)
-        layer = keras.layers.Dense(3, use_bias=False)
-        model = keras.Sequential([keras.Input((cases.SIZE,)), layer])
-        model.compile(tfgradcomp.LocalSteps(cases.SGD(cases.RATE), outer, 2), "mse")
-        model.set_weights([cases.START])
-        data = (cases.X, cases.Y)
-        options = {"batch_size": 4, "shuffle": False, "verbose": 0}
-        history = model.fit(*data, epochs=2, callbacks=callbacks, **options).history
+        inner = cases.SGD(cases.RATE)
+        model = cases.regression(lambda: tfgradcomp.LocalSteps(inner, outer, 2))
+        history = cases.fit_regression(model, 2, callbacks, batch_size=4)
         return history, model.get_weights()[0]
 
     monitor = CompressionMonitor(every=1)
     history, weights = run([monitor, Timeline("/dev/null", steps=(0, 2))])
     assert bits(weights) == bits(run([])[1])
-    moved = cases.START.astype(float)
-    own = moved.copy()
+    start = cases.START.astype(float)
+    expected = start.copy()
     for begin in (0, 4):
         x, y = cases.X[begin : begin + 4], cases.Y[begin : begin + 4]
-        own -= cases.RATE * 2 / y.size * x.T @ (x @ own - y)
-    moved = (moved - own).ravel()
+        expected -= cases.RATE * 2 / y.size * x.T @ (x @ expected - y)
     found = history["compression/gradient_density"][0]
-    np.testing.assert_allclose(found, density(moved), rtol=1e-4)
+    change = (start - expected).ravel()
+    np.testing.assert_allclose(found, density(change), rtol=1e-4)
 
 
-def small_model(optimizer):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile(optimizer, "mse")
-    return model
-
-
-def test_a_model_without_a_wrapper_is_refused():
-    data = np.zeros([4, 4], "float32"), np.zeros([4, 3], "float32")
+def test_a_model_without_a_wrapper_raises(monkeypatch):
+    monkeypatch.setattr(cases, "scope", contextlib.nullcontext)
     for callback in (CompressionMonitor(), Timeline("trace.json")):
         with pytest.raises(ValueError, match=r"Received: optimizers=\[\]"):
-            small_model("sgd").fit(*data, verbose=0, callbacks=[callback])
+            cases.fit_regression(cases.regression(cases.SGD), 1, [callback])
 
 
 @pytest.mark.parametrize(
@@ -350,6 +336,6 @@ def test_a_model_without_a_wrapper_is_refused():
         (lambda: Timeline("trace.json", steps=(3, 3)), r"steps=\(3, 3\)"),
     ],
 )
-def test_arguments_out_of_range_are_refused(make, received):
+def test_arguments_out_of_range_raise(make, received):
     with pytest.raises(ValueError, match=f"Received: .*{received}"):
         make()

@@ -1,8 +1,8 @@
 """Writes a backup again and again, each time with a fault at the next system call.
 
-A script of its own, since the faults come from a library that is preloaded. Prints a
-line of JSON for each call that failed: the fault, its number, how the process ended,
-and what can be read afterwards.
+A separate script, because the faults come from a preloaded library. Prints a line of
+JSON for each call that failed: the fault, the call's number, the end of the process,
+and the epochs that can be read afterwards.
 """
 
 import ctypes
@@ -35,11 +35,11 @@ def write(folder, epoch):
 
 
 def readable(folder):
-    """Returns the epochs that are whole; raises if one has wrong numbers."""
+    """Returns the complete epochs; raises if an epoch has wrong numbers."""
     found = []
     for point in backups.points_in(folder):
         source = backups.point_folder(folder, point)
-        with h5py.File(source / backups.WEIGHTS) as file:
+        with h5py.File(backups.weights_file(folder, point)) as file:
             values = [file["first"][()], file["group/second"][()]]
         with np.load(source / "random.npz") as saved:
             values.append(saved["seeds"])
@@ -50,7 +50,7 @@ def readable(folder):
 
 
 def attempt(library, folder, kind, call):
-    """Writes epoch 3 in a process of its own; returns its end and the calls it made."""
+    """Writes epoch 3 in a new process; returns its end and the number of its calls."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -63,7 +63,7 @@ def attempt(library, folder, kind, call):
         calls = library.faults_count()
         library.faults_arm(b"", 0, ctypes.c_long(0))
         if end == "raised":
-            # Training goes on, and there is room again.
+            # Training goes on, and the disk has room again.
             write(folder, 4)
         os.write(writer, json.dumps([end, calls]).encode())
         os._exit(0)

@@ -1,12 +1,11 @@
-"""Trainings that a pool's workers save, and resume under other transports."""
-
-import hashlib
+"""Trainings that the workers of a pool save, and resume under other transports."""
 
 import keras
 import numpy as np
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.harness import digest
 from tfgradcomp.checkpoint import backups
 
 EPOCHS, SAVED = 4, 2
@@ -33,35 +32,25 @@ def compiled(transport, bucket_bytes):
 
 
 def fit(model, epochs=EPOCHS, callbacks=()):
-    model.fit(
-        *(X, Y),
-        batch_size=12,
-        epochs=epochs,
-        verbose=0,
-        shuffle=False,
-        callbacks=list(callbacks),
-    )
+    options = {"batch_size": 12, "verbose": 0, "shuffle": False}
+    model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options)
 
 
 def describe(model):
-    """Returns hashes of the weights, and of this worker's state as files hold it."""
+    """Returns hashes of the weights, and of this worker's state as a file has it."""
     store = {}
     model.optimizer.save_own_variables(store)
     state = {name: np.asarray(value) for name, value in store.items()}
     return {
-        "weights": [digest(weight) for weight in model.get_weights()],
-        "state": {n: digest(v) for n, v in state.items() if ".server" not in n},
+        "weights": digest(model),
+        "state": {n: digest([v]) for n, v in state.items() if ".server" not in n},
         "server": state["compressed.server.residual"][0],
         "owned": state["compressed.server_owned"].tolist(),
     }
 
 
-def digest(array):
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-
-
 def train(folder, transport, bucket_bytes, epochs=EPOCHS):
-    """Trains with a backup, from the epoch on that the backup already has."""
+    """Trains with a backup, starting after the epochs of the backup."""
     strategy, _ = strategy_and_rank()
     with strategy.scope():
         model = compiled(transport, bucket_bytes)
@@ -78,8 +67,8 @@ def load(folder, sources, transport, bucket_bytes, has_begun):
 
     Args:
         folder: The backup.
-        sources: For each worker, whose file it loads; None: none.
-        transport: Where the server is.
+        sources: For each worker, the rank of the file that it loads; None: no file.
+        transport: The transport.
         bucket_bytes: Size of the buckets.
         has_begun: True: an epoch is trained before.
     """
@@ -94,9 +83,8 @@ def load(folder, sources, transport, bucket_bytes, has_begun):
     try:
         if sources[rank] is not None:
             source = backups.worker_folder(folder, sources[rank])
-            model.load_weights(
-                backups.point_folder(source, backups.Point(SAVED)) / backups.WEIGHTS
-            )
+            point = backups.Point(SAVED)
+            model.load_weights(backups.weights_file(source, point))
         raised_by = "fit"
         fit(model, epochs=EPOCHS - SAVED)
     except ValueError as error:

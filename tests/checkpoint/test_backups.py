@@ -1,4 +1,4 @@
-"""Folders of epochs: complete or absent, and the newest ones only."""
+"""Folders of epochs are complete or ignored, and old ones are removed."""
 
 import shutil
 
@@ -39,17 +39,15 @@ def test_an_epoch_that_has_lost_a_part_does_not_count(tmp_path, name, damage):
     else:
         path.write_bytes(path.read_bytes()[:-1])
     assert backups.points_in(folder) == [Point(1)]
-    # The last two that are whole stay; what is damaged goes when it is old.
+    # The last two complete points stay; damaged points go when they are old.
     backups.write(folder, Point(3), Origin(0, 1), write_whole)
     backups.drop_old(folder)
     assert backups.points_in(folder) == [Point(1), Point(3)]
     for epoch in (4, 5):
         backups.write(folder, Point(epoch), Origin(0, 1), write_whole)
         backups.drop_old(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "epoch-000004",
-        "epoch-000005",
-    ]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["epoch-000004", "epoch-000005"]
 
 
 def test_newest_points_are_kept_with_their_origin(tmp_path):

@@ -1,9 +1,8 @@
-"""Conversion of the backups of N workers into those of M, and their use.
+"""Conversion of the backups of N workers into those of M, and resuming from them.
 
-The workers are threads that write the files of real ones.
+The workers are threads that write the files of real workers.
 """
 
-import hashlib
 import json
 import shutil
 
@@ -11,10 +10,9 @@ import h5py
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfgradcomp
-from tests.helpers import make_variables
+from tests.harness import Saved, Worker, digest
 from tests.pairwise import parametrize_pairwise
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.backups import Origin, Point
@@ -25,6 +23,7 @@ SHAPES = [(40, 30), (30,), (30, 50)]
 SIZE = 2730
 SMALL, LARGE = 4096, 2**20
 GROUP = "optimizer/vars"
+INNER_GROUP = "optimizer/inner_optimizer/vars"
 
 
 def dist_ef(**arguments):
@@ -46,72 +45,97 @@ WAYS = [
 ]
 
 
-def gradients_of(step, rank):
-    rng = np.random.default_rng([step, rank])
-    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in SHAPES]
+def weights_of(directory, rank):
+    """The file of a worker."""
+    return backups.weights_file(backups.worker_folder(directory, rank), Point(1))
 
 
-def save(directory, make, transport, bucket_bytes, workers=3):
-    """Writes the backup of a few workers after three steps."""
+def on_workers(workers, way, steps, function, load=lambda rank: None):
+    """Takes steps on threads; returns `function(rank, worker)` of each.
 
-    def worker(rank, collectives):
+    Args:
+        workers: The number of threads.
+        way: One of `WAYS`.
+        steps: Numbers of the steps.
+        function: Function of a rank and its `Worker`.
+        load: Function that returns the state from which a rank starts.
+    """
+    make, transport, bucket_bytes = way
+
+    def run(rank, collectives):
         optimizer = make(transport=transport(collectives), bucket_bytes=bucket_bytes)
-        optimizer.build(variables := make_variables(SHAPES))
-        for step in range(3):
-            optimizer.apply(gradients_of(step, rank), variables)
+        worker = Worker(optimizer, SHAPES, load(rank))
+        for step in steps:
+            rng = np.random.default_rng([step, rank])
+            worker.step([rng.normal(size=s).astype(np.float32) for s in SHAPES])
+        return function(rank, worker)
+
+    return Loopback(workers, timeout=60).run(run)
+
+
+def save(directory, *way):
+    """Writes the backup of three workers after three steps."""
+
+    def back_up(rank, worker):
+        saved = worker.save()
 
         def write(folder):
             with h5py.File(folder / backups.WEIGHTS, "w") as file:
-                optimizer.save_own_variables(file.create_group(GROUP))
-                optimizer.inner_optimizer.save_own_variables(
-                    file.create_group("optimizer/inner_optimizer/vars")
-                )
-                for index, variable in enumerate(variables):
-                    file[f"layers/layer/vars/{index}"] = variable.numpy()
-                # A statistic, which differs.
+                for name, value in saved.state.items():
+                    file[f"{GROUP}/{name}"] = value
+                for name, value in saved.inner.items():
+                    file[f"{INNER_GROUP}/{name}"] = value
+                for index, value in enumerate(saved.weights):
+                    file[f"layers/layer/vars/{index}"] = value
+                # A statistic, which differs between workers.
                 file["layers/layer/vars/3"] = np.float32(rank)
-            weights = b"".join(v.numpy().tobytes() for v in variables)
-            (folder / backups.DIGEST).write_text(hashlib.sha256(weights).hexdigest())
+            (folder / backups.DIGEST).write_text(digest(saved.weights))
 
         folder = backups.worker_folder(directory, rank)
-        backups.write(folder, Point(1), Origin(rank, workers), write)
+        backups.write(folder, Point(1), Origin(rank, 3), write)
 
-    Loopback(workers, timeout=60).run(worker)
-
-
-def read(directory, rank):
-    """Returns the state that a file holds."""
-    folder = backups.worker_folder(directory, rank)
-    with h5py.File(backups.point_folder(folder, Point(1)) / backups.WEIGHTS) as file:
-        return {name: item[()] for name, item in file[GROUP].items()}
+    on_workers(3, way, range(3), back_up)
 
 
-def resume(directory, workers, make, transport, bucket_bytes):
+def all_of(directory, rank):
+    """Returns all datasets of a file."""
+    found = {}
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()]
+
+    with h5py.File(weights_of(directory, rank)) as file:
+        file.visititems(visit)
+    return found
+
+
+def read(directory, rank, group=GROUP):
+    """Returns the datasets of a group in a file, by default the wrapper's state."""
+    with h5py.File(weights_of(directory, rank)) as file:
+        return {name: item[()] for name, item in file[group].items()}
+
+
+def resume(directory, workers, *way):
     """Returns each worker's weights after two more steps."""
 
-    def worker(rank, collectives):
-        optimizer = make(transport=transport(collectives), bucket_bytes=bucket_bytes)
-        optimizer.build(variables := make_variables(SHAPES))
-        folder = backups.worker_folder(directory, rank)
-        with h5py.File(
-            backups.point_folder(folder, Point(1)) / backups.WEIGHTS
-        ) as file:
-            optimizer.load_own_variables(file[GROUP])
-            optimizer.inner_optimizer.load_own_variables(
-                file["optimizer/inner_optimizer/vars"]
-            )
-            for index, variable in enumerate(variables):
-                variable.assign(file[f"layers/layer/vars/{index}"][()])
-        for step in range(3, 5):
-            optimizer.apply(gradients_of(step, rank), variables)
-        return np.concatenate([v.numpy().ravel() for v in variables])
+    def load(rank):
+        weights = read(directory, rank, "layers/layer/vars")
+        state, inner = read(directory, rank), read(directory, rank, INNER_GROUP)
+        return Saved([weights[str(index)] for index in range(3)], state, inner)
 
-    return Loopback(workers, timeout=60).run(worker)
+    return on_workers(workers, way, range(3, 5), lambda _, w: w.weights(), load)
+
+
+def check_same(states, expected):
+    assert states.keys() == expected.keys()
+    for name, value in states.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A function that returns the backup of three workers, made only once."""
+    """A function that returns the backup of three workers, made once."""
     made = {}
 
     def backup(*way):
@@ -139,10 +163,8 @@ def test_reshard_gives_the_same_files_whatever_wrote_the_old_ones(
     reshard(saved(make, AllGather, LARGE), 2, tmp_path / "expected")
     for rank in range(2):
         state, expected = read(tmp_path / "new", rank), read(tmp_path / "expected", 0)
-        assert state.keys() == expected.keys()
         assert tuple(state.pop("place")) == (rank, 2)
-        for name, value in state.items():
-            np.testing.assert_array_equal(value, expected[name], err_msg=name)
+        check_same(state, {n: v for n, v in expected.items() if n != "place"})
 
 
 @pytest.mark.parametrize(("make", "transport", "bucket_bytes"), WAYS)
@@ -151,14 +173,14 @@ def test_backup_of_every_transport_resumes_under_every_other(
 ):
     directory = saved(make, transport, bucket_bytes)
     expected = resume(saved(make, AllGather, LARGE), 3, make, AllGather, LARGE)
-    for other in TRANSPORTS[make]:
-        for size in (SMALL, LARGE):
-            for weights in resume(directory, 3, make, other, size):
+    for way in WAYS:
+        if way[0] is make:
+            for weights in resume(directory, 3, *way):
                 np.testing.assert_array_equal(weights, expected[0])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_reshard_conserves_what_is_owed_to_the_weights(workers, backup, tmp_path):
+def test_reshard_conserves_the_mean_residual(workers, backup, tmp_path):
     reshard(backup, workers, tmp_path / "new")
     old = [read(backup, rank) for rank in range(3)]
     for name in ("compressed.worker.residual", "compressed.worker.momentum"):
@@ -178,21 +200,21 @@ def test_reshard_conserves_what_is_owed_to_the_weights(workers, backup, tmp_path
 
 
 def forget_sizes(folder):
-    """Makes an epoch that was changed by hand count, as one of version 0.1."""
+    """Makes the files' sizes irrelevant, as in version 0.1."""
     metadata = folder / "metadata.json"
     known = json.loads(metadata.read_text())
     del known["sizes"]
     metadata.write_text(json.dumps(known))
 
 
-def test_rows_of_local_replicas_count_one_each(backup, tmp_path):
+def test_each_local_replica_has_the_same_weight(backup, tmp_path):
     name = f"{GROUP}/compressed.worker.residual"
     for rank, rows in enumerate(([[1.0], [2.0]], [[6.0], [7.0]], [[9.0], [11.0]])):
-        folder = backups.point_folder(backups.worker_folder(backup, rank), Point(1))
-        with h5py.File(folder / backups.WEIGHTS, "r+") as file:
+        path = weights_of(backup, rank)
+        with h5py.File(path, "r+") as file:
             del file[name]
             file[name] = np.repeat(np.float32(rows), SIZE, 1)
-        forget_sizes(folder)
+        forget_sizes(path.parent)
     reshard(backup, 1, tmp_path / "new")
     state = read(tmp_path / "new", 0)
     np.testing.assert_array_equal(state["compressed.worker.residual"], [[6.0] * SIZE])
@@ -202,11 +224,9 @@ def test_rows_of_local_replicas_count_one_each(backup, tmp_path):
 def test_resharded_backup_resumes_under_every_transport(workers, backup, tmp_path):
     reshard(backup, workers, tmp_path / "new")
     expected = None
-    for transport in TRANSPORTS[dist_ef]:
-        for bucket_bytes in (SMALL, LARGE):
-            answers = resume(
-                tmp_path / "new", workers, dist_ef, transport, bucket_bytes
-            )
+    for way in WAYS:
+        if way[0] is dist_ef:
+            answers = resume(tmp_path / "new", workers, *way)
             expected = answers[0] if expected is None else expected
             for weights in answers:
                 np.testing.assert_array_equal(weights, expected)
@@ -226,38 +246,28 @@ def test_there_and_back_gives_the_files_of_the_same_number(
     for rank in range(3):
         back, same = (all_of(tmp_path / name, rank) for name in ("back", "same"))
         # The weights, the inner optimizer and the statistics are among them.
-        assert back.keys() == same.keys() and len(back) > len(read(old, rank)) + 4
-        for name, value in same.items():
-            np.testing.assert_array_equal(back[name], value, err_msg=name)
-
-
-def all_of(directory, rank):
-    """Returns all that a file holds."""
-    folder = backups.worker_folder(directory, rank)
-    found = {}
-    with h5py.File(backups.point_folder(folder, Point(1)) / backups.WEIGHTS) as file:
-        file.visititems(
-            lambda name, one: found.update(
-                {name: one[()]} if isinstance(one, h5py.Dataset) else {}
-            )
-        )
-    return found
+        assert len(back) > len(read(old, rank)) + 4
+        check_same(back, same)
 
 
 def test_resharding_to_the_same_number_keeps_the_mean_alone(backup, tmp_path):
     reshard(backup, 3, tmp_path / "new")
     reshard(tmp_path / "new", 3, tmp_path / "again")
     for rank in range(3):
-        first, second = read(tmp_path / "new", rank), read(tmp_path / "again", rank)
-        for name, value in first.items():
-            np.testing.assert_array_equal(value, second[name], err_msg=name)
+        check_same(read(tmp_path / "new", rank), read(tmp_path / "again", rank))
 
 
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    assert end.value.code == 2
-    return capsys.readouterr().err
+@pytest.fixture
+def error_of(capsys, tmp_path):
+    """A function that runs the command line, which fails, and returns the error."""
+
+    def run(old, workers=2, out=tmp_path / "new"):
+        with pytest.raises(SystemExit) as end:
+            main([str(old), "--workers", str(workers), "--out", str(out)])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    return run
 
 
 def test_command_line_names_the_epoch(backup, tmp_path, capsys):
@@ -265,39 +275,32 @@ def test_command_line_names_the_epoch(backup, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'new'}: epoch 1 for 2 workers\n"
 
 
-def test_wrong_arguments_raise(backup, tmp_path, capsys):
-    new = tmp_path / "x"
-    for arguments, message in (
-        ((tmp_path / "nowhere", "--workers", 2, "--out", new), "No backup found"),
-        ((backup, "--workers", 0, "--out", new), "at least 1"),
-        ((backup, "--workers", 2, "--out", backup), "must not exist"),
-    ):
-        assert message in run(capsys, *arguments)
+def test_wrong_arguments_raise(backup, tmp_path, error_of):
+    assert "No backup found" in error_of(tmp_path / "nowhere")
+    assert "at least 1" in error_of(backup, workers=0)
+    assert "must not exist" in error_of(backup, out=backup)
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_lost_folder_raises(rank, backup, tmp_path, capsys):
+def test_lost_folder_raises(rank, backup, tmp_path, error_of):
     shutil.rmtree(backup / f"worker-{rank}")
-    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    error = error_of(backup)
     assert "is of 3 workers, which have no epoch in common" in error
     assert f"'worker-{rank}': []" in error
     assert not (tmp_path / "new").exists()
 
 
-def test_exchanged_folder_raises(backup, tmp_path, capsys):
+def test_exchanged_folder_raises(backup, error_of):
     shutil.rmtree(backup / "worker-2")
     shutil.copytree(backup / "worker-0", backup / "worker-2")
-    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    error = error_of(backup)
     assert "folders are mixed up" in error
     assert "'worker-2': (0, 3)" in error
 
 
-def test_missing_part_of_the_server_raises(backup, tmp_path, capsys):
-    shutil.copy(
-        backup / "worker-0" / "epoch-000001" / backups.WEIGHTS,
-        backup / "worker-1" / "epoch-000001" / backups.WEIGHTS,
-    )
-    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+def test_missing_part_of_the_server_raises(backup, error_of):
+    shutil.copy(weights_of(backup, 0), weights_of(backup, 1))
+    error = error_of(backup)
     assert "Expected: the files of workers [0, 1, 2]." in error
     assert "files of workers [0, 0, 2], without elements [[1024, 2048]]" in error
 
@@ -305,40 +308,35 @@ def test_missing_part_of_the_server_raises(backup, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("dataset", "changed", "message"),
     [
-        ("optimizer/inner_optimizer/vars/0", lambda x: x + 1, "weights differ"),
+        (f"{INNER_GROUP}/0", lambda x: x + 1, "weights differ"),
         (f"{GROUP}/compressed.worker.residual", lambda x: x[:, 1:], "optimizers"),
         (f"{GROUP}/fallback", lambda x: 1 - x, "optimizers differ"),
     ],
     ids=["step count", "size", "fallback"],
 )
-def test_backups_of_two_trainings_raise(
-    dataset, changed, message, backup, tmp_path, capsys
-):
-    file = backup / "worker-1" / "epoch-000001" / backups.WEIGHTS
-    with h5py.File(file, "r+") as opened:
-        value = changed(opened[dataset][()])
-        del opened[dataset]
-        opened[dataset] = value
-    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
-    assert message in error
+def test_backups_of_two_trainings_raise(dataset, changed, message, backup, error_of):
+    with h5py.File(weights_of(backup, 1), "r+") as file:
+        value = changed(file[dataset][()])
+        del file[dataset]
+        file[dataset] = value
+    assert message in error_of(backup)
 
 
 @pytest.mark.parametrize("has_digests", [True, False])
-def test_backups_of_other_weights_raise(has_digests, backup, tmp_path, capsys):
+def test_backups_of_other_weights_raise(has_digests, backup, error_of):
     for rank in range(3):
-        digest = backup / f"worker-{rank}" / "epoch-000001" / backups.DIGEST
+        digest = weights_of(backup, rank).with_name(backups.DIGEST)
         if not has_digests:
             digest.unlink()
         elif rank == 1:
             digest.write_text("0")
         forget_sizes(digest.parent)
-    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
+    error = error_of(backup)
     assert "weights differ" in error
     assert (backups.DIGEST if has_digests else "layers/layer/vars/3") in error
 
 
-def test_unreadable_file_raises(backup, tmp_path, capsys):
-    file = backup / "worker-1" / "epoch-000001" / backups.WEIGHTS
+def test_unreadable_file_raises(backup, error_of):
+    file = weights_of(backup, 1)
     file.write_bytes(bytes(file.stat().st_size))
-    error = run(capsys, backup, "--workers", 2, "--out", tmp_path / "new")
-    assert "unable to" in error.lower()
+    assert "unable to" in error_of(backup).lower()

@@ -186,7 +186,7 @@ def compare_with_one_device(names, eagerly=False):
             arguments = {"min_size": 0, **row.arguments, **blocks}
             return wrapper(keras.optimizers.SGD(RATE), **arguments)
 
-        block_size = make()._method_block_size
+        block_size = make().method.block_size
         if block_size == "model":
             # Its one block lies across the border.
             continue

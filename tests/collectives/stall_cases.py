@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import METHODS, X, Y, digest, make
+from tests.fit.fit_models import METHODS, X, Y, digest, make
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.collectives.stalls import Limits
 
@@ -26,7 +26,7 @@ def train(where, limits):
     strategy, rank = strategy_and_rank()
     hosts = across_hosts(strategy)
     hosts.watch()
-    hosts._watch.limits = Limits(*limits)
+    hosts._watchdog.limits = Limits(*limits)
     seconds = SECONDS if limits[1] == float("inf") else 600
 
     passes = []
@@ -57,5 +57,5 @@ def train(where, limits):
     model = make(METHODS["terngrad"])
     model.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[callback])
     model.evaluate(data, verbose=0, callbacks=[callback])
-    hosts._watch.limits = Limits.of_environment()
+    hosts._watchdog.limits = Limits.of_environment()
     return digest(model)

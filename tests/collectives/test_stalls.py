@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.collectives import stall_cases
 from tfgradcomp.collectives import stalls
-from tfgradcomp.compat.call_sites import CallSites
+from tfgradcomp.collectives.call_sites import CallSites
 
 NEVER = float("inf")
 

@@ -12,7 +12,7 @@ def double_of_valid(x):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
-def test_what_is_not_valid_is_an_error_that_says_so(wrap):
+def test_invalid_tensors_raise_the_message(wrap):
     double = wrap(double_of_valid)
     assert double(tf.constant([1, 2])).numpy().tolist() == [2, 4]
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
@@ -21,7 +21,7 @@ def test_what_is_not_valid_is_an_error_that_says_so(wrap):
     assert "-2" in str(caught.value)
 
 
-def test_nothing_in_a_graph_comes_in_a_sequence():
+def test_a_graph_has_no_operation_in_a_sequence():
     spec = tf.TensorSpec([None], tf.int32)
     graph = tf.function(double_of_valid).get_concrete_function(spec).graph
     assert not any(op.op_def.is_stateful for op in graph.get_operations())

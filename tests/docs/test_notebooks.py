@@ -54,4 +54,4 @@ def test_the_notebook_of_virtual_workers_runs(tmp_path):
         timeout=300,
     )
     assert run.returncode == 0, run.stderr
-    assert re.search(r"^worker 2 owes a residual of norm \d", run.stdout, re.M)
+    assert re.search(r"^worker 2: norm of the residual \d", run.stdout, re.M)

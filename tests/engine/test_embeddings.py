@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.fit.fit_models import recorded
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tests.compat.fit_models import recorded
 from tests.engine import row_cases
 from tests.harness import unsharded
 

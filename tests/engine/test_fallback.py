@@ -7,12 +7,12 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import bits, make_variables, named
-from tfgradcomp.transports import Costs, Line
+from tfgradcomp.transports import Costs, LinearCost
 
 SHAPES = [(40, 30), (7,)]
 # A network on which nothing costs anything, and one on which words cost much.
-FREE = Costs(*[Line(0.0, 0.0)] * 3)
-SLOW = Costs(Line(0.0, 1.0), Line(0.0, 1.0), Line(0.0, 1.0))
+FREE = Costs(*[LinearCost(0.0, 0.0)] * 3)
+SLOW = Costs(LinearCost(0.0, 1.0), LinearCost(0.0, 1.0), LinearCost(0.0, 1.0))
 
 
 def make(transport, fallback="float32", **arguments):

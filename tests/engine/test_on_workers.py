@@ -8,17 +8,19 @@ from tests.cluster import strategy_and_rank
 from tests.harness import digest, fit, make_model
 from tests.methods import ROWS
 from tfgradcomp.collectives import for_strategy
-from tfgradcomp.transports import Costs, Line
+from tfgradcomp.transports import Costs, LinearCost
 from tfgradcomp.transports.sharded import Sharded
 
-NEVER, FREE = Line(1e9, 0.0), Line(0.0, 0.0)
+NEVER, FREE = LinearCost(1e9, 0.0), LinearCost(0.0, 0.0)
 # A sharded exchange gathers its replies, 1/N of the words.
 COSTS = {
     "all_gather": Costs(gather=FREE, all_to_all=NEVER, sum=NEVER),
     "all_reduce": Costs(gather=NEVER, all_to_all=NEVER, sum=FREE),
-    "sharded": Costs(gather=Line(0.0, 1e3), all_to_all=FREE, sum=NEVER),
+    "sharded": Costs(gather=LinearCost(0.0, 1e3), all_to_all=FREE, sum=NEVER),
     # The bucket of the small layer is gathered, that of the large one sharded.
-    "mixed": Costs(gather=Line(0.0, 1e3), all_to_all=Line(3e5, 0.0), sum=NEVER),
+    "mixed": Costs(
+        gather=LinearCost(0.0, 1e3), all_to_all=LinearCost(3e5, 0.0), sum=NEVER
+    ),
     "measured": "auto",
 }
 ROUTES = {

@@ -1,4 +1,4 @@
-"""A warning where what is owed has outgrown a fixed threshold."""
+"""A warning about residuals that have outgrown a fixed threshold."""
 
 import keras
 import numpy as np

@@ -116,7 +116,9 @@ def test_bytes_of_two_workers_next_to_a_ring():
 
 
 def test_a_fallback_and_gradients_that_overwrite_are_said():
-    free = tfgradcomp.transports.Costs(*[tfgradcomp.transports.Line(0.0, 0.0)] * 3)
+    free = tfgradcomp.transports.Costs(
+        *[tfgradcomp.transports.LinearCost(0.0, 0.0)] * 3
+    )
     optimizer = tfgradcomp.TernGrad(SGD(0.1), transport=free, fallback="float32")
     scale, kernel, bias = make_variables([(2000,), (64, 50), (7,)])
     scale.overwrite_with_gradient = True

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import report, strategy_and_rank
-from tests.compat.fit_models import digest, residuals
+from tests.fit.fit_models import digest, residuals
 
 EPOCHS, BATCHES = 4, 5
 # The epoch that the fault strikes in, so that there is a backup to go back to.

@@ -13,7 +13,7 @@ from tests.launch.processes import LAUNCH, clean_env
 
 @pytest.fixture
 def script(tmp_path):
-    """Write a worker script; INDEX and ATTEMPT are there for it."""
+    """Write a worker script, which may use CONFIG, INDEX and ATTEMPT."""
 
     def write(body, name="worker.py"):
         head = """\
@@ -31,9 +31,9 @@ def script(tmp_path):
 
 @pytest.fixture
 def launch():
-    """Start a launcher; whatever it printed as `pid N` is killed at the end."""
+    """Start a launcher; the processes in `launcher.pids` are killed at the end."""
     started = []
-    # The tests may run under nohup, which the launcher obeys.
+    # The launcher ignores SIGHUP under nohup, and the tests may run under nohup.
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def start(*args, env=None, **options):
@@ -53,7 +53,7 @@ def launch():
     signal.signal(signal.SIGHUP, hangup)
     for process in started:
         if process.poll() is None:
-            # Takes the workers with it: see test_workers_do_not_outlive_...
+            # Its workers end too: see test_workers_do_not_outlive_...
             process.kill()
         process.communicate()
         for pid in process.pids:

@@ -17,14 +17,19 @@ def clean_env(**extra):
     return {**env, **extra}
 
 
-def run(*args, env=None):
+def run(*args, env=None, stdout=subprocess.PIPE):
     return subprocess.run(
         [*LAUNCH, *args],
         env=clean_env(**(env or {})),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=TIMEOUT,
     )
+
+
+def pids_in(text):
+    return [int(pid) for pid in re.findall(r"pid (\d+)", text)]
 
 
 def pids(process, count):
@@ -32,12 +37,12 @@ def pids(process, count):
     while len(process.pids) < count:
         line = process.stdout.readline()
         assert line, process.stderr.read()
-        process.pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+        process.pids += pids_in(line)
     return process.pids
 
 
 def alive(pid):
-    """Say whether a process still runs; a zombie does not."""
+    """Return whether a process still runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
         ("--cluster a:1,b:0 --index 0 SCRIPT", "'b:0' is not HOST:PORT"),
         ("--cluster a:1,b:65536 --index 0 SCRIPT", "'b:65536' is not HOST:PORT"),
         ("--cluster ::1:4 --index 0 SCRIPT", "'::1:4' is not HOST:PORT"),
-        ("--cluster a:1,a:1 --index 0 SCRIPT", "a:1 is there twice"),
+        ("--cluster a:1,a:1 --index 0 SCRIPT", "a:1 is given twice"),
         ("--workers 2 --max-restarts -1 SCRIPT", "--max-restarts is -1"),
         ("--workers 2 --grace nan SCRIPT", "--grace is nan"),
         ("--workers 2 --network none SCRIPT", "'none'"),

@@ -13,21 +13,17 @@ from tfgradcomp.launch.network import reachable_interfaces
 
 pytestmark = pytest.mark.timeout(120)
 LINE = re.compile(
-    r"who reaches this machine by .* can run code in the workers: --network private"
+    r"warning: anyone who can connect through .* can run code in the workers\. "
 )
-# Where the kernel lets nobody do so there is nothing to test.
+# Some kernels allow no private network.
+ENTER = "from tfgradcomp.launch.network import enter_private_network as enter; enter()"
 CAN_HIDE = not subprocess.run(
-    [
-        sys.executable,
-        "-c",
-        "from tfgradcomp.launch.network import enter_private_network as enter; enter()",
-    ],
-    capture_output=True,
+    [sys.executable, "-c", ENTER], capture_output=True
 ).returncode
 hides = pytest.mark.skipif(not CAN_HIDE, reason="The kernel makes no such networks.")
 
 # Each worker listens at its own address on all interfaces, as TensorFlow does, and
-# reaches the other; then it waits until the test has tried to.
+# connects to the other worker; then it waits while the test tries to connect.
 BODY = """\
     import socket
     addresses = [a.rpartition(":") for a in CONFIG["cluster"]["worker"]]
@@ -78,7 +74,7 @@ def test_workers_restart_in_their_private_network(script):
 
 
 @pytest.mark.parametrize("option", [[], ["--network", "host"]])
-def test_one_line_says_who_reaches_the_workers(script, option):
+def test_a_warning_names_the_interfaces_that_reach_the_workers(script, option):
     done = run("--workers", "2", *option, script("print('ran')"))
     assert done.returncode == 0 and done.stdout.count("ran") == 2
     says = LINE.findall(done.stderr)
@@ -88,7 +84,7 @@ def test_one_line_says_who_reaches_the_workers(script, option):
 
 
 def test_a_kernel_that_gives_no_private_network_is_an_error(script):
-    # The limit of a namespace of users holds for those that are made inside it.
+    # The limit of a user namespace holds for the namespaces made inside it.
     limit = "echo 0 > /proc/sys/user/max_net_namespaces"
     launcher = f"{sys.executable} -m tfgradcomp.launch --workers 1 --network private"
     command = f"{limit} && exec {launcher} {script('print(1)')}"
@@ -98,7 +94,7 @@ def test_a_kernel_that_gives_no_private_network_is_an_error(script):
         text=True,
     )
     if "max_net_namespaces" in done.stderr or "unshare" in done.stderr:
-        pytest.skip("The kernel makes no namespaces of users.")
+        pytest.skip("The kernel makes no user namespaces.")
     assert done.returncode == 2 and not done.stdout
     assert "gives this user no private network" in done.stderr
     assert "Received: --network private, " in done.stderr

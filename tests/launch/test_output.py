@@ -36,7 +36,7 @@ def test_output_comes_without_buffering(script, launch):
         (b"a\nb\n\nc", [b"a", b"b", b"", b"c"]),
         (b"a\r\n\r\nb\r\n", [b"a", b"", b"b"]),
         (b"\r1/2\r2/2\nend\n", [b"1/2", b"2/2", b"end"]),
-        # What Keras writes: it goes back over the old text, then writes the new.
+        # Keras goes back over the old text, then writes the new text.
         (b"\r1/2 ..\x08\x08\x08\x08\x08\x08\r2/2 --\n", [b"1/2 ..", b"2/2 --"]),
         (b"ab\x08\x08\x08   \x08\x08\x08cd\x08\x08\n", [b"ab", b"cd"]),
     ],

@@ -1,4 +1,4 @@
-"""Launchers of several hosts: they start the same attempt, together."""
+"""Launchers of several hosts start the same attempt together."""
 
 import json
 import signal
@@ -12,14 +12,14 @@ import pytest
 from tests.launch.processes import TIMEOUT
 from tfgradcomp.launch import rendezvous
 from tfgradcomp.launch.ports import reserve_ports
-from tfgradcomp.launch.rendezvous import Interrupted, Rendezvous
+from tfgradcomp.launch.rendezvous import Interrupted, LauncherRendezvous
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
 def cluster():
-    """Two addresses that nobody takes; only the leader's is listened at."""
+    """Two free addresses, of which only the leader's is used for listening."""
     (lock,) = reserve_ports(1)
     with lock:
         yield [f"127.0.0.1:{lock.getsockname()[1]}", "[::1]:4000"]
@@ -27,20 +27,13 @@ def cluster():
 
 def test_each_host_starts_its_worker_with_the_same_attempt(cluster, script, launch):
     # Worker 1 goes on for a while after worker 0 has died, as in an exchange.
-    path = script(
-        """
-        index = CONFIG["task"]["index"]
+    path = script("""
         print(json.dumps([CONFIG, ATTEMPT, time.time()]))
-        time.sleep(2 * index * (ATTEMPT == "0"))
+        time.sleep(2 * INDEX * (ATTEMPT == "0"))
         sys.exit(3 * (ATTEMPT == "0"))
-        """
-    )
-    launchers = [
-        launch(
-            "--cluster", ",".join(cluster), "--index", i, "--max-restarts", "1", path
-        )
-        for i in ("1", "0")
-    ]
+    """)
+    options = "--cluster", ",".join(cluster), "--max-restarts", "1", "--index"
+    launchers = [launch(*options, index, path) for index in ("1", "0")]
     lines = []
     for launcher in launchers:
         output, errors = launcher.communicate(timeout=TIMEOUT)
@@ -59,12 +52,12 @@ def test_each_host_starts_its_worker_with_the_same_attempt(cluster, script, laun
 
 
 def agree(cluster, attempts, found):
-    """Lets launchers meet, each in a thread, whose attempts are these, by indices."""
+    """Runs a rendezvous in a thread for each index of `attempts`."""
 
     def meet(index, attempt):
         reader, writer = socket.socketpair()
         with reader, writer:
-            found[index] = Rendezvous(cluster, index, reader).agree(attempt)
+            found[index] = LauncherRendezvous(cluster, index, reader).agree(attempt)
 
     threads = [threading.Thread(target=meet, args=item) for item in attempts.items()]
     for thread in threads:
@@ -72,10 +65,10 @@ def agree(cluster, attempts, found):
     return threads
 
 
-def test_one_that_was_started_anew_joins_the_attempt_of_the_others(cluster):
+def test_a_launcher_that_was_started_anew_joins_the_attempt_of_the_others(cluster):
     found = {}
     hosts = [*cluster, "c:1"]
-    # The worker of an attempt that has failed is still there, and says other things.
+    # The worker of a failed attempt still listens, and answers with other bytes.
     port = int(cluster[0].rpartition(":")[2])
     with socket.create_server(("", port)) as stranger:
         threads = agree(hosts, {1: 2, 2: 0}, found)
@@ -83,7 +76,7 @@ def test_one_that_was_started_anew_joins_the_attempt_of_the_others(cluster):
             link, _ = stranger.accept()
             link.sendall(b"PRI * HTTP/2.0\r\n\r\n")
             link.close()
-    # Somebody who is no launcher, and says nothing or nonsense.
+    # Connections that are of no launcher send nothing, or nonsense.
     threads += agree(hosts, {0: 1}, found)
     for text in (b"", b"nonsense\n", b'{"index": 7, "attempt": 9}\n'):
         while True:
@@ -114,14 +107,14 @@ def test_a_signal_ends_the_wait(cluster, index, script, launch):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_who_does_not_come_back_is_named_and_waited_for_no_longer(
+def test_a_missing_launcher_is_named_and_the_wait_ends(
     cluster, index, monkeypatch, capfd
 ):
     monkeypatch.setattr(rendezvous, "_NOTICE_SECONDS", 0.2)
     monkeypatch.setattr(rendezvous, "_PATIENCE_SECONDS", 0.5)
     reader, writer = socket.socketpair()
     with reader, writer, pytest.raises(Interrupted) as caught:
-        Rendezvous(cluster, index, reader).agree(1)
+        LauncherRendezvous(cluster, index, reader).agree(1)
     assert caught.value.exit_code == 1
     errors = capfd.readouterr().err
     other = 1 - index

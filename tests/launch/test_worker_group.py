@@ -3,17 +3,16 @@
 import os
 import re
 import signal
-import subprocess
 
 import pytest
 
 from tests.launch.processes import (
-    LAUNCH,
     SLEEPER,
     TIMEOUT,
     assert_gone,
     clean_env,
     pids,
+    pids_in,
     run,
 )
 from tfgradcomp.launch.signals import signal_socket
@@ -45,7 +44,7 @@ def test_failure_ends_all_workers_and_is_reported(script, end, code, how):
     assert "[1] line 49\n" in last and "[1] line 29\n" not in last
     assert len(last.splitlines()) == 21
     assert re.search(rf"worker 1 \(pid \d+\) died: {how}; its last", done.stderr)
-    assert_gone(map(int, re.findall(r"pid (\d+)", done.stdout)))
+    assert_gone(pids_in(done.stdout))
 
 
 def test_worker_that_ignores_sigterm_is_killed_with_its_children(script, tmp_path):
@@ -62,7 +61,7 @@ def test_worker_that_ignores_sigterm_is_killed_with_its_children(script, tmp_pat
     (tmp_path / "ready").mkdir()
     done = run("--workers", "3", "--grace", "0.3", path)
     assert done.returncode == 3
-    left = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
+    left = pids_in(done.stdout)
     assert len(left) == 4
     assert_gone(left)
 
@@ -110,7 +109,7 @@ def test_children_of_a_worker_that_ended_are_killed(script):
     """)
     done = run("--workers", "1", path)
     assert done.returncode == 0
-    assert_gone(map(int, re.findall(r"pid (\d+)", done.stdout)))
+    assert_gone(pids_in(done.stdout))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -142,7 +141,7 @@ def test_workers_that_ignore_signals_are_killed(script, launch, grace, presses):
     workers = pids(process, 2)
     process.send_signal(signal.SIGINT)
     if presses == 2:
-        # After the line on who reaches the workers.
+        # The warning about reachable workers comes before.
         while "SIGINT" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -175,17 +174,10 @@ def test_the_run_goes_on_when_nobody_reads_its_output(script, launch, tmp_path):
     assert (tmp_path / "done 0").exists() and (tmp_path / "done 1").exists()
 
 
-def test_a_full_disk_below_the_output_is_not_the_end(script):
+def test_a_full_disk_for_the_output_does_not_end_the_run(script):
     path = script("for i in range(5): print('line', i, flush=True)")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*LAUNCH, "--workers", "2", path],
-            env=clean_env(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT,
-        )
+        done = run("--workers", "2", path, stdout=full)
     assert done.returncode == 0
     assert done.stderr.count("stdout cannot be written (No space left on device)") == 1
 

@@ -9,11 +9,20 @@ X, STREAM = np.ones(5, np.float32), np.array([1, 2, 3], np.int64)
 ONE, TWO = np.ones(1, np.float32), np.ones(2, np.float32)
 WORDS = np.zeros((2, 1), np.int32)
 
+SENT = dict(
+    sent_words=WORDS,
+    sent_scale=np.ones((2, 2), np.float32),
+    residual=X,
+    ratio=0.5,
+    row_splits=[0, 2, 5],
+)
+GATHERED = dict(x=X, moments=X, residual=X, variance=X, alpha=1.5, decay=0.999)
 # Valid arguments of each operation.
 CALLS = {
     "pack_codes": dict(codes=np.ones(5, np.int32), base=3),
     "unpack_codes": dict(words=WORDS, base=3, count=5),
     "pack_signs": dict(x=X, stream=STREAM),
+    "pack_signs_checked": dict(x=X, stream=STREAM),
     "pack_momentum_signs": dict(
         x=X, momentum=X, beta=0.9, warming_up=False, stream=STREAM
     ),
@@ -48,49 +57,11 @@ CALLS = {
         moving=True,
         row_splits=[0, 2, 5],
     ),
-    "mean_sign_error_feedback": dict(
-        sent_words=WORDS,
-        sent_scale=np.ones((2, 2), np.float32),
-        residual=X,
-        ratio=0.5,
-        moving=True,
-        row_splits=[0, 2, 5],
-    ),
-    "mean_sign_sums": dict(
-        sent_words=WORDS,
-        sent_scale=np.ones((2, 2), np.float32),
-        residual=X,
-        ratio=0.5,
-        row_splits=[0, 2, 5],
-    ),
-    "mean_sign_residual": dict(
-        sent_words=WORDS,
-        sent_scale=np.ones((2, 2), np.float32),
-        residual=X,
-        ratio=0.5,
-        moving=True,
-        words=WORDS[0],
-        scale=TWO,
-        row_splits=[0, 2, 5],
-    ),
-    "pack_unambiguous": dict(
-        x=X,
-        moments=X,
-        residual=X,
-        variance=X,
-        alpha=1.5,
-        decay=0.999,
-        row_splits=[0, 2, 5],
-    ),
-    "pack_over_threshold": dict(
-        x=X,
-        moments=X,
-        residual=X,
-        variance=X,
-        threshold=0.5,
-        alpha=1.5,
-        decay=0.999,
-    ),
+    "mean_sign_error_feedback": dict(SENT, moving=True),
+    "mean_sign_sums": SENT,
+    "mean_sign_residual": dict(SENT, moving=True, words=WORDS[0], scale=TWO),
+    "pack_unambiguous": dict(GATHERED, row_splits=[0, 2, 5]),
+    "pack_over_threshold": dict(GATHERED, threshold=0.5),
     "mean_of_sparse": dict(
         words=np.array([[1, 4], [-1, -1]], np.int32),
         scale=np.ones((2, 2), np.float32),
@@ -145,6 +116,7 @@ BAD = {
         words=[np.int32(1), LONG_WORDS], base=BAD_BASE, count=BAD_COUNT
     ),
     "pack_signs": dict(stream=BAD_STREAM),
+    "pack_signs_checked": dict(stream=BAD_STREAM),
     "pack_momentum_signs": dict(
         x=BAD_X, momentum=BAD_VECTOR, warming_up=[[True]], stream=BAD_STREAM
     ),

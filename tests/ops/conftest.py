@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.ops.cpu_library import CpuLibrary
+from tests.ops.implementations import native, needs_library, reference
 from tfgradcomp.ops import build
 from tfgradcomp.ops.library import build_library, find_library
 
@@ -15,6 +16,27 @@ def cpu_library_path(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("There is no g++.")
     return build.build_cpu_library(tmp_path_factory.mktemp("cpu") / "libcpu.so")
+
+
+@pytest.fixture(
+    params=[pytest.param(native, marks=needs_library), reference],
+    ids=["native", "python"],
+)
+def ops(request):
+    """Each implementation of the operations."""
+    return request.param
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def kernels(request, library):
+    """The CPU kernels with each instruction set of this machine."""
+    best = library.instruction_set()
+    if not library.set_instruction_set(request.param):
+        pytest.skip(f"This machine has no {request.param}.")
+    assert library.instruction_set() == request.param
+    yield library
+    library.offset = 4
+    assert library.set_instruction_set(best)
 
 
 @pytest.fixture(scope="session")

@@ -77,6 +77,14 @@ def run(arguments, cache, **variables):
     )
 
 
+def make_driver(folder, version):
+    """Builds a library of the driver that runs CUDA up to this version."""
+    code = f"int cuDriverGetVersion(int* v) {{ *v = {version}; return 0; }}"
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o"]
+    target = folder / "libcuda.so.1"
+    subprocess.run([*command, target], input=code, text=True, check=True)
+
+
 def test_processes_that_start_at_once_build_once(tmp_path, compiler):
     workers = [
         subprocess.Popen(
@@ -114,10 +122,10 @@ def test_those_who_waited_do_not_repeat_a_build_that_failed(tmp_path, monkeypatc
     monkeypatch.setattr(library, "_build", fail)
     now = time.time()
     with pytest.raises(build.BuildError, match="no such luck"):
-        library._build_once()
+        library._build_once([])
     monkeypatch.setattr(library.time, "time", lambda: now - 60)
     with pytest.raises(build.BuildError, match="no such luck"):
-        library._build_once()
+        library._build_once([])
     assert len(builds) == 1
     monkeypatch.undo()
 
@@ -194,7 +202,6 @@ def test_a_toolkit_is_taken_that_the_driver_runs(monkeypatch, driver, toolkits, 
 
 
 def test_the_driver_is_asked_for_the_cuda_that_it_runs(tmp_path):
-    source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
     code = f"exec(open({build.__file__!r}).read()); print(driver_version())"
 
     def asked():
@@ -206,10 +213,9 @@ def test_the_driver_is_asked_for_the_cuda_that_it_runs(tmp_path):
             timeout=60,
         ).stdout
 
-    driver.write_text("no library")
+    (tmp_path / "libcuda.so.1").write_text("no library")
     assert asked() == "None\n"
-    source.write_text("int cuDriverGetVersion(int* v) { *v = 12040; return 0; }")
-    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", driver], check=True)
+    make_driver(tmp_path, 12040)
     assert asked() == "(12, 4)\n"
 
 
@@ -263,9 +269,7 @@ def test_a_ready_made_library_serves_a_minor_version(monkeypatch):
 def test_kernels_that_the_driver_cannot_run_are_not_registered(tmp_path, loaded):
     if not loaded.has_cuda:
         pytest.skip(loaded.built_with)
-    source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
-    source.write_text("int cuDriverGetVersion(int* v) { *v = 10020; return 0; }")
-    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", driver], check=True)
+    make_driver(tmp_path, 10020)
     code = """
 from tensorflow.python.framework import kernels
 from tfgradcomp.ops import library
@@ -323,7 +327,7 @@ def test_what_others_may_write_is_not_loaded(tmp_path, monkeypatch, loaded, part
     {"folder": folder, "file": path}[part].chmod(mode)
     assert library.find_library() is None
     if part == "folder":
-        with pytest.raises(build.BuildError, match=f"others may.*mode={mode:o}"):
+        with pytest.raises(build.BuildError, match=f"other users may.*mode={mode:o}"):
             library.build_library()
 
 

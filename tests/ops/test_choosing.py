@@ -1,5 +1,8 @@
 """Tests of the choice between native operations and the reference."""
 
+import inspect
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -9,7 +12,9 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tfgradcomp import ops
-from tfgradcomp.ops import dispatch, library, reference
+from tfgradcomp.ops import dispatch, library
+from tfgradcomp.ops.reference import blocks
+from tfgradcomp.ops.registry import OPERATIONS
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,7 @@ def test_a_bad_mode_is_refused(monkeypatch):
 def test_an_operation_that_is_missing_falls_back_alone(
     monkeypatch, loaded, in_auto_mode
 ):
-    operations = {f"tfgradcomp_{name}": None for name in library.NAMES}
+    operations = {f"tfgradcomp_{name}": None for name in OPERATIONS}
     operations["tfgradcomp_pack_signs"] = loaded.operations.tfgradcomp_pack_signs
     del operations["tfgradcomp_unpack_codes"]
     partial = loaded._replace(operations=SimpleNamespace(**operations))
@@ -78,7 +83,7 @@ def test_a_library_without_cuda_leaves_a_gpu_to_tensorflow(
     assert "Tfgradcomp>PackSigns" in types_on_cpu
     told = [str(w.message) for w in caught]
     assert len(told) == (0 if expected else 1)
-    assert all("it has no kernels for them (CUDA left out)" in text for text in told)
+    assert all("it has no kernels for GPUs (CUDA left out)" in text for text in told)
 
 
 @pytest.mark.parametrize("mode", ["auto", "native"])
@@ -94,11 +99,38 @@ def test_xla_gets_tensorflow_only(monkeypatch, mode, loaded):
         assert list(compiled(x)) == [5]
 
 
+def test_a_size_that_is_a_tensor_gets_the_reference(monkeypatch, loaded):
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
+    words, count = tf.constant([5]), tf.constant(3)
+    for size, is_native in ((3, True), (count, False)):
+        for call in (
+            lambda size=size: ops.unpack_codes(words, 2, size),
+            lambda size=size: ops.unpack_codes(words, base=2, count=size),
+        ):
+            assert ("Tfgradcomp>UnpackCodes" in types_of(call)) == is_native
+            assert list(call()) == [1, 0, 1]
+
+
 def test_public_functions_have_the_documentation_of_the_reference():
-    for name in library.NAMES:
-        function = getattr(ops, name)
-        assert function.__doc__ == getattr(reference, name).__doc__
-        assert function.__name__ == name and name in ops.__all__
+    for name, operation in OPERATIONS.items():
+        assert getattr(ops, name) is operation
+        assert operation.__doc__ == operation.reference.__doc__
+        assert operation.__name__ == name and name in ops.__all__
+        assert inspect.signature(operation) == inspect.signature(operation.reference)
+
+
+def test_every_public_name_is_there_and_any_other_is_an_error():
+    assert dir(ops) == sorted(ops.__all__)
+    for name in ops.__all__:
+        assert getattr(ops, name) is not None
+    with pytest.raises(AttributeError, match="'tfgradcomp.ops' has no .* It has: "):
+        ops.pack_nothing()
+
+
+def test_an_import_of_the_package_waits_with_tensorflow():
+    code = "import sys, tfgradcomp.ops; print('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_the_mean_magnitude_is_the_reference_s():
@@ -106,6 +138,6 @@ def test_the_mean_magnitude_is_the_reference_s():
     for splits in ([0, 5000], [0, 1, 700, 5000]):
         got, expected = (
             ops.mean_magnitude(x, splits),
-            reference.mean_magnitude(x, splits),
+            blocks.mean_magnitude(x, splits),
         )
         assert bits(got) == bits(expected)

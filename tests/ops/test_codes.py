@@ -1,23 +1,14 @@
-"""Codes in words, against a reference written digit by digit."""
+"""Tests of codes, words and sums, of both implementations, against NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import reference
-from tfgradcomp import ops
-
-BASES = (2, 3, 5, 7, 9, 17, 33, 129, 256, 257, 65536, 65537, 2**31, 2**32)
-SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
-
-
-def codes_of(base, count, seed=0):
-    return np.random.default_rng([seed, base, count]).integers(0, base, count)
-
-
-def as_tensor(codes):
-    # Codes above 2**31 sit in an int32 by their bits, as they do on the ops.
-    return tf.constant(codes.astype(np.uint32).view(np.int32))
+import tfgradcomp.ops
+from tests import reference as oracle
+from tests.ops import cases
+from tests.ops.cases import layouts, same
+from tfgradcomp.ops import digits_per_word, words_for
 
 
 @pytest.mark.parametrize(
@@ -26,83 +17,108 @@ def as_tensor(codes):
     + [(65537, 1), (2**32 - 1, 1), (2**32, 1)],
 )
 def test_digits_per_word(base, digits):
-    assert ops.digits_per_word(base) == digits
+    assert digits_per_word(base) == digits
 
 
 @pytest.mark.parametrize("base", [-3, 0, 1, 2**32 + 1])
 def test_a_bad_base_is_refused(base):
     with pytest.raises(ValueError, match=rf"base must be in .* Received: base={base}"):
-        ops.digits_per_word(base)
+        digits_per_word(base)
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("count", SIZES)
-def test_words_are_those_of_the_reference(base, count):
-    codes = codes_of(base, count)
-    words = ops.pack_codes(as_tensor(codes), base)
-    assert words.dtype == tf.int32
-    np.testing.assert_array_equal(words, reference.pack(codes, base))
-    declared = ops.words_for(count, base)
-    assert words.shape == [declared]
-    assert declared == -(-count // reference.digits_per_word(base))
-
-
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("count", SIZES)
-def test_round_trip(base, count):
-    codes = as_tensor(codes_of(base, count, seed=1))
-    again = ops.unpack_codes(ops.pack_codes(codes, base), base, count)
-    assert again.dtype == tf.int32
-    np.testing.assert_array_equal(again, codes)
+@pytest.mark.parametrize("base", cases.BASES)
+@pytest.mark.parametrize("size", cases.SIZES)
+def test_codes_and_words(ops, base, size):
+    codes = cases.codes(base, size)
+    words = ops.pack_codes(tf.constant(codes), base)
+    same(words, oracle.pack(codes.view(np.uint32), base))
+    assert words.shape == [words_for(size, base)]
+    assert words_for(size, base) == -(-size // oracle.digits_per_word(base))
+    same(ops.unpack_codes(words, base, size), codes)
 
 
 @pytest.mark.parametrize("base", [2, 3, 5, 9, 256, 65536, 2**32])
-def test_the_largest_codes_fill_a_word_without_overflow(base):
-    digits = reference.digits_per_word(base)
-    codes = np.full(2 * digits, base - 1, np.uint64)
-    words = ops.pack_codes(as_tensor(codes), base).numpy().view(np.uint32)
+def test_the_largest_codes_fill_a_word_without_overflow(ops, base):
+    digits = oracle.digits_per_word(base)
+    codes = np.full(2 * digits, base - 1, np.uint32).view(np.int32)
+    words = ops.pack_codes(tf.constant(codes), base).numpy().view(np.uint32)
     np.testing.assert_array_equal(words, [base**digits - 1] * 2)
 
 
 @pytest.mark.parametrize("base", [2, 3, 5, 9, 256])
-def test_one_hot_positions(base):
-    digits = reference.digits_per_word(base)
+def test_one_code_among_zeros_at_every_position(ops, base):
+    digits = oracle.digits_per_word(base)
     for hot in range(2 * digits + 1):
-        codes = np.zeros(2 * digits + 1, np.int32)
-        codes[hot] = 1
-        words = ops.pack_codes(tf.constant(codes), base).numpy().view(np.uint32)
-        expected = np.zeros(3, np.uint64)
-        expected[hot // digits] = base ** (hot % digits)
-        np.testing.assert_array_equal(words, expected)
+        for code in {1, base - 1}:
+            codes = np.zeros(2 * digits + 1, np.int32)
+            codes[hot] = code
+            words = ops.pack_codes(tf.constant(codes), base).numpy().view(np.uint32)
+            expected = np.zeros(3, np.uint64)
+            expected[hot // digits] = code * base ** (hot % digits)
+            np.testing.assert_array_equal(words, expected)
 
 
 @pytest.mark.parametrize("base", [2, 3, 5, 9])
-def test_unused_digits_are_zero(base):
+def test_unused_digits_are_zero(ops, base):
     words = ops.pack_codes(tf.constant([base - 1]), base)
     np.testing.assert_array_equal(words, [base - 1])
-    everything = ops.unpack_codes(words, base, reference.digits_per_word(base))
+    everything = ops.unpack_codes(words, base, oracle.digits_per_word(base))
     np.testing.assert_array_equal(everything[1:], 0)
 
 
 @pytest.mark.parametrize("base", [2, 3, 9, 300, 2**32])
-def test_unpacking_keeps_leading_axes(base):
-    codes = codes_of(base, 6 * 37).reshape(2, 3, 37)
-    words = np.stack([[reference.pack(row, base) for row in part] for part in codes])
-    np.testing.assert_array_equal(
+def test_unpacking_keeps_leading_axes(ops, base):
+    words = cases.words(base, 6, 37).reshape(2, 3, -1)
+    codes = [[oracle.unpack(row, base, 37) for row in part] for part in words]
+    same(
         ops.unpack_codes(tf.constant(words), base, 37),
-        codes.astype(np.uint32).view(np.int32),
+        np.array(codes, np.uint64).astype(np.uint32).view(np.int32),
     )
 
 
 @pytest.mark.parametrize("base", [2, 3, 9, 2**32])
 def test_the_same_words_inside_compiled_functions(base):
-    codes = as_tensor(codes_of(base, 65))
+    codes = cases.codes(base, 65)
 
     @tf.function(jit_compile=True)
     def there_and_back(codes):
-        words = ops.pack_codes(codes, base)
-        return words, ops.unpack_codes(words, base, 65)
+        words = tfgradcomp.ops.pack_codes(codes, base)
+        return words, tfgradcomp.ops.unpack_codes(words, base, 65)
 
-    words, again = there_and_back(codes)
-    np.testing.assert_array_equal(words, reference.pack(codes_of(base, 65), base))
-    np.testing.assert_array_equal(again, codes)
+    words, again = there_and_back(tf.constant(codes))
+    same(words, oracle.pack(codes.view(np.uint32), base))
+    same(again, codes)
+
+
+@pytest.mark.parametrize("base", [2, 3, 5, 17, 257])
+@pytest.mark.parametrize("workers", cases.WORKERS)
+@pytest.mark.parametrize("size", [0, 1, 21, 1000])
+def test_sums_of_codes(ops, base, workers, size):
+    words = cases.words(base, workers, size)
+    same(
+        ops.sum_codes(tf.constant(words), base, size),
+        oracle.sum_codes(words, base, size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "top"), [(1, 2**32 - 1), (3, (2**32 - 1) // 3), (255, 2**24)]
+)
+def test_the_largest_codes_add_up_in_the_largest_base(ops, workers, top):
+    words = np.full([workers, 37], top, np.uint32).view(np.int32)
+    total = np.full(37, workers * top, np.uint32).view(np.int32)
+    same(ops.sum_codes(tf.constant(words), top + 1, 37), total)
+
+
+@pytest.mark.parametrize("base", [2, 3, 5, 9, 17, 257])
+@pytest.mark.parametrize(("size", "layout"), layouts(0, 1, 21, 1000))
+def test_levels(ops, base, size, layout):
+    splits = cases.row_splits(size, layout)
+    scale = cases.positive(len(splits) - 1)
+    for workers in (1, 3):
+        words = cases.words(base, workers, size)
+        zero = workers * (base - 1)
+        values = ops.sum_levels(
+            tf.constant(words), tf.constant(scale), splits, base, 2, zero
+        )
+        same(values, oracle.sum_levels(words, scale, splits, base, 2, zero))

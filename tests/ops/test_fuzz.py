@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.ops import cases
-from tfgradcomp.ops import native, reference
+from tests.ops.implementations import native, reference
 
 # Of one digit a word, of digits that leave room above the largest word, and without.
 BASES = (2, 3, 5, 17, 255, 256, 257, 1625, 1626, 65535, 65537, 2**31, 2**32 - 1, 2**32)

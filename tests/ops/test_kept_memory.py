@@ -3,20 +3,15 @@
 import gc
 import multiprocessing
 import resource
-import shutil
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgradcomp.ops import native
-from tfgradcomp.ops.library import find_library
+from tests.ops.implementations import native, needs_library
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
-)
+pytestmark = needs_library
 
 SIZE = 2**24
 PAGES = 4 * SIZE // resource.getpagesize()

@@ -9,11 +9,13 @@ import tensorflow as tf
 from tests.helpers import make_context
 from tests.methods import second_moments_of
 from tests.ops.arguments import CALLS
+from tests.ops.implementations import native
 from tests.selection import rows, rows_by_compressor
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.compressors import TopK
 from tfgradcomp.core import Layout, SplitVector
-from tfgradcomp.ops import digits_per_word, library, native
+from tfgradcomp.ops import digits_per_word
+from tfgradcomp.ops.registry import OPERATIONS
 from tfgradcomp.transports import AllGather, AllReduce, Sharded, messages
 
 SMALL, LARGE = 5, 2**33 + 7
@@ -43,7 +45,7 @@ def enlarged(name, argument, value):
     return tf.TensorSpec([*shape[:-1], *size], value.dtype)
 
 
-@pytest.mark.parametrize("name", [n for n in library.NAMES if n not in SPARSE])
+@pytest.mark.parametrize("name", [n for n in OPERATIONS if n not in SPARSE])
 def test_shapes_of_native_operations(name):
     small, large = CALLS[name], {}
     for argument, value in small.items():

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import shutil
 from fractions import Fraction
 
 import numpy as np
@@ -12,22 +11,12 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
+from tests.ops.implementations import native, needs_library
 from tests.pairwise import parametrize_pairwise
-from tfgradcomp.ops import native, reference
-from tfgradcomp.ops.library import find_library
 
 STREAM = (7, 3, 2**32 - 100)
 SHAPES = [(1, "one"), (2, "ones"), (65, "ones"), (300, "one"), (1000, "ragged")]
 SHAPES += [(6007, "buckets of 100")]
-
-
-@pytest.fixture(params=["native", "python"])
-def ops(request):
-    if request.param == "python":
-        return reference
-    if shutil.which("g++") is None and find_library() is None:
-        pytest.skip("There is no library of native ops and no g++ to build one.")
-    return native
 
 
 def blocks_of(x, splits):
@@ -235,9 +224,8 @@ def test_the_mean_of_levels(ops, shape, workers, count):
     same(ops.mean_of_levels(tf.constant(words), table, splits), expected)
 
 
+@needs_library
 def test_words_that_no_codes_make_are_no_fault():
-    if shutil.which("g++") is None and find_library() is None:
-        pytest.skip("There is no library of native ops and no g++ to build one.")
     for count in (2, 3, 9, 17, 300, 2**16):
         digits = oracle.digits_per_word(count)
         words = np.full([2, 3], -1, np.int32)

@@ -1,13 +1,10 @@
 """The native operations against the reference, bit for bit."""
 
-import functools
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +12,18 @@ import pytest
 import tensorflow as tf
 
 from tests.ops import cases
-from tfgradcomp.ops import SplitVector, native, reference
-from tfgradcomp.ops.library import find_library
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
+from tests.ops.implementations import (
+    expected,
+    expected_calls,
+    made,
+    native,
+    needs_library,
+    on_tensors,
+    reference,
 )
+from tfgradcomp.ops import SplitVector
+
+pytestmark = needs_library
 
 # Shared by threads, and more chunks than one group adds up.
 LARGE = 2**18 + 7
@@ -29,7 +31,6 @@ LARGE = 2**18 + 7
 STREAMED = 2**22 + 7
 # SplitVector that begin on a line of the cache, beside one and within one group.
 PARTS_OF_STREAMED = [64, 96, 2**20, 0, 5, 59, 1, 2, 3, 2**21 - 70, 2**20 - 153]
-SETS = ("portable", "avx2", "avx512")
 SHAPES = [
     *((size, "one", 3, "normal") for size in cases.SIZES),
     *((size, "one", 2, "zeros") for size in (1, 33, 1000)),
@@ -38,72 +39,22 @@ SHAPES = [
     *((1000, "ragged", 2, kind) for kind in ("huge", "tiny", "special")),
     *((513, "ones", 2, kind) for kind in ("huge", "tiny", "special")),
 ]
-# With these every operation is called in every way.
-WHOLE = [(65, "one", 3, "normal"), (6007, "ragged", 3, "normal")]
-
-
-def on_tensors(ops, name, args):
-    args = [
-        tf.constant(a) if isinstance(a, np.ndarray | np.generic) else a for a in args
-    ]
-    with np.errstate(all="ignore"):
-        return getattr(ops, name)(*args)
-
-
-@functools.cache
-def made(shape):
-    """Calls with vectors of a shape: all for `WHOLE`, else every third.
-
-    Of each shape other ones, so that every call meets a dozen shapes. The programs of
-    test_sanitizers.py and test_cuda_emulated.py make every call with every shape.
-    """
-    with np.errstate(all="ignore"):
-        calls = cases.calls(*shape)
-    if shape in WHOLE:
-        return calls
-    return calls[zlib.crc32(str(shape).encode()) % 3 :: 3]
-
-
-@functools.cache
-def expected(shape):
-    """What the reference gives for each call."""
-    return [cases.flat(on_tensors(reference, *call[1:])) for call in made(shape)]
 
 
 # -- In TensorFlow ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", cases.BASES)
-@pytest.mark.parametrize("size", [*cases.SIZES, LARGE])
-def test_codes(base, size):
-    codes = tf.constant(cases.codes(base, size))
+def test_codes_of_a_large_vector(base):
+    codes = tf.constant(cases.codes(base, LARGE))
     packed = reference.pack_codes(codes, base)
     cases.same(native.pack_codes(codes, base), packed, "words")
-    cases.same(native.unpack_codes(packed, base, size), codes, "codes")
-
-
-@pytest.mark.parametrize("base", [2, 3, 9, 300, 2**32])
-def test_unpacking_keeps_leading_axes(base):
-    words = tf.constant(cases.words(base, 6, 37).reshape(2, 3, -1))
-    cases.same(
-        native.unpack_codes(words, base, 37), reference.unpack_codes(words, base, 37)
-    )
-
-
-def test_the_largest_codes_add_up_in_the_largest_base():
-    for workers, top in ((1, 2**32 - 1), (3, (2**32 - 1) // 3), (255, 2**24)):
-        words = np.full([workers, 37], top, np.uint32).view(np.int32)
-        base = top + 1
-        cases.same(
-            native.sum_codes(tf.constant(words), base, 37),
-            reference.sum_codes(tf.constant(words), base, 37),
-            workers,
-        )
+    cases.same(native.unpack_codes(packed, base, LARGE), codes, "codes")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_operation(shape):
-    for (what, name, args), result in zip(made(shape), expected(shape), strict=True):
+    for what, name, args, result in expected_calls(shape):
         cases.same_results(on_tensors(native, name, args), result, what)
 
 
@@ -242,17 +193,6 @@ def test_the_same_bits_for_any_number_of_threads():
 # -- Without TensorFlow: each instruction set --------------------------------------
 
 
-@pytest.fixture(params=SETS)
-def kernels(request, library):
-    best = library.instruction_set()
-    if not library.set_instruction_set(request.param):
-        pytest.skip(f"This machine has no {request.param}.")
-    assert library.instruction_set() == request.param
-    yield library
-    library.offset = 4
-    assert library.set_instruction_set(best)
-
-
 def test_an_unknown_instruction_set_changes_nothing(library):
     best = library.instruction_set()
     assert not library.set_instruction_set("none such")
@@ -267,11 +207,8 @@ def test_every_instruction_set_is_the_reference(kernels, offset):
     for shape in SHAPES:
         if shape[3] in ("tiny", "special"):
             continue
-        for (what, name, args), result in zip(
-            made(shape), expected(shape), strict=True
-        ):
-            actual = getattr(kernels, name)(*args)
-            cases.same_results(flatten(actual, result), result, f"{shape} {what}")
+        for what, name, args, result in expected_calls(shape):
+            cases.same_results(kernels.call(name, *args), result, f"{shape} {what}")
 
 
 def test_codes_by_every_instruction_set(kernels):
@@ -279,8 +216,10 @@ def test_codes_by_every_instruction_set(kernels):
         for size in (*cases.SIZES, 6007):
             codes = cases.codes(base, size)
             words = cases.flat(reference.pack_codes(tf.constant(codes), base))[0]
-            cases.same(kernels.pack_codes(codes, base), words, (base, size))
-            cases.same(kernels.unpack_codes(words, base, size), codes, (base, size))
+            cases.same(kernels.call("pack_codes", codes, base), words, (base, size))
+            cases.same(
+                kernels.call("unpack_codes", words, base, size), codes, (base, size)
+            )
 
 
 def test_digits_next_to_a_carry(kernels):
@@ -294,21 +233,16 @@ def test_digits_next_to_a_carry(kernels):
         numbers = numbers[numbers < base**digits]
         codes = (numbers[:, np.newaxis] // powers % base).astype(np.int32).ravel()
         words = numbers.astype(np.uint32).view(np.int32)
-        cases.same(kernels.unpack_codes(words, base, codes.size), codes, base)
+        cases.same(kernels.call("unpack_codes", words, base, codes.size), codes, base)
 
 
 @pytest.mark.parametrize("kind", ["tiny", "special"])
 def test_instruction_sets_agree_on_denormals_and_nan(kernels, kind):
     for layout in ("ragged", "ones"):
         for what, name, args in made((1000, layout, 2, kind)):
-            actual = getattr(kernels, name)(*args)
+            actual = kernels.call(name, *args)
             best = kernels.instruction_set()
             kernels.set_instruction_set("portable")
-            result = getattr(kernels, name)(*args)
+            result = kernels.call(name, *args)
             kernels.set_instruction_set(best)
             cases.same_results(actual, result, what)
-
-
-def flatten(actual, result):
-    """Statistics come as one array, [5, num_blocks], and as five."""
-    return list(actual) if len(result) == 5 else actual

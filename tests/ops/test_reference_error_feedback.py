@@ -6,8 +6,8 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import KINDS, flushed, layouts, same
+from tests.ops.implementations import reference as ops
 from tests.pairwise import parametrize_pairwise
-from tfgradcomp.ops import reference as ops
 
 
 @parametrize_pairwise(

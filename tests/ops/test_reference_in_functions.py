@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tests.ops import cases
 from tests.ops.cases import same
-from tfgradcomp.ops import reference as ops
-from tfgradcomp.ops.word_format import NOTHING
+from tests.ops.implementations import reference as ops
+from tfgradcomp.core.word_format import NOTHING
 
 
 def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import KINDS, STREAMS, layouts, same, tensor
-from tfgradcomp.ops import reference as ops
+from tests.ops.implementations import reference as ops
 
 SIZES = (0, 1, 2, 20, 33, 65, 513, 1000, 6007)
 

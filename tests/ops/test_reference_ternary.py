@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import KINDS, STREAMS, flushed, layouts, same, tensor
-from tfgradcomp.ops import reference as ops
+from tests.ops.implementations import reference as ops
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import STREAMS, same, tensor
-from tfgradcomp.ops import reference as ops
+from tests.ops.implementations import reference as ops
 
 
 @pytest.mark.parametrize("base", [2, 3])

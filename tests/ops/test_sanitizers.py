@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tfgradcomp.ops.build import INSTRUCTIONS
+
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "custom_ops" / "cpu"
 FLAGS = ["-std=c++17", "-g1", "-ffp-contract=off", "-fno-math-errno"]
@@ -22,10 +24,6 @@ FLAGS += ["-fno-sanitize-recover=all"]
 BOUNDS = ["-O0", "-fsanitize=address,undefined"]
 BOUNDS_FAST = ["-O1", "-fsanitize=address,undefined"]
 RACES = ["-O1", "-fsanitize=thread"]
-INSTRUCTIONS = {
-    "avx2": ["-mavx2", "-mbmi2", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"],
-}
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="There is no g++ in PATH."

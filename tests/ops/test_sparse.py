@@ -1,7 +1,5 @@
 """Sparse words: packed and averaged, against one element after the other."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,20 +7,10 @@ import tensorflow as tf
 from tests import reference as oracle
 from tests.ops import cases
 from tests.ops.cases import same
-from tfgradcomp.ops import SplitVector, native, reference
-from tfgradcomp.ops.library import find_library
+from tfgradcomp.ops import SplitVector
 
 SHAPES = [(0, "one"), (1, "one"), (2, "ones"), (65, "ones"), (1000, "ragged")]
 SHAPES += [(513, "one"), (6007, "buckets of 100")]
-
-
-@pytest.fixture(params=["native", "python"])
-def ops(request):
-    if request.param == "python":
-        return reference
-    if shutil.which("g++") is None and find_library() is None:
-        pytest.skip("There is no library of native ops and no g++ to build one.")
-    return native
 
 
 def flushed(x):

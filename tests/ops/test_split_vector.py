@@ -1,16 +1,19 @@
 """Vectors in parts: the class, and operations that read or write them."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.helpers import bits
 from tests.ops import cases
-from tests.ops.test_native import SETS, expected, flatten, made
-from tfgradcomp.ops import SplitVector, native, reference
-from tfgradcomp.ops.library import find_library
+from tests.ops.implementations import (
+    expected_calls,
+    native,
+    needs_library,
+    on_tensors,
+    reference,
+)
+from tfgradcomp.ops import SplitVector
 
 SIZES = (0, 1, 31, 33, 65, 1000, 6007)
 READERS = (
@@ -25,11 +28,6 @@ READERS = (
     "pack_over_threshold",
 )
 WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels", "mean_of_sparse")
-
-needs_library = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
-)
 
 
 # -- The class ----------------------------------------------------------------------
@@ -136,22 +134,10 @@ def test_a_size_may_be_unknown():
 # -- Operations ---------------------------------------------------------------------
 
 
-def calls(names, shape):
-    """Calls of these operations, and what the reference gives for the flat vector."""
-    results = zip(made(shape), expected(shape), strict=True)
-    return [(*call, result) for call, result in results if call[1] in names]
-
-
 SHAPES = [
     *((size, layout, 2, "normal") for size in SIZES for layout in ("one", "ragged")),
     *((1000, "buckets of 100", 3, kind) for kind in ("zeros", "special")),
 ]
-
-
-def on_tensors(ops, name, args, **kwargs):
-    args = [tf.constant(a) if isinstance(a, np.ndarray) else a for a in args]
-    with np.errstate(all="ignore"):
-        return getattr(ops, name)(*args, **kwargs)
 
 
 # The reference joins the tensors of a vector before all else.
@@ -170,7 +156,7 @@ OPS_AND_SHAPES = [
 @needs_library
 def test_a_gain_is_as_good_as_a_product(shape):
     scale = 3.0 if shape[1] == "one" else 0.5
-    for what, name, (x, *args), _ in calls(READERS, shape):
+    for what, name, (x, *args), _ in expected_calls(shape, READERS):
         with np.errstate(all="ignore"):
             product = np.float32(scale) * x
         cut = SplitVector(tf.split(tf.constant(x), cases.cuts(len(x))), scale)
@@ -182,7 +168,7 @@ def test_a_gain_is_as_good_as_a_product(shape):
 @needs_library
 def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
     for seed in range(2):
-        for what, name, (x, *args), result in calls(READERS, shape):
+        for what, name, (x, *args), result in expected_calls(shape, READERS):
             cut = parts_of(x, cases.cuts(len(x), seed))
             cases.same_results(on_tensors(ops, name, (cut, *args)), result, what)
 
@@ -191,7 +177,7 @@ def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
 @needs_library
 def test_the_same_bits_however_values_are_cut(ops, shape):
     for seed in range(2):
-        for what, name, args, result in calls(WRITERS, shape):
+        for what, name, args, result in expected_calls(shape, WRITERS):
             sizes = cases.cuts(shape[0], seed)
             parts = on_tensors(ops, name, args, sizes=sizes)
             assert isinstance(parts, SplitVector)
@@ -199,17 +185,13 @@ def test_the_same_bits_however_values_are_cut(ops, shape):
             cases.same_results(parts.numpy(), result, what)
 
 
-@needs_library
-def test_a_vector_in_one_part_of_any_shape():
+def test_a_vector_in_one_part_of_any_shape(ops):
     x = cases.floats(600)
     expected = reference.pack_signs(tf.constant(x))
     for shape in ([600], [2, 3, 100], [600, 1]):
-        for ops in (native, reference):
-            cases.same(ops.pack_signs(SplitVector([tf.reshape(x, shape)])), expected)
+        cases.same(ops.pack_signs(SplitVector([tf.reshape(x, shape)])), expected)
 
 
-@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
-@needs_library
 def test_shapes_are_static(ops):
     x, m = tf.constant(cases.floats(100)), tf.zeros(100)
     words, scale, splits = tf.zeros([2, 4], tf.int32), tf.ones([2, 1]), [0, 100]
@@ -270,9 +252,7 @@ def test_a_gpu_gets_one_tensor(monkeypatch):
 NONFINITE = np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
 
 
-@pytest.mark.parametrize("ops", [native, reference], ids=["native", "python"])
 @pytest.mark.parametrize("size", [1, 31, 33, 1000, 300_007])
-@needs_library
 def test_what_is_not_finite_is_counted(ops, size):
     rng = np.random.default_rng(size)
     for share in (0, 1 / size, 0.3, 1):
@@ -291,34 +271,27 @@ def test_what_is_not_finite_is_counted(ops, size):
             assert nonfinite == np.sum(~np.isfinite(x) | ~np.isfinite(m))
 
 
-@needs_library
-def test_a_momentum_that_overflows_is_counted():
+def test_a_momentum_that_overflows_is_counted(ops):
     x = tf.constant([3e38, -3e38, 1, 3e38])
     m = tf.constant([3e38, 3e38, 3e38, 1])
     stream = tf.constant([7, 3, 0], tf.int64)
-    for ops in (native, reference):
-        # Elements 0, 1 and 3; no training has such a coefficient.
-        assert ops.pack_momentum_signs(x, m, -1.0, False, stream)[2] == 3
+    # Elements 0, 1 and 3; no training has such a coefficient.
+    assert ops.pack_momentum_signs(x, m, -1.0, False, stream)[2] == 3
 
 
 # -- Without TensorFlow: unaligned parts, each instruction set ----------------------
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("offset", [0, 4, 12])
-def test_every_instruction_set_takes_parts(library, instruction_set, offset):
-    best = library.instruction_set()
-    if not library.set_instruction_set(instruction_set):
-        pytest.skip(f"This machine has no {instruction_set}.")
-    library.offset = offset
+def test_every_instruction_set_takes_parts(kernels, offset):
+    kernels.offset = offset
     for shape in SHAPES:
         if shape[3] == "special":
             continue
         sizes = cases.cuts(shape[0])
-        for what, name, (x, *args), result in calls(READERS, shape):
-            actual = getattr(library, name)(np.split(x, np.cumsum(sizes)[:-1]), *args)
-            cases.same_results(flatten(actual, result), result, what)
-        for what, name, args, result in calls(WRITERS, shape):
-            actual = np.concatenate(getattr(library, name)(*args, sizes=sizes))
+        for what, name, (x, *args), result in expected_calls(shape, READERS):
+            actual = kernels.call(name, np.split(x, np.cumsum(sizes)[:-1]), *args)
             cases.same_results(actual, result, what)
-    assert library.set_instruction_set(best)
+        for what, name, args, result in expected_calls(shape, WRITERS):
+            actual = np.concatenate(kernels.call(name, *args, sizes=sizes))
+            cases.same_results(actual, result, what)

@@ -1,21 +1,17 @@
 """Operations that apply what they decode to variables at once."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.ops import cases
-from tests.ops.test_native import SETS
-from tfgradcomp.ops import apply_decoded, native, reference
-from tfgradcomp.ops.library import APPLICABLE, find_library
+from tests.ops.implementations import native, needs_library, on_tensors, reference
+from tfgradcomp.ops import apply_decoded
+from tfgradcomp.ops.registry import OPERATIONS
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None and find_library() is None,
-    reason="There is no library of native ops and no g++ to build one.",
-)
+pytestmark = needs_library
 
+APPLICABLE = [name for name, op in OPERATIONS.items() if op.applicable]
 RULES = {
     "sgd": [0.03],
     "momentum": [0.03, 0.9],
@@ -54,10 +50,7 @@ def decoders():
 
 
 def values_of(name):
-    args = [
-        tf.constant(a) if isinstance(a, np.ndarray) else a for a in decoders()[name]
-    ]
-    return getattr(reference, name)(*args).numpy()
+    return on_tensors(reference, name, decoders()[name]).numpy()
 
 
 def vectors():
@@ -74,22 +67,18 @@ def test_all_that_decode_are_tested():
     assert set(decoders()) == set(APPLICABLE)
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("name", APPLICABLE)
-def test_every_instruction_set_takes_every_step(library, instruction_set, name):
-    best, u = library.instruction_set(), values_of(name)
-    if not library.set_instruction_set(instruction_set):
-        pytest.skip(f"This machine has no {instruction_set}.")
+def test_every_instruction_set_takes_every_step(kernels, name):
+    u = values_of(name)
     for index, (rule, c) in enumerate(RULES.items()):
         given = vectors()
         expected = stepped(rule, c, u, *given)
         for sizes in (SIZES, [sum(SIZES)]):
             cut = [np.split(vector, np.cumsum(sizes)[:-1]) for vector in given]
             cut[used(rule) :] = [[]] * (3 - used(rule))
-            found = library.updating(name, decoders()[name], index, c, cut)
+            found = kernels.updating(name, decoders()[name], index, c, cut)
             for parts, vector in zip(found[: used(rule)], expected, strict=False):
                 cases.same(np.concatenate(parts), vector, f"{name}, {rule}, {sizes}")
-    assert library.set_instruction_set(best)
 
 
 def surrounded(part, offset):

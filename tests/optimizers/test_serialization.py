@@ -84,8 +84,9 @@ def test_every_optimizer_comes_back_with_its_method(row):
     # `warmup_steps` of Signum belong to the method.
     own = SAVED_ARGUMENTS.get(row.wrapper, {})
     common = {k: v for k, v in COMMON.items() if k not in own}
-    again = there_and_back(row.make(sgd(), **common))
-    assert again.method == row.method
+    optimizer = row.make(sgd(), **common)
+    again = there_and_back(optimizer)
+    assert again.method == optimizer.method
     assert type(again.server) is type(row.server)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfgradcomp
 from tfgradcomp.compressors import Identity
 from tfgradcomp.parameter_server.push_log import PushLog
-from tfgradcomp.parameter_server.rendezvous import Rendezvous
+from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.rounds import BarrierRounds, PushRounds
 from tfgradcomp.servers import Mean
 
@@ -37,8 +37,9 @@ class Batches(keras.callbacks.Callback):
 def make_worker(kind, meeting, rank, inner):
     """A worker whose gradients are its row of `GRADIENTS`."""
     transport = kind.transport_class.at(meeting, rank)
-    optimizer = tfgradcomp.CompressedOptimizer(inner, Identity(), Mean(), min_size=0)
-    optimizer.transport = transport
+    optimizer = tfgradcomp.CompressedOptimizer(
+        inner, Identity(), Mean(), transport=transport, min_size=0
+    )
     optimizer.stepper_class = transport.stepper_class
     model = keras.Sequential(
         [
@@ -57,7 +58,7 @@ def make_worker(kind, meeting, rank, inner):
 def make_rounds(kind, meeting, make_inner):
     workers = [make_worker(kind, meeting, rank, make_inner()) for rank in (0, 1)]
     membership = SimpleNamespace(
-        workers=workers, rendezvous=meeting, serving={SERVER: meeting.serve(0)}
+        workers=workers, channel=meeting, serving={SERVER: meeting.serve(0)}
     )
     batches = Batches()
     callbacks = keras.callbacks.CallbackList([batches], model=workers[0].model)
@@ -74,7 +75,7 @@ def test_a_round_takes_the_mean_of_batches_and_forgets_those_of_an_ended_one():
     def make_adam():
         return keras.optimizers.Adam(0.1, gradient_accumulation_steps=3, use_ema=True)
 
-    meeting = Rendezvous(uuid.uuid4().hex, ["/job:localhost/device:CPU:0"], 2, {})
+    meeting = RoundChannel(uuid.uuid4().hex, ["/job:localhost/device:CPU:0"], 2, {})
     rounds, workers, heard = make_rounds(BarrierRounds, meeting, make_adam)
     # Batches that are only accumulated need no server; then a round fails.
     for worker in workers:

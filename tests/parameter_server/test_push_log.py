@@ -1,6 +1,7 @@
 """Pushes in a known order, on workers and servers of one process."""
 
 import copy
+import functools
 import threading
 import uuid
 
@@ -41,9 +42,9 @@ def dataset(gradients):
     return tf.data.Dataset.from_tensor_slices((x, np.zeros([len(x), 1, 1]))).repeat()
 
 
-def make_worker(log, rank, gradients, optimizer):
+def make_worker(log, rank, gradients, make_optimizer):
     """A worker whose gradients are the vectors given."""
-    optimizer.transport = PushLogTransport.at(log, rank)
+    optimizer = make_optimizer(transport=PushLogTransport.at(log, rank))
     optimizer.stepper_class = PushLogTransport.stepper_class
     worker = PushingWorker("CPU:0", make_model(optimizer))
     worker.open(lambda context: dataset(gradients), 2, rank)
@@ -75,7 +76,7 @@ def finish(log, threads, workers):
     log.end()
     for worker in workers:
         worker.drain()
-    log.free()
+    log.queues.free()
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -83,7 +84,12 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
     log, row = make_log(servers), ROWS["TernGrad, not clipped"]
     sign = np.where(np.random.default_rng(0).random(SIZE) < 0.5, -1, 1)
     first, second = (
-        make_worker(log, rank, gradients, row.make(keras.optimizers.SGD(1.0)))
+        make_worker(
+            log,
+            rank,
+            gradients,
+            functools.partial(row.make, keras.optimizers.SGD(1.0)),
+        )
         for rank, gradients in enumerate(
             ([1.0 * sign, 0.5 * sign, 0.25 * sign], [3.0 * sign, 0.125 * sign])
         )
@@ -130,7 +136,7 @@ def test_a_single_pusher_trains_as_one_worker(servers, row):
     gradients = np.random.default_rng(0).normal(size=(3, SIZE))
     alone = make_model(row.make_to_train())
     alone.fit(dataset(gradients), steps_per_epoch=3, verbose=0, shuffle=False)
-    pair = [make_worker(log, k, gradients, row.make_to_train()) for k in (0, 1)]
+    pair = [make_worker(log, k, gradients, row.make_to_train) for k in (0, 1)]
     threads = started(log)
     pair[0].run(3)
     finish(log, threads, pair)
@@ -148,8 +154,12 @@ def test_pushes_of_accumulated_gradients_that_vary_in_length():
     given[3, 7] = np.nan
     pair = [
         make_worker(
-            *(log, rank, gradients),
-            tfgradcomp.Strom(copy.deepcopy(sgd), threshold=0.5, nonfinite="skip"),
+            log,
+            rank,
+            gradients,
+            functools.partial(
+                tfgradcomp.Strom, copy.deepcopy(sgd), threshold=0.5, nonfinite="skip"
+            ),
         )
         for rank, gradients in enumerate((given[:6], given[6:]))
     ]

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(120)
 
 def make_worker(log, rank, seconds):
     """A worker whose batches take some seconds; servers keep a state of its method."""
-    optimizer = ROWS["DistEFBlockSGDM"].make_to_train()
-    optimizer.transport = PushLogTransport.at(log, rank)
+    transport = PushLogTransport.at(log, rank)
+    optimizer = ROWS["DistEFBlockSGDM"].make_to_train(transport=transport)
     optimizer.stepper_class = PushLogTransport.stepper_class
     model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1)])
     model.compile(optimizer, "mse")
@@ -59,7 +59,7 @@ def _with_targets(x):
 def make_rounds(log, steps_per_execution, seconds=(0, 0)):
     workers = [make_worker(log, rank, late) for rank, late in enumerate(seconds)]
     membership = SimpleNamespace(
-        workers=workers, rendezvous=log, serving={SERVER: log.serve(0)}
+        workers=workers, channel=log, serving={SERVER: log.serve(0)}
     )
     cluster = SimpleNamespace(check_servers=lambda: None)
     callbacks = keras.callbacks.CallbackList(model=workers[0].model)
@@ -149,7 +149,7 @@ def test_who_waits_for_a_dataset_is_named(monkeypatch, caplog):
     assert rounds.take(0, 2).steps == 2
     # On a loaded machine tracing is said before.
     said = [record.getMessage() for record in caplog.records]
-    assert said[0].startswith("no worker has gone on for")
+    assert said[0].startswith("no worker has made progress for")
     late = f"{', '.join(WORKERS)} waiting for the dataset"
     assert any(line.endswith(late) for line in said)
     assert {*codes} == {EXIT_CODE}

@@ -1,4 +1,4 @@
-"""Workers that move from one rendezvous to another, in one process."""
+"""Workers that move from one channel to another, in one process."""
 
 import threading
 import uuid
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.helpers import bits
 from tests.methods import ROWS
 from tfgradcomp.parameter_server.remote_worker import RemoteWorker
-from tfgradcomp.parameter_server.rendezvous import Rendezvous
+from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.transport import ParameterServer
 
 FEATURES = 2000
@@ -34,13 +34,13 @@ def dataset(context=None):
     return tf.data.Dataset.from_tensor_slices((x, x[..., :1])).repeat()
 
 
-def run_steps(worker, rendezvous, steps):
-    """Takes steps of the only worker of a rendezvous."""
+def run_steps(worker, channel, steps):
+    """Takes steps of the only worker of a channel."""
     threads = [
         threading.Thread(
-            target=rendezvous.serve(index), args=[tf.constant(steps)], daemon=True
+            target=channel.serve(index), args=[tf.constant(steps)], daemon=True
         )
-        for index in range(len(rendezvous.devices))
+        for index in range(len(channel.devices))
     ]
     for thread in threads:
         thread.start()
@@ -56,25 +56,24 @@ def test_a_worker_keeps_its_state_when_the_workers_change(name):
     alone = make_model(make_optimizer())
     alone.fit(dataset(), steps_per_epoch=6, verbose=0, shuffle=False)
 
-    def rendezvous_of(num_workers, num_servers, states):
+    def channel_of(num_workers, num_servers, states):
         devices = ["CPU:0"] * num_servers
-        return Rendezvous(uuid.uuid4().hex, devices, num_workers, states)
+        return RoundChannel(uuid.uuid4().hex, devices, num_workers, states)
 
-    larger = rendezvous_of(3, 2, {})
-    optimizer = make_optimizer()
-    optimizer.transport = ParameterServer.at(larger, 2)
+    larger = channel_of(3, 2, {})
+    optimizer = make_optimizer(transport=ParameterServer.at(larger, 2))
     worker = RemoteWorker("CPU:0", make_model(optimizer))
     worker.open(dataset, 1, 0)
     worker.join(larger, 2)
-    larger.free()
+    larger.queues.free()
     states = {}
     for num_servers in (2, 3):
-        smaller = rendezvous_of(1, num_servers, states)
+        smaller = channel_of(1, num_servers, states)
         worker.join(smaller, 0)
         assert {bucket.route.num_workers for bucket in optimizer.stepper.buckets} == {1}
         run_steps(worker, smaller, 3)
         states = smaller.states.whole(worker.committed_steps(), worker.kept_states())
-        smaller.free()
+        smaller.queues.free()
     for found, expected in zip(worker.model.weights, alone.weights, strict=True):
         assert bits(found.numpy()) == bits(expected.numpy())
     assert int(optimizer.iterations.numpy()) == 6

@@ -13,14 +13,16 @@ from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
 from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
-from tfgradcomp.core import Layout, Method
-from tfgradcomp.parameter_server.rendezvous import Rendezvous
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
+from tfgradcomp.parameter_server.division import Relay, WholeVector, division_for
+from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize
 from tfgradcomp.transports import DirectExchange
-from tfgradcomp.transports.sharding import Relay, Sharding, WholeVector, division_for
+from tfgradcomp.transports.sharding import Sharding
 
 WORKERS, STEPS = 3, 3
 
@@ -49,11 +51,11 @@ class Cluster:
 
     def __init__(self, num_servers, method, layout, states=None):
         self.layout = layout
-        self.rendezvous = Rendezvous(
+        self.channel = RoundChannel(
             uuid.uuid4().hex, ["CPU:0"] * num_servers, WORKERS, states or {}
         )
         self.routes = [
-            ParameterServer.at(self.rendezvous, rank).bind(method, layout, "site")
+            ParameterServer.at(self.channel, rank).bind(method, layout, "site")
             for rank in range(WORKERS)
         ]
         route = self.routes[0]
@@ -62,7 +64,7 @@ class Cluster:
         self.states = [(own, route.init_state())] * WORKERS
         self.words = [[] for _ in range(WORKERS)]
         self.steps = [self._step(rank) for rank in range(WORKERS)]
-        self.serves = [self.rendezvous.serve(k) for k in range(num_servers)]
+        self.serves = [self.channel.serve(k) for k in range(num_servers)]
         self.rngs = [np.random.default_rng(rank) for rank in range(WORKERS)]
 
     def _step(self, rank):
@@ -123,7 +125,7 @@ class Cluster:
         """What the servers hold after `step` steps that the workers committed."""
         (_, kept), *_ = self.states
         arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), kept)
-        return self.rendezvous.states.whole(step, {"site": arrays}).get("site", [])
+        return self.channel.states.whole(step, {"site": arrays}).get("site", [])
 
 
 # What a server computes on a part of a vector is compared for each row by the tests of
@@ -169,7 +171,7 @@ def follows_a_direct_exchange(num_servers, method):
 )
 def test_the_declared_words_travel_and_those_that_vary(name):
     cluster = Cluster(2, ROWS[name].method, LAYOUTS["buckets"])
-    queues, up, down = cluster.rendezvous.queues, [], []
+    queues, up, down = cluster.channel.queues, [], []
     enqueue, dequeue = queues.enqueue, queues.dequeue
 
     def enqueued(key, message):
@@ -189,7 +191,10 @@ def test_the_declared_words_travel_and_those_that_vary(name):
     sent, received = (2 * words for words in cluster.routes[1].words)
     varied = np.sum(cluster.words, axis=1)
     assert (varied > 0).all() == ROWS[name].variable_length
-    own, mean = Call("gather", varied[1]), Call("gather", np.mean(varied))
+    own, mean = (
+        CollectiveCall("gather", varied[1]),
+        CollectiveCall("gather", np.mean(varied)),
+    )
     collectives = cluster.routes[1].collectives
     assert sum(up) == sent + collectives.words_sent(own)
     assert sum(down) == received + collectives.words_received(mean)
@@ -197,7 +202,7 @@ def test_the_declared_words_travel_and_those_that_vary(name):
 
 def test_a_state_on_servers_needs_messages_of_one_size():
     method = Method(Strom(0.5), Recompress(ScaledSign()))
-    with pytest.raises(ValueError, match="ParameterServer cannot carry.*in size"):
+    with pytest.raises(ValueError, match="ParameterServer cannot carry.*variable size"):
         Cluster(1, method, LAYOUTS["ragged"])
 
 
@@ -251,16 +256,16 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     ]
     for thread in threads:
         thread.start()
-    cluster.rendezvous.close("up")
+    cluster.channel.queues.close("up")
     for thread in threads[2:]:
         thread.join(60)
-    cluster.rendezvous.close("down")
+    cluster.channel.queues.close("down")
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
     assert len(ended) == 4
     assert all("is closed" in text for text in ended)
-    cluster.rendezvous.free()
+    cluster.channel.queues.free()
 
 
 @pytest.mark.parametrize(

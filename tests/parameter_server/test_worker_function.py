@@ -34,11 +34,11 @@ class Shift(keras.layers.Layer):
 
 def make_pair(kind, name="TernGrad", is_shared=True, more=lambda rank: []):
     """Two workers at a new meeting, and it; layers of `more` come before the last."""
-    meeting = kind.transport_class.rendezvous_class(uuid.uuid4().hex, ["CPU:0"], 2, {})
+    meeting = kind.transport_class.channel_class(uuid.uuid4().hex, ["CPU:0"], 2, {})
     workers = []
     for rank in (0, 1):
-        optimizer = ROWS[name].make_to_train()
-        optimizer.transport = kind.transport_class.at(meeting, rank)
+        transport = kind.transport_class.at(meeting, rank)
+        optimizer = ROWS[name].make_to_train(transport=transport)
         optimizer.stepper_class = optimizer.transport.stepper_class
         dense = keras.layers.Dense(1, kernel_initializer="zeros")
         model = keras.Sequential(

@@ -193,7 +193,7 @@ class OwnLoss(layers.Layer):
 
 def test_add_loss_in_a_layer_with_weights_raises():
     model = sequential((5,), OwnLoss())
-    with pytest.raises(ValueError, match="in a layer of its own"):
+    with pytest.raises(ValueError, match="in a separate layer"):
         eager(compiled(model), random(7, 5), random(7, 5))
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.per_example.brute_force import check, compiled, random, sequential, traced
 from tfgradcomp.per_example import moment_rules
-from tfgradcomp.per_example.layer_calls import Call
+from tfgradcomp.per_example.layer_calls import LayerCall
 
 layers = keras.layers
 
@@ -132,7 +132,7 @@ def test_channels_first(kind):
         if order == "channels_first":
             pair = [np.moveaxis(value, -1, 1) for value in pair]
         layer.build(pair[0].shape)
-        call = Call(layer, (tf.constant(pair[0]),), {})
+        call = LayerCall(layer, (tf.constant(pair[0]),), {})
         call.variables = {id(v): v for v in layer.trainable_variables}
         terms = moment_rules.terms_of(call, [tf.constant(pair[1])], 7)
         gradients[order] = [

@@ -11,22 +11,24 @@ import pytest
 
 import tfgradcomp
 from tfgradcomp import planning
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.core import Layout
 from tfgradcomp.planning import arithmetic, command, output
 from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.measured import find_model
-from tfgradcomp.transports import AllGather, Costs, Line, Sharded
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports import AllGather, Costs, LinearCost, Sharded
+from tfgradcomp.transports.costs import SimulatedCollectives
 
 GIGABIT = planning.Link(1e9, 0.0, efficiency=1.0)
-# The link and nothing else takes time.
+# Only the link takes time.
 IDEAL = planning.Profile(planning.NO_SOFTWARE, no_arithmetic)
+# Arguments of the command line, after the model.
+GIVEN = ("--bandwidth", "1gbit", "--compute-ms", "5", "--workers", "2")
 
 
 @pytest.fixture(autouse=True)
 def arithmetic_is_not_measured(monkeypatch):
-    # It takes seconds.
+    # A measurement takes seconds.
     monkeypatch.setattr(arithmetic, "_seconds", lambda *of: 0.0)
     monkeypatch.setattr(arithmetic, "_plain_seconds", lambda size: 0.0)
 
@@ -35,79 +37,81 @@ def test_arithmetic_grows_with_elements_and_with_payloads_to_decode(monkeypatch)
     monkeypatch.setattr(arithmetic, "_seconds", lambda kind, method, n, *of: 10.0 + n)
     monkeypatch.setattr(arithmetic, "_plain_seconds", lambda size: 2.0)
     method, layout = tfgradcomp.TernGrad("sgd").method, Layout.from_sizes([1 << 23])
-    # Half of the elements are measured: 12 - 2 on two workers, 18 - 2 on eight.
+    # Half of the elements are measured: 12 - 2 s on two workers, 18 - 2 s on eight.
     given = method, layout, 4
     assert arithmetic.measured_arithmetic(Sharded, *given) == 2 * 10
     assert arithmetic.measured_arithmetic(AllGather, *given) == 2 * (10 + 2 * 6 / 6)
 
 
 def test_a_step_without_a_network_is_measured():
-    transport = Sharded(Echo(2))
+    transport = Sharded(SimulatedCollectives(2))
     optimizer = tfgradcomp.DistEFBlockSGDM("sgd", transport=transport, min_size=0)
     assert arithmetic._step_seconds(optimizer, 4096) > 0
 
 
-def of(made, method, transport, workers):
-    [found] = [
-        one
-        for one in made.forecasts
-        if (one.method, one.transport, one.workers) == (method, transport, workers)
-    ]
+def forecast_of(plan, *key):
+    """The forecast of a method, a transport and a number of workers."""
+    forecasts = plan.forecasts
+    [found] = [f for f in forecasts if (f.method, f.transport, f.workers) == key]
     return found
 
 
 def test_the_link_of_collectives_by_hand():
     # 1000 words, 4 workers, one a node: a ring sum passes each word 2 * 3/4 times.
-    assert GIGABIT.words(Call("sum", 1000), 4) == 1500
-    assert GIGABIT.words(Call("max", 1000), 4) == 1500
-    assert GIGABIT.words(Call("gather", 1000), 4) == 3000
-    assert GIGABIT.words(Call("all_to_all", 1000), 4) == 750
+    assert GIGABIT.words(CollectiveCall("sum", 1000), 4) == 1500
+    assert GIGABIT.words(CollectiveCall("max", 1000), 4) == 1500
+    assert GIGABIT.words(CollectiveCall("gather", 1000), 4) == 3000
+    assert GIGABIT.words(CollectiveCall("all_to_all", 1000), 4) == 750
     assert GIGABIT.seconds(1500) == 1500 * 32 / 1e9
     assert planning.Link(1e8, efficiency=0.5).seconds(1) == 32 / 0.5e8
-    # A message for each round: 2 * 3 of a sum, 3 of a gather, one for all with all.
+    # A message for each round: 2 * 3 of a sum, 3 of a gather, one of an all-to-all.
     late = planning.Link(1e9, latency=0.25)
     kinds = "sum", "gather", "all_to_all"
-    assert [late.waiting(Call(k, 1), 4) for k in kinds] == [1.5, 0.75, 0.25]
+    assert [late.waiting(CollectiveCall(k, 1), 4) for k in kinds] == [1.5, 0.75, 0.25]
 
 
 def test_devices_of_a_node_share_its_link():
     nodes = planning.Link(1e9, 0.25, devices_per_node=4)
-    # A ring leaves the node once; of all with all, 4 workers send 4 rows of 100 words.
-    assert nodes.words(Call("sum", 800), 8) == 2 * 7 / 8 * 800
-    assert nodes.words(Call("all_to_all", 800), 8) == 4 * 4 * 100
+    # A ring leaves the node once; in an all-to-all 4 workers send 4 rows of 100 words.
+    assert nodes.words(CollectiveCall("sum", 800), 8) == 2 * 7 / 8 * 800
+    assert nodes.words(CollectiveCall("all_to_all", 800), 8) == 4 * 4 * 100
     for kind in ("sum", "all_to_all"):
-        assert nodes.words(Call(kind, 800), 4) == 0
-        assert nodes.waiting(Call(kind, 800), 4) == 0
+        assert nodes.words(CollectiveCall(kind, 800), 4) == 0
+        assert nodes.waiting(CollectiveCall(kind, 800), 4) == 0
 
 
-def test_software_that_was_measured_is_that_of_any_number_of_workers():
-    costs = Costs(Line(3.0, 0.6), Line(5.0, 0.75), Line(12.0, 1.5))
+def test_measured_software_holds_for_any_number_of_workers():
+    costs = Costs(LinearCost(3.0, 0.6), LinearCost(5.0, 0.75), LinearCost(12.0, 1.5))
     software = planning.software_of(costs, 4)
     for kind in Costs._fields:
-        line = getattr(costs, kind)
-        expected = line.latency + 1000 * line.per_word
-        assert software.seconds(Call(kind, 1000), 4) == pytest.approx(expected)
+        cost = getattr(costs, kind)
+        expected = cost.latency + 1000 * cost.per_word
+        assert software.seconds(CollectiveCall(kind, 1000), 4) == pytest.approx(
+            expected
+        )
     # On 2 workers: 2 rounds of 2 s, and each word once instead of 1.5 times.
-    assert software.seconds(Call("max", 1000), 2) == pytest.approx(2 * 2.0 + 1000)
+    assert software.seconds(CollectiveCall("max", 1000), 2) == pytest.approx(
+        2 * 2.0 + 1000
+    )
 
 
 def test_forecasts_of_float32_and_of_signs_by_hand():
     shapes = [(1000, 320), (320,)]
-    made = planning.plan(
+    plan = planning.plan(
         shapes, 0.1, GIGABIT, [1, 4], methods=["SignSGD"], profile=IDEAL, examples=10
     )
-    assert of(made, "float32", "", 1).throughput == pytest.approx(100)
-    plain = of(made, "float32", "all_reduce", 4)
+    assert forecast_of(plan, "float32", "", 1).throughput == pytest.approx(100)
+    plain = forecast_of(plan, "float32", "all_reduce", 4)
     assert plain.bytes_sent == 1.5 * 4 * 320_320
     assert plain.step_seconds == pytest.approx(0.1 + 1.5 * 32 * 320_320 / 1e9)
-    # A bit an element and a flag; the small bias by a ring, with 3 digits a worker.
-    signs = of(made, "SignSGD", "all_gather", 4)
+    # A bit per element and a flag; the small bias by a ring, 3 digits per worker.
+    signs = forecast_of(plan, "SignSGD", "all_gather", 4)
     words = 3 * (320_000 / 32 + 1) + 1.5 * (320 + 3 * 4)
     assert signs.bytes_sent == 4 * words
     assert signs.step_seconds == pytest.approx(0.1 + 32 * words / 1e9)
     assert signs.speedup == pytest.approx(0.4 / signs.step_seconds)
     assert signs.efficiency == pytest.approx(signs.speedup / 4)
-    assert made.over_float32(signs) == plain.step_seconds / signs.step_seconds
+    assert plan.over_float32(signs) == plain.step_seconds / signs.step_seconds
 
 
 def test_local_steps_share_an_exchange():
@@ -124,83 +128,77 @@ def test_local_steps_share_an_exchange():
 def test_at_the_break_even_rate_float32_is_as_quick():
     slow = planning.Profile(planning.GRPC, lambda *_: 2.0)
 
-    def made(link):
+    def plan(link):
         shapes = planning.MODELS["alexnet"]()
         methods = ["SignSGD", "TernGrad"]
         return planning.plan(shapes, 0.1, link, [4], methods=methods, profile=slow)
 
-    first = made(planning.Link(1e7))
+    first = plan(planning.Link(1e7))
     best = first.best(4)
     assert best.method != "float32"
-    there = made(planning.Link(first.break_even(best)))
-    again = of(there, best.method, best.transport, 4)
+    there = plan(planning.Link(first.break_even(best)))
+    again = forecast_of(there, best.method, best.transport, 4)
     assert again.step_seconds == pytest.approx(there.float32(4).step_seconds)
-    assert made(planning.Link(2 * first.break_even(best))).best(4).method == "float32"
-    # Where a method costs less besides the link, too, float32 never wins.
+    assert plan(planning.Link(2 * first.break_even(best))).best(4).method == "float32"
+    # If a method's other costs are lower too, float32 never wins.
     free = planning.plan([(1000, 320)], 0.1, GIGABIT, [4], methods=["SignSGD"])
     assert free.break_even(free.best(4)) is None
 
 
 def test_sparse_methods_pay_while_the_ratio_is_above_half_the_workers():
-    def made(ratio):
-        methods = ["VarianceBased"]
-        shapes = [(1000, 1000)]
-        return planning.plan(
-            shapes, 0.1, GIGABIT, [16], methods=methods, ratio=ratio, profile=IDEAL
-        )
+    def plan(ratio):
+        given = {"methods": ["VarianceBased"], "ratio": ratio, "profile": IDEAL}
+        return planning.plan([(1000, 1000)], 0.1, GIGABIT, [16], **given)
 
     # The paper: at least 2 (p - 1) c / p^2 times as fast, without the computation.
     for ratio in (4, 8, 64):
-        one = of(made(ratio), "VarianceBased", "all_gather", 16)
+        sparse = forecast_of(plan(ratio), "VarianceBased", "all_gather", 16)
         exact = 2 * 15 * ratio / 16**2
-        found = made(ratio).float32(16).link_seconds / one.link_seconds
-        # The all-gather's own share, (p - 1) / p, and the flags.
+        found = plan(ratio).float32(16).link_seconds / sparse.link_seconds
+        # The all-gather's share, (p - 1) / p, and the flags.
         assert found == pytest.approx(exact * 16 / 15, rel=1e-3)
-    assert "below 16/2 = 8" in made(4).warning()
-    assert made(8).warning() is None
-    assert made(None).best(16).method == "float32"
+    assert "below 16/2 = 8" in plan(4).warning()
+    assert plan(8).warning() is None
+    assert plan(None).best(16).method == "float32"
 
 
 def test_the_speed_up_of_terngrad_on_eight_gpus_next_to_the_papers():
-    # Section 5: AlexNet, 2 nodes of 4 GPUs, 1 Gbit/s, 128 images a GPU. The paper does
-    # not say what its model computes with; 185 ms are a public figure of that GPU.
+    # Section 5: AlexNet, 2 nodes of 4 GPUs, 1 Gbit/s, 128 images per GPU. The paper
+    # gives no computing time; 185 ms is a public figure for that GPU.
     nodes = planning.Link(1e9, 0.0, devices_per_node=4, efficiency=1.0)
 
     def speedup(compute):
         shapes = planning.MODELS["alexnet"]()
-        made = planning.plan(
+        plan = planning.plan(
             shapes, compute, nodes, [8], methods=["TernGrad"], profile=IDEAL
         )
         ring = 2 * 7 / 8 * 32 * 60_965_224 / 1e9
-        assert made.float32(8).exchange_seconds == pytest.approx(ring)
-        return made.over_float32(made.quickest(8)[1])
+        assert plan.float32(8).exchange_seconds == pytest.approx(ring)
+        return plan.over_float32(plan.quickest(8)[1])
 
     assert speedup(0.185) == pytest.approx(5.7, abs=0.1)
-    # With a second that both take besides, it is what the paper has.
+    # With almost a second more of computing, the speed-up is that of the paper.
     assert speedup(1.03) == pytest.approx(3.04, abs=0.05)
 
 
 def test_a_forecast_of_every_method_and_transport_that_can_carry_it(capsys):
-    shapes = ("lenet", "--bandwidth", "1gbit", "--compute-ms", "5")
-    assert command.main([*shapes, "--workers", "1,4", "--csv"]) == 0
+    assert command.main(["lenet", *GIVEN, "--workers", "1,4", "--csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     found = {(row["method"], row["transport"]) for row in rows}
     for method in ("TernGrad", "SignSGD", "HalfPrecision"):
-        assert {(method, name) for name in ("all_gather", "all_reduce", "sharded")} < (
-            found
-        )
+        for transport in ("all_gather", "all_reduce", "sharded"):
+            assert (method, transport) in found
     assert ("ORQ", "all_reduce") not in found
     assert not any(method == "VarianceBased" for method, _ in found)
     for row in rows:
         parts = ("compute", "arithmetic", "software", "waiting", "link")
-        total = sum(float(row[f"{part}_ms"]) for part in parts)
-        assert float(row["step_ms"]) == pytest.approx(total)
-        assert float(row["throughput"]) == pytest.approx(
-            1e3 * int(row["workers"]) / float(row["step_ms"])
-        )
+        step_ms = sum(float(row[f"{part}_ms"]) for part in parts)
+        assert float(row["step_ms"]) == pytest.approx(step_ms)
+        throughput = 1e3 * int(row["workers"]) / step_ms
+        assert float(row["throughput"]) == pytest.approx(throughput)
 
 
-def test_the_table_the_json_and_the_picture(capsys, tmp_path):
+def test_table_json_and_plot(capsys, tmp_path):
     arguments = ["lenet", "--bandwidth", "100mbit", "--compute-ms", "5"]
     arguments += ["--workers", "1,2,8", "--methods", "SignSGD,TernGrad", "--ratio", "3"]
     assert command.main(arguments) == 0
@@ -212,21 +210,21 @@ def test_the_table_the_json_and_the_picture(capsys, tmp_path):
     assert command.main([*arguments, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["link"]["bandwidth"] == 1e8
-    assert {one["workers"] for one in read["forecasts"]} == {1, 2, 8}
+    assert {forecast["workers"] for forecast in read["forecasts"]} == {1, 2, 8}
     assert read["best"]["8"]["method"] == "SignSGD"
     path = tmp_path / "plan.png"
     assert command.main([*arguments, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch):
+def test_a_plot_without_matplotlib_raises(monkeypatch):
     monkeypatch.setattr(output.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install matplotlib.*Received: plot="):
         output.plot("x.png", None, "lenet")
 
 
 def test_a_model_is_measured_and_planned(tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_models.py").write_text(
+    (tmp_path / "my_models.py").write_text(
         "import keras\n"
         "def build():\n"
         "    layers = [keras.Input((8,)), keras.layers.Dense(200)]\n"
@@ -235,21 +233,18 @@ def test_a_model_is_measured_and_planned(tmp_path, monkeypatch, capsys):
         "    return keras.Sequential([keras.layers.Dense(10)])\n"
     )
     monkeypatch.chdir(tmp_path)
-    own = ["own_models:build", "--bandwidth", "1gbit", "--measure"]
-    assert command.main([*own, "--workers", "2", "--methods", "SignSGD"]) == 0
+    given = ["my_models:build", "--bandwidth", "1gbit", "--measure"]
+    assert command.main([*given, "--workers", "2", "--methods", "SignSGD"]) == 0
     assert f"{8 * 200 + 200 + 200 * 10 + 10:,} parameters" in capsys.readouterr().out
-    found = find_model("own_models:build")
+    found = find_model("my_models:build")
     found.model.save("saved.keras")
     assert find_model("saved.keras").shapes == found.shapes
     with pytest.raises(ValueError, match="no trainable variables"):
-        find_model("own_models:unbuilt")
+        find_model("my_models:unbuilt")
     with pytest.raises(ValueError, match="known shapes.*Received: shape="):
         planning.measure_compute(
             keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(2)]), 4
         )
-
-
-GIVEN = ("--bandwidth", "1gbit", "--compute-ms", "5", "--workers", "2")
 
 
 @pytest.mark.parametrize(
@@ -263,13 +258,13 @@ GIVEN = ("--bandwidth", "1gbit", "--compute-ms", "5", "--workers", "2")
         (("lenet", *GIVEN, "--compute-ms", "0"), "milliseconds, more than 0"),
         (("lenet", *GIVEN, "--link-efficiency", "2"), "give 0.01 to 1"),
         (("resnet", *GIVEN), "one of ['lenet', "),
-        (("none.keras", *GIVEN), "no such file"),
+        (("none.keras", *GIVEN), "file does not exist"),
         (("no_module:f", *GIVEN), "module:function"),
         (("lenet", *GIVEN, "--methods", "Sign"), "methods must be some of"),
         (("lenet", "--bandwidth", "1gbit", "--measure"), "list of shapes"),
     ],
 )
-def test_errors_are_sentences_with_exit_code_2(arguments, message, capsys):
+def test_errors_print_a_message_and_exit_with_2(arguments, message, capsys):
     try:
         code = command.main([*arguments])
     except SystemExit as stopped:
@@ -287,7 +282,7 @@ def test_errors_are_sentences_with_exit_code_2(arguments, message, capsys):
         ({"local_steps": 0}, "local_steps"),
     ],
 )
-def test_arguments_out_of_range_are_refused(change, message):
+def test_arguments_out_of_range_raise(change, message):
     given = {"compute_seconds": 1.0, "link": GIGABIT, "workers": [2], **change}
     with pytest.raises(ValueError, match=f"{message}.*Received: "):
         planning.plan([(10,)], **given)
@@ -300,8 +295,7 @@ def test_help_needs_no_tensorflow():
         "try: main(['--help'])\n"
         "finally: assert 'tensorflow' not in sys.modules, 'tensorflow'"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-    )
+    program = [sys.executable, "-c", code]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "--devices-per-node" in done.stdout

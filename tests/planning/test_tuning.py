@@ -1,4 +1,4 @@
-"""`tfgradcomp.tune`: what it measures, what it chooses, and that the model stays."""
+"""`tfgradcomp.tune` measures candidates, chooses one and restores the model."""
 
 import types
 
@@ -43,7 +43,7 @@ def make_batches(broken=False):
 
 
 def gradients_of(model, batches):
-    """Of a twin of the model, flat."""
+    """Yields the gradients of each batch, flat."""
     for x, y in batches:
         with tf.GradientTape() as tape:
             loss = model.loss(y, model(x, training=True))
@@ -55,13 +55,13 @@ def to_bfloat16(x):
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32).numpy()
 
 
-def test_it_measures_errors_and_bits_and_takes_the_fewest():
+def test_the_fewest_bits_within_the_error_are_chosen():
     model, batches = make_model(), make_batches()
     before = [v.numpy() for v in model.variables]
     found = tfgradcomp.tune(
         model, batches, target_error=0.99, steps=3, candidates=CANDIDATES
     )
-    # Weights, moving statistics, the states of dropouts, metrics, the optimizer's.
+    # Weights, moving statistics, and the states of dropout, metrics and optimizer.
     assert len(before) > 8
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
@@ -79,7 +79,7 @@ def test_it_measures_errors_and_bits_and_takes_the_fewest():
     pairs = zip(lost, g, strict=True)
     by_step = [np.linalg.norm(e) / np.linalg.norm(x) for e, x in pairs]
     assert half.step_error == pytest.approx(np.mean(by_step), 1e-3)
-    # Nothing is beyond its threshold: all is owed.
+    # No element exceeds the threshold: the residual keeps all of them.
     idle = rows["Strom(threshold=1000000.0)"]
     assert (idle.bits, idle.error, idle.step_error) == (0, 1, 1)
 
@@ -93,7 +93,7 @@ def test_it_measures_errors_and_bits_and_takes_the_fewest():
     assert optimizer.threshold == "auto" and optimizer.exclude == "last"
 
 
-def test_without_second_moments_the_others_are_measured(monkeypatch):
+def test_candidates_without_second_moments_are_still_measured(monkeypatch):
     def fail(*args):
         raise ValueError("Examples cannot be told apart. Received: a layer")
 
@@ -129,7 +129,7 @@ def test_bad_arguments(arguments, text):
         tfgradcomp.tune(**given)
 
 
-def test_several_workers_are_refused(monkeypatch):
+def test_several_workers_raise(monkeypatch):
     model = make_model()
     two = types.SimpleNamespace(num_replicas_in_sync=2)
     monkeypatch.setattr(type(model), "distribute_strategy", two)

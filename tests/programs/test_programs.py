@@ -43,7 +43,7 @@ def run_with(kind, rules):
     return workers.run(kind, **rules)
 
 
-@pytest.mark.slow  # Two adversaries train so in `tests/compat/test_own_loops.py`.
+@pytest.mark.slow  # Two adversaries train so in `tests/fit/test_own_loops.py`.
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_identity_is_plain_keras(pools, kind):
     (stock, _), (identity, _) = (

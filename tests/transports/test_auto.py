@@ -5,13 +5,13 @@ import pytest
 from tests.methods import ROWS
 from tests.selection import rows
 from tests.transports.test_transports import alone
-from tfgradcomp.collectives import Call, Loopback
+from tfgradcomp.collectives import CollectiveCall, Loopback
 from tfgradcomp.core import Layout
 from tfgradcomp.transports import (
     AllGather,
     AllReduce,
     Costs,
-    Line,
+    LinearCost,
     Sharded,
     select_transports,
 )
@@ -19,11 +19,11 @@ from tfgradcomp.transports.auto import Estimate, _agree, estimate, names_with_eq
 from tfgradcomp.transports.costs import measure, typical_block_size
 
 LARGE = Layout.from_sizes([10_000_000])
-FREE = Line(0.0, 0.0)
+FREE = LinearCost(0.0, 0.0)
 
 
 def costs(latency, per_word):
-    return Costs(*[Line(latency, per_word)] * 3)
+    return Costs(*[LinearCost(latency, per_word)] * 3)
 
 
 def quickest(name, layout, workers, costs):
@@ -33,14 +33,21 @@ def quickest(name, layout, workers, costs):
 
 
 def test_seconds_of_collectives():
-    some = Costs(Line(1.0, 0.5), Line(10.0, 0.0), Line(100.0, 2.0))
-    calls = [Call("gather", 4), Call("all_to_all", 9), Call("sum", 3), Call("max", 1)]
+    some = Costs(LinearCost(1.0, 0.5), LinearCost(10.0, 0.0), LinearCost(100.0, 2.0))
+    calls = [
+        CollectiveCall("gather", 4),
+        CollectiveCall("all_to_all", 9),
+        CollectiveCall("sum", 3),
+        CollectiveCall("max", 1),
+    ]
     assert some.seconds(calls) == (1 + 2) + 10 + (100 + 6) + (100 + 2)
 
 
 def test_a_very_slow_network_decides_whatever_levels_cost():
-    line = Line(0.0, 1e-4)
-    slow = Costs(Line(0.0, 63 * line.per_word), line, Line(0.0, 2 * line.per_word))
+    line = LinearCost(0.0, 1e-4)
+    slow = Costs(
+        LinearCost(0.0, 63 * line.per_word), line, LinearCost(0.0, 2 * line.per_word)
+    )
     layout = Layout.from_sizes([1_000_000], 2048)
     assert quickest("ORQ, requantized", layout, 64, slow) == "sharded"
 
@@ -49,16 +56,18 @@ def test_a_very_slow_network_decides_whatever_levels_cost():
 def test_the_network_decides(name):
     # A gather hands every worker all payloads: with many it costs most.
     slow = 1e-6
-    many = Costs(Line(0.0, 63 * slow), Line(0.0, slow), Line(0.0, 2 * slow))
+    many = Costs(
+        LinearCost(0.0, 63 * slow), LinearCost(0.0, slow), LinearCost(0.0, 2 * slow)
+    )
     assert quickest(name, LARGE, 64, many) in ("sharded", "all_reduce")
     # One round is better than two where rounds are all that counts.
-    rounds = Costs(Line(1.0, slow), Line(1.0, slow), Line(2.0, 1e-3))
+    rounds = Costs(LinearCost(1.0, slow), LinearCost(1.0, slow), LinearCost(2.0, 1e-3))
     assert quickest(name, LARGE, 2, rounds) == "all_gather"
 
 
 @rows(lambda row: row.adds_numbers, by=lambda row: row.server)
 def test_for_sums_of_floats_a_rule_decides(row):
-    expensive = Costs(FREE, FREE, Line(100.0, 1.0))
+    expensive = Costs(FREE, FREE, LinearCost(100.0, 1.0))
     selection = select_transports(expensive, row.method, [LARGE], alone(3))
     assert [type(one) for one in selection.transports] == [AllReduce]
 
@@ -85,7 +94,7 @@ def test_a_probe_has_blocks_like_those_of_the_bucket():
 
 
 def test_an_all_reduce_where_it_is_cheap():
-    cheap = Costs(Line(10.0, 1e-6), Line(10.0, 1e-6), Line(0.0, 1e-6))
+    cheap = Costs(LinearCost(10.0, 1e-6), LinearCost(10.0, 1e-6), LinearCost(0.0, 1e-6))
     assert quickest("SignSGD", LARGE, 2, cheap) == "all_reduce"
 
 
@@ -96,10 +105,12 @@ def test_float32_must_be_clearly_quicker():
         )
         return selection.is_float32_quicker
 
-    network = Costs(Line(1.0, 0.0), Line(2.0, 0.0), Line(0.5, 0.0))
+    network = Costs(LinearCost(1.0, 0.0), LinearCost(2.0, 0.0), LinearCost(0.5, 0.0))
     # Two rounds of its own, 0.5 + 1.0, against one of 0.5.
     assert is_quicker(network)
-    almost = network._replace(sum=Line(0.0, 1.49 / LARGE.size), gather=Line(1.4, 0.0))
+    almost = network._replace(
+        sum=LinearCost(0.0, 1.49 / LARGE.size), gather=LinearCost(1.4, 0.0)
+    )
     assert not is_quicker(almost)
 
 
@@ -113,7 +124,7 @@ def test_estimates_are_of_transports_with_the_same_bits():
 
 
 def test_costs_that_are_given_are_used():
-    given = Costs(Line(0.0, 1e-3), FREE, Line(0.0, 1e-3))
+    given = Costs(LinearCost(0.0, 1e-3), FREE, LinearCost(0.0, 1e-3))
     selection = select_transports(given, ROWS["DistEFSGD"].method, [LARGE], alone(8))
     assert [type(one) for one in selection.transports] == [Sharded]
     assert not selection.is_float32_quicker
@@ -134,11 +145,11 @@ def test_workers_measure_and_agree_with_the_first(caplog):
 
     assert Loopback(3, timeout=60).run(worker) == [(names, True)] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "transport='auto' on 3 workers, by estimated ms a bucket: "
+        "transport='auto' on 3 workers, by estimated ms per bucket: "
         "all_gather (all_gather 1.25, float32 0); sharded (sharded 1.25, float32 0); "
         "all_reduce (all_reduce 1.25, float32 0)",
         "float32 would be quicker on this network: 0 ms a step instead of "
-        "3.75. Compression goes on; fallback='float32' takes float32 in such a case",
+        "3.75. Compression continues; use fallback='float32' to switch in such a case",
     ]
 
 

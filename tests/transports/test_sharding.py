@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from tfgradcomp.compressors import ORQ, Ternary
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.servers import CodeSum, Mean, Requantize
 from tfgradcomp.transports import sharding
 

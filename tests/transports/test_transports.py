@@ -12,14 +12,15 @@ from tests.pairwise import pairwise, parametrize_pairwise
 from tests.selection import rows, select
 from tfgradcomp.collectives import Collectives, Loopback, SingleWorker
 from tfgradcomp.compressors import Identity
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.servers import Mean, Recompress
 from tfgradcomp.transports import (
     AllGather,
     AllReduce,
     Costs,
     DirectExchange,
-    Line,
+    LinearCost,
     Sharded,
     messages,
     select_transports,
@@ -73,7 +74,7 @@ class Recorder(Collectives):
         self.process_index = collectives.process_index
         self.num_processes = collectives.num_processes
         self.calls = []
-        self.variable_words = 0
+        self.variable_length_words = 0
 
     @property
     def rank(self):
@@ -141,7 +142,7 @@ def run(workers, transport, method, layout, steps=2):
             )
             held = [s.numpy() for s in tf.nest.flatten(server_state)]
             seen.append((result.update.numpy(), held))
-            recorder.variable_words += int(result.variable_words)
+            recorder.variable_length_words += int(result.variable_length_words)
         return seen, recorder, route
 
     return Loopback(workers, timeout=60).run(worker)
@@ -187,7 +188,7 @@ def check_calls(ran, fields):
         variable = calls[1::2] if messages.has_variable_length(fields) else []
         calls = calls[::2] if variable else calls
         assert {kind for kind, _ in variable} <= {"gather"}
-        assert sum(size for _, size in variable) == 4 * recorder.variable_words
+        assert sum(size for _, size in variable) == 4 * recorder.variable_length_words
         assert variable == [c for c in ran[0][1].calls[1::2] if variable]
         assert calls == len(seen) * expected
 
@@ -302,7 +303,10 @@ def test_the_transports_that_a_name_selects(row, workers):
     )
     if row.variable_length:
         # Whatever it costs: nothing else carries them.
-        assert selected(Costs(*[Line(1.0, 1.0)] * 3), row.method, workers) is AllGather
+        assert (
+            selected(Costs(*[LinearCost(1.0, 1.0)] * 3), row.method, workers)
+            is AllGather
+        )
     for name, kind in BY_NAME.items():
         if name in row.transports:
             assert selected(name, row.method, workers) is kind

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compressors import Compressor, ErrorFeedback, Identity
+from tfgradcomp.compressors import ErrorFeedback, Identity
+from tfgradcomp.methods import Method
 
 # By these names Keras' optimizers call what decays the averages of squares.
 _SECOND_MOMENTS = (
@@ -25,41 +26,48 @@ def rescales(inner: keras.optimizers.Optimizer) -> bool:
     return any(hasattr(inner, name) for name in _SECOND_MOMENTS)
 
 
-def warn_before_second_moments(optimizer: Any, compressor: Compressor) -> None:
-    """Warns where error feedback stands in front of Adam or the like.
+def check_inner_optimizer(
+    method: Method, inner: keras.optimizers.Optimizer, sends_momenta: bool = False
+) -> None:
+    """Checks that a method goes with an inner optimizer.
 
     Args:
-        optimizer: The `CompressedOptimizer` that asks.
-        compressor: Its compressor.
+        method: The method.
+        inner: The inner optimizer.
+        sends_momenta: Whether the inner optimizer's momenta travel, not gradients.
+
+    Raises:
+        ValueError: If both hold a momentum.
+
+    Warns:
+        UserWarning: If error feedback stands in front of Adam or a similar optimizer.
     """
-    part: Any = compressor
+    if method.refuses_inner_momentum:
+        _refuse_momentum(method, inner)
+    part: Any = method.compressor
     while part is not None and not isinstance(part, ErrorFeedback):
         part = getattr(part, "compressor", None)
-    inner = optimizer.inner_optimizer
-    if part is None or part.compressor == Identity():
-        return
-    if rescales(inner) and not optimizer.stepper_class.sends_momenta:
+    has_feedback = part is not None and part.compressor != Identity()
+    if has_feedback and rescales(inner) and not sends_momenta:
         warnings.warn(
-            "Error feedback stands in front of an inner optimizer that "
-            "rescales each element by averages over past gradients: what was owed for "
-            "many steps comes at once and counts as one large gradient. This is known "
-            "to train badly; take keras.optimizers.SGD inside, or a method without "
-            f"error feedback. Received: inner_optimizer={type(inner).__name__}",
+            "Error feedback stands in front of an inner optimizer that rescales each "
+            "element by averages over past gradients: a residual of many steps arrives "
+            "at once and counts as one large gradient. This is known to train badly. "
+            "Use keras.optimizers.SGD inside, or a method without error feedback. "
+            f"Received: inner_optimizer={type(inner).__name__}",
             UserWarning,
             stacklevel=4,
         )
 
 
-def refuse_inner_momentum(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if the inner optimizer has momentum of its own."""
-    for inner in compat.members(optimizer.inner_optimizer):
+def _refuse_momentum(method: Method, optimizer: keras.optimizers.Optimizer) -> None:
+    for inner in compat.members(optimizer):
         for name in ("momentum", "beta_1"):
             value = getattr(inner, name, 0)
             if value:
                 raise ValueError(
-                    f"{type(optimizer).__name__} holds the momentum itself, on each "
-                    "worker; take an inner optimizer without, such as "
-                    "keras.optimizers.SGD(learning_rate), or say "
-                    "allow_inner_momentum=True. Received: inner_optimizer="
-                    f"{type(inner).__name__}({name}={value})"
+                    f"{method.name} holds the momentum itself, on each worker. Use an "
+                    "inner optimizer without momentum, such as "
+                    "keras.optimizers.SGD(learning_rate), or allow_inner_momentum=True."
+                    f" Received: inner_optimizer={type(inner).__name__}({name}={value})"
                 )

@@ -1,4 +1,4 @@
-"""Which variable travels by which method, where an optimizer has several."""
+"""Policies: the method of each variable, if an optimizer has several methods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfgradcomp.assignment.compatibility import rescales
+from tfgradcomp.assignment.compatibility import check_inner_optimizer, rescales
 from tfgradcomp.assignment.layer_method import LayerMethod, MethodSettings
 from tfgradcomp.assignment.rules import (
     excluded,
@@ -18,18 +18,19 @@ from tfgradcomp.assignment.rules import (
 )
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compressors import Compressor
-from tfgradcomp.core import Method
+from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.methods import Method
 
 FLOAT32 = "float32"
 
-# Paths that a warning lists.
+# Number of paths that a warning lists.
 _MOST_PATHS = 10
 _FORMS = (
     "policy takes a list of pairs (rule, method), or a function from a variable to a "
     "method. A rule is what `exclude` takes: a pattern of variable paths, 'last', "
     "'norms_and_biases', 'layer:ClassName', a layer class or a function of a variable. "
-    "A method is 'float32', or that of a wrapper: "
-    "tfgradcomp.TernGrad.for_layers(clip_factor=2.5). "
+    "A method is 'float32', one of tfgradcomp.methods, such as "
+    "methods.terngrad(clip_factor=2.5), or tfgradcomp.TernGrad.for_layers(). "
 )
 
 
@@ -37,8 +38,8 @@ class Assigned(NamedTuple):
     """The method of a variable.
 
     Attributes:
-        settings: The method that it travels by.
-        reason: Why it is not compressed; None where it is.
+        settings: The method, with its `min_size`.
+        reason: Reason why the variable is not compressed; None if it is compressed.
     """
 
     settings: MethodSettings
@@ -46,19 +47,19 @@ class Assigned(NamedTuple):
 
 
 class Policy:
-    """The methods of an optimizer, besides the wrapper's own, by rules.
+    """The methods of an optimizer besides the wrapper's method, by rules.
 
     Args:
-        policy: As `CompressedOptimizer` takes it.
+        policy: The argument of `CompressedOptimizer`.
         inner: The inner optimizer.
-        min_size: The wrapper's, for methods that are given no other.
+        min_size: The wrapper's `min_size`, the default of the policy's methods.
 
     Attributes:
-        methods: Those that are known: of a function, those that it has returned.
+        methods: The known methods; for a function, the methods that it has returned.
 
     Raises:
-        ValueError: If it is of no known form, or a method does not go with the inner
-            optimizer.
+        ValueError: If the policy has no known form, or a method does not go with the
+            inner optimizer.
     """
 
     def __init__(self, policy: Any, inner: keras.optimizers.Optimizer, min_size: int):
@@ -79,12 +80,20 @@ class Policy:
         return rule, self._settings_of(entry)
 
     def _settings_of(self, entry):
-        """Returns the settings of what a user wrote, the same for what is equal."""
+        """Returns the settings of a method as the user wrote it; equal ones once."""
         if entry is None or entry == FLOAT32:
             return entry
-        if not isinstance(entry, LayerMethod):
+        if isinstance(entry, Method):
+            settings = MethodSettings(entry, self._min_size)
+        elif isinstance(entry, LayerMethod):
+            own = entry.min_size
+            settings = MethodSettings(
+                entry.method, self._min_size if own is None else own
+            )
+        else:
             raise ValueError(f"{_FORMS}Received: method={entry!r}")
-        settings = entry.around(self._inner, self._min_size)
+        check_integer("min_size", settings.min_size, 0)
+        check_inner_optimizer(settings.method, self._inner)
         for known in self.methods:
             if settings == known:
                 return known
@@ -94,17 +103,19 @@ class Policy:
     @property
     def microbatches(self) -> int | None:
         """Number of groups of examples whose gradients are squared, or None."""
-        given = [m.microbatches for m in self.methods if m.needs_second_moments]
+        given = [
+            m.method.microbatches for m in self.methods if m.method.needs_second_moments
+        ]
         return given[0] if given else None
 
     def named(self, variables: Sequence) -> dict[int, tuple[Any, str]]:
-        """Returns what the rules say of variables, by their indices.
+        """Returns the methods that the rules give to variables, by their indices.
 
         Args:
             variables: The model's trainable variables, in order.
 
         Returns:
-            The settings, or `"float32"`, and the rule in words. The first rule that
+            The settings, or `"float32"`, and the rule as text. The first rule that
             names a variable decides.
 
         Raises:
@@ -118,8 +129,8 @@ class Policy:
             if not positions:
                 paths = [variable.path for variable in variables[:_MOST_PATHS]]
                 warnings.warn(
-                    "A rule of `policy` names no variable of the model. Expected: one "
-                    f"that does, such as a pattern of the paths, which begin {paths}. "
+                    "A rule of `policy` names no variable of the model. Expected: a "
+                    f"pattern of variable paths, for example. The first are {paths}. "
                     f"Received: rule={named_rule(rule)}",
                     UserWarning,
                     stacklevel=2,
@@ -136,7 +147,7 @@ class Policy:
             settings = self._settings_of(entry)
             if settings is None:
                 continue
-            if settings != FLOAT32 and settings.needs_second_moments:
+            if settings != FLOAT32 and settings.method.needs_second_moments:
                 raise ValueError(
                     "A method that needs second moments must be known before the "
                     "variables are. Expected: a list, policy=[(function, "
@@ -156,8 +167,8 @@ class Policy:
             ValueError: If they cannot.
         """
         inners = compat.members(self._inner)
-        names = [one.name for one in used]
-        scales = {one.is_scaled for one in used}
+        names = [one.method.name for one in used]
+        scales = {one.method.is_scaled for one in used}
         if len(scales) > 1 and len(inners) == 1 and not rescales(self._inner):
             raise ValueError(
                 "Signs move each weight by the learning rate itself, other methods by "
@@ -167,7 +178,9 @@ class Policy:
                 f"each. Received: methods={names}, "
                 f"inner_optimizer={type(self._inner).__name__}"
             )
-        groups = {one.microbatches for one in used if one.needs_second_moments}
+        groups = {
+            one.method.microbatches for one in used if one.method.needs_second_moments
+        }
         if len(groups) > 1:
             raise ValueError(
                 "Second moments are computed once a step, for all variables. Expected: "
@@ -177,7 +190,7 @@ class Policy:
 
 
 def moments_compressor(own: Method, policy: Policy | None) -> Compressor:
-    """Returns the compressor that needs second moments; the own one if none does."""
+    """Returns a compressor that needs second moments, else the wrapper's own."""
     others = policy.methods if policy else []
     compressors = [own.compressor, *(one.method.compressor for one in others)]
     return max(compressors, key=lambda one: one.needs_second_moments)
@@ -192,13 +205,13 @@ def assign(
     """Returns the method of each variable.
 
     `exclude` comes first, then the first rule of the policy that names the variable.
-    What neither names travels by the wrapper's own method.
+    All other variables travel by the wrapper's method.
 
     Args:
         variables: The model's trainable variables, in order.
-        own: The wrapper's own method.
-        exclude: As `CompressedOptimizer` takes it.
-        policy: The policy, if there is one.
+        own: The wrapper's method.
+        exclude: The argument of `CompressedOptimizer`.
+        policy: The policy, or None.
 
     Raises:
         ValueError: If a rule is of no known kind, or needs a model that cannot be

@@ -1,4 +1,4 @@
-"""Which variables are compressed, and which travel as they are."""
+"""Rules that name variables: those that are not compressed, and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tfgradcomp.compat import models
+from tfgradcomp.assignment import models
 
 # Names of the tables of `keras.layers.Embedding`, with and without LoRA.
 _TABLES = ("embeddings", "lora_embeddings_a")
@@ -22,7 +22,7 @@ _OF_NORMS = ("gamma", "beta")
 
 
 def excluded(variables: Sequence, exclude: object) -> dict[int, str]:
-    """Returns why variables are excluded, by their indices.
+    """Returns the reasons why variables are excluded, by their indices.
 
     Args:
         variables: The model's trainable variables, in order.
@@ -114,13 +114,13 @@ def _last(variables: Sequence) -> set[int]:
     layer = models.last_layer(model) if model is not None else None
     if layer is not None:
         return _indices(layer.trainable_variables, variables)
-    # Without a model, the layer is what the path says before the variable's name.
+    # Without a model, the path in front of the variable's name identifies the layer.
     parents = [variable.path.rpartition("/")[0] for variable in variables]
     return {index for index, parent in enumerate(parents) if parent == parents[-1]}
 
 
 def _norms_and_biases(variables: Sequence) -> set[int]:
-    """The variables of normalization layers, and biases, whatever their size."""
+    """Returns the variables of normalization layers, and biases, of any size."""
     model = models.find_model(variables)
     owners = models.owners_of(model) if model is not None else {}
     return {
@@ -131,7 +131,7 @@ def _norms_and_biases(variables: Sequence) -> set[int]:
 
 
 def _is_bias(variable: Any) -> bool:
-    # Those of attention and of GRU are matrices.
+    # Biases of attention and GRU layers are matrices.
     return variable.path.rpartition("/")[2].endswith("bias")
 
 
@@ -139,8 +139,8 @@ def _is_of_norm(variable: Any, owner: keras.layers.Layer | None) -> bool:
     if owner is not None:
         names = [cls.__name__.lower() for cls in type(owner).__mro__]
         return any(_NORM_CLASS.search(name) for name in names)
-    # Without a model there is what the path says. A matrix is no scale of a norm,
-    # however its layer is called.
+    # Without a model, the path decides. A matrix is no scale of a normalization,
+    # whatever the name of its layer.
     parent, _, name = variable.path.rpartition("/")
     layer = parent.rpartition("/")[2].lower()
     return len(variable.shape) < 2 and (name in _OF_NORMS or "norm" in layer)
@@ -150,8 +150,8 @@ def _owned_by(class_name: str, variables: Sequence) -> set[int]:
     model = models.find_model(variables)
     if model is None:
         raise ValueError(
-            "exclude by layer class needs a Keras model that owns the variables, and "
-            "none was found; exclude by path instead. "
+            "Excluding a layer class needs a Keras model that owns the variables, and "
+            "none was found. Exclude by path instead. "
             f"Received: exclude='layer:{class_name}'"
         )
     indices: set[int] = set()
@@ -162,7 +162,7 @@ def _owned_by(class_name: str, variables: Sequence) -> set[int]:
 
 
 def named_rule(rule: Any) -> str:
-    """Returns a rule as a user wrote it, without the address of a function."""
+    """Returns a rule as text, without the address of a function."""
     if callable(rule) and not isinstance(rule, type):
         return f"<function {getattr(rule, '__name__', type(rule).__name__)}>"
     return repr(named_rules(rule))
@@ -174,7 +174,7 @@ def _indices(some: Iterable, variables: Sequence) -> set[int]:
 
 
 def named_rules(exclude):
-    """Returns `exclude` with layer classes named, as Keras can save it."""
+    """Returns `exclude` with the names of layer classes, for Keras to save."""
     if isinstance(exclude, (list, tuple)):
         return [named_rules(rule) for rule in exclude]
     return f"layer:{exclude.__name__}" if isinstance(exclude, type) else exclude

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackupAndRestore", "CompressionMonitor", "Timeline"]
 
-# Imported at their first use: what merges timelines needs no TensorFlow.
+# Imported at their first use: merging timelines needs no TensorFlow.
 __getattr__ = lazy.attributes(
     __name__,
     {

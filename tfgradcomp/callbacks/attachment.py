@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 
-from tfgradcomp.compat.trainer import wrappers_of
 from tfgradcomp.engine.probe import Observer, Probe
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.fit.wrappers import wrappers_of
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.local_steps import LocalSteps
 from tfgradcomp.optimizers.wrapper import OptimizerWrapper
@@ -17,22 +17,22 @@ def wrapper_of(
 ) -> tuple[OptimizerWrapper, CompressedOptimizer]:
     """Returns the wrapper that trains a model, built, and the one that exchanges.
 
-    That is the same, or the `outer` of `LocalSteps`.
+    The two differ for `LocalSteps` alone, whose `outer` wrapper exchanges.
 
     Args:
         model: The model, compiled.
-        callback: Name of the callback that asks, for errors.
+        callback: Name of the calling callback, for errors.
 
     Raises:
-        ValueError: If there is no wrapper, or there are several; if it cannot be built
-            yet; if its steps cannot be observed.
+        ValueError: If there is not exactly one wrapper, if it cannot be built yet, or
+            if its steps cannot be observed.
     """
     found = wrappers_of(model)
     if len(found) != 1:
         names = [type(optimizer).__name__ for optimizer in found]
         raise ValueError(
-            f"{callback} observes one optimizer of this package. Expected: a model "
-            "that is compiled with one, such as TernGrad(SGD(0.1)). "
+            f"{callback} observes one optimizer of this package. Compile the model "
+            "with one, such as TernGrad(SGD(0.1)). "
             f"Received: optimizers={names}"
         )
     (wrapper,) = found
@@ -48,8 +48,8 @@ def wrapper_of(
     exchanging = wrapper.outer if isinstance(wrapper, LocalSteps) else wrapper
     if type(exchanging.stepper).take is not Stepper.take:
         raise ValueError(
-            f"{callback} cannot observe steps with parameter servers. Expected: `fit` "
-            "with MultiWorkerMirroredStrategy, MirroredStrategy or no strategy. "
+            f"{callback} cannot observe steps with parameter servers. Use `fit` with "
+            "MultiWorkerMirroredStrategy, MirroredStrategy or no strategy. "
             f"Received: stepper={type(exchanging.stepper).__name__}"
         )
     return wrapper, exchanging
@@ -58,12 +58,12 @@ def wrapper_of(
 def attach(
     model: keras.Model, wrapper: CompressedOptimizer, name: str, observer: Observer
 ) -> None:
-    """Begins to observe the steps of `fit`, which are traced anew.
+    """Starts observing the steps of `fit`, which are traced again.
 
     Args:
         model: The model.
         wrapper: Its optimizer.
-        name: Name of the observer; another one of that name is replaced.
+        name: Name of the observer; an observer of the same name is replaced.
         observer: The observer.
     """
     stepper = wrapper.stepper
@@ -76,7 +76,7 @@ def attach(
 def detach(
     model: keras.Model, wrapper: CompressedOptimizer, name: str, observer: Observer
 ) -> None:
-    """Ends the observation, so that the next `fit` traces steps without it."""
+    """Stops observing, so that the next `fit` traces steps without the observer."""
     probe = wrapper.stepper.probe
     if probe is None or probe.observers.get(name) is not observer:
         return

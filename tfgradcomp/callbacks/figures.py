@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.callbacks.moments import Moments, StepTimes
+from tfgradcomp.callbacks.timestamps import StepTimes, TimestampRows
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compressors import Clip, Compressor, OptimalScale
@@ -20,71 +20,67 @@ from tfgradcomp.engine.probe import ObservedBucket, ObservedStep
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import MajorityVote
 
-# Elements of the gradient that are reduced over the workers, at most.
+# Largest number of gradient elements that are reduced over the workers.
 MOST_SAMPLED = 2**20
-# Elements of a variable that a histogram is made of, at most.
+# Largest number of a variable's elements in a histogram.
 MOST_IN_HISTOGRAM = 2**16
 KINDS = ("gradient", "sent", "update")
-# What a worker that waits for another one says.
+# A worker that waits for others in the collective logs this name.
 CALL_SITE = "CompressionMonitor, which all workers need if one has it"
+_CONTEXT_TENSORS = ("step", "seed", "learning_rate", "previous_learning_rate")
 
 
-class Sample:
+class Sample(NamedTuple):
     """Results of a sampled step.
 
     Attributes:
-        step: The number of updates applied before it.
+        step: Number of updates applied before the step.
         figures: The figures by their names.
-        times: Its times; None where XLA compiled it.
+        times: The times of the step; None if XLA compiled it.
         histograms: For each chosen variable, by its position: samples `[3, any]` of
-            its gradient, of what was sent for it and of its update.
+            its gradient, of the values sent for it and of its update.
     """
 
-    def __init__(
-        self,
-        step: int,
-        figures: dict[str, float],
-        times: StepTimes | None,
-        histograms: dict[int, np.ndarray],
-    ):
-        self.step, self.figures, self.times = step, figures, times
-        self.histograms = histograms
+    step: int
+    figures: dict[str, float]
+    times: StepTimes | None
+    histograms: dict[int, np.ndarray]
 
 
 class Figures:
-    """Computes the figures of every so many steps; an observer of a `Probe`.
+    """Computes the figures of every n-th step; an observer of a `Probe`.
 
-    Its variables are this worker's own and belong to no model.
+    Its variables are local to this worker and belong to no model.
 
     Args:
         optimizer: The wrapper, built.
         every: Steps from one sample to the next.
-        positions: The variables that histograms are wanted of.
+        positions: Positions of the variables whose histograms are sampled.
     """
 
     def __init__(self, optimizer: CompressedOptimizer, every: int, positions: list):
         stepper = optimizer.stepper
         self._compressor = optimizer.method.compressor
         self._collectives, self._every = stepper.collectives, every
+        # The vector of a table's rows differs from step to step, and variables that a
+        # policy names have another method.
         self._indices = [
             index
             for index, bucket in enumerate(stepper.buckets)
-            # Of a table of rows each step has another vector, and what a policy names
-            # has another method.
             if bucket.is_compressed and bucket.vector == "compressed"
         ]
         self._buckets = [stepper.buckets[index] for index in self._indices]
         sizes = [bucket.size for bucket in self._buckets]
-        # Odd, so that rows of a matrix are not met at the same column each time.
-        self._stride = max(1, -(-sum(sizes) // MOST_SAMPLED)) | 1
+        self._stride = _odd_stride(sum(sizes), MOST_SAMPLED)
         self._sampled = sum(len(range(0, size, self._stride)) for size in sizes)
         server = optimizer.method.server
         self._votes = isinstance(server, MajorityVote) and bool(self._buckets)
         self.names = self._names() if self._buckets else []
-        self._moments = Moments([bucket.name for bucket in stepper.buckets])
+        self._timestamps = TimestampRows([bucket.name for bucket in stepper.buckets])
+        width = self._timestamps.width
         self._serial = _variable(tf.zeros([], tf.int64), "serial")
         self._figures = _variable(tf.zeros([len(self.names)]), "figures")
-        self._row = _variable(tf.zeros([self._moments.width], tf.float64), "moments")
+        self._row = _variable(tf.zeros([width], tf.float64), "timestamps")
         self._mean = _variable(tf.zeros([self._sampled]), "mean")
         self._squares = _variable(tf.zeros([self._sampled]), "squares")
         self._histograms = {
@@ -93,86 +89,83 @@ class Figures:
             if any(position in bucket.positions for bucket in self._buckets)
         }
 
-    # In the graph.
+    # In the graph of a step.
 
     def observe(self, step: ObservedStep) -> None:
         """Adds the figures to the graph of a step, behind a condition."""
         if step.is_uncompressed_step:
             return
-        context = step.context
-        is_due = tf.equal(context.step % self._every, 0)
+        is_due = tf.equal(step.context.step % self._every, 0)
         is_due &= tf.reduce_all(tf.equal(step.flags, 0))
         observed = [step.buckets[index] for index in self._indices]
+        # A branch must take the tensors of a replica as arguments.
         arguments = {
-            "row": self._moments.row(step),
-            "step": context.step,
-            "seed": context.seed,
-            "learning_rate": context.learning_rate,
-            "previous_learning_rate": context.previous_learning_rate,
-            "buckets": [_tensors_of(one) for one in observed],
+            "row": self._timestamps.row(step),
+            "context": {n: getattr(step.context, n) for n in _CONTEXT_TENSORS},
+            "buckets": [_tensors_of(bucket) for bucket in observed],
         }
 
-        def sample(given):
-            self._sample(
-                [(o.bucket, o.x.scale, o.sent.context) for o in observed], given
-            )
+        def sample(tensors):
+            self._serial.assign(tf.convert_to_tensor(self._serial) + 1)
+            self._row.assign(tensors["row"])
+            pairs = zip(observed, tensors["buckets"], strict=True)
+            sampled = [self._vectors(*pair, tensors["context"]) for pair in pairs]
+            if sampled:
+                self._assign(sampled)
 
-        conditional(is_due, sample, lambda given: None, args=(arguments,))
+        conditional(is_due, sample, lambda tensors: None, args=(arguments,))
 
-    def _sample(self, kept, given):
-        self._serial.assign(tf.convert_to_tensor(self._serial) + 1)
-        self._row.assign(given["row"])
-        if not self._buckets:
-            return
-        vectors = []
-        for (bucket, scale, context), own in zip(kept, given["buckets"], strict=True):
-            context = context._replace(
-                prepared=None,
-                second_moments=None,
-                **{
-                    name: given[name]
-                    for name in (
-                        *("step", "seed"),
-                        *("learning_rate", "previous_learning_rate"),
-                    )
-                },
-            )
-            vectors.append(_Vectors(bucket, self._compressor, scale, context, own))
-        totals = [self._local_sums(one) for one in vectors]
-        total = {name: tf.add_n([one[name] for one in totals]) for name in totals[0]}
-        elements = total["elements"]
+    def _vectors(self, observed, tensors, context):
+        bucket, layout = observed.bucket, observed.bucket.layout
+        context = observed.sent.context._replace(
+            prepared=None, second_moments=None, **context
+        )
+        x = _flat(tensors["x"]) * observed.x.scale
+        rounding, p = _rounded(self._compressor, x, tensors["state"], layout, context)
+        q = self._compressor.decompress(tensors["payload"], layout)
+        return _Vectors(
+            bucket=bucket,
+            rounding=rounding,
+            x=x,
+            p=p,
+            q=tf.convert_to_tensor(q),
+            update=_flat(tensors["update"]),
+            elements_sent=tensors["elements_sent"],
+        )
+
+    def _assign(self, sampled):
+        sums = [self._local_sums(vectors) for vectors in sampled]
+        total = {name: tf.add_n([s[name] for s in sums]) for name in sums[0]}
+        ratio = tf.math.divide_no_nan
         figures = {
-            "quantization_error": tf.sqrt(
-                tf.math.divide_no_nan(total["error"], total["length"])
-            ),
-            "zero_share": total["zeros"] / elements,
-            "clipped_share": total.get("clipped", 0.0) / elements,
+            "quantization_error": tf.sqrt(ratio(total["error"], total["length"])),
+            "zero_share": total["zeros"] / total["elements"],
+            "clipped_share": total.get("clipped", 0.0) / total["elements"],
             "residual_norm": tf.sqrt(total.get("residual", 0.0)),
             "server_residual_norm": tf.sqrt(total.get("server_residual", 0.0)),
-            "block_variation": tf.math.divide_no_nan(
-                total["variation"], total["blocks"]
-            ),
+            "block_variation": ratio(total["variation"], total["blocks"]),
             "elements_sent": total["sent"],
-            **self._of_all_workers(vectors),
+            **self._global_figures(sampled),
         }
         values = [tf.cast(figures[name], tf.float32) for name in self.names]
         self._figures.assign(tf.stack(values))
-        self._assign_histograms(vectors)
+        self._assign_histograms(sampled)
 
-    def _local_sums(self, one):
+    def _local_sums(self, vectors):
         """Returns sums over a bucket, float64 scalars, by names."""
-        p, q, splits = one.p, one.q, one.layout.row_splits
+        bucket, p, q = vectors.bucket, vectors.p, vectors.q
+        layout, splits = bucket.layout, bucket.layout.row_splits
         # The zeros that align a bucket are no elements of the gradient.
-        inside = slice(one.bucket.bucket_range.alignment_padding, None)
-        varies = one.bucket.has_variable_length
+        inside = slice(bucket.bucket_range.alignment_padding, None)
+        varies = bucket.has_variable_length
         sums = {
-            "elements": one.bucket.size,
+            "elements": bucket.size,
             "error": _square(q - p),
             "length": _square(p),
             "zeros": tf.math.count_nonzero(tf.equal(q[inside], 0)),
-            "sent": one.elements_sent if varies else one.bucket.size,
+            "sent": vectors.elements_sent if varies else bucket.size,
         }
-        statistics = ops.block_statistics(one.x, splits)
+        statistics = ops.block_statistics(vectors.x, splits)
         width = tf.cast(ops.widths(splits), tf.float64)
         mean = statistics.l1 / width
         variance = tf.maximum(statistics.sum_of_squares / width - mean * mean, 0)
@@ -180,28 +173,28 @@ class Figures:
         variation = tf.where(counts, tf.math.divide_no_nan(tf.sqrt(variance), mean), 0)
         sums["variation"] = tf.reduce_sum(variation)
         sums["blocks"] = tf.math.count_nonzero(counts)
-        if isinstance(one.rounding, Clip):
-            limit = one.rounding.limit(ops.block_statistics(p, splits), one.layout)
+        if isinstance(vectors.rounding, Clip):
+            limit = vectors.rounding.limit(ops.block_statistics(p, splits), layout)
             is_clipped = tf.abs(p) > ops.spread(limit, splits)
             sums["clipped"] = tf.math.count_nonzero(is_clipped)
-        # After the step, the variables hold its new state.
+        # After the step, the variables hold the new state.
         for role, name in (("worker", "residual"), ("server", "server_residual")):
-            leaves = _residuals(one.bucket, role)
+            leaves = _residuals(bucket, role)
             if leaves:
                 sums[name] = sum(_square(tf.cast(v, tf.float32)) for v in leaves)
         return {name: tf.cast(value, tf.float64) for name, value in sums.items()}
 
-    def _of_all_workers(self, vectors):
-        """Returns the figures that take a sum over the workers, of a sample."""
+    def _global_figures(self, sampled):
+        """Returns the figures that need a sum over the workers, of sampled elements."""
         count = self._collectives.num_workers
-        own = self._sample_of(vectors, "x")
-        message = [own]
+        local = self._sample_of(sampled, "x")
+        message = [local]
         if self._votes:
-            message.append(self._sample_of(vectors, "q"))
+            message.append(self._sample_of(sampled, "q"))
         total = self._collectives.sum(tf.concat(message, 0), CALL_SITE)
         mean = total[: self._sampled] / count
-        update = self._sample_of(vectors, "update")
-        noise = own - mean if count > 1 else own
+        update = self._sample_of(sampled, "update")
+        noise = local - mean if count > 1 else local
         figures = {
             "cosine": _cosine(update, mean),
             "gradient_density": density(mean),
@@ -224,66 +217,61 @@ class Figures:
         self._squares.assign(squares)
         return tf.where(count > 1, density(tf.sqrt(squares)), np.nan)
 
-    def _sample_of(self, vectors, name):
+    def _sample_of(self, sampled, name):
         parts = []
-        for one in vectors:
-            begin = one.bucket.bucket_range.alignment_padding
-            parts.append(getattr(one, name)[begin :: self._stride])
+        for vectors in sampled:
+            begin = vectors.bucket.bucket_range.alignment_padding
+            parts.append(getattr(vectors, name)[begin :: self._stride])
         return tf.concat(parts, 0)
 
-    def _assign_histograms(self, vectors):
+    def _assign_histograms(self, sampled):
         for position, variable in self._histograms.items():
             rows = []
             for name in ("x", "q", "update"):
                 pieces: dict = {}
-                for one in vectors:
-                    pieces |= one.bucket.split(getattr(one, name))
-                own = sorted(piece for piece in pieces if piece.position == position)
-                flat = tf.concat([tf.reshape(pieces[piece], [-1]) for piece in own], 0)
-                rows.append(flat[:: _histogram_stride(flat.shape[0])])
+                for vectors in sampled:
+                    pieces |= vectors.bucket.split(getattr(vectors, name))
+                found = sorted(piece for piece in pieces if piece.position == position)
+                flat = _flat([pieces[piece] for piece in found])
+                rows.append(flat[:: _odd_stride(flat.shape[0], MOST_IN_HISTOGRAM)])
             variable.assign(tf.stack(rows))
 
-    # Outside of it.
+    # Outside of the graph.
 
     def read(self, serial: int) -> Sample | None:
-        """Returns the newest sample, by local reads; None if there is none after one.
+        """Returns the newest sample, by local reads; None if there is no new one.
 
         Args:
-            serial: The number of samples that are known already.
+            serial: Number of samples that are known already.
         """
         if self.serial == serial:
             return None
-        # Of several devices of a process, their mean; of moments, those of the first.
+        # The mean over the devices of this process, and the first device's timestamps.
         means = self._figures.local_values().mean(axis=0).tolist()
         figures = dict(zip(self.names, means, strict=True))
         row = self._row.local_values()[0]
-        histograms = {
-            position: variable.local_values()[0]
-            for position, variable in self._histograms.items()
-        }
         return Sample(
             int(row[0]),
             {name: value for name, value in figures.items() if np.isfinite(value)},
-            self._moments.read(row),
-            histograms,
+            self._timestamps.read(row),
+            {p: variable.local_values()[0] for p, variable in self._histograms.items()},
         )
 
     @property
     def serial(self) -> int:
-        """The number of samples so far."""
+        """Number of samples so far."""
         return int(self._serial.local_values()[0])
 
     def _names(self):
-        compressor = self._compressor
-        chain = [compressor]
+        chain = [self._compressor]
         while isinstance(chain[-1], Wrapper):
             chain.append(chain[-1].compressor)
         bucket = self._buckets[0]
-        has = {
+        exists = {
             "quantization_error": chain[-1].is_scaled,
             "cosine": True,
             "zero_share": True,
-            "clipped_share": any(isinstance(one, Clip) for one in chain),
+            "clipped_share": any(isinstance(part, Clip) for part in chain),
             "residual_norm": bool(_residuals(bucket, "worker")),
             "server_residual_norm": bool(_residuals(bucket, "server")),
             "vote_margin": self._votes,
@@ -293,52 +281,39 @@ class Figures:
             "block_variation": True,
             "elements_sent": True,
         }
-        return [name for name, there in has.items() if there]
+        return [name for name, is_there in exists.items() if is_there]
 
     def _histogram_shape(self, position):
-        size = sum(
-            piece.end - piece.begin
-            for bucket in self._buckets
-            for piece in bucket.pieces
-            if piece.position == position
-        )
-        return [len(KINDS), len(range(0, size, _histogram_stride(size)))]
+        pieces = [piece for bucket in self._buckets for piece in bucket.pieces]
+        size = sum(p.end - p.begin for p in pieces if p.position == position)
+        stride = _odd_stride(size, MOST_IN_HISTOGRAM)
+        return [len(KINDS), len(range(0, size, stride))]
 
 
-class _Vectors:
+class _Vectors(NamedTuple):
     """The vectors of one bucket, in a step that is sampled.
 
     Attributes:
+        bucket: The bucket.
+        rounding: The part of the compressor that rounds `p`.
         x: This worker's mean gradient.
-        p: What is rounded: `x` and what the method has kept of earlier steps.
-        rounding: The part of the compressor that rounds it.
-        q: What the payload stands for.
+        p: Input of the rounding: `x` with the method's momentum and residual.
+        q: The decoded payload.
         update: The decoded reply.
+        elements_sent: Number of elements in the payload.
     """
 
-    def __init__(
-        self,
-        bucket: GradientBucket,
-        compressor: Compressor,
-        scale: float,
-        context: Context,
-        given: dict[str, Any],
-    ):
-        self.bucket, self.layout = bucket, bucket.layout
-        x = tf.concat([tf.reshape(part, [-1]) for part in given["x"]], 0)
-        self.x = x * scale
-        self.rounding, self.p = _rounded(
-            compressor, self.x, given["state"], self.layout, context
-        )
-        self.q = tf.convert_to_tensor(
-            compressor.decompress(given["payload"], self.layout)
-        )
-        self.update = tf.concat([tf.reshape(u, [-1]) for u in given["update"]], 0)
-        self.elements_sent = given["elements_sent"]
+    bucket: GradientBucket
+    rounding: Compressor
+    x: tf.Tensor
+    p: tf.Tensor
+    q: tf.Tensor
+    update: tf.Tensor
+    elements_sent: tf.Tensor
 
 
 def _tensors_of(observed: ObservedBucket) -> dict[str, Any]:
-    """Returns the tensors of a bucket, which a branch takes as arguments."""
+    """Returns the tensors of a bucket from which figures are computed."""
     update = observed.update
     return {
         "x": list(observed.x),
@@ -352,13 +327,12 @@ def _tensors_of(observed: ObservedBucket) -> dict[str, Any]:
 def _rounded(
     compressor: Compressor, x: tf.Tensor, state: State, layout: Layout, context: Context
 ) -> tuple[Compressor, tf.Tensor]:
-    """Returns the part of a compressor that rounds, and what it gets.
+    """Returns the part of a compressor that rounds, and its input.
 
-    Momentum and residuals are added before; clipping belongs to the rounding.
+    The input contains momentum and residuals; clipping is a part of the rounding.
     """
-    while isinstance(compressor, Wrapper) and not isinstance(
-        compressor, (Clip, OptimalScale)
-    ):
+    rounding = Clip, OptimalScale
+    while isinstance(compressor, Wrapper) and not isinstance(compressor, rounding):
         x = compressor.transform(x, state, layout, context)
         state = compressor.inner_state(state)
         compressor = compressor.compressor
@@ -368,11 +342,12 @@ def _rounded(
 
 
 def _residuals(bucket: GradientBucket, role: str) -> list:
-    return [
-        leaf
-        for own, name, leaf in bucket.state.named_leaves()
-        if own == role and name.endswith("residual")
-    ]
+    leaves = bucket.state.named_leaves()
+    return [leaf for r, name, leaf in leaves if r == role and name.endswith("residual")]
+
+
+def _flat(parts: list[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
 
 
 def _square(x: tf.Tensor) -> tf.Tensor:
@@ -396,8 +371,12 @@ def density(vector: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(ones * ones, size * tf.reduce_sum(unit * unit))
 
 
-def _histogram_stride(size: int) -> int:
-    return max(1, -(-size // MOST_IN_HISTOGRAM)) | 1
+def _odd_stride(size: int, most: int) -> int:
+    """Returns the stride for a sample of at most `most` elements.
+
+    An odd stride does not meet the rows of a matrix at the same column each time.
+    """
+    return max(1, -(-size // most)) | 1
 
 
 def _variable(value, name):

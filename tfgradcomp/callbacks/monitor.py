@@ -1,4 +1,4 @@
-"""Keras callback that shows what compression does to a training."""
+"""Keras callback that reports errors, bytes and times of compression."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import keras
 from tfgradcomp.assignment.rules import matching_positions, rules_of
 from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
 from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
-from tfgradcomp.callbacks.moments import COLLECTIVES, hidden_share, milliseconds
 from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
+from tfgradcomp.callbacks.timestamps import COLLECTIVES
 from tfgradcomp.callbacks.workers import Workers
-from tfgradcomp.collectives import Call, across_hosts
-from tfgradcomp.compat.inner_optimizer import references, trainable_variables
+from tfgradcomp.collectives import CollectiveCall
+from tfgradcomp.compat.inner_optimizer import trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
+from tfgradcomp.engine.variable_copies import originals_of
 
 _PREFIX = "compression/"
 _NAME = "CompressionMonitor"
 _DESCRIPTIONS = {
-    "bytes_sent": "Bytes that this worker sends in a step.",
-    "bytes_received": "Bytes that this worker receives in a step.",
-    "float32_bytes": "Bytes that a float32 ring all-reduce would send in a step.",
-    "bits_per_element": "Bits that a compressed element takes in a payload.",
-    "reply_bits_per_element": "Bits that a compressed element takes in a reply.",
-    "elements_sent": "Compressed elements that this worker has sent a value for.",
+    "bytes_sent": "Bytes that this worker sends per step.",
+    "bytes_received": "Bytes that this worker receives per step.",
+    "float32_bytes": "Bytes that a float32 ring all-reduce would send per step.",
+    "bits_per_element": "Bits per compressed element in a payload.",
+    "reply_bits_per_element": "Bits per compressed element in a reply.",
+    "elements_sent": "Compressed elements for which this worker has sent a value.",
     "quantization_error": "Length of Q(p) - p over the length of p, on this worker.",
     "cosine": "Cosine between the update and the true mean gradient.",
-    "zero_share": "Share of zeros in what this worker has sent.",
+    "zero_share": "Share of zeros among the values that this worker has sent.",
     "clipped_share": "Share of elements that were clipped, on this worker.",
     "residual_norm": "Length of this worker's residual.",
-    "server_residual_norm": "Length of the server's residual held here.",
-    "vote_margin": "Mean distance of a vote from a tie, 1 where all agree.",
+    "server_residual_norm": "Length of the server's residual on this worker.",
+    "vote_margin": "Mean distance of a vote from a tie, 1 if all agree.",
     "tie_rate": "Share of elements whose vote is a tie.",
     "gradient_density": "Density of the mean gradient, 1 for equal magnitudes.",
     "noise_density": "Density of the deviations of the gradient's noise.",
@@ -48,56 +49,56 @@ DESCRIPTIONS = {_PREFIX + name: text for name, text in _DESCRIPTIONS.items()}
 
 
 class CompressionMonitor(keras.callbacks.Callback):
-    r"""Shows what compression does to the gradients, every so many steps.
+    r"""Reports errors, bytes and times of compression, every n-th step.
 
     The figures, whose names begin with `compression/`, go to `logs` and so to
-    `History`: the means over the samples of an epoch, or those before where it has
-    none. With `log_dir` each sample goes to TensorBoard, with `prometheus_port` the
-    newest one to Prometheus. Figures that a method does not have are left out.
-    `docs/monitoring.md` has them all.
+    `History`: the means over the samples of an epoch, or the last figures if the epoch
+    has no sample. With `log_dir` each sample goes to TensorBoard, and with
+    `prometheus_port` the newest sample goes to Prometheus. Figures that do not apply to
+    a method are left out. `docs/monitoring.md` explains all of them.
 
-    A sample is taken in the step itself, where the number of updates so far is a
-    multiple of `every`. Nothing that is computed for the training changes: the weights
-    have the same bits with the callback and without it. All workers must have it, since
-    a sample takes a float32 all-reduce of up to \( 2^{20} \) elements of the gradient.
-    Figures are this worker's own, but for those that are made of this sum: cosine,
-    gradient density, vote margin and tie rate.
+    A step is sampled if the number of updates so far is a multiple of `every`. The
+    weights have the same bits with the callback and without it. All workers must have
+    it, since a sample takes a float32 all-reduce of up to \( 2^{20} \) elements of the
+    gradient. Cosine, gradient density, vote margin and tie rate come from this sum and
+    are the same on all workers; the other figures are of one worker.
 
-    - `quantization_error`: \( \|Q(p) - p\| / \|p\| \), where p is what is rounded: the
-      gradient, with momentum and residual where the method adds them. Left out for bare
+    - `quantization_error`: \( \|Q(p) - p\| / \|p\| \), where p is the input of the
+      rounding: the gradient, with the method's momentum and residual. Left out for bare
       signs, which have no scale.
     - `cosine`: between the update that all workers apply and the mean of their
-      gradients, as they were before momentum and residuals.
+      gradients before momentum and residuals.
     - `gradient_density`, `noise_density`: \( \phi(v) = \|v\|_1^2 / (d\,\|v\|_2^2) \) of
-      the mean gradient, and of the deviation of each element by Welford's algorithm
-      over the samples so far: of a worker's gradient from the mean of all, or, with one
-      worker, from its own mean. `reading` has the paper's conclusion.
-    - `block_variation`: deviation over mean of the gradient's magnitudes in a block,
-      the mean over all blocks.
+      the mean gradient, and of the standard deviation of each element's noise over the
+      samples so far. Noise is the difference between a worker's gradient and the mean
+      over all workers, or, with one worker, over its samples. `reading` has the paper's
+      conclusion.
+    - `block_variation`: standard deviation over mean of the gradient's magnitudes in a
+      block, the mean over all blocks.
     - `encode_ms`, `exchange_ms`, `decode_ms`: sums over the buckets, by the clock of
-      the process. Buckets overlap, and an exchange includes waiting for the others. On
-      a GPU a time is that at which work was handed to the device. Left out inside XLA,
-      which compiles no clock.
-    - `hidden_share`: the part of the time in collectives that lies before the moment
-      at which the last gradient of the step was ready.
+      the process. Buckets overlap, and an exchange includes waiting for other workers.
+      On a GPU, the clock is read when work is handed to the device. Left out inside
+      XLA, which cannot read the clock.
+    - `hidden_share`: the part of the time in collectives before the last gradient of
+      the step was computed.
 
-    Embedding tables whose rows travel are in the times and the bytes alone, and so are
-    variables that are not compressed. Steps that travel as float32 are not sampled.
+    Embedding tables whose rows travel, and variables that are not compressed, count in
+    the times and the bytes alone. Uncompressed steps are not sampled.
 
     With `LocalSteps` a sample is of an exchange, `every` counts exchanges, and the
-    gradient is what the weights have moved; bytes are the mean a step. Of groups that
-    take turns the first one is sampled.
+    gradient is the change of the weights since the last exchange; bytes are the mean
+    per step. If groups take turns, the first group is sampled.
 
     Args:
-        log_dir: Folder for TensorBoard; of several processes each writes to
+        log_dir: Folder for TensorBoard; with several processes, each writes to
             `log_dir/worker-<rank>`. None: nothing is written.
         every: Steps from one sample to the next.
-        prometheus_port: Port of 127.0.0.1 that serves the figures as Prometheus' text
-            while `fit` runs; worker k takes the k-th one after it. 0: any that is free.
-            The attribute `prometheus_port` says which. None: none.
-        histograms: Rules for variables as `exclude` takes them: histograms of their
-            gradients, of what was sent for them and of the updates go to TensorBoard,
-            of those that are compressed.
+        prometheus_port: Port of 127.0.0.1 that serves the figures to Prometheus while
+            `fit` runs; worker k uses `prometheus_port + k`. 0: any free port, which the
+            attribute `prometheus_port` names. None: no port.
+        histograms: Rules for variables as `exclude` takes them. Histograms of the
+            gradients, sent values and updates of those that are compressed go to
+            TensorBoard.
 
     Raises:
         ValueError: If an argument is out of range; when `fit` begins, if the model is
@@ -130,7 +131,7 @@ class CompressionMonitor(keras.callbacks.Callback):
         rules_of(histograms, "histograms")
         if histograms is not None and log_dir is None:
             raise ValueError(
-                "Histograms go to TensorBoard. Expected: log_dir=, the folder for it. "
+                "Histograms go to TensorBoard. Give its folder as log_dir. "
                 f"Received: log_dir=None, histograms={histograms!r}"
             )
         self.log_dir, self.every = log_dir, every
@@ -145,27 +146,21 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Opens the port and the folder."""
         self._close()
         self._wrapper, self._optimizer = wrapper_of(self.model, _NAME)
-        self._workers = Workers(across_hosts(self.model.distribute_strategy))
+        self._workers = Workers(self.model)
         self._latest: dict[str, float] = {}
         self._epoch: list[dict[str, float]] = []
         self._samples, self._last_step = 0, 0
         self._batch, self._unread = -1, self.every
-        error = None
-        try:
-            self._open()
-        except Exception as raised:
-            error = raised
-        # A worker that stops here alone would let the others wait.
-        failures = self._workers.failures(error, CALL_SITE)
-        if failures:
+        outcome = self._workers.run(self._open, CALL_SITE)
+        if outcome.failures:
             self._close()
             raise ValueError(
-                f"{_NAME} cannot begin. Expected: a free port and a folder that can be "
-                f"written. Received: {', '.join(map(str, failures))}"
-            ) from error
+                f"{_NAME} needs a free port, and a folder that it can write. "
+                f"Received: {outcome.failures}"
+            ) from outcome.error
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Begins to observe, once all callbacks have restored what they restore."""
+        """Starts observing, once all callbacks have restored their state."""
         if self._figures is None:
             optimizer = self._optimizer
             with self.model.distribute_strategy.scope():
@@ -174,11 +169,11 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._batch = -1
 
     def on_train_batch_end(self, batch, logs=None):
-        """Takes a sample, if the step has left one."""
+        """Reads the sample, if the step was sampled."""
         taken, self._batch = batch - self._batch, batch
         self._unread += taken
-        # Each sample is `every` updates after the one before, and a batch is at most
-        # one: most times nothing need be read.
+        # Samples are `every` updates apart, and a batch is at most one update: most
+        # batches need no read.
         if self._figures is None or self._unread + taken <= self.every:
             return
         sample = self._figures.read(self._samples)
@@ -186,14 +181,10 @@ class CompressionMonitor(keras.callbacks.Callback):
             return
         self._unread = 0
         self._samples, self._last_step = self._figures.serial, sample.step
-        figures = self._all_figures(sample)
-        self._latest = figures
+        figures = self._latest = self._all_figures(sample)
         self._epoch.append(figures)
         if self._writer:
-            histograms = {
-                self._paths[position]: rows
-                for position, rows in sample.histograms.items()
-            }
+            histograms = {self._paths[p]: rows for p, rows in sample.histograms.items()}
             self._writer.write(sample.step, figures, histograms)
         if self._server:
             self._server.show(figures, DESCRIPTIONS)
@@ -201,8 +192,7 @@ class CompressionMonitor(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Adds the means of the epoch's samples to the logs."""
         if self._epoch:
-            names = {name: None for figures in self._epoch for name in figures}
-            for name in names:
+            for name in {name: None for figures in self._epoch for name in figures}:
                 values = [f[name] for f in self._epoch if name in f]
                 self._latest[name] = math.fsum(values) / len(values)
             self._epoch = []
@@ -212,9 +202,9 @@ class CompressionMonitor(keras.callbacks.Callback):
             self._writer.flush()
 
     def on_train_end(self, logs=None):
-        """Ends the observation, and says what it has shown."""
+        """Stops observing, and reports the `reading`."""
         if self._figures and not self._samples:
-            logger.warning("%s has seen no step of this training.", _NAME)
+            logger.warning("%s has sampled no step of this training.", _NAME)
         reading = self.reading
         if reading and not self._workers.rank:
             logger.info("%s", reading)
@@ -224,7 +214,7 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     @property
     def reading(self) -> str | None:
-        """A sentence on whether signs suit the model, by the densities measured last.
+        """A sentence on whether signs suit the model, by the latest densities.
 
         None before there are two samples.
         """
@@ -254,14 +244,14 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def _open(self):
         optimizer, rank = self._optimizer, self._workers.rank
-        variables = references(trainable_variables(optimizer.inner_optimizer))
+        variables = originals_of(trainable_variables(optimizer.inner_optimizer))
         self._paths = {
             position: variables[position].path
             for position in matching_positions(self.histograms, variables, "histograms")
         }
         if self.histograms is not None and not self._paths:
             raise ValueError(
-                "No variable of the model fits. "
+                "No variable of the model matches the rules. "
                 f"Received: histograms={self.histograms!r}"
             )
         if self._asked_port is not None:
@@ -286,13 +276,14 @@ class CompressionMonitor(keras.callbacks.Callback):
             self._writer = None
 
     def _all_figures(self, sample: Sample) -> dict[str, float]:
-        """Returns the figures of a sample, with what travels and the times."""
+        """Returns the figures of a sample, with bytes and times."""
         traffic, times = self._wrapper.traffic, sample.times
         elements = traffic.elements_compressed + traffic.elements_plain
         figures = {
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
-            "float32_bytes": 4 * Call("sum", elements).words_sent(traffic.num_workers),
+            "float32_bytes": 4
+            * CollectiveCall("sum", elements).words_sent(traffic.num_workers),
             **sample.figures,
         }
         if traffic.elements_compressed:
@@ -300,15 +291,13 @@ class CompressionMonitor(keras.callbacks.Callback):
             figures["reply_bits_per_element"] = traffic.bits_per_element_reply
         if times is not None:
             decoding = ("server", "decode", "server and decode")
-            figures["encode_ms"] = milliseconds(times, ("flatten", "encode"))
-            figures["exchange_ms"] = milliseconds(times, COLLECTIVES)
-            figures["decode_ms"] = milliseconds(times, decoding)
-            hidden = hidden_share(times)
-            if hidden is not None:
-                figures["hidden_share"] = hidden
-        known = {name: figures[name] for name in _DESCRIPTIONS if name in figures}
+            figures["encode_ms"] = times.milliseconds(("flatten", "encode"))
+            figures["exchange_ms"] = times.milliseconds(COLLECTIVES)
+            figures["decode_ms"] = times.milliseconds(decoding)
+            if times.hidden_share is not None:
+                figures["hidden_share"] = times.hidden_share
         return {
-            _PREFIX + name: float(value)
-            for name, value in known.items()
-            if math.isfinite(value)
+            _PREFIX + name: float(figures[name])
+            for name in _DESCRIPTIONS
+            if name in figures and math.isfinite(figures[name])
         }

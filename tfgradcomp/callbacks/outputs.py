@@ -16,7 +16,7 @@ _SCALAR, _TENSOR = 1, 2  # Values of `SummaryMetadata.data_class`.
 
 
 class TensorBoardWriter:
-    """Writes event files, for which no TensorBoard need be installed.
+    """Writes event files; TensorBoard need not be installed.
 
     Args:
         folder: The folder of this worker.
@@ -28,37 +28,32 @@ class TensorBoardWriter:
     def write(
         self, step: int, figures: dict[str, float], histograms: dict[str, np.ndarray]
     ) -> None:
-        """Writes figures and histograms.
+        """Writes the figures and histograms of a step.
 
         Args:
-            step: The step that they are of.
+            step: The step.
             figures: The figures by their names.
             histograms: Samples of the kinds `figures.KINDS`, by paths of variables.
         """
-        with self._writer.as_default():
-            for name, value in figures.items():
-                tf.summary.write(
-                    name,
-                    tf.constant(value, tf.float32),
-                    step,
-                    _metadata("scalars", _SCALAR),
-                )
-            for path, rows in histograms.items():
-                for kind, values in zip(KINDS, rows, strict=True):
-                    tf.summary.write(
-                        f"compression/{path}/{kind}",
-                        tf.constant(_buckets(values), tf.float64),
-                        step,
-                        _metadata("histograms", _TENSOR),
-                    )
+        for name, value in figures.items():
+            self._write(name, tf.constant(value, tf.float32), step, "scalars", _SCALAR)
+        for path, rows in histograms.items():
+            for kind, values in zip(KINDS, rows, strict=True):
+                tensor = tf.constant(_buckets(values), tf.float64)
+                self._write(f"compression/{path}/{kind}", tensor, step, "histograms")
 
     def write_text(self, name: str, text: str, step: int) -> None:
         """Writes a sentence."""
+        self._write(name, tf.constant(text), step, "text")
+
+    def _write(self, name, tensor, step, plugin, data_class=_TENSOR):
+        metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
+        metadata.plugin_data.plugin_name = plugin
         with self._writer.as_default():
-            tf.summary.write(name, tf.constant(text), step, _metadata("text", _TENSOR))
+            tf.summary.write(name, tensor, step, metadata)
 
     def flush(self) -> None:
-        """Makes what was written visible."""
+        """Makes the written values visible to readers."""
         self._writer.flush()
 
     def close(self) -> None:
@@ -66,14 +61,8 @@ class TensorBoardWriter:
         self._writer.close()
 
 
-def _metadata(plugin, data_class):
-    metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
-    metadata.plugin_data.plugin_name = plugin
-    return metadata
-
-
 def _buckets(values: np.ndarray) -> np.ndarray:
-    """Returns left edge, right edge and count of each bin, as TensorBoard has them."""
+    """Returns left edge, right edge and count of each bin, TensorBoard's form."""
     finite = values[np.isfinite(values)]
     counts, edges = np.histogram(finite, bins=_BINS)
     return np.stack([edges[:-1], edges[1:], counts], axis=1)
@@ -83,8 +72,11 @@ class PrometheusServer:
     """Serves figures as Prometheus' text, on the loopback interface alone.
 
     Args:
-        port: The port; 0 for any that is free.
+        port: The port; 0 for any free port.
         rank: This worker's rank, a label of each figure.
+
+    Attributes:
+        port: The port that the server listens on.
 
     Raises:
         OSError: If the port is taken.
@@ -93,22 +85,18 @@ class PrometheusServer:
     def __init__(self, port: int, rank: int):
         self._rank = rank
         self._server = _Server((_HOST, port), _Handler)
+        self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="prometheus", daemon=True
         )
         self._thread.start()
 
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._server.server_address[1]
-
     def show(self, figures: dict[str, float], descriptions: dict[str, str]) -> None:
-        """Replaces what is served.
+        """Replaces the figures that are served.
 
         Args:
             figures: The figures by their names.
-            descriptions: What each of them is.
+            descriptions: A sentence on each figure.
         """
         lines = []
         for name, value in figures.items():
@@ -121,7 +109,7 @@ class PrometheusServer:
         self._server.text = "\n".join([*lines, ""])
 
     def close(self) -> None:
-        """Gives the port back."""
+        """Releases the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from tfgradcomp.callbacks import timeline
 from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
-from tfgradcomp.callbacks.moments import Moments, StepTimes
+from tfgradcomp.callbacks.timestamps import StepTimes, TimestampRows
 from tfgradcomp.callbacks.workers import Workers
-from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
@@ -22,35 +21,35 @@ from tfgradcomp.engine.probe import ObservedStep
 
 _NAME = "Timeline"
 _ROUNDS = 15
-# What a worker that waits for another one says.
+# A worker that waits for others in the collective logs this name.
 _CALL_SITE = "Timeline, which all workers need if one has it"
 
 
 class Timeline(keras.callbacks.Callback):
-    """Writes when each worker and bucket did what, in Chrome's trace format.
+    """Writes a timeline of each worker and bucket, in Chrome's trace format.
 
-    For each step of a range there is, by worker, the step itself, with the forward and
-    backward pass and the update of the weights; and, by bucket, flattening, encoding,
-    each collective, the server and decoding. With `"sharded"` the server stands between
-    two collectives; elsewhere it cannot be told from decoding.
+    For each step of a range, the timeline of a worker shows the step, its forward and
+    backward pass and the update of the weights. The timeline of a bucket shows
+    flattening, encoding, each collective, the server and decoding. The server is a
+    phase of its own with `"sharded"` alone; elsewhere it is a part of decoding.
 
-    Of several processes each writes a file of its own, `trace.worker-<rank>.json`;
-    merge them with
+    With several processes, each writes its own file, `trace.worker-<rank>.json`; merge
+    them with
 
         python -m tfgradcomp.callbacks.timeline trace.worker-*.json -o trace.json
 
     Perfetto (ui.perfetto.dev) and chrome://tracing open the files. All workers must
-    have the callback: their clocks are compared when training begins, by the moments at
-    which a collective ends on each of them. How far off they may still be stands in the
-    file as `clock_error_us`.
+    have the callback: when training begins, their clocks are compared by the times at
+    which a collective ends on each of them. `clock_error_us` in the file bounds the
+    remaining difference.
 
     The clock is read beside the step, whose bits stay the same. A collective's time
-    includes waiting for the other workers. On a GPU a time is that at which work was
-    handed to the device. Inside XLA there is no clock, and nothing is recorded.
+    includes waiting for the other workers. On a GPU, the clock is read when work is
+    handed to the device. Inside XLA the clock cannot be read, and nothing is recorded.
 
     Args:
         path: The file, which is replaced.
-        steps: The first step, and the one after the last, as the optimizer counts
+        steps: The first step, and the step after the last, as the optimizer counts
             updates (`optimizer.iterations`).
 
     Raises:
@@ -69,7 +68,7 @@ class Timeline(keras.callbacks.Callback):
         begin, end = steps
         if not 0 <= begin < end:
             raise ValueError(
-                "steps must be the first step and the one after the last. "
+                "steps must be the first step and the step after the last. "
                 f"Received: steps={steps}"
             )
         self.path, self.steps = path, (begin, end)
@@ -79,12 +78,12 @@ class Timeline(keras.callbacks.Callback):
         """Compares the workers' clocks."""
         self._close()
         _, self._optimizer = wrapper_of(self.model, _NAME)
-        self._workers = Workers(across_hosts(self.model.distribute_strategy))
+        self._workers = Workers(self.model)
         self._clock = _compared_clocks(self._workers)
         self._is_written = False
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Begins to observe, once all callbacks have restored what they restore."""
+        """Starts observing, once all callbacks have restored their state."""
         if self._recorder is None:
             with self.model.distribute_strategy.scope():
                 names = [bucket.name for bucket in self._optimizer.stepper.buckets]
@@ -98,12 +97,13 @@ class Timeline(keras.callbacks.Callback):
             self._write(recorder)
 
     def on_train_end(self, logs=None):
-        """Writes what there is of the range, if that is not all of it."""
+        """Writes the recorded steps, if the end of the range was not reached."""
         if self._recorder and not self._is_written:
             logger.warning(
                 "%s has not seen all steps of its range. Expected: a training that "
                 "takes them, without XLA and parameter servers. Received: steps=%s",
-                *(_NAME, self.steps),
+                _NAME,
+                self.steps,
             )
             self._write(self._recorder)
         self._close()
@@ -117,10 +117,8 @@ class Timeline(keras.callbacks.Callback):
         replicas = recorder.read()
         for index, steps in enumerate(replicas):
             events += _events(steps, rank * len(replicas) + index, self._clock)
-        metadata = {
-            "steps": list(self.steps),
-            "clock_error_us": self._clock.error / 1e3,
-        }
+        error = self._clock.error / 1e3
+        metadata = {"steps": list(self.steps), "clock_error_us": error}
         timeline.write(path, events, metadata)
 
     def _close(self):
@@ -130,20 +128,20 @@ class Timeline(keras.callbacks.Callback):
 
 
 class _Recorder:
-    """Keeps the moments of the steps of a range; an observer of a `Probe`."""
+    """Keeps the timestamps of the steps of a range; an observer of a `Probe`."""
 
     def __init__(self, bucket_names: list[str], begin: int, end: int):
         self._begin, self._end = begin, end
-        self._moments = Moments(bucket_names)
-        shape = [end - begin, self._moments.width]
+        self._timestamps = TimestampRows(bucket_names)
+        shape = [end - begin, self._timestamps.width]
         self._rows = PerReplicaVariable(tf.zeros(shape, tf.float64), "timeline_rows")
         self._next = PerReplicaVariable(tf.zeros([], tf.int64), "timeline_next")
 
     def observe(self, step: ObservedStep) -> None:
-        """Adds to the graph of a step that its moments are kept."""
+        """Adds the recording of the timestamps to the graph of a step."""
         number = step.context.step
 
-        def keep(row, number):
+        def record(row, number):
             index = tf.reshape(number - self._begin, [1, 1])
             rows = tf.convert_to_tensor(self._rows)
             rows = tf.tensor_scatter_nd_update(rows, index, row[tf.newaxis])
@@ -152,9 +150,9 @@ class _Recorder:
 
         conditional(
             (number >= self._begin) & (number < self._end),
-            keep,
+            record,
             lambda row, number: None,
-            args=(self._moments.row(step), number),
+            args=(self._timestamps.row(step), number),
         )
 
     @property
@@ -165,7 +163,7 @@ class _Recorder:
     def read(self) -> list[list[StepTimes]]:
         """Returns the steps of each local replica."""
         return [
-            [times for row in rows if (times := self._moments.read(row))]
+            [times for row in rows if (times := self._timestamps.read(row))]
             for rows in self._rows.local_values()
         ]
 
@@ -174,9 +172,9 @@ class _Clock(NamedTuple):
     """A worker's clock against that of worker 0, in nanoseconds.
 
     Attributes:
-        origin: The time of worker 0 that is 0 in the trace.
-        ahead: How far this worker's clock is ahead of worker 0's.
-        error: How far off that may be.
+        origin: Time of worker 0 that is 0 in the trace.
+        ahead: This worker's clock minus worker 0's.
+        error: Bound of the error of `ahead`.
     """
 
     origin: int
@@ -185,10 +183,10 @@ class _Clock(NamedTuple):
 
 
 def _compared_clocks(workers: Workers) -> _Clock:
-    """Returns what all workers' clocks say when a collective ends.
+    """Compares the clocks of all workers when a collective ends.
 
-    A collective that all enter together ends on all of them within the time that it
-    takes, which bounds the error.
+    Workers that enter a collective together leave it within the duration of the
+    collective, which bounds the error.
     """
     ahead, durations = [], []
     origin = 0

@@ -3,8 +3,8 @@
     python -m tfgradcomp.callbacks.timeline trace.worker-*.json -o trace.json
 
 Perfetto (https://ui.perfetto.dev) and chrome://tracing open the result. The format is
-the "Trace Event Format" of Chrome: "X" is an event with a duration, in microseconds;
-a process (`pid`) is a worker, and a thread (`tid`) one of its buckets.
+Chrome's "Trace Event Format": "X" is an event with a duration in microseconds. A
+process (`pid`) stands for a worker, and a thread (`tid`) for one of its buckets.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def event(
     """Returns an event with a duration.
 
     Args:
-        name: What is shown.
+        name: Text that is shown.
         begin: Microseconds since the origin of the trace.
-        end: The same.
+        end: Microseconds since the origin of the trace.
         worker: Rank of the worker.
         track: 0 for the step as a whole, else 1 + index of the bucket.
-        step: The number of updates applied before.
+        step: Number of updates applied before.
     """
-    # Rounded first, so that what lies within another one still does.
+    # Rounded before the subtraction, so that nested events stay nested.
     begin, end = round(begin, 3), round(end, 3)
     return {
         "name": name,
@@ -48,13 +48,8 @@ def names(worker: int, tracks: Sequence[str]) -> list[Event]:
     """Returns the events that name a worker and its tracks."""
 
     def metadata(kind: str, track: int, **arguments: Any) -> Event:
-        return {
-            "name": kind,
-            "ph": "M",
-            "pid": worker,
-            "tid": track,
-            "args": arguments,
-        }
+        event = {"name": kind, "ph": "M", "pid": worker, "tid": track}
+        return {**event, "args": arguments}
 
     events = [
         metadata("process_name", 0, name=f"worker {worker}"),
@@ -76,29 +71,30 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> None:
     """Writes one trace with the events of the traces of several workers.
 
     Raises:
-        ValueError: If a file is no trace, or two are of the same worker.
+        ValueError: If a file is no trace, or if two are of the same worker.
     """
     events: list[Event] = []
     metadata: dict[str, Any] = {}
-    seen: dict[int, str] = {}
+    path_of_worker: dict[int, str] = {}
     for path in map(str, paths):
         try:
             trace = json.loads(Path(path).read_text())
-            own = trace["traceEvents"]
-            workers = {one["pid"] for one in own}
+            new_events = trace["traceEvents"]
+            workers = {event["pid"] for event in new_events}
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
                 "Only traces that the callback Timeline has written can be merged. "
                 f"Received: {path}, {type(error).__name__}: {error}"
             ) from error
         for worker in workers:
-            if worker in seen:
+            if worker in path_of_worker:
+                files = [path_of_worker[worker], path]
                 raise ValueError(
-                    "Two traces are of one worker. Expected: each file of one "
-                    f"training once. Received: {worker=}, files={[seen[worker], path]}"
+                    "Two traces are of one worker. Give each file of one training "
+                    f"once. Received: {worker=}, {files=}"
                 )
-            seen[worker] = path
-        events += own
+            path_of_worker[worker] = path
+        events += new_events
         metadata[Path(path).name] = trace.get("metadata", {})
     write(out, events, metadata)
 

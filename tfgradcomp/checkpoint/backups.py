@@ -1,7 +1,7 @@
 """Folders in which workers keep their state: `worker-<rank>/epoch-<n>[-batch-<k>]`.
 
 A folder is written under another name and renamed when it is complete and on the disk.
-It says how large its files are, so that one that has lost a part does not count.
+It records the sizes of its files, so that a folder that has lost a part is ignored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 KEPT = 2
-"""Points that a worker keeps: the newest may be damaged, or not be on all workers."""
+"""Number of points kept: the newest may be damaged, or missing on some workers."""
 
 WEIGHTS = "state.weights.h5"
-"""The file of weights and optimizer state in the folder of a point."""
+"""Name of the file of weights and optimizer state in a point's folder."""
 
 DIGEST = "trainable.sha256"
-"""The file with a hash of the trainable weights, which are equal on all workers."""
+"""Name of the file with a hash of the trainable weights, equal on all workers."""
 
 _METADATA = "metadata.json"
 
@@ -31,8 +31,8 @@ class Origin(NamedTuple):
     """The worker that wrote a folder.
 
     Attributes:
-        rank: Its index.
-        num_workers: N at that time.
+        rank: Index of the worker.
+        num_workers: Number of workers at that time.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A moment of a training. Later moments are greater.
+    """A point of a training at which state is saved; later points are greater.
 
     Attributes:
         epoch: Number of finished epochs.
@@ -65,21 +65,26 @@ def point_folder(folder: Path, point: Point) -> Path:
     return folder / f"epoch-{point.epoch:06d}{batch}"
 
 
+def weights_file(folder: Path, point: Point) -> Path:
+    """Returns the file of weights and optimizer state of one point of a worker."""
+    return point_folder(folder, point) / WEIGHTS
+
+
 def points_in(folder: Path) -> list[Point]:
-    """Returns the points that a worker has completely, in ascending order."""
+    """Returns the points whose files are complete, in ascending order."""
     return [point for point in _named(folder) if _is_whole(point_folder(folder, point))]
 
 
 def read_origin(folder: Path, point: Point) -> Origin:
-    """Returns which worker, of how many, wrote a point."""
+    """Returns the worker that wrote a point."""
     metadata = _metadata(point_folder(folder, point))
     return Origin(metadata["rank"], metadata["num_workers"])
 
 
 def is_first(folder: Path, point: Point) -> bool:
-    """Returns whether no older backup was on all workers when this one was written.
+    """Returns whether all workers had no older backup when this one was written.
 
-    Backups of version 0.1 do not say; they were written as each epoch ended.
+    Backups of version 0.1, written at the end of each epoch, do not record it.
     """
     return _metadata(point_folder(folder, point)).get("is_first", point.epoch < 2)
 
@@ -91,10 +96,10 @@ def write(
 
     Args:
         folder: The worker's folder.
-        point: The moment.
+        point: The point.
         origin: The worker.
-        save: Called with the folder that it has to write into.
-        is_first: Whether there is no older backup on all workers.
+        save: Function that writes the files into the folder it is given.
+        is_first: True if all workers have no older backup.
     """
     target = point_folder(folder, point)
     unfinished = folder / f".unfinished-{target.name}"
@@ -104,7 +109,7 @@ def write(
         _check_space(folder)
         save(unfinished)
         sizes = {p.name: p.stat().st_size for p in unfinished.iterdir()}
-        # A whole folder may have been copied.
+        # `save` may have copied a folder, metadata included.
         sizes.pop(_METADATA, None)
         metadata = {**origin._asdict(), "is_first": is_first, "sizes": sizes}
         (unfinished / _METADATA).write_text(json.dumps(metadata))
@@ -112,23 +117,23 @@ def write(
             _sync(path)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
-        # The folder's own name may be new, too.
+        # The worker's folder may be new, too.
         for path in (folder, folder.parent):
             _sync(path)
     except BaseException:
-        # A full disk would stay full.
+        # Frees the space on a full disk.
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
 def drop_old(folder: Path) -> None:
-    """Removes all but the newest points that are whole, and what was left unfinished.
+    """Removes unfinished points, and all but the newest complete points.
 
-    To be called when all workers have the newest point: before, an older one may be the
-    last that all of them have.
+    Call it when all workers have the newest point: before, an older point may be the
+    last that all workers have.
     """
-    for left in folder.glob(".unfinished-*"):
-        shutil.rmtree(left)
+    for unfinished in folder.glob(".unfinished-*"):
+        shutil.rmtree(unfinished)
     kept = points_in(folder)[-KEPT:]
     for point in _named(folder):
         if kept and point < kept[0]:
@@ -141,21 +146,21 @@ def remove(folder: Path, point: Point) -> None:
 
 
 def _check_space(folder: Path) -> None:
-    """Raises OSError if there is no room for as much as the newest point takes.
+    """Raises OSError if the disk has less room than the newest point takes.
 
-    HDF5 does not recover from a disk that is full: the process may crash at its end.
+    HDF5 does not recover from a full disk: the process may crash when it exits.
     """
-    sizes = [_metadata(point_folder(folder, p)) for p in points_in(folder)[-1:]]
-    needed = sum(sum(one.get("sizes", {}).values()) for one in sizes)
+    needed = 0
+    for point in points_in(folder)[-1:]:
+        needed = sum(_metadata(point_folder(folder, point)).get("sizes", {}).values())
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise OSError(
-            errno.ENOSPC, f"{needed} bytes are needed, {free} are free", str(folder)
-        )
+        message = f"{needed} bytes are needed, {free} are free"
+        raise OSError(errno.ENOSPC, message, str(folder))
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or the names in a folder, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -174,9 +179,9 @@ def _metadata(folder: Path) -> dict:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Returns whether the files of a point are there, as long as they were written.
+    """Returns whether the files of a point have the sizes that were written.
 
-    Backups of version 0.1 do not say how long.
+    Backups of version 0.1 have no record of the sizes.
     """
     try:
         metadata = _metadata(folder)

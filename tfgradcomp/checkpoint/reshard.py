@@ -1,9 +1,9 @@
 """Conversion of the backups of N workers into those of M.
 
-The state that differs between workers (residuals, momenta) becomes the mean over the N
-workers on each of the M: the mean is what the weights are still owed, and it is
-conserved. The parts of a server's state are put together, so that every new worker has
-all of it and M workers can divide it again.
+State that differs between workers (residuals, momenta) becomes its mean over the N
+workers on each of the M workers, which conserves the mean residual. The parts of a
+server's state are joined, so that every new worker has all of it and M workers can
+divide it again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> backups.Point
         out: Directory to write; must not exist.
 
     Returns:
-        The moment of the training: the newest that all old workers have.
+        The point of the training: the newest that all old workers have.
 
     Raises:
-        ValueError: If `old` is not complete, its workers' weights differ, or `out`
-            exists.
+        ValueError: If `old` is not complete, if its workers' weights differ, or if
+            `out` exists.
         OSError: If a file cannot be read or written.
     """
     if num_workers < 1:
@@ -58,14 +58,16 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> backups.Point
             shutil.copytree(sources[0], folder, dirs_exist_ok=True)
             with h5py.File(folder / backups.WEIGHTS, "r+") as file:
                 for path, state in states.items():
-                    _replace(file[path], {**state, PLACE: np.array(origin)})
+                    for name, value in {**state, PLACE: np.array(origin)}.items():
+                        del file[path][name]
+                        file[path][name] = value
 
         backups.write(backups.worker_folder(out, rank), point, origin, save)
     return point
 
 
 def _find(old: Path) -> tuple[list[Path], backups.Point]:
-    """Returns the workers' folders and the newest backup that all of them have."""
+    """Returns the workers' folders and the newest point that all of them have."""
     found = sorted(old.glob("worker-*")) if old.is_dir() else []
     written = [folder for folder in found if backups.points_in(folder)]
     if not written:
@@ -79,7 +81,7 @@ def _find(old: Path) -> tuple[list[Path], backups.Point]:
     points = {folder.name: backups.points_in(folder) for folder in folders}
     common = set.intersection(*map(set, points.values()))
     if not common:
-        have = {name: [*map(str, own)] for name, own in points.items()}
+        have = {name: [*map(str, of_worker)] for name, of_worker in points.items()}
         raise ValueError(
             f"The backup is of {count} workers, which have no epoch in common. Put all "
             f"their folders into one directory. Received: backups by worker={have}"
@@ -98,53 +100,47 @@ def _find(old: Path) -> tuple[list[Path], backups.Point]:
 def _check_copies(
     sources: Sequence[Path], files: Sequence[h5py.File], paths: Sequence[str]
 ) -> None:
-    """Checks that the trainable weights and the inner optimizers are equal.
+    """Checks that the workers' trainable weights and inner optimizers are equal.
 
-    Other variables of a model may differ. Backups of version 0.1 have no hash of what
-    is trainable; there, all of a model is compared.
+    Other variables of a model may differ. Backups of version 0.1 have no hash of the
+    trainable weights; for them all variables of the model are compared.
     """
-    inside = tuple(f"{path}/" for path in paths)
-    compared: tuple[str, ...] = ("",)
     digests = [source / backups.DIGEST for source in sources]
+    compared: tuple[str, ...] = ("",)
     if all(path.exists() for path in digests):
         compared = tuple(f"{path.rpartition('/')[0]}/" for path in paths)
         for path in digests[1:]:
             if path.read_text() != digests[0].read_text():
-                raise ValueError(
-                    "The workers' weights differ: these backups are not of one "
-                    f"training. Received: {path}, unlike {digests[0]}"
-                )
+                raise _different(f"{path}, unlike {digests[0]}")
+    state = tuple(f"{path}/" for path in paths)
 
-    def datasets(file):
+    def datasets_of(file):
         found = {}
 
         def visit(name, item):
-            if isinstance(item, h5py.Dataset) and not name.startswith(inside):
-                if name.startswith(compared):
+            if isinstance(item, h5py.Dataset) and name.startswith(compared):
+                if not name.startswith(state):
                     found[name] = item
 
         file.visititems(visit)
         return found
 
-    first = datasets(files[0])
+    def value(datasets, name):
+        return datasets[name][()].tobytes() if name in datasets else None
+
+    first = datasets_of(files[0])
     for file in files[1:]:
-        other = datasets(file)
+        other = datasets_of(file)
         for name in first.keys() | other.keys():
-            if (
-                name not in first
-                or name not in other
-                or first[name][()].tobytes() != other[name][()].tobytes()
-            ):
-                raise ValueError(
-                    "The workers' weights differ: these backups are not of one "
-                    f"training. Received: {name} in {file.filename}"
-                )
+            if value(first, name) != value(other, name):
+                raise _different(f"{name} in {file.filename}")
 
 
-def _replace(group: h5py.Group, datasets: dict[str, np.ndarray]) -> None:
-    for name, value in datasets.items():
-        del group[name]
-        group[name] = value
+def _different(received: str) -> ValueError:
+    return ValueError(
+        "The workers' weights differ: these backups are not of one training. "
+        f"Received: {received}"
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,11 +1,11 @@
 """State of compressed optimizers in HDF5 files, read without TensorFlow.
 
-`tfgradcomp.engine.state` writes it, in a group of its own for each optimizer: the
-rank of the worker and the number of workers (`place`), and each vector of the state as
+`tfgradcomp.engine.state` writes a group for each optimizer. The group contains the rank
+of the worker and the number of workers (`place`), and each vector of the state as
 float32 `[rows, size]`, named `<vector>.<role>.<name>`. Vectors with the role `worker`
-have a row for each local replica and differ between workers. Those with the role
-`server` may be held in parts: `<vector>.server_owned`, int64 `[n, 2]`, has the ranges
-of elements that the file knows; all others are zero.
+have a row for each local replica and differ between workers. Vectors with the role
+`server` may be divided over the files: `<vector>.server_owned`, int64 `[n, 2]`, has the
+ranges of elements in the file, and all other elements are zero.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def state_groups(file: h5py.File) -> list[str]:
 
 
 def join_groups(groups: Sequence[h5py.Group]) -> dict[str, np.ndarray]:
-    """Returns the state of all workers as that of any number of workers.
+    """Joins the states of all workers to a state for any number of workers.
 
-    What differs between workers becomes its mean over all replicas, which is what the
-    weights are still owed. The parts of a server's state are put together.
+    State that differs between workers, such as the residual, becomes its mean over all
+    replicas. The parts of a server's state are joined.
 
     Args:
         groups: The group of one optimizer in the file of each worker, by ranks.
@@ -53,24 +53,22 @@ def join_groups(groups: Sequence[h5py.Group]) -> dict[str, np.ndarray]:
         if _role(name) == "worker":
             joined[name] = _mean([group[name] for group in groups])
         elif _role(name) == "server":
-            owned = _owned_name(name)
-            value, known = _joined_parts(name, groups)
+            joined[name], known = _joined_parts(name, groups)
             if not known.all():
-                missing.append(f"elements {ranges_of(~known).tolist()} of {name}")
-            joined[name] = value
-            joined[owned] = np.array([[0, len(known)]], np.int64)
+                missing.append(f"elements {_ranges_of(~known).tolist()} of {name}")
+            joined[_owned_name(name)] = np.array([[0, len(known)]], np.int64)
     if missing:
         places = [tuple(group[PLACE][()].tolist()) for group in groups]
         raise ValueError(
             "The server's state is not complete: each worker has saved a part of it, "
-            "and the files of some are missing. Expected: the files of workers "
+            "and some files are missing. Expected: the files of workers "
             f"{[*range(places[0][1])]}. Received: files of workers "
             f"{[rank for rank, _ in places]}, without {', '.join(missing)}"
         )
     return joined
 
 
-def ranges_of(mask: np.ndarray) -> np.ndarray:
+def _ranges_of(mask: np.ndarray) -> np.ndarray:
     """Returns the ranges of true elements, int64 `[n, 2]`."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
     return edges.reshape([-1, 2]).astype(np.int64)
@@ -112,6 +110,6 @@ def _check_same_kind(groups):
 
 
 def _description(group):
-    """Returns the names and sizes of the vectors; float32 instead of the method."""
+    """Returns the vectors' names and sizes, and whether float32 replaced the method."""
     sizes = {name: item.shape[1:] for name, item in group.items() if _role(name)}
     return sizes, bool(group[FALLBACK][()])

@@ -1,7 +1,13 @@
-"""Collectives: TensorFlow's between replicas, or a loopback in one process."""
+"""Collectives: of TensorFlow between replicas, or a loopback in one process."""
 
-from tfgradcomp.collectives.base import Call, Collectives, SingleWorker, padded_size
+from tfgradcomp.collectives.base import (
+    CollectiveCall,
+    Collectives,
+    SingleWorker,
+    padded_size,
+)
 from tfgradcomp.collectives.loopback import Loopback, LoopbackCollectives
+from tfgradcomp.collectives.processes import assign_hosts
 from tfgradcomp.collectives.replicas import (
     Devices,
     Hosts,
@@ -10,10 +16,9 @@ from tfgradcomp.collectives.replicas import (
     devices_of,
     for_strategy,
 )
-from tfgradcomp.compat.strategy import assign_hosts
 
 __all__ = [
-    "Call",
+    "CollectiveCall",
     "Collectives",
     "Devices",
     "Hosts",

@@ -1,6 +1,8 @@
-"""The only folder that touches private names of Keras and TensorFlow.
+"""Adapters, the only folder that uses private names of Keras and TensorFlow.
 
-`versions.py` says which ones were tested.
+An adapter wraps one private name. Its docstring says what the public API lacks, so that
+the adapter can go when a later version has it. Features are in the folders above.
+`versions.py` has the versions that were tested.
 """
 
 import keras

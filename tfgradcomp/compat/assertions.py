@@ -1,4 +1,4 @@
-"""Assertions that wait for nothing but what they check."""
+"""Assertions that wait only for the tensors they check."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import tensorflow as tf
 
 
 def checked(x: tf.Tensor, is_valid: tf.Tensor, message: Sequence) -> tf.Tensor:
-    """Returns a tensor, or an error that says why it is not valid.
+    """Returns a tensor whose computation fails if it is not valid.
 
-    TensorFlow puts all assertions of a graph into one sequence. Where one process has
-    several replicas, in one graph, the next replica's would wait for the collectives
-    before this one, and these for the next replica: for ever. A function of tensors has
-    no place in that sequence, whatever it asserts.
+    TensorFlow puts all assertions of a graph into one sequence and has no option to
+    leave it. Where one process has several replicas in one graph, the next replica's
+    assertion would wait for the collectives before this replica's, and these
+    collectives for the next replica: for ever. A function of tensors is no part of the
+    sequence, whatever it asserts.
 
     Args:
-        x: What is checked.
+        x: The tensor to check.
         is_valid: Boolean scalar.
         message: Texts and tensors, the message of the error.
 
     Raises:
-        tf.errors.InvalidArgumentError: If it is not valid, when it is computed.
+        tf.errors.InvalidArgumentError: If `is_valid` is False, when it is computed.
     """
 
     def identity(x, is_valid, *message):

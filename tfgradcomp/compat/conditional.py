@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfgradcomp.compat.strategy import runs_without_merge_call
+
 
 def conditional(
     predicate: tf.Tensor, then: Callable, otherwise: Callable, args: tuple = ()
 ) -> None:
     """Runs `then(*args)` or `otherwise(*args)` in replica context, for its effects.
 
-    Several local replicas meet where a variable is updated, and cannot meet inside a
-    `tf.cond` that each of them entered by itself. So they meet first, and enter it
-    together. For the same reason a branch must take per-replica tensors as
-    arguments, never from its closure.
+    Local replicas meet where a variable is updated. They cannot meet inside a `tf.cond`
+    that each of them entered by itself, and TensorFlow has no conditional for all
+    replicas. So they meet first, and enter it together. For the same reason a branch
+    must take per-replica tensors as arguments, never from its closure.
 
     Args:
         predicate: bool scalar, equal in all replicas.
@@ -23,7 +25,7 @@ def conditional(
         otherwise: Called where it does not.
         args: Nest of per-replica tensors for either branch.
     """
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+    if runs_without_merge_call():
         tf.cond(predicate, _effects(then, *args), _effects(otherwise, *args))
         return
 

@@ -1,8 +1,9 @@
-"""Access to a Keras layer's weights, losses and calls that has no public name."""
+"""Keras layers: weights, losses and calls without a public name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +15,8 @@ from tfgradcomp.compat.replace import replace
 def intercept_layer_calls(function: Callable) -> None:
     """Makes every call of a Keras operation go through a function; installed once.
 
+    Keras has no public hook around a call.
+
     Args:
         function: Called as `function(original, operation, *args, **kwargs)` in place of
             `original(operation, *args, **kwargs)`, whose result it returns.
@@ -24,6 +27,8 @@ def intercept_layer_calls(function: Callable) -> None:
 def intercept_batch_statistics(function: Callable) -> None:
     """Makes batch normalization compute its statistics by a function; installed once.
 
+    The layer has no public method for the statistics alone.
+
     Args:
         function: Called as `function(original, layer, *args, **kwargs)`; returns the
             batch's mean and variance, as `original` does.
@@ -32,48 +37,69 @@ def intercept_batch_statistics(function: Callable) -> None:
 
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """Returns the trainable variables of a layer, without those of layers in it."""
+    """Returns a layer's trainable variables, frozen or not, without inner layers'.
+
+    The public `trainable_variables` includes inner layers and is empty when frozen.
+    """
     return layer._trainable_variables
+
+
+def own_non_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Returns a layer's variables that are never trained, without inner layers'.
+
+    The public `non_trainable_variables` includes inner layers and frozen weights.
+    """
+    return layer._non_trainable_variables
 
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
     """Returns the variable of a layer's kernel.
 
     The public property is a sum of tensors where LoRA is enabled. Depthwise layers have
-    only the property.
+    nothing but the property.
     """
     return layer._kernel if hasattr(layer, "_kernel") else layer.kernel
 
 
 def embeddings_of(layer: keras.layers.Embedding) -> keras.Variable:
-    """Returns the variable of an embedding layer's table, without a LoRA term."""
+    """Returns the variable of an embedding layer's table.
+
+    The public property is a sum of tensors where LoRA is enabled.
+    """
     return layer._embeddings
 
 
 def is_rematerialized(layer: keras.layers.Layer) -> bool:
-    """Returns whether the backward pass computes the layer's outputs once more."""
+    """Returns whether the backward pass computes the layer's outputs once more.
+
+    Keras has no public name for a layer's own mode.
+    """
     return layer._remat_mode is not None
 
 
 def count_added_losses(layer: keras.layers.Layer) -> int:
-    """Returns how many losses `add_loss` has given to a layer and the layers in it."""
+    """Returns how many losses `add_loss` has given to a layer and the layers in it.
+
+    The public `losses` computes regularization losses, too.
+    """
     return sum(len(inner._losses) for inner in layer._flatten_layers())
 
 
-def tensorflow_variable(variable: keras.Variable) -> tf.Variable:
-    """Returns the TensorFlow variable of a Keras variable."""
-    return variable._value
+def flatten_layers(
+    layer: keras.layers.Layer, include_self: bool = True
+) -> list[keras.layers.Layer]:
+    """Returns all layers within a layer or a model, those within layers included.
+
+    The public `layers` ends at the first level.
+    """
+    return list(layer._flatten_layers(include_self=include_self))
 
 
-def tensorflow_variables(variable: keras.Variable) -> list[tf.Variable]:
-    """Returns the TensorFlow variable, then its components on local replicas."""
-    strategy = tf.distribute.get_strategy()
-    value = variable._value
-    return [value, *strategy.experimental_local_results(value)]
+def copy_with_mask(x: Any) -> Any:
+    """Returns a copy of a tensor with its Keras mask; anything else as it is.
 
-
-def identity(x):
-    """Returns a copy of a tensor with its Keras mask; anything else as it is."""
+    Keras keeps masks in a private attribute, which `tf.identity` loses.
+    """
     if not tf.is_tensor(x):
         return x
     mask = backend.get_keras_mask(x)

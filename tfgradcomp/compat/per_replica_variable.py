@@ -13,17 +13,17 @@ from tfgradcomp.compat.replace import replaced_attribute
 
 
 class PerReplicaVariable(keras.Variable):
-    """A variable of which each replica has its own value.
+    """A variable with a value of its own on each replica.
 
-    TensorFlow aggregates such a variable whenever it is read outside of a step, which
-    takes all workers. Here reading and saving take local values only, so that one
-    worker can save by itself.
+    Keras has no such variable. TensorFlow aggregates its `on_read` variables whenever
+    they are read outside of a step, which takes all workers. Here reading and saving
+    use local values only, so that one worker can save by itself.
 
     Args:
-        value: Tensor, the first value on every replica: that of the first worker, which
-            TensorFlow sends to the others.
+        value: Tensor, the first value on every replica. TensorFlow sends the value of
+            the first worker to the others.
         name: Name of the variable.
-        is_known: Whether all workers give the same value, so that nothing is sent.
+        is_known: Whether all workers give the same value, so that it need not be sent.
     """
 
     def __init__(self, value: tf.Tensor, name: str, is_known: bool = False):
@@ -36,7 +36,7 @@ class PerReplicaVariable(keras.Variable):
                 shape=value.shape,
                 dtype=value.dtype.name,
                 trainable=False,
-                # Nothing is aggregated; but a restored value goes to all replicas.
+                # Reads do not aggregate, but a restored value goes to all replicas.
                 aggregation="only_first_replica",
                 synchronization="on_read",
                 name=name,
@@ -44,11 +44,14 @@ class PerReplicaVariable(keras.Variable):
 
     @classmethod
     def known(cls, value: tf.Tensor, name: str) -> PerReplicaVariable:
-        """Returns a variable of a first value that all workers know by themselves."""
+        """Creates a variable whose first value all workers know; it is not sent."""
         return cls(value, name, is_known=True)
 
     def _unsent(self):
-        """Lets every worker begin with the value that it has."""
+        """Makes every worker begin with its own first value, sent to no worker.
+
+        TensorFlow has no public option for it.
+        """
 
         def initial_value(*, initial_value, **_):
             return initial_value
@@ -56,12 +59,12 @@ class PerReplicaVariable(keras.Variable):
         name = "_get_variable_creator_initial_value"
         return replaced_attribute(self._strategy.extended, name, initial_value)
 
-    def stand_for(self, read: Callable, write: Callable) -> None:
-        """Makes reading, saving and restoring be of values elsewhere.
+    def delegate_to(self, read: Callable, write: Callable) -> None:
+        """Makes reading, saving and restoring use values elsewhere.
 
         Args:
-            read: Function that returns what `local_values` shall return.
-            write: Function that does what `assign_local_values` shall do.
+            read: Function in place of `local_values`.
+            write: Function in place of `assign_local_values`.
         """
         self._read, self._write = read, write
 
@@ -83,12 +86,12 @@ class PerReplicaVariable(keras.Variable):
             variable.assign(value)
 
     def rows_at(self, rows: tf.Tensor, width: int) -> tf.Tensor:
-        """Returns some rows of the table that the variable, a vector, is.
+        """Returns some rows of a table, which the variable holds as a vector.
 
-        Only what is asked for is read, whatever the table's size.
+        Only these rows are read, whatever the table's size.
 
         Args:
-            rows: Their indices.
+            rows: Indices of the rows.
             width: Elements of a row.
 
         Returns:
@@ -101,7 +104,7 @@ class PerReplicaVariable(keras.Variable):
         )
 
     def assign_rows(self, rows: tf.IndexedSlices) -> None:
-        """Assigns some rows of the table that the variable, a vector, is."""
+        """Assigns some rows of a table, which the variable holds as a vector."""
         elements = _elements_of(rows.indices, rows.values.shape[1])
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=self.value.handle,
@@ -124,6 +127,6 @@ class PerReplicaVariable(keras.Variable):
 
 
 def _elements_of(rows, width):
-    """The places in a vector of the elements of rows; there may be more than 2**31."""
+    """Returns the elements' indices in a vector, which may be longer than 2**31."""
     begins = tf.cast(rows, tf.int64)[:, tf.newaxis] * width
     return tf.reshape(begins + tf.range(width, dtype=tf.int64), [-1])

@@ -1,4 +1,4 @@
-"""Remote tasks of a TensorFlow cluster: what has no public name."""
+"""Remote tasks of a TensorFlow cluster: functions without a public name."""
 
 from __future__ import annotations
 
@@ -22,29 +22,33 @@ _NUM_WORKERS: contextvars.ContextVar[int | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """Runs eager operations of this thread by themselves.
+    """Runs the eager operations of this thread by an executor of their own.
 
-    Threads that share an executor get each other's errors.
+    Threads that share an executor get each other's errors, and TensorFlow has no public
+    executor.
     """
     own = executor.new_executor(enable_async=False)
     try:
         with context.executor_scope(own):
             yield
     finally:
-        # Else it would report them once more, when it is deleted.
+        # Otherwise the executor would report its errors again when it is deleted.
         own.clear_error()
 
 
 def host_device() -> str:
-    """Returns the name of this process' CPU, for a chief that names those of others."""
+    """Returns the full name of this process' CPU, for a chief of remote tasks.
+
+    The public device names are local: they lack the job and the task.
+    """
     return f"{context.context().host_address_space()}/device:CPU:0"
 
 
 def make_constants_here() -> None:
-    """Makes constants for other tasks in this process, from where operations take them.
+    """Makes TensorFlow create constants for other tasks in this process.
 
-    TensorFlow would make them there, and hold all threads of Python as long as that
-    task does not answer.
+    TensorFlow would create them in the other task, and block all threads of Python
+    while that task does not answer. It has no option against it.
     """
     replace(constant_op, "convert_to_eager_tensor", _made_here)
 
@@ -58,38 +62,39 @@ def _made_here(original, value, ctx, *args, **kwargs):
 
 
 def forget_errors() -> None:
-    """Makes operations of this thread possible again after a task was lost."""
+    """Makes operations of this thread possible again after a task was lost.
+
+    TensorFlow raises the error of a lost task in all later operations and has no public
+    way to clear it.
+    """
     context.context().executor.clear_error()
 
 
 def reconnect() -> None:
-    """Connects to tasks that were started anew; all must be there.
+    """Connects to tasks that were started again; all tasks must run.
 
-    What the others hold stays.
+    Variables of the other tasks are kept. TensorFlow has no public function for it.
     """
     context.context().update_server_def(context.get_server_def())
 
 
 def call(function: Any, arguments: Sequence, captures: Sequence) -> Any:
-    """Calls a concrete function with other tensors for those that it has captured.
+    """Calls a concrete function with other tensors in place of its captures.
+
+    The public call always takes the tensors that were captured.
 
     Args:
         function: A concrete function of tensors.
         arguments: Its arguments.
-        captures: What takes the places of the captures, in their order.
+        captures: The tensors in place of the captures, in their order.
     """
     return function._call_flat(arguments, captures)
 
 
-def names_workers(function: Any) -> bool:
-    """Returns whether operations of a concrete function are bound to a worker."""
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-    return any("/job:worker" in node.device for node in nodes)
-
-
 def build(model: keras.Model, spec: Any) -> None:
     """Creates all variables of a compiled model: its own, metrics', the optimizer's.
+
+    The public `build` creates the model's own only.
 
     Args:
         model: A Keras model.
@@ -100,9 +105,10 @@ def build(model: keras.Model, spec: Any) -> None:
 
 @contextlib.contextmanager
 def losses_of(num_workers: int) -> Iterator[None]:
-    """Makes Keras divide losses by N here, as it does where a strategy has N replicas.
+    """Makes Keras divide losses by N in this context, as under N replicas.
 
-    The bits of a gradient depend on where it is divided.
+    Keras takes N from the strategy only. The bits of a gradient depend on where it is
+    divided.
     """
     replace(keras_loss, "scale_loss_for_distribution", _times(lambda n: 1.0 / n))
     replace(keras_loss, "unscale_loss_for_distribution", _times(lambda n: n))
@@ -114,7 +120,7 @@ def losses_of(num_workers: int) -> Iterator[None]:
 
 
 def _times(factor):
-    """A replacement that multiplies by a function of N, where `losses_of` says N."""
+    """Returns a replacement that multiplies by a function of the N of `losses_of`."""
 
     def product(original, value):
         num_workers = _NUM_WORKERS.get()

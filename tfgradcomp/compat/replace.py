@@ -1,4 +1,4 @@
-"""Replacement of functions of Keras by functions of this package."""
+"""Replacement of functions of Keras and TensorFlow, which have no hooks there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def replace(owner: Any, name: str, replacement: Callable) -> None:
-    """Makes `owner.name(...)` call `replacement(original, ...)`; replaced only once.
+    """Makes `owner.name(...)` call `replacement(original, ...)`; only the first time.
 
     Args:
         owner: A class or a module.
@@ -32,13 +32,13 @@ def replace(owner: Any, name: str, replacement: Callable) -> None:
 def replaced_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Gives one object another attribute for as long as the context lasts.
 
-    The object's `__setattr__`, by which Keras tracks layers and variables, sees nothing
-    of it.
+    The object's `__setattr__`, by which Keras tracks layers and variables, is not
+    called.
 
     Args:
         instance: The object.
         name: Name of the attribute.
-        value: Its value in the context.
+        value: Value of the attribute in the context.
     """
     attributes = vars(instance)
     had_attribute, before = name in attributes, attributes.get(name)

@@ -1,56 +1,56 @@
-"""Access for callbacks to parts of a Keras model that have no public name."""
+"""Keras' trainer: the parts of its loops and of its steps without a public name."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import keras
-from keras.optimizers import Optimizer
+import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
+from tfgradcomp.compat.replace import replace
 
-def prepare_to_resume(model: keras.Model, epoch: int, batch: int = 0) -> None:
-    """Creates the optimizer's variables and makes `fit` go on where it was.
+_Trainer = keras_trainer.TensorFlowTrainer
+
+
+def replace_loop(kind: str, function: Callable) -> None:
+    """Makes every model run `fit`, `evaluate` or `predict` by a function.
+
+    Keras calls callbacks within a loop only, and none when a loop ends by an error.
 
     Args:
-        model: The model.
-        epoch: The epoch to begin with.
-        batch: How many of its batches are skipped.
-
-    Raises:
-        ValueError: If the model has no weights yet.
-        RuntimeError: If batches are to be skipped, but the model is not in `fit`.
+        kind: Name of the method.
+        function: Called as `function(original, model, *args, **kwargs)`.
     """
-    if not model.built:
-        raise ValueError(
-            "A model must be built before its weights can be restored. Give it an "
-            "Input layer, or call it on a batch before `fit`. "
-            f"Received: model={model.name}, not built"
-        )
-    if not model.optimizer.built:
-        with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
-    frame = frame_of_fit(model, inspect.currentframe())
-    if frame is not None:
-        # Also takes back what an attempt with another backup has asked for.
-        iterator = frame.f_locals["epoch_iterator"]
-        passes = functools.partial(_rest_of_epoch, iterator, batch)
-        vars(iterator)["_enumerate_iterator"] = passes
-    elif batch:
-        raise RuntimeError(
-            "Batches can be skipped in Keras' own `fit` only. Expected: a backup of "
-            f"the end of an epoch. Received: batch={batch} of epoch={epoch}"
-        )
-    model._initial_epoch = epoch
+    replace(_Trainer, kind, function)
+
+
+def add_property(name: str, descriptor: Any) -> None:
+    """Gives all models a property, unless they have it.
+
+    Keras' flags such as `stop_training` are plain attributes, with no hook for reading.
+    """
+    if type(vars(_Trainer).get(name)) is not type(descriptor):
+        setattr(_Trainer, name, descriptor)
+
+
+def code_of_loop(kind: str) -> CodeType:
+    """Returns the code of Keras' own `fit`, `evaluate` or `predict`.
+
+    Keras does not tell who reads a flag; the reader's code does.
+    """
+    return inspect.unwrap(getattr(_Trainer, kind)).__code__
 
 
 def frame_of_fit(model: keras.Model, frame: FrameType | None) -> FrameType | None:
-    """Returns the frame of Keras' `fit` of a model among the callers of a frame."""
-    code = inspect.unwrap(keras_trainer.TensorFlowTrainer.fit).__code__
+    """Returns the frame of Keras' `fit` of a model among the callers of a frame.
+
+    Keras does not tell whether a model is in `fit`.
+    """
+    code = code_of_loop("fit")
     while frame is not None:
         if frame.f_code is code and frame.f_locals["self"] is model:
             return frame
@@ -58,35 +58,60 @@ def frame_of_fit(model: keras.Model, frame: FrameType | None) -> FrameType | Non
     return None
 
 
-def _rest_of_epoch(iterator: Any, batches: int) -> Iterator[tuple]:
-    """Iterates as `iterator` does; the first pass begins after some batches."""
-    del vars(iterator)["_enumerate_iterator"]
-    for step in iterator._enumerate_iterator():
-        begin, *_, data = step
-        skipped = min(max(batches - begin, 0), iterator.steps_per_execution)
-        for _ in range(skipped):
-            next(data, None)
-        if skipped < iterator.steps_per_execution:
-            yield step
+def replace_symbolic_build(function: Callable) -> None:
+    """Makes every model be built before its first step by a function.
+
+    Keras builds from a batch, with no public way to give it a specification.
+
+    Args:
+        function: Called as
+            `function(original, model, iterator=None, data_batch=None)`.
+    """
+    replace(_Trainer, "_maybe_symbolic_build", function)
 
 
-def optimizers_of(model: keras.Model) -> list:
-    """Returns the optimizers of a model, which may have several as attributes."""
-    return [value for value in vars(model).values() if isinstance(value, Optimizer)]
+def replace_step_compilation(function: Callable) -> None:
+    """Makes every model compile its steps by a function.
+
+    The public `train_step`, `test_step` and `predict_step` can be overridden by a
+    subclass only.
+
+    Args:
+        function: Called as `function(original, model, step_function)`.
+    """
+    replace(_Trainer, "_make_function", function)
 
 
-def wrappers_of(model: keras.Model) -> list:
-    """Returns this package's wrappers among the optimizers of a model."""
-    found = {}
-    for optimizer in optimizers_of(model):
-        # A scale of the loss is around the wrapper.
-        while optimizer is not None and not hasattr(type(optimizer), "verify"):
-            optimizer = vars(optimizer).get("inner_optimizer")
-        if optimizer is not None:
-            found[id(optimizer)] = optimizer
-    return [*found.values()]
+def replace_reduction_of_logs(function: Callable) -> None:
+    """Makes the trainer reduce the results of a step's replicas by a function.
+
+    Keras has no public hook between a step and its logs.
+
+    Args:
+        function: Called as `function(original, values, strategy, reduction)`.
+    """
+    replace(keras_trainer, "reduce_per_replica", function)
 
 
-def epoch_to_resume_at(model: keras.Model) -> int:
-    """Returns the epoch that a callback wants `fit` to start at, or 0."""
+def strategy_at_creation(model: keras.Model) -> tf.distribute.Strategy | None:
+    """Returns the strategy that a model was created under, if any.
+
+    The public `distribute_strategy` falls back to the current strategy.
+    """
+    return model._distribute_strategy
+
+
+def first_epoch(model: keras.Model) -> int:
+    """Returns the epoch that a callback has set for `fit` to begin with, or 0.
+
+    The public `initial_epoch` is an argument of `fit`, out of a callback's reach.
+    """
     return model._initial_epoch or 0
+
+
+def set_first_epoch(model: keras.Model, epoch: int) -> None:
+    """Makes the `fit` that begins now begin with an epoch.
+
+    The public `initial_epoch` is an argument of `fit`, out of a callback's reach.
+    """
+    model._initial_epoch = epoch

@@ -14,12 +14,12 @@ KERAS = ((3, 10), (3, 16))
 
 
 def check(backend: str, keras_version: str, tensorflow_version: str) -> None:
-    """Checks what Keras runs on, and warns of versions that were not tested.
+    """Checks the backend of Keras, and warns of versions that were not tested.
 
     Args:
         backend: Name of Keras' backend.
-        keras_version: As `keras.__version__`.
-        tensorflow_version: As `tf.__version__`.
+        keras_version: The value of `keras.__version__`.
+        tensorflow_version: The value of `tf.__version__`.
 
     Raises:
         ImportError: If the backend is not TensorFlow.
@@ -40,7 +40,7 @@ def check(backend: str, keras_version: str, tensorflow_version: str) -> None:
             first_text, end_text = (".".join(map(str, bound)) for bound in (first, end))
             warnings.warn(
                 "tfgradcomp replaces private parts of Keras and was tested with "
-                f"{name} {first_text} or newer, below {end_text}; another one may fail "
-                f"or train wrongly. Received: {name}=={version}",
+                f"{name} {first_text} or newer, below {end_text}; another version may "
+                f"fail or train wrongly. Received: {name}=={version}",
                 stacklevel=2,
             )

@@ -9,7 +9,8 @@ from tensorflow.python.eager.record import VariableWatcher
 class VariableReads:
     """Records the trainable TensorFlow variables that are read between start and stop.
 
-    Recordings may be nested: each thread's active ones see every read.
+    The public `tf.GradientTape` shows them too, but also keeps all intermediate values.
+    Recordings may be nested: each active recording of a thread sees every read.
     """
 
     _watcher: VariableWatcher

@@ -1,4 +1,4 @@
-"""A test for graphs that XLA will compile."""
+"""A test for graphs that XLA compiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 
 def in_xla() -> bool:
-    """Returns whether the current graph, or one around it, is compiled by XLA."""
+    """Returns whether XLA compiles the current graph, or a graph around it.
+
+    TensorFlow has no public test, and XLA cannot compile some operations.
+    """
     if tf.executing_eagerly():
         return False
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

@@ -1,28 +1,31 @@
-r"""Thresholds that follow what is owed, in each block and in each step.
+r"""Thresholds that follow the residual, in each block and in each step.
 
-r is the residual with this step's gradient, at the moment of the criterion. Of a sample
-of at most `SAMPLE` elements of a block, evenly spaced from its first, those that are
-normal numbers count, and where ambiguous ones wait (`Hybrid`) only the others. Let
+r is the residual plus this step's gradient, as the criterion sees it. The rule takes a
+sample of at most `SAMPLE` elements of a block, evenly spaced from its first element.
+Only normal numbers count; with `Hybrid` only unambiguous elements count. Let
 \( m_1 \ge \dots \ge m_n \) be their |r|. The threshold is the largest float32 below
-\( m_k \) (at least the least normal number), so that \( |r| \ge m_k \) is what passes:
+\( m_k \) (at least the least normal number), so that elements with \( |r| \ge m_k \)
+pass:
 
 - `Strom`: \( k = \lceil n / 32 \rceil \), one element in 32.
-- `Hybrid`: k is where the message takes most from what is owed. With
-  \( \tau = m_k \), the k that pass take \( \sum_{j \le k} m_j^2 - (m_j - \tau)^2
-  = \tau \, (2 (m_1 + \dots + m_k) - k \tau) \). At most a quarter of the sample
-  passes.
+- `Hybrid`: the k with which the message takes most from the squares of the residual.
+  With \( \tau = m_k \), the k elements that pass take \( \sum_{j \le k} m_j^2 - (m_j -
+  \tau)^2 = \tau \, (2 (m_1 + \dots + m_k) - k \tau) \). At most a quarter of the
+  sample passes.
 
-More pass where many are equal. Where no element counts nothing is sent: the threshold
-is the largest float32.
+More elements pass if many are equal. If no element counts, the threshold is the largest
+float32 and nothing is sent.
 
-Why not a number: a fixed \( \tau \) is a limit to what an element can pay back in a
-step. Where gradients are larger, or a criterion has held an element back, r outgrows
-\( \tau \), and is then paid back in many steps of one sign, long after the weights have
-moved on; under momentum, such late feedback makes weights swing. Why not the quantile
-for `Hybrid`: |r| of ambiguous elements grows while they wait, and the quantile with it,
-so that unambiguous ones wait as well. Why of each block: with one for all tensors,
-those of large gradients would outgrow it still. And it is no state: nothing is to be
-saved, and a run that resumes goes on with the same bits.
+A fixed \( \tau \) limits how much of its residual an element can send in a step. If
+gradients are larger, or if a criterion has held an element back, r outgrows \( \tau \)
+and is sent in many steps of one sign, long after the weights have changed. Under
+momentum, such late feedback makes weights oscillate.
+
+`Hybrid` does not take the quantile, because |r| of ambiguous elements grows while they
+wait: the quantile would grow as well, and hold back unambiguous elements. Each block
+has its own threshold, because tensors with large gradients would outgrow a common one.
+The threshold is no state: nothing has to be saved, and a run that resumes has the same
+bits.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.vectors import add
 
 AUTO = "auto"
-ONE_IN = 32  # One of so many elements passes.
-AT_MOST_ONE_IN = 4  # The same, where some are ambiguous.
+ONE_IN = 32  # One element in so many passes.
+AT_MOST_ONE_IN = 4  # The upper limit if some elements are ambiguous.
 SAMPLE = 2**12
 
 _LARGEST, _LEAST_NORMAL = np.finfo(np.float32).max, np.finfo(np.float32).tiny
@@ -55,12 +58,13 @@ def find_thresholds(
 
     Args:
         x: This step's gradient, float32 `[count]`.
-        residual: What is owed of the steps before, float32 `[count]`.
+        residual: The residual of the steps before, float32 `[count]`.
         row_splits: The blocks.
         moments: This step's second moments, float32 `[count]`; None: no element is
             ambiguous.
-        variance: Those of the steps before, float32 `[count]`.
-        alpha: Elements are ambiguous unless r squared is beyond so many times both.
+        variance: The second moments of the steps before, float32 `[count]`.
+        alpha: An element is ambiguous unless r squared exceeds `alpha` times the sum of
+            both second moments.
     """
     splits = tf.cast(row_splits, tf.int32)
     begin, width = splits[:-1, tf.newaxis], (splits[1:] - splits[:-1])[:, tf.newaxis]
@@ -68,7 +72,7 @@ def find_thresholds(
         longest = tf.minimum(tf.reduce_max(width), SAMPLE)
     else:
         longest = min(int(np.diff(row_splits).max(initial=0)), SAMPLE)
-    # A row for each block; short ones are filled up with what does not count.
+    # A row for each block; short rows are padded with elements that do not count.
     place = -(-width // SAMPLE) * tf.range(longest)
     index = tf.where(place < width, begin + place, 0)
 
@@ -86,7 +90,7 @@ def find_thresholds(
     largest = tf.math.top_k(tf.where(counts, magnitude, 0.0), most).values
     count = tf.math.count_nonzero(counts, axis=1, dtype=tf.int32)
     if moments is None:
-        # Where none counts, any will do.
+        # If no element counts, k does not matter.
         k = tf.maximum(-(-count // ONE_IN) - 1, 0)
     else:
         of_sample = tf.math.count_nonzero(place < width, 1, True, dtype=tf.int32)
@@ -99,7 +103,7 @@ def find_thresholds(
 
 
 def _taken(largest: tf.Tensor) -> tf.Tensor:
-    """Returns what messages with each of these thresholds take from the squares."""
+    """Returns by how much each threshold would reduce the squares of the residual."""
     # As float64, squares of large numbers are finite.
     m = tf.cast(largest, tf.float64)
     number = tf.cast(tf.range(1, tf.shape(m)[1] + 1), m.dtype)

@@ -9,7 +9,15 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.core import Component, Context, Field, Layout, SplitVector, State
+from tfgradcomp.core import (
+    Component,
+    Context,
+    Field,
+    Layout,
+    SplitVector,
+    State,
+    contracts,
+)
 
 
 class Compressed(NamedTuple):
@@ -18,9 +26,9 @@ class Compressed(NamedTuple):
     Attributes:
         payload: A tensor for each field.
         state: The new state.
-        is_finite: Boolean scalar: no element of the input and no number of the payload
-            is infinite or NaN. None where the compressor has not looked; then
-            `is_all_finite` does, in another pass.
+        is_finite: Boolean scalar: whether all elements of the input and all numbers of
+            the payload are finite. None if the compressor does not know; then
+            `is_all_finite` takes another pass over memory.
     """
 
     payload: dict[str, tf.Tensor]
@@ -40,24 +48,22 @@ class Compressed(NamedTuple):
 class Compressor(Component, abc.ABC):
     """The worker's half of a method: pure functions over flat float32 vectors.
 
-    A subclass declares its message (`fields`), writes it (`compress`) and reads it
-    (`decompress`). All else has a default. Vectors may be `SplitVector`s.
+    A subclass declares its payload (`fields`), writes it (`compress`) and reads it
+    (`decompress`). All other methods have defaults. Vectors may be `SplitVector`s.
 
-    A compressor is a frozen dataclass: equal arguments, equal behaviour. It creates
-    no variable; what it must remember goes through its `State`. Compressors compose
-    by wrapping: `ErrorFeedback(ScaledSign())`.
+    A compressor is a frozen dataclass: equal arguments mean equal behaviour. It creates
+    no variable; its memory goes through its `State`. Compressors compose by wrapping:
+    `ErrorFeedback(ScaledSign())`.
 
     Attributes:
         short_name: Name by which `tfgradcomp.compressors.get` finds the class, for
             stateless compressors whose arguments all have defaults; else None.
-        is_scaled: Whether decoded values have the scale of what was compressed; signs
-            alone have not.
+        is_scaled: Whether decoded values have the scale of the input. False for signs.
         is_blockwise: Whether each block is compressed by itself.
-        contracts: Whether what is lost is never larger than the input, at least on
-            average, so that error feedback may follow; see `OptimalScale`.
+        contracts: Whether the error is smaller than the input, at least on average, so
+            that error feedback may follow; see `OptimalScale`.
         needs_second_moments: Whether `context.second_moments` must be given.
-        most_elements: Elements of the longest vector that can be compressed; None for
-            any.
+        most_elements: Greatest number of elements of a vector; None for no limit.
     """
 
     registered_package: ClassVar[str] = "tfgradcomp.compressors"
@@ -70,10 +76,10 @@ class Compressor(Component, abc.ABC):
 
     @abc.abstractmethod
     def fields(self, layout: Layout) -> dict[str, Field]:
-        """Declares what a payload is made of: the only statement of its size."""
+        """Declares the tensors of a payload: the only statement of its size."""
 
     def max_reduced_fields(self, layout: Layout) -> dict[str, Field]:
-        """Declares a first round: what is reduced to its maximum over all workers."""
+        """Declares a first round: tensors that are reduced to their maximum."""
         return {}
 
     def init(self, layout: Layout) -> State:
@@ -86,9 +92,9 @@ class Compressor(Component, abc.ABC):
         """Returns this worker's part of the first round, before `compress`.
 
         Returns:
-            A tensor for each of `max_reduced_fields`, and whatever else `compress`
-            would compute again. `compress` finds it all in `context.prepared`, with
-            the declared fields reduced over the workers.
+            A tensor for each of `max_reduced_fields`, and any other tensor that
+            `compress` would have to compute again. `compress` finds them in
+            `context.prepared`, with the declared fields reduced over the workers.
         """
         return {}
 
@@ -124,26 +130,45 @@ class Compressor(Component, abc.ABC):
         for values in zip(*workers.values(), strict=True):
             payload = dict(zip(workers, values, strict=True))
             total += self.decompress(payload, layout)
-        # Not `/`: a graph would multiply by the reciprocal instead.
+        # Not `/`: Grappler would turn it into a product with the reciprocal.
         return tf.math.divide_no_nan(total, len(next(iter(workers.values()))))
 
     def uncompressed(self) -> Compressor:
-        """Returns the same mathematics with nothing lost, for other variables."""
+        """Returns the same mathematics without compression, for other variables."""
         return Identity()
 
     def uncompressed_step(self) -> Compressor:
-        """Returns the same mathematics with nothing lost, for a single step.
+        """Returns the same mathematics without compression, for a single step.
 
-        Its state has the form of this one's. What this one still owes waits.
+        Its state has the form of this compressor's, whose residual waits.
         """
         return self.uncompressed()
 
     def fused(self) -> Compressor:
-        """Returns a compressor that does the same in fewer passes over memory.
+        """Returns an equal compressor with fewer passes over memory.
 
-        Called by `Method.fused`, the only place that decides about it.
+        `Method.fused` calls it.
         """
         return self
+
+
+def checked_compress(
+    compressor: Compressor,
+    x: tf.Tensor | SplitVector,
+    state: State,
+    layout: Layout,
+    context: Context,
+) -> Compressed:
+    """Compresses `x`, and compares payload and state with the declared ones.
+
+    Raises:
+        ValueError: If the compressor returns a payload or a state of another form.
+    """
+    compressed = compressor.compress(x, state, layout, context)
+    fields = compressor.fields(layout)
+    contracts.check_fields(compressor, "compress", compressed.payload, fields)
+    contracts.check_state(compressor, "compress", compressed.state, state)
+    return compressed
 
 
 @dataclass(frozen=True)
@@ -191,10 +216,10 @@ class Identity(Compressor):
 
 @dataclass(frozen=True)
 class Wrapper(Compressor):
-    """A compressor that changes the input of another one.
+    """A compressor that changes the input of another compressor.
 
-    A subclass says what the wrapped compressor gets (`transform`), and overrides
-    `compress` and `init` where it has a state.
+    A subclass computes the new input (`transform`), and overrides `compress` and `init`
+    if it has a state.
 
     Attributes:
         compressor: The wrapped compressor.
@@ -223,11 +248,11 @@ class Wrapper(Compressor):
     def transform(
         self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
     ) -> tf.Tensor | SplitVector:
-        """Returns what the wrapped compressor compresses."""
+        """Returns the input of the wrapped compressor."""
         raise NotImplementedError
 
     def inner_state(self, state: State) -> State:
-        """Returns what of the state is the wrapped compressor's."""
+        """Returns the wrapped compressor's part of the state."""
         return state
 
     @override

@@ -21,22 +21,21 @@ class BinGrad(SentCodebook):
     r"""Rounds each element to one of two levels of its block.
 
     `"b"`, biased, has the smaller error: \( b_0 \) is the mean of the block, \( b_{-1}
-    \) that of the elements below it, \( b_1 \) that of the others; elements below \(
-    b_0 \) become \( b_{-1} \), the others \( b_1 \).
+    \) the mean of the elements below \( b_0 \), and \( b_1 \) the mean of the others.
+    Elements below \( b_0 \) become \( b_{-1} \), the others \( b_1 \).
 
-    `"pb"`, partly biased, has levels \( \pm b_1 \) with \( n b_1 = \sum_{|v| \ge b_1}
-    |v| \) over the n elements, as nearly as an element's magnitude comes to it. What
-    lies between them is rounded at random without bias, what lies outside goes to the
-    nearest.
+    `"pb"`, partly biased, has levels \( \pm b_1 \), where \( b_1 \) is the magnitude of
+    an element that solves \( n b_1 = \sum_{|v| \ge b_1} |v| \) best. Elements between
+    the levels are rounded at random without bias, others to the nearest level.
 
     Attributes:
         variant: `"b"` or `"pb"`.
-        lloyd_steps: Number of times that, for `"b"`, \( b_0 \) moves to the middle
-            between the two levels, and these to the means of their sides again. Each
-            makes the error smaller, or leaves it.
-        table_dtype: The type in which the two levels of each block travel, rounded to
-            nearest: `"float32"`, `"bfloat16"` or `"float16"`, in which a level beyond
-            \( \pm 65504 \) is infinite and the step one that is skipped.
+        lloyd_steps: For `"b"`: number of times that \( b_0 \) moves to the middle
+            between the two levels, and the levels to the means of their sides. No step
+            makes the error larger.
+        table_dtype: The type of the two levels of each block on the wire, rounded to
+            nearest: `"float32"`, `"bfloat16"` or `"float16"`. A level beyond \( \pm
+            65504 \) is infinite in float16, and the step is skipped.
 
     Example:
         ```python
@@ -94,7 +93,7 @@ class BinGrad(SentCodebook):
 
 
 def _means_of_sides(x, edge, layout):
-    """Returns the means of the elements below the edge of their block, and above."""
+    """Returns the means of the elements below and above the edge of their block."""
     splits = layout.row_splits
     x = _normal(tf.convert_to_tensor(x))
     is_below = x < ops.spread(edge, splits)
@@ -113,5 +112,5 @@ def _means_of_sides(x, edge, layout):
 
 
 def _normal(x):
-    """Zeros instead of denormals, which some processors take for zeros."""
+    """Replaces denormals, which only some processors treat as zeros, by zeros."""
     return tf.where(tf.abs(x) >= np.finfo(np.float32).tiny, x, 0.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors._one_pass import ClippedTernary
-from tfgradcomp.compressors.base import Compressed, Wrapper
+from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
 from tfgradcomp.compressors.ternary import Ternary
 from tfgradcomp.core import Layout
 
@@ -21,9 +21,9 @@ class Clip(Wrapper):
 
     \( f(g_k) = g_k \) if \( |g_k| \le c\sigma \), else \( \mathrm{sign}(g_k)\,c\sigma
     \), with the standard deviation \( \sigma \) of the block. The deviation is taken
-    around the mean, clipping around 0: where the mean outweighs the deviation (a
-    constant block has none at all) that would shrink the whole block, so there
-    \( \sigma \) is the root mean square. A block of one element is never clipped.
+    around the mean, clipping around 0. If the mean is larger than the deviation, this
+    would shrink the whole block (a constant block has no deviation at all), so
+    \( \sigma \) is then the root mean square. A block of one element is never clipped.
 
     Attributes:
         factor: c, positive.
@@ -56,21 +56,42 @@ class Clip(Wrapper):
     @override
     def compress(self, x, state, layout, context):
         clipped = self.transform(x, state, layout, context)
-        payload, state, _ = self.compressor.compress(clipped, state, layout, context)
-        # Of x itself nothing is known: clipping hides an infinity.
+        payload, state, _ = checked_compress(
+            self.compressor, clipped, state, layout, context
+        )
+        # Whether x is finite is unknown: clipping hides an infinity.
         return Compressed(payload, state)
 
     @override
     def fused(self):
-        return ClippedTernary(self) if isinstance(self.compressor, Ternary) else self
+        return _ClippedTernary(self) if isinstance(self.compressor, Ternary) else self
 
     def limit(self, statistics: ops.Statistics, layout: Layout) -> tf.Tensor:
         r"""Returns \( c\sigma \) of each block, float32 `[num_blocks]`."""
         width = tf.cast(ops.widths(layout.row_splits), tf.float64)
         mean = statistics.sum / width
         mean_square = statistics.sum_of_squares / width
-        # What cancels here is small beside the mean, and then it is not looked at.
+        # Where cancellation makes this inexact, the root mean square is taken instead.
         deviation = tf.sqrt(tf.maximum(mean_square - mean * mean, 0))
         sigma = tf.where(tf.abs(mean) > deviation, tf.sqrt(mean_square), deviation)
         limit = tf.cast(self.factor * sigma, tf.float32)
         return tf.where(width == 1, math.inf, limit)
+
+
+class _ClippedTernary(Wrapper):
+    """`Clip(Ternary())` in one pass over memory."""
+
+    compressor: Clip
+
+    @override
+    def prepare(self, x, state, layout, context):
+        clip = self.compressor
+        return cast(Ternary, clip.compressor).prepare_clipped(
+            x, lambda statistics: clip.limit(statistics, layout), layout
+        )
+
+    @override
+    def compress(self, x, state, layout, context):
+        prepared = context.prepared or self.prepare(x, state, layout, context)
+        ternary = cast(Ternary, self.compressor.compressor)
+        return ternary.compress_prepared(x, state, prepared, layout, context)

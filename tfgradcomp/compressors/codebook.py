@@ -1,4 +1,4 @@
-"""Compressors whose codes stand for the levels of a block, wherever these lie."""
+"""Compressors whose codes stand for arbitrary levels of a block."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class BlockValues(NamedTuple):
     Attributes:
         payload: A tensor for each of `Codebook.block_fields`.
         nonfinite: Numbers of elements that are infinite or NaN, of any shape.
-        thresholds: For a deterministic rule, float32 `[num_blocks, count - 1]`,
-            ascending: the code of an element is the number of thresholds that are not
-            above it. None: an element is rounded at random to one of the two levels
-            beside it, without bias.
+        thresholds: For a deterministic rule, ascending, float32
+            `[num_blocks, count - 1]`: an element's code is the number of thresholds
+            that are not above it. None: an element is rounded at random, without bias,
+            to one of its two adjacent levels.
     """
 
     payload: dict[str, tf.Tensor]
@@ -38,9 +38,9 @@ class BlockValues(NamedTuple):
 class Codebook(Compressor):
     r"""Rounds each element to a level of its block; a code c stands for \( b_c \).
 
-    A subclass says how many levels a block has (`count`), which numbers travel for each
-    block (`block_fields`, `block_values`), and which levels follow from these
-    (`table`). Everything else is done here: rounding, the message, and the mean.
+    A subclass defines how many levels a block has (`count`), which numbers travel for
+    each block (`block_fields`, `block_values`), and which levels follow from them
+    (`table`). This class rounds, writes the payload and computes the mean.
     """
 
     @property
@@ -50,14 +50,14 @@ class Codebook(Compressor):
 
     @abc.abstractmethod
     def block_fields(self, layout: Layout) -> dict[str, Field]:
-        """Declares what travels for each block, besides the codes."""
+        """Declares the fields of a block, besides the codes."""
 
     @abc.abstractmethod
     def block_values(self, x: Vector, layout: Layout) -> BlockValues:
-        """Returns what travels for each block of `x`.
+        """Returns the numbers that travel for each block of `x`.
 
-        Where an element is infinite or NaN the values may be anything: such a step is
-        skipped.
+        If an element is infinite or NaN, the values may be arbitrary, because the step
+        is skipped.
         """
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class Codebook(Compressor):
             stacked = {name: v[tf.newaxis] for name, v in values.payload.items()}
             levels, stream = self.table(stacked, layout)[0], context.random_stream()
         else:
-            # Without a random stream the first and the last level count for nothing.
+            # Without a random stream the first and the last level are not used.
             levels, stream = tf.pad(values.thresholds, [[0, 0], [1, 1]]), None
         codes = ops.pack_levels(x, levels, layout.row_splits, stream)
         numbers = [v for v in values.payload.values() if v.dtype.is_floating]
@@ -115,10 +115,10 @@ class Codebook(Compressor):
 
 @dataclass(frozen=True)
 class SentCodebook(Codebook):
-    """A codebook whose levels travel themselves, all of each block.
+    """A codebook whose payload holds all levels of each block.
 
-    A subclass says which they are (`block_levels`) and has the attribute `table_dtype`,
-    the type in which they travel.
+    A subclass computes the levels (`block_levels`) and has the attribute `table_dtype`,
+    their type on the wire.
     """
 
     def __post_init__(self):
@@ -132,7 +132,7 @@ class SentCodebook(Codebook):
     def block_levels(
         self, x: Vector, layout: Layout
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Returns the levels of each block of `x`, before they become `table_dtype`.
+        """Returns the levels of each block of `x`, before the cast to `table_dtype`.
 
         Returns:
             Ascending levels, `[num_blocks, count]`, then `nonfinite` and `thresholds`
@@ -176,13 +176,15 @@ def check_levels(levels: int, fits: bool, kind: str) -> None:
 
 
 def outward(levels: tf.Tensor, dtype: str) -> tf.Tensor:
-    """Rounds levels to `dtype` so that nothing between the ends comes to lie outside.
+    """Rounds levels to `dtype` without narrowing the range between the end levels.
 
-    The first level of a block is rounded down, the last one up, the others to nearest.
+    The first level of a block is rounded down, the last level up, the others to the
+    nearest number.
 
     Args:
         levels: Ascending, float32 `[num_blocks, count]`.
-        dtype: One of `TABLE_DTYPES`. Beyond the range of float16 an end is infinite.
+        dtype: One of `TABLE_DTYPES`. An end level beyond the range of float16 becomes
+            infinite.
 
     Returns:
         The levels, still ascending.
@@ -197,9 +199,9 @@ def outward(levels: tf.Tensor, dtype: str) -> tf.Tensor:
 
 
 def _neighbour(x, step):
-    """The next number below (-1) or above (1), of 16 bits."""
+    """Returns the next 16-bit number below (step -1) or above (step 1)."""
     bits = tf.cast(tf.bitcast(x, tf.int16), tf.int32)
-    # Bits of magnitudes have the order of the magnitudes.
+    # The bits of magnitudes are in the order of the magnitudes.
     ordered = tf.where(bits < 0, bits ^ 0x7FFF, bits) + step
     bits = tf.where(ordered < 0, ordered ^ 0x7FFF, ordered)
     return tf.bitcast(tf.cast(bits, tf.int16), x.dtype)

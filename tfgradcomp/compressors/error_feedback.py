@@ -1,15 +1,17 @@
-"""Error feedback: what compression loses is added to the next input."""
+"""Error feedback: the error of a compression is added to the next input."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
-from tfgradcomp.compressors._one_pass import SignFeedback
-from tfgradcomp.compressors.base import Compressed, Wrapper
-from tfgradcomp.compressors.sign import ScaledSign
+from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
+from tfgradcomp.compressors.sign import ScaledSign, scale_tells_finite
+from tfgradcomp.core import Context, Layout, Vector
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,15 @@ class ErrorFeedback(Wrapper):
     r"""Keeps the residual of any compressor C and sends it later.
 
     \( p = g + \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
-    \( e \leftarrow p - \Delta \). Residual and wire agree by construction: e is what is
-    left after decoding the very payload.
+    \( e \leftarrow p - \Delta \). The residual e is computed from the decoded payload,
+    so that it always agrees with what was sent.
 
     C must contract (`Compressor.contracts`), or e grows without bound.
     `OptimalScale` makes any compressor contract.
 
     Attributes:
         compressor: C.
-        residual_dtype: What e is kept in: `"float32"`, or `"bfloat16"`, rounded at
-            random.
+        residual_dtype: Type of e: `"float32"`, or `"bfloat16"`, rounded at random.
 
     Example:
         ```python
@@ -62,7 +63,9 @@ class ErrorFeedback(Wrapper):
     @override
     def compress(self, x, state, layout, context):
         p = self.transform(x, state, layout, context)
-        payload, inner, _ = self.compressor.compress(p, state["inner"], layout, context)
+        payload, inner, _ = checked_compress(
+            self.compressor, p, state["inner"], layout, context
+        )
         left = p - self.compressor.decompress(payload, layout)
         residual = context.unless_zero_lr(left, residuals.read(state["residual"]))
         residual = residuals.kept(residual, self.residual_dtype, context)
@@ -74,11 +77,11 @@ class ErrorFeedback(Wrapper):
 
     @override
     def fused(self):
-        return SignFeedback(self) if self.compressor == ScaledSign() else self
+        return _SignFeedback(self) if self.compressor == ScaledSign() else self
 
 
 class _Waiting(ErrorFeedback):
-    """Sends the gradient alone; what is owed stays owed, in units of this rate."""
+    """Sends the gradient alone; the residual waits, in units of this step's rate."""
 
     @override
     def transform(self, x, state, layout, context):
@@ -86,6 +89,55 @@ class _Waiting(ErrorFeedback):
 
     @override
     def compress(self, x, state, layout, context):
-        payload, inner, _ = self.compressor.compress(x, state["inner"], layout, context)
+        payload, inner, _ = checked_compress(
+            self.compressor, x, state["inner"], layout, context
+        )
         residual = residuals.waiting(state["residual"], self.residual_dtype, context)
         return Compressed(payload, {"residual": residual, "inner": inner})
+
+
+class _SignFeedback(Wrapper):
+    """`ErrorFeedback(ScaledSign())` in one pass over memory."""
+
+    compressor: ErrorFeedback
+
+    @override
+    def compress(self, x, state, layout, context):
+        residual, dtype = state["residual"], self.compressor.residual_dtype
+        payload, _, residual = sign_feedback(x, None, residual, 0.0, layout, context)
+        residual = residuals.kept(residual, dtype, context)
+        state = {**state, "residual": residual}
+        return Compressed(payload, state, scale_tells_finite(payload))
+
+
+def sign_feedback(
+    x: Vector,
+    momentum: tf.Tensor | None,
+    residual: tf.Tensor,
+    mu: float,
+    layout: Layout,
+    context: Context,
+) -> tuple[dict[str, tf.Tensor], tf.Tensor | None, tf.Tensor]:
+    r"""Returns the payload of scaled signs, the new momentum and the new residual.
+
+    The scale shows whether x is finite: \( p = \mu m' + x + \frac{\eta_{t-1}}{\eta_t} e
+    \) with \( m' = \mu m + x \) is infinite or NaN wherever x is.
+
+    Args:
+        x: The gradient.
+        momentum: m, or None.
+        residual: e, as it is kept.
+        mu: \( \mu \).
+        layout: The blocks.
+        context: The step.
+    """
+    codes, scale, momentum, residual = ops.sign_error_feedback(
+        x,
+        momentum,
+        residuals.read(residual),
+        mu,
+        context.learning_rate_ratio,
+        context.learning_rate > 0,
+        layout.row_splits,
+    )
+    return {"codes": codes, "scale": scale}, momentum, residual

@@ -1,4 +1,4 @@
-"""Variance-based compression and Strom's: what is large and unambiguous."""
+"""The hybrid of variance-based and Strom's compression."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Hybrid(ThresholdSparsifier):
 
     Attributes:
         threshold: \( \tau \), positive, in the units of a gradient; or `"auto"`: in
-            each step and block the one with which the message takes most from the
-            squares of what is owed and not ambiguous (`compressors/auto_threshold.py`).
+            each step and block, the threshold that reduces the squares of the
+            unambiguous residual most (`compressors/auto_threshold.py`).
         alpha: \( \alpha \), 1 or more: the larger, the less is sent.
         zeta: \( \zeta \) in [0, 1], the decay of v.
-        index_coding: As `SparseCompressor` has it.
+        index_coding: As for `SparseCompressor`.
 
     Example:
         ```python

@@ -1,17 +1,16 @@
-r"""Messages of sparse words, with the indices as they are or as gaps.
+r"""Messages of sparse words, with indices as they are or coded as gaps.
 
-A word has its element's sign (1 bit), d (3 bits) and index (28 bits), from the top; a
-word of ones stands for nothing. The words of a message have increasing indices.
+A word holds an element's sign (1 bit), d (3 bits) and index (28 bits), from the top; a
+word of ones means no element. The words of a message have increasing indices.
 
-`"fixed"`: the message is the words.
+`"fixed"`: the message consists of the words.
 
 `"delta"`: a header word, b, and a dense stream of fields of v + b bits, the first at
-the low end of the first word. v is the number of value bits: 4, sign and d, or 1, the
-sign alone. Below them, in b bits, is the number of elements since the one that was sent
-before, less than \( 2^b - 1 \). A field of ones skips \( 2^b - 1 \) elements and
-sends nothing, so that ones after the end mean nothing either. b, from 1 to 24, is what
-makes the stream shortest; 0 says that the words follow as they are, where that is
-shorter.
+the low end of the first word. v is the number of value bits: 4 (sign and d) or 1 (the
+sign). The lower b bits of a field hold the number of elements since the last one sent,
+less than \( 2^b - 1 \). A field of ones skips \( 2^b - 1 \) elements and sends
+nothing, so that ones after the end have no effect. b, from 1 to 24, makes the stream as
+short as possible; b = 0 means that the words follow as they are, if that is shorter.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def encode(words: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
     if coding == "fixed":
         return words
     if in_xla():
-        # Nothing there has a size of its own.
+        # Sizes are static in XLA.
         return tf.concat([[0], words], 0)
     numbers = _unsigned(words)
     index = numbers & (2**INDEX_BITS - 1)
@@ -47,7 +46,7 @@ def encode(words: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
         skipped = _ones(gap_bits)
         value = tf.bitwise.right_shift(numbers, _int64(_WORD_BITS - value_bits))
         field = tf.bitwise.left_shift(value, gap_bits) + gaps % skipped
-        # After those that skip, its own and those before.
+        # A field stands behind all fields that skip elements before it.
         place = tf.range(tf.size(gaps, tf.int64)) + tf.cumsum(gaps // skipped)
         coded = _written(field, place, value_bits + gap_bits, length)
         return tf.concat([[tf.cast(gap_bits, tf.int32)], coded], 0)
@@ -76,7 +75,7 @@ def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
     sends = (place < count) & tf.less(field, _ones(width))
     gap = field & _ones(gap_bits)
     index = tf.cumsum(gap + tf.cast(sends, tf.int64), axis=1) - 1
-    # No sender goes so far; what lies there would reach into the bits of the value.
+    # No sender has such an index, which would reach into the bits of the value.
     sends &= is_plain | (index < 2**INDEX_BITS)
     value = tf.bitwise.right_shift(field, gap_bits)
     word = tf.bitwise.left_shift(value, _int64(_WORD_BITS - value_bits)) + index
@@ -86,7 +85,7 @@ def decode(messages: tf.Tensor, coding: str, value_bits: int) -> tf.Tensor:
 
 
 def _checked(headers):
-    """The headers of delta messages, int64 `[N, 1]`, where they are headers."""
+    """Returns headers of delta messages, int64 `[N, 1]`, or an error."""
     most = _GAP_BITS[-1]
     fit = tf.reduce_all((headers >= 0) & (headers <= most))
     message = [
@@ -98,18 +97,18 @@ def _checked(headers):
 
 
 def _stream_words(gaps, value_bits):
-    """Words of the stream for each number of gap bits, int64 `[24]`."""
+    """Returns the words of the stream for each number of gap bits, int64 `[24]`."""
     count = tf.size(gaps, tf.int64)
     fields = tf.stack([count + tf.reduce_sum(gaps // (2**b - 1)) for b in _GAP_BITS])
     return -(-fields * (value_bits + _GAP_BITS) // _WORD_BITS)
 
 
 def _written(fields, places, width, length):
-    """A stream of `length` words with these fields at their places, ones elsewhere."""
+    """Returns a stream of `length` words: fields at their places, ones elsewhere."""
     begin = places * width
     zeros = tf.bitwise.left_shift(_ones(width) - fields, begin % _WORD_BITS)
     word = begin // _WORD_BITS
-    # Bits of different fields differ: their sum is all of them.
+    # Different fields have different bits, so their sum is their union.
     low, high = (
         tf.math.unsorted_segment_sum(part, to, length + 1)[:-1]
         for part, to in (
@@ -121,7 +120,7 @@ def _written(fields, places, width, length):
 
 
 def _read(stream, places, width):
-    """The fields at some places of each row; past its end, anything."""
+    """Returns the fields at some places of each row; arbitrary past its end."""
     last = tf.size(stream[0], tf.int64)
     stream = _unsigned(tf.pad(stream, [[0, 0], [0, 2]]))
     begin = places * width

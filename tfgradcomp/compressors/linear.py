@@ -13,15 +13,15 @@ from tfgradcomp.compressors.codebook import SentCodebook, check_levels, outward
 
 @dataclass(frozen=True)
 class LinearQuantization(SentCodebook):
-    r"""Rounds each element at random to one of the two quantiles beside it, unbiased.
+    r"""Rounds each element at random to an adjacent quantile, without bias.
 
-    Level k of a block of n elements is the one of rank \( k (n - 1) / (s - 1) \), so
-    that all levels are used equally often; most of them lie where the elements are
-    dense, close to zero.
+    Level k of a block of n elements is the element of rank \( k (n - 1) / (s - 1) \),
+    so that all levels are used equally often. Most levels are close to zero, where the
+    elements are dense.
 
     Attributes:
         levels: s, from 2 to 257. Codes take \( \log_2 s \) bits each.
-        table_dtype: As `ORQ`.
+        table_dtype: As for `ORQ`.
 
     Example:
         ```python

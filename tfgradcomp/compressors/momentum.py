@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compressors._one_pass import MomentumSign, NesterovSignFeedback
-from tfgradcomp.compressors.base import Compressed, Wrapper
-from tfgradcomp.compressors.error_feedback import ErrorFeedback
-from tfgradcomp.compressors.sign import ScaledSign, Sign
+from tfgradcomp import ops
+from tfgradcomp.compressors import residuals
+from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
+from tfgradcomp.compressors.error_feedback import (
+    ErrorFeedback,
+    sign_feedback,
+)
+from tfgradcomp.compressors.sign import ScaledSign, Sign, scale_tells_finite
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ class Momentum(Wrapper):
     def compress(self, x, state, layout, context):
         m = self._next(x, state)
         sent = self._sent(x, m, context)
-        payload, inner, _ = self.compressor.compress(
-            sent, state["inner"], layout, context
+        payload, inner, _ = checked_compress(
+            self.compressor, sent, state["inner"], layout, context
         )
         return Compressed(payload, {"momentum": m, "inner": inner})
 
@@ -75,7 +80,7 @@ class Momentum(Wrapper):
 
     @override
     def fused(self):
-        return MomentumSign(self) if self.compressor == Sign() else self
+        return _MomentumSign(self) if self.compressor == Sign() else self
 
     @override
     def uncompressed(self):
@@ -120,8 +125,8 @@ class NesterovMomentum(Wrapper):
     @override
     def compress(self, x, state, layout, context):
         m = self._next(x, state)
-        payload, inner, _ = self.compressor.compress(
-            self.momentum * m + x, state["inner"], layout, context
+        payload, inner, _ = checked_compress(
+            self.compressor, self.momentum * m + x, state["inner"], layout, context
         )
         return Compressed(payload, {"momentum": m, "inner": inner})
 
@@ -140,7 +145,7 @@ class NesterovMomentum(Wrapper):
     def fused(self):
         link = self.compressor
         if isinstance(link, ErrorFeedback) and link.compressor == ScaledSign():
-            return NesterovSignFeedback(self)
+            return _NesterovSignFeedback(self)
         return self
 
     @override
@@ -152,6 +157,42 @@ class NesterovMomentum(Wrapper):
         return replace(self, compressor=self.compressor.uncompressed_step())
 
 
+class _MomentumSign(Wrapper):
+    """`Momentum(Sign())` in one pass over memory."""
+
+    compressor: Momentum
+
+    @override
+    def compress(self, x, state, layout, context):
+        codes, m, nonfinite = ops.pack_momentum_signs(
+            x,
+            state["momentum"],
+            self.compressor.momentum,
+            context.step < self.compressor.warmup_steps,
+            context.random_stream(1, shared=True),
+        )
+        state = {**state, "momentum": m}
+        # `nonfinite` also counts momenta that overflow.
+        return Compressed({"codes": codes}, state, tf.equal(nonfinite, 0))
+
+
+class _NesterovSignFeedback(Wrapper):
+    """`NesterovMomentum(ErrorFeedback(ScaledSign()))` in one pass over memory."""
+
+    compressor: NesterovMomentum
+
+    @override
+    def compress(self, x, state, layout, context):
+        inner, mu = state["inner"], self.compressor.momentum
+        payload, m, residual = sign_feedback(
+            x, state["momentum"], inner["residual"], mu, layout, context
+        )
+        feedback = cast(ErrorFeedback, self.compressor.compressor)
+        residual = residuals.kept(residual, feedback.residual_dtype, context)
+        state = {"momentum": m, "inner": {**inner, "residual": residual}}
+        return Compressed(payload, state, scale_tells_finite(payload))
+
+
 def check_momentum(momentum: float) -> None:
     """Raises ValueError unless `momentum` is in [0, 1)."""
     if not 0 <= momentum < 1:
@@ -161,8 +202,8 @@ def check_momentum(momentum: float) -> None:
 def warmup_steps_for(momentum: float) -> int:
     r"""Returns \( C(\beta) \), the warm-up that the analysis of Signum asks for.
 
-    The least C from which on \( \frac{C}{2} \beta^C \le \frac{1}{1-\beta^2}
-    \frac{1}{C+1} \): 54 for \( \beta = 0.9 \). (There it also holds for C up to 3.)
+    It is the least C from which on \( \frac{C}{2} \beta^C \le \frac{1}{1-\beta^2}
+    \frac{1}{C+1} \) holds: 54 for \( \beta = 0.9 \). (It also holds for C up to 3.)
 
     References:
         Bernstein et al., signSGD, 2018, Appendix E.

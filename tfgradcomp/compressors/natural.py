@@ -20,17 +20,17 @@ _NOTHING = -128
 
 @dataclass(frozen=True)
 class NaturalCompression(Codebook):
-    r"""Rounds each element at random to a power of two beside it, without bias.
+    r"""Rounds each element at random to an adjacent power of two, without bias.
 
     An element with \( 2^a \le |v| < 2^{a+1} \) keeps its sign and becomes \( 2^{a+1}
     \) with probability \( |v| / 2^a - 1 \), else \( 2^a \); its variance is at most
     \( v^2 / 8 \). A code of 8 bits is the sign and the exponent relative to the block:
     the levels are 0 and \( \pm 2^{e+1-k} \), \( k = 0 \ldots 126 \), where \( e \) is
-    the exponent of the block's largest magnitude. What is smaller than the smallest
-    of them becomes that or 0, without bias either.
+    the exponent of the block's largest magnitude. An element below the smallest level
+    becomes that level or 0, without bias.
 
-    Instead of \( 2^{128} \), which is infinite, the largest float32 is taken, and
-    instead of a denormal level 0. A block of denormals becomes zeros.
+    The largest float32 replaces \( 2^{128} \), which is infinite, and 0 replaces
+    denormal levels. A block of denormals becomes zeros.
 
     Example:
         ```python
@@ -60,7 +60,7 @@ class NaturalCompression(Codebook):
         statistics = ops.block_statistics(x, layout.row_splits)
         largest = tf.cast(statistics.maximum, tf.float32)
         biased = tf.bitwise.right_shift(tf.bitcast(largest, tf.int32), 23)
-        # Of an infinity or NaN, whose step is skipped, anything that int8 holds.
+        # The step of an infinity or NaN is skipped: any int8 will do.
         exponent = tf.where(biased > 0, tf.minimum(biased, 254) - 127, _NOTHING)
         return BlockValues(
             {"exponent": tf.cast(exponent, tf.int8)}, statistics.nonfinite

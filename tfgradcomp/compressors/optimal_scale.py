@@ -1,4 +1,4 @@
-"""The factor that makes any compressor contract, for error feedback."""
+"""The scale that makes any compressor contract, for error feedback."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Compressor, Wrapper
+from tfgradcomp.compressors.base import (
+    Compressed,
+    Compressor,
+    Wrapper,
+    checked_compress,
+)
 from tfgradcomp.core import Field, Layout, SplitVector
 
 
 @dataclass(frozen=True)
 class OptimalScale(Wrapper):
-    r"""Multiplies what a payload stands for by the factor that fits the input best.
+    r"""Multiplies a decoded payload by the factor with the least square error.
 
     On each block \( C(v) = c\,U(v) \) with \( c = \langle U(v), v \rangle /
-    \|U(v)\|^2 \), which travels as well. Whatever U drew, \( \|C(v) - v\|^2 = \|v\|^2
-    - \langle U(v), v \rangle^2 / \|U(v)\|^2 \): C contracts. If U is unbiased with a
-    relative variance of at most \( \omega \), it keeps \( \|v\|^2 / (1 + \omega) \) on
-    average or more, as much as the fixed factor \( 1 / (1 + \omega) \) would.
+    \|U(v)\|^2 \), which travels as well. For every outcome of U, \( \|C(v) - v\|^2 =
+    \|v\|^2 - \langle U(v), v \rangle^2 / \|U(v)\|^2 \), so C contracts. If U is
+    unbiased with a relative variance of at most \( \omega \), C keeps on average at
+    least \( \|v\|^2 / (1 + \omega) \), as the fixed factor \( 1 / (1 + \omega) \) does.
 
-    Error feedback needs a compressor that contracts. What an unbiased one adds may be
-    larger than the gradient (three levels in a block of thousands), and a residual
-    that gets it back grows without bound.
+    Error feedback needs a compressor that contracts. The error of an unbiased
+    compressor may be larger than the gradient (three levels in a block of thousands of
+    elements), and then the residual grows without bound.
 
     Example:
         ```python
@@ -62,11 +67,11 @@ class OptimalScale(Wrapper):
 
     @override
     def compress(self, x, state, layout, context):
-        payload, state, _ = self.compressor.compress(x, state, layout, context)
+        payload, state, _ = checked_compress(self.compressor, x, state, layout, context)
         y = tf.convert_to_tensor(self.compressor.decompress(payload, layout))
         splits = layout.row_splits
         own = ops.block_statistics(y, splits)
-        # Divided by the largest, products neither overflow nor vanish.
+        # Divided by the largest element, products neither overflow nor vanish.
         largest = tf.cast(own.maximum, tf.float32)
         unit = tf.math.divide_no_nan(y, ops.spread(largest, splits))
         product = own.maximum * ops.block_statistics(unit * x, splits).sum
@@ -83,12 +88,12 @@ class OptimalScale(Wrapper):
 
     @override
     def mean(self, payloads, layout):
-        # Not that of the wrapped compressor, which knows of no factors.
+        # The mean of the wrapped compressor ignores the factors.
         return _split(Compressor.mean(self, payloads, layout), layout)
 
 
 def _split(vector, layout):
-    """Returns a flat vector as tensors of the sizes of the layout, where it has any."""
+    """Returns a flat vector as tensors of the layout's sizes, if it has any."""
     return SplitVector(tf.split(vector, layout.sizes)) if layout.sizes else vector
 
 

@@ -1,4 +1,4 @@
-"""ORQ: random rounding to the levels that are best for each block."""
+"""ORQ: random rounding to optimal levels of each block."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tfgradcomp.compressors.codebook import SentCodebook, check_levels, outward
 
 @dataclass(frozen=True)
 class ORQ(SentCodebook):
-    r"""Rounds each element at random to one of the two levels beside it, unbiased.
+    r"""Rounds each element at random to an adjacent level, without bias.
 
     v between \( b_{k-1} \) and \( b_k \) becomes \( b_k \) with probability \( (v -
     b_{k-1}) / (b_k - b_{k-1}) \). The levels are elements of the block: its smallest
-    and its largest; then, recursively, the middle one between \( b_l \) and \( b_r \)
-    is the m-th largest of the n elements from one to the other, \( m = \lceil \sum_j
-    (v_j - b_l) / (b_r - b_l) \rceil \): no other value has a smaller expected square
-    error, given these two.
+    and its largest element, and recursively, between \( b_l \) and \( b_r \), the m-th
+    largest of the n elements from \( b_l \) to \( b_r \), \( m = \lceil \sum_j (v_j -
+    b_l) / (b_r - b_l) \rceil \). Given \( b_l \) and \( b_r \), no other level has a
+    smaller expected square error.
 
     Attributes:
         levels: s, \( 2^K + 1 \) from 3 to 257. Codes take \( \log_2 s \) bits each.
         refine: Sweeps in which every level moves to its best place between its
             neighbours.
-        table_dtype: The type in which the s levels of each block travel: `"float32"`,
-            `"bfloat16"`, or `"float16"`, in which an end beyond \( \pm 65504 \) is
-            infinite and the step one that is skipped. The ends are rounded outward
-            and codes are those of the rounded levels, so that nothing is biased.
+        table_dtype: The type of the s levels of each block on the wire: `"float32"`,
+            `"bfloat16"` or `"float16"`. An end level beyond \( \pm 65504 \) is infinite
+            in float16, and the step is skipped. End levels are rounded outward and
+            codes refer to the rounded levels, so that there is no bias.
 
     Example:
         ```python

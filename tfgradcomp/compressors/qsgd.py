@@ -19,16 +19,16 @@ NORMS = ("max", "l2")
 
 @dataclass(frozen=True)
 class QSGD(Codebook, AddableCodes):
-    r"""Rounds each element at random to one of the two levels beside it, unbiased.
+    r"""Rounds each element at random to an adjacent level, without bias.
 
     The levels are \( \|v\| (2k / (s - 1) - 1) \), \( k = 0 \ldots s - 1 \): evenly
-    spaced, zero among them. Of a block its norm travels. A block of zeros stays one.
+    spaced, zero included. The norm of each block travels. A block of zeros stays zero.
 
     Attributes:
         levels: s, odd, from 3 to 257. Codes take \( \log_2 s \) bits each.
         norm: `"max"`: \( \max_j |v_j| \), or `"l2"`: \( \sqrt{\sum_j v_j^2} \), which
             sends more zeros.
-        share_norm: Takes for \( \|v\| \) the largest norm of all workers, so that the
+        share_norm: Whether \( \|v\| \) is the largest norm of all workers, so that the
             server can add codes as integers (`CodeSum`).
 
     Example:
@@ -122,5 +122,5 @@ class QSGD(Codebook, AddableCodes):
 
 
 def _without_denormals(x):
-    """A processor may take denormals for zeros, and another one may not."""
+    """Replaces denormals, which only some processors treat as zeros, by zeros."""
     return tf.where(tf.abs(x) < np.finfo(np.float32).tiny, 0.0, x)

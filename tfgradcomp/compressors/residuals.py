@@ -1,4 +1,4 @@
-"""Residuals as they are kept between steps: float32, or half of that memory."""
+"""Residuals in the type that is kept between steps: float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfgradcomp.core import Context, Layout
 from tfgradcomp.core.arguments import check_choice
 
 DTYPES = ("float32", "bfloat16")
-# The use of the random words; those of workers differ, the server's are shared.
+# The stream of random words. Workers' words differ, the server's are shared.
 _STREAM = 5
 
 
@@ -24,24 +24,24 @@ def no_residual(layout: Layout, dtype: str) -> tf.Tensor:
 
 
 def read(residual: tf.Tensor) -> tf.Tensor:
-    """Returns a residual that is kept, as float32."""
+    """Returns a kept residual as float32."""
     return tf.cast(residual, tf.float32)
 
 
 def kept(
     residual: tf.Tensor, dtype: str, context: Context, shared: bool = False
 ) -> tf.Tensor:
-    """Returns a residual as it is kept.
+    """Returns a residual in the type in which it is kept.
 
-    In bfloat16 it is rounded to one of its two neighbours at random, so that on average
-    nothing is lost: what is small beside a residual of many steps would vanish each
-    time if it were rounded to the nearest one.
+    In bfloat16 it is rounded at random to one of its two neighbours, so that nothing is
+    lost on average. Rounding to the nearest number would lose every contribution that
+    is small beside the residual of many steps.
 
     Args:
         residual: float32.
         dtype: One of `DTYPES`.
         context: The step.
-        shared: Whether it is that of the server.
+        shared: Whether it is the server's residual.
     """
     if dtype == "float32":
         return residual
@@ -51,13 +51,13 @@ def kept(
 def waiting(
     residual: tf.Tensor, dtype: str, context: Context, shared: bool = False
 ) -> tf.Tensor:
-    """Returns a residual that a step leaves as it is, in units of that step's rate.
+    """Returns a residual that a step does not send, in units of that step's rate.
 
     Args:
-        residual: As it is kept.
+        residual: The kept residual.
         dtype: One of `DTYPES`.
         context: The step.
-        shared: Whether it is that of the server.
+        shared: Whether it is the server's residual.
     """
     before = read(residual)
     after = context.unless_zero_lr(context.learning_rate_ratio * before, before)

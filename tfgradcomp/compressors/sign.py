@@ -1,4 +1,4 @@
-"""One bit an element: the sign alone, or with the mean magnitude of its block."""
+"""One bit an element: signs, with or without the mean magnitude of a block."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Sign(UniformLevels):
     of dead units drift.
 
     Attributes:
-        abstain_below: \( \tau \). Where it is not 0, a worker sends 0 for an element
-            with \( |x| < \tau \cdot \mathrm{mean}|x| \) over its block, in base 3.
+        abstain_below: \( \tau \). If it is not 0, a worker sends 0 for an element with
+            \( |x| < \tau \cdot \mathrm{mean}|x| \) over its block, in base 3.
 
     Example:
         ```python
@@ -80,8 +80,8 @@ class ScaledSign(Compressor):
     r"""\( C(v) = \frac{\|v\|_1}{d}\,\mathrm{sign}(v) \) on each block of d elements.
 
     A contraction: \( \|C(v) - v\|^2 \le (1 - \|v\|_1^2 / (d\,\|v\|_2^2))\,\|v\|^2 \).
-    It belongs inside `ErrorFeedback`. The sign of a zero is plus; what that adds is
-    taken back through the residual.
+    It belongs inside `ErrorFeedback`. The sign of a zero is plus; the residual corrects
+    that error.
 
     Example:
         ```python
@@ -124,9 +124,9 @@ class ScaledSign(Compressor):
 
 
 def scale_tells_finite(payload: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Returns whether a vector was finite, by the mean magnitudes of its blocks.
+    """Returns whether a vector was finite, judged by the mean magnitudes of its blocks.
 
-    A sum of magnitudes cannot cancel: an infinity or a NaN in a block is in its mean.
-    The mean of finite ones, summed in float64, does not overflow.
+    Magnitudes cannot cancel, so an infinity or a NaN in a block shows in its mean. The
+    mean of finite magnitudes, summed in float64, does not overflow.
     """
     return all_finite([payload["scale"]])

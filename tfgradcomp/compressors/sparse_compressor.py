@@ -1,4 +1,4 @@
-"""The common part of compressors that send one word for each of a few elements."""
+"""The common part of compressors that send a word for each of a few elements."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tfgradcomp.core.split_vector import Vector
 
 @dataclass(frozen=True)
 class SparseCompressor(Compressor):
-    """Sends what a rule selects; the rest waits in the state `residual`.
+    """Sends the elements that a rule selects; the others wait in the residual.
 
-    Subclasses have an attribute `index_coding`, `"fixed"` or `"delta"`: whether an
-    element's word holds its index, or a shorter field the gap since the one before
+    Subclasses have an attribute `index_coding`: with `"fixed"` a word holds an
+    element's index, with `"delta"` a shorter field holds the gap to the element before
     (`tfgradcomp.compressors.index_coding`).
 
     Attributes:
@@ -58,16 +58,16 @@ class SparseCompressor(Compressor):
         return _Waiting(self)
 
     def message(self, words: tf.Tensor) -> tf.Tensor:
-        """Returns the field `words` of the words of the elements that are sent."""
+        """Returns the field `words` for the words of the elements that are sent."""
         return index_coding.encode(words, self.index_coding, self.value_bits)
 
     def words_of(self, messages: tf.Tensor) -> tf.Tensor:
-        """Returns what was given to `message`, of messages `[N, any]`."""
+        """Returns the words that messages `[N, any]` were made of."""
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
     @abc.abstractmethod
     def scale(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
-        """Returns the magnitude that d = 0 stands for, float32 `[N, num_blocks]`."""
+        """Returns the magnitude of the value d = 0, float32 `[N, num_blocks]`."""
 
     @override
     def elements_sent(self, payload, layout):
@@ -90,11 +90,11 @@ class SparseCompressor(Compressor):
 
 @dataclass(frozen=True)
 class ThresholdSparsifier(SparseCompressor):
-    """Sends a threshold, with a sign, for each of the elements that a rule selects.
+    """Sends a signed threshold for each element that a rule selects.
 
-    Subclasses have an attribute `threshold`, a number, or `"auto"`: one for each block,
-    which `find_thresholds` finds in each step. Each worker finds its own, which travel
-    as the field `thresholds`.
+    Subclasses have an attribute `threshold`: a number, or `"auto"` for a threshold of
+    each block that `find_thresholds` computes in each step. Each worker computes its
+    own thresholds, which travel as the field `thresholds`.
     """
 
     def __post_init__(self):
@@ -103,7 +103,7 @@ class ThresholdSparsifier(SparseCompressor):
 
     @property
     def is_automatic(self) -> bool:
-        """True if thresholds grow with what is owed."""
+        """True if thresholds grow with the residual."""
         return self.threshold == AUTO
 
     @override
@@ -151,22 +151,21 @@ class ThresholdSparsifier(SparseCompressor):
         )
 
     def is_due(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns which elements the rule selects by what they are owed alone."""
+        """Returns which elements the rule selects by their residuals alone."""
         return np.abs(state["residual"]) > self.threshold
 
     def overdue_residuals(self, state: dict[str, np.ndarray]) -> np.ndarray:
         r"""Returns \( |r| / \tau \) of the elements that are due.
 
-        Each sends one sign for so many steps, unless gradients change its mind. Empty
-        for an `"auto"` threshold, which grows with r.
+        An element sends the same sign for as many steps, unless later gradients cancel
+        its residual. Empty for an `"auto"` threshold, which grows with r.
 
         Args:
             state: The state after a step.
         """
         if self.is_automatic:
             return np.zeros(0, np.float32)
-        owed = state["residual"][self.is_due(state)]
-        return np.abs(owed) / self.threshold
+        return np.abs(state["residual"][self.is_due(state)]) / self.threshold
 
     @override
     def scale(self, payloads, layout):
@@ -177,7 +176,7 @@ class ThresholdSparsifier(SparseCompressor):
 
 @dataclass(frozen=True)
 class _Waiting(Compressor):
-    """Sends the input alone; what `SparseCompressor` has not sent yet waits on."""
+    """Sends the input alone; the residual of a `SparseCompressor` waits."""
 
     compressor: SparseCompressor
 
@@ -199,19 +198,19 @@ class _Waiting(Compressor):
 
 
 def moments_missing(compressor: Compressor) -> str:
-    """Says how a compressor gets its second moments."""
+    """Returns an error message about second moments that were not given."""
     return (
         f"{type(compressor).__name__} needs second moments, the sums over examples of "
         "the squares of a gradient's terms. `model.fit` computes them for a model that "
         "is compiled with its optimizer; a loop of your own calls "
         "`optimizer.apply(gradients, variables, second_moments=...)` with a tensor for "
-        "each gradient, in its units squared. Another compressor around it (Clip, "
-        "Momentum, ...) has none to give. Received: second_moments=None"
+        "each gradient, in its units squared. A compressor around it (Clip, "
+        "Momentum, ...) cannot provide them. Received: second_moments=None"
     )
 
 
 def check_threshold(threshold: float | str) -> None:
-    """Raises ValueError unless it is "auto", or a number, positive and finite."""
+    """Raises ValueError unless it is "auto" or a positive finite number."""
     fits = threshold == AUTO
     if isinstance(threshold, numbers.Real):
         fits = 0 < threshold < float("inf")

@@ -1,4 +1,4 @@
-"""Strom's compression: what exceeds a threshold sends the threshold."""
+"""Strom's compression: a signed threshold for each residual beyond it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfgradcomp.compressors.sparse_compressor import ThresholdSparsifier
 
 @dataclass(frozen=True)
 class Strom(ThresholdSparsifier):
-    r"""Sends \( \pm\tau \) for each element that has grown beyond it.
+    r"""Sends \( \pm\tau \) for each element whose residual exceeds \( \tau \).
 
     \( r \mathrel{+}= g \). Where \( |r| > \tau \), \( S = \mathrm{sign}(r)\,\tau \) is
     sent, and \( r \mathrel{-}= S \).
@@ -19,7 +19,7 @@ class Strom(ThresholdSparsifier):
     Attributes:
         threshold: \( \tau \), positive, in the units of a gradient; or `"auto"`: a
             quantile of each block's |r| in each step (`compressors/auto_threshold.py`).
-        index_coding: As `SparseCompressor` has it.
+        index_coding: As for `SparseCompressor`.
 
     Example:
         ```python

@@ -25,7 +25,7 @@ class Ternary(UniformLevels):
     \( \mathrm{sign}(g_k)\,b_k + 1 \).
 
     Attributes:
-        share_scaler: Takes for s the maximum over all workers, so that the server can
+        share_scaler: Whether s is the maximum over all workers, so that the server can
             add codes as integers.
 
     Example:
@@ -61,7 +61,7 @@ class Ternary(UniformLevels):
     def prepare_clipped(
         self, x: tf.Tensor | SplitVector, limit: Callable | None, layout: Layout
     ) -> dict[str, tf.Tensor]:
-        """Returns what one pass over `x` tells: its scales, and whether it is finite.
+        """Returns the scales of `x`, and whether it is finite, in one pass over memory.
 
         Args:
             x: The vector.
@@ -102,7 +102,7 @@ class Ternary(UniformLevels):
             layout.row_splits,
             context.random_stream(),
         )
-        # Another worker's infinity comes with a scale that they share.
+        # A shared scale may be infinite because of another worker.
         own = tf.reduce_all(tf.equal(prepared["nonfinite"], 0))
         payload = {"codes": codes, "scale": scale}
         return Compressed(payload, state, own & all_finite([scale]))

@@ -21,7 +21,7 @@ class TopK(Compressor):
     """Sends the elements of largest magnitude, with their indices.
 
     Attributes:
-        ratio: Part of the elements that is sent, in (0, 1]; at least one is.
+        ratio: Share of the elements that is sent, in (0, 1]; at least one element.
 
     Example:
         ```python
@@ -45,12 +45,12 @@ class TopK(Compressor):
     def fields(self, layout):
         if layout.size > _MOST_ELEMENTS:
             raise ValueError(
-                "TopK numbers elements in int32, so a vector has at most "
-                f"{_MOST_ELEMENTS}; leave some variables out (exclude=...). "
+                "TopK sends int32 indices, so a vector may have at most "
+                f"{_MOST_ELEMENTS} elements. Exclude some variables (exclude=...). "
                 f"Received: a vector of {layout.size} elements"
             )
         count = max(1, math.ceil(self.ratio * layout.size))
-        # A code of base 1 would say nothing, yet must still be a code.
+        # Base 2 at least: a code of base 1 has no digits.
         return {
             "values": Field(count),
             "indices": Field(count, base=max(2, layout.size)),

@@ -14,9 +14,9 @@ from tfgradcomp.core import Layout, Vector
 
 
 class AddableCodes(Compressor):
-    r"""A code c stands for \( s (k c - z) \), so sums of codes stand for sums.
+    r"""A code c stands for \( s (k c - z) \), so that codes can be added.
 
-    Subclasses declare the field `codes` and say what step k, zero z and scale s are.
+    Subclasses declare the field `codes` and define step k, zero z and scale s.
     """
 
     @property
@@ -52,16 +52,16 @@ class AddableCodes(Compressor):
 
         Args:
             words: int32 `[rows, words]`; the codes of all rows are added up.
-            base: Their base.
-            count: N, however many rows its codes have been added into.
-            payload: Where the scale is taken from.
+            base: The base of the codes.
+            count: N, which may be more than the number of rows.
+            payload: The payload with the scale.
             layout: The blocks of the flat vector.
         """
         return ops.sum_levels(
             words,
             self.scale_of_mean(payload, layout, count),
             layout.row_splits,
-            base,
+            base,  # type: ignore[arg-type]
             self.step,
             count * self.zero,
             sizes=layout.sizes,

@@ -1,4 +1,4 @@
-"""Variance-based compression: what is ambiguous waits for more examples."""
+"""Variance-based compression: ambiguous elements wait for more examples."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class VarianceBased(SparseCompressor):
     z of a step. Where \( r^2 > \alpha v \), r is sent, and both are zero again;
     elsewhere \( v \leftarrow \zeta v \).
 
-    What is sent is \( \pm 2^{e-d} \), with \( e = \lfloor \log_2 \max|r| \rfloor \)
-    over what is selected of the block: |r| is truncated to \( 2^e \), or rounded to the
-    nearer power of two. An element with d > 7 is not sent and stays as it is. What
-    rounding loses is not kept.
+    The value sent is \( \pm 2^{e-d} \), with \( e = \lfloor \log_2 \max|r| \rfloor \)
+    over the selected elements of the block: |r| is truncated to \( 2^e \), or rounded
+    to the nearer power of two. An element with d > 7 is not sent and keeps its
+    residual. The rounding error is not kept.
 
     Attributes:
         alpha: \( \alpha \), 1 or more: the larger, the less is sent.
         zeta: \( \zeta \) in [0, 1], the decay of v.
-        index_coding: As `SparseCompressor` has it.
+        index_coding: As for `SparseCompressor`.
 
     Example:
         ```python
@@ -85,6 +85,6 @@ class VarianceBased(SparseCompressor):
 
     @override
     def scale(self, payloads, layout):
-        # The bits of a power of two; 0 where nothing is sent.
+        # The bits of a power of two; 0 for a block without elements.
         biased = tf.maximum(tf.cast(payloads["exponents"], tf.int32) + 127, 0)
         return tf.bitcast(tf.bitwise.left_shift(biased, 23), tf.float32)

@@ -1,4 +1,4 @@
-"""Weight decay that is never compressed: each worker adds it to the server's reply."""
+"""Uncompressed weight decay, which each worker adds to the server's reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WeightDecay(Component):
     r"""The term \( \lambda x \), or \( \mu m' + \lambda x \) after
     \( m' \leftarrow \mu m' + \lambda x \).
 
-    The weights are the same on all workers, and so is this.
+    Weights are equal on all workers, and so is this term.
 
     Attributes:
         rate: \( \lambda \), not negative.
@@ -43,10 +43,10 @@ class WeightDecay(Component):
         return {"decay_momentum": tf.zeros([layout.size])} if self.momentum else ()
 
     def term(self, weights: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        """Returns what is added to the update, and the new state."""
+        """Returns the term of the update, and the new state."""
         if not self.momentum:
             return self.rate * weights, state
-        # Not `+`: what is added to it, a graph would add to its summands instead.
+        # Not `+`: Grappler would reorder the sum with later summands.
         negative = -self.rate * weights
         m = self.momentum * state["decay_momentum"] - negative
         return self.momentum * m - negative, {"decay_momentum": m}

@@ -1,10 +1,9 @@
-"""Types that every layer shares: fields, layouts, contexts, components, methods."""
+"""Types that every layer shares: fields, layouts, contexts, components."""
 
 from tfgradcomp.core.component import Component, State
 from tfgradcomp.core.context import Context
 from tfgradcomp.core.field import Field
 from tfgradcomp.core.layout import Layout, VaryingLayout
-from tfgradcomp.core.method import Method
 from tfgradcomp.core.split_vector import SplitVector, Vector
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "Context",
     "Field",
     "Layout",
-    "Method",
     "SplitVector",
     "State",
     "VaryingLayout",

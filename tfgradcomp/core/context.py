@@ -1,4 +1,4 @@
-"""The context of a step: all that a method may know besides its input."""
+"""The context of a step: everything that a method may know besides its input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
 
-# Elements whose coins are one block of random bits; vectors are cut between these.
+# Elements that share one block of random bits. Vectors are cut between such blocks.
 DRAWN_TOGETHER = 128
 
 
@@ -24,10 +24,10 @@ class Context(NamedTuple):
         previous_learning_rate: float32 scalar, the last non-zero step size before it.
         offset: Index of the vector's first element in the whole vector, a multiple of
             `DRAWN_TOGETHER`.
-        second_moments: Of a vector that is a sum over examples, the sums of the
-            squares of its terms, element by element; None where they are not known.
-        prepared: What `Compressor.prepare` returned, its `max_reduced_fields` reduced
-            over all workers; None where no worker waits for another.
+        second_moments: If the vector is a sum over examples, the sums of the squares
+            of its terms, element by element; None if they are not known.
+        prepared: The result of `Compressor.prepare`, with its `max_reduced_fields`
+            reduced over all workers; None if there is no first round.
     """
 
     step: tf.Tensor
@@ -52,26 +52,26 @@ class Context(NamedTuple):
     def unless_zero_lr(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """Returns `new`, or `old` in a step whose learning rate is 0.
 
-        Residuals are counted in units of the last non-zero learning rate: a step
-        that moves no weight must neither add to what is owed nor forget it.
+        Residuals are in units of the last non-zero learning rate. A step that moves no
+        weight must not change them.
         """
         return tf.where(self.learning_rate > 0, new, old)
 
     def random_stream(self, stream: int = 0, shared: bool = False) -> tf.Tensor:
-        """Returns a stream of random bits, a pure function of what is named below.
+        """Returns a stream of random bits: a pure function of seed, step and worker.
 
-        The key is `seed`, the high half of the counter
-        `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` where the
-        bits are `shared` by all workers. An element draws the same bits in a part of
-        the vector as in the whole: `tfgradcomp.ops.reference.random_numbers`.
+        The key is `seed`. The high half of the counter is
+        `step * 2**24 + (rank + 1) * 2**4 + stream`, with 0 for `rank + 1` if the bits
+        are `shared` by all workers. An element draws the same bits in a part of the
+        vector as in the whole (`tfgradcomp.ops.reference.random_numbers`).
 
         Args:
-            stream: 0 to 15, distinct for distinct uses within one step.
+            stream: 0 to 15, a different number for each use within a step.
             shared: Whether all workers draw the same bits.
 
         Returns:
-            int64 `[3]`: key, high half of the counter, and the multiple of
-            `DRAWN_TOGETHER` that element 0 is in the whole vector.
+            int64 `[3]`: the key, the high half of the counter, and the index of element
+            0 in the whole vector over `DRAWN_TOGETHER`.
         """
         worker = 0 if shared else tf.cast(self.rank, tf.int64) + 1
         high = tf.cast(self.step, tf.int64) * 2**24 + worker * 2**4 + stream

@@ -1,8 +1,10 @@
-"""One thing that travels between workers and servers."""
+"""The declaration of a tensor that travels between workers and servers."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from tfgradcomp.core.word_format import words_for
 
 
 class Field(NamedTuple):
@@ -10,20 +12,19 @@ class Field(NamedTuple):
 
     Attributes:
         count: Number of elements.
-        base: For integer codes in `[0, base)`. A payload holds them in
-            `words_for(count, base)` int32 words (`tfgradcomp.ops.pack_codes`). None
-            for numbers of type `dtype`.
-        dtype: The type on the wire where `base` is None.
-        per: `"element"` or `"block"`: there is one for each of them, in their order,
-            so that a part of the vector has a part of the field. `"sum"`: float64
-            sums over parts of blocks, which add up to one for each block
-            (`tfgradcomp.ops.block_sums`). None: none of these.
-        items_per_block: Number of items for each element or block, one after the
-            other.
+        base: For integer codes in `[0, base)`: the base. A payload holds them in
+            `length` int32 words (`tfgradcomp.ops.pack_codes`). None for numbers of type
+            `dtype`.
+        dtype: The type on the wire if `base` is None.
+        per: `"element"` or `"block"`: the field has an item for each element or block,
+            in order, so that a part of the vector has a part of the field. `"sum"`:
+            float64 sums over parts of blocks, which add up to one sum a block
+            (`tfgradcomp.ops.block_sums`). None: any other tensor.
+        items_per_block: Number of consecutive items for each element or block.
         variable_length: Whether the number of items differs from step to step; `count`
-            is then the greatest possible. Only the last field of a method may have a
-            variable length; its type is int32, and -1 stands for nothing, because
-            messages are padded with it.
+            is then the maximum. Only the last field of a method may have a variable
+            length. Its type is int32, and -1 means no item, because messages are padded
+            with -1.
     """
 
     count: int  # type: ignore[assignment]  # It hides tuple.count.
@@ -32,3 +33,8 @@ class Field(NamedTuple):
     per: str | None = None
     items_per_block: int = 1
     variable_length: bool = False
+
+    @property
+    def length(self) -> int:
+        """Items of the tensor: numbers, or the 32-bit words that hold the codes."""
+        return self.count if self.base is None else words_for(self.count, self.base)

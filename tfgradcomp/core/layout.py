@@ -18,9 +18,9 @@ class Layout:
 
     Attributes:
         row_splits: `num_blocks + 1` increasing offsets, the first 0.
-        sizes: Elements of each of the tensors that the vector is made of; decoded
-            vectors are then `SplitVector`s of these sizes, where a compressor can
-            write them so. None where that is not known or does not matter.
+        sizes: Elements of each tensor that the vector is made of. Compressors that can
+            do so decode a vector as a `SplitVector` of these sizes. None if the tensors
+            are unknown or do not matter.
     """
 
     row_splits: tuple[int, ...]
@@ -34,9 +34,8 @@ class Layout:
 
         Args:
             sizes: Elements of each tensor.
-            block_size: None: a block is a tensor. An integer: blocks of that many
-                elements of the flat vector, the last may be short. `"model"`: one
-                block.
+            block_size: Elements of the flat vector in a block; the last block may be
+                shorter. None: a block is a tensor. `"model"`: one block.
         """
         total = sum(sizes)
         if block_size is None:
@@ -80,10 +79,9 @@ class Layout:
 
 
 class VaryingLayout(Layout):
-    """The layout of a vector whose size is known in the step alone.
+    """The layout of a vector whose size is known at run time only.
 
-    What is an integer in a `Layout` may be a tensor here, int32; `row_splits` is one,
-    int64.
+    `size` and `num_blocks` may be int32 tensors; `row_splits` is an int64 tensor.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Discovery of a package's public classes, so that no list of them is kept by hand."""
+"""Discovery of the public classes of a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flat vector in parts: tensors that need not be joined."""
+"""A flat vector given as separate tensors, which need not be joined."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import tensorflow as tf
 
 
 class DecodeOp(NamedTuple):
-    """The native operation that a vector comes from.
+    """The native operation that has decoded a vector.
 
-    The same words can be applied to weights at once, and then nobody needs the vector.
+    Its words can be applied to the weights directly, without the vector in between.
 
     Attributes:
         name: Name of the operation.
@@ -28,21 +28,21 @@ class DecodeOp(NamedTuple):
 class SplitVector:
     """A flat float32 vector, given as the tensors whose concatenation it is.
 
-    Wherever TensorFlow wants a tensor it gets the concatenation, so what takes a flat
-    vector takes this, too; `pack_signs` and others read the tensors as they are.
+    TensorFlow converts it to the concatenation wherever a tensor is needed. Operations
+    such as `pack_signs` read the tensors as they are.
 
-    For `tf.nest` it is a leaf. Give a `tf.function` or a branch of a `tf.cond` its
-    `tensors`, not the object; returned from there it becomes the flat vector.
+    `tf.nest` treats it as a leaf. Give a `tf.function` or a branch of a `tf.cond` its
+    `tensors`, not the object; an object returned from there becomes the flat vector.
 
     Attributes:
         tensors: float32 tensors of any static shapes, in order; at least one. A tensor
             is read row by row. It may be empty.
-        scale: What all elements are to be multiplied by, where they are read.
-        decoding: What the vector comes from, or None.
+        scale: Factor of all elements, applied when they are read.
+        decoding: The operation that has decoded the vector, or None.
     """
 
     dtype = tf.float32
-    # NumPy leaves `array + parts` to this class.
+    # NumPy calls this class for `array + parts`.
     __array_ufunc__ = None
 
     def __init__(
@@ -56,7 +56,7 @@ class SplitVector:
         self.decoding = decoding
         if not self.tensors:
             raise ValueError(
-                "A SplitVector has one tensor at least; an empty one is tf.zeros([0]). "
+                "A SplitVector needs at least one tensor, such as tf.zeros([0]). "
                 f"Received: tensors={self.tensors}"
             )
 
@@ -71,7 +71,7 @@ class SplitVector:
         return tf.convert_to_tensor(self).numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        # A tensor of a graph says itself that it has no value.
+        # A graph tensor raises its own error.
         return np.asarray(tf.convert_to_tensor(self), dtype)
 
     def __len__(self) -> int:
@@ -85,11 +85,11 @@ class SplitVector:
 
 
 def _joined(parts, dtype=None, name=None, as_ref=False):
-    # Each time anew: a tensor of one graph must not get into another, and in a graph
-    # TensorFlow merges equal operations.
+    # Not cached: a tensor of one graph must not get into another. TensorFlow merges
+    # equal operations of a graph.
     flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in parts], 0)
     if parts.scale != 1:
-        # Not `*`: a graph would multiply the scale by the next constant beforehand.
+        # Not `*`: Grappler would fold the scale into the next constant.
         flat = tf.math.multiply_no_nan(flat, parts.scale)
     return tf.convert_to_tensor(flat, dtype)
 

@@ -13,7 +13,7 @@ from tfgradcomp.engine.gradient_bucket import (
     GradientBucket,
     Gradients,
 )
-from tfgradcomp.engine.probe import Watch
+from tfgradcomp.engine.probe import ExchangeObserver
 from tfgradcomp.engine.rows_bucket import RowsBucket
 from tfgradcomp.transports import SharedGather
 
@@ -50,7 +50,7 @@ class BatchedAllGather:
         gradients: Gradients,
         weights: list,
         context: Context,
-        watches: Sequence[Watch],
+        observers: Sequence[ExchangeObserver],
     ) -> dict[int, BucketResult]:
         """Does what `GradientBucket.exchange` does, for buckets that there are.
 
@@ -58,28 +58,32 @@ class BatchedAllGather:
             gradients: This worker's gradients.
             weights: As `GradientBucket.exchange` takes them.
             context: The step.
-            watches: Are told what happens; one for each bucket of the optimizer.
+            observers: Are told what happens; one for each bucket of the optimizer.
 
         Returns:
             The results, by the indices of the buckets.
         """
-        own = [watches[index] for index in self.indices]
+        own = [observers[index] for index in self.indices]
         outgoing, states, gather = [], [], self._gather
-        for bucket, watch in zip(self._buckets, own, strict=True):
-            watch.ready([gradients.values[position] for position in bucket.positions])
-            sent = bucket.compress(gradients, context, watch.timed(bucket.route), watch)
-            watch.encoded(sent)
+        for bucket, observer in zip(self._buckets, own, strict=True):
+            observer.ready(
+                [gradients.values[position] for position in bucket.positions]
+            )
+            sent = bucket.compress(
+                gradients, context, observer.timed(bucket.route), observer
+            )
+            observer.encoded(sent)
             outgoing.append(sent)
             server = bucket.state.server
             states.append(tf.nest.map_structure(tf.convert_to_tensor, server))
-            gather = watch.timed(gather)
+            gather = observer.timed(gather)
         exchanged = gather.exchange(
             [(sent.payload, sent.context, sent.flag) for sent in outgoing], states
         )
         results = []
-        for bucket, watch, result, sent in zip(
+        for bucket, observer, result, sent in zip(
             self._buckets, own, exchanged, outgoing, strict=True
         ):
-            watch.exchanged(result.update)
+            observer.exchanged(result.update)
             results.append(bucket.finish(result, weights, sent))
         return dict(zip(self.indices, results, strict=True))

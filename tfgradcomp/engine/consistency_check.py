@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives, Hosts
+from tfgradcomp.collectives.comparison import compare
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat.comparison import compare
+from tfgradcomp.compat.optimizer_step import accumulated_gradients
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.digest import digest64
 
@@ -104,7 +105,7 @@ def check_same_at_start(
         ValueError: If the workers differ.
     """
     variables = compat.trainable_variables(inner)
-    settings = {"inner_optimizer": compat.describe(inner), **settings}
+    settings = {"inner_optimizer": describe(inner), **settings}
     lines = [f"{path_of(v)} {tuple(v.shape)} {v.dtype}" for v in variables]
     words = {k: re.sub(" at 0x[0-9a-fA-F]+", "", str(v)) for k, v in settings.items()}
     with tf.init_scope():
@@ -164,7 +165,7 @@ def check_still_same(
     Raises:
         RuntimeError: On all workers, if any differ.
     """
-    variables = [*compat.shared_variables(inner), *shared]
+    variables = [*_shared_variables(inner), *shared]
     is_other = compare([_local_values(variable) for variable in variables], hosts)
     found = np.flatnonzero(is_other.any(0)).tolist()
     if not found:
@@ -179,6 +180,26 @@ def check_still_same(
         "only makes them differ; go back to the last backup. Received: "
         f"steps={steps}, {len(paths)} variables that differ, first {paths[:5]}"
     )
+
+
+def describe(optimizer: keras.optimizers.Optimizer) -> str:
+    """Returns the configuration of an optimizer, without its name."""
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError:
+        config = {}
+    settings = {key: value for key, value in config.items() if key != "name"}
+    return f"{type(optimizer).__name__}({settings})"
+
+
+def _shared_variables(optimizer: keras.optimizers.Optimizer) -> list:
+    """Returns weights and state that are the same on all workers.
+
+    Accumulated gradients are left out: each worker has its own.
+    """
+    own = {id(variable) for variable in accumulated_gradients(optimizer)}
+    state = [v for v in optimizer.variables if id(v) not in own]
+    return [*state, *compat.trainable_variables(optimizer)]
 
 
 def missing_state(missing: list[str]) -> str:

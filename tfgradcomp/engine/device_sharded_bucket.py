@@ -123,9 +123,9 @@ class DeviceShardedBucket(GradientBucket):
 
     @override
     def exchange(
-        self, gradients, weights, context, is_uncompressed_step=False, watch=IGNORE
+        self, gradients, weights, context, is_uncompressed_step=False, observer=IGNORE
     ):
-        if watch is not IGNORE:
+        if observer is not IGNORE:
             raise ValueError(
                 "CompressionMonitor and Timeline observe workers of one device. Train "
                 "without them where a worker has several. Received: "
@@ -169,7 +169,7 @@ class DeviceShardedBucket(GradientBucket):
         message = tf.concat(
             [
                 flags,
-                tf.cast([result.elements_sent, result.variable_words], tf.int32),
+                tf.cast([result.elements_sent, result.variable_length_words], tf.int32),
                 tf.bitcast(_padded(update, self._widest), tf.int32),
             ],
             0,

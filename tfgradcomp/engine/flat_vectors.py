@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from tfgradcomp.assignment.layer_method import MethodSettings
 from tfgradcomp.assignment.policy import Assigned
 from tfgradcomp.assignment.rules import table_positions
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.ops import INDEX_BITS
 from tfgradcomp.ops.block_sums import CHUNK
 from tfgradcomp.transports import Rows
@@ -114,7 +115,7 @@ def _empty(assigned):
         [],
         [],
         method,
-        settings.block_size if is_compressed else "model",
+        settings.method.block_size if is_compressed else "model",
         is_compressed,
-        settings.name if is_compressed else "float32",
+        settings.method.name if is_compressed else "float32",
     )

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat import update_rules
-from tfgradcomp.compat.inner_optimizer import FusedUpdate
 from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
+from tfgradcomp.engine import update_rules
 from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.inner_step import FusedUpdate
 
 
 class FusedApply:

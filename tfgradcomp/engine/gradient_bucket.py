@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Context, SplitVector, State
+from tfgradcomp.core.contracts import check_state, initial_state
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.bucket_ranges import BucketRange, Piece
 from tfgradcomp.engine.noise import gaussian
-from tfgradcomp.engine.probe import IGNORE, Watch
+from tfgradcomp.engine.probe import IGNORE, ExchangeObserver
 from tfgradcomp.transports import ExchangeResult, Route
 from tfgradcomp.transports.messages import has_variable_length
 
@@ -28,15 +29,15 @@ class Gradients(NamedTuple):
         scale: What the gradients are to be multiplied by, in order to be this worker's
             own mean gradients.
         moments: Second moments, in the units of `values` squared; None where unknown.
-        kept: The part of each element that clipping has left; None where nothing is
-            clipped.
+        clip_factors: What clipping has multiplied each element by; None where nothing
+            is clipped.
         calls: Number of calls whose gradients `values` are the mean of, or None.
     """
 
     values: list[tf.Tensor | None]
     scale: float = 1.0
     moments: Sequence[tf.Tensor | None] = ()
-    kept: list[tf.Tensor | None] | None = None
+    clip_factors: list[tf.Tensor | None] | None = None
     calls: int | None = None
 
 
@@ -100,14 +101,14 @@ class BucketResult(NamedTuple):
         state: The new state.
         nonfinite_flags: All workers' flags, int32 `[N]`.
         elements_sent: Elements that this worker sent a value for.
-        variable_words: See `tfgradcomp.transports.ExchangeResult`.
+        variable_length_words: See `tfgradcomp.transports.ExchangeResult`.
     """
 
     update: Vector
     state: BucketState
     nonfinite_flags: tf.Tensor
     elements_sent: tf.Tensor | int
-    variable_words: tf.Tensor | int
+    variable_length_words: tf.Tensor | int
 
 
 class GradientBucket:
@@ -167,10 +168,12 @@ class GradientBucket:
         self._stream_offset = stream_offset
         self._weight_decay = route.method.weight_decay
         initial = BucketState(
-            worker=route.method.compressor.init(self.layout),
+            worker=initial_state(route.method.compressor, self.layout),
             moments=tf.zeros([self.layout.size]) if accumulates else (),
             server=route.init_state(),
-            local=self._weight_decay.init(self.layout) if self._weight_decay else (),
+            local=initial_state(self._weight_decay, self.layout)
+            if self._weight_decay
+            else (),
         )
         self.state = tf.nest.pack_sequence_as(
             initial,
@@ -225,7 +228,7 @@ class GradientBucket:
         gradients: Gradients,
         context: Context,
         route: Route | None = None,
-        watch: Watch = IGNORE,
+        observer: ExchangeObserver = IGNORE,
     ) -> CompressedBucket:
         """Compresses this worker's mean gradient, after the first round if any.
 
@@ -233,24 +236,21 @@ class GradientBucket:
             gradients: This worker's gradients.
             context: The step.
             route: The way that it will take; None for `route`.
-            watch: Is told what happens.
+            observer: Is told what happens.
         """
         route = route or self.route
         if route.method.compressor.needs_second_moments:
             context = context._replace(second_moments=self._second_moments(gradients))
         x = self.flatten(gradients.values, gradients.scale)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state.worker)
-        watch.flattened(x, state)
+        observer.flattened(x, state)
         return self._compress(x, state, gradients, context, route)
 
     def _compress(self, x, state, gradients, context, route):
         compressor, layout = route.method.compressor, route.layout
         offset = self._stream_offset + self.bucket_range.offset
         context = context._replace(offset=offset)
-        prepared = compressor.prepare(x, state, layout, context)
-        prepared = route.reduce_max(prepared, self.state.server)
-        context = context._replace(prepared=prepared)
-        compressed = compressor.compress(x, state, layout, context)
+        compressed, context = route.compress(x, state, self.state.server, context)
         is_finite = compressed.is_all_finite(x)
         # The padding before the first variable is finite.
         padding = len(x.tensors) - len(self.positions)
@@ -270,7 +270,7 @@ class GradientBucket:
         weights: list,
         context: Context,
         is_uncompressed_step: bool = False,
-        watch: Watch = IGNORE,
+        observer: ExchangeObserver = IGNORE,
     ) -> BucketResult:
         """Compresses this worker's gradient, exchanges it and decodes the reply.
 
@@ -280,18 +280,18 @@ class GradientBucket:
                 excluded from weight decay.
             context: The step.
             is_uncompressed_step: Whether it travels as float32.
-            watch: Is told what happens.
+            observer: Is told what happens.
         """
-        watch.ready([gradients.values[position] for position in self.positions])
-        route = watch.timed(
+        observer.ready([gradients.values[position] for position in self.positions])
+        route = observer.timed(
             self.uncompressed_route if is_uncompressed_step else self.route
         )
-        sent = self.compress(gradients, context, route, watch)
-        watch.encoded(sent)
+        sent = self.compress(gradients, context, route, observer)
+        observer.encoded(sent)
         server = tf.nest.map_structure(tf.convert_to_tensor, self.state.server)
         state = () if is_uncompressed_step else server
         result = route.exchange(sent.payload, state, sent.context, sent.flag)
-        watch.exchanged(result.update)
+        observer.exchanged(result.update)
         if is_uncompressed_step:
             result = result._replace(state=self._wait(server, sent.context))
         return self.finish(result, weights, sent)
@@ -314,7 +314,7 @@ class GradientBucket:
             state,
             result.nonfinite_flags,
             sent.elements_sent,
-            result.variable_words,
+            result.variable_length_words,
         )
 
     def with_local_terms(
@@ -323,7 +323,9 @@ class GradientBucket:
         """Returns an update with weight decay and noise, and the decay's new state."""
         local = tf.nest.map_structure(tf.convert_to_tensor, self.state.local)
         if self._weight_decay:
-            term, local = self._weight_decay.term(self.flatten(weights), local)
+            before = local
+            term, local = self._weight_decay.term(self.flatten(weights), before)
+            check_state(self._weight_decay, "term", local, before)
             update += term
         noise_std = self.route.method.noise_std
         if noise_std:
@@ -342,9 +344,9 @@ class GradientBucket:
         if gradients.calls:
             before = tf.convert_to_tensor(self.state.moments)
             total = (before + total) / gradients.calls**2
-        if gradients.kept is None:
+        if gradients.clip_factors is None:
             return total
-        return tf.square(self.flatten(gradients.kept)) * total
+        return tf.square(self.flatten(gradients.clip_factors)) * total
 
     def accumulate(self, moments: list[tf.Tensor | None]) -> None:
         """Adds to the second moments of the step that a later call takes."""

@@ -51,8 +51,8 @@ def multiplied(moments: list, scale: float) -> list:
     return [m if m is None else m * tf.cast(scale * scale, m.dtype) for m in moments]
 
 
-def kept(clipped: list, gradients: list) -> list:
-    """Returns what clipping left of each element, as a factor; 1 of a zero."""
+def clip_factors(clipped: list, gradients: list) -> list:
+    """Returns the factor by which clipping changed each element; 1 for a zero."""
     factors = []
     for left, gradient in zip(clipped, gradients, strict=True):
         one, is_zero = tf.ones_like(gradient), tf.equal(gradient, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from tfgradcomp.assignment.layer_method import MethodSettings
 from tfgradcomp.assignment.policy import Policy, assign
 from tfgradcomp.assignment.rules import rules_of
 from tfgradcomp.collectives import (
-    Call,
     Collectives,
     Devices,
     Hosts,
@@ -37,11 +35,9 @@ from tfgradcomp.transports import (
     AllGather,
     Costs,
     Rows,
-    Traffic,
     Transport,
     select_transports,
 )
-from tfgradcomp.transports.messages import fixed_words, message_words
 
 # Buckets by default. Each takes time to trace, and the smaller ones overlap no better.
 _LEAST_BYTES, _BUCKETS = 16 * 2**20, 8
@@ -80,8 +76,6 @@ class Settings:
             check_integer("bucket_bytes", self.bucket_bytes, 1)
         rules_of(self.exclude)
         rules_of(self.sparse, "sparse")
-        if self.own.block_size not in (None, "model"):
-            check_integer("block_size", self.own.block_size, 1)
         if self.policy and self.fallback:
             raise ValueError(
                 "fallback='float32' is a choice for the whole model, and a policy one "
@@ -94,9 +88,11 @@ class Plan(NamedTuple):
     """The buckets of an optimizer, bound to their routes.
 
     Attributes:
+        variables: The model's trainable variables.
         buckets: The buckets, those of the compressed vector first.
         collectives: What moves vectors between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
+        uncompressed_steps: The steps that travel as float32.
         is_fallback: Whether float32 was chosen instead of the method.
         reasons: Why each variable is not compressed; None where it is.
         methods: By which method each variable travels, in words.
@@ -106,9 +102,11 @@ class Plan(NamedTuple):
             one device.
     """
 
+    variables: tuple
     buckets: tuple[GradientBucket, ...]
     collectives: Collectives
     hosts: Hosts | None
+    uncompressed_steps: UncompressedSteps
     is_fallback: bool
     reasons: tuple[str | None, ...]
     methods: tuple[str, ...]
@@ -137,46 +135,6 @@ class Plan(NamedTuple):
         return (
             f"buckets={buckets}, is_fallback={self.is_fallback}, methods={own}, "
             f"devices_per_worker={self.devices_per_worker}"
-        )
-
-    def traffic(self, moved: PerReplicaVariable | None) -> Traffic:
-        """Returns what one worker moves in one step.
-
-        Args:
-            moved: Where messages vary in length: the steps so far, the elements sent
-                and the words that varied, int64 `[3]`.
-        """
-        workers = self.collectives.num_workers
-        # Of a table everything is counted in the step.
-        fixed = [b for b in self.buckets if not isinstance(b, RowsBucket)]
-        words = [part.route.words for bucket in fixed for part in bucket.parts]
-        compressed = [bucket for bucket in self.buckets if bucket.is_compressed]
-        elements = sum(bucket.size for bucket in compressed)
-        plain = sum(bucket.size for bucket in self.buckets) - elements
-        declared = [bucket for bucket in fixed if bucket.is_compressed]
-        sent: float = sum(b.size for b in fixed if not b.has_variable_length)
-        variable = 0.0
-        if moved is not None:
-            steps, counted, variable = moved.numpy().tolist()
-            counted, variable = (
-                x / steps if steps else math.nan for x in (counted, variable)
-            )
-            sent += counted
-        routes = [part.route for bucket in declared for part in bucket.parts]
-        up = sum(fixed_words(route.fields) for route in routes)
-        reply = sum(message_words(route.reply_fields) for route in routes)
-        varying = Call("gather", variable)
-        return Traffic(
-            num_workers=workers,
-            elements_compressed=elements,
-            elements_plain=plain,
-            bits_per_element_up=32 * (up + variable) / max(elements, 1),
-            bits_per_element_reply=32 * reply / max(elements, 1),
-            words_sent=sum(one.sent for one in words)
-            + self.collectives.words_sent(varying),
-            words_received=sum(one.received for one in words)
-            + self.collectives.words_received(varying),
-            elements_sent=sent,
         )
 
 
@@ -221,12 +179,13 @@ def make_plan(
             strict=True,
         )
     ]
-    squares = [one for one in assigned if one.settings.needs_second_moments]
+    squares = [one for one in assigned if one.settings.method.needs_second_moments]
     if count > 1 and accumulates and squares:
         raise ValueError(
             "Second moments are not added up over several calls where a worker has "
             "several devices. Use gradient_accumulation_steps=None, or a method that "
-            f"needs none. Received: method={squares[0].settings.name}, devices={count}"
+            f"needs none. Received: method={squares[0].settings.method.name}, "
+            f"devices={count}"
         )
     reasons = [one.reason for one in assigned]
     # Float steps are of whole vectors.
@@ -277,12 +236,14 @@ def make_plan(
         quicker = "float32 is quicker on this cluster (fallback='float32')"
         reasons = [reason or quicker for reason in reasons]
     return Plan(
+        tuple(variables),
         tuple(buckets),
         collectives,
         hosts,
+        settings.uncompressed_steps,
         bool(is_fallback),
         tuple(reasons),
-        tuple(one.settings.name for one in assigned),
+        tuple(one.settings.method.name for one in assigned),
         "; ".join(map(str, vectors)) if settings.policy else "",
         devices,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, Collectives
+from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.compat.clock import read_clock
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context, SplitVector, State
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfgradcomp.engine.gradient_bucket import CompressedBucket, GradientBucket
 
 
-class Watch:
+class ExchangeObserver:
     """Is told by a bucket what happens in its exchange. This one ignores it."""
 
     # AutoGraph converts no method that has a docstring alone.
@@ -57,15 +57,15 @@ class Watch:
         return
 
 
-IGNORE = Watch()
+IGNORE = ExchangeObserver()
 
 
-class ObservedBucket(Watch):
+class ObservedBucket(ExchangeObserver):
     """The moments and tensors of a bucket's exchange, in one trace of a step.
 
     Attributes:
         bucket: The bucket.
-        moments: Names and times of what has happened, in the order of the program:
+        timestamps: Names and times of what has happened, in the order of the program:
             ready, flattened, encoded, exchanged, and for each collective
             `"enter <kind>"` and `"leave <kind>"`. float64 seconds since 1970.
         x: This worker's mean gradient.
@@ -81,11 +81,11 @@ class ObservedBucket(Watch):
 
     def __init__(self, bucket: GradientBucket):
         self.bucket = bucket
-        self.moments: list[tuple[str, tf.Tensor]] = []
+        self.timestamps: list[tuple[str, tf.Tensor]] = []
 
     def note(self, name: str, tensors: Any) -> None:
         """Adds the moment at which some tensors have been computed."""
-        self.moments.append((name, time_after(tensors)))
+        self.timestamps.append((name, time_after(tensors)))
 
     @override
     def ready(self, gradients):
@@ -135,8 +135,8 @@ class ObservedStep:
         self.buckets: list[ObservedBucket] = []
         self.begin = time_after([])
 
-    def watch(self, bucket: GradientBucket) -> ObservedBucket:
-        """Returns the watch of a bucket."""
+    def observer_of(self, bucket: GradientBucket) -> ObservedBucket:
+        """Returns the observer of a bucket's exchange."""
         self.buckets.append(ObservedBucket(bucket))
         return self.buckets[-1]
 
@@ -198,7 +198,7 @@ class TimedCollectives(Collectives):
         return self._collectives.rank
 
     @override
-    def words_sent(self, call: Call) -> float:
+    def words_sent(self, call: CollectiveCall) -> float:
         return self._collectives.words_sent(call)
 
     @override

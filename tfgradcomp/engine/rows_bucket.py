@@ -17,7 +17,7 @@ from tfgradcomp.engine.gradient_bucket import (
 )
 from tfgradcomp.engine.probe import IGNORE
 from tfgradcomp.transports import Route, RowsRoute
-from tfgradcomp.transports.rows import Union
+from tfgradcomp.transports.rows import TouchedRows
 
 
 class RowsBucket(GradientBucket):
@@ -57,18 +57,18 @@ class RowsBucket(GradientBucket):
 
     @override
     def exchange(
-        self, gradients, weights, context, is_uncompressed_step=False, watch=IGNORE
+        self, gradients, weights, context, is_uncompressed_step=False, observer=IGNORE
     ):
         (position,) = self.positions
         gradient = gradients.values[position]
         if not isinstance(gradient, tf.IndexedSlices):
             self._say_dense(weights[position], gradient)
-            whole = super().exchange(gradients, weights, context, watch=watch)
-            return whole._replace(variable_words=_words_gathered(self.route))
-        watch.ready([gradient])
-        rows_route = watch.timed(self.rows_route)
-        union = rows_route.agree(gradient.indices)
-        rows = union.rows
+            whole = super().exchange(gradients, weights, context, observer=observer)
+            return whole._replace(variable_length_words=_words_gathered(self.route))
+        observer.ready([gradient])
+        rows_route = observer.timed(self.rows_route)
+        touched = rows_route.agree(gradient.indices)
+        rows = touched.rows
         route = rows_route.at(tf.size(rows) * self.width)
         worker, server, local = (
             tf.nest.map_structure(lambda leaf: leaf.rows_at(rows, self.width), nest)
@@ -78,11 +78,11 @@ class RowsBucket(GradientBucket):
         places = tf.searchsorted(rows, gradient.indices)[:, tf.newaxis]
         own = tf.scatter_nd(places, values, [tf.size(rows), self.width])
         x = SplitVector([own], gradients.scale)
-        watch.flattened(x, worker)
+        observer.flattened(x, worker)
         sent = self._compress(x, worker, gradients, context, route)
-        watch.encoded(sent)
+        observer.encoded(sent)
         result = route.exchange(sent.payload, server, sent.context, sent.flag)
-        watch.exchanged(result.update)
+        observer.exchanged(result.update)
         update = tf.convert_to_tensor(result.update)
         if self._weight_decay:
             table = tf.reshape(tf.cast(weights[position], tf.float32), [-1, self.width])
@@ -90,15 +90,15 @@ class RowsBucket(GradientBucket):
             term, local = self._weight_decay.term(some, local)
             update += term
         new = tf.nest.map_structure(
-            lambda values: self._slices(values, union),
+            lambda values: self._slices(values, touched),
             BucketState(sent.worker_state, (), result.state, local),
         )
         return BucketResult(
-            self._slices(update, union),
+            self._slices(update, touched),
             new,
             result.nonfinite_flags,
-            union.count * self.width,
-            union.words + result.variable_words,
+            touched.count * self.width,
+            touched.words + result.variable_length_words,
         )
 
     @override
@@ -119,12 +119,12 @@ class RowsBucket(GradientBucket):
             path_of(table),
         )
 
-    def _slices(self, vector: tf.Tensor, union: Union) -> tf.IndexedSlices:
+    def _slices(self, vector: tf.Tensor, touched: TouchedRows) -> tf.IndexedSlices:
         """Returns rows that were touched, as slices of the whole table."""
-        values = tf.reshape(vector, [-1, self.width])[: union.count]
+        values = tf.reshape(vector, [-1, self.width])[: touched.count]
         return tf.IndexedSlices(
             values,
-            union.rows[: union.count],
+            touched.rows[: touched.count],
             tf.constant([self.num_rows, self.width]),
         )
 

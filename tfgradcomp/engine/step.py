@@ -14,8 +14,8 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.engine import inner_step, nonfinite
 from tfgradcomp.engine import moments as second
-from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.batched_all_gather import BatchedAllGather
 from tfgradcomp.engine.consistency_check import path_of
 from tfgradcomp.engine.dense import dense, touched_rows, unique_rows, with_values
@@ -33,26 +33,26 @@ class StepVariables(NamedTuple):
         seed: int64, the key of all random numbers.
         previous_learning_rate: float32, the last non-zero learning rate.
         skipped_steps: int64, steps skipped because a gradient was not finite.
-        moved: int64 `[3]`: steps, elements sent, words that varied; None where no
-            message varies in length.
+        traffic_counters: int64 `[3]`, where messages vary in length: steps, elements
+            sent, words that varied. Its name in files is `moved`.
     """
 
     seed: PerReplicaVariable
     previous_learning_rate: PerReplicaVariable
     skipped_steps: PerReplicaVariable
-    moved: PerReplicaVariable | None = None
+    traffic_counters: PerReplicaVariable | None = None
 
     @classmethod
-    def create(cls, seed: int, counts_moved: bool) -> StepVariables:
+    def create(cls, seed: int, counts_traffic: bool) -> StepVariables:
         """Creates the variables."""
-        moved = None
-        if counts_moved:
-            moved = PerReplicaVariable(tf.zeros([3], tf.int64), "moved")
+        counters = None
+        if counts_traffic:
+            counters = PerReplicaVariable(tf.zeros([3], tf.int64), "moved")
         return cls(
             PerReplicaVariable(tf.constant(seed, tf.int64), "seed"),
             PerReplicaVariable(tf.constant(0.0), "previous_learning_rate"),
             PerReplicaVariable(tf.constant(0, tf.int64), "skipped_steps"),
-            moved,
+            counters,
         )
 
     def variables(self) -> list[PerReplicaVariable]:
@@ -127,7 +127,7 @@ class Stepper:
         # clipping and the method see a replica's own mean gradient, whatever it is.
         scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
         steps = inner.gradient_accumulation_steps
-        if steps or compat.clips(inner):
+        if steps or inner_step.clips(inner):
             gradients = with_values(
                 lambda values: [g * tf.cast(scale, g.dtype) for g in values], gradients
             )
@@ -138,28 +138,30 @@ class Stepper:
             if steps:
                 gradients = self._accumulated(gradients, variables)
             clipped = with_values(
-                lambda values: compat.clipped(inner, values, variables), gradients
+                lambda values: inner_step.clipped(inner, values, variables), gradients
             )
-            kept = None
-            if compat.clips(inner) and any(m is not None for m in moments):
-                kept = self._by_position(second.kept(clipped, gradients), variables)
+            factors = None
+            if inner_step.clips(inner) and any(m is not None for m in moments):
+                factors = self._by_position(
+                    second.clip_factors(clipped, gradients), variables
+                )
             table = Gradients(
                 values=self._by_position(clipped, variables),
                 scale=scale,
                 moments=self._by_position(moments, variables),
-                kept=kept,
+                clip_factors=factors,
                 calls=steps,
             )
             self.take(table, variables)
 
         def accumulate(gradients, moments):
-            compat.accumulate(inner, _all_dense(gradients, variables), variables)
+            inner_step.accumulate(inner, _all_dense(gradients, variables), variables)
             table = self._by_position(moments, variables)
             for bucket in self.buckets:
                 bucket.accumulate(table)
 
         if steps:
-            is_due = compat.is_update_step(inner)
+            is_due = inner_step.is_update_step(inner)
             conditional(is_due, take, accumulate, args=(gradients, moments))
         else:
             take(gradients, moments)
@@ -175,8 +177,10 @@ class Stepper:
             return self._take(gradients, variables, False)
 
         def branch(is_uncompressed_step):
-            def take(values, moments, kept):
-                own = gradients._replace(values=values, moments=moments, kept=kept)
+            def take(values, moments, factors):
+                own = gradients._replace(
+                    values=values, moments=moments, clip_factors=factors
+                )
                 self._take(own, variables, is_uncompressed_step)
 
             return take
@@ -185,7 +189,7 @@ class Stepper:
             self._float_steps.include(self.context().step),
             branch(True),
             branch(False),
-            args=(gradients.values, gradients.moments, gradients.kept),
+            args=(gradients.values, gradients.moments, gradients.clip_factors),
         )
 
     def _take(self, gradients, variables, is_uncompressed_step):
@@ -193,28 +197,32 @@ class Stepper:
         observed = (
             self.probe.begin(context, is_uncompressed_step) if self.probe else None
         )
-        watches = [observed.watch(b) if observed else IGNORE for b in self.buckets]
+        observers = [
+            observed.observer_of(b) if observed else IGNORE for b in self.buckets
+        ]
         together = [] if is_uncompressed_step else self._shared.indices
         alone = {
             index: bucket.exchange(
-                gradients, decayed, context, is_uncompressed_step, watches[index]
+                gradients, decayed, context, is_uncompressed_step, observers[index]
             )
             for index, bucket in enumerate(self.buckets)
             if index not in together
         }
         shared = {}
         if together:
-            shared = self._shared.exchange(gradients, decayed, context, watches)
+            shared = self._shared.exchange(gradients, decayed, context, observers)
         by_index = alone | shared
         results = [by_index[index] for index in range(len(self.buckets))]
         updates, state = [], []
         for bucket, result in zip(self.buckets, results, strict=True):
             updates.append((bucket, result.update))
             state += _pairs(bucket.state, result.state)
-        if self.scalars.moved is not None and not is_uncompressed_step:
+        if self.scalars.traffic_counters is not None and not is_uncompressed_step:
             elements = [result.elements_sent for result in results]
-            words = [result.variable_words for result in results]
-            state.append((self.scalars.moved, self._moved(elements, words)))
+            words = [result.variable_length_words for result in results]
+            state.append(
+                (self.scalars.traffic_counters, self._counted(elements, words))
+            )
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
         self.commit(updates, state, flags, variables, context)
         if observed:
@@ -275,12 +283,12 @@ class Stepper:
         )
 
     def _update(self, gradients, variables, direct):
-        compat.update(self.inner, gradients, variables, direct)
+        inner_step.update(self.inner, gradients, variables, direct)
 
     def drop_window(self) -> None:
         """Forgets the gradients that were to be accumulated, if any."""
         if self.inner.gradient_accumulation_steps:
-            compat.drop_window(self.inner)
+            inner_step.drop_window(self.inner)
             self._forget_moments()
 
     def _forget_moments(self):
@@ -305,7 +313,7 @@ class Stepper:
     def context(self) -> Context:
         """Returns what methods may know about this step."""
         inner, scalars = self.inner, self.scalars
-        rate = compat.learning_rate(inner)
+        rate = inner_step.learning_rate(inner)
         return Context(
             step=tf.cast(tf.convert_to_tensor(inner.iterations), tf.int64),
             seed=tf.convert_to_tensor(scalars.seed),
@@ -333,7 +341,7 @@ class Stepper:
     def _accumulated(self, gradients, variables):
         """Returns the mean gradients of a window; of tables, the rows touched in it."""
         given = _all_dense(gradients, variables)
-        means = compat.accumulated(self.inner, given, variables)
+        means = inner_step.accumulated(self.inner, given, variables)
         return [
             touched_rows(mean) if isinstance(gradient, tf.IndexedSlices) else mean
             for gradient, mean in zip(gradients, means, strict=True)
@@ -346,14 +354,14 @@ class Stepper:
             table[compat.position(self.inner, variable)] = value
         return table
 
-    def _moved(self, elements, words):
-        """Returns the new value of `moved`, by what each bucket has sent in a step."""
-        moved = tf.convert_to_tensor(self.scalars.moved)
-        moved += tf.constant([1, 0, 0], tf.int64)
+    def _counted(self, elements, words):
+        """Returns the new traffic counters, by what each bucket has sent in a step."""
+        counters = tf.convert_to_tensor(self.scalars.traffic_counters)
+        counters += tf.constant([1, 0, 0], tf.int64)
         for bucket, *counts in zip(self.buckets, elements, words, strict=True):
             if bucket.has_variable_length:
-                moved += tf.cast(tf.stack([0, *counts]), tf.int64)
-        return moved
+                counters += tf.cast(tf.stack([0, *counts]), tf.int64)
+        return counters
 
     def _report(self, flags):
         checks = []

@@ -1,4 +1,4 @@
-"""Table of what an optimizer compresses and how it travels, and its traffic."""
+"""Traffic of a plan, and the table of what an optimizer compresses and how."""
 
 from __future__ import annotations
 
@@ -8,92 +8,85 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-from typing_extensions import Self
 
-from tfgradcomp.collectives import Call
+from tfgradcomp.assignment.models import model_compiled_with
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compat.models import model_compiled_with
+from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.engine.consistency_check import path_of
 from tfgradcomp.engine.gradient_bucket import GradientBucket
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.rows_bucket import RowsBucket
-from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.auto import BY_NAME
+from tfgradcomp.transports.messages import fixed_words, message_words
 
 _HEADER = ("Variable", "Shape", "Elements", "Bucket", "Transport", "Travels as")
 _NARROWEST = 16
 
 
-class Summarized:
-    """The part of an optimizer that answers what it sends, and how.
+def traffic_of(plan: Plan, counters: PerReplicaVariable | None) -> Traffic:
+    """Returns the traffic of one worker in a compressed step.
 
-    It reads the plan by which the optimizer exchanges gradients, and decides nothing.
+    Args:
+        plan: The plan by which the optimizer exchanges gradients.
+        counters: Where messages vary in length, int64 `[3]`: the steps so far, the
+            elements sent and the words that varied.
     """
+    workers = plan.collectives.num_workers
+    # The traffic of tables is counted at run time.
+    fixed = [b for b in plan.buckets if not isinstance(b, RowsBucket)]
+    words = [part.route.words for bucket in fixed for part in bucket.parts]
+    compressed = sum(bucket.size for bucket in plan.buckets if bucket.is_compressed)
+    plain = sum(bucket.size for bucket in plan.buckets) - compressed
+    sent: float = sum(b.size for b in fixed if not b.has_variable_length)
+    variable = 0.0
+    if counters is not None:
+        steps, counted, variable = counters.numpy().tolist()
+        counted, variable = (
+            x / steps if steps else math.nan for x in (counted, variable)
+        )
+        sent += counted
+    routes = [p.route for b in fixed if b.is_compressed for p in b.parts]
+    up = sum(fixed_words(route.fields) for route in routes)
+    reply = sum(message_words(route.reply_fields) for route in routes)
+    varying = CollectiveCall("gather", variable)
+    return Traffic(
+        num_workers=workers,
+        elements_compressed=compressed,
+        elements_plain=plain,
+        bits_per_element_up=32 * (up + variable) / max(compressed, 1),
+        bits_per_element_reply=32 * reply / max(compressed, 1),
+        words_sent=sum(one.sent for one in words)
+        + plan.collectives.words_sent(varying),
+        words_received=sum(one.received for one in words)
+        + plan.collectives.words_received(varying),
+        elements_sent=sent,
+    )
 
-    built: bool
-    build: Callable
-    uncompressed_steps: UncompressedSteps
-    inner_optimizer: Any
-    _plan: Plan
-    _scalars: Any
 
-    @property
-    def traffic(self) -> Traffic:
-        """The traffic of one worker in a compressed step, by the fields that travel.
+def print_summary(
+    plan: Plan,
+    traffic: Traffic,
+    line_length: int | None = None,
+    print_fn: Callable[[str], Any] | None = None,
+) -> None:
+    """Prints a row for each variable of a plan, then totals.
 
-        Raises:
-            ValueError: If the optimizer is not built yet.
-        """
-        if not self.built:
-            raise ValueError(
-                "`traffic` depends on the model's variables; ask after `fit`, or call "
-                "`optimizer.build(model.trainable_variables)` first."
-            )
-        return self._plan.traffic(self._scalars.moved)
-
-    def summary(
-        self: Self,
-        model: keras.Model | None = None,
-        line_length: int | None = None,
-        print_fn: Callable[[str], Any] | None = None,
-    ) -> None:
-        """Prints which variables are compressed, how they travel, and why others not.
-
-        A row for each trainable variable, then totals: bits an element, bytes a step
-        next to those of a float32 ring all-reduce, buckets, workers, float steps.
-
-        An optimizer that has taken no step yet is built for it, as the first step would
-        do. With several processes that is an affair of all workers, so there it must be
-        built before.
-
-        Args:
-            model: The model to build for. None: the one that was compiled with this
-                optimizer.
-            line_length: Characters a line, at most; the last column is folded. None: as
-                many as needed.
-            print_fn: Called with each line instead of `print`.
-
-        Raises:
-            ValueError: If the optimizer is not built, and is not to be built here.
-
-        Example:
-            ```python
-            model.compile(tfgradcomp.TernGrad(keras.optimizers.SGD(0.01)), "mse")
-            model.optimizer.summary()
-            ```
-        """
-        if not self.built:
-            self.build(variables_to_build_for(self, model))
-        write = print_fn or print
-        variables = compat.references(compat.trainable_variables(self))
-        rows = list(_rows(self._plan, variables))
-        for line in _table(rows, line_length):
-            write(line)
-        for line in _totals(self._plan, self.traffic, self.uncompressed_steps):
-            for part in textwrap.wrap(line, line_length or len(line)):
-                write(part)
+    Args:
+        plan: The plan by which the optimizer exchanges gradients.
+        traffic: Its traffic.
+        line_length: The most characters of a line; the last column is folded. None: any
+            number.
+        print_fn: Called with each line instead of `print`.
+    """
+    write = print_fn or print
+    for line in _table(list(_rows(plan)), line_length):
+        write(line)
+    for line in _totals(plan, traffic):
+        for part in textwrap.wrap(line, line_length or len(line)):
+            write(part)
 
 
 def variables_to_build_for(optimizer: Any, model: keras.Model | None) -> list:
@@ -130,8 +123,8 @@ class _Row(NamedTuple):
     travels_as: str
 
 
-def _rows(plan: Plan, variables: Sequence) -> Iterable[_Row]:
-    for position, variable in enumerate(variables):
+def _rows(plan: Plan) -> Iterable[_Row]:
+    for position, variable in enumerate(plan.variables):
         buckets = [b for b in plan.buckets if position in b.positions]
         reason = plan.reasons[position]
         if not any(bucket.is_compressed for bucket in buckets):
@@ -186,9 +179,7 @@ def _table(rows: Sequence[_Row], line_length: int | None) -> Iterable[str]:
     yield rule
 
 
-def _totals(
-    plan: Plan, traffic: Traffic, uncompressed_steps: UncompressedSteps
-) -> Iterable[str]:
+def _totals(plan: Plan, traffic: Traffic) -> Iterable[str]:
     workers = traffic.num_workers
     elements = traffic.elements_compressed + traffic.elements_plain
     yield (
@@ -200,7 +191,7 @@ def _totals(
             f"Bits an element: {_number(traffic.bits_per_element_up, '.2f')} up, "
             f"{_number(traffic.bits_per_element_reply, '.2f')} in the reply"
         )
-    ring = 4 * Call("sum", elements).words_sent(workers)
+    ring = 4 * CollectiveCall("sum", elements).words_sent(workers)
     yield (
         f"Bytes a step and worker: {_number(traffic.bytes_sent, ',.0f')} sent, "
         f"{_number(traffic.bytes_received, ',.0f')} received; float32 by a ring: "
@@ -208,8 +199,9 @@ def _totals(
     )
     if any(bucket.has_variable_length for bucket in plan.buckets):
         yield "What travels varies from step to step: figures are means of those so far"
-    if uncompressed_steps:
-        first, every = uncompressed_steps.warmup_steps, uncompressed_steps.dense_every
+    if plan.uncompressed_steps:
+        first = plan.uncompressed_steps.warmup_steps
+        every = plan.uncompressed_steps.dense_every
         parts = [f"the first {first}"] * (first > 0) + [f"one in {every}"] * bool(every)
         yield f"Steps as float32: {' and '.join(parts)}"
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tfgradcomp.collectives.replicas import across_hosts, for_strategy
-from tfgradcomp.compat.multi_worker_fit import mend_keras
+from tfgradcomp.compat.variables import add_number_conversions
+from tfgradcomp.fit.loops import synchronize_loops
+from tfgradcomp.fit.seeds import share_global_seeds
+from tfgradcomp.fit.shared_paths import share_paths
+from tfgradcomp.fit.step import adapt_steps
 
 
 def enable_multi_worker_fit() -> None:
@@ -13,6 +16,10 @@ def enable_multi_worker_fit() -> None:
     `steps_per_execution` and mixed precision. The optimizers of this package call
     it by themselves; call it for any other optimizer, before `fit`. Calling it again
     does nothing.
+
+    Under a strategy with one process and several devices, the devices also vote on an
+    overflow, average their statistics and take a step only if each has a row. Without
+    a strategy, Keras' own code runs.
 
     Example:
         ```python
@@ -24,4 +31,8 @@ def enable_multi_worker_fit() -> None:
         model.fit(x, y)
         ```
     """
-    mend_keras(across_hosts, for_strategy)
+    synchronize_loops()
+    share_global_seeds()
+    adapt_steps()
+    share_paths()
+    add_number_conversions()

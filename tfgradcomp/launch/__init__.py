@@ -1,8 +1,8 @@
 """Launcher of a multi-worker training run on one machine.
 
-Standard library only, because importing TensorFlow would cost seconds and memory. Linux
-only: process sessions, core affinity and the parent-death signal are used freely. Apart
-from it stands `virtual_workers.py`, which starts no processes.
+Uses the standard library alone, because importing TensorFlow costs seconds and memory
+(`virtual_workers.py`, which starts no processes, is the exception). Requires Linux:
+process sessions, core affinity and the parent-death signal.
 """
 
 from tfgradcomp.launch.launcher import main

@@ -21,31 +21,31 @@ examples:
 Each worker gets TF_CONFIG, TFGRADCOMP_RESTART_COUNT (0 at first) and
 PYTHONUNBUFFERED=1. Unless you set them yourself, it also gets its share of the cores
 (TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, OMP_NUM_THREADS) and
-TF_CPP_MIN_LOG_LEVEL=2, which hides TensorFlow's C++ INFO and WARNING lines; its two
-notices at every start are left out as well.
-Where TF_CONFIG or Slurm already describes the cluster, the script runs as one
-process with the environment as it is.
+TF_CPP_MIN_LOG_LEVEL=2, which hides TensorFlow's C++ INFO and WARNING lines. The two
+notices that TensorFlow prints at every start are hidden as well.
+If TF_CONFIG or Slurm already describes the cluster, the script runs as one process
+with its environment unchanged.
 
-With --ps the run lasts as long as the chief: when it ends, the workers and parameter
-servers are ended. A worker that dies is restarted alone, up to K times with
+With --ps the run lasts as long as the chief: when the chief ends, the workers and
+parameter servers are ended. A worker that dies is restarted alone, up to K times with
 --max-restarts K.
 
 SIGINT, SIGTERM and SIGHUP are passed on to the workers, which are killed SECONDS later.
-An output that cannot be written (a full disk, | head) loses lines and ends nothing.
+If the output cannot be written (full disk, | head), lines are lost; the run goes on.
 
-TensorFlow's servers listen on all interfaces of this host and ask for no password.
-With --network private the workers are in a network of their own that has loopback
-alone: nobody else reaches them, and they download nothing.
+TensorFlow's servers listen on all interfaces of this host, without a password. With
+--network private the workers run in a network that has loopback alone: other machines
+cannot reach them, and they cannot download anything.
 
-exit code: 0 when all workers ended with 0, else that of the worker that failed first;
-with --ps that of the chief (128 + signal when a signal ended it). After a signal to the
-launcher, the code that all workers ended with by themselves (79: they have saved), else
-128 + signal.
+exit code: 0 if all workers ended with 0, else the code of the worker that failed first;
+with --ps the code of the chief (128 + signal if a signal ended it). After a signal to
+the launcher: the code with which all workers ended by themselves (79: they have saved),
+else 128 + signal.
 """
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line; `command` is what follows the Python executable."""
+    """Reads the command line; `command` has the arguments of the Python executable."""
     parser = _parser()
     options = parser.parse_args(argv)
     if sys.platform != "linux":
@@ -77,12 +77,12 @@ def _parser():
         metavar="HOST:PORT,...",
         help="all workers of a run on several hosts; starts one of them here",
     )
-    add("--index", type=int, metavar="I", help="which one of --cluster, from 0")
+    add("--index", type=int, metavar="I", help="position in --cluster, from 0")
     restarts = "restart all workers up to K times after a failure (default 0)"
     add("--max-restarts", type=int, default=0, metavar="K", help=restarts)
-    grace = "time between telling workers to end and SIGKILL (default 5)"
+    grace = "time between the signal to end and SIGKILL (default 5)"
     add("--grace", type=float, default=5.0, metavar="SECONDS", help=grace)
-    network = "hide the workers from other machines, or not (default, with a notice)"
+    network = "hide the workers from other machines, or not (default, with a warning)"
     add("--network", choices=NETWORKS, help=network)
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module")
     add("script", nargs=rest, metavar="SCRIPT", help="run a script")
@@ -115,7 +115,7 @@ def _check_cluster(parser, options):
     if options.ps and options.cluster:
         parser.error("--ps goes with --workers: on several hosts set TF_CONFIG")
     if options.network == "private" and options.cluster:
-        parser.error("--network private goes with --workers: hosts must meet by theirs")
+        parser.error("--network private goes with --workers: hosts must reach others")
     if not (options.workers or options.cluster or described_cluster(os.environ)):
         parser.error("no workers given: say how many with --workers N, or --cluster")
     if options.workers and options.cluster:
@@ -142,5 +142,5 @@ def _addresses(text):
                 "[fe80::1]:4000, ports 1 to 65535"
             )
         if addresses.count(address) > 1:
-            raise argparse.ArgumentTypeError(f"{address} is there twice: name it once")
+            raise argparse.ArgumentTypeError(f"{address} is given twice: name it once")
     return addresses

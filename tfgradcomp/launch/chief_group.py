@@ -15,10 +15,16 @@ CHIEF = "chief"
 
 
 class ChiefGroup(WorkerGroup):
-    """A chief, its workers and its parameter servers.
+    """A chief with its workers and parameter servers.
 
-    When the chief ends, all are ended. A worker that dies is restarted alone, as often
-    as allowed; the chief decides what follows from a loss.
+    The group ends when the chief ends. A worker that dies is restarted alone, up to
+    `max_restarts` times in total; the chief decides how to continue after a loss.
+
+    Args:
+        command: Arguments of each process after the Python executable.
+        grace: Seconds between the signal to end and SIGKILL.
+        signals: Socket with the numbers of signals that the launcher receives.
+        max_restarts: Number of restarts of single workers.
     """
 
     def __init__(
@@ -28,14 +34,6 @@ class ChiefGroup(WorkerGroup):
         signals: socket.socket,
         max_restarts: int,
     ):
-        """Prepares the group.
-
-        Args:
-            command: What follows the Python executable.
-            grace: Seconds between telling workers to end and killing them.
-            signals: Where the numbers of signals to the launcher can be read.
-            max_restarts: Number of restarts of single workers.
-        """
         super().__init__(command, grace, signals)
         self._restarts_left = max_restarts
 
@@ -43,10 +41,10 @@ class ChiefGroup(WorkerGroup):
         for worker in ended:
             if worker.label != CHIEF and worker.exit_code:
                 self._handle_lost(worker)
-        for worker in ended:
-            if worker.label == CHIEF and worker.exit_code:
-                self._fail(worker)
-            elif worker.label == CHIEF:
+        for chief in (worker for worker in ended if worker.label == CHIEF):
+            if chief.exit_code:
+                self._fail(chief)
+            else:
                 self._stop(signal.SIGTERM)
 
     def _handle_lost(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ _RESTARTS = "TFGRADCOMP_RESTART_COUNT"
 
 
 def described_cluster(env: Mapping[str, str]) -> str:
-    """Returns which variable already describes a cluster, in words; else ""."""
+    """Returns a sentence on the cluster that the environment describes; else ""."""
     if env.get("TF_CONFIG"):
         return "TF_CONFIG is set"
     tasks = env.get("SLURM_NTASKS", "")
@@ -20,7 +20,7 @@ def described_cluster(env: Mapping[str, str]) -> str:
 
 
 def share_of_cores(tasks_on_this_host: int) -> int:
-    """Returns how many cores of this machine a task has for itself, at least one."""
+    """Returns the number of cores of each task on this machine, at least one."""
     return max(1, len(os.sched_getaffinity(0)) // tasks_on_this_host)
 
 
@@ -34,8 +34,8 @@ def worker_env(
     """Returns the environment of a task.
 
     Args:
-        base: The launcher's own environment. The user's settings of thread counts and
-            of the log level in it are kept.
+        base: The launcher's environment. Its thread counts and log level, if set, take
+            precedence over the defaults.
         cluster: The addresses of all tasks by job.
         task: Type and index of the task.
         tasks_on_this_host: Number of tasks that share the cores of this machine.
@@ -45,9 +45,9 @@ def worker_env(
     defaults = {
         "OMP_NUM_THREADS": share,
         "TF_NUM_INTRAOP_THREADS": share,
-        # More than the share: an operation that waits for other workers may hold its
-        # thread, and if all were held the workers would wait for ever. A waiting thread
-        # uses no core.
+        # An operation that waits for other workers may hold its thread. With the share
+        # alone, all threads could be held and the workers would deadlock. A waiting
+        # thread uses no core.
         "TF_NUM_INTEROP_THREADS": max(4, share),
         "TF_CPP_MIN_LOG_LEVEL": 2,
     }
@@ -61,5 +61,5 @@ def worker_env(
 
 
 def restarted(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a task that is started once more."""
+    """Returns the environment of a task for its next start."""
     return {**env, _RESTARTS: str(int(env[_RESTARTS]) + 1)}

@@ -6,7 +6,6 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 from tfgradcomp.launch.arguments import parse
@@ -15,7 +14,7 @@ from tfgradcomp.launch.environment import described_cluster, worker_env
 from tfgradcomp.launch.network import enter_private_network, reachable_interfaces
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.ports import local_address, reserve_ports
-from tfgradcomp.launch.rendezvous import Interrupted, Rendezvous
+from tfgradcomp.launch.rendezvous import Interrupted, LauncherRendezvous
 from tfgradcomp.launch.signals import signal_socket
 from tfgradcomp.launch.worker_group import WorkerGroup
 
@@ -35,43 +34,43 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_alone(options: argparse.Namespace, description: str) -> NoReturn:
-    """Becomes the script: its cluster is described already."""
+    """Replaces the launcher by the script, whose cluster is described already."""
     given = ("workers", "ps", "cluster", "max_restarts", "network")
     ignored = [f"--{n.replace('_', '-')}" for n in given if getattr(options, n)]
     say(
-        f"{description}, so the script runs as one process in the environment as it is"
-        + (f"; {' and '.join(ignored)} ignored" if ignored else "")
+        f"{description}, so the script runs as one process with its environment "
+        "unchanged" + (f"; {' and '.join(ignored)} ignored" if ignored else "")
     )
     os.execv(sys.executable, [sys.executable, *options.command])
 
 
 def _choose_network(network: str | None) -> str | None:
-    """Hides the workers from other machines if asked for; returns why it cannot."""
+    """Hides the workers if asked to; returns an error message, or None."""
     if network == "private":
         try:
             enter_private_network()
         except OSError as error:
             return (
-                "the kernel gives this user no private network; run where others do "
-                "not reach this machine, with --network host. Received: --network "
+                "the kernel gives this user no private network. Run on a machine that "
+                "others cannot reach, with --network host. Received: --network "
                 f"private, {error.strerror}"
             )
     elif network is None and (names := reachable_interfaces()):
         say(
-            f"who reaches this machine by {' or '.join(names)} can run code in the "
-            "workers: --network private hides them (no downloads), host hides this line"
+            f"warning: anyone who can connect through {' or '.join(names)} can run "
+            "code in the workers. Isolate the workers with --network private (no "
+            "downloads), or hide this line with --network host"
         )
     return None
 
 
 def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> int:
-    """Runs the workers, all of them again after a failure as often as allowed."""
-    # Held until the launcher ends, so that a restart gets ports never used before.
+    """Runs the workers; restarts all of them after a failure, as often as allowed."""
+    # Held until the launcher ends, so that each restart gets ports never used before.
     locks: list[socket.socket] = []
-    indices: Sequence[int]
-    attempt = 0
     if options.cluster:
-        rendezvous = Rendezvous(options.cluster, options.index, signals)
+        rendezvous = LauncherRendezvous(options.cluster, options.index, signals)
+    attempt = 0
     while True:
         if options.cluster:
             cluster, indices = options.cluster, [options.index]
@@ -80,20 +79,16 @@ def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> i
             except Interrupted as interrupted:
                 return interrupted.exit_code
         else:
-            indices = range(options.workers)
             fresh = reserve_ports(options.workers)
             locks += fresh
             cluster = [local_address(lock) for lock in fresh]
-        envs = {
-            str(index): worker_env(
-                os.environ,
-                {"worker": cluster},
-                {"type": "worker", "index": index},
-                len(indices),
-                attempt,
+            indices = [*range(options.workers)]
+        envs = {}
+        for index in indices:
+            task: dict[str, object] = {"type": "worker", "index": index}
+            envs[str(index)] = worker_env(
+                os.environ, {"worker": cluster}, task, len(indices), attempt
             )
-            for index in indices
-        }
         group = WorkerGroup(options.command, options.grace, signals)
         code = group.run(envs)
         if code == 0 or group.received_signal or attempt >= options.max_restarts:

@@ -1,8 +1,7 @@
-"""Which network the workers of one machine are in.
+"""Network of the workers of one machine.
 
-TensorFlow's servers listen on all interfaces and ask for no password. In a network
-namespace of their own there is only the loopback interface: nobody else reaches them,
-nor do they reach anybody else.
+TensorFlow's servers listen on all interfaces without a password. In a network
+namespace with loopback alone, the workers and other machines cannot reach each other.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _IS_UP = 1  # IFF_UP
 def enter_private_network() -> None:
     """Moves this process, and all that it starts, to a network with loopback alone.
 
-    Root makes the namespace as it is; everybody else in a namespace of users where the
-    own name stays what it was. This process must have no threads.
+    Where the user is not root, the namespace is made in a user namespace that keeps the
+    user's id. This process must have a single thread.
 
     Raises:
-        OSError: If the kernel does not let this user do so.
+        OSError: If the kernel does not allow this user to make the namespace.
     """
     if _unshare(_NEW_NETWORK):
         user, group = os.geteuid(), os.getegid()
@@ -43,7 +42,7 @@ def enter_private_network() -> None:
 
 
 def reachable_interfaces() -> list[str]:
-    """Returns the names of the interfaces by which others may reach this machine."""
+    """Returns the names of the interfaces through which others may connect."""
     names = [name for _, name in socket.if_nameindex() if name != _LOOPBACK]
     return [name for name in names if _flags(_GET_FLAGS, name) & _IS_UP]
 
@@ -57,6 +56,6 @@ def _flags(request: int, name: str, flags: int = 0) -> int:
 
 
 def _unshare(flags: int) -> int:
-    """Returns 0, or the number of the error."""
+    """Returns 0, or the error number."""
     libc = ctypes.CDLL(None, use_errno=True)
     return ctypes.get_errno() if libc.unshare(flags) else 0

@@ -7,15 +7,16 @@ import re
 import select
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import IO
 
 CHUNK = 1 << 16
-"""Bytes that are read at once."""
+"""Largest number of bytes of one read."""
 
 TAIL_LINES = 20
-"""Lines of a worker that are shown again when it has failed."""
+"""Number of a failed worker's last lines that are shown again."""
 
-# A progress bar returns with \r or \b to draw itself again: each ends a line too.
+# A progress bar returns with \r or \b to redraw itself: each ends a line too.
 _LINE_END = re.compile(rb"([\r\n\x08])")
 
 # Written before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, so no setting hides them.
@@ -29,14 +30,14 @@ class LineCutter:
 
     def __init__(self):
         self._rest = b""
-        self._redrawn = False  # A line was shown, its newline may follow.
+        self._redrawn = False  # A line was shown; its newline may follow.
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the lines that `data` completes, without their ends."""
         lines = []
         *pieces, self._rest = _LINE_END.split(self._rest + data)
         for text, end in zip(pieces[::2], pieces[1::2], strict=True):
-            # The steps of a redraw are blank, and so is the newline that ends one.
+            # The steps of a redraw are blank, and so is the newline after it.
             if text.strip() or (end == b"\n" and not self._redrawn):
                 lines.append(text)
                 self._redrawn = end != b"\n"
@@ -45,60 +46,51 @@ class LineCutter:
         return lines
 
     def close(self) -> list[bytes]:
-        """Returns the rest when the stream ends, as a list of at most one line."""
+        """Returns the unfinished line at the end of the stream, if there is one."""
         return [self._rest] if self._rest else []
 
 
+@dataclass
 class WorkerStream:
-    """The stdout or stderr of a worker, as lines.
+    """The stdout or stderr of a worker, read line by line without blocking.
 
     Attributes:
-        pipe: Where the worker's bytes arrive.
-        target: File descriptor of the launcher that they belong to, 1 or 2.
+        pipe: The worker's end of the stream.
+        target: File descriptor of the launcher for the output, 1 or 2.
         label: The worker's label.
-        is_open: True while more may come.
+        tail: Receives every line.
+        hides_notices: True: TensorFlow's notices at its start are dropped.
+        is_open: True until the pipe has ended.
     """
 
-    def __init__(
-        self,
-        pipe: IO[bytes],
-        target: int,
-        label: str,
-        tail: deque[bytes],
-        hides_notices: bool,
-    ):
-        """Prepares the pipe for reading without waiting.
+    pipe: IO[bytes]
+    target: int
+    label: str
+    tail: deque[bytes]
+    hides_notices: bool
+    is_open: bool = True
+    _cutter: LineCutter = field(default_factory=LineCutter)
 
-        Args:
-            pipe: Where the worker's bytes arrive.
-            target: File descriptor of the launcher that they belong to.
-            label: The worker's label.
-            tail: Gets every line.
-            hides_notices: True: TensorFlow's notices at its start are dropped.
-        """
-        os.set_blocking(pipe.fileno(), False)
-        self.pipe, self.target, self.label = pipe, target, label
-        self.is_open = True
-        self._tail, self._hides_notices = tail, hides_notices
-        self._cutter = LineCutter()
+    def __post_init__(self):
+        os.set_blocking(self.pipe.fileno(), False)
 
     def read(self) -> list[bytes]:
-        """Returns the lines that have become complete; closes the pipe at its end.
+        """Returns the lines that have become complete.
 
         Raises:
-            BlockingIOError: If nothing has come.
+            BlockingIOError: If the pipe has no data yet.
         """
         data = os.read(self.pipe.fileno(), CHUNK)
         lines = self._cutter.feed(data) if data else self._cutter.close()
-        if self._hides_notices:
+        if self.hides_notices:
             lines = [line for line in lines if not _START_NOTICE.search(line)]
-        self._tail.extend(lines)
+        self.tail.extend(lines)
         self.is_open = bool(data)
         return lines
 
 
 def show(target: int, label: str, lines: Iterable[bytes]) -> OSError | None:
-    """Writes lines with a label; returns the error if that was not possible."""
+    """Writes lines with a label; returns the error if writing failed."""
     prefix = label.encode()
     return _write(target, b"".join(b"[%s] %s\n" % (prefix, line) for line in lines))
 
@@ -109,13 +101,13 @@ def say(text: str) -> None:
 
 
 def _write(target: int, data: bytes) -> OSError | None:
-    """Writes all of `data`, unbuffered; returns the error if that was not possible."""
+    """Writes all of `data`, unbuffered; returns the error if writing failed."""
     try:
         while data:
             try:
                 data = data[os.write(target, data) :]
             except BlockingIOError:
-                # Whoever reads is slow, and shares the pipe without waiting.
+                # The reader is slow, and the pipe that it shares does not block.
                 select.select([], [target], [])
     except OSError as error:
         return error

@@ -8,14 +8,14 @@ import socket
 
 
 def reserve_ports(count: int) -> list[socket.socket]:
-    """Reserves `count` TCP ports; returns sockets to hold for as long as workers serve.
+    """Reserves `count` TCP ports; returns sockets to hold while the workers serve.
 
-    TensorFlow's gRPC server binds the wildcard address without SO_REUSEPORT, so a TCP
-    socket held here would keep it out, and one closed just before would leave a gap.
-    The lock is the UDP port of the same number: launchers on this machine exclude each
-    other through it, in any container that shares the network, and it is released when
-    the launcher ends, in whatever way. Numbers are drawn from outside the range from
-    which the kernel gives ports to clients, so no outgoing connection takes one.
+    TensorFlow's gRPC server binds the wildcard address without SO_REUSEPORT: a TCP
+    socket held here would block the server, and a socket closed just before would leave
+    a gap. The lock is the UDP port of the same number. It excludes other launchers on
+    this machine, in any container that shares the network, and is released however the
+    launcher ends. Ports lie outside the kernel's range for clients, so no outgoing
+    connection takes one.
 
     Raises:
         RuntimeError: If there are fewer free ports.
@@ -41,7 +41,7 @@ def reserve_ports(count: int) -> list[socket.socket]:
 
 
 def local_address(lock: socket.socket) -> str:
-    """Returns the address on this machine of a reserved port."""
+    """Returns the address of a reserved port on this machine."""
     return f"127.0.0.1:{lock.getsockname()[1]}"
 
 
@@ -51,5 +51,5 @@ def _ports_of_servers() -> list[int]:
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             low, high = map(int, file.read().split())
-    ports = range(10000, 30000)  # Kubernetes hands out the next 2768 itself.
+    ports = range(10000, 30000)  # Kubernetes assigns the next 2768 itself.
     return [port for port in ports if not low <= port <= high] or list(ports)

@@ -1,9 +1,9 @@
-"""Launchers of several hosts agree on an attempt before they start it.
+"""Agreement of the launchers of several hosts on the attempt that they start.
 
-The launcher of worker 0 leads: until its worker serves there, it listens at the address
-of that worker. Each of the others tries to tell it which attempt comes next on its host
-until it is there. When all have come, the leader tells them the highest, which all of
-them start.
+The launcher of worker 0 leads: it listens at the address of worker 0 until that worker
+starts. Each other launcher connects to it, retrying until it succeeds, and sends the
+number of its next attempt. When all have sent theirs, the leader answers with the
+highest number, and all launchers start that attempt.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from collections.abc import Sequence
 
 from tfgradcomp.launch.output import CHUNK, say
 
-# Seconds between two tries to reach the leader: they double up to the second number.
+# Seconds between two tries to reach the leader; they double from the first to the last.
 _BACK_OFF = (0.1, 2.0)
 _NOTICE_SECONDS = 60.0
-# After a failure the others are back soon, or will not come at all.
+# After a failure the other launchers are back soon, or not at all.
 _PATIENCE_SECONDS = 600.0
 
 
 class Interrupted(Exception):
-    """The launcher is to end: `exit_code` says with what code."""
+    """Raised when the launcher has to end, with the code `exit_code`."""
 
     def __init__(self, exit_code: int):
         super().__init__(exit_code)
         self.exit_code = exit_code
 
 
-class Rendezvous:
+class LauncherRendezvous:
     """A meeting of the launchers of a cluster before each attempt.
 
     Args:
         cluster: The address of each worker, `"HOST:PORT"`.
-        index: Of the worker of this launcher.
-        signals: Where the numbers of signals to the launcher can be read.
+        index: Index of this launcher's worker.
+        signals: Socket with the numbers of signals that the launcher receives.
     """
 
     def __init__(self, cluster: Sequence[str], index: int, signals: socket.socket):
@@ -47,27 +47,27 @@ class Rendezvous:
         host, _, port = cluster[0].rpartition(":")
         self._leader = host.strip("[]"), int(port)
         self._missing = {0} if index else set(range(1, len(cluster)))
-        self._began = self._told = 0.0
+        self._began = self._last_notice = 0.0
         self._is_first = True
 
     def agree(self, attempt: int) -> int:
-        """Waits for all launchers; returns the attempt that they start.
+        """Waits for all launchers; returns the attempt that all of them start.
 
         Args:
-            attempt: The one that comes next here; 0 first.
+            attempt: The next attempt of this launcher, from 0.
 
         Raises:
-            Interrupted: If a signal tells the launcher to end, or if others do not come
-                for ten minutes after a failure.
+            Interrupted: If a signal tells the launcher to end, or if other launchers
+                are missing for ten minutes after a failure.
         """
-        self._began = self._told = time.monotonic()
+        self._began = self._last_notice = time.monotonic()
         self._is_first = attempt == 0
         meet = self._follow if self._index else self._lead
         return meet(attempt)
 
     def _lead(self, attempt):
         others = {*range(1, len(self._cluster))}
-        # The index and the attempt of each launcher that has come.
+        # Index and attempt of each launcher that has sent both, by its connection.
         known: dict[socket.socket, tuple[int, int]] = {}
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(socket.create_server(("", self._leader[1])))
@@ -79,7 +79,7 @@ class Rendezvous:
                         link = stack.enter_context(server.accept()[0])
                         unknown[link] = b""
                     elif ready in known:
-                        # A launcher says nothing more; it has ended.
+                        # A launcher sends nothing more: this one has ended.
                         del known[ready]
                     else:
                         text = unknown.pop(ready) + _receive(ready)
@@ -109,12 +109,12 @@ class Rendezvous:
                             text += part
                     if answer := _parse(text):
                         return answer["attempt"]
-            # Nobody listens yet, or it is the worker of an attempt that has failed.
+            # The leader does not listen yet, or a worker of a failed attempt answered.
             self._wait([], pause)
             pause = min(2 * pause, longest)
 
     def _wait(self, links, seconds):
-        """Returns those links that can be read, after some seconds at most."""
+        """Returns the links that can be read, after at most some seconds."""
         ready, *_ = select.select([self._signals, *links], [], [], seconds)
         if self._signals in ready:
             ready.remove(self._signals)
@@ -124,12 +124,12 @@ class Rendezvous:
                     raise Interrupted(128 + signum)
         now = time.monotonic()
         names = ", ".join(f"{i} ({self._cluster[i]})" for i in sorted(self._missing))
-        if now - self._told >= _NOTICE_SECONDS:
-            self._told = now
+        if now - self._last_notice >= _NOTICE_SECONDS:
+            self._last_notice = now
             say(f"waiting for the launchers of workers {names}")
         if not self._is_first and now - self._began >= _PATIENCE_SECONDS:
             say(
-                f"the launchers of workers {names} have not come back; start the run "
+                f"the launchers of workers {names} have not come back. Start the run "
                 f"again on every host. Received: {_PATIENCE_SECONDS:g} s of waiting"
             )
             raise Interrupted(1)
@@ -141,7 +141,7 @@ def _line(**values: int) -> bytes:
 
 
 def _receive(link: socket.socket) -> bytes:
-    """Returns what has come; nothing at the end."""
+    """Returns the bytes that have arrived; empty at the end of the connection."""
     try:
         return link.recv(CHUNK)
     except OSError:
@@ -149,11 +149,10 @@ def _receive(link: socket.socket) -> bytes:
 
 
 def _parse(text: bytes) -> dict | None:
-    """Returns what a launcher has said; None if it is no launcher, or has not ended."""
+    """Returns a launcher's message; None if it is incomplete or of no launcher."""
     try:
         values = json.loads(text) if text.endswith(b"\n") else None
     except ValueError:
         return None
-    if isinstance(values, dict) and isinstance(values.get("attempt"), int):
-        return values
-    return None
+    is_launcher = isinstance(values, dict) and isinstance(values.get("attempt"), int)
+    return values if is_launcher else None

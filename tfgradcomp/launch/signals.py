@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def signal_socket() -> Iterator[socket.socket]:
-    """Yields a socket from which the numbers of arriving signals can be read.
+    """Yields a socket that receives the numbers of arriving signals.
 
-    These are SIGCHLD, SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP.
+    The signals are SIGCHLD, SIGINT, SIGTERM and SIGHUP; SIGHUP is left out where it is
+    ignored, as under nohup.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)

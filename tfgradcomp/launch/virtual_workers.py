@@ -1,6 +1,6 @@
-"""Workers of a study: one process that trains as several would.
+"""Virtual workers for studies: one process that trains as several would.
 
-Apart from the launcher, which imports no TensorFlow.
+Separate from the launcher, which imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import os
 
 import tensorflow as tf
 
-from tfgradcomp.compat.strategy import read_as_processes
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.fit import enable_multi_worker_fit
+from tfgradcomp.fit.process_reading import read_as_processes
 from tfgradcomp.launch.environment import described_cluster, share_of_cores
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -21,17 +21,17 @@ _THREADS = "TF_NUM_INTRAOP_THREADS"
 def virtual_workers(num_workers: int) -> tf.distribute.MirroredStrategy:
     """Returns a strategy under which this process trains as N workers would.
 
-    For studies: how a method behaves with N workers is seen without starting them.
-    Weights, residuals and all other state of every worker have the bits that N
-    processes under `tf.distribute.MultiWorkerMirroredStrategy` would give them, trained
-    on the same data with the same seeds and as many threads an operation. It is not for
-    speed: the workers share the cores of this machine, and nothing crosses a network.
+    For studies of a method with N workers, without starting N processes. Weights,
+    residuals and all other state of every worker have the same bits as with N processes
+    under `tf.distribute.MultiWorkerMirroredStrategy`, given the same data, seeds and
+    number of threads per operation. It is not for speed: the workers share the cores of
+    this machine, and nothing crosses a network.
 
-    Each worker is a logical CPU of TensorFlow, which are made once in a process. So
-    call it first: before any tensor, variable or model is made.
+    Each worker is a logical CPU of TensorFlow. TensorFlow makes its devices once in a
+    process, so call this function first: before any tensor, variable or model is made.
 
     Args:
-        num_workers: N, 1 or more. The global batch is divided among them.
+        num_workers: N, 1 or more. The global batch is divided among the workers.
 
     Returns:
         The strategy, whose replicas are the workers, in the order of ranks.
@@ -56,8 +56,8 @@ def virtual_workers(num_workers: int) -> tf.distribute.MirroredStrategy:
     described = described_cluster(os.environ)
     if described:
         raise ValueError(
-            "virtual_workers is for a process by itself, and this one is a worker of a "
-            "cluster; start the program without a launcher, or take "
+            "virtual_workers needs a single process, but this process is a worker of a "
+            "cluster. Start the program without a launcher, or use "
             f"tf.distribute.MultiWorkerMirroredStrategy. Received: {described}, "
             f"num_workers={num_workers}"
         )
@@ -65,7 +65,7 @@ def virtual_workers(num_workers: int) -> tf.distribute.MirroredStrategy:
     threads = int(os.environ.get(_THREADS, 0)) or share_of_cores(num_workers)
     cpu, *_ = tf.config.list_physical_devices("CPU")
     try:
-        # By the number of threads an operation divides its sums.
+        # An operation divides its sums by the number of threads.
         if not threading.get_intra_op_parallelism_threads():
             threading.set_intra_op_parallelism_threads(threads)
         # A worker that waits for the others may hold its thread.
@@ -75,20 +75,20 @@ def virtual_workers(num_workers: int) -> tf.distribute.MirroredStrategy:
         )
     except RuntimeError:
         raise RuntimeError(
-            "virtual_workers makes the devices of TensorFlow, which has made them "
-            "already. Call it once, at the program's start: before any tensor, "
-            "variable, model or other strategy; in a notebook, restart the kernel. "
+            "virtual_workers must set TensorFlow's devices, but they exist already. "
+            "Call virtual_workers once, at the program's start: before any tensor, "
+            "variable, model or other strategy. In a notebook, restart the kernel. "
             f"Received: num_workers={num_workers}, "
             f"devices={len(tf.config.list_logical_devices('CPU'))}"
         ) from None
     names = [f"CPU:{rank}" for rank in range(num_workers)]
     strategy = tf.distribute.MirroredStrategy(names)
     read_as_processes(strategy)
-    # Optimizers without a wrapper then take the same steps in both.
+    # Optimizers without a wrapper then take the same steps as in N processes.
     enable_multi_worker_fit()
     logger.info(
-        "virtual_workers(%d): this process trains as %d workers would. It is for "
-        "studies, not for speed",
+        "virtual_workers(%d): this process trains as %d workers would. This is for "
+        "studies, not for speed.",
         num_workers,
         num_workers,
     )

@@ -25,30 +25,28 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Worker:
-    """One worker process in a session of its own, and its last lines.
+    """One worker process in its own session; starts when it is created.
+
+    Args:
+        label: Name in the output: an index, or job and index.
+        command: Arguments of the process after the Python executable.
+        env: Environment of the process.
 
     Attributes:
-        label: Its name in the output: an index, or job and index.
-        env: Its environment.
-        tail: Its last lines.
+        label: Name in the output.
+        env: Environment of the process.
+        tail: The last lines of its output.
         process: The process.
     """
 
     def __init__(self, label: str, command: list[str], env: dict[str, str]):
-        """Starts the process.
-
-        Args:
-            label: Its name in the output.
-            command: What follows the Python executable.
-            env: Its environment.
-        """
         python, launcher = sys.executable, str(os.getpid())
-        # -I -S: the bootstrap needs no site packages and nothing of the user's.
+        # -I -S: the bootstrap needs no site packages and no user settings.
         bootstrap = [python, "-I", "-S", "-c", _DIE_WITH_PARENT, launcher]
         self.label, self.env = label, env
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        # The session's id is the process id: signals reach what the worker starts, and
-        # Ctrl-C in the terminal reaches the launcher alone, which passes it on.
+        # The session's id is the process id: signals reach the worker's children too,
+        # and Ctrl-C in the terminal reaches the launcher alone, which passes it on.
         self.process = subprocess.Popen(
             [*bootstrap, python, *command],
             env=env,
@@ -69,13 +67,13 @@ class Worker:
         self.process.wait()
 
     def has_ended(self) -> bool:
-        """Returns whether the worker has ended; if so, ends what it started."""
-        if self.process.returncode is None:
+        """Returns whether the worker has ended; if so, kills all that it started."""
+        if self.is_running:
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self.process.pid, how):
                 # Before the wait, which frees the process id for another process.
                 self.kill()
-        return self.process.returncode is not None
+        return not self.is_running
 
     @property
     def is_running(self) -> bool:
@@ -84,7 +82,7 @@ class Worker:
 
     @property
     def exit_code(self) -> int:
-        """Exit code as a shell would give it."""
+        """Exit code as a shell gives it: 128 + signal if a signal ended the worker."""
         code = self.process.returncode
         return code if code >= 0 else 128 - code
 

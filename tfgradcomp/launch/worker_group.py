@@ -17,21 +17,19 @@ from tfgradcomp.launch.worker import Worker
 class WorkerGroup:
     """The workers of one attempt, watched by one loop without threads.
 
-    When a worker fails, all are ended.
+    If a worker fails, all workers are ended.
+
+    Args:
+        command: Arguments of each process after the Python executable.
+        grace: Seconds between the signal to end and SIGKILL.
+        signals: Socket with the numbers of signals that the launcher receives.
 
     Attributes:
-        workers: The workers that are watched.
+        workers: The workers.
         received_signal: The first signal that told the launcher to end; 0 if none did.
     """
 
     def __init__(self, command: list[str], grace: float, signals: socket.socket):
-        """Prepares the group; `run` starts the workers.
-
-        Args:
-            command: What follows the Python executable.
-            grace: Seconds between telling workers to end and killing them.
-            signals: Where the numbers of signals to the launcher can be read.
-        """
         self.workers: list[Worker] = []
         self.received_signal = 0
         self._command, self._grace, self._signals = command, grace, signals
@@ -64,10 +62,10 @@ class WorkerGroup:
             return self._culprit.exit_code
         if not self.received_signal:
             return 0
-        # Where all ended by themselves with one code, as those do that have saved.
+        # Workers that save at a signal all end by themselves with one code.
         codes = {worker.process.returncode for worker in self.workers}
-        own = codes.pop() if len(codes) == 1 else 0
-        return own if own > 0 else 128 + self.received_signal
+        common = codes.pop() if len(codes) == 1 else 0
+        return common if common > 0 else 128 + self.received_signal
 
     def _start(self, label: str, env: dict[str, str]) -> None:
         worker = Worker(label, self._command, env)
@@ -88,24 +86,20 @@ class WorkerGroup:
                 self._deadline = None
                 self._send(signal.SIGKILL)
             wait = self._deadline and max(0, self._deadline - time.monotonic())
-            # Wakes up as soon as a worker dies, for SIGCHLD is among the signals.
+            # Wakes up as soon as a worker dies, because SIGCHLD is among the signals.
             for key, _ in self._selector.select(wait):
                 self._read(key.data) if key.data else self._handle_signals()
 
     def _handle_ended(self, ended: list[Worker]) -> None:
-        """Ends all workers where one has failed.
-
-        Args:
-            ended: Those of the workers that have ended.
-        """
+        """Ends all workers if some of those that have ended failed."""
         failed = [worker for worker in ended if worker.exit_code]
         if failed:
-            # Of several at once, the one that a signal ended: when it breaks a
-            # collective, its peers raise errors rather than crash.
+            # If several failed, a worker that a signal ended is the cause: when its
+            # death breaks a collective, its peers raise errors rather than crash.
             self._fail(min(failed, key=lambda w: w.process.returncode > 0))
 
     def _fail(self, culprit: Worker) -> None:
-        """Ends all workers because of one, whose exit code becomes that of the run."""
+        """Ends all workers; the culprit's exit code becomes that of the run."""
         self._culprit = culprit
         say(f"{culprit}; ending the others")
         self._stop(signal.SIGTERM)
@@ -135,11 +129,10 @@ class WorkerGroup:
                 worker.send(signum)
 
     def _read(self, stream: WorkerStream) -> None:
-        """Shows what has come through a stream."""
-        lines = stream.read()
-        error = show(stream.target, stream.label, lines)
+        """Shows the new lines of a stream."""
+        error = show(stream.target, stream.label, stream.read())
         if error and stream.target not in self._lost_outputs:
-            # A full disk, or nobody reads any more (`| head`): no reason to end.
+            # A full disk or a closed reader (`| head`) is no reason to end the run.
             name = {1: "stdout", 2: "stderr"}[stream.target]
             say(f"{name} cannot be written ({error.strerror}); lines may be lost")
             self._lost_outputs.add(stream.target)
@@ -148,9 +141,9 @@ class WorkerGroup:
             stream.pipe.close()
 
     def _drain(self) -> None:
-        """Shows what the workers wrote before they ended."""
+        """Shows the lines that the workers wrote before they ended."""
         for key in list(self._selector.get_map().values()):
-            # Blocks where a process that left the worker's session holds the pipe.
+            # A process that left the worker's session may still hold the pipe.
             with contextlib.suppress(BlockingIOError):
                 while key.data and key.data.is_open:
                     self._read(key.data)

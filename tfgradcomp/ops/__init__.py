@@ -1,79 +1,41 @@
 """The operations of compression: native where they can be, else pure TensorFlow.
 
-Both give the same bits. `reference` says what is computed; `python -m tfgradcomp.ops
---info` says which library serves. The environment variable `TFGRADCOMP_OPS` chooses,
-where a function is called or traced:
+Both give the same bits. `python -m tfgradcomp.ops --info` shows which library is in
+use. The environment variable `TFGRADCOMP_OPS` is read at each call or trace:
 
-- `auto` (default): native where the library loads and has the operation; the reference
-  else, with one warning that says what to do.
+- `auto` (default): native if the library loads and has the operation; else the
+  reference, with one warning that says what to do.
 - `native`: the library, or an error that says why there is none.
-- `python`: the reference.
+- `python`: the reference, which is pure TensorFlow.
 
-Inside XLA (`jit_compile`) the reference is taken: XLA compiles no operations of others.
+Inside XLA (`jit_compile`) the reference runs: XLA cannot compile custom operations.
 """
 
 from __future__ import annotations
 
-from tfgradcomp import lazy
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "INDEX_BITS",
-    "NOTHING",
-    "SplitVector",
-    "Statistics",
-    "apply_decoded",
-    "block_statistics",
-    "coins",
-    "digits_per_word",
-    "find_levels",
-    "majority_vote",
-    "mean_magnitude",
-    "mean_of_levels",
-    "mean_of_signs",
-    "mean_of_sparse",
-    "mean_of_sums",
-    "mean_sign_error_feedback",
-    "mean_sign_residual",
-    "mean_sign_sums",
-    "pack_codes",
-    "pack_levels",
-    "pack_momentum_signs",
-    "pack_over_threshold",
-    "pack_signs",
-    "pack_signs_checked",
-    "pack_ternary",
-    "pack_unambiguous",
-    "random_bits",
-    "round_to_bfloat16",
-    "sign_error_feedback",
-    "spread",
-    "sum_codes",
-    "sum_levels",
-    "uniform",
-    "unpack_codes",
-    "widths",
-    "words_for",
-]
+if TYPE_CHECKING:
+    from tfgradcomp.ops.registry import *  # noqa: F403
+else:
+    # The registry imports TensorFlow, and `python -m tfgradcomp.ops` must be able to
+    # silence TensorFlow before that.
+    def __getattr__(name: str) -> Any:
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+            return importlib.import_module(f"{__name__}.{name}")
+        public = importlib.import_module("tfgradcomp.ops.registry").PUBLIC
+        if name == "__all__":
+            return [*public]
+        if name not in public:
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}. It has: {[*public]}"
+            )
+        globals()[name] = public[name]
+        return public[name]
 
-# Imported at their first use: `python -m tfgradcomp.ops` must be able to silence
-# TensorFlow before TensorFlow is imported.
-_ORIGINS = dict.fromkeys(__all__, "tfgradcomp.ops.dispatch") | {
-    "INDEX_BITS": "tfgradcomp.ops.word_format",
-    "NOTHING": "tfgradcomp.ops.word_format",
-    "SplitVector": "tfgradcomp.core.split_vector",
-    "Statistics": "tfgradcomp.ops.reference",
-    "apply_decoded": "tfgradcomp.ops.native.calls",
-    "coins": "tfgradcomp.ops.reference",
-    "digits_per_word": "tfgradcomp.ops.word_format",
-    "random_bits": "tfgradcomp.ops.reference",
-    "spread": "tfgradcomp.ops.reference",
-    "uniform": "tfgradcomp.ops.reference",
-    "widths": "tfgradcomp.ops.reference",
-    "words_for": "tfgradcomp.ops.word_format",
-}
-
-__getattr__ = lazy.attributes(__name__, _ORIGINS)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return [*importlib.import_module("tfgradcomp.ops.registry").PUBLIC]

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-# TensorFlow reads these when it is imported; the tool's output shall be its own.
+# TensorFlow reads these when it is imported. Only the tool's own lines are printed.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tfgradcomp.ops", description=_HELP)
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument(
-        "--info", action="store_true", help="say which library is in use, or why none"
+        "--info", action="store_true", help="show which library is in use, or why none"
     )
     action.add_argument(
         "--build", action="store_true", help="build the library into the cache, now"
@@ -38,10 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-_HELP = """The native ops of tfgradcomp. The first use of an operation builds their
-library where none fits the installed TensorFlow; this tool does so at a time of your
-choice. CXX names the C++ compiler, CUDA_HOME the folder of CUDA, TFGRADCOMP_CUDA=0
-leaves CUDA out."""
+_HELP = """Builds or shows the native ops of tfgradcomp. Without a library that fits the
+installed TensorFlow, the first use of an operation builds one; this tool builds it at a
+time of your choice. CXX names the C++ compiler, CUDA_HOME the folder of CUDA, and
+TFGRADCOMP_CUDA=0 leaves CUDA out."""
 
 
 def _facts():

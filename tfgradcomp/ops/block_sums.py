@@ -1,9 +1,9 @@
-"""Sums over blocks from the sums of their parts: the bits of `block_statistics`.
+"""Sums of blocks from the sums of their parts, with the bits of `block_statistics`.
 
 A block is summed as a tree over its chunks (custom_ops/word_format.h): adjacent pairs,
-pairs of these, and so on. Whoever holds a range of chunks can sum the subtrees that lie
-within it, each of them a block of its own to the operations; the few sums that are left
-meet in the order of the whole tree.
+pairs of these, and so on. A worker that holds a range of chunks sums the subtrees that
+lie within the range; to the operations, each subtree is a block. Their few sums are
+then added in the order of the whole tree.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-CHUNK = 512
+from tfgradcomp.core.word_format import CHUNK as CHUNK
 
 
 class Part(NamedTuple):
-    """A subtree: elements [begin, end) of a block.
+    """A subtree of a block's sum: elements [begin, end) of the vector.
 
     Attributes:
         block: Index of the block.
         level: Height of the subtree; it has at most `2**level` chunks.
-        index: Its place among the subtrees of that height.
-        begin: Its first element in the vector.
+        index: Its place among the block's subtrees of that height.
+        begin: Its first element.
         end: The element after its last.
     """
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
-    """Cuts what elements [begin, end) hold of each block into the fewest subtrees.
+    """Cuts each block's share of elements [begin, end) into the fewest subtrees.
 
     Args:
         row_splits: The blocks of the whole vector.
@@ -63,8 +63,11 @@ def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
             elements = (first + low) * CHUNK, (first + after) * CHUNK
             parts.append(
                 Part(
-                    *(block, level, low >> level),
-                    *(max(start, elements[0]), min(stop, elements[1])),
+                    block,
+                    level,
+                    low >> level,
+                    max(start, elements[0]),
+                    min(stop, elements[1]),
                 )
             )
             low = after
@@ -78,7 +81,7 @@ def add_up(
 
     Args:
         sums: The sum of each part, float64.
-        parts: The parts of all blocks; one may be there twice.
+        parts: The parts of all blocks; a part may occur twice.
         row_splits: The blocks of the whole vector.
     """
     counts = [_chunks(*block) for block in itertools.pairwise(row_splits)]

@@ -1,13 +1,13 @@
 """Builds the native ops from `custom_ops`.
 
-The standard library only, and nothing of this package: setup.py loads this file by its
-path, before there is a package or a TensorFlow.
+This file imports the standard library only: setup.py loads the file by its path, before
+there is a package or a TensorFlow.
 
-A library's name says what it fits: the version of TensorFlow, whose C++ interface
-changes with each minor one, the C library, whether it has CUDA kernels, and by a hash
-the sources, the build of TensorFlow and its binary interface. Wheels carry ready-made
-libraries, which fit every patch release of a minor version; the wheel's own name says
-which C library they need.
+A library's name states what the library fits: the version of TensorFlow, whose C++
+interface changes with each minor version; the C library; whether there are CUDA
+kernels; and, by a hash, the sources, the build of TensorFlow and its binary interface.
+Wheels carry ready-made libraries, which fit every patch release of a minor version. The
+name of the wheel states which C library they need.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from typing import NamedTuple
 # Two, so that a build at a first use leaves the machine to others.
 _JOBS = 2
 
-# No option may change a result: contraction rounds once where the reference does twice.
+# No option may change a result: contraction rounds once where the reference rounds
+# twice.
 _OPTIMIZE = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
-_INSTRUCTIONS = {
+INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mbmi2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mbmi2"],
 }
 
-# A kernel for one of these runs on later ones of the same major number too. The driver
-# of any other GPU compiles the PTX, which is that of an older one: PTX serves only
-# GPUs that are as new or newer.
+# A kernel also runs on later architectures of the same major number. The driver of any
+# other GPU compiles the PTX, which serves GPUs of its architecture and newer ones.
 _CUDA_ARCHITECTURES = [70, 75, 80, 90, 100, 120]
 _PTX_ARCHITECTURE = 90
 
-# The CUDA of TensorFlow's own wheels. Where there are several toolkits it is taken, as
-# it asks for no newer driver than they do.
+# The CUDA of TensorFlow's own wheels: it needs no newer driver than TensorFlow does.
 _PREFERRED_CUDA = 12
 
 _ASK_TENSORFLOW = """
@@ -58,17 +57,17 @@ print(json.dumps([tf.__version__, tf.version.GIT_VERSION, *flags]))
 
 
 class BuildError(Exception):
-    """A build failed; the message says why."""
+    """A build failed; the message states the reason."""
 
 
 class TensorFlow(NamedTuple):
     """The facts about a TensorFlow that a build needs.
 
     Attributes:
-        version: Its version.
+        version: `tf.__version__`.
         revision: The commit that it was built from.
-        compile_flags: Flags of `tf.sysconfig.get_compile_flags`.
-        link_flags: Flags of `tf.sysconfig.get_link_flags`.
+        compile_flags: Result of `tf.sysconfig.get_compile_flags`.
+        link_flags: Result of `tf.sysconfig.get_link_flags`.
     """
 
     version: str
@@ -78,17 +77,16 @@ class TensorFlow(NamedTuple):
 
 
 def ask_tensorflow(python: str = sys.executable) -> TensorFlow:
-    """Asks an interpreter for its TensorFlow.
-
-    Isolated: inside pip's build environment, too, it sees what is installed.
+    """Asks a Python interpreter for the facts about its TensorFlow.
 
     Raises:
-        BuildError: If it has none, or one that does not import.
+        BuildError: If the interpreter cannot import TensorFlow.
     """
+    # Isolated (-I), it sees the installed packages in pip's build environment, too.
     command = [python, "-I", "-c", _ASK_TENSORFLOW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
-        reason = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise BuildError(f"{python} cannot import TensorFlow: {reason[0]}")
     return TensorFlow(*json.loads(done.stdout.splitlines()[-1]))
 
@@ -97,19 +95,20 @@ def source_folder() -> Path:
     """Returns the folder of the C++ sources, in the package or beside it.
 
     Raises:
-        BuildError: If there is none.
+        BuildError: If there is no such folder.
     """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "custom_ops", package.parent / "custom_ops"):
         if (folder / "kernels.h").is_file():
             return folder
     raise BuildError(
-        f"The C++ sources of tfgradcomp are missing. Expected: {package / 'custom_ops'}"
+        "The C++ sources of tfgradcomp are missing; install the package again. "
+        f"Expected: {package / 'custom_ops'}"
     )
 
 
 def source_hash() -> str:
-    """Returns a hash of all that decides what a build gives: sources and this file."""
+    """Returns a hash of the sources and of this file, which states the flags."""
     folder = source_folder()
     suffixes = (".h", ".cc", ".cu", ".cuh")
     files = [path for path in folder.rglob("*") if path.suffix in suffixes]
@@ -124,11 +123,11 @@ def library_name(tensorflow: TensorFlow, cuda: bool, ready_made: bool = False) -
     """Returns the file name of the library that fits a TensorFlow on this machine.
 
     Args:
-        tensorflow: The TensorFlow.
+        tensorflow: The TensorFlow that the library fits.
         cuda: Whether the library has CUDA kernels.
-        ready_made: Whether it is one of those that wheels carry.
+        ready_made: Whether a wheel carries the library.
     """
-    # Those that say where headers are do not count.
+    # The places of the headers (-I) do not matter.
     facts = sorted(f for f in tensorflow.compile_flags if not f.startswith("-I"))
     if ready_made:
         minor_version = ".".join(tensorflow.version.split(".")[:2])
@@ -144,11 +143,14 @@ def library_name(tensorflow: TensorFlow, cuda: bool, ready_made: bool = False) -
 
 
 def find_nvcc() -> tuple[str | None, str]:
-    """Returns the path of the nvcc to build with, or None, and what to say of it.
+    """Returns the path of the nvcc to build with and a text about it.
 
-    The toolkit that `CUDA_HOME` or `CUDA_PATH` names is taken as it is. Of others, one
-    is taken that the driver of this machine can run, CUDA 12 before any other; where
-    there is no driver, as on a machine that only builds, each of them will do.
+    The toolkit that `CUDA_HOME` or `CUDA_PATH` names is taken without a check. Else a
+    toolkit is taken that the driver of this machine can run, CUDA 12 before any other.
+    Without a driver, as on a machine that only builds, any toolkit will do.
+
+    Returns:
+        The path and the path again, or None and the reason why there is none.
     """
     if os.environ.get("TFGRADCOMP_CUDA") == "0":
         return None, "left out: TFGRADCOMP_CUDA=0"
@@ -158,11 +160,9 @@ def find_nvcc() -> tuple[str | None, str]:
         nvcc = shutil.which("nvcc", path=os.path.join(os.environ.get(name, ""), "bin"))
         if os.environ.get(name) and nvcc is not None:
             return nvcc, nvcc
-    found = {}
-    for nvcc in reversed(_all_nvcc()):  # Of equal releases the first one stays.
-        release = _release(nvcc)
-        if release is not None:
-            found[release] = nvcc
+    releases = ((_release(nvcc), nvcc) for nvcc in reversed(_all_nvcc()))
+    # The first of several equal releases stays.
+    found = {release: nvcc for release, nvcc in releases if release is not None}
     if not found:
         return None, "left out: no nvcc in CUDA_HOME, PATH or /usr/local/cuda*"
     driver = driver_version()
@@ -170,8 +170,9 @@ def find_nvcc() -> tuple[str | None, str]:
     if driver is not None and not fits:
         newer = ", ".join(f"{nvcc} ({r[0]}.{r[1]})" for r, nvcc in found.items())
         return None, (
-            f"left out: the driver runs CUDA up to {driver[0]}.{driver[1]}, and newer "
-            f"are {newer}. Install a toolkit of CUDA {driver[0]}, or a newer driver"
+            f"left out: the driver runs CUDA up to {driver[0]}.{driver[1]}, but all "
+            f"toolkits are newer: {newer}. Install a toolkit of CUDA {driver[0]}, or a "
+            "newer driver"
         )
     best = max(fits, key=lambda release: (release[0] == _PREFERRED_CUDA, release))
     return found[best], found[best]
@@ -180,7 +181,7 @@ def find_nvcc() -> tuple[str | None, str]:
 def driver_version() -> tuple[int, int] | None:
     """Returns the newest CUDA that this machine's driver runs, None without a driver.
 
-    This asks the driver's library alone: it starts no CUDA and needs no GPU.
+    It asks the driver's library alone, which starts no CUDA and needs no GPU.
     """
     number = ctypes.c_int(0)
     try:
@@ -193,20 +194,20 @@ def driver_version() -> tuple[int, int] | None:
 
 
 def _all_nvcc() -> list[str]:
-    """The toolkits of this machine: in PATH, in /usr/local/cuda and beside it."""
+    """Returns the nvcc of each toolkit in PATH, in /usr/local/cuda and beside it."""
     places = os.environ.get("PATH", "").split(os.pathsep)
-    places += [str(p / "bin") for p in sorted(Path("/usr/local").glob("cuda*"))]
+    places += map(str, sorted(Path("/usr/local").glob("cuda*/bin")))
     found = [shutil.which("nvcc", path=place) for place in places if place]
-    return list(dict.fromkeys(nvcc for nvcc in found if nvcc is not None))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _release(nvcc: str) -> tuple[int, int] | None:
-    """The release of a toolkit, or None where its nvcc does not run."""
+    """Returns the release of a toolkit, or None if its nvcc does not run."""
     try:
-        said = _run([nvcc, "--version"])
+        output = _run([nvcc, "--version"])
     except BuildError:
         return None
-    numbers = re.search(r"release (\d+)\.(\d+)", said)
+    numbers = re.search(r"release (\d+)\.(\d+)", output)
     return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
@@ -219,9 +220,9 @@ def build_library(
     """Builds the library of ops into a folder, in one piece.
 
     Args:
-        folder: Where to; it is made.
-        tensorflow: What it shall fit.
-        say: Takes lines on the way: that CUDA was left out, and why.
+        folder: Folder to build into. It is made if it is missing.
+        tensorflow: The TensorFlow that the library shall fit.
+        say: Function that is called with a line if CUDA is left out, and why.
         ready_made: Whether the library is for a wheel.
 
     Returns:
@@ -230,13 +231,10 @@ def build_library(
     Raises:
         BuildError: If a compiler is missing or fails, with its output.
     """
-    sources = source_folder()
+    sources = source_folder() / "tensorflow"
     compiler = _run([*_compiler(), "--version"]).splitlines()[0]
-    # System headers: TensorFlow's own warnings would bury an error.
-    flags = [
-        flag.replace("-I", "-isystem", 1) if flag.startswith("-I") else flag
-        for flag in tensorflow.compile_flags
-    ]
+    # As system headers: warnings about TensorFlow's headers would bury an error.
+    flags = [re.sub("^-I", "-isystem", flag) for flag in tensorflow.compile_flags]
     glue = [*_compiler(), "-fPIC", *flags, "-O2", "-DNDEBUG", "-fvisibility=hidden"]
     with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
         nvcc, cuda = find_nvcc()
@@ -252,12 +250,12 @@ def build_library(
         built_with = f"TensorFlow {tensorflow.version}; {compiler}; CUDA {cuda}"
         define = f"-DTFGRADCOMP_BUILT_WITH={json.dumps(built_with)}"
         jobs = [
-            (sources / "tensorflow" / "ops.cc", [*glue, define]),
-            (sources / "tensorflow" / "kernels_cpu.cc", glue),
+            (sources / "ops.cc", [*glue, define]),
+            (sources / "kernels_cpu.cc", glue),
             *_cpu_jobs(),
         ]
         if nvcc is not None:
-            jobs.append((sources / "tensorflow" / "kernels_gpu.cc", glue))
+            jobs.append((sources / "kernels_gpu.cc", glue))
         objects = [*_compile(jobs, scratch), *gpu_objects]
         path = Path(folder) / library_name(tensorflow, nvcc is not None, ready_made)
         _link(objects, tensorflow.link_flags, path, nvcc)
@@ -268,10 +266,10 @@ def build_cpu_library(path: str | os.PathLike) -> Path:
     """Builds the CPU kernels alone, without TensorFlow: the C functions of cpu/cpu.h.
 
     Args:
-        path: The library's file.
+        path: File of the library.
 
     Returns:
-        The path.
+        The path of the library.
 
     Raises:
         BuildError: If a compiler is missing or fails, with its output.
@@ -282,14 +280,17 @@ def build_cpu_library(path: str | os.PathLike) -> Path:
 
 
 def _cpu_jobs() -> list[tuple[Path, list[str]]]:
-    """The CPU kernels' files; a name that ends in `_avx2` has its flags, and so on."""
-    jobs = []
+    """Returns the files of the CPU kernels and their commands.
+
+    A file whose name ends in `_avx2` is compiled with the flags of AVX2, and so on.
+    """
     command = [*_compiler(), "-std=c++17", "-fPIC", *_OPTIMIZE]
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    jobs = []
     for file in sorted((source_folder() / "cpu").glob("*.cc")):
-        instructions = _INSTRUCTIONS.get(file.stem.rpartition("_")[2])
-        if is_x86 or instructions is None:
-            jobs.append((file, [*command, *(instructions or [])]))
+        instructions = INSTRUCTIONS.get(file.stem.rpartition("_")[2], [])
+        if is_x86 or not instructions:
+            jobs.append((file, [*command, *instructions]))
     return jobs
 
 
@@ -299,11 +300,14 @@ def _compiler() -> list[str]:
     for name in ("g++", "c++", "clang++"):
         if shutil.which(name):
             return [name]
-    raise BuildError("Found no C++ compiler: none of g++, c++, clang++ is in PATH")
+    raise BuildError(
+        "There is no C++ compiler: none of g++, c++, clang++ is in PATH. Install g++, "
+        "or set CXX"
+    )
 
 
 def _compile(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
-    """Compiles files, each by its command, and returns the objects."""
+    """Compiles files, each by its command, and returns the object files."""
 
     def run(job):
         file, command = job
@@ -321,10 +325,10 @@ def _compile(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
 
 
 def cuda_flags(nvcc: str) -> tuple[list[str], str]:
-    """Returns the flags that CUDA kernels are compiled with, and what they give.
+    """Returns the flags for CUDA kernels, and a text that names what they build.
 
     Raises:
-        BuildError: If this nvcc does not run, or knows none of the GPUs.
+        BuildError: If this nvcc does not run, or knows none of the architectures.
     """
     known = {
         int(line.rpartition("_")[2])
@@ -344,7 +348,7 @@ def cuda_flags(nvcc: str) -> tuple[list[str], str]:
 
 
 def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
-    """Returns the objects of the CUDA kernels and what they were built with."""
+    """Returns the object files of the CUDA kernels, and a text that describes them."""
     flags, built_with = cuda_flags(nvcc)
     files = sorted((source_folder() / "cuda").glob("*.cu"))
     return _compile([(file, [nvcc, *flags]) for file in files], scratch), built_with
@@ -353,28 +357,25 @@ def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
 def _link(
     objects: list[str], flags: Sequence[str], path: Path, nvcc: str | None = None
 ) -> None:
-    """Links beside `path` and renames: nobody ever sees half of a library."""
+    """Links into a folder beside `path` and moves the file: nobody loads half of it."""
     if nvcc is None:
         command = [*_compiler(), "-shared", *objects, *flags]
     else:
-        # It knows where the CUDA runtime is. Static: a machine without CUDA loads it.
+        # nvcc knows where the CUDA runtime is. With a static runtime, the library also
+        # loads on a machine without CUDA.
         command = [nvcc, "-shared", "-cudart", "static", *objects]
         for flag in flags:
             command += ["-Xlinker", flag]
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as folder:
+        unfinished = os.path.join(folder, path.name)
         _run([*command, "-o", unfinished])
         os.chmod(unfinished, 0o755)
         os.replace(unfinished, path)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
 
 
 def _run(command: list[str]) -> str:
-    """Runs a compiler and returns what it says."""
+    """Runs a compiler and returns its output."""
     try:
         done = subprocess.run(
             command,

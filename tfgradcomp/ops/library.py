@@ -1,7 +1,7 @@
-"""Finds, loads and builds the library of native operations.
+"""Finds, loads and builds the library of native ops.
 
-The library is loaded at its first use. If no library fits, it is built before that.
-A wheel brings ready-made libraries, so that nothing is built.
+The library is loaded at its first use, and built before that if none fits. A wheel
+carries ready-made libraries, so that nothing is built.
 """
 
 from __future__ import annotations
@@ -23,36 +23,9 @@ import tensorflow as tf
 from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import build
 
-# The operations of the library.
-NAMES = (
-    "pack_codes",
-    "unpack_codes",
-    "pack_signs",
-    "pack_momentum_signs",
-    "pack_ternary",
-    "block_statistics",
-    "sum_codes",
-    "sum_levels",
-    "mean_of_signs",
-    "find_levels",
-    "pack_levels",
-    "mean_of_levels",
-    "majority_vote",
-    "sign_error_feedback",
-    "mean_sign_error_feedback",
-    "mean_sign_sums",
-    "mean_sign_residual",
-    "pack_unambiguous",
-    "pack_over_threshold",
-    "mean_of_sparse",
-    "round_to_bfloat16",
-)
-# Those that decode a vector and can apply it to variables at once.
-APPLICABLE = ("sum_levels", "mean_of_signs", "mean_of_levels")
-
 
 class UnavailableError(RuntimeError):
-    """Says why there is no library that fits and why none could be built."""
+    """No library fits and none could be built; the message says why."""
 
 
 class Library(NamedTuple):
@@ -60,15 +33,15 @@ class Library(NamedTuple):
 
     Attributes:
         path: The file of the library.
-        operations: The module with the operations of the library.
+        operations: The module with the ops of the library.
     """
 
     path: Path
     operations: ModuleType
 
-    def has(self, name: str) -> bool:
-        """Returns whether the library has an operation of `NAMES`."""
-        return hasattr(self.operations, f"tfgradcomp_{name}")
+    def has(self, op: str) -> bool:
+        """Returns whether the library has an op of this name, without its prefix."""
+        return hasattr(self.operations, f"tfgradcomp_{op}")
 
     @property
     def has_cuda(self) -> bool:
@@ -87,7 +60,7 @@ class Library(NamedTuple):
 
     @property
     def driver_problem(self) -> str:
-        """Returns why the driver of this machine runs no CUDA of it; "" if it does."""
+        """Returns why this machine's driver cannot run the CUDA kernels, else ""."""
         return self._text("tfgradcomp_cuda_driver_problem") if self.has_cuda else ""
 
     def _text(self, function: str) -> str:
@@ -122,48 +95,45 @@ def library() -> Library:
 
 @functools.cache
 def gpu_problem(library: Library) -> str | None:
-    """Returns why a library cannot serve the GPUs that TensorFlow sees, None if it can.
+    """Returns why a library cannot serve the visible GPUs, None if it can.
 
-    The driver may be too old for the CUDA of the library: then it has registered no
-    kernels for GPUs. Else an operation is tried out once: the GPU may be too old.
+    If the driver is too old for the library's CUDA, the library has registered no
+    kernels for GPUs. Else one op is tried, since the GPU may be too old.
     """
     if not library.has_cuda:
-        return f"it has no kernels for them ({library.built_with})"
+        return f"it has no kernels for GPUs ({library.built_with})"
     if library.driver_problem:
-        return f"they do not run its kernels: {library.driver_problem}"
+        return f"its kernels do not run: {library.driver_problem}"
     try:
         with tf.init_scope(), tf.device("GPU:0"):
             library.operations.tfgradcomp_pack_codes([1], base=2).numpy()
     except tf.errors.OpError as error:
-        return f"they do not run its kernels ({library.built_with}): {error.message}"
+        return f"its kernels do not run ({library.built_with}): {error.message}"
     return None
 
 
 def find_library(broken: Collection[Path] = ()) -> Path | None:
-    """Returns the file of the library to load, None if there is none that fits.
+    """Returns the file of the library to load, None if no file fits.
 
-    One in the cache was built on this machine or on purpose, by `--build`, so it goes
-    before the one that was installed; a ready-made one of a wheel comes last.
+    The cache has what was built on this machine or on purpose, by `--build`. It goes
+    before the library that was installed; a wheel's ready-made library comes last.
 
     Args:
         broken: Files that do not load.
     """
-    installed, cached = _INSTALLED, cache_folder()
-    places = [
-        (folder, cuda, ready_made)
-        for cuda in (True, False)
+    cached = cache_folder()
+    would_add_cuda = gpu_is_visible() and build.find_nvcc()[0] is not None
+    for cuda in (True, False):
         for folder, ready_made in (
             (cached, False),
-            (installed, False),
-            (installed, True),
-        )
-    ]
-    if gpu_is_visible() and build.find_nvcc()[0] is not None:
-        del places[-2:]  # A new build adds kernels for the GPU.
-    for folder, cuda, ready_made in places:
-        path = folder / build.library_name(tensorflow(), cuda, ready_made)
-        if path.is_file() and (folder == installed or _is_own(path)):
-            if path not in broken:
+            (_INSTALLED, False),
+            (_INSTALLED, True),
+        ):
+            if folder == _INSTALLED and not cuda and would_add_cuda:
+                continue  # A new build adds kernels for the GPU.
+            path = folder / build.library_name(tensorflow(), cuda, ready_made)
+            is_trusted = path.is_file() and (folder == _INSTALLED or _is_own(path))
+            if is_trusted and path not in broken:
                 return path
     return None
 
@@ -182,7 +152,7 @@ def build_library() -> Path:
 
 
 def cache_folder() -> Path:
-    """Returns the folder of the libraries that were built at a first use."""
+    """Returns the folder of the libraries that were built on this machine."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "tfgradcomp" / "ops"
 
@@ -193,16 +163,18 @@ def gpu_is_visible() -> bool:
 
 
 def _load_or_build() -> Library:
-    """Loads the library; after one that does not load comes the next, or a new one."""
+    """Loads the library that fits best; if it does not load, the next or a new one."""
     broken: list[Path] = []
     while True:
         path = find_library(broken) or _build_once(broken)
         try:
-            return _load(path)
-        except UnavailableError as error:
+            operations = tf.load_op_library(os.fspath(path))
+            return Library(path, operations)
+        except (tf.errors.OpError, RuntimeError) as error:
+            problem = f"{path} cannot be loaded: {error}"
             if path in broken:  # It was built anew.
-                raise
-            logger.warning("%s; another one is taken, or built", error)
+                raise UnavailableError(problem) from error
+            logger.warning("%s; another one is taken, or built", problem)
             broken.append(path)
 
 
@@ -210,16 +182,16 @@ def _own_cache_folder() -> Path:
     """Makes the folder of built libraries, and returns it.
 
     Raises:
-        BuildError: If others may write into it.
+        BuildError: If other users may write into it.
     """
     folder = cache_folder()
-    for one in (folder.parent, folder):
-        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_own(folder):
         raise build.BuildError(
             f"Nothing is built into {folder}, because it belongs to another user, or "
-            "others may write there and so run code as this user. Remove it, or set "
-            "XDG_CACHE_HOME to a folder of your own. Received: "
+            "other users may write there and so run code as this user. Remove it, or "
+            "set XDG_CACHE_HOME to a folder of your own. Received: "
             f"owner={folder.stat().st_uid}, mode={folder.stat().st_mode & 0o777:o}"
         )
     return folder
@@ -227,24 +199,11 @@ def _own_cache_folder() -> Path:
 
 def _is_own(path: Path) -> bool:
     """Returns whether only this user, or root, may change a file and its folder."""
-    for one in (path, path.parent):
-        state = one.stat()
-        if state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022:
-            return False
-    return True
+    states = path.stat(), path.parent.stat()
+    return all(s.st_uid in (0, os.geteuid()) and not s.st_mode & 0o022 for s in states)
 
 
-def _load(path: Path) -> Library:
-    try:
-        operations = tf.load_op_library(os.fspath(path))
-    except (tf.errors.OpError, RuntimeError) as error:
-        raise UnavailableError(f"{path} cannot be loaded: {error}") from error
-    for name in NAMES:
-        tf.no_gradient("Tfgradcomp>" + name.title().replace("_", ""))
-    return Library(path, operations)
-
-
-def _build_once(broken: Collection[Path] = ()) -> Path:
+def _build_once(broken: Collection[Path]) -> Path:
     """Builds the library, or waits for another process that is building it."""
     folder = _own_cache_folder()
     began = time.time()
@@ -254,7 +213,7 @@ def _build_once(broken: Collection[Path] = ()) -> Path:
         if found is not None:
             return found
         if failure.is_file() and failure.stat().st_mtime > began:
-            # All workers that waited fail at once, without building one after another.
+            # All workers that waited fail at once, instead of building one by one.
             raise build.BuildError(failure.read_text())
         try:
             return _build(folder)

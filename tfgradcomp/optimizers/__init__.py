@@ -1,4 +1,4 @@
-"""The public wrappers: a paper a file.
+"""The public wrappers.
 
 The wrappers of this folder's modules are found when it is imported, and registered with
 Keras as `tfgradcomp>ClassName`, whatever file a class stands in.
@@ -11,12 +11,10 @@ import keras
 from tfgradcomp.core.registry import public_classes
 from tfgradcomp.optimizers.wrapper import OptimizerWrapper
 
-# What has no configuration of its own is a base class, such as `Quantizer`.
-_CLASSES = {
-    name: kind
-    for name, kind in public_classes(__name__, OptimizerWrapper).items()
-    if vars(kind).get("config_arguments")
-}
+_CLASSES = public_classes(__name__, OptimizerWrapper)
+# Base classes of wrappers, which are no optimizers by themselves.
+for _name in ("OptimizerWrapper", "ExchangeOptimizer", "MethodWrapper"):
+    del _CLASSES[_name]
 for _class in _CLASSES.values():
     keras.saving.register_keras_serializable("tfgradcomp")(_class)
 globals().update(_CLASSES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,11 +14,13 @@ from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.compat.strategy import create_variables
 from tfgradcomp.core.arguments import check_instance, check_integer
-from tfgradcomp.engine.consistency_check import check_same_at_start
+from tfgradcomp.engine.consistency_check import check_same_at_start, describe
+from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.dense import with_values
+from tfgradcomp.engine.inner_step import apply_alone
 from tfgradcomp.engine.summary import variables_to_build_for
+from tfgradcomp.engine.variable_copies import copy_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.local_step_schedule import MOST, IntervalTuner, groups_of
@@ -88,8 +90,6 @@ class LocalSteps(OptimizerWrapper):
         Qsparse-local-SGD, 2019; Douillard et al., DiLoCo, 2023.
     """
 
-    config_arguments: ClassVar[tuple[str, ...]]
-    config_arguments = ("outer", "every", "warmup_steps", "stagger")
     needs_second_moments = False
 
     def __init__(
@@ -120,7 +120,9 @@ class LocalSteps(OptimizerWrapper):
                 "common weights. Received: inner_optimizer.use_ema=True"
             )
         self.outer = outer
-        self.every, self.warmup_steps, self.stagger = every, warmup_steps, stagger
+        self.keep_arguments(
+            outer=outer, every=every, warmup_steps=warmup_steps, stagger=stagger
+        )
         self._is_checked = False
         check_strategy(self)
 
@@ -135,7 +137,7 @@ class LocalSteps(OptimizerWrapper):
         self._strategy = check_strategy(self)
         self._hosts = across_hosts(self._strategy)
         self.inner_optimizer.build(variables)
-        self._anchors = [compat.copy_of(self, variable) for variable in variables]
+        self._anchors = [copy_of(self, variable) for variable in variables]
         # Steps since all were exchanged, steps left out, and H, 0 before it is known.
         counts = tf.constant([0, 0, self._given or 0], tf.int64)
         self._counts = PerReplicaVariable(counts, "local_steps")
@@ -158,10 +160,13 @@ class LocalSteps(OptimizerWrapper):
         """Returns the optimizer of a group: the one given, or one like it."""
         if not index:
             return self.outer
-        outer = type(self.outer).from_config(self.outer.get_config())
-        # Random numbers must be others; a transport is in no config.
-        outer.seed, outer.transport = self.outer.seed + index, self.outer.transport
-        return outer
+        arguments = self.outer.arguments_from(self.outer.get_config())
+        # Groups draw different random numbers. A configuration holds no transport.
+        arguments |= {
+            "seed": self.outer.seed + index,
+            "transport": self.outer.transport,
+        }
+        return type(self.outer)(**arguments)
 
     @property
     def variables(self):
@@ -264,7 +269,7 @@ class LocalSteps(OptimizerWrapper):
         is_warmup = tf.convert_to_tensor(self.outer.iterations) < self.warmup_steps
 
         def step(gradients):
-            compat.apply_alone(self.inner_optimizer, gradients, variables)
+            apply_alone(self.inner_optimizer, gradients, variables)
 
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)
@@ -366,7 +371,7 @@ class LocalSteps(OptimizerWrapper):
             return
         if self._hosts is not None:
             settings = {
-                "local_optimizer": compat.describe(self.inner_optimizer),
+                "local_optimizer": describe(self.inner_optimizer),
                 "every": self.every,
                 "warmup_steps": self.warmup_steps,
                 "stagger": self.stagger,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compat import adam
-from tfgradcomp.compressors import ErrorFeedback, ScaledSign
+from tfgradcomp import methods
+from tfgradcomp.compat.inner_optimizer import momenta
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.gradient_bucket import Gradients
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.frozen_variance import freeze_variance, is_plain_adam
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
-from tfgradcomp.servers import Recompress
 
 _NOT_TAKEN = ("sparse", "dense_every", "policy")
 # A distance of 2 to this power is never reached.
@@ -94,7 +94,7 @@ class MomentumStepper(Stepper):
     def own_momenta(self, gradients: Gradients) -> Gradients:
         """Returns the momenta that this worker's gradients make of the shared ones."""
         beta, scale = self.inner.beta_1, gradients.scale
-        pairs = zip(gradients.values, adam.momenta(self.inner), strict=True)
+        pairs = zip(gradients.values, momenta(self.inner), strict=True)
         values = [
             None if g is None else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
             for g, m in pairs
@@ -158,16 +158,7 @@ class OneBitAdam(CompressedOptimizer):
     """
 
     stepper_class = MomentumStepper
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "refresh",
-        "variance_floor",
-        "block_size",
-        *(
-            name
-            for name in CompressedOptimizer.common_arguments
-            if name not in _NOT_TAKEN
-        ),
-    )
+    refused_arguments = _NOT_TAKEN
 
     def __init__(
         self,
@@ -193,23 +184,21 @@ class OneBitAdam(CompressedOptimizer):
             )
         super().__init__(
             inner_optimizer,
-            ErrorFeedback(ScaledSign()),
-            Recompress(ScaledSign()),
-            block_size=block_size,
+            replace(methods.dist_ef_block_sgd(block_size), name="OneBitAdam"),
             warmup_steps=warmup_steps,
             sparse="dense",
             **kwargs,
         )
         inner = self.inner_optimizer
-        if not adam.is_plain_adam(inner):
+        if not is_plain_adam(inner):
             raise ValueError(
                 "1-bit Adam is made of Adam's moments. Expected: keras.optimizers.Adam "
                 "or AdamW, without amsgrad. Received: inner_optimizer="
                 f"{type(inner).__name__}, amsgrad={getattr(inner, 'amsgrad', None)}"
             )
-        self.refresh, self.variance_floor = refresh, variance_floor
+        self.keep_arguments(refresh=refresh, variance_floor=variance_floor)
         self.uncompressed_steps = VarianceSteps(warmup_steps, refresh=refresh)
-        adam.freeze_variance(
+        freeze_variance(
             inner,
             lambda step: self.uncompressed_steps.include(step),
             lambda step: self.uncompressed_steps.count(step),

@@ -1,4 +1,4 @@
-"""A base class that answers Keras' questions by an inner optimizer."""
+"""A base class that wraps a Keras optimizer."""
 
 from __future__ import annotations
 
@@ -14,43 +14,79 @@ from tfgradcomp.compat import inner_optimizer as compat
 InnerOptimizer: TypeAlias = keras.optimizers.Optimizer | str | dict
 """A Keras optimizer, its name or its config."""
 
-
-class _WrapperType(type):
-    def __call__(cls, *args, **kwargs):
-        wrapper = super().__call__(*args, **kwargs)
-        wrapper._answer_by_inner()
-        return wrapper
-
-    @property
-    def __signature__(cls):
-        # The constructor's: Python would show that of `__call__`.
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=[*signature.parameters.values()][1:])
+# Arguments and values that were renamed in version 0.2.
+RENAMED = {"bucket_size": "block_size"}
+_RENAMED_VALUES = {("aggregate", "sum"): "mean"}
 
 
-class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
-    """An optimizer that answers Keras' questions by its inner optimizer.
+class InnerAttribute:
+    """An attribute of Keras' base class that belongs to the inner optimizer.
 
-    What is not its own is the inner optimizer's, to read and to set: `learning_rate`,
-    `iterations`, `clipnorm`, `use_ema`, `beta_1`, `momentum`, ... Its own are its
-    methods and what its constructor sets. Where both take an argument, such as
-    `weight_decay`, it is the wrapper's if it was given there, and cannot be changed;
-    `inner_optimizer.weight_decay` is the other one.
+    If the wrapper's constructor has an argument of the same name, and it was given,
+    reading returns that argument.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        if wrapper is None:
+            return self
+        own = vars(wrapper).get(self._name)
+        return getattr(wrapper.inner_optimizer, self._name) if own is None else own
+
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        # Keras' constructor sets its defaults before there is an inner optimizer.
+        if "inner_optimizer" in vars(wrapper):
+            setattr(wrapper.inner_optimizer, self._name, value)
+
+
+class OptimizerWrapper(keras.optimizers.Optimizer):
+    """An optimizer around an inner optimizer, whose attributes it forwards.
+
+    The arguments of Keras' base class (`learning_rate`, `clipnorm`, `use_ema`, ...) are
+    properties that read and set those of the inner optimizer. Any other attribute that
+    only the inner optimizer has (`beta_1`, an attribute of a subclass) is read and set
+    there as well, by `__getattr__` and `__setattr__`.
+
+    The wrapper's own arguments are fixed when it is created: setting one raises.
 
     Attributes:
         inner_optimizer: The wrapped optimizer.
-        config_arguments: Names of the constructor's arguments, besides
-            `inner_optimizer`, that are attributes as well and make up the
-            configuration.
+        argument_names: Names of the constructor's arguments, which are attributes and
+            make up the configuration.
     """
 
-    config_arguments: ClassVar[tuple[str, ...]] = ()
+    argument_names: ClassVar[tuple[str, ...]]
     built: bool
-    _is_constructed = False
+
+    weight_decay = InnerAttribute()
+    clipnorm = InnerAttribute()
+    clipvalue = InnerAttribute()
+    global_clipnorm = InnerAttribute()
+    use_ema = InnerAttribute()
+    ema_momentum = InnerAttribute()
+    ema_overwrite_frequency = InnerAttribute()
+    loss_scale_factor = InnerAttribute()
+    gradient_accumulation_steps = InnerAttribute()
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "argument_names" not in vars(cls):
+            parameters = inspect.signature(cls).parameters.values()
+            cls.argument_names = tuple(
+                one.name for one in parameters if one.kind is not one.VAR_KEYWORD
+            )
 
     def __init__(
         self, inner_optimizer: InnerOptimizer, name: str | None = None, **kwargs: Any
     ):
+        for old, new in RENAMED.items():
+            if old in kwargs:
+                raise ValueError(
+                    f"`{old}` is called `{new}` since version 0.2. "
+                    f"Received: {old}={kwargs[old]!r}"
+                )
         if kwargs:
             raise ValueError(
                 f"{type(self).__name__} does not take {sorted(kwargs)}: arguments of "
@@ -64,38 +100,50 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
             "step is skipped as a whole: TernGrad(MultiOptimizer(...))."
         )
         super().__init__(learning_rate=0.0, name=name or inner.name)
-        self._keras_arguments = compat.forget_arguments(self)
+        compat.forget_variables(self)
         self.inner_optimizer = inner
+        self._fixed_names: set[str] = set()
 
-    def _answer_by_inner(self):
-        for name in self._keras_arguments:
-            if vars(self).get(name, ...) is None:
-                super().__delattr__(name)
-        self._is_constructed = True
+    def keep_arguments(self, **arguments: Any) -> None:
+        """Keeps arguments of the constructor as attributes that nobody can set."""
+        # Past the descriptors, which belong to the inner optimizer.
+        self.__dict__.update(arguments)
+        self._fixed_names.update(arguments)
 
     def __getattr__(self, name):
-        # Python asks here for what the wrapper does not have.
-        if self._is_constructed and not name.startswith("__"):
-            return getattr(self.inner_optimizer, name)
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        """Returns an attribute that only the inner optimizer has."""
+        inner = vars(self).get("inner_optimizer")
+        if inner is None or name.startswith("__") or not hasattr(inner, name):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(inner, name)
 
     def __setattr__(self, name, value):
-        is_of_both = (
-            self._is_constructed
-            and not name.startswith("_")
-            and not hasattr(type(self), name)
-            and hasattr(self.inner_optimizer, name)
-        )
-        if is_of_both and name not in vars(self):
-            setattr(self.inner_optimizer, name, value)
-        elif is_of_both and name in self.config_arguments:
-            raise AttributeError(
-                f"{type(self).__name__} was given a `{name}` of its own, which cannot "
-                f"be changed; that of the inner optimizer is inner_optimizer.{name}. "
-                f"Received: {name}={value}"
-            )
+        """Sets an attribute here, or in the inner optimizer if only that has it."""
+        own = vars(self)
+        inner = own.get("inner_optimizer")
+        is_inner = hasattr(inner, name)
+        if name in own.get("_fixed_names", ()):
+            # An argument that was not given leaves its name to the inner optimizer.
+            if own[name] is not None or not is_inner:
+                raise AttributeError(self._fixed_message(name, value, is_inner))
+            setattr(inner, name, value)
+        elif name.startswith("_") or name in own or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        elif is_inner:
+            setattr(inner, name, value)
         else:
             super().__setattr__(name, value)
+
+    def _fixed_message(self, name, value, is_inner):
+        owner = type(self).__name__
+        other = f", or inner_optimizer.{name}, another argument" if is_inner else ""
+        return (
+            f"`{name}` of {owner} is fixed when the optimizer is created. Expected: a "
+            f"new optimizer, {owner}(..., {name}={value!r}){other}. "
+            f"Received: {name}={value!r}"
+        )
 
     @property
     def learning_rate(self):
@@ -208,32 +256,36 @@ class OptimizerWrapper(keras.optimizers.Optimizer, metaclass=_WrapperType):
         )
 
     def config_value(self, name: str) -> Any:
-        """Returns the value of an argument of its own, as Keras can save it."""
-        is_own = name in vars(self) or hasattr(type(self), name)
-        return getattr(self, name) if is_own else None
+        """Returns the value of a constructor's argument, as Keras can save it."""
+        return vars(self).get(name)
 
     def get_config(self):
         """Returns the constructor's arguments, serialized by Keras."""
-        names = ("inner_optimizer", *self.config_arguments, "name")
         return {
             name: keras.saving.serialize_keras_object(self.config_value(name))
-            for name in names
+            for name in self.argument_names
         }
+
+    @classmethod
+    def arguments_from(cls, config: dict, custom_objects: Any = None) -> dict[str, Any]:
+        """Returns the constructor's arguments that `get_config` has described.
+
+        Arguments and values of files that earlier versions wrote get their new names.
+        """
+        # Keras writes an inner optimizer's schedule into the dict that it reads.
+        config = copy.deepcopy(config)
+        arguments = {}
+        for name, saved in config.items():
+            value = keras.saving.deserialize_keras_object(saved, custom_objects)
+            if isinstance(value, str):
+                value = _RENAMED_VALUES.get((name, value), value)
+            arguments[RENAMED.get(name, name)] = value
+        return arguments
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Returns the optimizer that `get_config` describes."""
-        # Keras writes an inner optimizer's schedule into the dict that it reads.
-        config = copy.deepcopy(config)
-        # Files that were written before version 0.2 call it so.
-        if "bucket_size" in config:
-            config["block_size"] = config.pop("bucket_size")
-        return cls(
-            **{
-                name: keras.saving.deserialize_keras_object(value, custom_objects)
-                for name, value in config.items()
-            }
-        )
+        return cls(**cls.arguments_from(config, custom_objects))
 
 
 def refuse_wrappers(inner: keras.optimizers.Optimizer) -> None:

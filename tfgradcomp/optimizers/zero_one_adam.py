@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compat import adam
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.engine import inner_step
 from tfgradcomp.engine.gradient_bucket import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
     MomentumStepper,
@@ -110,7 +110,7 @@ class RoundStepper(MomentumStepper):
     @override
     def _take(self, gradients, variables, is_uncompressed_step):
         kept, step = self.round, self.context().step
-        rate = tf.cast(compat.learning_rate(self.inner), tf.float32)
+        rate = tf.cast(inner_step.learning_rate(self.inner), tf.float32)
         if is_uncompressed_step:
             kept.rate.assign(rate)
             super()._take(gradients, variables, True)
@@ -132,7 +132,7 @@ class RoundStepper(MomentumStepper):
             conditional(is_first, lambda: self._begin(), lambda: None)
             kept.steps.assign(tf.convert_to_tensor(kept.steps) + 1)
             table = [values[compat.position(self.inner, v)] for v in variables]
-            compat.update(self.inner, table, variables)
+            inner_step.update(self.inner, table, variables)
 
         conditional(
             is_end,
@@ -153,7 +153,7 @@ class RoundStepper(MomentumStepper):
         )
         safe = [
             None if value is None else tf.where(is_finite, value, before)
-            for value, before in zip(values, adam.momenta(self.inner), strict=True)
+            for value, before in zip(values, compat.momenta(self.inner), strict=True)
         ]
         if self._raises:
             return values, safe
@@ -210,14 +210,14 @@ class RoundStepper(MomentumStepper):
     @override
     def _update(self, gradients, variables, direct):
         rate = tf.convert_to_tensor(self.round.rate)
-        compat.update(self.inner, gradients, variables, direct, rate)
+        inner_step.update(self.inner, gradients, variables, direct, rate)
 
     @override
     def drop_window(self):
         super().drop_window()
         # Workers that were alone have no momentum in common.
         was_alone = tf.convert_to_tensor(self.round.steps) > 0
-        for momentum in adam.momenta(self.inner):
+        for momentum in compat.momenta(self.inner):
             value = tf.convert_to_tensor(momentum)
             momentum.assign(tf.where(was_alone, tf.zeros_like(value), value))
 
@@ -280,11 +280,6 @@ class ZeroOneAdam(OneBitAdam):
     stepper_class = RoundStepper
     _stepper: RoundStepper
     _round: Round
-    config_arguments: ClassVar[tuple[str, ...]] = (
-        "local_steps",
-        "double_every",
-        *OneBitAdam.config_arguments,
-    )
 
     def __init__(
         self,
@@ -312,7 +307,7 @@ class ZeroOneAdam(OneBitAdam):
                 "gradient_accumulation_steps=None, and more `local_steps`. "
                 f"Received: gradient_accumulation_steps={accumulated}"
             )
-        self.local_steps, self.double_every = local_steps, double_every
+        self.keep_arguments(local_steps=local_steps, double_every=double_every)
         self.uncompressed_steps = RoundSteps(
             warmup_steps,
             refresh=refresh,

@@ -1,13 +1,13 @@
-"""The server is on parameter servers: words go up to them, and one reply comes down.
+"""The transport through parameter servers, in rounds of all workers.
 
 A worker's step puts a message into a queue on each server and takes the reply out of
-another queue there. The servers' half is a function of its own on each server: it takes
-one message a worker, in the order of ranks, runs the server's rule and hands the reply
-to all. Tracing a worker's step declares what servers must answer.
+another queue. A separate function runs on each server: it takes one message from each
+worker, in the order of ranks, runs the server's rule and puts the reply into the queues
+of all workers. Tracing a worker's step declares the messages and the rule.
 
-Once the queues for messages are closed no server replies any more, and what it has
-replied is there for all workers: a round ends as a whole. What a server's state needs
-of the other servers' replies comes with the next messages.
+After the queues for messages are closed, no server replies, and earlier replies are
+there for all workers: a round ends for all workers or for none. If a server's state
+depends on other servers' replies, the workers send these with the next messages.
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.parameter_server.channel import Channel, WorkerEndpoint
+from tfgradcomp.parameter_server.division import Relay, division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,
     write_header,
 )
-from tfgradcomp.parameter_server.queues import Endpoint, total
-from tfgradcomp.parameter_server.rendezvous import Rendezvous, Seat
+from tfgradcomp.parameter_server.queues import ServerEndpoint, total
+from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport, Words
+from tfgradcomp.transports.base import (
+    ExchangeResult,
+    PendingExchange,
+    Route,
+    Transport,
+    Words,
+)
 from tfgradcomp.transports.messages import has_variable_length
-from tfgradcomp.transports.sharding import Relay, division_for
 
 
-class ServerCollectives(Seat, Collectives):
-    """One worker's view of a `Rendezvous`."""
-
-    def __init__(self, rendezvous: Rendezvous, peer: int):
-        self.join(rendezvous, peer)
+class ServerCollectives(WorkerEndpoint, Collectives):
+    """One worker's view of a `RoundChannel`."""
 
     @override
-    def join(self, rendezvous, peer):
-        super().join(rendezvous, peer)
-        self.num_workers = self.num_processes = rendezvous.num_workers
+    def join(self, channel, peer):
+        super().join(channel, peer)
+        self.num_workers = self.num_processes = channel.num_workers
         self.process_index = peer
 
     @override
     def words_sent(self, call):
-        # To the servers, once.
+        # Each word goes to one server.
         return call.words
 
     @override
@@ -70,9 +74,9 @@ class ServerCollectives(Seat, Collectives):
         )
 
     def _combined(self, kind, combine, vector, call_site):
-        """Lets each server combine a part of the vectors of 32-bit numbers."""
+        """Combines vectors of 32-bit numbers; each server combines a part."""
         size = vector.shape[0]
-        width = -(-size // len(self.rendezvous.devices))
+        width = -(-size // len(self.channel.devices))
         parts = [vector[begin : begin + width] for begin in range(0, size, width)]
 
         def answer(server, rows):
@@ -81,33 +85,34 @@ class ServerCollectives(Seat, Collectives):
 
         words = tuple(part.shape[0] for part in parts)
         times = self.num_workers if kind == "gather" else 1
-        endpoint = Endpoint(words, tuple(times * count for count in words), answer)
+        endpoint = ServerEndpoint(
+            words, tuple(times * count for count in words), answer
+        )
         name = f"{kind}/{call_site}"
-        self.rendezvous.send(
+        self.channel.send(
             name, endpoint, self.peer, [tf.bitcast(part, tf.int32) for part in parts]
         )
         shape = [self.num_workers, -1] if kind == "gather" else [-1]
         replies = [
-            tf.reshape(reply, shape)
-            for reply in self.rendezvous.receive(name, self.peer)
+            tf.reshape(reply, shape) for reply in self.channel.receive(name, self.peer)
         ]
         return tf.bitcast(tf.concat(replies, -1), vector.dtype)
 
 
 class ParameterServerRoute(Route):
-    """Messages to the servers of a `Rendezvous`, and their replies to all workers.
+    """Messages to the servers of a `RoundChannel`, and their replies to all workers.
 
-    The server's state is on the servers. A worker keeps, and sends with the next
-    message, what they have to be told of each other's replies.
+    The servers hold the server's state. A worker keeps the fields of `deferred_reply`,
+    and sends them with its next message.
     """
 
     collectives: ServerCollectives
 
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
-        self._rendezvous = collectives.rendezvous
+        self._channel = collectives.channel
         self._division = division_for(
-            method, layout, self.num_workers, len(self._rendezvous.devices)
+            method, layout, self.num_workers, len(self._channel.devices)
         )
         self._deferred_words = messages.message_words(self._division.deferred_reply)
         self._endpoint_name = f"exchange/{call_site}"
@@ -126,26 +131,28 @@ class ParameterServerRoute(Route):
         head = tf.concat([write_header(flag, context), deferred], 0)
         rows = self._division.messages(payload)
         used = range(self._division.num_used)
-        self._rendezvous.send(
+        self._channel.send(
             self._endpoint_name,
             self._endpoint(context),
             self.collectives.peer,
             [tf.concat([head, rows[server]], 0) for server in used],
         )
-        return Flight(context, messages.variable_words(payload, self.fields))
+        return PendingExchange(
+            context, messages.variable_length_words(payload, self.fields)
+        )
 
     @override
-    def pull(self, flight, state):
-        replies = self._rendezvous.receive(self._endpoint_name, self.collectives.peer)
+    def pull(self, pending, state):
+        replies = self._channel.receive(self._endpoint_name, self.collectives.peer)
         count = self.num_workers
         flags = replies[0][:count]
         rows = [reply[count:] for reply in replies]
-        update, reply = self._division.decoded(rows, flight.context)
+        update, reply = self._division.decoded(rows, pending.context)
         deferred = self._division.deferred_reply
         if deferred:
             words = messages.pack(reply, deferred)
             state = {"deferred": tf.bitcast(words, tf.float32)}
-        return ExchangeResult(update, state, flags, flight.content)
+        return ExchangeResult(update, state, flags, pending.content)
 
     def _endpoint(self, context):
         division, used = self._division, self._division.num_used
@@ -154,56 +161,51 @@ class ParameterServerRoute(Route):
         def answer(server, rows):
             headers, deferred, words = tf.split(rows, [*head, -1], axis=1)
             flags, at_server = read_header(headers, context)
-            state = self._rendezvous.states.get(
-                self.call_site, server, division, context
-            )
+            state = self._channel.states.get(self.call_site, server, division, context)
             reply = state.next(at_server, words, deferred[0])
             return tf.concat([flags, reply], 0)
 
-        return Endpoint(
+        return ServerEndpoint(
             words=used * (total(*head, division.payload_words),),
             reply_words=used * (total(self.num_workers, division.reply_words),),
             answer=answer,
         )
 
-    @override
-    def _exchange_calls(self):
-        return []
-
     @property
     @override
     def words(self):
-        used, own = self._division.num_used, self._division.words
+        used, payloads = self._division.num_used, self._division.words
         # The first round is a call of the collectives.
         first = super().words
+        head = HEADER_WORDS + self._deferred_words
         return Words(
-            sent=used * (HEADER_WORDS + self._deferred_words) + own.sent + first.sent,
-            received=used * self.num_workers + own.received + first.received,
+            sent=used * head + payloads.sent + first.sent,
+            received=used * self.num_workers + payloads.received + first.received,
         )
 
 
 class ParameterServer(Transport):
-    """Each parameter server serves a part of the vector of its own.
-
-    What cannot be cut in parts is served by the first of them.
+    """Divides the vector among the parameter servers, or gives it to the first one.
 
     Attributes:
-        rendezvous_class: The class of what its workers meet at.
+        collectives_class: The class of the workers' ends of a channel.
+        channel_class: The class of the channel between workers and servers.
         stepper_class: The class of the steppers of the workers' optimizers.
     """
 
     payload_kind = (
-        "messages of one size; those that vary in size, to a server without a state"
+        "messages of fixed size, and of variable size if the server has no state"
     )
     carries_tables = False
     route_class: ClassVar[type[Route]] = ParameterServerRoute
-    rendezvous_class: ClassVar[type[Any]] = Rendezvous
+    collectives_class: ClassVar[type[Any]] = ServerCollectives
+    channel_class: ClassVar[type[Channel]] = RoundChannel
     stepper_class: ClassVar[type[Stepper]] = Stepper
 
     @classmethod
-    def at(cls, rendezvous: Rendezvous, rank: int) -> ParameterServer:
-        """Returns the transport of a worker at a rendezvous."""
-        return cls(ServerCollectives(rendezvous, rank))
+    def at(cls, channel: Channel, rank: int) -> ParameterServer:
+        """Returns the transport of a worker on a channel."""
+        return cls(cls.collectives_class(channel, rank))
 
     @override
     def supports(self, method, layout):

@@ -1,7 +1,7 @@
-"""Plans of a training on N workers before it runs: which method pays, and from where.
+"""Forecasts of a training on N workers: which method pays, on which network.
 
 `plan` returns the forecasts of every method and transport; `tfgradcomp-plan` prints
-them. Nothing here starts a cluster.
+them. Neither starts a cluster.
 """
 
 from tfgradcomp import lazy
@@ -14,9 +14,9 @@ _ORIGINS = {
     "Forecast": "tfgradcomp.planning.forecasts",
     "Handling": "tfgradcomp.planning.network",
     "Link": "tfgradcomp.planning.network",
-    "Plan": "tfgradcomp.planning.forecasts",
     "Profile": "tfgradcomp.planning.forecasts",
     "Software": "tfgradcomp.planning.network",
+    "TrainingPlan": "tfgradcomp.planning.forecasts",
     "measure_compute": "tfgradcomp.planning.measured",
     "plan": "tfgradcomp.planning.forecasts",
     "software_of": "tfgradcomp.planning.forecasts",
@@ -24,4 +24,7 @@ _ORIGINS = {
 
 __all__ = [*_ORIGINS]
 
-__getattr__ = lazy.attributes(__name__, _ORIGINS)
+# `Plan` is the former name of `TrainingPlan`.
+__getattr__ = lazy.attributes(
+    __name__, {**_ORIGINS, "Plan": "tfgradcomp.planning.forecasts"}
+)

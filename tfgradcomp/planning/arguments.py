@@ -23,9 +23,9 @@ examples:
   tfgradcomp-plan alexnet --bandwidth 1gbit --compute-ms 160 --batch-size 128 \\
       --workers 4,8,16,512 --devices-per-node 4 --plot alexnet.png
 
-The arithmetic of every method is measured on this machine, which takes some seconds
-and wants a machine that does nothing else. No cluster is started.
-exit code: 0, or 2 with a sentence that says what is wrong.
+The arithmetic of every method is measured on this machine. This takes some seconds,
+during which the machine should be idle otherwise. No cluster is started.
+exit code: 0, or 2 with an error message.
 """
 
 
@@ -39,82 +39,62 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "model",
-        help=f"{', '.join(MODELS)}; a saved .keras file; or module:function, which "
-        "returns a built Keras model",
-    )
+    models = f"{', '.join(MODELS)}; a saved .keras file; or module:function, a "
+    add("model", help=models + "function that returns a built Keras model")
     compute = parser.add_mutually_exclusive_group(required=True)
     compute.add_argument(
         "--compute-ms",
         type=_number(0.0, math.inf, "milliseconds, more than 0"),
         metavar="MS",
-        help="of a step of one worker without an exchange",
+        help="duration of one worker's step without an exchange",
     )
     compute.add_argument(
         "--measure",
         action="store_true",
-        help="measure it here: forward and backward pass of the model",
+        help="measure that step here: forward and backward pass of the model",
     )
     add(
         "--bandwidth",
-        type=_read(bits_per_second),
+        type=_unit(bits_per_second),
         required=True,
-        help="of a node's link, each way: 100mbit, 1gbit, ...",
+        help="rate of a node's link, each way: 100mbit, 1gbit, ...",
     )
-    add(
-        "--latency",
-        type=_read(seconds_of),
-        default=LATENCY,
-        help="of a message from node to node (default: 0.1ms)",
-    )
+    latency = "time of a message between two nodes (default: 0.1ms)"
+    add("--latency", type=_unit(seconds_of), default=LATENCY, help=latency)
     add(
         "--workers",
-        type=_counts,
+        type=lambda text: [_count(part) for part in text.split(",")],
         default=[1, 2, 4, 8, 16, 32],
         metavar="N,N,...",
         help="numbers of workers (default: 1,2,4,8,16,32)",
     )
-    add(
-        "--devices-per-node",
-        type=_count,
-        default=1,
-        metavar="G",
-        help="workers that share a node's link (default: %(default)s)",
-    )
-    add(
-        "--batch-size",
-        type=_count,
-        default=1,
-        help="examples of a worker's step; throughput counts them "
-        "(default: %(default)s)",
-    )
-    add(
-        "--local-steps",
-        type=_count,
-        default=1,
-        metavar="H",
-        help="exchange after so many steps (default: %(default)s)",
-    )
+
+    def add_count(name, text, metavar=None):
+        text = f"{text} (default: %(default)s)"
+        add(name, type=_count, default=1, metavar=metavar, help=text)
+
+    add_count("--devices-per-node", "workers that share a node's link", "G")
+    add_count("--batch-size", "examples per step and worker, for the throughput")
+    add_count("--local-steps", "steps from one exchange to the next", "H")
     add(
         "--ratio",
         type=_number(1.0, math.inf, "1 or more"),
         metavar="C",
-        help="elements over those that sparse methods send, which are left out "
-        "without it; optimizer.traffic.ratio says it after some steps",
+        help="all elements over the elements that sparse methods send, as "
+        "optimizer.traffic.ratio reports it; without it sparse methods are left out",
     )
     add(
         "--methods",
         type=lambda text: text.split(","),
         metavar="NAME,...",
-        help="wrappers to look at (default: all that need no arguments)",
+        help="wrappers to compare (default: all that need no arguments)",
     )
     add(
         "--software",
         choices=SOFTWARE,
         default="grpc",
-        help="what handles the words: TensorFlow's gRPC, as fitted on two cores, or "
-        "nothing that costs (default: %(default)s)",
+        help="cost of the software around the link: TensorFlow's gRPC, as fitted on "
+        "two cores, or none (default: %(default)s)",
     )
     add(
         "--link-efficiency",
@@ -125,13 +105,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "measured with TensorFlow's gRPC)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="print every forecast as CSV")
-    form.add_argument("--json", action="store_true", help="print all of it as JSON")
+    form.add_argument("--csv", action="store_true", help="print all forecasts as CSV")
+    form.add_argument("--json", action="store_true", help="print all results as JSON")
     add("--plot", metavar="FILE.png", help="draw throughput over workers")
     return parser.parse_args(argv)
 
 
-def _read(function: Callable[[str], float]) -> Callable[[str], float]:
+def _unit(function: Callable[[str], float]) -> Callable[[str], float]:
+    """Returns an argument type whose error message is that of the function."""
+
     def read(text):
         try:
             return function(text)
@@ -142,6 +124,8 @@ def _read(function: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def _number(least: float, most: float, wanted: str) -> Callable[[str], float]:
+    """Returns an argument type for finite, nonzero numbers in a range."""
+
     def read(text: str) -> float:
         try:
             value = float(text)
@@ -158,7 +142,3 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"give 1 or more. Received: {text!r}")
     return int(text)
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]

@@ -1,4 +1,4 @@
-"""The time that a method adds to a step besides what travels, measured here."""
+"""Measurement of the time that a method's arithmetic adds to a step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.core import Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import AllGather, Transport
-from tfgradcomp.transports.costs import Echo, least_seconds, typical_block_size
+from tfgradcomp.transports.costs import (
+    SimulatedCollectives,
+    least_seconds,
+    typical_block_size,
+)
 
-# The numbers of workers that are measured, and drawn a line through.
+# Numbers of workers that are measured; others lie on a line through the two.
 _MEASURED_WORKERS = 2, 8
-# Elements of the vector that is measured, at most: more than fit into caches.
+# Largest number of elements that is measured: more than fit into caches.
 _ELEMENTS = 1 << 22
 
 
@@ -27,24 +32,24 @@ def measured_arithmetic(
     layout: Layout,
     num_workers: int,
 ) -> float:
-    """Returns the seconds of flattening, encoding, server, decoding, and the state.
+    """Returns the seconds of flattening, encoding, server, decoding and state.
 
-    On few workers they are measured for so many; beyond, they grow on a line where
-    every worker decodes the payloads of all, and not at all otherwise.
+    With `AllGather` every worker decodes the payloads of all workers, so the time grows
+    linearly with their number. With other transports it is that of two workers.
     """
     few, many = _MEASURED_WORKERS
     size = min(layout.size, _ELEMENTS)
     block_size = typical_block_size(layout)
 
     def seconds(count):
-        own = _seconds(kind, method, count, size, block_size)
-        return layout.size / size * max(own - _plain_seconds(size), 0.0)
+        with_method = _seconds(kind, method, count, size, block_size)
+        return layout.size / size * max(with_method - _plain_seconds(size), 0.0)
 
     at_few = seconds(few)
     if num_workers == few or kind is not AllGather:
         return at_few
-    each = max(seconds(many) - at_few, 0.0) / (many - few)
-    return at_few + each * (num_workers - few)
+    per_worker = max(seconds(many) - at_few, 0.0) / (many - few)
+    return at_few + per_worker * (num_workers - few)
 
 
 @functools.cache
@@ -55,7 +60,7 @@ def _seconds(kind, method, num_workers, size, block_size):
         method.server,
         weight_decay=method.weight_decay,
         block_size=block_size,
-        transport=kind(Echo(num_workers)),
+        transport=kind(SimulatedCollectives(num_workers)),
         min_size=0,
     )
     return _step_seconds(optimizer, size)
@@ -67,7 +72,7 @@ def _plain_seconds(size):
 
 
 def _step_seconds(optimizer, size):
-    """Returns the shortest of some steps with a gradient of so many elements."""
+    """Returns the shortest of some steps with a gradient of `size` elements."""
     x = np.random.default_rng(0).normal(size=size).astype("float32")
     gradient, variable = tf.constant(x), keras.Variable(x)
     optimizer.build([variable])

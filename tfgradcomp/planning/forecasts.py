@@ -1,9 +1,9 @@
 """Forecasts of a step of N workers, for every method and transport.
 
-    step = compute + (arithmetic + software + link) / local steps
+    step = compute + (arithmetic + software + waiting + link) / local steps
 
-Arithmetic is measured on this machine; software and link are computed from what the
-routes declare (`Route.calls`).
+Arithmetic is measured on this machine; the other parts of an exchange are computed from
+the collectives that the routes declare (`Route.calls`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -20,55 +20,56 @@ import keras
 import tensorflow as tf
 
 from tfgradcomp import optimizers
-from tfgradcomp.collectives import Call
-from tfgradcomp.core import Layout, Method
+from tfgradcomp.collectives import CollectiveCall
+from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.plan import make_plan
+from tfgradcomp.methods import Method
 from tfgradcomp.planning.arithmetic import measured_arithmetic
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
-from tfgradcomp.planning.shapes import Shapes
+from tfgradcomp.planning.shapes import Shapes, sizes
 from tfgradcomp.transports import Costs, Transport
 from tfgradcomp.transports.auto import BY_NAME
-from tfgradcomp.transports.costs import Echo
+from tfgradcomp.transports.costs import SimulatedCollectives
 from tfgradcomp.transports.messages import has_variable_length
 
 FLOAT32 = "float32"
-# Seconds of a method by a kind of transport, of a layout, on N workers.
+# Seconds of a method, given the class of its transport, its layout and N.
 Arithmetic = Callable[[type[Transport], Method, Layout, int], float]
 
 
 def no_arithmetic(
     kind: type[Transport], method: Method, layout: Layout, num_workers: int
 ) -> float:
-    """Returns 0: of workers whose arithmetic takes no time."""
+    """Returns 0, for forecasts that leave the methods' arithmetic out."""
     return 0.0
 
 
 def software_of(costs: Costs, num_workers: int) -> Software:
-    """Returns the software's part of collectives that were measured by loopback.
+    """Returns the cost of the software, from collectives measured over loopback.
 
     Args:
-        costs: Durations where the link is free.
-        num_workers: The number of workers they were measured on, 2 or more.
+        costs: Measured durations of the collectives, where the link takes no time.
+        num_workers: Number of workers in the measurement, 2 or more.
     """
     return Software(
         *(
             Handling(
-                line.latency / rounds(kind, num_workers),
-                line.per_word / Call(kind, 1).words_sent(num_workers),
+                cost.latency / rounds(kind, num_workers),
+                cost.per_word / CollectiveCall(kind, 1).words_sent(num_workers),
             )
-            for kind, line in zip(Costs._fields, costs, strict=True)
+            for kind, cost in zip(Costs._fields, costs, strict=True)
         )
     )
 
 
 class Profile(NamedTuple):
-    """Durations of a machine's own work.
+    """Durations of the work on each machine.
 
     Attributes:
-        software: Of the collectives.
-        arithmetic: Of the methods: a function of a class of transports, a method, a
-            layout and the number of workers.
+        software: Cost of the software around the collectives.
+        arithmetic: Seconds of a method's arithmetic: a function of the class of the
+            transport, the method, the layout and the number of workers.
     """
 
     software: Software = GRPC
@@ -77,23 +78,22 @@ class Profile(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """A step of a method by a transport on N workers.
+    """Forecast of a step with one method and transport, on N workers.
 
     Attributes:
         method: Name of the wrapper; `"float32"` for the stock optimizer.
-        transport: Name of the transport; empty where nothing travels.
+        transport: Name of the transport; empty for one worker.
         workers: N.
-        compute_seconds: The step of one worker without an exchange.
-        arithmetic_seconds: What the method adds to a step here: flattening, encoding,
-            the server's rule, decoding, its state.
-        software_seconds: The software of the collectives.
-        waiting_seconds: For the link's latency.
-        link_seconds: For the words that cross the link of a node.
-        bytes_sent: What a worker sends, and receives, in an exchange.
-        link_words: 32-bit words that leave a node in an exchange.
-        local_steps: An exchange comes after so many steps; the attributes above are of
-            an exchange, those below of a step.
-        examples: Examples a worker takes in a step.
+        compute_seconds: Seconds of one worker's step without an exchange.
+        arithmetic_seconds: Flattening, encoding, the server's rule, decoding, state.
+        software_seconds: Software around the collectives.
+        waiting_seconds: Latency of the link.
+        link_seconds: Transfer over the link of a node.
+        bytes_sent: Bytes that a worker sends, and receives.
+        link_words: 32-bit words that leave a node.
+        local_steps: Steps from one exchange to the next; the attributes from
+            `arithmetic_seconds` on are per exchange.
+        examples: Examples per worker and step.
     """
 
     method: str
@@ -121,17 +121,17 @@ class Forecast:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a step, the exchange shared by the local steps."""
+        """Seconds of a step, with its share of the exchange."""
         return self.compute_seconds + self.exchange_seconds / self.local_steps
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that a worker sends in a step, on average."""
+        """Bytes that a worker sends per step, on average."""
         return self.bytes_sent / self.local_steps
 
     @property
     def throughput(self) -> float:
-        """Examples a second of all workers."""
+        """Examples per second of all workers."""
         return self.workers * self.examples / self.step_seconds
 
     @property
@@ -145,13 +145,14 @@ class Forecast:
         return self.speedup / self.workers
 
 
-class Plan(NamedTuple):
-    """Forecasts, and what follows from them.
+class TrainingPlan(NamedTuple):
+    """Forecasts of all methods, and the conclusions from them.
 
     Attributes:
-        forecasts: Of every number of workers: float32 first, then the methods.
-        link: The link they are for.
-        ratio: Elements over those that sparse methods send; None: left out.
+        forecasts: The forecasts: for each number of workers float32, then the methods.
+        link: The link of each node.
+        ratio: All elements over those that sparse methods send; None: these methods
+            are left out.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -160,40 +161,35 @@ class Plan(NamedTuple):
 
     @property
     def workers(self) -> list[int]:
-        """The numbers of workers, in order."""
-        return sorted({one.workers for one in self.forecasts})
+        """The numbers of workers, in ascending order."""
+        return sorted({forecast.workers for forecast in self.forecasts})
 
     def float32(self, workers: int) -> Forecast:
         """Returns the forecast of the stock optimizer."""
-        return next(
-            one
-            for one in self.forecasts
-            if (one.method, one.workers) == (FLOAT32, workers)
-        )
+        key = FLOAT32, workers
+        return next(f for f in self.forecasts if (f.method, f.workers) == key)
 
     def quickest(self, workers: int) -> list[Forecast]:
         """Returns float32, then each method by its quickest transport, in order."""
         best: dict[str, Forecast] = {}
-        for one in self.forecasts:
-            if one.workers == workers and one.method != FLOAT32:
-                known = best.get(one.method, one)
-                best[one.method] = min(known, one, key=lambda f: f.step_seconds)
-        ordered = sorted(best.values(), key=lambda one: one.step_seconds)
-        return [self.float32(workers), *ordered]
+        for forecast in sorted(self.forecasts, key=lambda f: f.step_seconds):
+            if forecast.workers == workers and forecast.method != FLOAT32:
+                best.setdefault(forecast.method, forecast)
+        return [self.float32(workers), *best.values()]
 
     def best(self, workers: int) -> Forecast:
         """Returns the forecast of the shortest step."""
-        return min(self.quickest(workers), key=lambda one: one.step_seconds)
+        return min(self.quickest(workers), key=lambda f: f.step_seconds)
 
     def over_float32(self, forecast: Forecast) -> float:
-        """Returns how many times as fast as float32 a forecast's step is."""
+        """Returns the speed of a forecast's step over that of float32."""
         return self.float32(forecast.workers).step_seconds / forecast.step_seconds
 
     def break_even(self, forecast: Forecast) -> float | None:
-        """Returns the bits a second of a link on which float32 takes as long.
+        """Returns the link's bits per second at which float32 takes as long.
 
-        On a faster link float32 is quicker. None: there is no such link, since the
-        method is quicker on any, or slower on any.
+        Float32 is quicker on a faster link. None if there is no such rate, because the
+        method is quicker on every link, or slower on every link.
         """
         plain = self.float32(forecast.workers)
         words = plain.link_words - forecast.link_words
@@ -203,7 +199,7 @@ class Plan(NamedTuple):
         return 32 * words / (seconds * self.link.efficiency)
 
     def warning(self) -> str | None:
-        """Returns a sentence where sparse messages cost more than they save, or None.
+        """Returns a sentence if sparse messages cost more than they save, else None.
 
         By the cost model of Tsuzuku et al. (2018): with a ring all-gather, the speed-up
         is linear in the ratio c as long as c > p/2, on p workers.
@@ -218,6 +214,9 @@ class Plan(NamedTuple):
         )
 
 
+Plan = TrainingPlan
+
+
 def plan(
     shapes: Shapes,
     compute_seconds: float,
@@ -229,31 +228,31 @@ def plan(
     local_steps: int = 1,
     ratio: float | None = None,
     profile: Profile | None = None,
-) -> Plan:
+) -> TrainingPlan:
     """Forecasts a step for every method and transport.
 
     Args:
-        shapes: Of the model's trainable variables, such as `MODELS["resnet50"]()`.
-        compute_seconds: Of one worker's step without an exchange: forward pass,
-            backward pass, update. What is exchanged waits for all of it.
+        shapes: Shapes of the trainable variables, such as `MODELS["resnet50"]()`.
+        compute_seconds: Seconds of one worker's step without an exchange: forward pass,
+            backward pass, update. The exchange does not overlap with it.
         link: The link of each node.
         workers: Numbers of workers, in any order.
-        methods: Names of wrappers with their default arguments; None: all that need no
-            arguments.
-        examples: Examples that a worker takes in a step.
-        local_steps: An exchange comes after so many steps.
-        ratio: Elements over those that a sparse method sends, as
-            `optimizer.traffic.ratio` has it; None leaves these methods out.
-        profile: What this machine's own work takes; None: the arithmetic is measured,
-            and the software is TensorFlow's.
+        methods: Names of wrappers, used with their default arguments; None: all that
+            need no arguments.
+        examples: Examples per worker and step.
+        local_steps: Steps from one exchange to the next.
+        ratio: All elements over those that a sparse method sends, as
+            `optimizer.traffic.ratio` reports it; None leaves these methods out.
+        profile: Durations of the work on each machine; None: the arithmetic is
+            measured, and the software is TensorFlow's gRPC.
 
     Raises:
         ValueError: If an argument is out of range; the message names the choices.
     """
     if not 0 < compute_seconds < math.inf:
         raise ValueError(
-            "compute_seconds must be positive: what a step takes without an exchange. "
-            f"Received: compute_seconds={compute_seconds!r}"
+            "compute_seconds must be positive: the duration of a step without an "
+            f"exchange. Received: compute_seconds={compute_seconds!r}"
         )
     if ratio is not None and not ratio >= 1:
         raise ValueError(
@@ -272,98 +271,106 @@ def plan(
                 f"methods must be some of {known_methods()}. Received: method={name!r}"
             )
     planner = _Planner(
-        [tf.TensorShape(shape) for shape in shapes], ratio, link, profile or Profile()
+        shapes,
+        ratio,
+        link,
+        profile or Profile(),
+        compute_seconds=compute_seconds,
+        local_steps=local_steps,
+        examples=examples,
     )
-    common = {
-        "compute_seconds": compute_seconds,
-        "local_steps": local_steps,
-        "examples": examples,
-    }
-    found = []
+    forecasts = []
     for count in counts:
-        found.append(planner.float32(count, common))
+        forecasts.append(planner.float32(count))
         if count > 1:
             for name in names:
-                found += planner.forecasts(name, count, common)
-    return Plan(tuple(found), link, ratio)
+                forecasts += planner.forecasts(name, count)
+    return TrainingPlan(tuple(forecasts), link, ratio)
 
 
 @functools.cache
 def known_methods() -> list[str]:
-    """Returns the names of the wrappers that need nothing but an inner optimizer."""
-    return [name for name in sorted(optimizers.__all__) if not required_arguments(name)]
+    """Returns the names of the wrappers that need no argument but the optimizer."""
+    named = sorted({*optimizers.__all__} - {"CompressedOptimizer"})
+    return [name for name in named if not required_arguments(name)]
 
 
 def required_arguments(name: str) -> list[str]:
-    """Returns a wrapper's arguments without default, besides the inner optimizer."""
-    parameters = inspect.signature(getattr(optimizers, name)).parameters.values()
+    """Returns a wrapper's arguments without default, except the inner optimizer."""
+    _, *parameters = inspect.signature(getattr(optimizers, name)).parameters.values()
     return [
         parameter.name
-        for parameter in [*parameters][1:]
+        for parameter in parameters
         if parameter.default is parameter.empty
         and parameter.kind is not parameter.VAR_KEYWORD
     ]
 
 
-class _Planner(NamedTuple):
-    """The arguments that all forecasts share."""
+class _Planner:
+    """Makes the forecasts of one call of `plan`; `common` are fields of them all."""
 
-    shapes: list[tf.TensorShape]
-    ratio: float | None
-    link: Link
-    profile: Profile
+    def __init__(self, shapes, ratio, link, profile, **common):
+        self._elements = sum(sizes(shapes))
+        # Tables of embeddings count as dense: the rows that travel depend on the data.
+        self._variables = [
+            SimpleNamespace(
+                shape=tf.TensorShape(shape), name="variable", path=f"variable_{index}"
+            )
+            for index, shape in enumerate(shapes)
+        ]
+        self._ratio, self._link = ratio, link
+        self._profile, self._common = profile, common
 
-    def float32(self, count, common):
-        elements = sum(shape.num_elements() for shape in self.shapes)
-        calls = [Call("sum", elements)] if count > 1 else []
-        name = "all_reduce" if calls else ""
-        return self._forecast(FLOAT32, name, count, calls, 0.0, common)
+    def float32(self, count: int) -> Forecast:
+        """Returns the forecast of the stock optimizer's all-reduce."""
+        if count == 1:
+            return self._forecast(FLOAT32, "", count, [])
+        calls = [CollectiveCall("sum", self._elements)]
+        return self._forecast(FLOAT32, "all_reduce", count, calls)
 
-    def forecasts(self, name, count, common):
+    def forecasts(self, name: str, count: int) -> Iterator[Forecast]:
+        """Yields the forecasts of a method, for each transport that can carry it."""
         for transport, kind in BY_NAME.items():
-            collectives = Echo(count)
             optimizer = getattr(optimizers, name)(
-                keras.optimizers.SGD(), transport=kind(collectives)
+                keras.optimizers.SGD(), transport=kind(SimulatedCollectives(count))
             )
             method = optimizer.method
             try:
                 buckets = self._buckets(optimizer)
-            except ValueError:  # What it sends cannot go this way.
+            except ValueError:  # The transport cannot carry the method's payload.
                 continue
-            calls, arithmetic = [], 0.0
+            calls: list[CollectiveCall] = []
+            arithmetic = 0.0
             for bucket in buckets:
                 layout = bucket.route.layout
                 calls += bucket.route.calls
                 if has_variable_length(method.compressor.fields(layout)):
-                    if self.ratio is None:
+                    if self._ratio is None:
                         return
-                    calls.append(Call("gather", math.ceil(layout.size / self.ratio)))
+                    calls.append(
+                        CollectiveCall("gather", math.ceil(layout.size / self._ratio))
+                    )
                 elif bucket.is_compressed:
-                    arithmetic += self.profile.arithmetic(kind, method, layout, count)
-            yield self._forecast(name, transport, count, calls, arithmetic, common)
+                    arithmetic += self._profile.arithmetic(kind, method, layout, count)
+            yield self._forecast(name, transport, count, calls, arithmetic)
 
     def _buckets(self, optimizer):
-        # Tables of embeddings are counted as dense: their rows are the data's affair.
-        variables = [
-            SimpleNamespace(shape=shape, name="variable", path=f"variable_{index}")
-            for index, shape in enumerate(self.shapes)
-        ]
-        settings, strategy = optimizer._settings(), tf.distribute.get_strategy()
-        trained = [True] * len(variables)
-        return make_plan(variables, trained, settings, strategy).buckets
+        settings, strategy = optimizer.plan_settings(), tf.distribute.get_strategy()
+        trained = [True] * len(self._variables)
+        return make_plan(self._variables, trained, settings, strategy).buckets
 
-    def _forecast(self, method, transport, count, calls, arithmetic, common):
-        words = sum(self.link.words(call, count) for call in calls)
-        software = self.profile.software
+    def _forecast(self, method, transport, count, calls, arithmetic=0.0):
+        link, software = self._link, self._profile.software
+        words = sum(link.words(call, count) for call in calls)
         return Forecast(
             method,
             transport,
             count,
             arithmetic_seconds=arithmetic,
             software_seconds=sum(software.seconds(call, count) for call in calls),
-            waiting_seconds=sum(self.link.waiting(call, count) for call in calls),
-            link_seconds=self.link.seconds(words),
+            waiting_seconds=sum(link.waiting(call, count) for call in calls),
+            link_seconds=link.seconds(words),
             bytes_sent=4 * sum(call.words_sent(count) for call in calls),
             link_words=words,
-            **common,
+            **self._common,
         )

@@ -1,4 +1,4 @@
-"""Models that a user names, and the time that a step of one takes here."""
+"""Models that a user names, and the duration of their steps on this machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compat.models import layers_of
+from tfgradcomp.assignment.models import layers_of
 from tfgradcomp.planning.shapes import MODELS, Shapes
 
 _STEPS = 7
 
 
 class NamedModel(NamedTuple):
-    """A model that a user has named, and its shapes.
+    """A model that a user has named.
 
     Attributes:
-        name: As the user has written it.
-        shapes: Of its trainable variables.
-        model: The Keras model; None of a list of shapes.
+        name: The name, as given.
+        shapes: Shapes of the trainable variables.
+        model: The Keras model; None for a model of `MODELS`, which has shapes alone.
     """
 
     name: str
@@ -34,35 +34,33 @@ class NamedModel(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what is not modelled of it."""
+        """Sentences on the parts of the model that the forecasts simplify."""
         layers = layers_of(self.model) if self.model else []
-        has_tables = self.name == "bert" or any(
-            isinstance(layer, keras.layers.Embedding) for layer in layers
-        )
-        if not has_tables:
+        is_embedding = [isinstance(layer, keras.layers.Embedding) for layer in layers]
+        if self.name != "bert" and not any(is_embedding):
             return []
         return [
-            "Embeddings are counted as dense; in training only the rows travel that a "
-            "batch touches."
+            "Embeddings are counted as dense; in training only the rows that a batch "
+            "touches travel."
         ]
 
     def keras_model(self) -> keras.Model:
-        """Returns the model, for a measurement.
+        """Returns the Keras model, for a measurement.
 
         Raises:
-            ValueError: If there are shapes only.
+            ValueError: If only the shapes are known.
         """
         if self.model is None:
             raise ValueError(
-                f"--measure needs a model that can run, and {self.name} is a list of "
-                "shapes: give --compute-ms, a .keras file or module:function. "
+                f"--measure needs a model that can run, but {self.name} is a list of "
+                "shapes. Give --compute-ms, a .keras file or module:function. "
                 f"Received: model={self.name!r}"
             )
         return self.model
 
 
 def find_model(name: str) -> NamedModel:
-    """Returns what a name stands for.
+    """Returns the model with a name.
 
     Args:
         name: A name in `MODELS`, a saved file, or `module:function`.
@@ -74,7 +72,7 @@ def find_model(name: str) -> NamedModel:
         return NamedModel(name, MODELS[name]())
     if name.endswith((".keras", ".h5")):
         if not Path(name).is_file():
-            raise ValueError(f"There is no such file. Received: model={name!r}")
+            raise ValueError(f"The file does not exist. Received: model={name!r}")
         model = keras.saving.load_model(name, compile=False)
     elif ":" in name:
         model = _call(name)
@@ -86,18 +84,18 @@ def find_model(name: str) -> NamedModel:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     if not shapes:
         raise ValueError(
-            "The model has no trainable variables: build it, for example with a "
+            "The model has no trainable variables. Build it, for example with a "
             f"keras.Input. Received: model={name!r}"
         )
     return NamedModel(name, shapes, model)
 
 
 def measure_compute(model: keras.Model, batch_size: int) -> float:
-    """Measures a step of one worker: forward pass, backward pass, and SGD's update.
+    """Measures a step of one worker: forward pass, backward pass and SGD's update.
 
     Args:
         model: A built model with inputs of known shapes.
-        batch_size: Examples of a step.
+        batch_size: Number of examples.
 
     Returns:
         Seconds, the median of some steps after the first.
@@ -132,7 +130,7 @@ def _input(tensor, batch_size):
     shape = [batch_size, *tensor.shape[1:]]
     if None in shape:
         raise ValueError(
-            "--measure needs inputs of known shapes: give --compute-ms, or build the "
+            "--measure needs inputs of known shapes. Give --compute-ms, or build the "
             f"model with a fixed keras.Input. Received: shape={tuple(tensor.shape)}"
         )
     if tf.as_dtype(tensor.dtype).is_floating:
@@ -143,13 +141,13 @@ def _input(tensor, batch_size):
 
 def _call(name: str) -> keras.Model:
     module_name, _, function_name = name.partition(":")
-    # As `python -m` would find it.
+    # The same search path as with `python -m`.
     sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            "model names a function as module:function, found from this folder or "
+            "model must name a function as module:function, in this folder or "
             f"installed: {error}. Received: model={name!r}"
         ) from None
     finally:
@@ -157,7 +155,7 @@ def _call(name: str) -> keras.Model:
     model = function()
     if not isinstance(model, keras.Model):
         raise ValueError(
-            f"The function must return a Keras model. Received: {type(model).__name__} "
-            f"of model={name!r}"
+            "The function must return a Keras model. "
+            f"Received: model={name!r}, which returned {type(model).__name__}"
         )
     return model

@@ -1,9 +1,8 @@
-"""The durations of collectives on a network: arithmetic, and nothing measured.
+"""Cost model of collectives on a network; nothing is measured here.
 
-A step of a ring, or an exchange of all with all, waits for the link's latency and for
-the bytes that cross the link of a node; the software that hands the bytes over costs
-its own time before and after. Both add up: seen on links of 100 Mbit/s to 1 Gbit/s,
-where TensorFlow's collectives overlap little of the two.
+A collective takes the link's latency for each of its rounds, the transfer of its words
+over the link of a node, and time of the software before and after. These parts add up:
+on links of 100 Mbit/s to 1 Gbit/s, TensorFlow's collectives overlap them little.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tfgradcomp.collectives import Call
+    from tfgradcomp.collectives import CollectiveCall
 
 LATENCY = 1e-4
 EFFICIENCY = 0.8
@@ -22,10 +21,10 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def bits_per_second(rate: str) -> float:
-    """Returns what a rate such as `"1gbit"` or `"2.5mbit"` stands for.
+    """Parses a rate such as `"1gbit"` or `"2.5mbit"`.
 
     Raises:
-        ValueError: If it is not written so.
+        ValueError: If the rate has another form.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate)
     if not found or float(found[1]) == 0:
@@ -34,10 +33,10 @@ def bits_per_second(rate: str) -> float:
 
 
 def seconds_of(duration: str) -> float:
-    """Returns what a duration such as `"0.1ms"`, `"50us"` or `"1s"` stands for.
+    """Parses a duration such as `"0.1ms"`, `"50us"` or `"1s"`.
 
     Raises:
-        ValueError: If it is not written so.
+        ValueError: If the duration has another form.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|ms|us)", duration)
     if not found:
@@ -48,10 +47,10 @@ def seconds_of(duration: str) -> float:
 
 
 def rounds(kind: str, num_workers: int) -> int:
-    """Returns how many messages a worker waits for, one after the other.
+    """Returns the number of messages that a worker waits for, one after the other.
 
-    A gather goes once round a ring, a sum or a maximum twice; in an exchange of all
-    with all every message is on its way at once.
+    A gather goes round a ring once, a sum or a maximum twice. An all-to-all sends all
+    messages at once.
     """
     if num_workers == 1:
         return 0
@@ -64,13 +63,13 @@ class Link(NamedTuple):
     """The link of each node to a switch that is never the bottleneck.
 
     Attributes:
-        bandwidth: Bits a second, in each direction.
-        latency: Seconds that a message takes from one node to another.
+        bandwidth: Bits per second, in each direction.
+        latency: Seconds of a message from one node to another.
         devices_per_node: Workers that share a node and its link. Ranks follow nodes, so
-            a ring leaves each node once; all messages between two nodes of an
-            exchange of all with all share the link. Inside a node bytes are free.
-        efficiency: Part of the bandwidth that carries words: what is left besides
-            the headers of packets and the pauses between messages.
+            a ring leaves each node once; an all-to-all sends all its messages between
+            nodes over the link. Messages inside a node cost nothing.
+        efficiency: Part of the bandwidth that carries words; the rest is lost to packet
+            headers and pauses between messages.
     """
 
     bandwidth: float
@@ -78,7 +77,7 @@ class Link(NamedTuple):
     devices_per_node: int = 1
     efficiency: float = EFFICIENCY
 
-    def words(self, call: Call, num_workers: int) -> float:
+    def words(self, call: CollectiveCall, num_workers: int) -> float:
         """Returns the 32-bit words that leave a node in a collective."""
         devices = self.devices_per_node
         if num_workers <= devices:
@@ -87,23 +86,23 @@ class Link(NamedTuple):
             return devices * (num_workers - devices) / num_workers * call.words
         return call.words_sent(num_workers)
 
-    def waiting(self, call: Call, num_workers: int) -> float:
+    def waiting(self, call: CollectiveCall, num_workers: int) -> float:
         """Returns the seconds that a collective waits for the link's latency."""
         if num_workers <= self.devices_per_node:
             return 0.0
         return self.latency * rounds(call.kind, num_workers)
 
     def seconds(self, words: float) -> float:
-        """Returns the seconds that words take to cross the link."""
+        """Returns the seconds of the transfer of words over the link."""
         return 32 * words / (self.bandwidth * self.efficiency)
 
 
 class Handling(NamedTuple):
-    """Seconds of the software around a kind of collective.
+    """Cost of the software around one kind of collective.
 
     Attributes:
-        per_round: For each message that is waited for (`rounds`).
-        per_word: For each 32-bit word that a worker sends, and receives.
+        per_round: Seconds for each message that a worker waits for (`rounds`).
+        per_word: Seconds for each 32-bit word that a worker sends, and receives.
     """
 
     per_round: float
@@ -111,33 +110,32 @@ class Handling(NamedTuple):
 
 
 class Software(NamedTuple):
-    """Seconds that a worker's software adds to what the link takes.
+    """Cost of the software around the collectives, in addition to the link's.
 
     Attributes:
-        gather: Of a gather.
-        all_to_all: Of an exchange of all with all.
-        sum: Of a sum, and of a maximum.
+        gather: Cost of a gather.
+        all_to_all: Cost of an all-to-all.
+        sum: Cost of a sum, and of a maximum.
     """
 
     gather: Handling
     all_to_all: Handling
     sum: Handling
 
-    def seconds(self, call: Call, num_workers: int) -> float:
-        """Returns the seconds of the software of a collective."""
-        own = self.sum if call.kind == "max" else getattr(self, call.kind)
-        return own.per_round * rounds(
-            call.kind, num_workers
-        ) + own.per_word * call.words_sent(num_workers)
+    def seconds(self, call: CollectiveCall, num_workers: int) -> float:
+        """Returns the seconds of the software in a collective."""
+        per_round, per_word = getattr(self, "sum" if call.kind == "max" else call.kind)
+        words = call.words_sent(num_workers)
+        return per_round * rounds(call.kind, num_workers) + per_word * words
 
 
-# TensorFlow's collectives over gRPC, which copy each word several times: fitted by
+# TensorFlow's collectives over gRPC, which copy each word several times: fitted over
 # loopback to two workers with a core each (docs/planning.md).
 GRPC = Software(
     gather=Handling(per_round=1.3e-3, per_word=15e-9),
     all_to_all=Handling(per_round=1.4e-3, per_word=11e-9),
     sum=Handling(per_round=1.1e-3, per_word=18e-9),
 )
-# A library that costs nothing besides the link.
+# A library of collectives that adds no cost to the link's.
 NO_SOFTWARE = Software(*[Handling(0.0, 0.0)] * 3)
 SOFTWARE = {"grpc": GRPC, "none": NO_SOFTWARE}

@@ -1,4 +1,4 @@
-"""The forms that a plan is shown in: a table with sentences, CSV, JSON and a plot."""
+"""Forms in which a plan is shown: a table with sentences, CSV, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -11,53 +11,49 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from tfgradcomp.planning.forecasts import Forecast, Plan
+    from tfgradcomp.planning.forecasts import Forecast, TrainingPlan
     from tfgradcomp.planning.measured import NamedModel
 
-COLUMNS = (
-    *("method", "transport", "workers", "step_ms", "throughput", "speedup"),
-    *("speedup_over_float32", "efficiency", "bytes_sent", "compute_ms"),
-    *("arithmetic_ms", "software_ms", "waiting_ms", "link_ms", "break_even_bits"),
-)
 _PREFIXES = (("G", 1e9), ("M", 1e6), ("k", 1e3))
-# So many lines of a plot have colours that can be told apart.
-_LINES = 6
+# Largest number of methods whose colours in a plot can be told apart.
+_PLOTTED_METHODS = 6
 
 
-def row(plan: Plan, one: Forecast) -> dict:
-    """Returns a forecast by the names in `COLUMNS`: milliseconds and bytes a step."""
+def row(plan: TrainingPlan, forecast: Forecast) -> dict:
+    """Returns a forecast as a row of the CSV, in milliseconds and bytes per step."""
     parts = {
-        f"{name}_ms": 1e3 * getattr(one, f"{name}_seconds") / one.local_steps
+        f"{name}_ms": 1e3 * getattr(forecast, f"{name}_seconds") / forecast.local_steps
         for name in ("arithmetic", "software", "waiting", "link")
     }
     return {
-        "method": one.method,
-        "transport": one.transport,
-        "workers": one.workers,
-        "step_ms": 1e3 * one.step_seconds,
-        "throughput": one.throughput,
-        "speedup": one.speedup,
-        "speedup_over_float32": plan.over_float32(one),
-        "efficiency": one.efficiency,
-        "bytes_sent": one.bytes_per_step,
-        "compute_ms": 1e3 * one.compute_seconds,
+        "method": forecast.method,
+        "transport": forecast.transport,
+        "workers": forecast.workers,
+        "step_ms": 1e3 * forecast.step_seconds,
+        "throughput": forecast.throughput,
+        "speedup": forecast.speedup,
+        "speedup_over_float32": plan.over_float32(forecast),
+        "efficiency": forecast.efficiency,
+        "bytes_sent": forecast.bytes_per_step,
+        "compute_ms": 1e3 * forecast.compute_seconds,
         **parts,
-        "break_even_bits": plan.break_even(one),
+        "break_even_bits": plan.break_even(forecast),
     }
 
 
-def write_csv(file: TextIO, plan: Plan) -> None:
-    """Writes every forecast as a line."""
-    writer = csv.DictWriter(file, COLUMNS)
+def write_csv(file: TextIO, plan: TrainingPlan) -> None:
+    """Writes a row for every forecast."""
+    rows = [row(plan, forecast) for forecast in plan.forecasts]
+    writer = csv.DictWriter(file, rows[0])
     writer.writeheader()
-    writer.writerows(row(plan, one) for one in plan.forecasts)
+    writer.writerows(rows)
 
 
-def write_json(file: TextIO, plan: Plan) -> None:
+def write_json(file: TextIO, plan: TrainingPlan) -> None:
     """Writes the link, every forecast, and the sentences."""
     content = {
         "link": plan.link._asdict(),
-        "forecasts": [row(plan, one) for one in plan.forecasts],
+        "forecasts": [row(plan, forecast) for forecast in plan.forecasts],
         "best": {count: asdict(plan.best(count)) for count in plan.workers},
         "sentences": sentences(plan),
     }
@@ -65,37 +61,35 @@ def write_json(file: TextIO, plan: Plan) -> None:
     file.write("\n")
 
 
-def head(plan: Plan, model: NamedModel) -> str:
-    """Returns the line above the table: what is planned."""
+def head(plan: TrainingPlan, model: NamedModel) -> str:
+    """Returns the line above the table: the model, its step and the link."""
     first, link = plan.forecasts[0], plan.link
     elements = sum(math.prod(shape) for shape in model.shapes)
-    every = f", an exchange every {first.local_steps} steps"
-    devices = f", {link.devices_per_node} workers a node"
-    return (
+    text = (
         f"{model.name}: {elements:,} parameters; "
         f"{1e3 * first.compute_seconds:.4g} ms a step without exchange; "
         f"links of {_rate(link.bandwidth)}, {1e3 * link.latency:g} ms"
-        + (devices if link.devices_per_node > 1 else "")
-        + (every if first.local_steps > 1 else "")
     )
+    if link.devices_per_node > 1:
+        text += f", {link.devices_per_node} workers a node"
+    if first.local_steps > 1:
+        text += f", an exchange every {first.local_steps} steps"
+    return text
 
 
-def table(plan: Plan) -> list[str]:
-    """Returns a line for each method: its speed-up by its quickest transport."""
+def table(plan: TrainingPlan) -> list[str]:
+    """Returns a line for each method, by its quickest transport."""
     counts, most = plan.workers, max(plan.workers)
-    found = {
-        (one.method, count): one for count in counts for one in plan.quickest(count)
-    }
-    ordered = plan.quickest(most)
+    speedups = {(f.method, n): f.speedup for n in counts for f in plan.quickest(n)}
     lines = [["method", f"transport, N={most}", "MB sent", "ms a step"]]
     lines[0] += ["of float32", "examples/s", *(f"N={count}" for count in counts)]
-    for one in ordered:
-        cells = [one.method, one.transport, f"{one.bytes_per_step / 1e6:.2f}"]
-        cells += [f"{1e3 * one.step_seconds:.0f}", f"{plan.over_float32(one):.2f}"]
-        cells.append(f"{one.throughput:.4g}")
+    for best in plan.quickest(most):
+        cells = [best.method, best.transport, f"{best.bytes_per_step / 1e6:.2f}"]
+        cells += [f"{1e3 * best.step_seconds:.0f}", f"{plan.over_float32(best):.2f}"]
+        cells.append(f"{best.throughput:.4g}")
         for count in counts:
-            own = found.get((one.method, count))
-            cells.append("" if own is None else f"{own.speedup:.2f}")
+            speedup = speedups.get((best.method, count))
+            cells.append("" if speedup is None else f"{speedup:.2f}")
         lines.append(cells)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -107,62 +101,56 @@ def table(plan: Plan) -> list[str]:
     ] + [f"N=...: speed-up over one worker; the other columns are of N={most}."]
 
 
-def sentences(plan: Plan) -> list[str]:
-    """Returns what follows for the largest number of workers, in sentences."""
+def sentences(plan: TrainingPlan) -> list[str]:
+    """Returns the conclusions for the largest number of workers, in sentences."""
     most = max(plan.workers)
-    best = plan.best(most)
     if most == 1:
         return ["One worker exchanges nothing. Give --workers 2 or more."]
-    what = f"{best.method} by {best.transport}"
-    if best.method == "float32":
-        lines = [
-            f"Best on {most} workers: float32, without compression, {best.speedup:.1f} "
-            f"times as fast as one worker (efficiency {best.efficiency:.0%})."
-        ]
-        best = next(iter(plan.quickest(most)[1:]), best)
-        what = f"{best.method} by {best.transport}"
+    best, (float32, *methods) = plan.best(most), plan.quickest(most)
+    gain = (
+        f"{best.speedup:.1f} times as fast as one worker (efficiency "
+        f"{best.efficiency:.0%})"
+    )
+    if best is float32:
+        lines = [f"Best on {most} workers: float32, without compression, {gain}."]
     else:
         lines = [
-            f"Best on {most} workers: {what}, {best.speedup:.1f} times as fast as one "
-            f"worker (efficiency {best.efficiency:.0%}) and "
+            f"Best on {most} workers: {_way(best)}, {gain} and "
             f"{plan.over_float32(best):.1f} times as fast as float32; a worker sends "
             f"{best.bytes_per_step / 1e6:.1f} MB a step."
         ]
-    if best.method != "float32":
-        lines.append(_break_even(plan, best, what))
+    lines += [_break_even(plan, method) for method in methods[:1]]
     if plan.ratio is not None:
         lines.append("The arithmetic of sparse methods is not counted.")
     warning = plan.warning()
     return [*lines, warning] if warning else lines
 
 
-def plot(path: str, plan: Plan, name: str) -> None:
+def plot(path: str, plan: TrainingPlan, name: str) -> None:
     """Draws the throughput over the workers, a group of bars for each number of them.
 
     Args:
-        path: Of the picture.
+        path: Path of the picture.
         plan: The plan.
-        name: Of the model.
+        name: Name of the model.
 
     Raises:
-        ValueError: If there is no matplotlib.
+        ValueError: If matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "--plot draws with matplotlib, which is not installed: pip install "
             f"matplotlib, or leave it out. Received: plot={path!r}"
         )
-    # Without pyplot: nothing asks for a display.
+    # pyplot would need a display.
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(9, 4))
     axes = figure.subplots()
     counts = plan.workers
-    names = [one.method for one in plan.quickest(max(counts))[: 1 + _LINES]]
-    width = 0.8 / len(names)
-    for index, method in enumerate(names):
-        values = []
-        for count in counts:
-            own = [one for one in plan.quickest(count) if one.method == method]
-            values.append(own[0].throughput if own else math.nan)
+    methods = [f.method for f in plan.quickest(max(counts))[: 1 + _PLOTTED_METHODS]]
+    found = {(f.method, n): f.throughput for n in counts for f in plan.quickest(n)}
+    width = 0.8 / len(methods)
+    for index, method in enumerate(methods):
+        values = [found.get((method, count), math.nan) for count in counts]
         places = [place - 0.4 + (index + 0.5) * width for place in range(len(counts))]
         axes.bar(places, values, width, label=method)
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])
@@ -175,15 +163,22 @@ def plot(path: str, plan: Plan, name: str) -> None:
     figure.savefig(path, bbox_inches="tight", dpi=120)
 
 
-def _break_even(plan, best, what):
-    rate = plan.break_even(best)
+def _way(forecast):
+    return f"{forecast.method} by {forecast.transport}"
+
+
+def _break_even(plan, forecast):
+    rate = plan.break_even(forecast)
     if rate is not None:
         return (
             f"Break-even: on links of {_rate(rate)} float32 would be as quick as "
-            f"{what}; on quicker ones, quicker."
+            f"{_way(forecast)}; on quicker ones, quicker."
         )
-    quicker = "quicker" if plan.over_float32(best) > 1 else "slower"
-    return f"Break-even: none; {what} is {quicker} than float32 on links of any rate."
+    quicker = "quicker" if plan.over_float32(forecast) > 1 else "slower"
+    return (
+        f"Break-even: none; {_way(forecast)} is {quicker} than float32 on links of any "
+        "rate."
+    )
 
 
 def _rate(bits):

@@ -1,7 +1,7 @@
 """Shapes of the trainable variables of known models, in the order of their layers.
 
-A convolution's kernel is `[height, width, inputs, outputs]`, a dense layer's `[inputs,
-outputs]`; normalisation has two vectors. What moves gradients needs no more of a model.
+A convolution's kernel is `[height, width, inputs, outputs]`, and a dense layer's is
+`[inputs, outputs]`. After each kernel comes its bias, or scale and offset.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 
 Shapes = list[tuple[int, ...]]
 
-# Of each inception: widths of 1x1; of 3x3, reduced and full; of 5x5, reduced and full;
-# and of the convolution after the pooling.
+# Widths of each inception: 1x1; 3x3, reduced and full; 5x5, reduced and full; and the
+# convolution after the pooling.
 _INCEPTIONS = (
     (64, 96, 128, 16, 32, 32),
     (128, 128, 192, 32, 96, 64),
@@ -26,44 +26,32 @@ _INCEPTIONS = (
 
 
 def lenet() -> Shapes:
-    """Returns LeNet as Caffe has it for MNIST: 431,080 parameters."""
-    return [
-        *_layer(5, 5, 1, 20),
-        *_layer(5, 5, 20, 50),
-        *_layer(4 * 4 * 50, 500),
-        *_layer(500, 10),
-    ]
+    """Returns LeNet for MNIST, the variant of Caffe: 431,080 parameters."""
+    return _layers((5, 5, 1, 20), (5, 5, 20, 50), (4 * 4 * 50, 500), (500, 10))
 
 
 def alexnet() -> Shapes:
     """Returns AlexNet as first published: 60,965,224 parameters.
 
-    Three of its convolutions see one half of their input's channels. Where all of them
-    see all channels, in one tower, there are 62,378,344.
+    Three of its convolutions see one half of their input's channels. The variant in one
+    tower, whose convolutions see all channels, has 62,378,344.
     """
-    return [
-        *_layer(11, 11, 3, 96),
-        *_layer(5, 5, 48, 256),
-        *_layer(3, 3, 256, 384),
-        *_layer(3, 3, 192, 384),
-        *_layer(3, 3, 192, 256),
-        *_layer(6 * 6 * 256, 4096),
-        *_layer(4096, 4096),
-        *_layer(4096, 1000),
-    ]
+    convolutions = [(11, 11, 3, 96), (5, 5, 48, 256), (3, 3, 256, 384)]
+    convolutions += [(3, 3, 192, 384), (3, 3, 192, 256)]
+    return _layers(*convolutions, (6 * 6 * 256, 4096), (4096, 4096), (4096, 1000))
 
 
 def googlenet() -> Shapes:
     """Returns GoogLeNet without its two auxiliary heads: 6,998,552 parameters."""
-    shapes = [*_layer(7, 7, 3, 64), *_layer(1, 1, 64, 64), *_layer(3, 3, 64, 192)]
+    shapes = _layers((7, 7, 3, 64), (1, 1, 64, 64), (3, 3, 64, 192))
     inputs = 192
-    for one, small_3, full_3, small_5, full_5, pooled in _INCEPTIONS:
-        shapes += _layer(1, 1, inputs, one)
-        shapes += [*_layer(1, 1, inputs, small_3), *_layer(3, 3, small_3, full_3)]
-        shapes += [*_layer(1, 1, inputs, small_5), *_layer(5, 5, small_5, full_5)]
-        shapes += _layer(1, 1, inputs, pooled)
-        inputs = one + full_3 + full_5 + pooled
-    return [*shapes, *_layer(inputs, 1000)]
+    for single, small_3, full_3, small_5, full_5, pooled in _INCEPTIONS:
+        shapes += _layers((1, 1, inputs, single))
+        shapes += _layers((1, 1, inputs, small_3), (3, 3, small_3, full_3))
+        shapes += _layers((1, 1, inputs, small_5), (5, 5, small_5, full_5))
+        shapes += _layers((1, 1, inputs, pooled))
+        inputs = single + full_3 + full_5 + pooled
+    return shapes + _layers((inputs, 1000))
 
 
 def vgg_a() -> Shapes:
@@ -78,51 +66,45 @@ def vgg_16() -> Shapes:
 
 def resnet_50() -> Shapes:
     """Returns ResNet-50: 25,557,032 parameters."""
-    shapes = _normalised(7, 7, 3, 64)
+    shapes = _normalized((7, 7, 3, 64))
     inputs = 64
     for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
         for block in range(blocks):
-            shapes += _normalised(1, 1, inputs, width)
-            shapes += _normalised(3, 3, width, width)
-            shapes += _normalised(1, 1, width, 4 * width)
+            shapes += _normalized((1, 1, inputs, width), (3, 3, width, width))
+            shapes += _normalized((1, 1, width, 4 * width))
             if block == 0:
-                shapes += _normalised(1, 1, inputs, 4 * width)
+                shapes += _normalized((1, 1, inputs, 4 * width))
             inputs = 4 * width
-    return [*shapes, *_layer(2048, 1000)]
+    return shapes + _layers((2048, 1000))
 
 
 def bert_base() -> Shapes:
     """Returns BERT-base, uncased, with its pooler: 109,482,240 parameters."""
     width, inner = 768, 3072
-    shapes = [(30522, width), (512, width), (2, width), (width,), (width,)]
-    for _ in range(12):
-        for _ in range(4):
-            shapes += _layer(width, width)
-        shapes += [(width,), (width,)]
-        shapes += [*_layer(width, inner), *_layer(inner, width), (width,), (width,)]
-    return [*shapes, *_layer(width, width)]
+    norm: Shapes = [(width,), (width,)]
+    block = _layers(*[(width, width)] * 4) + norm
+    block += _layers((width, inner), (inner, width)) + norm
+    embeddings: Shapes = [(30522, width), (512, width), (2, width)]
+    return [*embeddings, *norm, *block * 12, *_layers((width, width))]
 
 
-def _vgg(*layers: int) -> Shapes:
+def _vgg(*blocks: int) -> Shapes:
     shapes, inputs = [], 3
-    for count, width in zip(layers, (64, 128, 256, 512, 512), strict=True):
+    for count, width in zip(blocks, (64, 128, 256, 512, 512), strict=True):
         for _ in range(count):
-            shapes += _layer(3, 3, inputs, width)
+            shapes += _layers((3, 3, inputs, width))
             inputs = width
-    return [
-        *shapes,
-        *_layer(7 * 7 * 512, 4096),
-        *_layer(4096, 4096),
-        *_layer(4096, 1000),
-    ]
+    return shapes + _layers((7 * 7 * 512, 4096), (4096, 4096), (4096, 1000))
 
 
-def _layer(*kernel: int) -> Shapes:
-    return [kernel, kernel[-1:]]
+def _layers(*kernels: tuple[int, ...]) -> Shapes:
+    """Returns the shapes of kernels, each with its bias."""
+    return [shape for kernel in kernels for shape in (kernel, kernel[-1:])]
 
 
-def _normalised(*kernel: int) -> Shapes:
-    return [kernel, kernel[-1:], kernel[-1:]]
+def _normalized(*kernels: tuple[int, ...]) -> Shapes:
+    """Returns the shapes of kernels, each with scale and offset of its outputs."""
+    return [shape for k in kernels for shape in (k, k[-1:], k[-1:])]
 
 
 MODELS = {

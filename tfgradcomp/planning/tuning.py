@@ -1,4 +1,4 @@
-"""Choice of a method by what it loses of some real gradients."""
+"""Choice of a method by its error on gradients of a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from tfgradcomp import optimizers
 from tfgradcomp.compat import train_step
-from tfgradcomp.compat.run_state import RunState
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
+from tfgradcomp.fit.run_state import RunState
 from tfgradcomp.per_example.second_moments import step_of
 
-# Signs without a scale are not among them: their error is not one of length.
+# Signs without a scale are left out: their length says nothing, so neither does the
+# error.
 CANDIDATES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Strom", {"threshold": "auto", "index_coding": "delta"}),
     ("Hybrid", {"threshold": "auto", "index_coding": "delta"}),
@@ -38,16 +39,16 @@ CANDIDATES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 class Measured(NamedTuple):
-    """Losses and size of what a candidate makes of the gradients.
+    """Error and size of a candidate's messages.
 
     Attributes:
         wrapper: Name of the wrapper in `tfgradcomp`.
-        arguments: Its arguments besides the inner optimizer.
-        error: |sum of what was sent - sum of the gradients| over |sum of the
-            gradients|, over all steps: what is owed counts as not sent.
-        step_error: |what was sent - gradient| over |gradient|, the mean of the steps.
-        bits: Bits an element that a worker sends, float32 of what is not compressed
-            included; of messages that vary in length, the mean of the steps.
+        arguments: Arguments of the wrapper, without the inner optimizer.
+        error: |sum of the messages - sum of the gradients| over |sum of the gradients|,
+            over all steps. The residual counts as not sent.
+        step_error: |message - gradient| over |gradient|, the mean over the steps.
+        bits: Bits that a worker sends per element, uncompressed variables included;
+            for messages of variable length, the mean over the steps.
     """
 
     wrapper: str
@@ -58,18 +59,18 @@ class Measured(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The call that makes it, without the inner optimizer."""
+        """The call that makes the wrapper, without the inner optimizer."""
         arguments = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
         return f"{self.wrapper}({arguments})"
 
 
 class Tuning(NamedTuple):
-    """The result of `tune`; as a string, a table and the reason.
+    """Result of `tune`; `str` gives the table and the reason.
 
     Attributes:
         best: The candidate with the fewest bits whose error is small enough.
         table: All candidates that were measured, the fewest bits first.
-        reason: Why it is the best, and what was not measured, in sentences.
+        reason: Sentences on why it is the best, and on what was not measured.
     """
 
     best: Measured
@@ -79,7 +80,7 @@ class Tuning(NamedTuple):
     def optimizer(
         self, inner_optimizer: Any, **arguments: Any
     ) -> optimizers.CompressedOptimizer:
-        """Returns the best candidate around an optimizer, for `model.compile`.
+        """Returns the best candidate's wrapper around an optimizer.
 
         Args:
             inner_optimizer: A Keras optimizer, its name or its config.
@@ -107,32 +108,31 @@ def tune(
     candidates: Sequence[tuple[str, Mapping[str, Any]]] | None = None,
     seed: int = 0,
 ) -> Tuning:
-    r"""Chooses a method by what it loses of some steps' gradients of a model.
+    r"""Chooses the method with the fewest bits whose error is small enough.
 
-    Takes the gradients \( g_t \) of the first batches at the weights that the model
-    has, and feeds them to each candidate as one worker would. With \( s_t \) what it
-    sends, the error is \( |\sum_t s_t - \sum_t g_t| \,/\, |\sum_t g_t| \): how far
-    from float32's way the weights would be after these steps of plain SGD, as a part
-    of that way. It counts what rounding adds and what is owed alike. The candidate
-    with the fewest bits whose error is at most `target_error` is the best.
+    Computes the gradients \( g_t \) of the first batches at the model's weights, and
+    feeds them to each candidate as on one worker. With the messages \( s_t \), the
+    error is \( |\sum_t s_t - \sum_t g_t| \,/\, |\sum_t g_t| \): the distance of the
+    weights from those of float32 after these steps of plain SGD, relative to the
+    distance that float32 moves them. Rounding and the residual both count. The best
+    candidate has the fewest bits among those with an error of at most `target_error`.
 
-    The model stays as it is: weights, moving statistics, metrics, random states. It
-    measures neither accuracy nor time, and nothing of many workers, whose mean has less
-    noise of rounding.
+    The model does not change: weights, moving statistics, metrics and random states are
+    restored. Accuracy and time are not measured, nor are several workers, whose mean
+    has less rounding noise.
 
     Args:
-        model: A compiled model with its weights; some epochs into a training, the
-            gradients say more than at its start.
+        model: A compiled model. Gradients some epochs into a training are more telling
+            than those at its start.
         dataset: Batches as `model.fit` takes them from a `tf.data.Dataset`.
         target_error: Largest error, positive.
         steps: Number of batches, at least 2. The gradients of all are kept in memory.
         candidates: Pairs of a wrapper's name and its arguments; None: those of
             `tfgradcomp.planning.tuning.CANDIDATES`.
-        seed: Of the candidates' random numbers.
+        seed: Seed of the candidates' random numbers.
 
     Returns:
-        The best candidate, the table of all, and the reason in sentences, which the log
-        shows as well.
+        The best candidate, the table of all, and the reason, which is also logged.
 
     Raises:
         ValueError: If an argument is out of range, there are several workers, a
@@ -148,17 +148,17 @@ def tune(
     check_integer("steps", steps, 2)
     if not 0 < target_error < math.inf:
         raise ValueError(
-            "target_error must be positive and finite: 0.5 lets half the way be "
-            f"wrong. Received: target_error={target_error!r}"
+            "target_error must be positive and finite, such as 0.5. "
+            f"Received: target_error={target_error!r}"
         )
     chosen = _checked(CANDIDATES if candidates is None else candidates)
-    needs_moments = any(_wrapped(*one).needs_second_moments for one in chosen)
-    taken = _gradients(model, dataset, steps, needs_moments)
-    table = []
-    for name, arguments in chosen:
-        if taken.moments is None and _wrapped(name, arguments).needs_second_moments:
-            continue
-        table.append(_measure(name, arguments, taken, seed))
+    needs_moments = [_wrapped(*pair).needs_second_moments for pair in chosen]
+    data, moments_error = _collect(model, dataset, steps, any(needs_moments))
+    table = [
+        _measure(name, arguments, data, seed)
+        for (name, arguments), needed in zip(chosen, needs_moments, strict=True)
+        if moments_error is None or not needed
+    ]
     table.sort(key=lambda row: (row.bits, row.error))
     best = next((row for row in table if row.error <= target_error), None)
     if best is None:
@@ -167,17 +167,16 @@ def tune(
             "No candidate's error is at most target_error. Allow a larger error, or "
             f"train in float32. Received: target_error={target_error}, errors={errors}"
         )
-    tuning = Tuning(best, tuple(table), _reason(best, table, target_error, taken))
-    logger.info("%s", tuning.reason)
-    return tuning
+    reason = _reason(best, table, target_error, len(data), moments_error)
+    logger.info("%s", reason)
+    return Tuning(best, tuple(table), reason)
 
 
-class _Taken(NamedTuple):
-    """Gradients of some steps, float32; `moments` None where they cannot be had."""
+class _StepData(NamedTuple):
+    """Gradients of one step, and their second moments if computed; float32."""
 
-    gradients: list[list[tf.Tensor]]
-    moments: list[list[tf.Tensor]] | None
-    why_no_moments: str = ""
+    gradients: list[tf.Tensor]
+    moments: list[tf.Tensor]
 
 
 def _checked(candidates):
@@ -199,22 +198,26 @@ def _checked(candidates):
 
 
 def _wrapped(name, arguments, **more):
-    # A rate of 1: weights of zero become minus the sum of what was sent.
+    # With a rate of 1, weights of zero become minus the sum of the messages.
     inner = keras.optimizers.SGD(1.0)
     return getattr(optimizers, name)(inner, **arguments, **more)
 
 
-def _gradients(model, dataset, steps, needs_moments):
-    """Takes the gradients of the first batches and puts the model back."""
+def _collect(model, dataset, steps, with_moments):
+    """Returns the data of the first steps, and the error that prevented moments.
+
+    The model is restored. The error is None if the moments were computed, or not asked
+    for.
+    """
     if not getattr(model, "compiled", False):
         raise ValueError(
-            "tune needs the loss of a compiled model: call model.compile(optimizer, "
+            "tune needs the loss of a compiled model. Call model.compile(optimizer, "
             f"loss) first. Received: model={model!r}"
         )
     workers = model.distribute_strategy.num_replicas_in_sync
     if workers > 1:
         raise ValueError(
-            "tune measures in one process, as one worker: several might choose "
+            "tune measures in one process, because several workers might choose "
             "differently. Call it on a model without a strategy, then give all workers "
             f"the same choice. Received: a model of {workers} replicas"
         )
@@ -226,36 +229,36 @@ def _gradients(model, dataset, steps, needs_moments):
     batches = [*dataset.take(steps)]
     if len(batches) < 2:
         raise ValueError(
-            "dataset must have two batches at least: one says nothing of what is sent "
-            f"later. Received: {len(batches)} batches"
+            "dataset must have at least two batches, because residuals are sent in "
+            f"later steps. Received: {len(batches)} batches"
         )
     if not model.built:
-        # Creates the weights, before their state is noted.
+        # Creates the weights before their state is saved.
         model(keras.utils.unpack_x_y_sample_weight(batches[0])[0])
-    before = RunState(model)
-    values = before.read()
+    state = RunState(model)
+    before = state.read()
     statistics = [(v, v.numpy()) for v in model.non_trainable_variables]
+    moments_error = None
     try:
-        why = ""
-        if needs_moments:
+        if with_moments:
             try:
-                return _steps(model, batches, True)
+                return _run_steps(model, batches, True), None
             except ValueError as error:
-                why = str(error)
-        return _steps(model, batches, False)._replace(why_no_moments=why)
+                moments_error = str(error)
+        return _run_steps(model, batches, False), moments_error
     finally:
         for variable, value in statistics:
             variable.assign(value)
-        before.assign(values)
-        before.assign_metrics(values)
+        state.assign(before)
+        state.assign_metrics(before)
 
 
-def _steps(model, batches, with_moments):
+def _run_steps(model, batches, with_moments):
     variables = model.trainable_variables
 
-    # As in `model.fit`, autograph is left to the layers; it would hide errors.
+    # Autograph is left to the layers, as in `model.fit`; it would hide errors.
     @tf.function(reduce_retracing=True, autograph=False)
-    def one(batch):
+    def run(batch):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if with_moments:
             step = step_of(model, x, y, weight)
@@ -265,55 +268,53 @@ def _steps(model, batches, with_moments):
             loss = train_step.compute_loss(model, x, y, y_pred, weight)
         return tape.gradient(loss, variables), []
 
-    gradients, moments = [], []
+    data = []
     for number, batch in enumerate(batches):
-        found, squares = one(batch)
-        # Of all batches the same are missing.
-        own = [_dense(g) for g in found if g is not None]
-        if not own or not all(np.isfinite(g).all() for g in own):
+        # The same gradients are None in every step.
+        step = _StepData(*(_dense(tensors) for tensors in run(batch)))
+        if not step.gradients or not all(np.isfinite(g).all() for g in step.gradients):
             raise ValueError(
                 "The model has no gradient, or one that is NaN or infinite. Received: "
                 f"batch {number} of the dataset"
             )
-        gradients.append(own)
-        moments.append([_dense(m) for m in squares if m is not None])
-    return _Taken(gradients, moments if with_moments else None)
+        data.append(step)
+    return data
 
 
-def _dense(gradient):
-    return tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+def _dense(tensors):
+    found = [tf.convert_to_tensor(tensor) for tensor in tensors if tensor is not None]
+    return [tf.cast(tensor, tf.float32) for tensor in found]
 
 
-def _measure(name, arguments, taken, seed):
-    """Feeds the gradients to a candidate around plain SGD, and watches the weights."""
+def _measure(name, arguments, data, seed):
+    """Takes the steps with a candidate around plain SGD, and compares the weights."""
     optimizer = _wrapped(name, arguments, transport="all_gather", seed=seed)
-    shapes = [g.shape for g in taken.gradients[0]]
+    shapes = [gradient.shape for gradient in data[0].gradients]
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in shapes]
     optimizer.build(variables)
-    due, before, errors = 0.0, 0.0, []
-    for index, gradients in enumerate(taken.gradients):
-        given = {}
+    exact, before, errors = 0.0, 0.0, []
+    for step in data:
+        moments = {}
         if optimizer.needs_second_moments:
-            given["second_moments"] = taken.moments[index]
-        optimizer.apply(gradients, variables, **given)
-        sent = -_flat([v.numpy() for v in variables])
-        gradient = _flat([g.numpy() for g in gradients])
+            moments["second_moments"] = step.moments
+        optimizer.apply(step.gradients, variables, **moments)
+        sent, gradient = -_flat(variables), _flat(step.gradients)
         errors.append(_relative(sent - before - gradient, gradient))
-        due, before = due + gradient, sent
+        exact, before = exact + gradient, sent
     traffic = optimizer.traffic
     compressed, plain = traffic.elements_compressed, traffic.elements_plain
     bits = traffic.bits_per_element_up if compressed else 0.0
     return Measured(
         name,
         arguments,
-        error=_relative(before - due, due),
+        error=_relative(before - exact, exact),
         step_error=float(np.mean(errors)),
         bits=(bits * compressed + 32 * plain) / (compressed + plain),
     )
 
 
-def _flat(arrays):
-    return np.concatenate([a.ravel() for a in arrays]).astype(np.float64)
+def _flat(tensors):
+    return np.concatenate([t.numpy().ravel() for t in tensors]).astype(np.float64)
 
 
 def _relative(difference, whole):
@@ -321,9 +322,9 @@ def _relative(difference, whole):
     return float(length / np.linalg.norm(whole)) if length else 0.0
 
 
-def _reason(best, table, target, taken):
-    """Says in sentences why a row is the best, and what the table does not say."""
-    said = [
+def _reason(best, table, target, num_batches, moments_error):
+    """Returns sentences on the choice, and on what was not measured."""
+    sentences = [
         f"{best.name} sends {best.bits:.2f} bits an element with an error of "
         f"{best.error:.3f}: the fewest bits of the {len(table)} candidates with an "
         f"error of at most {target:g}."
@@ -331,28 +332,23 @@ def _reason(best, table, target, taken):
     fewer = [row for row in table if row.bits < best.bits]
     if fewer:
         near = min(fewer, key=lambda row: row.error)
-        said.append(
-            f"Of those with fewer bits the least error is {near.error:.3f}, of "
+        sentences.append(
+            f"Among those with fewer bits the least error is {near.error:.3f}, of "
             f"{near.name} at {near.bits:.2f} bits."
         )
-    others = [
-        row
-        for row in table
-        if row.error <= target and row.wrapper != best.wrapper and row is not best
-    ]
+    others = [r for r in table if r.error <= target and r.wrapper != best.wrapper]
     if others:
-        next_one = others[0]
-        said.append(
-            f"The next other method is {next_one.name}, with {next_one.bits:.2f} bits "
-            f"and an error of {next_one.error:.3f}."
+        sentences.append(
+            f"The next other method is {others[0].name}, with {others[0].bits:.2f} "
+            f"bits and an error of {others[0].error:.3f}."
         )
-    if taken.why_no_moments:
-        said.append(
+    if moments_error is not None:
+        sentences.append(
             "Methods that need second moments were left out: "
-            f"{taken.why_no_moments.split('. ')[0]}."
+            f"{moments_error.split('. ')[0]}."
         )
-    said.append(
-        f"Measured with {len(taken.gradients)} batches of one worker at fixed weights; "
+    sentences.append(
+        f"Measured with {num_batches} batches of one worker at fixed weights; "
         "neither accuracy nor time was measured."
     )
-    return " ".join(said)
+    return " ".join(sentences)

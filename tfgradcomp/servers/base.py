@@ -10,7 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors.base import Compressor, Identity
-from tfgradcomp.core import Component, Context, Field, Layout, State
+from tfgradcomp.core import Component, Context, Field, Layout, State, contracts
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.block_sums import Part
 
@@ -57,16 +57,16 @@ class SumField(NamedTuple):
 class Server(Component, abc.ABC):
     """The server's half of a method: pure functions, in the manner of `Compressor`.
 
-    Wherever a transport puts it, it computes the same reply from the same payloads.
-    A subclass declares its reply (`reply_fields`), writes it (`combine`), reads it
-    (`decompress`) and names its `uncompressed` form. All else has a default.
+    A server computes the same reply from the same payloads on every transport. A
+    subclass declares its reply (`reply_fields`), writes it (`combine`), reads it
+    (`decompress`) and names its `uncompressed` form. All other methods have defaults.
     """
 
     registered_package: ClassVar[str] = "tfgradcomp.servers"
 
     @abc.abstractmethod
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
-        """Declares what a reply is made of: the only statement of its size."""
+        """Declares the tensors of a reply: the only statement of its size."""
 
     def init(self, layout: Layout) -> State:
         """Returns the state before the first step."""
@@ -84,9 +84,9 @@ class Server(Component, abc.ABC):
 
         Args:
             payloads: The fields of the compressor, with a leading axis of workers.
-            state: What `init` or the last call returned.
+            state: The result of `init` or of the last call.
             layout: The blocks of the flat vector.
-            context: The step; its `rank` means nothing here.
+            context: The step; its `rank` has no meaning here.
         """
 
     @abc.abstractmethod
@@ -96,12 +96,13 @@ class Server(Component, abc.ABC):
     def update(
         self, payloads: Fields, state: State, layout: Layout, context: Context
     ) -> tuple[Vector, State]:
-        """Returns the decompressed reply at once, and the new state.
+        """Returns the decompressed reply, and the new state.
 
-        For where the server is on every worker and no reply has to travel: a server
-        may then skip the words.
+        Transports with a server on every worker call it: no reply has to travel, so a
+        server may skip the words.
         """
-        reply, state = self.combine(payloads, state, layout, context)
+        fields = self.reply_fields(layout, context.num_workers)
+        reply, state = checked_combine(self, payloads, state, layout, context, fields)
         return self.decompress(reply, layout, context.num_workers), state
 
     @property
@@ -112,15 +113,15 @@ class Server(Component, abc.ABC):
     # The same in shards, each served by itself.
 
     def shard_alignment(self, layout: Layout) -> int | None:
-        """Returns the number of elements of which every shard must be a multiple.
+        """Returns the number of elements that divides the size of every shard.
 
-        1 where the reply to an element depends on what was sent for it and its block;
-        None where it depends on the whole vector.
+        1 if the reply to an element depends on the payloads of its block only; None if
+        it depends on the whole vector.
         """
         return 1
 
     def shard_fields(self, shard: Shard, num_workers: int) -> dict[str, Field]:
-        """Declares what the reply of a shard is made of."""
+        """Declares the tensors of a shard's reply."""
         return self.reply_fields(shard.layout, num_workers)
 
     def combine_shard(
@@ -140,7 +141,7 @@ class Server(Component, abc.ABC):
         return parts
 
     def deferred_reply(self, layout: Layout, num_workers: int) -> dict[str, Field]:
-        """Declares what of the whole reply `finish_shard` needs; nothing by default."""
+        """Declares the fields of the whole reply that `finish_shard` needs."""
         return {}
 
     def finish_shard(
@@ -167,10 +168,10 @@ class Server(Component, abc.ABC):
     # Payloads that are added up on their way.
 
     def sum_field(self, layout: Layout, num_workers: int) -> SumField | None:
-        """Returns the field whose sum over the workers is all that the server needs.
+        """Returns the field whose sum over the workers is enough for the server.
 
-        The other fields of a payload must then be the same on all workers. None where
-        the server needs more of the payloads than a sum.
+        The other fields of a payload must then be equal on all workers. None if the
+        server needs more than a sum.
         """
         return None
 
@@ -182,12 +183,12 @@ class Server(Component, abc.ABC):
         layout: Layout,
         context: Context,
     ) -> tuple[Vector, State]:
-        """Returns what `update` does, of payloads that were added up already.
+        """Returns the result of `update` for payloads that were added up.
 
         Args:
-            total: What `sum_field` declares: int32 words of the sums of codes; or the
-                mean of numbers.
-            payload: This worker's other fields, the same on all workers.
+            total: The tensor that `sum_field` declares: int32 words of the sums of
+                codes; or the mean of numbers.
+            payload: This worker's other fields, equal on all workers.
             state: As in `combine`.
             layout: The blocks of the flat vector.
             context: The step.
@@ -197,7 +198,7 @@ class Server(Component, abc.ABC):
     # Other forms of the same rule.
 
     def uncompressed(self) -> Server:
-        """Returns the same rule for float32 payloads, for what is not compressed."""
+        """Returns the same rule for float32 payloads, for uncompressed variables."""
         return Mean()
 
     def uncompressed_step(self) -> Server:
@@ -205,20 +206,44 @@ class Server(Component, abc.ABC):
         return self.uncompressed()
 
     def wait(self, state: State, context: Context) -> State:
-        """Returns the state after a step that another rule has taken.
+        """Returns the state after a step in which the server took no part.
 
         Args:
-            state: As in `combine`, or a shard of it: each element stands for itself.
+            state: As in `combine`, or a shard of it; elements are independent.
             context: The step.
         """
         return state
 
     def fused(self) -> Server:
-        """Returns a server that does the same in fewer passes over memory.
-
-        Called by `Method.fused`, the only place that decides about it.
-        """
+        """Returns an equal server with fewer passes over memory, for `Method.fused`."""
         return self
+
+
+def checked_combine(
+    server: Server,
+    payloads: Fields,
+    state: State,
+    layout: Layout,
+    context: Context,
+    fields: dict[str, Field],
+) -> tuple[Fields, State]:
+    """Combines payloads, and compares reply and state with the declared ones.
+
+    Args:
+        server: The server.
+        payloads: As in `Server.combine`.
+        state: As in `Server.combine`.
+        layout: The blocks of the flat vector.
+        context: The step.
+        fields: The fields of the reply.
+
+    Raises:
+        ValueError: If the server returns a reply or a state of another form.
+    """
+    reply, new_state = server.combine(payloads, state, layout, context)
+    contracts.check_fields(server, "combine", reply, fields, "reply_fields")
+    contracts.check_state(server, "combine", new_state, state)
+    return reply, new_state
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Codes are added as integers; the reply has the levels that a sum can take."""
+"""The integer sum of codes, as a reply with the levels of such a sum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CodeSum(Server):
     r"""Replies the integer sum of the workers' codes.
 
     N codes of base b add up to one of \( N(b - 1) + 1 \) levels: \( 2N + 1 \) for
-    ternary codes. The scale, if there is one, must be the same on all workers.
+    ternary codes. A scale must be equal on all workers.
 
     Attributes:
         compressor: The workers' compressor: `Ternary(share_scaler=True)`, `Sign()` or
@@ -41,7 +41,7 @@ class CodeSum(Server):
     def combine(self, payloads, state, layout, context):
         reply = {name: stacked[0] for name, stacked in payloads.items()}
         base = self.compressor.fields(layout)["codes"].base
-        reply["codes"] = ops.sum_codes(payloads["codes"], base, layout.size)
+        reply["codes"] = ops.sum_codes(payloads["codes"], base, layout.size)  # type: ignore[arg-type]
         return reply, state
 
     @override

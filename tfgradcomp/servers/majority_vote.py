@@ -21,11 +21,11 @@ class MajorityVote(Server):
     r"""Replies \( \mathrm{sign}(\sum_i \mathrm{sign}^{(i)}) \), one vote a worker.
 
     Attributes:
-        tie: What an even number of workers does where the vote is split. `"zero"`:
-            the element stays (the reply is base 3); `"random"`: a pseudo-random
-            \( \pm 1 \), the same on all workers (base 2). A fixed sign would drift.
-        quorum: Fewer net votes than this, either way, and the element stays.
-        compressor: What the workers send: `Sign()`, with or without abstention.
+        tie: Rule for a split vote of an even number of workers. `"zero"`: the element
+            stays (the reply is base 3); `"random"`: a pseudo-random \( \pm 1 \), equal
+            on all workers (base 2). With a fixed sign the element would drift.
+        quorum: Least number of net votes, of either sign, that moves an element.
+        compressor: The workers' compressor: `Sign()`, with or without abstention.
 
     References:
         Bernstein et al., signSGD, 2018, Algorithm 3 and Section 6.
@@ -50,7 +50,7 @@ class MajorityVote(Server):
         return self.quorum > 0 or (self.tie == "zero" and self._can_tie(num_workers))
 
     def _stream(self, context):
-        """The coins that decide split votes, None where nothing is to be decided."""
+        """Returns the random stream that decides split votes, or None."""
         if self.tie == "random" and self._can_tie(context.num_workers):
             return context.random_stream(2, shared=True)
         return None

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
+from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
 from tfgradcomp.servers.requantize import Requantize
@@ -23,8 +24,8 @@ class Recompress(Requantize):
     \tilde\Delta \).
 
     Attributes:
-        compressor: C, of the payloads as well as of the reply; stateless.
-        residual_dtype: As that of `tfgradcomp.compressors.ErrorFeedback`.
+        compressor: C, stateless, of both the payloads and the reply.
+        residual_dtype: As for `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
@@ -53,16 +54,17 @@ class Recompress(Requantize):
         residual = residuals.read(state["residual"])
         p = self.compressor.mean(payloads, layout)
         p += context.learning_rate_ratio * residual
-        reply = self.compressor.compress(p, (), layout, context.at_server()).payload
+        server = context.at_server()
+        reply = checked_compress(self.compressor, p, (), layout, server).payload
         left = p - self.compressor.decompress(reply, layout)
         return reply, self._kept(context.unless_zero_lr(left, residual), context)
 
     @override
     def wait(self, state, context):
-        owed = residuals.waiting(
+        residual = residuals.waiting(
             state["residual"], self.residual_dtype, context, shared=True
         )
-        return {"residual": owed}
+        return {"residual": residual}
 
     @override
     def fused(self):

@@ -1,4 +1,4 @@
-"""The mean is compressed again before it travels back."""
+"""A reply that is the mean, compressed again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors import Compressor
+from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.core import Layout
 from tfgradcomp.servers.base import Server
 
@@ -17,11 +18,11 @@ from tfgradcomp.servers.base import Server
 class Requantize(Server):
     r"""Replies \( C(\frac1N \sum_i \Delta^{(i)}) \).
 
-    What C loses is lost; `Recompress` keeps it. Random rounding draws numbers of its
-    own, the same wherever the server is, so the reply of an unbiased C is unbiased.
+    The error of C is lost; `Recompress` keeps it. Random rounding draws its own
+    numbers, equal wherever the server is, so the reply of an unbiased C is unbiased.
 
     Attributes:
-        compressor: C, of the payloads as well as of the reply; stateless.
+        compressor: C, stateless, of both the payloads and the reply.
 
     References:
         Xu, Huo, Huang, Optimal Gradient Quantization Condition for
@@ -33,8 +34,8 @@ class Requantize(Server):
     def __post_init__(self):
         if tf.nest.flatten(self.compressor.init(Layout((0, 1)))):
             raise ValueError(
-                "The server compresses by a stateless compressor and holds the "
-                "residual itself; give the one inside. "
+                "The server needs a stateless compressor, since it holds the residual "
+                "itself. Expected: the compressor inside the error feedback. "
                 f"Received: compressor={self.compressor}"
             )
 
@@ -59,7 +60,9 @@ class Requantize(Server):
     def combine(self, payloads, state, layout, context):
         mean = self.compressor.mean(payloads, layout)
         context = context.at_server()
-        reply, state, _ = self.compressor.compress(mean, state, layout, context)
+        reply, state, _ = checked_compress(
+            self.compressor, mean, state, layout, context
+        )
         return reply, state
 
     @override

@@ -1,4 +1,4 @@
-"""Votes on vectors that were not compressed: the sign of a mean, the mean of signs."""
+"""Votes on uncompressed vectors: the sign of the mean, the mean of signs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MeanOfSigns(Mean):
 
     @override
     def sum_field(self, layout, num_workers):
-        # A sum of the vectors says nothing of their signs.
+        # The sum of the vectors does not determine the sum of their signs.
         return None
 
     @override

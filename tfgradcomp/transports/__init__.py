@@ -1,4 +1,4 @@
-"""Transports: the places of the server, and the ways of words to it and back."""
+"""Transports: where the server runs, and how words reach it and come back."""
 
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.transports.all_gather import AllGather, SharedGather
@@ -6,12 +6,12 @@ from tfgradcomp.transports.all_reduce import AllReduce
 from tfgradcomp.transports.auto import NAMES, Selection, select_transports
 from tfgradcomp.transports.base import (
     ExchangeResult,
-    Flight,
+    PendingExchange,
     Route,
     Transport,
     Words,
 )
-from tfgradcomp.transports.costs import Costs, Line
+from tfgradcomp.transports.costs import Costs, LinearCost
 from tfgradcomp.transports.direct import DirectExchange
 from tfgradcomp.transports.rows import Rows, RowsRoute
 from tfgradcomp.transports.sharded import Sharded
@@ -25,9 +25,9 @@ __all__ = [
     "Costs",
     "DirectExchange",
     "ExchangeResult",
-    "Flight",
-    "Line",
+    "LinearCost",
     "Loopback",
+    "PendingExchange",
     "Route",
     "Rows",
     "RowsRoute",
@@ -39,3 +39,6 @@ __all__ = [
     "Words",
     "select_transports",
 ]
+
+# The names of 0.2, for programs that import them.
+Flight, Line = PendingExchange, LinearCost

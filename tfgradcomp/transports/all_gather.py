@@ -1,4 +1,4 @@
-"""Every worker is a server: all payloads go to all."""
+"""All-gather: every worker receives all payloads and runs the server."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import cast
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, padded_size
+from tfgradcomp.collectives import CollectiveCall, padded_size
 from tfgradcomp.core import Context, State
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
 
 class AllGatherRoute(Route):
-    """One gather of one int32 vector a step; the reply needs no wire.
+    """One gather of one int32 vector per step, without a reply.
 
-    The size is fixed by the fields, so no shapes are exchanged. Where a field has a
-    variable length, the lengths travel with the flags, and a second gather has the
-    field itself, padded to the longest. Every worker runs the server's rule on the same
-    words and so gets the same update.
+    All workers run the server's rule on the same words, so their updates are equal. The
+    fields fix the vector's size, so no shapes are exchanged. A field of variable length
+    needs a second gather, padded to its longest length; the first gather carries the
+    lengths.
     """
 
     def __init__(self, collectives, method, layout, call_site):
@@ -33,10 +33,10 @@ class AllGatherRoute(Route):
         if not self._is_variable:
             message = self.message(payload, flag)
             rows = self.collectives.gather(message, self.call_site)
-            return Flight(context, (rows, 0))
+            return PendingExchange(context, (rows, 0))
         words = messages.pack(payload, self.fields)
         rest = words[self._fixed_words :]
-        # What is joined to something that varies has lost its size in a graph.
+        # In a graph, concatenation with a field of unknown size loses the static size.
         fixed = tf.ensure_shape(words[: self._fixed_words], self._fixed_words)
         parts = [flag[tf.newaxis], tf.shape(rest), fixed]
         rows = self.collectives.gather(tf.concat(parts, 0), self.call_site)
@@ -46,42 +46,42 @@ class AllGatherRoute(Route):
             rest = messages.padded(rest, count)
         rest = self.collectives.gather(rest, f"{self.call_site}/variable")
         rows = tf.concat([rows[:, :1], rows[:, 2:], rest], 1)
-        return Flight(context, (rows, count))
+        return PendingExchange(context, (rows, count))
 
     def message(self, payload: dict[str, tf.Tensor], flag: tf.Tensor) -> tf.Tensor:
-        """Returns the words of a payload whose length does not vary, after the flag."""
+        """Returns the flag, followed by the words of a payload of fixed length."""
         words = messages.pack(payload, self.fields)
         return tf.concat([flag[tf.newaxis], words], 0)
 
     @override
-    def pull(self, flight, state):
-        rows, variable_words = flight.content
+    def pull(self, pending, state):
+        rows, variable_length_words = pending.content
         payloads = messages.unpack(rows[:, 1:], self.fields)
         update, state = self.method.server.update(
-            payloads, state, self.layout, flight.context
+            payloads, state, self.layout, pending.context
         )
-        return ExchangeResult(update, state, rows[:, 0], variable_words)
+        return ExchangeResult(update, state, rows[:, 0], variable_length_words)
 
     @override
     def _exchange_calls(self):
         lengths = 1 if self._is_variable else 0
-        return [Call("gather", 1 + lengths + self._fixed_words)]
+        return [CollectiveCall("gather", 1 + lengths + self._fixed_words)]
 
 
 class AllGather(Transport):
-    """Sends every payload to every worker; each of them is a server."""
+    """Sends every payload to every worker; each worker runs the server."""
 
     route_class = AllGatherRoute
 
 
 class SharedGather:
-    """One gather for the payloads of several routes, instead of one for each.
+    """One gather for the payloads of several routes, instead of one gather each.
 
     Args:
-        routes: Routes that it takes, of the same collectives.
+        routes: Routes for which `takes` is true, with the same collectives.
 
     Attributes:
-        collectives: What moves vectors between the workers.
+        collectives: The collectives between the workers.
     """
 
     def __init__(self, routes: Sequence[Route]):
@@ -91,7 +91,7 @@ class SharedGather:
 
     @staticmethod
     def takes(route: Route) -> bool:
-        """Returns whether a route sends one message of one size to other workers."""
+        """Returns whether a route sends one message of fixed size to other workers."""
         is_gather = type(route) is AllGatherRoute and route.num_workers > 1
         return is_gather and not messages.has_variable_length(route.fields)
 
@@ -100,22 +100,21 @@ class SharedGather:
         outgoing: Sequence[tuple[dict[str, tf.Tensor], Context, tf.Tensor]],
         states: Sequence[State],
     ) -> list[ExchangeResult]:
-        """Does what `Route.exchange` does, for each of the routes.
+        """Returns the result of `Route.exchange` for each route.
 
         Args:
-            outgoing: For each route the payload, the step and the flag.
-            states: The servers' states.
+            outgoing: The payload, the step and the flag of each route.
+            states: The server's state of each route.
         """
         parts = [
             route.message(payload, flag)
             for route, (payload, _, flag) in zip(self._routes, outgoing, strict=True)
         ]
         rows = self.collectives.gather(tf.concat(parts, 0), "shared")
-        own = tf.split(rows, self._sizes, axis=1)
-        contexts = [context for _, context, _ in outgoing]
+        parts = tf.split(rows, self._sizes, axis=1)
         return [
-            route.pull(Flight(context, (part, 0)), state)
-            for route, context, part, state in zip(
-                self._routes, contexts, own, states, strict=True
+            route.checked(route.pull(PendingExchange(context, (part, 0)), state), state)
+            for route, (_, context, _), part, state in zip(
+                self._routes, outgoing, parts, states, strict=True
             )
         ]

@@ -1,4 +1,4 @@
-"""The server is in the network's sum."""
+"""All-reduce: the sum in the network replaces the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.collectives import Call
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
-# A flag travels among numbers as digits that even an 8-bit mantissa holds exactly.
+# Among numbers, a flag is sent as digits that an 8-bit mantissa represents exactly.
 _DIGITS, _BASE = 3, 256
 _PLACES = (1, _BASE, _BASE**2)
 
@@ -18,9 +18,9 @@ _PLACES = (1, _BASE, _BASE**2)
 class AllReduceRoute(Route):
     r"""One all-reduce of one vector: the sum of the workers' codes, or their mean.
 
-    Codes travel in the base of their sum, \( N (b - 1) + 1 \) for base b: 32-bit words
-    of such digits add up without a carry from one digit to the next. Numbers are
-    divided by N first; half floats must not overflow.
+    Codes of base b are sent in base \( N (b - 1) + 1 \), so that sums of 32-bit words
+    have no carry between digits. Numbers are divided by N before the sum, so that half
+    floats do not overflow.
     """
 
     def __init__(self, collectives, method, layout, call_site):
@@ -35,7 +35,10 @@ class AllReduceRoute(Route):
         if self._is_codes:
             base = self.fields[self._name].base
             message = ops.sum_codes(
-                values[tf.newaxis], base, self.layout.size, self._sum.base
+                values[tf.newaxis],
+                base,  # type: ignore[arg-type]
+                self.layout.size,
+                self._sum.base,
             )
             slots = tf.one_hot(context.rank, self.num_workers, flag)
         else:
@@ -45,11 +48,11 @@ class AllReduceRoute(Route):
             table = tf.reshape(rows[:, tf.newaxis] * digits, [-1])
             slots = tf.cast(table, values.dtype)
         total = self.collectives.sum(tf.concat([slots, message], 0), self.call_site)
-        return Flight(context, (total, others))
+        return PendingExchange(context, (total, others))
 
     @override
-    def pull(self, flight, state):
-        total, others = flight.content
+    def pull(self, pending, state):
+        total, others = pending.content
         count = self._slots
         slots, values = total[:count], total[count:]
         if self._is_codes:
@@ -58,7 +61,7 @@ class AllReduceRoute(Route):
             table = tf.reshape(tf.cast(slots, tf.int32), [-1, _DIGITS])
             flags = tf.reduce_sum(table * _PLACES, axis=1)
         update, state = self.method.server.update_of_sum(
-            values, others, state, self.layout, flight.context
+            values, others, state, self.layout, pending.context
         )
         return ExchangeResult(update, state, flags)
 
@@ -74,17 +77,15 @@ class AllReduceRoute(Route):
     @override
     def _exchange_calls(self):
         if self._is_codes:
-            return [Call("sum", self._slots + messages.words_in(self._sum))]
+            return [CollectiveCall("sum", self._slots + messages.words_in(self._sum))]
         field = self._sum._replace(count=self._sum.count + self._slots)
-        return [Call("sum", messages.words_in(field))]
+        return [CollectiveCall("sum", messages.words_in(field))]
 
 
 class AllReduce(Transport):
-    """Adds payloads up on their way: the network's sum is the server."""
+    """Adds the payloads of all workers in the network, without a server."""
 
-    payload_kind = (
-        "what can be added up: numbers, or codes of levels that all workers share"
-    )
+    payload_kind = "payloads that can be added: numbers, or codes of shared levels"
     route_class = AllReduceRoute
 
     @override

@@ -1,4 +1,4 @@
-"""The contract of a transport and of a route, a method on its way."""
+"""Contracts of `Transport` and of `Route`, a method bound to a transport."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Call, Collectives
-from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.collectives import CollectiveCall, Collectives
+from tfgradcomp.compressors.base import Compressed, checked_compress
+from tfgradcomp.core import Context, Field, Layout, State, contracts
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.methods import Method
 
 
 class Words(NamedTuple):
-    """32-bit words that a worker sends and receives in a step, on average."""
+    """Mean numbers of 32-bit words that a worker sends and receives in a step."""
 
     sent: float
     received: float
 
 
-class Flight(NamedTuple):
-    """A payload between `Route.push` and `Route.pull`.
+class PendingExchange(NamedTuple):
+    """An exchange between `Route.push` and `Route.pull`.
 
     Attributes:
-        context: The step that it belongs to.
-        content: What the route needs to go on; the route's own affair.
+        context: The step of the payload.
+        content: Data that `push` passes to `pull`; each route defines its type.
     """
 
     context: Context
@@ -37,32 +39,33 @@ class ExchangeResult(NamedTuple):
 
     Attributes:
         update: float32 vector, the same on all workers.
-        state: The server's new state, as far as it is held here.
+        state: The part of the server's new state that this worker holds.
         nonfinite_flags: All workers' flags, int32 `[N]`.
-        variable_words: int32, the words that this worker handed to collectives besides
-            those that `Route.calls` declares.
+        variable_length_words: int32, the words that this worker passed to collectives
+            in addition to those that `Route.calls` declares.
     """
 
     update: Vector
     state: State
     nonfinite_flags: tf.Tensor
-    variable_words: tf.Tensor | int = 0
+    variable_length_words: tf.Tensor | int = 0
 
 
 class Route:
     """A method bound to a transport and a layout: all geometry, computed once.
 
-    A step passes only what changes: payload, state, context and flag.
+    A step passes only values that change: payload, state, context and flag.
 
     Attributes:
-        collectives: What moves vectors between the workers.
+        collectives: The collectives between the workers.
         method: The method, with chains of components fused.
         layout: The blocks of the flat vector.
         call_site: Name of the call site, the same on all workers.
         fields: The fields of a payload.
-        max_reduced_fields: The fields of the first round; empty where there is none.
+        max_reduced_fields: The fields of the first round; empty if there is none.
+        num_max_reduced: Number of elements in these fields.
         num_workers: Python integer N.
-        local_state_size: Elements of a vector of the server's state held here.
+        local_state_size: Elements of a vector of the server's state on this worker.
     """
 
     def __init__(
@@ -75,34 +78,72 @@ class Route:
         self.num_workers = collectives.num_workers
         self.fields = method.compressor.fields(layout)
         self.max_reduced_fields = method.compressor.max_reduced_fields(layout)
+        self.num_max_reduced = sum(f.count for f in self.max_reduced_fields.values())
         self.local_state_size = layout.size
 
     def rebound(self) -> Route:
-        """Returns the route anew, for collectives whose workers have changed."""
+        """Returns a new route, for collectives whose workers have changed."""
         return type(self)(self.collectives, self.method, self.layout, self.call_site)
 
-    # What a step does.
+    # A step.
 
     def init_state(self) -> State:
-        """Returns the server's first state, as far as it is held here."""
-        return self.method.server.init(self.layout)
+        """Returns the part of the server's first state that this worker holds."""
+        return contracts.initial_state(self.method.server, self.layout)
+
+    def compress(
+        self, x: Vector, state: State, server_state: State, context: Context
+    ) -> tuple[Compressed, Context]:
+        """Compresses this worker's vector, after the first round if there is one.
+
+        Args:
+            x: float32 vector of the layout's size.
+            state: The compressor's state.
+            server_state: The server's state, as far as it is held here.
+            context: The step.
+
+        Returns:
+            The result, and the step with the reduced maxima of the first round.
+
+        Raises:
+            ValueError: If the compressor returns tensors of other names, shapes or
+                types than it declares.
+        """
+        compressor, layout = self.method.compressor, self.layout
+        prepared = compressor.prepare(x, state, layout, context)
+        contracts.check_fields(
+            compressor,
+            "prepare",
+            prepared,
+            self.max_reduced_fields,
+            "max_reduced_fields",
+            allow_others=True,
+        )
+        context = context._replace(prepared=self.reduce_max(prepared, server_state))
+        return checked_compress(compressor, x, state, layout, context), context
 
     def reduce_max(
         self, prepared: dict[str, tf.Tensor], state: State
     ) -> dict[str, tf.Tensor]:
-        """Takes the first round: reduces what `Compressor.prepare` returned.
+        """Takes the first round: replaces values by their maxima over all workers.
 
         Args:
-            prepared: What `Compressor.prepare` returned on this worker.
-            state: The server's state, as far as it is held here.
+            prepared: The result of `Compressor.prepare` on this worker.
+            state: The part of the server's state that this worker holds.
         """
-        names = [*self.max_reduced_fields]
-        if not names:
+        if not self.max_reduced_fields:
             return prepared
-        sizes = [self.max_reduced_fields[name].count for name in names]
-        local = tf.concat([prepared[name] for name in names], 0)
-        parts = tf.split(self.collectives.max(local, self.call_site), sizes)
-        return {**prepared, **dict(zip(names, parts, strict=True))}
+        local = self._local_maxima(prepared)
+        return self._with_maxima(prepared, self.collectives.max(local, self.call_site))
+
+    def _local_maxima(self, prepared):
+        """Joins the fields of the first round to one vector."""
+        return tf.concat([prepared[name] for name in self.max_reduced_fields], 0)
+
+    def _with_maxima(self, prepared, maxima):
+        sizes = [field.count for field in self.max_reduced_fields.values()]
+        parts = tf.split(maxima, sizes)
+        return {**prepared, **dict(zip(self.max_reduced_fields, parts, strict=True))}
 
     def push(
         self,
@@ -110,23 +151,24 @@ class Route:
         state: State,
         context: Context,
         flag: tf.Tensor,
-    ) -> Flight:
-        """Sends this worker's payload on its way to the server.
+    ) -> PendingExchange:
+        """Sends this worker's payload to the server.
 
         Args:
             payload: A tensor for each of `fields`.
-            state: The server's state, as far as it is held here.
+            state: The part of the server's state that this worker holds.
             context: The step.
-            flag: int32 scalar in [0, 2**24): 0, or what is not finite on this worker.
+            flag: int32 scalar in [0, 2**24): 0 if the payload is finite; else the
+                place of a value that is not.
         """
         raise NotImplementedError
 
-    def pull(self, flight: Flight, state: State) -> ExchangeResult:
+    def pull(self, pending: PendingExchange, state: State) -> ExchangeResult:
         """Returns the decoded reply to the payloads of all workers.
 
         Args:
-            flight: What `push` returned.
-            state: The server's state, as far as it is held here.
+            pending: The result of `push`.
+            state: The part of the server's state that this worker holds.
         """
         raise NotImplementedError
 
@@ -137,38 +179,56 @@ class Route:
         context: Context,
         flag: tf.Tensor,
     ) -> ExchangeResult:
-        """Carries one payload a worker to the server, and decodes the reply."""
-        return self.pull(self.push(payload, state, context, flag), state)
+        """Sends this worker's payload to the server and decodes the reply."""
+        result = self.pull(self.push(payload, state, context, flag), state)
+        return self.checked(result, state)
 
-    # What it costs.
+    def checked(self, result: ExchangeResult, state: State) -> ExchangeResult:
+        """Returns a result after a comparison of its update and state.
+
+        Args:
+            result: The result.
+            state: The server's state before it, as far as it is held here.
+
+        Raises:
+            ValueError: If the update is no float32 vector of the layout's size, or if
+                the new state has not the form of the old one.
+        """
+        server = self.method.server
+        contracts.check_vector(server, "decompress", result.update, self.layout)
+        contracts.check_state(server, "combine", result.state, state)
+        return result
+
+    # Costs.
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[CollectiveCall]:
         """The collectives of a step, first round and flags included.
 
-        Whatever varies from step to step is left out.
+        Collectives whose size varies from step to step are left out.
         """
-        count = sum(field.count for field in self.max_reduced_fields.values())
-        first_round = [Call("max", count)] if count else []
+        count = self.num_max_reduced
+        first_round = [CollectiveCall("max", count)] if count else []
         return first_round + self._exchange_calls()
 
-    def _exchange_calls(self) -> list[Call]:
-        raise NotImplementedError
+    def _exchange_calls(self) -> list[CollectiveCall]:
+        """Returns the collectives of `exchange`; by default it declares none."""
+        return []
 
     @property
     def reply_fields(self) -> dict[str, Field]:
-        """The fields of a reply, as this route carries it."""
+        """The fields of a reply in the form that this route carries."""
         return self.method.server.reply_fields(self.layout, self.num_workers)
 
     @property
     def words(self) -> Words:
-        """The words that a step moves, without those that vary from step to step."""
+        """The words of a step, without those whose number varies between steps."""
         return Words(
             sent=sum(map(self.collectives.words_sent, self.calls)),
             received=sum(map(self.collectives.words_received, self.calls)),
         )
 
-    # The server's state in one form, wherever it is held.
+    # The server's state as whole vectors, independent of its place.
 
     def owned_range(self, rank: int) -> range:
         """Returns the elements of the layout whose server state a worker holds."""
@@ -190,7 +250,7 @@ class Route:
         return whole
 
     def from_whole(self, whole: np.ndarray, rank: int) -> np.ndarray:
-        """Returns what a worker holds, `[local_state_size]`, of a whole vector."""
+        """Returns a worker's part, `[local_state_size]`, of a whole vector."""
         owned = self.owned_range(rank)
         part = np.zeros([self.local_state_size], np.float32)
         part[: len(owned)] = whole[owned.start : owned.stop]
@@ -198,14 +258,14 @@ class Route:
 
 
 class Transport:
-    """Says where the server is, and binds methods to routes there.
+    """Decides where the server is, and binds methods to routes to that server.
 
     Attributes:
         payload_kind: Human-readable description of the payloads that it supports.
         route_class: The class of its routes.
-        carries_plain: Whether what is not compressed must go this way, too.
-        carries_tables: Whether rows of tables of embeddings may go by `Rows` beside it.
-        collectives: What moves vectors between the workers.
+        carries_plain: Whether uncompressed vectors must use this transport, too.
+        carries_tables: Whether rows of embedding tables may use `Rows` instead.
+        collectives: The collectives between the workers.
     """
 
     payload_kind: ClassVar[str] = "any payload"
@@ -217,17 +277,17 @@ class Transport:
         self.collectives = collectives
 
     def supports(self, method: Method, layout: Layout) -> bool:
-        """Returns whether the payloads of a fused method can go this way."""
+        """Returns whether this transport can carry the payloads of a fused method."""
         return True
 
     def bind(self, method: Method, layout: Layout, call_site: str) -> Route:
-        """Puts together, once, what does not change from step to step.
+        """Returns the route of a method, with all geometry computed.
 
         Args:
             method: The method.
             layout: The blocks of the flat vector.
-            call_site: Name of the call site, the same on all workers; distinct for
-                distinct routes.
+            call_site: Name of the call site, the same on all workers and different
+                for each route.
 
         Raises:
             ValueError: If the transport cannot carry the method's payloads.
@@ -235,7 +295,7 @@ class Transport:
         fused = method.fused()
         if not self.supports(fused, layout):
             raise ValueError(
-                f"transport={type(self).__name__} cannot carry what this method sends: "
+                f"transport={type(self).__name__} cannot carry this method's payloads: "
                 f"it carries {self.payload_kind}. Use transport='auto'. "
                 f"Received: method={method}"
             )

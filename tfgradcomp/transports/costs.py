@@ -1,4 +1,4 @@
-"""Estimates of what an exchange takes on a cluster: measured, then computed."""
+"""Estimates of an exchange's duration, from measured collectives and arithmetic."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call, Collectives
-from tfgradcomp.core import Context, Layout, Method
+from tfgradcomp.collectives import CollectiveCall, Collectives, SingleWorker
+from tfgradcomp.core import Context, Layout
+from tfgradcomp.methods import Method
 from tfgradcomp.transports.base import Transport
 
 _PROBE_WORDS = 64, 1 << 15, 1 << 17, 1 << 19
@@ -21,11 +22,11 @@ _PROBE_ELEMENTS = 1 << 17, 1 << 20
 _ROUNDS = 5
 
 
-class Line(NamedTuple):
+class LinearCost(NamedTuple):
     """Seconds of a collective: `latency + words * per_word`.
 
     Attributes:
-        latency: Seconds, whatever is sent.
+        latency: Seconds, independent of the size.
         per_word: Seconds for each 32-bit word of a worker's message.
     """
 
@@ -34,33 +35,44 @@ class Line(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Durations of the collectives of a cluster, each for its number of workers.
+    """Durations of a cluster's collectives for its number of workers.
 
     Attributes:
         gather: Of a vector from each worker.
-        all_to_all: Of a row from each worker to each.
-        sum: Of a vector of each worker; that of a maximum is taken to be the same.
+        all_to_all: Of a row from each worker to each worker.
+        sum: Of the sum of a vector; a maximum is assumed to take as long.
     """
 
-    gather: Line
-    all_to_all: Line
-    sum: Line
+    gather: LinearCost
+    all_to_all: LinearCost
+    sum: LinearCost
 
-    def seconds(self, calls: list[Call]) -> float:
-        """Returns how long some collectives take, one after the other."""
+    def seconds(self, calls: list[CollectiveCall]) -> float:
+        """Returns the duration of several collectives, one after the other."""
         total = 0.0
         for call in calls:
-            line = getattr(self, "sum" if call.kind == "max" else call.kind)
-            total += line.latency + line.per_word * call.words
+            cost = getattr(self, "sum" if call.kind == "max" else call.kind)
+            total += cost.latency + cost.per_word * call.words
         return total
+
+
+class SimulatedCollectives(SingleWorker):
+    """N workers that all send the same values, to measure the arithmetic alone."""
+
+    def __init__(self, num_workers: int):
+        self.num_workers = num_workers
+
+    @override
+    def gather(self, vector, call_site):
+        return tf.stack([vector] * self.num_workers)
 
 
 @functools.cache
 def measure(collectives: Collectives) -> Costs:
     """Measures the collectives on the cluster, once; all workers must call it.
 
-    Vectors grow until one takes a hundredth of a second: what buffers on the way
-    swallow costs nothing yet. At 100 Mbit/s all of it takes half a second.
+    Vectors grow until a collective takes a hundredth of a second, because buffers on
+    the way hide the cost of small vectors. At 100 Mbit/s this takes half a second.
     """
     num_workers = collectives.num_workers
 
@@ -69,11 +81,11 @@ def measure(collectives: Collectives) -> Costs:
         shape = [num_workers, words // num_workers] if kind == "all_to_all" else [words]
         vector = tf.zeros(shape, tf.int32)
         collective, call_site = getattr(collectives, kind), f"measure/{words}"
-        own = least_seconds(lambda: collective(vector, call_site))
-        # The slowest worker's, so that all stop at the same size.
-        return float(collectives.max(tf.constant([own]), "measure/seconds")[0])
+        local = least_seconds(lambda: collective(vector, call_site))
+        # All workers must stop at the same size, so the slowest one decides.
+        return float(collectives.max(tf.constant([local]), "measure/seconds")[0])
 
-    def line(kind):
+    def cost(kind):
         few, *more = _PROBE_WORDS
         latency = high = seconds(kind, few)
         for many in more:
@@ -82,9 +94,9 @@ def measure(collectives: Collectives) -> Costs:
             few = many
             if high > _PROBE_SECONDS:
                 break
-        return Line(latency, per_word)
+        return LinearCost(latency, per_word)
 
-    return Costs(*(line(kind) for kind in Costs._fields))
+    return Costs(*(cost(kind) for kind in Costs._fields))
 
 
 def route_seconds(
@@ -94,7 +106,7 @@ def route_seconds(
     num_workers: int,
     costs: Costs,
 ) -> float:
-    """Returns the estimated duration of an exchange by a kind of transport.
+    """Returns the estimated duration of an exchange: collectives and arithmetic.
 
     Args:
         kind: The class of the transport.
@@ -103,60 +115,15 @@ def route_seconds(
         num_workers: N.
         costs: Durations of the collectives.
     """
-    calls = kind(Echo(num_workers)).bind(method, layout, "estimate").calls
-    arithmetic = arithmetic_seconds(kind, method, layout, num_workers)
-    return costs.seconds(calls) + arithmetic
-
-
-def arithmetic_seconds(
-    kind: Callable[[Collectives], Transport],
-    method: Method,
-    layout: Layout,
-    num_workers: int,
-) -> float:
-    """Returns what encoding, the server's rule and decoding take on this machine.
-
-    Measured once for each method, kind of transport, number of workers and size of
-    blocks.
-
-    Args:
-        kind: The class of the transport.
-        method: The method.
-        layout: The blocks of the flat vector.
-        num_workers: N.
-    """
+    collectives = SimulatedCollectives(num_workers)
+    calls = kind(collectives).bind(method, layout, "estimate").calls
     block_size = typical_block_size(layout)
     per_element = _seconds_per_element(kind, method, num_workers, block_size)
-    return per_element * layout.size
-
-
-class Echo(Collectives):
-    """N workers that all send the same: what is left to measure is the arithmetic."""
-
-    rank = 0
-
-    def __init__(self, num_workers: int):
-        self.num_workers = num_workers
-
-    @override
-    def gather(self, vector, call_site):
-        return tf.stack([vector] * self.num_workers)
-
-    @override
-    def all_to_all(self, rows, call_site):
-        return rows
-
-    @override
-    def sum(self, vector, call_site):
-        return vector
-
-    @override
-    def max(self, vector, call_site):
-        return vector
+    return costs.seconds(calls) + per_element * layout.size
 
 
 def typical_block_size(layout: Layout) -> int:
-    """Returns the size of the block that the middle element is in, within a probe."""
+    """Returns the size of the block of the middle element, at most a probe's size."""
     middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
     width = layout.row_splits[middle + 1] - layout.row_splits[middle]
     return min(width, _PROBE_ELEMENTS[0])
@@ -164,7 +131,7 @@ def typical_block_size(layout: Layout) -> int:
 
 @functools.cache
 def _seconds_per_element(kind, method, num_workers, block_size):
-    """Measures what encoding, the server's rule and decoding take for an element."""
+    """Measures encoding, the server's rule and decoding on this machine, once."""
     context = Context(
         step=tf.constant(0, tf.int64),
         seed=tf.constant(0, tf.int64),
@@ -176,34 +143,32 @@ def _seconds_per_element(kind, method, num_workers, block_size):
 
     def seconds(size):
         layout = Layout.from_sizes([size], block_size)
-        route = kind(Echo(num_workers)).bind(method, layout, "probe")
-        compressor = route.method.compressor
+        collectives = SimulatedCollectives(num_workers)
+        route = kind(collectives).bind(method, layout, "probe")
         x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
-        state = compressor.init(layout)
+        state = route.method.compressor.init(layout)
         server_state = route.init_state()
 
         def step():
-            prepared = compressor.prepare(x, state, layout, context)
-            prepared = route.reduce_max(prepared, server_state)
-            step_context = context._replace(prepared=prepared)
-            payload = compressor.compress(x, state, layout, step_context).payload
-            return route.exchange(payload, server_state, step_context, tf.constant(0))
+            sent, step_context = route.compress(x, state, server_state, context)
+            flag = tf.constant(0)
+            return route.exchange(sent.payload, server_state, step_context, flag)
 
         return least_seconds(step)
 
     few, many = _PROBE_ELEMENTS
     low, high = seconds(few), seconds(many)
-    # A neighbour's noise must not make it free.
+    # Load on the machine during the shorter probe must not reduce the cost to zero.
     return max(high - low, high / 8) / (many - few)
 
 
 def least_seconds(function: Callable) -> float:
-    """Returns the shortest of some calls' durations, after a call that is not timed."""
+    """Returns the shortest duration of several calls, after one call for warm-up."""
     function()
     times = []
     for _ in range(_ROUNDS):
         began = time.perf_counter()
         tf.nest.flatten(function())[0].numpy()
         times.append(time.perf_counter() - began)
-    # What else the machine does makes them longer, never shorter.
+    # Other load on the machine makes calls longer, never shorter.
     return min(times)

@@ -1,16 +1,17 @@
-"""Payloads handed to the server as they are: the reference for all transports."""
+"""Direct exchange: unpacked payloads, the reference for all other transports."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.servers.base import checked_combine
 from tfgradcomp.transports import messages
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 
 
 class DirectRoute(Route):
-    """Gathers each field by itself, unpacked, and runs the server on every worker."""
+    """Gathers each field separately, unpacked, and runs the server on every worker."""
 
     @override
     def push(self, payload, state, context, flag):
@@ -23,22 +24,20 @@ class DirectRoute(Route):
                 values = messages.padded(values, tf.reduce_max(sizes))
             payloads[name] = gather(values, f"{site}/{name}")
         flags = gather(flag[tf.newaxis], f"{site}/flag")[:, 0]
-        return Flight(context, (payloads, flags))
+        return PendingExchange(context, (payloads, flags))
 
     @override
-    def pull(self, flight, state):
-        payloads, flags = flight.content
-        server = self.method.server
-        reply, state = server.combine(payloads, state, self.layout, flight.context)
-        update = server.decompress(reply, self.layout, self.num_workers)
+    def pull(self, pending, state):
+        payloads, flags = pending.content
+        server, layout = self.method.server, self.layout
+        reply, state = checked_combine(
+            server, payloads, state, layout, pending.context, self.reply_fields
+        )
+        update = server.decompress(reply, layout, self.num_workers)
         return ExchangeResult(update, state, flags)
-
-    @override
-    def _exchange_calls(self):
-        return []
 
 
 class DirectExchange(Transport):
-    """Hands payloads to the server as they are, unjoined."""
+    """Passes payloads to the server without packing them into messages."""
 
     route_class = DirectRoute

@@ -1,10 +1,9 @@
-"""Messages: the fields of a payload in 32-bit words, one after the other.
+"""Messages: the fields of a payload as one vector of 32-bit words.
 
-Codes are packed by whoever makes them (`tfgradcomp.ops`; the word format is stated in
-`tfgradcomp.ops.word_format`). Numbers that are no codes travel as their own bits: a
-float32 is a word, two half floats share one, the first in the low half, and a float64
-takes two, the low half first. A message is the words of its fields in the order of
-their declaration. What varies in size comes last.
+Fields follow each other in the order of their declaration; a field of variable length
+comes last. Codes are packed already (`tfgradcomp.core.word_format`). Other numbers keep
+their bits: a float32 takes one word, two half floats share one (the first in the low
+half), and a float64 takes two (the low half first).
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfgradcomp.core import Field
-from tfgradcomp.ops import NOTHING, words_for
+from tfgradcomp.ops import NOTHING
 
 
 def words_in(field: Field) -> int:
-    """Returns the number of 32-bit words that a field takes on the wire."""
+    """Returns the number of 32-bit words of a field in a message."""
     if field.base is None:
         return -(-field.count * tf.as_dtype(field.dtype).size // 4)
-    return words_for(field.count, field.base)
+    return field.length
 
 
 def message_words(fields: dict[str, Field]) -> int:
-    """Returns the number of 32-bit words of a message; the most, if it varies."""
+    """Returns the number of 32-bit words of a message; the maximum if it varies."""
     return sum(words_in(field) for field in fields.values())
 
 
 def fixed_words(fields: dict[str, Field]) -> int:
-    """Returns the number of words at the front of a message that do not vary."""
+    """Returns the number of words before a message's field of variable length."""
     return sum(
         words_in(field) for field in fields.values() if not field.variable_length
     )
@@ -39,14 +38,11 @@ def has_variable_length(fields: dict[str, Field]) -> bool:
     return any(field.variable_length for field in fields.values())
 
 
-def variable_words(
+def variable_length_words(
     payload: dict[str, tf.Tensor], fields: dict[str, Field]
 ) -> tf.Tensor | int:
-    """Returns the number of words of a payload that vary from step to step."""
-    sizes = [
-        tf.size(payload[n]) for n, field in fields.items() if field.variable_length
-    ]
-    return sum(sizes)
+    """Returns the number of words in a payload's fields of variable length."""
+    return sum(tf.size(payload[n]) for n, f in fields.items() if f.variable_length)
 
 
 def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
@@ -67,7 +63,7 @@ def pack(payload: dict[str, tf.Tensor], fields: dict[str, Field]) -> tf.Tensor:
 
 
 def padded(words: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
-    """Returns the words of a field that varies, `size` of them: the rest is -1."""
+    """Pads the words of a field of variable length with -1 to `size` words."""
     return tf.pad(words, [[0, size - tf.size(words)]], constant_values=NOTHING)
 
 
@@ -75,8 +71,8 @@ def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
     """Cuts words, shape `[..., words]`, into a tensor for each field.
 
     Returns:
-        int32 words for codes, `[..., count]` of the field's type for numbers; of what
-        varies all that is left of the words.
+        int32 words for codes, `[..., count]` of the field's type for numbers, and all
+        remaining words for a field of variable length.
     """
     payload, begin = {}, 0
     for name, field in fields.items():

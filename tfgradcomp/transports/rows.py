@@ -1,8 +1,8 @@
-"""Rows of a table: of a sparse gradient only those that some worker has touched.
+"""Exchange of a sparse gradient: only rows that some worker has touched.
 
-The indices of all workers are gathered, as gaps. Their sorted union U is the layout of
-the step: each worker compresses its rows of U, zeros where it has touched none, and all
-payloads go to all workers, each of them a server.
+The workers gather their row indices, encoded as gaps. The sorted union of these indices
+is the layout of the step. Each worker compresses the union's rows, with zeros in rows
+that the worker has not touched. Every worker receives all payloads and runs the server.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import padded_size
 from tfgradcomp.compressors import index_coding
-from tfgradcomp.core import Layout, Method, VaryingLayout
+from tfgradcomp.core import Layout, VaryingLayout
+from tfgradcomp.methods import Method
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.all_gather import AllGatherRoute
-from tfgradcomp.transports.base import Flight, Route, Transport
+from tfgradcomp.transports.base import PendingExchange, Route, Transport
 
 
-class Union(NamedTuple):
-    """The rows of a step.
+class TouchedRows(NamedTuple):
+    """The rows of a table that some worker has touched in a step.
 
     Attributes:
-        rows: int32, ascending; at least one.
-        count: How many of them were touched: all, or 0 if there is one that nobody has
-            touched, so that no layout is empty.
-        words: Words that this worker has handed to collectives to find them.
+        rows: int32, ascending; row 0 if no row was touched, as no layout may be empty.
+        count: Number of touched rows, all or none of `rows`.
+        words: Words that this worker passed to collectives to find the rows.
     """
 
     rows: tf.Tensor
@@ -35,8 +35,8 @@ class Union(NamedTuple):
     words: tf.Tensor | int
 
 
-class UnionRoute(AllGatherRoute):
-    """The route of a step: an all-gather whose size the step's rows say."""
+class TouchedRowsRoute(AllGatherRoute):
+    """The route of one step: an all-gather whose size depends on the touched rows."""
 
     @override
     def reduce_max(self, prepared, state):
@@ -51,11 +51,12 @@ class UnionRoute(AllGatherRoute):
         words = messages.pack(payload, self.fields)
         message = tf.concat([flag[tf.newaxis], words], 0)
         rows = self._gather_padded(message, f"{self.call_site}/message")
-        first_round = sum(field.count for field in self.max_reduced_fields.values())
-        return Flight(context, (rows, tf.shape(rows)[1] + first_round))
+        return PendingExchange(
+            context, (rows, tf.shape(rows)[1] + self.num_max_reduced)
+        )
 
     def _gather_padded(self, vector, call_site):
-        """Gathers vectors of one size, which may be another in the next step."""
+        """Gathers vectors whose common size may change in the next step."""
         if self.num_workers > 1 and vector.shape[0] is None:
             size = tf.size(vector)
             vector = tf.pad(vector, [[0, padded_size(size) - size]])
@@ -63,49 +64,48 @@ class UnionRoute(AllGatherRoute):
 
 
 class RowsRoute(Route):
-    """A method on its way with rows of a table: another `UnionRoute` in each step.
+    """A method bound to the rows of a table; creates a `TouchedRowsRoute` per step.
 
-    The layout is that of the whole table. Its blocks, if there are several, say how the
-    rows of a step are cut into blocks.
+    The layout is that of the whole table. If it has several blocks, the rows of a step
+    are cut into blocks of the same size.
     """
 
-    def agree(self, indices: tf.Tensor) -> Union:
+    def agree(self, indices: tf.Tensor) -> TouchedRows:
         """Returns the union of the rows that the workers have touched.
 
         Args:
-            indices: int32, those of this worker, each once.
+            indices: int32, this worker's rows, without duplicates.
         """
         words: tf.Tensor | int = 0
         if self.num_workers > 1:
-            own = index_coding.encode(tf.sort(indices), "delta", value_bits=1)
-            size = tf.size(own)[tf.newaxis]
+            encoded = index_coding.encode(tf.sort(indices), "delta", value_bits=1)
+            size = tf.size(encoded)[tf.newaxis]
             sizes = self.collectives.gather(size, f"{self.call_site}/size")
             count = padded_size(tf.reduce_max(sizes))
-            padded = messages.padded(own, count)
+            padded = messages.padded(encoded, count)
             gathered = self.collectives.gather(padded, f"{self.call_site}/indices")
             indices = index_coding.decode(gathered, "delta", value_bits=1)
             indices = tf.boolean_mask(indices, indices >= 0)
             words = 1 + count
         rows = tf.sort(tf.unique(indices).y)
         count = tf.size(rows)
-        # Where there is none, row 0.
         rows = tf.pad(rows, [[0, tf.cast(tf.equal(count, 0), tf.int32)]])
-        return Union(rows, count, words)
+        return TouchedRows(rows, count, words)
 
-    def at(self, size: tf.Tensor) -> UnionRoute:
+    def at(self, size: tf.Tensor) -> TouchedRowsRoute:
         """Returns the route of a step.
 
         Args:
-            size: The elements of its rows.
+            size: Number of elements in the touched rows.
         """
         splits = self.layout.row_splits
         block_size = splits[1] if self.layout.num_blocks > 1 else None
         layout = VaryingLayout.from_size(size, block_size)
-        return UnionRoute(self.collectives, self.method, layout, self.call_site)
+        return TouchedRowsRoute(self.collectives, self.method, layout, self.call_site)
 
 
 class Rows(Transport):
-    """Sends the rows of sparse gradients to every worker; each of them is a server."""
+    """Sends touched rows of sparse gradients to every worker, which runs the server."""
 
     payload_kind = "fields of a fixed length with an item for each element or block"
     route_class = RowsRoute
@@ -120,7 +120,7 @@ class Rows(Transport):
 
     @staticmethod
     def carries(method: Method, layout: Layout) -> bool:
-        """Returns whether rows of a table can go this way."""
+        """Returns whether rows of a table can use this transport."""
         fields = method.compressor.fields(layout).values()
         return not method.compressor.needs_second_moments and all(
             field.per in ("element", "block") and not field.variable_length

@@ -1,21 +1,21 @@
-"""Every worker is the server of its own shard of the vector."""
+"""Sharded server: every worker is the server of one shard of the vector."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives import Call
-from tfgradcomp.core import Layout
-from tfgradcomp.transports.base import ExchangeResult, Flight, Route, Transport
+from tfgradcomp.collectives import CollectiveCall
+from tfgradcomp.core import Layout, contracts
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Transport
 from tfgradcomp.transports.sharding import Sharding
 
 
 class ShardedRoute(Route):
     r"""An all-to-all of payload shards, then an all-gather of the shards' replies.
 
-    A worker receives \( \frac{N-1}{N} (b + r) \) bits an element, however many there
-    are: b of the payload, r of the reply. The server's state is sharded as well.
+    A worker receives \( \frac{N-1}{N} (b + r) \) bits per element: b for the payload
+    and r for the reply. The server's state is sharded as well.
     """
 
     def __init__(self, collectives, method, layout, call_site):
@@ -26,17 +26,20 @@ class ShardedRoute(Route):
 
     @override
     def init_state(self):
-        return self.method.server.init(Layout.from_sizes([self.local_state_size]))
+        layout = Layout.from_sizes([self.local_state_size])
+        return contracts.initial_state(self.method.server, layout)
 
     @override
     def push(self, payload, state, context, flag):
         rows = self._sharding.messages(payload)
         rows = tf.concat([tf.fill([self.num_workers, 1], flag), rows], 1)
-        return Flight(context, self.collectives.all_to_all(rows, self.call_site))
+        return PendingExchange(
+            context, self.collectives.all_to_all(rows, self.call_site)
+        )
 
     @override
-    def pull(self, flight, state):
-        rows, context = flight.content, flight.context
+    def pull(self, pending, state):
+        rows, context = pending.content, pending.context
         rank, sharding = self.collectives.rank, self._sharding
         flags, rows = rows[:, 0], rows[:, 1:]
         size = len(sharding.owned_range(rank))
@@ -58,16 +61,16 @@ class ShardedRoute(Route):
     def _exchange_calls(self):
         row = 1 + self._sharding.payload_words
         return [
-            Call("all_to_all", self.num_workers * row),
-            Call("gather", self._sharding.reply_words),
+            CollectiveCall("all_to_all", self.num_workers * row),
+            CollectiveCall("gather", self._sharding.reply_words),
         ]
 
 
 class Sharded(Transport):
-    """Cuts the vector into shards and makes every worker the server of one."""
+    """Cuts the vector into shards and makes every worker the server of one shard."""
 
     payload_kind = (
-        "parts of a vector, in blocks of one size where the server compresses"
+        "vectors that can be cut, in blocks of equal size if the server compresses"
     )
     route_class = ShardedRoute
 

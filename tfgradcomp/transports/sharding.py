@@ -1,4 +1,4 @@
-"""Division of a vector among servers: shards, the whole on one, or a relay."""
+"""Division of a vector among servers, and the division into shards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.core import Context, Field, Layout, Method, State
+from tfgradcomp.core import Context, Field, Layout, State, contracts
 from tfgradcomp.core.logging import logger
 from tfgradcomp.core.split_vector import Vector
-from tfgradcomp.ops import digits_per_word, words_for
+from tfgradcomp.methods import Method
+from tfgradcomp.ops import digits_per_word
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
 from tfgradcomp.servers import Server, Shard
 from tfgradcomp.transports import messages
@@ -21,12 +22,12 @@ from tfgradcomp.transports.base import Words
 
 
 class Division:
-    """A method's vector, as it is divided among servers.
+    """The division of a method's vector among servers.
 
     Attributes:
         num_used: Number of servers that take part.
-        payload_words: Words of a payload for each server; None where they vary.
-        reply_words: Words of each server's reply; None where they vary.
+        payload_words: Words of a payload for each server; None if they vary.
+        reply_words: Words of each server's reply; None if they vary.
         deferred_reply: The fields of the whole reply that `finish` needs.
     """
 
@@ -40,14 +41,14 @@ class Division:
 
     @property
     def words(self) -> Words:
-        """Words to and from all servers, without those that vary from step to step."""
+        """Words to and from all servers, without parts of variable length."""
         return Words(
             self.num_used * (self.payload_words or 0),
             self.num_used * (self.reply_words or 0),
         )
 
     def owned_range(self, index: int) -> range:
-        """Returns the elements whose state a server holds: all, by default."""
+        """Returns the elements whose state a server holds; all by default."""
         return range(self._layout.size)
 
     def init_state(self, index: int) -> State:
@@ -65,25 +66,25 @@ class Division:
 
         Args:
             index: Index of the server.
-            rows: The workers' words for it, int32 `[N, payload_words]`; zeros after the
-                end of shorter ones, where they vary.
+            rows: The workers' words for this server, int32 `[N, payload_words]`; rows
+                that are shorter end with zeros.
             state: The server's state.
             context: The step, of the whole vector.
 
         Returns:
-            The reply, int32 `[reply_words]`, and the state; not yet that after the step
-            where there is a `deferred_reply`.
+            The reply, int32 `[reply_words]`, and the new state. With a
+            `deferred_reply`, `finish` completes the state.
         """
         raise NotImplementedError
 
     def whole_reply(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the reply for the whole vector, of the replies of all servers."""
+        """Joins the replies of all servers to the reply for the whole vector."""
         raise NotImplementedError
 
     def decoded(
         self, replies: Sequence[tf.Tensor], context: Context
     ) -> tuple[Vector, dict[str, tf.Tensor]]:
-        """Returns what all workers apply, and the reply for the whole vector.
+        """Returns the update of all workers, and the reply for the whole vector.
 
         Args:
             replies: The replies of all servers.
@@ -93,37 +94,16 @@ class Division:
         server = self._method.server
         return server.decompress(reply, self._layout, self._num_workers), reply
 
-    def finish(
-        self,
-        index: int,
-        rows: tf.Tensor,
-        words: tf.Tensor,
-        reply: dict[str, tf.Tensor],
-        state: State,
-        context: Context,
-    ) -> State:
-        """Returns the state of a server once the whole reply is known.
-
-        Args:
-            index: Index of the server.
-            rows: As in `combine`.
-            words: The reply that `combine` returned.
-            reply: Of the whole reply at least the fields of `deferred_reply`.
-            state: The state that `combine` returned.
-            context: The step, of the whole vector.
-        """
-        return state
-
 
 class Sharding(Division):
-    """A method's vector in shards, and the server's rule on each of them.
+    """The division into shards, each with the server's rule.
 
-    All shards are `width` elements wide but the last ones, which may be shorter or
-    empty. They are cut between the words of payload and reply and between the chunks of
-    a sum. Messages are equally long: each field is padded to its longest.
+    All shards have `width` elements, except the last ones, which may be shorter or
+    empty. No cut divides a word of payload or reply, or a chunk of a sum. All messages
+    have the same length: each field is padded to the longest of all shards.
 
     Attributes:
-        width: Elements of a shard, at most.
+        width: Largest number of elements in a shard.
     """
 
     payload_words: int
@@ -140,7 +120,7 @@ class Sharding(Division):
         ]
         word_alignment = math.lcm(CHUNK, *map(_items_per_word, fields))
         alignment = math.lcm(word_alignment, server.shard_alignment(layout) or 1)
-        # Where nothing can be cut, one server has all of it.
+        # A vector that cannot be cut becomes one shard.
         self.width = _shard_width(layout.size, alignment, num_shards)
         cuts = [min(i * self.width, layout.size) for i in range(num_shards + 1)]
         self._shards = [_shard(layout, *cut) for cut in itertools.pairwise(cuts)]
@@ -160,7 +140,7 @@ class Sharding(Division):
 
     @staticmethod
     def supports(method: Method, layout: Layout) -> bool:
-        """Returns whether shards of payloads can be served one by one."""
+        """Returns whether a method's payloads can be cut into shards."""
         fields = method.compressor.fields(layout).values()
         alignment = method.server.shard_alignment(layout)
         return alignment is not None and all(field.per for field in fields)
@@ -171,7 +151,7 @@ class Sharding(Division):
 
     @override
     def init_state(self, index):
-        return self._method.server.init(self._shards[index].layout)
+        return contracts.initial_state(self._method.server, self._shards[index].layout)
 
     @override
     def messages(self, payload):
@@ -185,10 +165,13 @@ class Sharding(Division):
     def combine(self, index, rows, state, context):
         shard, payloads, context = self._received(index, rows, context)
         server = self._method.server
-        part, state = server.combine_shard(payloads, state, shard, context)
+        part, new_state = server.combine_shard(payloads, state, shard, context)
+        fields = server.shard_fields(shard, self._num_workers)
+        contracts.check_fields(server, "combine_shard", part, fields, "shard_fields")
+        contracts.check_state(server, "combine_shard", new_state, state)
         fields = self._reply_fields
-        padded = {name: _padded(part[name], _length(fields[name])) for name in fields}
-        return messages.pack(padded, fields), state
+        padded = {name: _padded(part[name], fields[name].length) for name in fields}
+        return messages.pack(padded, fields), new_state
 
     @override
     def whole_reply(self, rows):
@@ -199,29 +182,46 @@ class Sharding(Division):
         }
         return self._method.server.whole_reply(joined, self._layout)
 
-    @override
-    def finish(self, index, rows, words, reply, state, context):
+    def finish(
+        self,
+        index: int,
+        rows: tf.Tensor,
+        words: tf.Tensor,
+        reply: dict[str, tf.Tensor],
+        state: State,
+        context: Context,
+    ) -> State:
+        """Returns a server's state after the step, which may need the whole reply.
+
+        Args:
+            index: Index of the server.
+            rows: As in `combine`.
+            words: The reply that `combine` returned.
+            reply: The whole reply, or only its fields in `deferred_reply`.
+            state: The state that `combine` returned.
+            context: The step, of the whole vector.
+        """
         if not self.deferred_reply:
             return state
         shard, payloads, context = self._received(index, rows, context)
         server = self._method.server
-        own = messages.unpack(words, self._reply_fields)
+        part = messages.unpack(words, self._reply_fields)
         fields = server.shard_fields(shard, self._num_workers)
-        part = {name: own[name][: _length(field)] for name, field in fields.items()}
+        part = {name: part[name][: field.length] for name, field in fields.items()}
         return server.finish_shard(payloads, part, reply, state, shard, context)
 
     def _received(self, index, rows, context):
         shard = self._shards[index]
         payloads = messages.unpack(rows, self._payload_fields)
         fields = self._method.compressor.fields(shard.layout)
-        payloads = {n: payloads[n][:, : _length(f)] for n, f in fields.items()}
+        payloads = {n: payloads[n][:, : f.length] for n, f in fields.items()}
         offset = context.offset + shard.begin
         return shard, payloads, context.at_server()._replace(offset=offset)
 
     def _rows(self, values, field):
         shards = len(self._shards)
         if field.per == "element":
-            row = _length(field)
+            row = field.length
             return tf.reshape(_padded(values, shards * row), [shards, row])
         blocks = field.count // field.items_per_block
         last = self._layout.num_blocks - 1
@@ -233,7 +233,7 @@ class Sharding(Division):
         flat = tf.reshape(parts, [-1])
         if field.per == "element":
             count = self._layout.size * field.items_per_block
-            return flat[: _length(field._replace(count=count))]
+            return flat[: field._replace(count=count).length]
         if field.per == "block":
             blocks = field.count // field.items_per_block
             places = {
@@ -254,137 +254,13 @@ class Sharding(Division):
         return add_up(tf.gather(flat, index), parts, self._layout.row_splits)
 
 
-class WholeVector(Division):
-    """The whole vector on one server."""
-
-    def __init__(self, method: Method, layout: Layout, num_workers: int):
-        super().__init__(method, layout, num_workers)
-        # Decoded on a server, nothing is split by tensors.
-        self._server_layout = Layout(layout.row_splits)
-        self._payload_fields = method.compressor.fields(layout)
-        self._reply_fields = method.server.reply_fields(layout, num_workers)
-        self.payload_words = messages.message_words(self._payload_fields)
-        self.reply_words = messages.message_words(self._reply_fields)
-
-    @override
-    def init_state(self, index):
-        return self._method.server.init(self._server_layout)
-
-    @override
-    def messages(self, payload):
-        return messages.pack(payload, self._payload_fields)[tf.newaxis]
-
-    @override
-    def combine(self, index, rows, state, context):
-        payloads = messages.unpack(rows, self._payload_fields)
-        reply, state = self._method.server.combine(
-            payloads, state, self._server_layout, context.at_server()
-        )
-        return messages.pack(reply, self._reply_fields), state
-
-    @override
-    def whole_reply(self, rows):
-        return messages.unpack(rows[0], self._reply_fields)
-
-
-class Relay(Division):
-    """Servers that hand the payloads of all workers to all workers.
-
-    For a server's rule without a state, where its reply would be longer than what it
-    follows from, as a mean of sparse messages is. Each worker follows the rule then.
-    Each server gets a part of every message, as long as the others', and its length in
-    front; in its reply all lengths come first.
-    """
-
-    payload_words = reply_words = None
-
-    def __init__(
-        self, method: Method, layout: Layout, num_workers: int, num_servers: int
-    ):
-        super().__init__(method, layout, num_workers)
-        self.num_used = num_servers
-        self._fields = method.compressor.fields(layout)
-
-    @staticmethod
-    def supports(method: Method, layout: Layout) -> bool:
-        """Returns whether a method's server needs no state."""
-        return not tf.nest.flatten(method.server.init(layout))
-
-    @staticmethod
-    def is_shorter(method: Method, layout: Layout, num_workers: int) -> bool:
-        """Returns whether all payloads are shorter than the server's reply to them."""
-        fields = method.compressor.fields(layout)
-        if messages.has_variable_length(fields):
-            # That is what such methods are for.
-            return True
-        reply = method.server.reply_fields(layout, num_workers)
-        payloads = num_workers * messages.message_words(fields)
-        return payloads < messages.message_words(reply)
-
-    @property
-    @override
-    def words(self):
-        words = self.num_used + messages.fixed_words(self._fields)
-        return Words(words, self._num_workers * words)
-
-    @override
-    def init_state(self, index):
-        return ()
-
-    @override
-    def messages(self, payload):
-        words = messages.pack(payload, self._fields)
-        size = tf.size(words)
-        width = -(-size // self.num_used)
-        ends = [tf.minimum(k * width, size) for k in range(self.num_used + 1)]
-        return [
-            tf.concat([[end - begin], words[begin:end]], 0)
-            for begin, end in itertools.pairwise(ends)
-        ]
-
-    @override
-    def combine(self, index, rows, state, context):
-        lengths = rows[:, 0]
-        own = [rows[i, 1 : lengths[i] + 1] for i in range(self._num_workers)]
-        return tf.concat([lengths, *own], 0), state
-
-    @override
-    def decoded(self, replies, context):
-        count = self._num_workers
-        parts = [tf.split(reply[count:], reply[:count], num=count) for reply in replies]
-        rows = [tf.concat(own, 0) for own in zip(*parts, strict=True)]
-        if messages.has_variable_length(self._fields):
-            longest = tf.reduce_max([tf.size(row) for row in rows])
-            rows = [messages.padded(row, longest) for row in rows]
-        else:
-            words = messages.message_words(self._fields)
-            rows = [tf.ensure_shape(row, [words]) for row in rows]
-        payloads = messages.unpack(tf.stack(rows), self._fields)
-        update, _ = self._method.server.update(
-            payloads, (), self._layout, context.at_server()
-        )
-        return update, {}
-
-
-def division_for(
-    method: Method, layout: Layout, num_workers: int, num_servers: int
-) -> Division:
-    """Returns how a fused method's vector is divided among a number of servers."""
-    is_shorter = Relay.is_shorter(method, layout, num_workers)
-    if is_shorter and Relay.supports(method, layout):
-        return Relay(method, layout, num_workers, num_servers)
-    if num_servers == 1 or not Sharding.supports(method, layout):
-        return WholeVector(method, layout, num_workers)
-    return Sharding(method, layout, num_workers, num_servers)
-
-
 def _shard_width(size, alignment, num_shards):
     return min(alignment * math.ceil(size / alignment / num_shards), size)
 
 
 @functools.cache
 def _warn_uncut(server: Server) -> None:
-    """Logs, once for each kind of server, why all shards but one are empty."""
+    """Logs, once per kind of server, why all shards except one are empty."""
     logger.warning(
         "a vector cannot be cut into shards: %s combines whole blocks, and a block is "
         "a whole tensor or the whole vector. One server does all the work; give the "
@@ -416,10 +292,6 @@ def _items_per_word(field):
     if field.base is not None:
         return digits_per_word(field.base)
     return max(1, 4 // tf.as_dtype(field.dtype).size)
-
-
-def _length(field):
-    return field.count if field.base is None else words_for(field.count, field.base)
 
 
 def _padded(vector, size):

@@ -1,4 +1,4 @@
-"""The traffic of a step, derived from the fields that methods declare."""
+"""The traffic of a step, computed from the fields that methods declare."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from dataclasses import dataclass
 class Traffic:
     """The traffic of one worker in one step.
 
+    If message sizes vary between steps, figures are means over the steps so far, and
+    NaN before the first step.
+
     Attributes:
         num_workers: N.
         elements_compressed: Gradient elements that the method compresses.
-        elements_plain: Gradient elements that travel as float32.
-        bits_per_element_up: Bits a compressed element takes in a payload, scales and
+        elements_plain: Gradient elements that are sent as float32.
+        bits_per_element_up: Bits of a compressed element in a payload, scales and
             levels included.
-        bits_per_element_reply: Bits a compressed element takes in a reply, as the
-            server's fields declare it. A transport that runs the server on every
-            worker sends no reply.
-        words_sent: 32-bit words that a worker sends, whatever for.
+        bits_per_element_reply: Bits of a compressed element in a reply, as the server
+            declares them. Transports that run the server on every worker send no reply.
+        words_sent: 32-bit words that a worker sends for any purpose.
         words_received: 32-bit words that a worker receives.
-        elements_sent: Elements that this worker has sent a value for, whether
-            compressed or not.
-
-    Where the size of what travels differs from step to step, figures are means over
-    the steps so far; NaN before the first.
+        elements_sent: Elements for which this worker has sent a value, compressed or
+            not.
     """
 
     num_workers: int
@@ -50,13 +49,13 @@ class Traffic:
 
     @property
     def ratio(self) -> float:
-        """All elements over those sent: the compression ratio of sparse methods."""
+        """All elements over elements sent: the compression ratio of sparse methods."""
         elements = self.elements_compressed + self.elements_plain
         return elements / self.elements_sent if self.elements_sent else math.inf
 
 
 def mean_traffic(parts: Sequence[Traffic], steps: int) -> Traffic:
-    """Returns the traffic a step where all parts travel once in so many steps."""
+    """Returns the mean traffic per step of parts that are each sent once in `steps`."""
 
     def total(name):
         return sum(getattr(part, name) for part in parts)

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import CHUNK
 from tfgradcomp.ops.reference.vectors import divide
 
-# The order of a sum over a block; custom_ops/word_format.h says the same.
-_CHUNK, _LANES = 512, 8
+_LANES = 8
 
 
 class Statistics(NamedTuple):
@@ -37,15 +37,15 @@ class Statistics(NamedTuple):
 def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
     """Returns statistics of each block of float32 `[count]`, in float64.
 
-    Sums are taken in an order that depends on the blocks alone.
+    The order of the sums depends on the blocks alone.
     """
     x = tf.convert_to_tensor(x)
     finite_bits = 0x7F800000
     magnitude_bits = tf.bitcast(x, tf.int32) & 0x7FFFFFFF
     wide = tf.cast(x, tf.float64)
-    # Bits of magnitudes have the order of the magnitudes, NaN above all.
+    # The bits have the order of the magnitudes, with NaN above all numbers.
     maximum = reduce_blocks(magnitude_bits, row_splits, tf.maximum)
-    # In int32 a block of 2**32 such elements would have none.
+    # An int32 would count 2**32 such elements as none.
     count = tf.cast(magnitude_bits >= finite_bits, tf.float64)
     return Statistics(
         tf.cast(tf.bitcast(maximum, tf.float32), tf.float64),
@@ -58,16 +58,20 @@ def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
 
 def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
-    mean = divide(sum_of_magnitudes(x, row_splits), widths(row_splits))
-    return tf.cast(mean, tf.float32)
+    return mean_of_sums(sum_of_magnitudes(x, row_splits), row_splits)
+
+
+def mean_of_sums(sums: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Returns the mean of each block, float32, from its sum, float64."""
+    return tf.cast(divide(sums, widths(row_splits)), tf.float32)
 
 
 def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
-    """Repeats a value a block, `[num_blocks]`, for each element of the block."""
+    """Repeats the value of each block, `[num_blocks]`, for each of its elements."""
     width = widths(row_splits)
     if tf.is_tensor(width):
         return tf.repeat(values, width)
-    # Runs of blocks of equal width, so that few operations do for many buckets.
+    # Blocks of equal width are repeated together: few operations for many blocks.
     bounds = np.flatnonzero(np.diff(width)) + 1
     parts = [
         tf.reshape(tf.repeat(values[a:b, tf.newaxis], width[a], axis=1), [-1])
@@ -78,14 +82,14 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
 
 
 def widths(row_splits: Sequence[int]) -> np.ndarray:
-    """The elements of each block; a tensor if the ends are one, as in a step alone."""
+    """Returns the size of each block; a tensor if `row_splits` is a tensor."""
     if tf.is_tensor(row_splits):
         return row_splits[1:] - row_splits[:-1]  # type: ignore[operator]
     return np.diff(row_splits)
 
 
 def block_of(row_splits: Sequence[int]) -> np.ndarray:
-    """The block of each element, int32 `[size]`; a tensor if the ends are one."""
+    """Returns the block of each element, int32; a tensor if `row_splits` is one."""
     width = widths(row_splits)
     if tf.is_tensor(width):
         return tf.repeat(tf.range(tf.size(width)), width)
@@ -100,23 +104,23 @@ def sum_of_magnitudes(x: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
 def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor:
     """Reduces each block by `combine`, whose neutral element is 0, in a fixed order.
 
-    The order of custom_ops/word_format.h: rows of a chunk in adjacent pairs, then its
-    lanes by halves, then the chunks of a block in adjacent pairs.
+    custom_ops/word_format.h states the order: rows of a chunk in adjacent pairs, then
+    its lanes by halves, then the chunks of a block in adjacent pairs.
     """
     if tf.is_tensor(row_splits):
         return _reduce_varying(y, row_splits, combine)
     splits = np.asarray(row_splits)
     starts, ends = splits[:-1], splits[1:]
-    first, last = starts // _CHUNK, (ends - 1) // _CHUNK
+    first, last = starts // CHUNK, (ends - 1) // CHUNK
     counts = last - first + 1
     block = np.repeat(np.arange(len(starts)), counts)
     chunk = _ranges(counts) + first[block]
-    begin = np.maximum(starts[block] - chunk * _CHUNK, 0)
-    end = np.minimum(ends[block] - chunk * _CHUNK, _CHUNK)
-    chunks = tf.reshape(tf.pad(y, [[0, -y.shape[0] % _CHUNK]]), [-1, _CHUNK])
-    # Most chunks lie within a block. Of the others a block counts its own elements.
-    cut = np.flatnonzero(end - begin < _CHUNK)
-    place = np.arange(_CHUNK)
+    begin = np.maximum(starts[block] - chunk * CHUNK, 0)
+    end = np.minimum(ends[block] - chunk * CHUNK, CHUNK)
+    chunks = tf.reshape(tf.pad(y, [[0, -y.shape[0] % CHUNK]]), [-1, CHUNK])
+    # Most chunks lie within one block. For the others, each block takes its elements.
+    cut = np.flatnonzero(end - begin < CHUNK)
+    place = np.arange(CHUNK)
     own = (place >= begin[cut, np.newaxis]) & (place < end[cut, np.newaxis])
     pieces = tf.where(own, tf.gather(chunks, chunk[cut]), tf.zeros([], y.dtype))
     parts = tf.concat(
@@ -138,16 +142,16 @@ def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor
 
 
 def _reduce_varying(y: tf.Tensor, row_splits: tf.Tensor, combine) -> tf.Tensor:
-    """Reduces blocks whose ends are known in the step alone, in the same order."""
+    """Reduces blocks whose ends are a tensor, in the same order."""
     starts, ends = row_splits[:-1], row_splits[1:]
-    first = starts // _CHUNK
-    counts = (ends - 1) // _CHUNK - first + 1
+    first = starts // CHUNK
+    counts = (ends - 1) // CHUNK - first + 1
     block = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
     chunk = _varying_ranges(counts) + tf.gather(first, block)
-    place = chunk[:, tf.newaxis] * _CHUNK + tf.range(_CHUNK, dtype=tf.int64)
+    place = chunk[:, tf.newaxis] * CHUNK + tf.range(CHUNK, dtype=tf.int64)
     own = place >= tf.gather(starts, block)[:, tf.newaxis]
     own &= place < tf.gather(ends, block)[:, tf.newaxis]
-    chunks = tf.reshape(tf.pad(y, [[0, -tf.size(y) % _CHUNK]]), [-1, _CHUNK])
+    chunks = tf.reshape(tf.pad(y, [[0, -tf.size(y) % CHUNK]]), [-1, CHUNK])
     pieces = tf.where(own, tf.gather(chunks, chunk), tf.zeros([], y.dtype))
 
     def halve(parts, counts):
@@ -176,8 +180,8 @@ def _varying_ranges(counts: tf.Tensor) -> tf.Tensor:
 
 
 def _reduce_chunks(chunks: tf.Tensor, combine) -> tf.Tensor:
-    """Reduces the rows of `[num_chunks, 512]`."""
-    parts = tf.reshape(chunks, [-1, _CHUNK // _LANES, _LANES])
+    """Reduces the rows of `[num_chunks, CHUNK]`."""
+    parts = tf.reshape(chunks, [-1, CHUNK // _LANES, _LANES])
     while parts.shape[1] > 1:
         pairs = tf.reshape(parts, [-1, parts.shape[1] // 2, 2 * _LANES])
         parts = combine(pairs[:, :, :_LANES], pairs[:, :, _LANES:])

@@ -1,4 +1,4 @@
-"""Codes of any base: random ones, words of them and sums."""
+"""Codes of any base: rounded at random, packed into words, added up."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import digits_per_word, words_for
 from tfgradcomp.ops.reference.blocks import spread
 from tfgradcomp.ops.reference.random_numbers import random_bits, uniform
 from tfgradcomp.ops.reference.vectors import in_parts, length
-from tfgradcomp.ops.word_format import digits_per_word, words_for
 
 
 def round_to_bfloat16(x: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
     """Rounds float32 `[count]` to a neighbour in bfloat16, at random and unbiased.
 
-    Away from zero with the probability that the lower 16 bits are of 2**16: where the
-    top 16 of an element's `random_bits`, added to them, carry. What bfloat16 has stays
-    as it is.
+    An element is rounded away from zero where its lower 16 bits plus the top 16 of its
+    `random_bits` carry, which has the probability of the lower bits over 2**16. Numbers
+    that bfloat16 has stay as they are.
     """
     shift = tf.constant(16, tf.uint32)
     noise = tf.bitwise.right_shift(random_bits(stream, length(x)), shift)
@@ -66,8 +66,8 @@ def pack_ternary(
 
     Args:
         x: float32 `[count]`.
-        limit: What magnitudes are clipped to, float32 `[num_blocks]`.
-        scale: s, not less than the largest magnitude left, float32 `[num_blocks]`.
+        limit: Largest magnitude after clipping, float32 `[num_blocks]`.
+        scale: s, at least the largest clipped magnitude, float32 `[num_blocks]`.
         row_splits: The blocks.
         stream: The random stream.
     """
@@ -84,14 +84,14 @@ def sum_codes(
 ) -> tf.Tensor:
     """Adds up the codes of N workers.
 
-    Words of one `sum_base` that holds the largest total can be added on, as plain int32
-    numbers that wrap: digits add up without a carry. So the codes of one worker,
-    written in the base of the sum of all, are added by an ordinary all-reduce.
+    Words whose `sum_base` holds the largest total can be added further, as plain int32
+    numbers that wrap: their digits add up without a carry. So an ordinary all-reduce
+    adds the codes of all workers if each worker writes them in the base of their sum.
 
     Args:
         words: int32 `[N, words]`, of codes in `[0, base)`.
-        base: Their base.
-        count: Codes of a worker.
+        base: Base of the codes.
+        count: Number of codes of a worker.
         sum_base: Base of the result, at least N * (base - 1) + 1, its default.
 
     Returns:
@@ -128,9 +128,9 @@ def sum_levels(
         scale: float32 `[num_blocks]`.
         row_splits: The blocks.
         base: Base of the codes.
-        step: Integer between two levels, in units of the scale.
+        step: Distance of two levels, an integer in units of the scale.
         zero: Integer that counts as 0.
-        sizes: Elements of each of the parts that are returned, or None for no parts.
+        sizes: Sizes of the parts to return, or None for one tensor.
 
     Returns:
         float32 `[count]`, or `SplitVector` of it, flat tensors.

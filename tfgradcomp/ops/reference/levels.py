@@ -1,7 +1,8 @@
-"""Levels of blocks: found, rounded to and averaged."""
+"""Levels of blocks: finding them, rounding to them and averaging them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -17,11 +18,10 @@ from tfgradcomp.ops.reference.codes import pack_codes, unpack_codes
 from tfgradcomp.ops.reference.random_numbers import uniform
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
-    add,
-    divide,
     exponent,
     in_parts,
     length,
+    ordered_mean,
 )
 
 
@@ -32,10 +32,11 @@ def find_levels(
     count: int,
     sweeps: int = 0,
 ):
-    """Finds the levels that each block of float32 `[size]` is rounded to.
+    """Finds the levels that the elements of each block are rounded to.
 
-    With q the block's elements as integers, multiples of the power of two that gives
-    the largest magnitude 30 bits (halves to even), so that sums are exact in any order:
+    q are the block's elements as integers: multiples, halves rounded to even, of the
+    power of two that gives the largest magnitude 30 bits. So sums are exact in any
+    order. The rules:
 
     - `"optimal"`: the ends are the smallest and the largest element; then, level by
       level of a binary tree, the middle of `l` and `r`, elements by rank, is the m-th
@@ -43,20 +44,21 @@ def find_levels(
       at least 1. `count` is a power of two plus 1. Each sweep then does so for every
       level between its two neighbours, from the second on.
     - `"quantiles"`: the elements of rank k (n - 1) / (count - 1), halves upwards.
-    - `"symmetric"`: -b and b, the element of |x| for which n q_b comes nearest to the
-      sum of all |q| with |x| >= b; the smallest, if there are several. `count` is 2.
-    - `"means"`: the mean of the elements below the mean, the mean, the mean of the
-      others; where there are none, the mean. `count` is 3.
+    - `"symmetric"`: -b and b, where b is the element of |x| for which n q_b is nearest
+      to the sum of all |q| with |x| >= b; the smallest if there are several. `count`
+      is 2.
+    - `"means"`: the mean of the elements below the mean, the mean, and the mean of the
+      other elements. A mean of no elements is the mean of all. `count` is 3.
 
-    Elements count by their bits: both zeros are one, and so is q = 0 for a denormal.
-    Levels that are means are 0 where they would be denormal. No level is -0.
+    Elements are ordered by their bits, in which both zeros are equal; a denormal has
+    q = 0. A mean that would be denormal is 0. No level is -0.
 
     Args:
-        x: The vector.
+        x: float32 `[size]`.
         row_splits: The blocks.
-        rule: One of the above.
+        rule: The name of a rule.
         count: Number of levels.
-        sweeps: Of `"optimal"`.
+        sweeps: Number of sweeps of `"optimal"`.
 
     Returns:
         The levels in ascending order, float32 `[num_blocks, count]`, 0 for a block with
@@ -66,7 +68,7 @@ def find_levels(
     bits = tf.bitcast(x, tf.int32)
     magnitude = bits & 0x7FFFFFFF
     top = exponent(reduce_blocks(magnitude, row_splits, tf.maximum))
-    # A block that has no levels becomes one of zeros, whose levels are 0.
+    # A block that is not finite becomes a block of zeros, whose levels are 0.
     bits = tf.where(spread(top < 255, row_splits) & (magnitude > 0), bits, 0)
     if rule == "means":
         levels = _mean_levels(bits, top, row_splits)
@@ -81,7 +83,7 @@ def find_levels(
         }[rule](_fixed_point(value, top, row_splits), value, row_splits, count, sweeps)
         found = tf.gather(value, indices)
         if rule == "symmetric":
-            # By bits: a processor may take denormals for zeros.
+            # By their bits: a processor may take denormals for zeros.
             found = tf.concat([tf.where(found > 0, found | SIGN, 0), found], 1)
         levels = tf.bitcast(found, tf.float32)
     return levels, tf.math.count_nonzero(magnitude >= 0x7F800000)
@@ -97,7 +99,7 @@ def pack_levels(
 
     With k the number of inner levels (all but the first and the last) that are <= x_j,
     the code is k + 1 where u_j (b_{k+1} - b_k) < x_j - b_k, else k; u_j are the uniform
-    numbers of the stream. What lies outside goes to the nearest end.
+    numbers of the stream. An element beyond the ends goes to the nearest end.
 
     Args:
         x: float32 `[size]`.
@@ -131,7 +133,7 @@ def mean_of_levels(
 
     Args:
         words: int32 `[N, words]`, codes of base `count`.
-        levels: What they stand for, float32 `[N, num_blocks, count]`.
+        levels: The levels of the codes, float32 `[N, num_blocks, count]`.
         row_splits: The blocks.
         sizes: As in `sum_levels`.
 
@@ -139,13 +141,15 @@ def mean_of_levels(
         float32 `[size]`, or `SplitVector` of it.
     """
     count = levels.shape[-1]
-    total = None
-    for codes, table in zip(tf.unstack(words), tf.unstack(levels), strict=True):
-        codes = unpack_codes(codes, count, row_splits[-1])
+
+    def decode(words, table):
+        codes = unpack_codes(words, count, row_splits[-1])
         place = count * block_of(row_splits) + codes
-        value = tf.gather(tf.reshape(table, [-1]), place)
-        total = value if total is None else add(total, value)
-    return in_parts(divide(total, words.shape[0]), sizes)
+        return tf.gather(tf.reshape(table, [-1]), place)
+
+    sent = zip(tf.unstack(words), tf.unstack(levels), strict=True)
+    vectors = itertools.starmap(decode, sent)
+    return in_parts(ordered_mean(vectors, words.shape[0]), sizes)
 
 
 def _inner_levels_below(x, table, first, num_inner) -> tf.Tensor:
@@ -158,7 +162,7 @@ def _inner_levels_below(x, table, first, num_inner) -> tf.Tensor:
         num_inner: Number of inner levels of a block; those of a block are ascending.
     """
     k = tf.zeros_like(x, tf.int32)
-    # Of 253 to 255 inner levels: steps of 128, 64, ... 1.
+    # For 255 inner levels: steps of 128, 64, ... 1.
     for bit in reversed(range(num_inner.bit_length())):
         candidate = k + 2**bit
         level = tf.gather(table, first + tf.minimum(candidate, num_inner))
@@ -167,7 +171,7 @@ def _inner_levels_below(x, table, first, num_inner) -> tf.Tensor:
 
 
 def _ordered(bits: tf.Tensor) -> tf.Tensor:
-    """Integers in the order of the numbers whose bits are given; its own inverse."""
+    """Returns integers in the order of the numbers with these bits; its own inverse."""
     return bits ^ (tf.bitwise.right_shift(bits, 31) & 0x7FFFFFFF)
 
 
@@ -185,10 +189,16 @@ def _sorted_in_blocks(key: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
 
 
 def _fixed_point(bits, top, row_splits) -> tf.Tensor:
-    """The q of `find_levels`, int64; `top` is the exponent field of the largest."""
+    """Returns q of `find_levels`, int64.
+
+    Args:
+        bits: The bits of the elements.
+        top: The exponent field of the largest magnitude of each block.
+        row_splits: The blocks.
+    """
     scale = _power_of_two(156 - top)
     x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
-    # Of a denormal, what a processor makes is not certain.
+    # Processors differ in their treatment of denormals.
     x = tf.where(exponent(bits & 0x7FFFFFFF) > 0, x, 0)
     scaled = x * spread(scale, row_splits)
     return tf.cast(tf.round(scaled), tf.int64)
@@ -234,7 +244,7 @@ def _symmetric_index(q, value, row_splits, count, sweeps) -> tf.Tensor:
     total = tf.cumsum(q)
     above = tf.gather(tf.gather(total, last), block) - total + q
     distance = tf.abs(spread(last - first + 1, row_splits) * q - above)
-    # Of equal elements the first one has all of them above or beside it.
+    # The first of several equal elements has all others above it or beside it.
     place = tf.range(length(q), dtype=tf.int64)
     again = tf.equal(value, tf.roll(value, 1, 0)) & (place > spread(first, row_splits))
     distance = tf.where(again, tf.int64.max, distance)

@@ -2,22 +2,22 @@
 
 A stream is int64 `[key, high, first]`. Its numbers are those of Philox-4x32-10 (Salmon
 et al., Parallel random numbers: as easy as 1, 2, 3, 2011), in blocks of four 32-bit
-words. Block B is that with the key `key` and the counter whose low 64 bits are B,
-modulo 2^64, and whose high 64 bits are `high`. With o = 128 * `first`, element j draws
-one of these, by the function of that name:
+words. Block B has the key `key` and the counter whose low 64 bits are B, modulo 2^64,
+and whose high 64 bits are `high`. With o = 128 * `first`, element j draws, by the
+function of this name:
 
 - `random_bits`: 32 bits, part o + j of the blocks from 0 on;
 - `uniform`: n / 2^24, where the upper 8 bits of n are part o + j of the blocks from 0
-  on and the lower 16 that of the blocks from 2^63 on;
+  on and the lower 16 bits are part o + j of the blocks from 2^63 on;
 - `coins`: 1 bit, part o + j of the blocks from 0 on.
 
 Parts of k bits are counted from the lowest bits of a block's first word. So a piece of
-a vector that begins at element o, a multiple of `DRAWN_TOGETHER` = 128, draws what the
-vector does there if its `first` is larger by o / 128.
+a vector that begins at element o, a multiple of `DRAWN_TOGETHER` = 128, draws the
+vector's numbers if its `first` is larger by o / 128.
 
-A comparison with a uniform number is mostly decided by its upper 8 bits. The native
-operations draw the lower ones only where it is not, once in 256, which takes a quarter
-of the blocks. Here all are drawn: it makes no difference to the result.
+The upper 8 bits of a uniform number decide most comparisons. The native ops draw the
+lower bits only for the others, once in 256, and so need a quarter of the blocks. The
+reference draws all bits, with the same result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def uniform(stream: tf.Tensor, count: int) -> tf.Tensor:
     upper = tf.bitcast(_words(stream, 16, count), tf.uint8)
     lower = tf.bitcast(_words(stream, 8, count, _LOWER), tf.uint16)
     upper, lower = (tf.reshape(parts, [-1])[:count] for parts in (upper, lower))
-    # Each of these is exact.
+    # Each of these operations is exact.
     return tf.cast(upper, tf.float32) * 2.0**-8 + tf.cast(lower, tf.float32) * 2.0**-24
 
 
@@ -51,7 +51,7 @@ def coins(stream: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _words(stream, per_block, count, begin=0):
-    """The words of blocks that hold the parts of so many elements each."""
+    """Returns the words of blocks, each of which has parts for `per_block` elements."""
     stream = tf.convert_to_tensor(stream, tf.int64)
     first = stream[2] * (DRAWN_TOGETHER // per_block) + begin
     return tf.raw_ops.StatelessRandomUniformFullIntV2(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -13,9 +14,9 @@ from tfgradcomp.ops.reference.random_numbers import coins
 from tfgradcomp.ops.reference.vectors import (
     add,
     count_nonfinite,
-    divide,
     in_parts,
     length,
+    ordered_mean,
 )
 
 
@@ -24,26 +25,24 @@ def pack_signs(x: Vector, stream: tf.Tensor | None = None) -> tf.Tensor:
 
     Args:
         x: The vector. A NaN has the sign of its sign bit.
-        stream: Random stream whose words' lowest bits are the codes of exact zeros
-            (either zero); without it they count as plus.
+        stream: Random stream whose `coins` are the codes of exact zeros, +0 and -0.
+            None: zeros count as plus.
     """
     return pack_signs_checked(x, stream)[0]
 
 
 def pack_signs_checked(x: Vector, stream: tf.Tensor | None = None):
-    """Packs signs as `pack_signs` does.
+    """Packs signs as `pack_signs` does, and counts the elements that are not finite.
 
     Returns:
         The words and the number of elements of `x` that are infinite or NaN (int64).
     """
     x = tf.convert_to_tensor(x)
-    # The bits are compared, not the numbers: a processor may take denormals for zeros.
+    # By their bits: a processor may take denormals for zeros.
     bits = tf.bitcast(x, tf.int32)
     zero = tf.equal(bits & 0x7FFFFFFF, 0)
     codes = tf.cast(bits >= 0, tf.int32)
-    at_zero = 1
-    if stream is not None:
-        at_zero = coins(stream, length(x))
+    at_zero = 1 if stream is None else coins(stream, length(x))
     return pack_codes(tf.where(zero, at_zero, codes), 2), count_nonfinite(x)
 
 
@@ -59,13 +58,13 @@ def pack_momentum_signs(
     Args:
         x: float32 `[count]`.
         momentum: m, float32 `[count]`.
-        beta: Its coefficient.
+        beta: Coefficient of the momentum.
         warming_up: Boolean scalar: whether the signs of `x` are packed instead.
         stream: As in `pack_signs`.
 
     Returns:
         The words, the new m and the number of its elements that are infinite or NaN
-        (int64): where x is, m is, too.
+        (int64). They include all such elements of x.
     """
     x = tf.convert_to_tensor(x)
     m = beta * momentum + (1 - beta) * x
@@ -90,13 +89,15 @@ def mean_of_signs(
     Returns:
         float32 `[count]`, or `SplitVector` of it.
     """
-    total = None
-    for signs, s in zip(tf.unstack(words), tf.unstack(scale), strict=True):
-        s = spread(s, row_splits)
-        plus = unpack_codes(signs, 2, row_splits[-1]) > 0
-        value = tf.where(plus, s, -s)
-        total = value if total is None else add(total, value)
-    return in_parts(divide(total, words.shape[0]), sizes)
+
+    def decode(signs, scale):
+        magnitude = spread(scale, row_splits)
+        is_plus = unpack_codes(signs, 2, row_splits[-1]) > 0
+        return tf.where(is_plus, magnitude, -magnitude)
+
+    sent = zip(tf.unstack(words), tf.unstack(scale), strict=True)
+    vectors = itertools.starmap(decode, sent)
+    return in_parts(ordered_mean(vectors, words.shape[0]), sizes)
 
 
 def majority_vote(
@@ -107,17 +108,17 @@ def majority_vote(
     quorum: int = 0,
     stream: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Takes the vote of N workers' signs.
+    """Takes a majority vote over the signs of N workers.
 
     Args:
-        words: int32 `[N, words]`. Base 2: code 1 for plus; base 3: codes 0, 1, 2 for
+        words: int32 `[N, words]`. Base 2: code 1 for plus. Base 3: codes 0, 1, 2 for
             minus, an abstention, plus.
-        count: Codes of a worker.
+        count: Number of codes of a worker.
         base: 2 or 3.
-        reply_base: 3: codes 0, 1, 2 for minus, no change, plus. 2: code 1 for plus;
-            a split vote counts as minus.
-        quorum: With base-3 replies, fewer net votes than this count as none.
-        stream: Random stream whose coins decide split votes, 1 for plus.
+        reply_base: 3: codes 0, 1, 2 for minus, no change, plus. 2: code 1 for plus; a
+            split vote counts as minus.
+        quorum: With base-3 replies, fewer net votes than this count as no change.
+        stream: Random stream whose `coins` decide split votes, 1 for plus.
 
     Returns:
         The words of the reply.
@@ -150,7 +151,7 @@ def sign_error_feedback(
         residual: e, float32 `[count]`.
         mu: Coefficient of the momentum.
         ratio: float32 scalar.
-        moving: Boolean scalar; where it is false the residual stays.
+        moving: Boolean scalar. If it is false, the residual stays.
         row_splits: The blocks.
 
     Returns:
@@ -176,7 +177,7 @@ def mean_sign_error_feedback(
     moving: tf.Tensor,
     row_splits: Sequence[int],
 ):
-    """`sign_error_feedback` of the `mean_of_signs` that N workers sent.
+    """Error feedback, as `sign_error_feedback`, of the mean of N workers' signs.
 
     Returns:
         The words, the scale and the new residual.
@@ -195,10 +196,10 @@ def mean_sign_sums(
     ratio: tf.Tensor,
     row_splits: Sequence[int],
 ):
-    """The first half of `mean_sign_error_feedback`, which has the scale yet to come.
+    """First half of `mean_sign_error_feedback`, before the scale is known.
 
     A server that holds a part of the vector knows a block's scale, the mean |p|, only
-    when the sums of the block's parts have met.
+    after the sums of the block's parts have been added.
 
     Returns:
         The words of the signs of p and the sum of |p| of each block, float64
@@ -218,16 +219,16 @@ def mean_sign_residual(
     scale: tf.Tensor,
     row_splits: Sequence[int],
 ) -> tf.Tensor:
-    """The second half of `mean_sign_error_feedback`: what is left of p.
+    """Second half of `mean_sign_error_feedback`: the new residual.
 
     Args:
         sent_words: As in the first half.
         sent_scale: As in the first half.
         residual: As in the first half.
         ratio: As in the first half.
-        moving: Boolean scalar; where it is false the residual stays.
-        words: What the first half returned.
-        scale: float32 `[num_blocks]`.
+        moving: Boolean scalar. If it is false, the residual stays.
+        words: The words that the first half returned.
+        scale: The mean |p| of each block, float32 `[num_blocks]`.
         row_splits: The blocks.
 
     Returns:

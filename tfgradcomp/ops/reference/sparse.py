@@ -1,14 +1,14 @@
 """Sparse words: single elements, each with its sign, its magnitude and its index.
 
 The word of element j is its sign (the top bit), d in three bits and j in the lowest
-`INDEX_BITS`: it stands for +-scale * 2^-d, the scale that of j's block. The words of a
-worker are in the order of j. `NOTHING`, and any other word with an index that the
-vector has not got, stands for nothing; such words come last, but inside XLA, where each
-element has a word, they come anywhere.
+`INDEX_BITS`. It stands for +-scale * 2^-d, with the scale of j's block. The words of a
+worker are in the order of j. `NOTHING`, like any word whose index is beyond the vector,
+stands for no element. Such words come last. Inside XLA, each element has a word, and
+they come anywhere.
 
-Elements gather what they are given until they are sent: r the terms, v their squares.
-With r and v after this step's were added, each product and each sum is rounded to
-float32 before it is used.
+An element accumulates its terms in r, and their squares in v, until it is sent. The
+formulas use r and v after this step's terms were added. Each product and each sum is
+rounded to float32 before it is used.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import tensorflow as tf
 from tfgradcomp.compat.assertions import checked
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.word_format import INDEX_BITS, NOTHING
 from tfgradcomp.ops.reference.blocks import reduce_blocks, spread
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
     add,
     count_nonfinite,
-    divide,
     exponent,
     in_parts,
+    ordered_mean,
 )
-from tfgradcomp.ops.word_format import INDEX_BITS, NOTHING
 
 _NORMAL, _INFINITE = 0x00800000, 0x7F800000  # Bits of the least number of each kind.
 _MOST = 7  # The largest d.
@@ -47,25 +47,25 @@ def pack_unambiguous(
 ):
     """Packs the elements whose sum outweighs its variance, as powers of two.
 
-    r += x, v += moments. Selected is where r^2 > alpha v (r a normal number). With e
-    the exponent of the largest |r| selected in a block, floor(log2 max|r|), a selected
-    |r| becomes 2^e where that is less, else the nearer power of two, the larger of two
-    equally near; that is 2^(e - d), and it is sent where d <= 7. Then r = v = 0 where
-    sent, v = decay v elsewhere.
+    r += x, v += moments. An element is selected if r^2 > alpha v and r is a normal
+    number. Let e be the exponent of the largest |r| selected in a block, floor(log2
+    max|r|). A selected |r| is rounded to the nearer power of two, the larger of two
+    equally near, but to 2^e at most. That is 2^(e - d), and it is sent if d <= 7. Then
+    r = v = 0 for the elements sent, v = decay v for the others.
 
     Args:
         x: float32 `[count]`.
-        moments: What v gathers: sums of squares, float32 `[count]`.
+        moments: The squares that v accumulates, float32 `[count]`.
         residual: r, float32 `[count]`.
         variance: v, float32 `[count]`.
-        alpha: How many times the variance r^2 has to be.
-        decay: Of v.
+        alpha: The factor by which r^2 must exceed v.
+        decay: The factor of v.
         row_splits: The blocks.
 
     Returns:
-        The words (int32, as many as are sent); e of each block (int8, -128 where
-        nothing is sent); the new r; the new v; and the number of elements of which r or
-        v, before the sending, is infinite or NaN (int64).
+        The words of the elements sent (int32); e of each block (int8, -128 if nothing
+        is sent); the new r; the new v; and the number of elements whose r or v, before
+        the sending, is infinite or NaN (int64).
     """
     r, v = _accumulate(residual, x), _accumulate(variance, moments)
     bits = tf.bitcast(r, tf.int32)
@@ -73,7 +73,7 @@ def pack_unambiguous(
     selected = (magnitude >= _NORMAL) & (magnitude < _INFINITE) & (r * r > alpha * v)
     top = tf.where(selected, magnitude, 0)
     top = exponent(reduce_blocks(top, row_splits, tf.maximum))
-    # One added to the top bit of the mantissa carries where it is to be rounded up.
+    # Adding 1 to the top bit of the mantissa carries where r is to be rounded up.
     d = spread(top, row_splits) - exponent(magnitude + (1 << 22))
     d = tf.maximum(d, 0)
     sent = selected & (d <= _MOST)
@@ -92,25 +92,25 @@ def pack_over_threshold(
     alpha: float,
     decay: float,
 ):
-    """Packs the signs of the elements that have gathered more than a threshold t.
+    """Packs the signs of the elements that have accumulated more than a threshold t.
 
-    r += x, v += moments. Sent is where |r| > t and r^2 > alpha v; there
-    v = max((v - 2 t |r|) + t^2, 0), and then r = r - sign(r) t. v = decay v everywhere.
-    Words have d = 0.
+    r += x, v += moments. An element is sent if |r| > t and r^2 > alpha v. Then, for the
+    elements sent, v = max((v - 2 t |r|) + t^2, 0) and r = r - sign(r) t. v = decay v
+    for all elements. Words have d = 0.
 
     Args:
         x: float32 `[count]`.
-        moments: As in `pack_unambiguous`, or None, with `variance`: no v, and |r| > t
-            is enough.
+        moments: As in `pack_unambiguous`. None, as `variance`: there is no v, and an
+            element is sent if |r| > t.
         residual: r, float32 `[count]`.
         variance: v, float32 `[count]`, or None.
-        threshold: t, positive; a number, or one for each element, float32 `[count]`.
+        threshold: t, positive: a number, or one for each element, float32 `[count]`.
         alpha: As in `pack_unambiguous`.
-        decay: Of v.
+        decay: The factor of v.
 
     Returns:
-        The words (int32, as many as are sent); the new r; the new v (or None); and the
-        number of elements that are not finite, as `pack_unambiguous` counts.
+        The words of the elements sent (int32); the new r; the new v (or None); and the
+        number of elements that are not finite, as `pack_unambiguous` counts it.
     """
     t = threshold if tf.is_tensor(threshold) else np.float32(threshold)
     r = _accumulate(residual, x)
@@ -152,23 +152,29 @@ def mean_of_sparse(
     """
     size, num_workers = row_splits[-1], words.shape[0]
     splits = tf.constant(row_splits[1:], tf.int32)
-    # One element more, with a block of its own, takes what stands for nothing.
+    # Words that stand for no element go to one more element, with its own block.
     index = _in_order(tf.minimum(words & ((1 << INDEX_BITS) - 1), size), size)
     scale = tf.pad(scale, [[0, 0], [0, 1]])
     d = tf.bitwise.right_shift(words, INDEX_BITS) & _MOST
     power = tf.bitcast(tf.bitwise.left_shift(127 - d, 23), tf.float32)
-    total: tf.Tensor = None
-    for i in range(num_workers):
-        block = tf.searchsorted(splits, index[i], side="right")
-        value = tf.gather(scale[i], block) * power[i]
-        value = tf.where(words[i] < 0, -value, value)
-        value = tf.math.unsorted_segment_sum(value, index[i], size + 1)
-        total = value if total is None else add(total, value)
-    return in_parts(divide(total[:size], num_workers), sizes)
+
+    def decode(worker):
+        block = tf.searchsorted(splits, index[worker], side="right")
+        value = tf.gather(scale[worker], block) * power[worker]
+        value = tf.where(words[worker] < 0, -value, value)
+        return tf.math.unsorted_segment_sum(value, index[worker], size + 1)
+
+    vectors = map(decode, range(num_workers))
+    return in_parts(ordered_mean(vectors, num_workers)[:size], sizes)
 
 
 def _in_order(index: tf.Tensor, size: int) -> tf.Tensor:
-    """The indices of received words, `size` for nothing, where they are in order."""
+    """Returns the indices of received words after a check of their order.
+
+    Args:
+        index: The indices; `size` for a word that stands for no element.
+        size: Number of elements.
+    """
     if in_xla():
         return index
     before, after = index[:, :-1], index[:, 1:]
@@ -182,28 +188,28 @@ def _in_order(index: tf.Tensor, size: int) -> tf.Tensor:
     return checked(index, is_valid, message)
 
 
-def _accumulate(gathered: tf.Tensor, x: Vector) -> tf.Tensor:
-    """Adds what is new to what an element has gathered."""
-    size = gathered.shape[0]
+def _accumulate(accumulated: tf.Tensor, x: Vector) -> tf.Tensor:
+    """Adds this step's terms to the accumulated ones."""
+    size = accumulated.shape[0]
     if size >= 1 << INDEX_BITS:
         raise ValueError(
             f"A vector of sparse words has less than 2**{INDEX_BITS} elements; cut it "
             f"into several. Received: a vector of {size} elements"
         )
-    return add(gathered, tf.convert_to_tensor(x))
+    return add(accumulated, tf.convert_to_tensor(x))
 
 
 def _words(sent: tf.Tensor, upper: tf.Tensor) -> tf.Tensor:
-    """The words of what is sent, given the bits above their indices."""
+    """Returns the words of the elements sent, from the bits above their indices."""
     if in_xla():
-        # Sizes are fixed there: a word for each element.
+        # Sizes are static there: a word for each element.
         return tf.where(sent, upper | tf.range(sent.shape[0]), NOTHING)
     index = tf.reshape(tf.where(sent), [-1])
     return tf.gather(upper, index) | tf.cast(index, tf.int32)
 
 
 def _count_nonfinite(r: tf.Tensor, v: tf.Tensor | None) -> tf.Tensor:
-    """Counts the elements of which either is infinite or NaN."""
+    """Counts the elements whose r or v is infinite or NaN."""
     if v is None:
         return count_nonfinite(r)
     finite = tf.math.is_finite(r) & tf.math.is_finite(v)

@@ -1,8 +1,9 @@
-"""Helpers of all families: parts of a vector, and sums that graphs leave alone."""
+"""Helpers of all references: parts of a vector, and arithmetic that graphs keep."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,22 +14,27 @@ SIGN = -(2**31)  # The sign's bit.
 
 
 def add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Adds two float32 tensors: a sum that stays one of its own.
+    """Adds two float32 tensors in a way that a graph does not reorder.
 
-    Inside functions TensorFlow adds up a sum of sums, a + (b + c), in an order of its
-    own. Where the order counts, that of workers or of terms, a - (-b) stands for a + b:
-    the same bits. A Neg would not do, as TensorFlow knows what that means.
+    Inside functions TensorFlow changes the order of a sum of sums, a + (b + c). This
+    function computes a - (-b) instead, which has the same bits as a + b. The sign is
+    flipped by its bit, because TensorFlow would simplify a Neg.
     """
     return a - tf.bitcast(tf.bitcast(b, tf.int32) ^ SIGN, tf.float32)
 
 
+def ordered_mean(terms: Iterable[tf.Tensor], count: int) -> tf.Tensor:
+    """Returns the mean of float32 tensors, which are added in their order."""
+    return divide(functools.reduce(add, terms), count)
+
+
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
-    """Returns the exponent field of non-negative numbers, of their bits."""
+    """Returns the exponent field of non-negative numbers from their bits."""
     return tf.bitwise.right_shift(magnitude, 23)
 
 
 def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> Vector:
-    """Cuts a vector into `SplitVector` of the given sizes; None: it stays whole."""
+    """Cuts a vector into a `SplitVector` of the given sizes; None: it stays whole."""
     return values if sizes is None else SplitVector(tf.split(values, sizes))
 
 
@@ -43,7 +49,7 @@ def length(x: tf.Tensor) -> int:
 
 
 def divide(x: tf.Tensor, divisor: np.ndarray | int) -> tf.Tensor:
-    """Divides by numbers that are no 0."""
+    """Divides by numbers other than 0, in a way that a graph does not change."""
     # Inside functions TensorFlow turns `x / constant` into x * (1 / constant), whose
-    # last bit may differ. This division it leaves as it is.
+    # last bit may differ.
     return tf.math.divide_no_nan(x, tf.cast(divisor, x.dtype))

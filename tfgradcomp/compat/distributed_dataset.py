@@ -1,0 +1,110 @@
+"""Datasets and iterators of a strategy: what they do when the data end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import input_lib
+
+from tfgradcomp.compat.replace import replace
+
+
+def replace_next_batch(function: Callable) -> None:
+    """Makes the iterators of all strategies return their next batch by a function.
+
+    TensorFlow hands out empty batches to replicas whose data have ended; it has no
+    option to end the iteration for all.
+
+    Args:
+        function: Called as `function(original, iterator, name=None)`.
+    """
+    replace(input_lib.DistributedIteratorBase, "get_next", function)
+
+
+def replace_count_of_replicas_with_data(function: Callable) -> None:
+    """Makes iterators count the replicas that have data by a function.
+
+    TensorFlow decides by this count, which is not public, whether an iteration goes on.
+
+    Args:
+        function: Called as `function(original, strategy, input_workers, optionals)`.
+    """
+    replace(input_lib, "_calculate_replicas_with_values", function)
+
+
+def has_optional_batches(iterator: Any) -> bool:
+    """Returns whether replicas of an iterator may have no data in a batch.
+
+    TensorFlow decides it by the cardinality and does not show the decision.
+    """
+    return iterator._enable_get_next_as_optional
+
+
+def is_endless(dataset: Any) -> bool:
+    """Returns whether a strategy's dataset is known to have no end.
+
+    The public `cardinality` raises before the dataset is built and may be missing.
+    """
+    return getattr(dataset, "_cardinality", None) == tf.data.INFINITE_CARDINALITY
+
+
+def expect_end(dataset: Any) -> None:
+    """Makes an endless dataset of a strategy be read as one that may end.
+
+    TensorFlow asks other workers for their data only if its own may end, and has no
+    public option for it.
+    """
+    dataset._cardinality = tf.data.UNKNOWN_CARDINALITY
+    dataset._enable_get_next_as_optional = True
+
+
+def specs_of_replica(dataset: Any) -> list[tf.TypeSpec]:
+    """Returns the specifications of one replica's batch, flattened.
+
+    The public `element_spec` nests the specifications of all local replicas in a
+    private type.
+    """
+    return [
+        spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+        for spec in tf.nest.flatten(dataset.element_spec)
+    ]
+
+
+def make_batches_optional(strategy: tf.distribute.MirroredStrategy) -> None:
+    """Makes replicas of a strategy expect the end of any finite dataset.
+
+    TensorFlow does so for several processes; for one process it has no option.
+    """
+    extended = strategy.extended
+    distribute = extended._experimental_distribute_dataset
+
+    def distribute_with_optional_batches(*args):
+        dataset = distribute(*args)
+        if not is_endless(dataset):
+            dataset._enable_get_next_as_optional = True
+        return dataset
+
+    extended._experimental_distribute_dataset = distribute_with_optional_batches
+
+
+def raise_end_of_data() -> tf.Tensor:
+    """Raises `OutOfRangeError`, also inside of a graph; returns what is never computed.
+
+    TensorFlow has no operation for it, and no public handle of an iterator. The
+    iterator's own `get_next` may be traced some thirty times only.
+    """
+    (nothing,) = tf.raw_ops.IteratorGetNext(
+        iterator=_exhausted()._iterator_resource,
+        output_types=[tf.int64],
+        output_shapes=[[]],
+    )
+    return nothing
+
+
+@functools.cache
+def _exhausted() -> Any:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return iter(tf.data.Dataset.range(0))

@@ -1,0 +1,148 @@
+"""Comparison of the tensors that a method returns with those that it declares.
+
+Names, static shapes and types are compared in Python, when a step is traced. A traced
+step computes nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgradcomp.core.field import Field
+from tfgradcomp.core.layout import Layout, VaryingLayout
+
+# Files hold a state as float32, which has all numbers of these types.
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_fields(
+    part: Any,
+    function: str,
+    tensors: Mapping[str, Any],
+    fields: Mapping[str, Field],
+    declared_by: str = "fields",
+    allow_others: bool = False,
+) -> None:
+    """Raises ValueError unless tensors have the names, shapes and types of fields.
+
+    Args:
+        part: The compressor or the server.
+        function: Name of its function that returned the tensors.
+        tensors: The tensors by name.
+        fields: The fields by name.
+        declared_by: Name of its function that declares the fields.
+        allow_others: Whether other tensors may stand beside the fields.
+    """
+    declared = f"`{declared_by}` of {part}"
+    missing = fields.keys() - tensors.keys()
+    if missing or (tensors.keys() - fields.keys() and not allow_others):
+        raise ValueError(
+            f"`{function}` must return the fields {sorted(fields)}, which {declared} "
+            "declares. Use the same names in both. "
+            f"Received: fields={sorted(tensors)}"
+        )
+    for name, field in fields.items():
+        came, expected = _spec(tensors[name]), _declared(field)
+        if not _fits(came, expected, may_be_shorter=field.variable_length):
+            most = "at most " if field.variable_length else ""
+            codes = " (words of packed codes: `ops.pack_codes`)" if field.base else ""
+            raise ValueError(
+                f"`{function}` must return the field {name!r} as {most}"
+                f"{_text(expected)}{codes}, which {declared} declares. Return such a "
+                f"tensor, or declare another one. Received: {name}={_text(came)}"
+            )
+
+
+def check_state(part: Any, function: str, state: Any, before: Any) -> None:
+    """Raises ValueError unless a state has the form of the state before it.
+
+    Args:
+        part: The compressor, the server or the weight decay.
+        function: Name of its function that returned the state.
+        state: A nest of tensors.
+        before: The nest that the function was given.
+    """
+    leaves, expected = _leaves(state), _leaves(before)
+    if leaves.keys() != expected.keys():
+        raise ValueError(
+            f"`{function}` of {part} must return a state with the leaves "
+            f"{sorted(expected)}, as `init` does. Received: leaves={sorted(leaves)}"
+        )
+    for name, leaf in leaves.items():
+        came, old = _spec(leaf), _spec(expected[name])
+        if not _fits(came, old):
+            raise ValueError(
+                f"`{function}` of {part} must return the state {name!r} as "
+                f"{_text(old)}, as `init` does. Received: {name}={_text(came)}"
+            )
+
+
+def initial_state(part: Any, layout: Layout) -> Any:
+    """Returns the state before the first step.
+
+    Args:
+        part: A compressor, a server or a weight decay.
+        layout: The layout of its vector.
+
+    Raises:
+        ValueError: If a leaf is no vector of the layout's size that files can hold.
+    """
+    state = part.init(layout)
+    for name, leaf in _leaves(state).items():
+        came = _spec(leaf)
+        if came.shape != [layout.size] or came.dtype.name not in STATE_DTYPES:
+            raise ValueError(
+                f"`init` of {part} must return the state {name!r} as "
+                f"float32 [{layout.size}]: a state is saved and divided as the "
+                "gradient is, by elements. Spread a single number over such a vector. "
+                f"Received: {name}={_text(came)}"
+            )
+    return state
+
+
+def check_vector(part: Any, function: str, vector: Any, layout: Layout) -> None:
+    """Raises ValueError unless a vector is float32 and of the layout's size."""
+    is_varying = isinstance(layout, VaryingLayout)
+    expected = tf.TensorSpec([None if is_varying else layout.size], tf.float32)
+    if not _fits(_spec(vector), expected):
+        raise ValueError(
+            f"`{function}` of {part} must return a vector, {_text(expected)}. "
+            f"Received: vector={_text(_spec(vector))}"
+        )
+
+
+def _declared(field: Field) -> tf.TensorSpec:
+    # In a layout whose size varies, counts are tensors.
+    length = None if tf.is_tensor(field.count) else field.length
+    return tf.TensorSpec([length], field.dtype if field.base is None else tf.int32)
+
+
+def _leaves(nest: Any) -> dict[str, Any]:
+    paths = keras.tree.flatten_with_path(nest)
+    return {".".join(map(str, path)): leaf for path, leaf in paths}
+
+
+def _spec(value: Any) -> tf.TensorSpec:
+    if not hasattr(value, "dtype"):
+        value = tf.constant(value)
+    return tf.TensorSpec(value.shape, value.dtype)
+
+
+def _fits(came: Any, expected: Any, may_be_shorter: bool = False) -> bool:
+    if came.dtype != expected.dtype or came.shape.rank != expected.shape.rank:
+        return False
+    return all(
+        most is None or size == most or (may_be_shorter and (size or 0) < most)
+        for size, most in zip(came.shape, expected.shape, strict=True)
+    )
+
+
+def _text(spec: tf.TensorSpec) -> str:
+    if spec.shape.rank is None:
+        return f"{spec.dtype.name} of unknown shape"
+    sizes = ["unknown" if size is None else str(size) for size in spec.shape]
+    return f"{spec.dtype.name} [{', '.join(sizes)}]"

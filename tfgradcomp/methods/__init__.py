@@ -1,0 +1,41 @@
+"""Methods as functions: a paper a file.
+
+A function takes the paper's arguments and returns a `Method`: the worker's and the
+server's half. A wrapper of a similar name makes an optimizer of it: `terngrad` becomes
+`tfgradcomp.TernGrad`.
+"""
+
+from tfgradcomp.methods.dist_ef import (
+    dist_ef_block_sgd,
+    dist_ef_block_sgdm,
+    dist_ef_sgd,
+)
+from tfgradcomp.methods.half_precision import half_precision
+from tfgradcomp.methods.method import Method
+from tfgradcomp.methods.natural import natural_compression
+from tfgradcomp.methods.orq import bingrad, orq
+from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
+from tfgradcomp.methods.signsgd import signsgd, signum
+from tfgradcomp.methods.strom import strom
+from tfgradcomp.methods.terngrad import terngrad
+from tfgradcomp.methods.variance_based import hybrid, variance_based
+
+__all__ = [
+    "Method",
+    "bingrad",
+    "dist_ef_block_sgd",
+    "dist_ef_block_sgdm",
+    "dist_ef_sgd",
+    "half_precision",
+    "hybrid",
+    "linear_quantization",
+    "natural_compression",
+    "orq",
+    "qsgd",
+    "scaled_sign",
+    "signsgd",
+    "signum",
+    "strom",
+    "terngrad",
+    "variance_based",
+]

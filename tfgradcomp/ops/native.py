@@ -1,0 +1,119 @@
+"""Calls of the library's ops, by their names without the library's prefix.
+
+The first call loads the library. It raises `library.UnavailableError` if there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
+from tfgradcomp.ops import library
+
+# The inputs of the ops that decode a vector, in their order. An op has `scale` or
+# `levels`. All other arguments are attributes.
+_INPUTS_OF_DECODERS = ("words", "scale", "levels", "row_splits")
+
+
+def call(
+    op: str,
+    arguments: dict[str, Any],
+    vectors: Collection[str] = (),
+    optional: Collection[str] = (),
+) -> Any:
+    """Calls an op and returns its output, or the named tuple of its outputs.
+
+    Args:
+        op: Name of the op.
+        arguments: Inputs and attributes of the op, by name.
+        vectors: Names of the arguments that may be a `SplitVector` or None. The op
+            takes a list of tensors and a scale.
+        optional: Names of other arguments that may be None. The op takes a list of at
+            most one value.
+    """
+    given = dict(arguments)
+    for name in vectors:
+        given[name], given[f"{name}_scale"] = _parts_and_scale(given[name])
+    for name in optional:
+        given[name] = [] if given[name] is None else [given[name]]
+    if "row_splits" in given:
+        given["row_splits"] = tf.convert_to_tensor(given["row_splits"], tf.int64)
+    return _op(op)(**given)
+
+
+def decode(op: str, arguments: dict[str, Any], applicable: bool) -> Vector:
+    """Calls an op that decodes a vector.
+
+    On a GPU the op writes one tensor, which is split afterwards.
+
+    Args:
+        op: Name of the op.
+        arguments: Arguments of its reference, by name, which include `sizes`: those of
+            the parts to return, or None for one tensor.
+        applicable: Whether `apply_decoded` shall be able to use the result.
+    """
+    given = dict(arguments)
+    sizes = given.pop("sizes")
+    count = int(given["row_splits"][-1])
+    writes_parts = sizes is not None and not library.gpu_is_visible()
+    parts = [int(size) for size in sizes] if writes_parts else [count]
+    given |= {"count": count, "num_values": len(parts), "sizes": parts}
+    values = call(op, given)
+    if sizes is None:
+        return values[0]
+    if not writes_parts:
+        return SplitVector(tf.split(values[0], sizes))
+    if not applicable:
+        return SplitVector(values)
+    given["row_splits"] = tf.convert_to_tensor(given["row_splits"], tf.int64)
+    inputs = [given.pop(name) for name in _INPUTS_OF_DECODERS if name in given]
+    decoding = DecodeOp(op, tuple(map(tf.convert_to_tensor, inputs)), given)
+    return SplitVector(values, decoding=decoding)
+
+
+def apply_decoded(
+    decoding: DecodeOp,
+    coefficients: tf.Tensor,
+    variables: Sequence[Sequence[tf.Tensor]],
+    offsets: Sequence[int],
+    rule: str,
+) -> None:
+    """Updates variables by a vector that is decoded in the same pass.
+
+    Args:
+        decoding: The decoding of the vector. If the vector has one part more than
+            there are weights, its first part is ignored.
+        coefficients: float32, those of the rule.
+        variables: Handles of the weights, and of the rule's two other lists of
+            variables, empty if the rule has none. All variables are float32.
+        offsets: For each variable, the element at which its part begins.
+        rule: "sgd", "momentum", "nesterov" or "adam"; custom_ops/kernels.h states the
+            formulas.
+    """
+    w, m, v = map(list, variables)
+    _op(f"apply_{decoding.name}")(
+        *decoding.arguments,
+        coefficients,
+        w=w,
+        m=m,
+        v=v,
+        rule=rule,
+        offsets=list(offsets),
+        **decoding.attributes,
+    )
+
+
+def _op(name: str) -> Callable:
+    return getattr(library.library().operations, f"tfgradcomp_{name}")
+
+
+def _parts_and_scale(x: Vector | None) -> tuple[list[tf.Tensor], float]:
+    if x is None:
+        return [], 1.0
+    if isinstance(x, SplitVector) and not library.gpu_is_visible():
+        return list(x), x.scale
+    # The kernels of a GPU read a single tensor.
+    return [tf.convert_to_tensor(x, tf.float32)], 1.0
