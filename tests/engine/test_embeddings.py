@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.compat.fit_models import recorded
+from tests.fit.fit_models import recorded
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
