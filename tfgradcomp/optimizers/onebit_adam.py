@@ -133,7 +133,7 @@ class OneBitAdam(CompressedOptimizer):
             25 % of the training in the paper.
         refresh: None, or as in 0/1 Adam: v takes part again in steps after the warm-up
             whose distance doubles after so many of them (16 in the paper). Those steps
-            travel as float32, and what is owed waits.
+            travel as float32, while residuals wait.
         variance_floor: See above, in [0, 1]; 0 is the paper's.
         block_size: Elements a block. None: a block is a parameter tensor.
         **kwargs: Those of `CompressedOptimizer` from `transport` on, but `sparse`,
