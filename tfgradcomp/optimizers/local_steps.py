@@ -203,24 +203,18 @@ class LocalSteps(OptimizerWrapper):
         line_length: int | None = None,
         print_fn: Callable[[str], Any] | None = None,
     ) -> None:
-        """Prints what travels in an exchange, as `outer` does, and when.
+        """Prints the summary of `outer` for an exchange, and when exchanges happen.
 
-        Args:
-            model: As `CompressedOptimizer.summary` takes it, like all arguments.
-            line_length: Characters a line.
-            print_fn: Called with each line instead of `print`.
-
-        Raises:
-            ValueError: If the optimizer is not built, and is not to be built here.
+        Arguments and errors are those of `CompressedOptimizer.summary`.
         """
         if not self.built:
             self.build(variables_to_build_for(self, model))
         for outer in self.outers:
             outer.summary(line_length=line_length, print_fn=print_fn)
         steps = self.local_steps
-        rhythm = f"every {steps} steps" if steps else 'as often as every="auto" finds'
+        when = f"every {steps} steps" if steps else 'as often as every="auto" finds'
         turns = ", the groups in turns" if len(self.outers) > 1 else ""
-        (print_fn or print)(f"An exchange {rhythm}{turns}")
+        (print_fn or print)(f"An exchange {when}{turns}")
 
     # The step.
 
