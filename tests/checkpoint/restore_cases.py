@@ -1,12 +1,11 @@
 """Trainings that the workers of a pool save, and resume under other transports."""
 
-import hashlib
-
 import keras
 import numpy as np
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.harness import digest
 from tfgradcomp.checkpoint import backups
 
 EPOCHS, SAVED = 4, 2
@@ -43,15 +42,11 @@ def describe(model):
     model.optimizer.save_own_variables(store)
     state = {name: np.asarray(value) for name, value in store.items()}
     return {
-        "weights": [digest(weight) for weight in model.get_weights()],
-        "state": {n: digest(v) for n, v in state.items() if ".server" not in n},
+        "weights": digest(model),
+        "state": {n: digest([v]) for n, v in state.items() if ".server" not in n},
         "server": state["compressed.server.residual"][0],
         "owned": state["compressed.server_owned"].tolist(),
     }
-
-
-def digest(array):
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def train(folder, transport, bucket_bytes, epochs=EPOCHS):

@@ -3,7 +3,6 @@
 The workers are threads that write the files of real workers.
 """
 
-import hashlib
 import json
 import shutil
 
@@ -11,10 +10,9 @@ import h5py
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfgradcomp
-from tests.helpers import make_variables
+from tests.harness import Saved, Worker, digest
 from tests.pairwise import parametrize_pairwise
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.backups import Origin, Point
@@ -52,67 +50,81 @@ def weights_of(directory, rank):
     return backups.weights_file(backups.worker_folder(directory, rank), Point(1))
 
 
-def on_workers(workers, make, transport, bucket_bytes, function):
-    """Runs `function(rank, optimizer, variables)` on threads; returns their results."""
+def on_workers(workers, way, steps, function, load=lambda rank: None):
+    """Takes steps on threads; returns `function(rank, worker)` of each.
 
-    def worker(rank, collectives):
+    Args:
+        workers: The number of threads.
+        way: One of `WAYS`.
+        steps: Numbers of the steps.
+        function: Function of a rank and its `Worker`.
+        load: Function that returns the state from which a rank starts.
+    """
+    make, transport, bucket_bytes = way
+
+    def run(rank, collectives):
         optimizer = make(transport=transport(collectives), bucket_bytes=bucket_bytes)
-        optimizer.build(variables := make_variables(SHAPES))
-        return function(rank, optimizer, variables)
+        worker = Worker(optimizer, SHAPES, load(rank))
+        for step in steps:
+            rng = np.random.default_rng([step, rank])
+            worker.step([rng.normal(size=s).astype(np.float32) for s in SHAPES])
+        return function(rank, worker)
 
-    return Loopback(workers, timeout=60).run(worker)
-
-
-def take_steps(steps, rank, optimizer, variables):
-    for step in steps:
-        rng = np.random.default_rng([step, rank])
-        gradients = [tf.constant(rng.normal(size=s), tf.float32) for s in SHAPES]
-        optimizer.apply(gradients, variables)
+    return Loopback(workers, timeout=60).run(run)
 
 
-def save(directory, *way, workers=3):
-    """Writes the backup of a few workers after three steps."""
+def save(directory, *way):
+    """Writes the backup of three workers after three steps."""
 
-    def worker(rank, optimizer, variables):
-        take_steps(range(3), rank, optimizer, variables)
+    def back_up(rank, worker):
+        saved = worker.save()
 
         def write(folder):
             with h5py.File(folder / backups.WEIGHTS, "w") as file:
-                optimizer.save_own_variables(file.create_group(GROUP))
-                inner = file.create_group(INNER_GROUP)
-                optimizer.inner_optimizer.save_own_variables(inner)
-                for index, variable in enumerate(variables):
-                    file[f"layers/layer/vars/{index}"] = variable.numpy()
+                for name, value in saved.state.items():
+                    file[f"{GROUP}/{name}"] = value
+                for name, value in saved.inner.items():
+                    file[f"{INNER_GROUP}/{name}"] = value
+                for index, value in enumerate(saved.weights):
+                    file[f"layers/layer/vars/{index}"] = value
                 # A statistic, which differs between workers.
                 file["layers/layer/vars/3"] = np.float32(rank)
-            weights = b"".join(v.numpy().tobytes() for v in variables)
-            (folder / backups.DIGEST).write_text(hashlib.sha256(weights).hexdigest())
+            (folder / backups.DIGEST).write_text(digest(saved.weights))
 
         folder = backups.worker_folder(directory, rank)
-        backups.write(folder, Point(1), Origin(rank, workers), write)
+        backups.write(folder, Point(1), Origin(rank, 3), write)
 
-    on_workers(workers, *way, worker)
+    on_workers(3, way, range(3), back_up)
 
 
-def read(directory, rank):
-    """Returns the state in a file."""
+def all_of(directory, rank):
+    """Returns all datasets of a file."""
+    found = {}
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()]
+
     with h5py.File(weights_of(directory, rank)) as file:
-        return {name: item[()] for name, item in file[GROUP].items()}
+        file.visititems(visit)
+    return found
+
+
+def read(directory, rank, group=GROUP):
+    """Returns the datasets of a group in a file, by default the wrapper's state."""
+    with h5py.File(weights_of(directory, rank)) as file:
+        return {name: item[()] for name, item in file[group].items()}
 
 
 def resume(directory, workers, *way):
     """Returns each worker's weights after two more steps."""
 
-    def worker(rank, optimizer, variables):
-        with h5py.File(weights_of(directory, rank)) as file:
-            optimizer.load_own_variables(file[GROUP])
-            optimizer.inner_optimizer.load_own_variables(file[INNER_GROUP])
-            for index, variable in enumerate(variables):
-                variable.assign(file[f"layers/layer/vars/{index}"][()])
-        take_steps(range(3, 5), rank, optimizer, variables)
-        return np.concatenate([v.numpy().ravel() for v in variables])
+    def load(rank):
+        weights = read(directory, rank, "layers/layer/vars")
+        state, inner = read(directory, rank), read(directory, rank, INNER_GROUP)
+        return Saved([weights[str(index)] for index in range(3)], state, inner)
 
-    return on_workers(workers, *way, worker)
+    return on_workers(workers, way, range(3, 5), lambda _, w: w.weights(), load)
 
 
 def check_same(states, expected):
@@ -236,19 +248,6 @@ def test_there_and_back_gives_the_files_of_the_same_number(
         # The weights, the inner optimizer and the statistics are among them.
         assert len(back) > len(read(old, rank)) + 4
         check_same(back, same)
-
-
-def all_of(directory, rank):
-    """Returns all datasets of a file."""
-    found = {}
-
-    def visit(name, item):
-        if isinstance(item, h5py.Dataset):
-            found[name] = item[()]
-
-    with h5py.File(weights_of(directory, rank)) as file:
-        file.visititems(visit)
-    return found
 
 
 def test_resharding_to_the_same_number_keeps_the_mean_alone(backup, tmp_path):

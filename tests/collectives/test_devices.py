@@ -35,15 +35,15 @@ def test_two_hosts_of_two_devices_train_as_stated(pools):
     splits = [0, 56, 60, 110]
     gradients = cases.gradients_of(5).astype(np.float64)
     means = gradients.reshape(5, 2, 2, -1).mean(2)
-    x, owed, owed_by_server = np.zeros(121), np.zeros((2, 110)), np.zeros(110)
+    x, residual, server_residual = np.zeros(121), np.zeros((2, 110)), np.zeros(110)
     for step, mean in enumerate(means):
         if step != cases.SKIPPED:
-            p = mean[:, :110] + owed
+            p = mean[:, :110] + residual
             sent = np.stack([scaled_signs(own, splits) for own in p])
-            owed = p - sent
-            p = sent.mean(0) + owed_by_server
+            residual = p - sent
+            p = sent.mean(0) + server_residual
             reply = scaled_signs(p, splits)
-            owed_by_server = p - reply
+            server_residual = p - reply
             x[:110] -= cases.RATE * reply
             x[110:] -= cases.RATE * mean[:, 110:].mean(0)
         assert len({bits(device) for device in weights[step]}) == 1
@@ -52,9 +52,9 @@ def test_two_hosts_of_two_devices_train_as_stated(pools):
     # One row a host, whole vectors.
     state = answer["state"]
     assert state["compressed.worker.residual"].shape == (2, 110)
-    np.testing.assert_allclose(state["compressed.worker.residual"], owed, atol=2e-6)
+    np.testing.assert_allclose(state["compressed.worker.residual"], residual, atol=2e-6)
     np.testing.assert_allclose(
-        state["compressed.server.residual"][0], owed_by_server, atol=2e-6
+        state["compressed.server.residual"][0], server_residual, atol=2e-6
     )
     # Half of it for a device, rounded to four elements: 56 zeros go before the other
     # half, so that its random numbers are those of its place.

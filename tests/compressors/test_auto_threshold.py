@@ -1,4 +1,4 @@
-"""Thresholds that follow what is owed: a quantile of |r|, or what takes most."""
+"""Thresholds that follow the residual: a quantile, or the greatest reduction."""
 
 import numpy as np
 import pytest
@@ -74,9 +74,9 @@ CASES = [*cases()]
 
 @pytest.mark.parametrize(("name", "r"), CASES, ids=[name for name, _ in CASES])
 def test_it_is_the_quantile_of_what_is_owed(name, r):
-    owed = np.where(np.arange(r.size) % 3 > 0, r, 0).astype(np.float32)
+    residual = np.where(np.arange(r.size) % 3 > 0, r, 0).astype(np.float32)
     x = np.where(np.arange(r.size) % 3 > 0, 0, r).astype(np.float32)
-    found = find_thresholds(tf.constant(x), tf.constant(owed), [0, r.size]).numpy()
+    found = find_thresholds(tf.constant(x), tf.constant(residual), [0, r.size]).numpy()
     assert found.dtype == np.float32 and found.tolist() == [rule(r)]
     if np.any(np.abs(r) > NORMAL):
         # Somebody passes, and all that are equal do.
@@ -101,12 +101,12 @@ def test_its_signs_take_most_of_what_is_unambiguous(name, r, ambiguous):
 def test_each_block_has_its_own_of_an_evenly_spaced_sample(sample, varies, monkeypatch):
     monkeypatch.setattr(auto_threshold, "SAMPLE", sample)
     rng = np.random.default_rng(sample)
-    x, owed = rng.normal(size=(2, 400)).astype(np.float32)
+    x, residual = rng.normal(size=(2, 400)).astype(np.float32)
     x[:40] *= 100
     parts = SplitVector(tf.split(tf.constant(x), LAYOUT.sizes), 0.5)
     splits = tf.constant(LAYOUT.row_splits, tf.int64) if varies else LAYOUT.row_splits
-    found = find_thresholds(parts, tf.constant(owed), splits).numpy()
-    r = np.float32(0.5) * x + owed
+    found = find_thresholds(parts, tf.constant(residual), splits).numpy()
+    r = np.float32(0.5) * x + residual
     np.testing.assert_array_equal(found, rule_of(r, LAYOUT.row_splits, sample))
     assert (found != rule_of(r, LAYOUT.row_splits)).any() == (sample < 300)
 

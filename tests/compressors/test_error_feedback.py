@@ -1,4 +1,4 @@
-"""Error feedback: what is owed, in which unit, to the last bit."""
+"""Error feedback: the residual and its unit, to the last bit."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_residual_and_wire_agree_on_negative_zero(inner):
     g = np.zeros([1, 51], np.float32)
     g[0, ::2], g[0, 5], g[0, 7] = -0.0, 3.0, -2.0
     ((decoded, residual),) = run(ErrorFeedback(inner), g, [0.1])
-    # What was sent and what is owed add up to the gradient, also where it is -0.0.
+    # The payload and the residual add up to the gradient, also for -0.0.
     np.testing.assert_array_equal(decoded + residual, g[0])
     if isinstance(inner, ScaledSign):
         scale = decoded[5]

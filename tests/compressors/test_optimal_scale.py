@@ -86,7 +86,7 @@ def test_what_is_kept_on_average_is_what_the_variance_leaves():
     assert max(left) <= np.sum(x**2) * (1 + 1e-6)
 
 
-def owed(compressor, steps=200, size=2000):
+def final_residual(compressor, steps=200, size=2000):
     """The length of the residual after each step, in that of a gradient."""
     rng, layout = np.random.default_rng(0), Layout((0, size))
     state, lengths = compressor.init(layout), []
@@ -98,9 +98,10 @@ def owed(compressor, steps=200, size=2000):
     return lengths
 
 
-def test_what_is_owed_grows_without_the_factor_and_not_with_it():
+def test_the_residual_grows_without_the_factor_only():
     grows, stays = (
-        owed(ErrorFeedback(c)) for c in (Ternary(False), OptimalScale(Ternary(False)))
+        final_residual(ErrorFeedback(c))
+        for c in (Ternary(False), OptimalScale(Ternary(False)))
     )
     assert grows[-1] > 10
     assert max(stays) < 2

@@ -1,4 +1,4 @@
-"""A warning where what is owed has outgrown a fixed threshold."""
+"""A warning about residuals that have outgrown a fixed threshold."""
 
 import keras
 import numpy as np
@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.engine import residual_watchdog_cases
 from tfgradcomp import compressors
 
 
@@ -72,14 +71,3 @@ def test_arrears_are_those_of_what_is_due():
     overdue_residuals = compressors.Hybrid(0.1, alpha=1.5).overdue_residuals(state)
     np.testing.assert_allclose(overdue_residuals, [2, 500], rtol=1e-6)
     assert compressors.Strom("auto").overdue_residuals(state).size == 0
-
-
-@pytest.mark.parametrize(
-    ("workers", "kind"),
-    [(2, "virtual"), pytest.param(2, "multi_worker", marks=pytest.mark.slow)],
-)
-def test_one_of_several_workers_warns(pools, workers, kind):
-    pool = pools(workers, kind)
-    warning = "outgrown its threshold"
-    assert pool.run(residual_watchdog_cases.train, 1e-5).output.count(warning) == 1
-    assert warning not in pool.run(residual_watchdog_cases.train, "auto").output

@@ -99,6 +99,18 @@ def test_xla_gets_tensorflow_only(monkeypatch, mode, loaded):
         assert list(compiled(x)) == [5]
 
 
+def test_a_size_that_is_a_tensor_gets_the_reference(monkeypatch, loaded):
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
+    words, count = tf.constant([5]), tf.constant(3)
+    for size, is_native in ((3, True), (count, False)):
+        for call in (
+            lambda size=size: ops.unpack_codes(words, 2, size),
+            lambda size=size: ops.unpack_codes(words, base=2, count=size),
+        ):
+            assert ("Tfgradcomp>UnpackCodes" in types_of(call)) == is_native
+            assert list(call()) == [1, 0, 1]
+
+
 def test_public_functions_have_the_documentation_of_the_reference():
     for name, operation in OPERATIONS.items():
         assert getattr(ops, name) is operation

@@ -131,7 +131,7 @@ def test_a_chief_that_is_killed_resumes_with_the_workers_that_are_there(
 def test_a_stopped_worker_is_named_then_lost_then_readmitted(one_after_another):
     name = r"/job:worker/replica:0/task:1 at \S+ does not answer \(stopped\), for \d+ s"
     assert re.search(name, one_after_another.output)
-    assert "task:1; going on with 1 worker(s)" in one_after_another.output
+    assert "task:1; continuing with 1 worker(s)" in one_after_another.output
     assert "back: /job:worker/replica:0/task:1" in one_after_another.output
     seconds = one_after_another.between((2, "stop:worker:1"), "epoch 0")
     assert 2 * WARNING <= seconds < 60
@@ -185,7 +185,7 @@ def test_a_stopped_worker_is_waited_for(tmp_path):
     go_on_after(tmp_path, "worker-1", 4 * WARNING)
     found = run(tmp_path, "sync", "wait", "stop:worker:1", "none")
     assert found.exit_code == 0, found.output
-    assert "waiting until started again" in found.output
+    assert "waiting for their restart" in found.output
     end = found.end_of(0)
     assert len(end["workers"]) == 2 and len({*end["workers"]}) == 1
     seconds = found.between((0, "stop:worker:1"), "epoch 0")

@@ -32,10 +32,10 @@ def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mod
         *(tmp_path, mode, "continue", "worker 0 back", "worker 1 then worker 2"),
         restarts=1,
     )
-    assert "going on with 2 worker(s)" in output
+    assert "continuing with 2 worker(s)" in output
     assert "back: /job:worker/replica:0/task:0" in output
     lost = "/job:worker/replica:0/task:1, /job:worker/replica:0/task:2"
-    assert f"lost {lost}; going on with 1 worker(s)" in output
+    assert f"lost {lost}; continuing with 1 worker(s)" in output
     assert answer["iterations"] == ROUNDS
     assert answer["workers"] == [answer["chief"]]
     assert np.isfinite(answer["loss"]).all()
@@ -47,7 +47,7 @@ def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mod
 @SLOW
 def test_wait_resumes_when_the_worker_is_restarted(tmp_path):
     answer, output = train(tmp_path, "async", "wait", "worker 1", restarts=1)
-    assert "waiting until started again" in output
+    assert "waiting for their restart" in output
     assert answer["iterations"] == ROUNDS
     assert len(answer["workers"]) == 3
     assert len({*answer["workers"], answer["chief"]}) == 1

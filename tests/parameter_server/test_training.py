@@ -111,4 +111,4 @@ def test_untrainable_models_and_datasets_raise(with_servers):
     ended, same, scaled = with_servers("errors")
     assert "A worker's dataset has ended. Append .repeat()" in ended
     assert "make_model must return a new model" in same
-    assert "instead of 'mixed_float16'" in scaled
+    assert "Received: dtype_policy='mixed_float16'" in scaled

@@ -11,6 +11,7 @@ import tfgradcomp
 from tests.helpers import bits, make_context
 from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
+from tests.parameter_server.in_process import start_threads
 from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
 from tfgradcomp.collectives import CollectiveCall
@@ -25,25 +26,6 @@ from tfgradcomp.transports import DirectExchange
 from tfgradcomp.transports.sharding import Sharding
 
 WORKERS, STEPS = 3, 3
-
-
-def in_threads(functions):
-    """Runs functions at once; returns what they return."""
-    results = [None] * len(functions)
-
-    def call(index):
-        results[index] = functions[index]()
-
-    threads = [
-        threading.Thread(target=call, args=(i,), daemon=True)
-        for i in range(len(functions))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "hung"
-    return results
 
 
 class Cluster:
@@ -119,7 +101,7 @@ class Cluster:
 
         takes = [lambda rank=rank: take(rank) for rank in range(WORKERS)]
         serves = [lambda s=s: s(tf.constant(1)) for s in self.serves]
-        return in_threads([*takes, *serves])[:WORKERS]
+        return start_threads([*takes, *serves])()[:WORKERS]
 
     def whole_states(self, step):
         """What the servers hold after `step` steps that the workers committed."""
@@ -202,7 +184,7 @@ def test_the_declared_words_travel_and_those_that_vary(name):
 
 def test_a_state_on_servers_needs_messages_of_one_size():
     method = Method(Strom(0.5), Recompress(ScaledSign()))
-    with pytest.raises(ValueError, match="ParameterServer cannot carry.*in size"):
+    with pytest.raises(ValueError, match="ParameterServer cannot carry.*variable size"):
         Cluster(1, method, LAYOUTS["ragged"])
 
 
@@ -256,16 +238,16 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     ]
     for thread in threads:
         thread.start()
-    cluster.channel.close("up")
+    cluster.channel.queues.close("up")
     for thread in threads[2:]:
         thread.join(60)
-    cluster.channel.close("down")
+    cluster.channel.queues.close("down")
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
     assert len(ended) == 4
     assert all("is closed" in text for text in ended)
-    cluster.channel.free()
+    cluster.channel.queues.free()
 
 
 @pytest.mark.parametrize(

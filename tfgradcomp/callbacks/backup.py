@@ -25,7 +25,7 @@ PREEMPTED = 79
 
 # State that files of weights lack: without it, dropout would differ after a restart.
 _RUN_STATE = "random.npz"
-# The backups that are kept, and one that other workers may not have.
+# The points that are kept, and a newer point that other workers may lack.
 _MOST_POINTS = backups.KEPT + 1
 
 
@@ -172,7 +172,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Writes a backup, which counts if all workers have written theirs.
 
         Raises:
-            RuntimeError: On all workers, if one raised an error other than of writing.
+            RuntimeError: On all workers, if a worker raised another error than of I/O.
         """
         point = Point(self._epoch, self._batch)
         self._unsaved_batches = 0

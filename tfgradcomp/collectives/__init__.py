@@ -1,4 +1,4 @@
-"""Collectives: TensorFlow's between replicas, or a loopback in one process."""
+"""Collectives: of TensorFlow between replicas, or a loopback in one process."""
 
 from tfgradcomp.collectives.base import (
     CollectiveCall,

@@ -1,4 +1,4 @@
-"""The collectives that transports are made of: what moves vectors between workers."""
+"""The contract of collectives, which move vectors between workers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-# An instance key belongs to one size, for ever. So vectors whose sizes vary are padded
-# to one of a few: 1 to 15, and eight from each power of two to the next.
+# Instance keys are bound to one size, so vectors of variable size are padded to one of
+# few sizes: 1 to 15, and eight sizes per power of two.
 _EIGHTS = [eighths << shift for shift in range(1, 26) for eighths in range(8, 16)]
 PADDED_SIZES = np.array([*range(1, 16), *_EIGHTS])
 
@@ -19,32 +19,31 @@ class CollectiveCall(NamedTuple):
 
     Attributes:
         kind: Name of a method of `Collectives`: gather, all_to_all, sum or max.
-        words: 32-bit words that a worker hands to it.
+        words: 32-bit words that a worker passes to the collective.
     """
 
     kind: str
     words: float
 
     def words_sent(self, num_workers: int) -> float:
-        """Returns the words that a worker sends, which are as many as it receives."""
+        """Returns the words that a worker sends; it receives as many."""
         others = num_workers - 1
         if self.kind == "gather":
             return others * self.words
         if self.kind == "all_to_all":
             return others / num_workers * self.words
-        # A ring: every word goes round twice, less the own part.
+        # In a ring every word goes round twice, except the worker's own part.
         return 2 * others / num_workers * self.words
 
 
 class Collectives:
     """Gathers and reduces vectors over workers.
 
-    Each method takes the name of its call site: one name, one shape and type. Of
-    `gather` the size may vary, if it is a `padded_size` that is equal on all workers.
+    Each method takes the name of its call site, which is bound to one shape and type.
+    The size of a `gather` may vary if it is a `padded_size` and equal on all workers.
 
     Attributes:
         num_workers: Python integer N.
-        rank: Python integer, this worker's index; asked for within a step.
         process_index: Python integer, the index of this process.
         num_processes: Python integer, the number of processes.
     """
@@ -55,7 +54,7 @@ class Collectives:
 
     @property
     def rank(self) -> int:
-        """This worker's index in [0, N)."""
+        """This worker's index in [0, N); read it within a step."""
         raise NotImplementedError
 
     def words_sent(self, call: CollectiveCall) -> float:
@@ -71,7 +70,7 @@ class Collectives:
         raise NotImplementedError
 
     def all_to_all(self, rows: tf.Tensor, call_site: str) -> tf.Tensor:
-        """Sends row k of `[N, size]` to worker k; returns what came, by sender."""
+        """Sends row k of `[N, size]` to worker k; returns the rows from all workers."""
         raise NotImplementedError
 
     def sum(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
@@ -84,7 +83,7 @@ class Collectives:
 
 
 def padded_size(size: tf.Tensor) -> tf.Tensor:
-    """Returns the size, at most an eighth more, that a vector which varies may have.
+    """Returns the allowed size for a vector of variable size, at most an eighth larger.
 
     Args:
         size: int32 scalar, less than 2**28. 0 becomes 1.
@@ -93,13 +92,13 @@ def padded_size(size: tf.Tensor) -> tf.Tensor:
 
 
 def padded_size_index(size: tf.Tensor) -> tf.Tensor:
-    """Returns the index in `PADDED_SIZES` of the least size that is enough."""
+    """Returns the index in `PADDED_SIZES` of the smallest sufficient size."""
     sizes = tf.constant(PADDED_SIZES, tf.int32)
     return tf.searchsorted(sizes, tf.reshape(size, [1]))[0]
 
 
 class SingleWorker(Collectives):
-    """One worker: nothing to move."""
+    """The collectives of a single worker, which return their argument."""
 
     num_workers = 1
 

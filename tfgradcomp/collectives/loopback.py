@@ -1,4 +1,4 @@
-"""N workers in one process, for tests and studies: threads that hand over tensors."""
+"""Collectives between N threads of one process, for tests and studies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfgradcomp.collectives.base import Collectives
 
 
 class Loopback:
-    """A rendezvous point for N threads, each of them a worker that runs eagerly.
+    """N threads that exchange tensors, each of them a worker that runs eagerly.
 
     Example:
         ```python
@@ -23,9 +23,9 @@ class Loopback:
         Loopback(3).run(worker)  # three times [3.0]
         ```
 
-    Attributes:
+    Args:
         num_workers: N.
-        timeout: Seconds that a worker waits for the others before it gives up.
+        timeout: Seconds that a worker waits for the others before it fails.
     """
 
     def __init__(self, num_workers: int, timeout: float = 120.0):
@@ -34,23 +34,23 @@ class Loopback:
         self._barrier = threading.Barrier(num_workers, timeout=timeout)
 
     def meet(self, rank: int, item: Any) -> list:
-        """Hands over `item`; returns all workers' items, in the order of ranks."""
+        """Exchanges `item`; returns all workers' items, in the order of ranks."""
         self._slots[rank] = item
         self._barrier.wait()
         items = list(self._slots)
-        # Nobody may hand over the next item before all have read this one.
+        # No worker may store its next item before all workers have read this one.
         self._barrier.wait()
         return items
 
     def collectives(self, rank: int) -> LoopbackCollectives:
-        """Returns what the worker of a rank meets the others by."""
+        """Returns the collectives of the worker with a rank."""
         return LoopbackCollectives(self, rank)
 
     def run(self, worker: Callable) -> list:
-        """Runs `worker(rank, collectives)` in N threads; returns what they return.
+        """Runs `worker(rank, collectives)` in N threads; returns their results.
 
         Raises:
-            Exception: What the first failing worker raised.
+            Exception: The error of the first worker that failed.
         """
         results: list = [None] * self.num_workers
         errors: list[BaseException] = []
@@ -110,13 +110,14 @@ class LoopbackCollectives(Collectives):
     def _meet(self, vector, call_site):
         if not tf.executing_eagerly():
             raise RuntimeError(
-                "The loopback's workers meet in Python, so their steps must run "
-                f"eagerly, not inside a tf.function. Received: call site {call_site!r}"
+                "Workers of a loopback exchange tensors in Python, so their steps must "
+                f"run eagerly, not in a tf.function. Received: {call_site=}"
             )
         items = self._loopback.meet(self.process_index, (call_site, vector))
-        if len({other for other, _ in items}) > 1:
+        if len({site for site, _ in items}) > 1:
             raise RuntimeError(
-                "The loopback's workers are at different call sites. "
-                f"Received: {[other for other, _ in items]}"
+                "Workers of a loopback are at different call sites. All workers must "
+                "call the same collectives in the same order. "
+                f"Received: call_sites={[site for site, _ in items]}"
             )
         return [item for _, item in items]

@@ -1,4 +1,4 @@
-"""The processes and the hosts of a strategy."""
+"""Processes and hosts of a strategy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""TensorFlow's collectives over the replicas of a strategy.
+"""TensorFlow's collectives between the replicas of a strategy.
 
-Strategies have collectives of their own (`ReplicaContext.all_reduce`), but they take
-a fresh key whenever they are called and so fail inside `tf.cond` and `tf.while_loop`
-(`steps_per_execution`, mixed precision). Here the raw ops are used, with a group of
-our own and one fixed instance key a call site, which works anywhere in a graph.
+`ReplicaContext.all_reduce` and the like take a new key at each call, and so fail inside
+`tf.cond` and `tf.while_loop` (`steps_per_execution`, mixed precision). This module uses
+the raw ops with its own group and one fixed instance key per call site, which works
+anywhere in a graph.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from tfgradcomp.collectives.stalls import Limits, StallWatchdog
 from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.core.digest import digest64
 
-# Far above the keys that TensorFlow counts up from 1 and 100.
+# Far above the keys of TensorFlow, which start at 1 and at 100.
 _FIRST_KEY = 0x54470000
 _KEYS_PER_INSTANCE = 1 << 16
 _instances = itertools.count()
-# TensorFlow's all-to-all joins the ranks of sender and receiver without a mark between
-# them: of more devices in one process, what 1 sends to 11 is taken for 11's to 1.
+# TensorFlow's all-to-all names a transfer by both ranks without a separator. With more
+# devices in one process, the transfers from 1 to 11 and from 11 to 1 have one name.
 _MOST_LOCAL_RANKS = 11
 
 
 class Replicas(Collectives):
-    """The replicas of a strategy, of one process or of many, or groups of them.
+    """Collectives between the replicas of a strategy, or within groups of replicas.
 
-    Objects are numbered as they are created, so all processes must create the same
-    ones in the same order, as they must with the strategy's variables.
+    Objects are numbered in the order of their creation, so all processes must create
+    the same objects in the same order, like the strategy's variables.
 
     Args:
-        num_workers: Number of replicas.
-        group: What tells these replicas from those of other strategies, in words that
-            are the same in all processes: a group of devices has a key for ever.
+        num_workers: Number of replicas in a group.
+        group: Description of the replicas, different for each strategy and the same in
+            all processes, because a group key is bound to one set of devices.
         process_index: Index of this process.
         num_processes: Number of processes.
-        parts: The replicas, divided into groups of `num_workers` that do not meet each
-            other, by their indices; a replica is a member of one. None: one group.
+        parts: The groups, as indices of replicas. Each replica is in one group, and
+            groups exchange nothing with each other. None: one group of all replicas.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Replicas(Collectives):
         parts: list[range] | None = None,
     ):
         self._parts = parts or [range(num_workers)]
-        # A group of devices has a key for ever.
         self._group_keys = [
             _group_key(f"{num_workers} {group}{f' {part}' if parts else ''}")
             for part in self._parts
@@ -86,15 +85,15 @@ class Replicas(Collectives):
 
     @property
     def _replica(self):
-        """The index of this replica among all of the strategy."""
-        # Each replica runs, and is traced, by itself: its index is a constant there.
+        """The index of this replica among all replicas of the strategy."""
+        # Each replica is traced separately, so its index is a constant there.
         context = tf.distribute.get_replica_context()
         index = tf.convert_to_tensor(context.replica_id_in_sync_group)
         return int(tf.get_static_value(index))
 
     @property
     def _part(self):
-        """The index of the group that this replica is a member of."""
+        """The index of this replica's group."""
         replica = self._replica
         return next(i for i, part in enumerate(self._parts) if replica in part)
 
@@ -126,8 +125,8 @@ class Replicas(Collectives):
         return self._reduce(vector, "Max", call_site)
 
     def _meets_eagerly(self):
-        # Local replicas run in turns where nothing is traced: one that waits inside
-        # an op for the next waits for ever, so they meet by the strategy's means.
+        # Eager local replicas run in turns: a replica that waits for the next one in an
+        # op would wait forever. They use the collectives of the strategy instead.
         return tf.executing_eagerly() and self._local_replicas > 1
 
     @property
@@ -135,11 +134,11 @@ class Replicas(Collectives):
         return len(self._parts) * self.num_workers // self.num_processes
 
     def _gather_eagerly(self, vector):
-        """Returns the vectors of this replica's group; all groups call it at once."""
+        """Gathers the vectors of this replica's group; all groups call it together."""
         context = tf.distribute.get_replica_context()
         if len(self._parts) == 1:
             return context.all_gather(vector[tf.newaxis], axis=0)
-        # Other groups may have vectors of other sizes.
+        # Vector sizes may differ between groups.
         sizes = context.all_gather(tf.shape(vector), axis=0)
         everything = tf.split(context.all_gather(vector, axis=0), sizes)
         return tf.stack([everything[i] for i in self._parts[self._part]])
@@ -170,9 +169,9 @@ class Replicas(Collectives):
             self._next_key += 1 if varying_size is None else len(PADDED_SIZES)
             if self._next_key > self._end_key:
                 raise ValueError(
-                    f"Collectives have {_KEYS_PER_INSTANCE} keys; a call site whose "
-                    f"size varies takes {len(PADDED_SIZES)}. Take larger buckets "
-                    f"(`bucket_bytes`). Received: {len(self._keys)} sites"
+                    f"An optimizer's collectives have {_KEYS_PER_INSTANCE} keys, and a "
+                    f"call site of variable size needs {len(PADDED_SIZES)}. Use larger "
+                    f"buckets (`bucket_bytes`). Received: {len(self._keys)} call sites"
                 )
         key = self._keys[call_site]
         return {
@@ -186,9 +185,9 @@ class Replicas(Collectives):
 
 
 class Hosts(Replicas):
-    """The processes of a `MultiWorkerMirroredStrategy`, by their CPUs.
+    """Collectives between the processes of a `MultiWorkerMirroredStrategy`, on CPUs.
 
-    For what a process says once, whatever replicas it has: logs, agreements.
+    For values of a process that do not depend on its replicas: logs, decisions.
     """
 
     def __init__(
@@ -201,10 +200,10 @@ class Hosts(Replicas):
         self._watchdog: StallWatchdog | None = None
 
     def watch(self) -> None:
-        """Begins a watch over the other processes, once; all must call it.
+        """Starts a watchdog over the other processes, once; all processes must call it.
 
         Raises:
-            ValueError: If the environment asks for no number of seconds.
+            ValueError: If a limit in the environment is not a number of seconds.
         """
         if self._watchdog is not None:
             return
@@ -218,26 +217,14 @@ class Hosts(Replicas):
     def _replica(self):
         return self.process_index
 
-    def _meets_eagerly(self):
-        return False
-
     @override
-    def gather(self, vector, call_site):
+    def _call(self, operation, vector, call_site, varying_size=None):
         with tf.device("CPU:0"):
-            return super().gather(vector, call_site)
-
-    @override
-    def all_to_all(self, rows, call_site):
-        with tf.device("CPU:0"):
-            return super().all_to_all(rows, call_site)
-
-    def _reduce(self, vector, merge_op, call_site):
-        with tf.device("CPU:0"):
-            return super()._reduce(vector, merge_op, call_site)
+            return super()._call(operation, vector, call_site, varying_size)
 
 
 def _group_key(group: str) -> int:
-    """Returns a key that is the same in all processes: 30 bits of a hash, and one."""
+    """Returns the same key in all processes: bit 30, and 30 bits of a hash."""
     return 1 << 30 | digest64(group.encode()) % (1 << 30)
 
 
@@ -245,17 +232,18 @@ _tokens: dict = {}
 
 
 def _ordering_token(call_site: str, local_replicas: int) -> tf.Tensor:
-    """Returns a resource of the current device that collectives are ordered by.
+    """Returns a resource on the current device that orders collectives.
 
-    Without one, automatic control dependencies put the collectives of several local
-    replicas into one sequence, where each waits for the next for ever. The kernels
-    never read the resource, so a handle will do.
+    Without a resource per device, automatic control dependencies put the collectives of
+    several local replicas into one sequence, which deadlocks. The kernels never read
+    the resource, so a handle is enough.
 
-    Where a process is one replica on a CPU, each call site has its own, so that buckets
-    do not wait for each other. NCCL, and replicas that share threads, need one order.
+    If a process is one replica on a CPU, each call site has its own resource, so that
+    buckets do not wait for each other. NCCL, and replicas that share threads, need one
+    order.
     """
     with tf.init_scope():
-        # An operation says where this replica runs; nothing public else does.
+        # Only an operation tells the device of this replica by public means.
         device = tf.constant(0).device
         is_free = local_replicas == 1 and ":CPU:" in device
         key = (device, call_site if is_free else None)
@@ -274,18 +262,20 @@ def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
     count = strategy.num_replicas_in_sync
     if count == 1:
         return SingleWorker()
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return Replicas(count, group_of(strategy), *process_of(strategy))
-    return Replicas(count, group_of(strategy))
+    return Replicas(count, group_of(strategy), *_process_of(strategy))
+
+
+def _process_of(strategy: tf.distribute.Strategy) -> tuple[int, int]:
+    return process_of(strategy) if is_multi_worker(strategy) else (0, 1)
 
 
 class Devices(NamedTuple):
-    """The devices of workers that have several each.
+    """The collectives of workers that have several devices each.
 
     Attributes:
-        inside: Between the devices of a worker, of which each has its index as rank.
-        across: Between device k of a worker and device k of all others; its
-            `num_workers` and `rank` are those of whole workers.
+        inside: Between the devices of a worker; the rank is the device's index.
+        across: Between device k of all workers; `num_workers` and `rank` are those of
+            whole workers.
         replicas: Between all devices.
     """
 
@@ -295,30 +285,30 @@ class Devices(NamedTuple):
 
     @property
     def per_worker(self) -> int:
-        """Devices of a worker."""
+        """Number of devices of a worker."""
         return self.inside.num_workers
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> Devices | None:
-    """Returns the devices of a strategy's workers; None where a worker is a device."""
+    """Returns the collectives between workers' devices; None for one device each."""
     count, devices = strategy.num_replicas_in_sync, devices_per_host(strategy)
     if devices in (1, count):
         return None
     hosts = count // devices
     inside = [range(devices * host, devices * (host + 1)) for host in range(hosts)]
     across = [range(device, count, devices) for device in range(devices)]
-    place = process_of(strategy) if is_multi_worker(strategy) else (0, 1)
+    process = _process_of(strategy)
     group = f"{group_of(strategy)} by hosts"
     return Devices(
-        Replicas(devices, f"inside of {group}", *place, inside),
-        Replicas(hosts, f"across {group}", *place, across),
+        Replicas(devices, f"inside of {group}", *process, inside),
+        Replicas(hosts, f"across {group}", *process, across),
         for_strategy(strategy),
     )
 
 
 @functools.cache
 def across_hosts(strategy: tf.distribute.Strategy) -> Hosts | None:
-    """Returns the collectives between a strategy's processes; None if there is one."""
+    """Returns the collectives between a strategy's processes; None for one process."""
     if not is_multi_worker(strategy):
         return None
     addresses = addresses_of(strategy)

@@ -1,11 +1,11 @@
-"""A watch over the other processes: no worker waits for another one in silence.
+"""A watchdog that names the process for which a collective waits.
 
-A thread of each process looks every now and then whether a collective that was entered
-has not been left. After `TFGRADCOMP_STALL_WARNING` seconds (60) without any progress it
-asks the other processes, by a TCP connection of its own, how far they are, and says in
-one line who has not arrived and where that process is. After
-`TFGRADCOMP_STALL_TIMEOUT` seconds (never, if not set) it ends this process, so that
-whoever started it can start it again.
+A thread of each process checks regularly for collectives that were entered and not
+left. After `TFGRADCOMP_STALL_WARNING` seconds (60) without progress, it asks the other
+processes over TCP which collectives they have entered, and logs in one line which
+process is missing and which line of the program it executes. After
+`TFGRADCOMP_STALL_TIMEOUT` seconds (unset: never) it ends this process, so that a
+launcher can restart it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tfgradcomp.core.logging import logger
 
 WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
 EXIT_CODE = 75
-"""Exit code of a process that has waited too long: that of a temporary failure."""
+"""Exit code of a process that has waited too long: EX_TEMPFAIL, a temporary failure."""
 _ANSWER_SECONDS = 2.0
 _LEADER_SECONDS = 5.0
-# The files of what runs the program, by how their paths begin.
+# Path prefixes of files that are not part of the user's program.
 _FOLDERS = (
     Path(tf.__file__).parent,
     Path(keras.__file__).parent,
@@ -43,11 +43,11 @@ _LIBRARIES = (*(f"{folder}{os.sep}" for folder in _FOLDERS), threading.__file__)
 
 
 class Limits(NamedTuple):
-    """Seconds without progress until something happens.
+    """Seconds without progress until the program reacts.
 
     Attributes:
-        warning: Until a line says who is waited for.
-        timeout: Until the process ends; infinity for never.
+        warning: Until a log line names the missing process.
+        timeout: Until this process ends; infinity for never.
     """
 
     warning: float
@@ -55,12 +55,25 @@ class Limits(NamedTuple):
 
     @classmethod
     def of_environment(cls) -> Limits:
-        """Returns the limits that the environment asks for.
+        """Returns the limits from the environment.
 
         Raises:
-            ValueError: If one is not a number of seconds above 0.
+            ValueError: If a limit is not a number of seconds above 0.
         """
         return cls(_seconds(WARNING, 60.0), _seconds(TIMEOUT, float("inf")))
+
+    def end_if_late(self, seconds: float, reason: str, *values: object) -> None:
+        """Ends this process if `seconds` have reached the timeout.
+
+        Args:
+            seconds: Seconds without progress.
+            reason: Format of the error line.
+            *values: Values for the format.
+        """
+        if seconds >= self.timeout:
+            text = f"{reason} Received: %s=%g"
+            logger.error(text, *values, TIMEOUT, self.timeout)
+            os._exit(EXIT_CODE)
 
 
 def _seconds(name: str, default: float) -> float:
@@ -77,11 +90,11 @@ def _seconds(name: str, default: float) -> float:
 
 
 class StallWatchdog(threading.Thread):
-    """Tells other processes how far this one is, and asks them when they are late.
+    """Reports this process' collectives to other processes, and asks for theirs.
 
     Args:
         rank: The index of this process.
-        limits: When to speak.
+        limits: Seconds until a warning and until this process ends.
     """
 
     def __init__(self, rank: int, limits: Limits):
@@ -91,43 +104,43 @@ class StallWatchdog(threading.Thread):
         self._is_over = threading.Event()
 
     def listen(self, host: str) -> int:
-        """Begins to answer questions; returns the port.
+        """Starts to answer other processes; returns the port.
 
         Args:
-            host: The address at which other processes know this one.
+            host: The address of this process for other processes.
         """
         try:
             listener = socket.create_server((host, 0))
         except OSError:
-            # A name for others only, such as that of a service before its pods.
+            # The address may exist for others only, such as a service before its pods.
             listener = socket.create_server(("", 0))
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         return listener.getsockname()[1]
 
     def begin(self, peers: list[tuple[str, int]]) -> None:
-        """Begins to watch.
+        """Starts the watchdog.
 
         Args:
-            peers: Hosts and ports of all processes, by ranks.
+            peers: Hosts and ports of all processes, by rank.
         """
         self._peers = peers
-        # At the end of the interpreter no thread may be inside of TensorFlow.
+        # When the interpreter exits, no thread may execute TensorFlow code.
         atexit.register(self.end)
         self.start()
 
     def end(self) -> None:
-        """Ends the watch, at the end of the process."""
+        """Stops the watchdog when the process ends."""
         self._is_over.set()
         self.join(timeout=_ANSWER_SECONDS)
-        # Nobody is to wait for one that has raised an error.
+        # A process that has raised an error must end at once.
         if self.rank == 0 and not hasattr(sys, "last_value"):
             self._outlast_others()
 
     def _outlast_others(self) -> None:
-        """Waits a little until the other processes have ended.
+        """Waits, with a limit, until the other processes have ended.
 
-        They ask this one, TensorFlow's leader, for errors all the time, and would log
-        one if it ended first.
+        They poll this process, TensorFlow's leader, for errors, and would log an error
+        if it ended first.
         """
         deadline = time.monotonic() + _LEADER_SECONDS
         for address in self._peers[1:]:
@@ -142,19 +155,17 @@ class StallWatchdog(threading.Thread):
             if calls != last:
                 last, since, has_warned = calls, time.monotonic(), False
                 continue
-            waits = [site for site, one in calls.items() if one.entered > one.left]
+            waits = [
+                site for site, count in calls.items() if count.entered > count.left
+            ]
             seconds = time.monotonic() - since
             if not waits or seconds < min(self.limits):
                 continue
             if not has_warned:
                 has_warned = True
                 logger.warning("%s", self._situation(waits[0], calls, seconds))
-            if seconds >= self.limits.timeout:
-                logger.error(
-                    "worker %d ends, because it has waited %.0f s. Received: %s=%g",
-                    *(self.rank, seconds, TIMEOUT, self.limits.timeout),
-                )
-                os._exit(EXIT_CODE)
+            reason = "worker %d ends, because it has waited %.0f s."
+            self.limits.end_if_late(seconds, reason, self.rank, seconds)
 
     def _situation(self, site: str, calls: dict[str, Calls], seconds: float) -> str:
         late = []
@@ -174,17 +185,17 @@ class StallWatchdog(threading.Thread):
 
 
 def _answer(listener: socket.socket) -> None:
-    """Tells everyone who connects how far this process is."""
+    """Sends this process' collectives and place to each process that connects."""
     while True:
         link, _ = listener.accept()
         with link, contextlib.suppress(OSError):
-            entered = {site: one.entered for site, one in SITES.calls().items()}
+            entered = {site: n.entered for site, n in SITES.calls().items()}
             state = {"entered": entered, "place": place_of_main_thread()}
             link.sendall(json.dumps(state).encode())
 
 
 def _ask(address: tuple[str, int]) -> dict | None:
-    """Returns what a process says of itself; None if it does not answer."""
+    """Returns the answer of a process; None if it does not answer."""
     try:
         with socket.create_connection(address, _ANSWER_SECONDS) as link:
             parts = []
@@ -196,9 +207,9 @@ def _ask(address: tuple[str, int]) -> dict | None:
 
 
 def place_of_main_thread() -> str:
-    """Returns the file, the line and the function of the program that is run now.
+    """Returns the file, line and function of the program that is executing.
 
-    Frames of TensorFlow, of Keras and of this package are passed over.
+    Frames of TensorFlow, Keras and this package are skipped.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:

@@ -1,4 +1,4 @@
-"""The state of all workers and servers in the files of the chief's optimizer."""
+"""Saving of all workers' and servers' state with the chief's optimizer."""
 
 from __future__ import annotations
 
@@ -15,37 +15,28 @@ from tfgradcomp.parameter_server.membership import Membership
 class ClusterCheckpoint:
     """Lets the chief's optimizer save and restore the state of a whole cluster.
 
-    A file is then like one of a process with as many replicas as there are workers.
+    Files look like those of a process with one replica per worker.
 
     Args:
-        membership: Who takes part.
+        membership: The workers that take part.
     """
 
     def __init__(self, membership: Membership):
         self._membership = membership
 
     def attach(self, optimizer: CompressedOptimizer) -> None:
-        """Makes the variables of the chief's optimizer stand for those elsewhere.
+        """Delegates the chief's variables to those of workers and servers.
 
         Args:
-            optimizer: The chief's optimizer, built of the same buckets as the workers'.
+            optimizer: The chief's optimizer, with the same buckets as the workers'.
         """
-        for index, bucket in enumerate(optimizer.stepper.buckets):
-            for leaf, variable in enumerate(tf.nest.flatten(bucket.state.worker)):
-                self._delegate(
-                    variable, self._read_workers, self._restore_workers, index, leaf
-                )
+        on_workers = self._read_workers, self._restore_workers
+        on_servers = self._read_servers, self._restore_servers
+        for index, variable in enumerate(_worker_variables(optimizer)):
+            self._delegate(variable, *on_workers, index)
+        for bucket in optimizer.stepper.buckets:
             for leaf, variable in enumerate(tf.nest.flatten(bucket.state.server)):
-                self._delegate(
-                    variable,
-                    self._read_servers,
-                    self._restore_servers,
-                    bucket.name,
-                    leaf,
-                )
-        counters = optimizer.stepper.scalars.traffic_counters
-        if counters is not None:
-            self._delegate(counters, self._read_moved, self._restore_moved)
+                self._delegate(variable, *on_servers, bucket.name, leaf)
 
     def _delegate(self, variable, read: Callable, restore: Callable, *place):
         read = functools.partial(read, *place)
@@ -54,22 +45,16 @@ class ClusterCheckpoint:
             functools.partial(restore, *place),
         )
 
-    def _read_moved(self):
-        return np.stack([_moved(w).numpy() for w in self._membership.workers])
-
-    def _restore_moved(self, values):
-        for worker, value in zip(self._membership.workers, values, strict=True):
-            with tf.device(worker.device):
-                _moved(worker).assign(value)
-
-    def _read_workers(self, index, leaf):
+    def _read_workers(self, index):
         workers = self._membership.workers
-        return np.stack([_worker_leaf(w, index, leaf).numpy() for w in workers])
+        return np.stack(
+            [_worker_variables(w.optimizer)[index].numpy() for w in workers]
+        )
 
-    def _restore_workers(self, index, leaf, values):
+    def _restore_workers(self, index, values):
         for worker, value in zip(self._membership.workers, values, strict=True):
             with tf.device(worker.device):
-                _worker_leaf(worker, index, leaf).assign(value)
+                _worker_variables(worker.optimizer)[index].assign(value)
 
     def _read_servers(self, call_site, leaf):
         first = self._membership.workers[0]
@@ -82,10 +67,8 @@ class ClusterCheckpoint:
         self._membership.channel.states.restore(call_site, leaf, values[0])
 
 
-def _moved(worker):
-    return worker.optimizer.stepper.scalars.traffic_counters
-
-
-def _worker_leaf(worker, index, leaf):
-    state = worker.optimizer.stepper.buckets[index].state
-    return tf.nest.flatten(state.worker)[leaf]
+def _worker_variables(optimizer):
+    """Returns the variables whose values differ between workers."""
+    states = [bucket.state.worker for bucket in optimizer.stepper.buckets]
+    counters = optimizer.stepper.scalars.traffic_counters
+    return tf.nest.flatten(states) + ([] if counters is None else [counters])

@@ -1,4 +1,4 @@
-"""The tasks of a cluster: the roles that serve, and who answers the chief."""
+"""The tasks of a cluster, as the chief sees them, and the roles that serve."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ TASK_LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
 )
-"""The errors of operations on a task that is gone."""
+"""Errors of operations on a lost task."""
 
 _THREADS = 16
 _PROBE_SECONDS = 5.0
-# Where a task that is not there is no error.
+# For probes of tasks that may be absent.
 _QUICK_PROBE_SECONDS = 2.0
 _POLL_SECONDS = 0.5
-# TensorFlow's servers answer it by themselves, whatever they compute.
+# TensorFlow's servers answer this call while they compute.
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
-    # A task that was started again is to be seen at once.
+    # A restarted task must be noticed at once.
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _NO_ANSWER = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Presence(enum.Enum):
-    """The state of a task, as far as it can be seen from another machine."""
+    """The state of a task, seen from another machine."""
 
     ANSWERS = "answers"
     SILENT = "does not answer (stopped)"
@@ -49,18 +49,18 @@ class Presence(enum.Enum):
 class Cluster:
     """The workers and parameter servers of a cluster, as the chief sees them.
 
+    Args:
+        addresses: Host and port of each task, by its device.
+
     Attributes:
         workers: The workers' devices, `/job:worker/...`.
         servers: The parameter servers' devices, `/job:ps/...`.
+        devices: The devices of all workers and parameter servers.
     """
 
     def __init__(self, addresses: dict[str, str]):
-        """Creates a cluster.
-
-        Args:
-            addresses: Host and port of each task, by their devices.
-        """
         self._addresses = addresses
+        self.devices = [*addresses]
         self._status = {
             device: grpc.insecure_channel(address, _CHANNEL_OPTIONS).unary_unary(
                 _STATUS
@@ -70,34 +70,31 @@ class Cluster:
         self.workers = [device for device in addresses if "/job:worker/" in device]
         self.servers = [device for device in addresses if "/job:ps/" in device]
 
-    @property
-    def devices(self) -> list[str]:
-        """The devices of all workers and parameter servers."""
-        return [*self._addresses]
-
     def address(self, device: str) -> str:
         """Returns the host and port of a task."""
         return self._addresses[device]
 
     def presences(self, seconds: float = _PROBE_SECONDS) -> dict[str, Presence]:
-        """Returns the states of all tasks, which are asked at once.
+        """Returns the states of all tasks, which are probed at the same time.
 
         Args:
             seconds: Time that a task has to answer.
         """
-        calls = {d: ask.future(b"", timeout=seconds) for d, ask in self._status.items()}
-        return {d: self._presence(d, call, seconds) for d, call in calls.items()}
+        return self._presences(self.devices, seconds)
 
     def presence(self, device: str) -> Presence:
         """Returns the state of a task."""
-        call = self._status[device].future(b"", timeout=_PROBE_SECONDS)
-        return self._presence(device, call, _PROBE_SECONDS)
+        return self._presences([device], _PROBE_SECONDS)[device]
+
+    def _presences(self, devices, seconds):
+        calls = {d: self._status[d].future(b"", timeout=seconds) for d in devices}
+        return {d: self._presence(d, call, seconds) for d, call in calls.items()}
 
     def _presence(self, device, call, seconds):
         error = call.exception()
         if not _is_silence(error):
             return Presence.ANSWERS
-        # Where a process is stopped, the kernel still accepts its connections.
+        # The kernel accepts connections for a stopped process.
         host, _, port = self._addresses[device].rpartition(":")
         try:
             address = host.strip("[]"), int(port)
@@ -105,7 +102,7 @@ class Cluster:
         except OSError:
             return Presence.GONE
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            # One that was started again is not known to gRPC before it has connected.
+            # gRPC does not notice a restarted task before a new connection.
             ask = self._status[device]
             call = ask.future(b"", timeout=seconds, wait_for_ready=True)
             if not _is_silence(call.exception()):
@@ -127,28 +124,28 @@ class Cluster:
             time.sleep(_POLL_SECONDS)
 
     def lost(self, errors: dict[str, Exception]) -> set[str]:
-        """Returns the devices of tasks that are gone, of those that have an error."""
+        """Returns the devices of lost tasks among those with an error."""
         gone = {device for device in errors if not self.answers(device)}
-        # One that was started again at once answers, but does not know this cluster.
-        new = {
+        # A task that was restarted at once answers, but does not know this cluster.
+        restarted = {
             device
             for device, error in errors.items()
             if isinstance(error, TASK_LOST)
             and f"target {device}" in str(error)
             and not met_closed_queue(error)
         }
-        return gone | new
+        return gone | restarted
 
     def check_servers(self, lost: Collection[str] = ()) -> None:
-        """Checks that all parameter servers are there.
+        """Checks that no parameter server is lost.
 
-        One that is stopped may go on; `Heartbeat` says so, and ends the wait for it.
+        A stopped server may continue; `Heartbeat` reports it and limits the wait.
 
         Args:
-            lost: Devices of tasks that are known to be gone.
+            lost: Devices of tasks that are known to be lost.
 
         Raises:
-            ConnectionError: If a server is among them, or is gone.
+            ConnectionError: If a parameter server is lost.
         """
         gone = [
             device
@@ -157,14 +154,14 @@ class Cluster:
         ]
         if gone:
             raise ConnectionError(
-                "Parameter servers are gone, with the state that they held. Start all "
-                "tasks again and resume from the last checkpoint, for example by "
-                f"keras.callbacks.BackupAndRestore. Received: {gone}"
+                "Parameter servers are gone, and so is their state. Restart all tasks "
+                "and resume from the last checkpoint, for example with "
+                f"keras.callbacks.BackupAndRestore. Received: lost={gone}"
             )
 
 
 def met_closed_queue(error: Exception) -> bool:
-    """Returns whether an error follows from queues that were closed after another."""
+    """Returns whether an error results from queues that were closed after an error."""
     text = str(error)
     return "is closed" in text or "operation was cancelled" in text
 
@@ -174,12 +171,12 @@ def _is_silence(error):
 
 
 def cluster_of_chief() -> Cluster:
-    """Returns the cluster that `TF_CONFIG` describes, on its chief.
+    """Returns the cluster that `TF_CONFIG` describes; only the chief returns.
 
-    Workers and parameter servers serve instead, and never return.
+    Workers and parameter servers serve here until they are stopped.
 
     Raises:
-        ValueError: If it is no cluster of a chief, workers and parameter servers.
+        ValueError: If the cluster lacks a chief, workers or parameter servers.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     spec = resolver.cluster_spec()
@@ -187,7 +184,7 @@ def cluster_of_chief() -> Cluster:
     if tasks.get("chief") != 1 or not tasks.get("worker") or not tasks.get("ps"):
         raise ValueError(
             "TF_CONFIG must describe a cluster of one chief, workers and parameter "
-            "servers, and the task that this process is. `python -m tfgradcomp.launch "
+            "servers, and the task of this process. `python -m tfgradcomp.launch "
             f"--workers 2 --ps 1 script.py` sets it. Received: tasks={tasks}"
         )
     if resolver.task_type in ("worker", "ps"):
@@ -202,9 +199,9 @@ def cluster_of_chief() -> Cluster:
 
 
 def connect() -> None:
-    """Connects this process, the chief, with all tasks of `TF_CONFIG`, once.
+    """Connects this process, the chief, to all tasks of `TF_CONFIG`, once.
 
-    The process loses the values of all variables that it has by then.
+    All variables of the process lose their values.
     """
     _connect(os.environ["TF_CONFIG"])
 
@@ -218,13 +215,13 @@ def _connect(config):
 
 
 def _serve(resolver):
-    """Serves as the worker or the parameter server that `resolver` says, for ever."""
+    """Serves as a worker or a parameter server until the process ends."""
     try:
         library.library()
     except library.UnavailableError as error:
         logger.warning("the native operations are missing here: %s", error)
-    # What waits for other tasks may hold a thread each; were all held, it would wait
-    # for ever. Waiting threads cost no core.
+    # Each operation that waits for another task may occupy a thread. With too few
+    # threads they would deadlock; waiting threads need no core.
     threads = int(os.environ.get("TF_NUM_INTEROP_THREADS", 0))
     threads = max(_THREADS, threads, os.cpu_count() or 1)
     server = tf.distribute.Server(

@@ -1,7 +1,7 @@
-"""Calls that run for tasks of a cluster at once, each in a thread of its own.
+"""Concurrent calls for tasks of a cluster, each in a separate thread.
 
-Threads are used again: TensorFlow keeps something of every thread that has called it,
-half a kilobyte, which would add up over many rounds.
+Threads are reused, because TensorFlow keeps half a kilobyte for every thread that has
+called it, which would add up over many rounds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from tfgradcomp.compat import remote
 from tfgradcomp.parameter_server.cluster import Cluster
 from tfgradcomp.parameter_server.stragglers import Stragglers
 
-# Seconds without a report, after an error, after which training ends.
+# Seconds that training waits for the next report after an error.
 END_SECONDS = 60.0
 
-
-# Where the threads wait that have nothing to do.
+# The inboxes of threads that wait for a call.
 _idle: queue.SimpleQueue = queue.SimpleQueue()
 
 
@@ -30,8 +29,8 @@ class Report(NamedTuple):
     """A report of a call.
 
     Attributes:
-        device: The device that the call is for.
-        value: What the call returned, the error that it ended in, or its progress.
+        device: The device of the call.
+        value: The call's result, its error, or its progress.
         has_ended: Whether the call has ended.
     """
 
@@ -49,7 +48,7 @@ class DeviceCalls:
     """Calls that were started for devices, and their reports.
 
     Attributes:
-        running: The devices of the calls that have not ended, one for each call.
+        running: The devices of running calls, one entry per call.
     """
 
     def __init__(self, cluster: Cluster, stragglers: Stragglers):
@@ -57,41 +56,40 @@ class DeviceCalls:
         self._reports: queue.SimpleQueue = queue.SimpleQueue()
         self.running: list = []
 
-    def start(self, device: str, call: Callable) -> None:
-        """Starts a call for a device, in a thread of its own."""
+    def start(self, device: str, call: Callable, *arguments: Any) -> None:
+        """Starts `call(*arguments)` for a device in a separate thread."""
         self.running.append(device)
-        _start_in_thread(lambda: self._run(device, call))
+        _start_in_thread(lambda: self._run(device, call, arguments))
 
     def report_progress(self, device: str, value) -> None:
-        """Reports the progress of a call that goes on, from its thread."""
+        """Reports the progress of a running call, from its thread."""
         self._reports.put(Report(device, value, has_ended=False))
 
     def next(self, errors: dict[str, Exception]) -> Report:
         """Returns the next report.
 
         Args:
-            errors: The errors so far, by devices. After one of them nobody is waited
-                for without end.
+            errors: The errors so far, by device. After an error the wait is limited.
 
         Raises:
-            ConnectionError: If a parameter server is gone.
-            RuntimeError: If calls do not end after an error.
+            ConnectionError: If a parameter server is lost.
+            RuntimeError: If no call reports in time after an error.
         """
         report = self._wait(errors)
         if report.has_ended and report.device in self.running:
             self.running.remove(report.device)
         return report
 
-    def _run(self, device, call):
+    def _run(self, device, call, arguments):
         try:
             with remote.own_executor(), tf.device(device):
-                value = call()
+                value = call(*arguments)
         except Exception as error:
             value = error
         self._reports.put(Report(device, value))
 
     def _wait(self, errors):
-        # A call of a task that is silent ends by the `Heartbeat`.
+        # The `Heartbeat` ends calls of tasks that do not answer.
         while True:
             seconds = END_SECONDS if errors else self._stragglers.period
             with contextlib.suppress(queue.Empty):
@@ -101,8 +99,8 @@ class DeviceCalls:
                 continue
             self._cluster.check_servers()
             raise RuntimeError(
-                f"After an error, others did not end within {END_SECONDS:g} s. "
-                f"Received: {errors}"
+                f"After an error, other calls did not end within {END_SECONDS:g} s. "
+                f"Restart all tasks. Received: errors={errors}"
             )
 
 
@@ -111,7 +109,7 @@ def _start_in_thread(call):
         inbox = _idle.get_nowait()
     except queue.Empty:
         inbox = queue.SimpleQueue()
-        # A call of a task that does not answer keeps no process from ending.
+        # A daemon, so that a task that does not answer does not delay the exit.
         threading.Thread(target=_work, args=(inbox,), daemon=True).start()
     inbox.put(call)
 

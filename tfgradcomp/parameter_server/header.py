@@ -1,4 +1,4 @@
-"""The words that every message to a parameter server begins with."""
+"""The header of every message to a parameter server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def write_header(flag: tf.Tensor, context: Context) -> tf.Tensor:
     """Returns the header of a worker's message, int32 `[HEADER_WORDS]`.
 
     Args:
-        flag: int32 scalar: 0, or what is not finite on the worker.
+        flag: int32 scalar: 0 if all is finite on the worker.
         context: The step.
     """
     return tf.concat(
@@ -30,11 +30,11 @@ def write_header(flag: tf.Tensor, context: Context) -> tf.Tensor:
 
 
 def read_header(headers: tf.Tensor, context: Context) -> tuple[tf.Tensor, Context]:
-    """Returns the workers' flags, and the step as the first of them has described it.
+    """Returns the workers' flags, and the step from the first worker's header.
 
     Args:
         headers: The header of each worker, int32 `[N, HEADER_WORDS]`.
-        context: Any step of these workers, for what is the same in all of them.
+        context: Any step of these workers, for all attributes that are not in headers.
     """
     first = headers[0]
     return headers[:, 0], context.at_server()._replace(

@@ -1,12 +1,12 @@
-"""A heartbeat of workers and servers: the chief waits for no stopped one without end.
+"""A heartbeat that detects stopped workers and servers.
 
-A thread of the chief asks all tasks every now and then, by an RPC with a deadline.
-After `TFGRADCOMP_STALL_WARNING` seconds (60) without an answer it says in one line
-which task that is. A worker that does not answer for twice that long counts as lost:
-the chief's connections with it are cut, so that every call of it ends in an error, in
-whatever phase, as if the process had been killed. A parameter server holds state that
-nobody else has, so it is waited for; after `TFGRADCOMP_STALL_TIMEOUT` seconds (never,
-if not set) this process ends.
+A thread of the chief probes all tasks regularly, by RPCs with a deadline. After
+`TFGRADCOMP_STALL_WARNING` seconds (60) without an answer, it logs the task in one line.
+A worker that does not answer for twice as long counts as lost: the thread closes the
+chief's connections to the worker, so that all calls of the worker end in errors, as if
+its process had been killed. A parameter server holds state that exists nowhere else, so
+the chief waits for it; after `TFGRADCOMP_STALL_TIMEOUT` seconds (unset: never) the
+chief ends.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from tfgradcomp.collectives.stalls import EXIT_CODE, TIMEOUT, Limits
+from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.core.logging import logger
 from tfgradcomp.parameter_server.cluster import Cluster, Presence
 
 _PERIOD_SECONDS = 1.0
-# A process that has ended has closed its connections, a machine that vanished has not.
+# A process that ends closes its connections; an unreachable machine does not.
 _GONE_SECONDS = 10.0
-# More between two questions is time in which this process was stopped itself.
+# A longer time between two probes means that this process itself was stopped.
 _MOST_SECONDS = 10.0
 
 
 class Heartbeat(threading.Thread):
-    """Watches the tasks of a cluster, as a context.
+    """Context manager that probes the tasks of a cluster.
 
     Args:
         cluster: The tasks.
-        limits: When to speak, and when to end.
+        limits: Seconds until a warning and until this process ends.
     """
 
     def __init__(self, cluster: Cluster, limits: Limits):
@@ -48,7 +48,7 @@ class Heartbeat(threading.Thread):
         self._is_over = threading.Event()
 
     def __enter__(self):
-        # At the end of the interpreter no thread may be inside of gRPC.
+        # When the interpreter exits, no thread may execute gRPC code.
         atexit.register(self._is_over.set)
         self.start()
         return self
@@ -80,10 +80,17 @@ class Heartbeat(threading.Thread):
                     warned.add(device)
                     self._warn(device, presence, seconds)
                 if self._is_lost(device, presence, seconds):
-                    # Again and again: gRPC would wait 20 s for a new connection.
+                    # Repeatedly, because gRPC waits 20 s for a new connection.
                     disconnect(self._cluster.address(device))
                 if presence is Presence.SILENT and device in self._cluster.servers:
-                    self._end_if_late(device, seconds)
+                    self._limits.end_if_late(
+                        seconds,
+                        "the chief ends, because %s at %s has not answered for %.0f s. "
+                        "Restart all tasks and resume from the last checkpoint.",
+                        device,
+                        self._cluster.address(device),
+                        seconds,
+                    )
 
     def _warn(self, device, presence, seconds):
         address = self._cluster.address(device)
@@ -96,21 +103,11 @@ class Heartbeat(threading.Thread):
         is_late = seconds >= min(2 * self._limits.warning, self._limits.timeout)
         return is_late and device in self._cluster.workers
 
-    def _end_if_late(self, device, seconds):
-        if seconds >= self._limits.timeout:
-            logger.error(
-                "the chief ends, because %s at %s has not answered for %.0f s. Start "
-                "all tasks again and resume from the last checkpoint. Received: %s=%g",
-                *(device, self._cluster.address(device), seconds),
-                *(TIMEOUT, self._limits.timeout),
-            )
-            os._exit(EXIT_CODE)
-
 
 def disconnect(address: str) -> None:
-    """Ends this process' connections with a host and port.
+    """Closes this process' connections to a host and port.
 
-    What waits for an answer from there gets an error.
+    Calls that wait for an answer from there end with an error.
     """
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
@@ -121,7 +118,7 @@ def disconnect(address: str) -> None:
 
 
 def _disconnect_if(descriptor, peers):
-    # Whoever owns it may close it meanwhile; who listens has no peer.
+    # The descriptor's owner may close it meanwhile; a listening socket has no peer.
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return

@@ -1,4 +1,4 @@
-"""The workers of a training: losing them, waiting for them, readmitting them."""
+"""The workers of a training: loss, waiting and readmission of workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster, met_closed_q
 from tfgradcomp.parameter_server.model_factory import ModelFactory
 from tfgradcomp.parameter_server.remote_worker import (
     RemoteWorker,
-    shared_variables,
-    values_of,
+    shared_values,
 )
 from tfgradcomp.parameter_server.transport import ParameterServer
 
@@ -23,12 +22,21 @@ _ATTEMPTS = 5
 
 
 class Membership:
-    """The workers that take part, and the channel at which they meet.
+    """The workers that take part in a training, and their channel.
+
+    Args:
+        cluster: The tasks.
+        models: The factory of the workers' models.
+        transport_class: The class of the workers' transports.
+        worker_class: The class of the workers.
+        waits_for_lost: Whether training waits until a lost worker has been restarted;
+            else it continues without the worker.
+        **channel_arguments: Further arguments of the channel.
 
     Attributes:
-        workers: The workers, by ranks.
-        channel: The `RoundChannel` or `PushLog` at which they meet.
-        serving: The servers' half of it, by their devices.
+        workers: The workers, by rank.
+        channel: The workers' `RoundChannel` or `PushLog`.
+        serving: The functions that the servers run, by device.
     """
 
     def __init__(
@@ -40,17 +48,6 @@ class Membership:
         waits_for_lost: bool,
         **channel_arguments,
     ):
-        """Creates a membership of nobody.
-
-        Args:
-            cluster: The tasks.
-            models: What makes the workers' models.
-            transport_class: How the workers' gradients travel.
-            worker_class: The class of the workers.
-            waits_for_lost: Whether training waits until a lost worker has been started
-                again; else it continues without.
-            **channel_arguments: More arguments of what they meet at.
-        """
         self._cluster = cluster
         self._models = models
         self._transport_class = transport_class
@@ -58,27 +55,28 @@ class Membership:
         self._waits_for_lost = waits_for_lost
         self._channel_arguments = channel_arguments
         self._absent: set[str] = set()
-        # Freeing what a stopped task holds would wait for it.
+        # Kept, because freeing the variables of a stopped task would wait for the task.
         self._lost: list[Any] = []
         self._dataset_fn: Any = None
-        # Of `worker_class`.
         self.workers: list[Any] = []
         self.channel: Any = None
         self.serving: dict = {}
 
     def begin(self, dataset_fn: Callable) -> None:
-        """Makes all workers that are there meet, with new datasets."""
+        """Connects all present workers to a new channel, with new datasets.
+
+        An epoch's begin readmits workers that were lost and are back.
+        """
         self._dataset_fn = dataset_fn
         for worker in self.workers:
             worker.close()
-        # Workers that were lost, and are back, are readmitted when an epoch begins.
         try:
             self._assemble(self._devices(), self.workers)
         except TASK_LOST as error:
             self.recover(dict.fromkeys(self._present(), error))
 
     def with_recovery(self, action: Callable):
-        """Returns what an action returns, repeated without workers that are lost."""
+        """Returns an action's result; repeats the action after a loss of workers."""
         while True:
             try:
                 return action()
@@ -89,10 +87,10 @@ class Membership:
         """Continues without lost workers, including those lost during recovery.
 
         Args:
-            errors: The errors of a training step or another action, by devices.
+            errors: The errors of a training step or another action, by device.
 
         Raises:
-            Exception: The error that the others follow from, if no worker is lost.
+            Exception: The error that caused the others, if no worker is lost.
         """
         lost = set()
         for _ in range(_ATTEMPTS):
@@ -107,57 +105,64 @@ class Membership:
         raise _cause(errors)
 
     def resume_without(self, lost: set[str]) -> None:
-        """Continues without the tasks of these devices, or waits for them.
+        """Continues without lost tasks, or waits for them.
+
+        Args:
+            lost: The tasks' devices.
 
         Raises:
-            ConnectionError: If a parameter server is gone.
-            RuntimeError: If all workers are gone.
+            ConnectionError: If a parameter server is lost.
+            RuntimeError: If all workers are lost.
         """
         self._cluster.check_servers(lost)
         devices = self._devices()
         left = [device for device in devices if device not in lost]
         if not left:
             raise RuntimeError(
-                "All workers are gone. Start all tasks again and resume from the last "
-                f"checkpoint. Received: {sorted(lost)}"
+                "All workers are gone. Restart all tasks and resume from the last "
+                f"checkpoint. Received: lost={sorted(lost)}"
             )
         survivors = [w for w in self.workers if w.device not in lost]
         rounds = {worker.rounds() for worker in survivors}
         if len(rounds) > 1:
-            raise RuntimeError(f"The workers took different numbers of steps: {rounds}")
+            raise RuntimeError(
+                "The remaining workers took different numbers of steps. Restart all "
+                f"tasks and resume from the last checkpoint. Received: steps={rounds}"
+            )
         self._lost += [w for w in self.workers if w.device in lost]
         names = ", ".join(sorted(lost))
         if self._waits_for_lost:
-            logger.warning("lost %s; waiting until started again", names)
+            logger.warning("lost %s; waiting for their restart", names)
             self._cluster.wait_for_all()
-            remote.reconnect()
-            self._assemble(devices, survivors)
-            self._lost = []
+            self._reassemble(devices, survivors)
             return
-        logger.warning("lost %s; going on with %d worker(s)", names, len(left))
+        logger.warning("lost %s; continuing with %d worker(s)", names, len(left))
         self._assemble(left, survivors)
         self._absent |= lost
 
     def readmit(self) -> None:
-        """Takes in workers that were lost and are back."""
+        """Readmits workers that were lost and are back."""
         if self._absent and self._cluster.all_answer():
             logger.info("back: %s", ", ".join(sorted(self._absent)))
             self._absent = set()
-            remote.reconnect()
-            self._assemble(self._cluster.workers, self.workers)
-            self._lost = []
+            self._reassemble(self._cluster.workers, self.workers)
+
+    def _reassemble(self, devices, workers):
+        remote.reconnect()
+        self._assemble(devices, workers)
+        self._lost = []
 
     def _devices(self):
-        """Returns the devices of the workers that take part, or are to begin."""
+        """Returns the devices of the workers that take part, or will at the start."""
         return [w.device for w in self.workers] or self._cluster.workers
 
     def _present(self):
         return [d for d in self._cluster.devices if d not in self._absent]
 
     def _assemble(self, devices, old):
-        """Makes the workers of these devices meet, of which `old` are there already.
+        """Connects the workers of devices, including the workers `old`, to a channel.
 
-        Where that fails all is as before, and can be tried again.
+        After an error, the membership is unchanged, and the call can be repeated.
         """
         states, shared = {}, None
         for worker in old:
@@ -166,7 +171,7 @@ class Membership:
             states = self.channel.states.whole(
                 old[0].committed_steps(), old[0].kept_states()
             )
-            shared = values_of(shared_variables(old[0].model))
+            shared = shared_values(old[0].model)
         servers = [f"{device}/device:CPU:0" for device in self._cluster.servers]
         name = f"tfgradcomp/{uuid.uuid4().hex}"
         channel = self._transport_class.channel_class(
@@ -188,17 +193,17 @@ class Membership:
             for index, device in enumerate(self._cluster.servers)
         }
         if self.channel:
-            self.channel.free()
+            self.channel.queues.free()
         self.channel, self.workers, self.serving = channel, workers, serving
 
 
 def _cause(errors):
-    """Returns the error that the others follow from: those met closed queues."""
+    """Returns the error that caused the others, which result from closed queues."""
     first = [error for error in errors.values() if not met_closed_queue(error)]
     cause = (first or [*errors.values()])[0]
     if isinstance(cause, tf.errors.OutOfRangeError) and "End of seq" in str(cause):
         return ValueError(
-            "A worker's dataset has ended. Append .repeat(); steps_per_epoch says "
-            "when an epoch ends."
+            "A worker's dataset has ended. Append .repeat(); steps_per_epoch ends an "
+            f"epoch. Received: {str(cause).splitlines()[0]}"
         )
     return cause

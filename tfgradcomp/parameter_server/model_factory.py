@@ -1,4 +1,4 @@
-"""The models of a training on parameter servers: the chief's and each worker's."""
+"""The models of the chief and of each worker in a training on parameter servers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class ModelFactory:
-    """Makes compiled models, each with an optimizer of its own.
+    """Makes compiled models, each with its own optimizer.
 
     Args:
         make_model: Function that returns a new Keras model, not compiled.
-        optimizer: The optimizer to copy; it is not kept.
+        optimizer: The optimizer to copy.
         loss: As in `keras.Model.compile`.
         metrics: As in `keras.Model.compile`.
     """
@@ -31,18 +31,14 @@ class ModelFactory:
         metrics: Sequence,
     ):
         self._make_model = make_model
-        # Variables lose their values when the process connects to the cluster.
+        # Keeps no variables: they lose their values when the process connects.
         self._optimizer_class = type(optimizer)
         self._optimizer_config = optimizer.get_config()
         self._loss, self._metrics = loss, list(metrics)
         self._made: weakref.WeakSet = weakref.WeakSet()
 
     def make_chief(self) -> keras.Model:
-        """Returns the chief's model.
-
-        Raises:
-            ValueError: As `make_worker`.
-        """
+        """Returns the chief's model; raises the errors of `make_worker`."""
         return self._compiled(self._new_optimizer())
 
     def make_worker(
@@ -51,13 +47,13 @@ class ModelFactory:
         """Returns a new worker.
 
         Args:
-            kind: Its class.
+            kind: The worker's class.
             device: The worker's device.
-            transport: The transport of its optimizer.
+            transport: The transport of the worker's optimizer.
 
         Raises:
-            ValueError: If `make_model` returns the same model again, or Keras wants
-                to scale losses.
+            ValueError: If `make_model` returns the same model again, or if Keras would
+                scale losses.
         """
         with tf.device(device):
             optimizer = self._new_optimizer(transport=transport)
@@ -71,17 +67,17 @@ class ModelFactory:
         model = self._make_model()
         if model in self._made:
             raise ValueError(
-                "make_model must return a new model whenever it is called: chief and "
-                "workers have one each. Received: the same model again"
+                "make_model must return a new model at each call, for the chief and "
+                f"each worker. Received: the model {model.name!r} again"
             )
         self._made.add(model)
         metrics = keras.tree.map_structure(_copy, self._metrics)
         model.compile(optimizer, self._loss, metrics=metrics)
         if model.optimizer is not optimizer:
             raise ValueError(
-                "With parameter servers losses are not scaled. Use the policy "
-                "'mixed_bfloat16' or 'float32' instead of "
-                f"'{keras.mixed_precision.dtype_policy().name}'."
+                "Parameter servers do not support loss scaling. Use the dtype policy "
+                "'mixed_bfloat16' or 'float32'. Received: "
+                f"dtype_policy={keras.mixed_precision.dtype_policy().name!r}"
             )
         return model
 

@@ -1,50 +1,45 @@
-"""Parameter servers without a barrier: a log of pushes that every worker follows.
+"""Parameter servers without a barrier: a log of pushes that every worker applies.
 
-A worker pushes when it has a gradient. The servers answer each push by itself, as if
-there were one worker, and put the answer where every worker finds it, for each pusher
-in the order of its pushes. The first server also writes down the order of all pushes.
-Every worker applies all answers in that order, its own among them: weights are a
-function of how much of the log was applied, and nothing is lost or applied twice.
+A worker pushes its gradient without waiting for others. The servers answer each push
+separately, as if there were one worker, and put the reply into a queue for every pair
+of a worker and a pusher, in the order of the pusher's pushes. The first server also
+records the order of all pushes. Every worker applies all replies in that order, so the
+weights depend only on the position in the log, and no push is lost or applied twice.
 
-The order that a worker has not yet followed is bounded, and so are the answers that
-wait for it: while one of the workers has no room for a push, its pusher waits.
+The part of the order that a worker has not yet applied is bounded, and so are the
+replies that wait for the worker: a push waits until every worker has room for it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.core.arguments import check_integer
-from tfgradcomp.parameter_server.queues import (
-    QueueKey,
-    Queues,
-    ServerEndpoint,
-    unless_gone,
-)
-from tfgradcomp.parameter_server.server_state import ServerStates
+from tfgradcomp.parameter_server.channel import Channel
+from tfgradcomp.parameter_server.queues import QueueKey, ServerEndpoint, unless_gone
 
 _ORDER = "order"
 # All workers push into one queue on a server. A message begins with the index of its
-# endpoint, in the order in which they were declared, and the pusher's rank.
+# endpoint, in the order of declaration, and the pusher's rank.
 _PUSHES = "pushes"
 _INDEX_OF_ORDER = 0
-# Pushes that a worker may lag behind, by the number of workers.
 _STALENESS_PER_WORKER = 8
 
 
 def bound_of_staleness(max_staleness: int | None, num_workers: int) -> int:
-    """Returns how many pushes of others may come before a worker's own.
+    """Returns how many pushes of other workers may precede a worker's own push.
 
     Args:
-        max_staleness: What was asked for; None: eight times the number of workers.
+        max_staleness: The user's bound; None: eight times the number of workers.
         num_workers: N.
 
     Raises:
-        ValueError: If it is less than N: each of the others may be pushing at any time.
+        ValueError: If the bound is less than N, since all workers may push at a time.
     """
     if max_staleness is None:
         return _STALENESS_PER_WORKER * num_workers
@@ -52,16 +47,10 @@ def bound_of_staleness(max_staleness: int | None, num_workers: int) -> int:
     return max_staleness
 
 
-class PushLog:
-    """The queues by which N workers push and pull.
+class PushLog(Channel):
+    """A channel by which N workers push and pull without waiting for each other.
 
-    An entry of the order is a worker's rank, or N, which ends it.
-
-    Attributes:
-        num_workers: N.
-        devices: Names of the servers' devices.
-        queues: The queues.
-        states: The servers' states.
+    An entry of the order is a worker's rank, or N for the end of the order.
     """
 
     def __init__(
@@ -72,24 +61,13 @@ class PushLog:
         states: dict[str, list[np.ndarray]],
         max_staleness: int | None = None,
     ):
-        """Creates a log.
-
-        Args:
-            name: Distinguishes the queues from those of other logs.
-            devices: Names of the servers' devices.
-            num_workers: N.
-            states: What `ServerStates.whole` of an earlier one returned, or nothing.
-            max_staleness: As in `bound_of_staleness`.
-        """
-        self.num_workers = num_workers
-        self.devices = tuple(devices)
+        """Creates a log; for the arguments see `Channel` and `bound_of_staleness`."""
         bound = bound_of_staleness(max_staleness, num_workers)
-        # Of the other workers each may have announced a push that is not in order yet.
-        self.queues = Queues(name, devices, {_ORDER: bound - (num_workers - 1)})
-        self.states = ServerStates(devices, num_workers, states)
-        self._endpoints: dict = {}
+        # Each other worker may have announced a push that is not in the order yet.
+        capacities = {_ORDER: bound - (num_workers - 1)}
+        super().__init__(name, devices, num_workers, states, capacities)
 
-    # A worker's half.
+    # Workers.
 
     def push(
         self,
@@ -98,13 +76,13 @@ class PushLog:
         rank: int | tf.Tensor,
         messages: Sequence[tf.Tensor],
     ) -> list[tf.Operation]:
-        """Sends a worker's messages to the servers, and returns what sends them.
+        """Sends a worker's messages to the servers; returns the operations.
 
         Args:
             name: Name of the endpoint, the same on all workers.
-            endpoint: How servers answer there; the first worker's counts.
+            endpoint: The servers' rule; that of the first call is used.
             rank: The worker's rank.
-            messages: int32 vectors, one for each server that answers.
+            messages: An int32 vector for each server that answers.
         """
         self._endpoints.setdefault(name, endpoint)
         index = 1 + [*self._endpoints].index(name)
@@ -116,8 +94,8 @@ class PushLog:
     def announce(
         self, rank: int | tf.Tensor, after: Sequence[tf.Operation]
     ) -> tf.Operation:
-        """Enters a push in the order, once all of it has arrived."""
-        # Made on the worker: servers do not see each other.
+        """Enters a push into the order, after all its messages have arrived."""
+        # The worker does this, because servers do not see each other.
         with tf.control_dependencies(after):
             message = tf.identity(tf.stack([_INDEX_OF_ORDER, rank]))
         return self._send(0, message)
@@ -126,7 +104,7 @@ class PushLog:
         return self.queues.enqueue(QueueKey("up", _PUSHES, server, None), message)
 
     def next(self, peer: int) -> tf.Tensor:
-        """Returns whose push is the next that a worker of some rank has to apply."""
+        """Returns the pusher of the next push that the worker `peer` has to apply."""
         return self.queues.dequeue(QueueKey("down", _ORDER, 0, peer), 1)[0]
 
     def pull(
@@ -142,7 +120,7 @@ class PushLog:
             name: Name of the endpoint.
             reply_words: Words of each server's reply.
             peer: The rank of the worker that pulls.
-            pusher: Rank of the one that pushed, int32 scalar.
+            pusher: The rank of the worker that pushed, int32 scalar.
         """
         replies = []
         for server, words in enumerate(reply_words):
@@ -152,20 +130,19 @@ class PushLog:
             replies.append(tf.ensure_shape(reply, [words]))
         return replies
 
-    # The half of a server.
+    # Servers.
 
-    def serve(self, server: int) -> Callable:
-        """Returns the half of a server: a function that answers until `stop`.
+    @override
+    def serve(self, server):
+        """Returns the function by which a server answers until `stop`."""
 
-        Every worker's step must have been traced before.
-        """
-        # Servers do not see each other: each has the endpoints at which it answers.
-        answers: list[Callable | None] = [
-            functools.partial(self._answer, name, endpoint, server)
-            if server < len(endpoint.words)
-            else None
-            for name, endpoint in self._endpoints.items()
-        ]
+        def answer_at(name, endpoint):
+            # Servers do not see each other: each has its own endpoints.
+            if server < len(endpoint.words):
+                return functools.partial(self._answer, name, endpoint, server)
+            return None
+
+        answers = [answer_at(*item) for item in self._endpoints.items()]
         answers.insert(_INDEX_OF_ORDER, self._pass_on if server == 0 else None)
 
         def answered(answer, message):
@@ -175,7 +152,7 @@ class PushLog:
 
         def serve_one(_):
             message = self.queues.dequeue(QueueKey("up", _PUSHES, server, None))
-            branches = [functools.partial(answered, one, message) for one in answers]
+            branches = [functools.partial(answered, a, message) for a in answers]
             return (
                 tf.cond(
                     tf.size(message) > 0,
@@ -213,7 +190,7 @@ class PushLog:
         def pass_on(pusher):
             others = [rank for rank in range(self.num_workers) if rank != pusher]
             passed = [self._enter(rank, message) for rank in others]
-            # A push that has no room with another worker is not over for its pusher.
+            # The pusher waits until its push has room with every other worker.
             with tf.control_dependencies(passed):
                 self._enter(pusher, message)
             return tf.constant(True)
@@ -230,7 +207,7 @@ class PushLog:
     # The end.
 
     def discard(self, rank: int) -> None:
-        """Follows the order to its end in the place of a worker that does not."""
+        """Reads the order to its end in place of a lost worker."""
 
         @tf.function(autograph=False)
         def follow():
@@ -245,7 +222,7 @@ class PushLog:
         follow()
 
     def stop(self) -> None:
-        """Makes the servers end when they have answered all that was pushed."""
+        """Lets the servers end once they have answered all pushes."""
         for server in range(len(self.devices)):
             with unless_gone():
                 self._send(server, tf.zeros([0], tf.int32))
@@ -253,20 +230,11 @@ class PushLog:
     def end(self) -> None:
         """Ends the order for all workers, after the servers have ended.
 
-        Workers must be following it, or `discard` in their places.
+        Each worker must be reading the order, or `discard` must read it instead.
         """
         for rank in range(self.num_workers):
             with unless_gone():
                 self._enter(rank, tf.constant([self.num_workers]))
-
-    def close(self) -> None:
-        """Ends the waiting of all workers and servers in errors."""
-        self.queues.close("up")
-        self.queues.close("down")
-
-    def free(self) -> None:
-        """Destroys the queues and all that is in them."""
-        self.queues.free()
 
 
 def _reply_key(name, server, rank, pusher):

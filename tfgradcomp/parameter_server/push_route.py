@@ -1,7 +1,8 @@
-"""The route of workers that wait for nobody: pushes into a `PushLog`.
+"""The route of workers that do not wait for each other: pushes into a `PushLog`.
 
-The scale that ternary codes need is the maximum over what a worker has and what the
-others last pushed: no smaller than its own, so the codes stay unbiased.
+Without a first round, a shared scale is the maximum of a worker's own scale and those
+that the others last pushed. It is never smaller than the own scale, so ternary codes
+stay unbiased.
 """
 
 from __future__ import annotations
@@ -14,47 +15,43 @@ from typing_extensions import override
 
 from tfgradcomp.collectives.base import SingleWorker
 from tfgradcomp.core import Context
+from tfgradcomp.parameter_server.channel import WorkerEndpoint
 from tfgradcomp.parameter_server.division import division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
     read_header,
     write_header,
 )
-from tfgradcomp.parameter_server.push_log import PushLog
 from tfgradcomp.parameter_server.queues import ServerEndpoint, total
-from tfgradcomp.parameter_server.round_channel import WorkerEndpoint
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Words
 from tfgradcomp.transports.messages import variable_length_words
 
-# Where `reduce_max` leaves this worker's own part of the first round for `push`.
+# The key in `Context.prepared` of the own maxima, from `reduce_max` to `push`.
 _LOCAL_MAXIMA = "local_maxima"
 
 
 class LogCollectives(WorkerEndpoint, SingleWorker):
-    """The collectives of a worker that meets nobody: for the servers it is alone."""
-
-    def __init__(self, log: PushLog, peer: int):
-        self.join(log, peer)
+    """The collectives of a worker in a `PushLog`, which exchanges nothing itself."""
 
     @override
     def words_sent(self, call):
-        # Whatever a worker has goes to the servers, once.
+        # Each word goes to one server.
         return call.words
 
     @override
     def words_received(self, call):
-        # What goes to all comes from all others.
+        # A worker receives the pushes of all other workers.
         return (self.channel.num_workers - 1) * call.words
 
 
 class Pushed(NamedTuple):
-    """The content of a pending exchange: a push that the log has, or is about to get.
+    """The content of a pending exchange: a push into the log.
 
     Attributes:
-        pusher: Rank of the worker that pushed, int32 scalar.
-        operations: What sends it; empty for the push of another worker.
-        known_replies: The servers' replies, where this worker knows them by itself.
-        variable_length_words: int32, the words of the push that vary from step to step.
+        pusher: Rank of the worker that pushes, int32 scalar.
+        operations: The operations that send it; empty for a push of another worker.
+        known_replies: The servers' replies if this worker can compute them itself.
+        variable_length_words: int32, the push's words in fields of variable length.
     """
 
     pusher: tf.Tensor | int
@@ -64,11 +61,11 @@ class Pushed(NamedTuple):
 
 
 class PushLogRoute(Route):
-    """Pushes messages into a log, and pulls the servers' replies to anyone's.
+    """Pushes messages into a log, and pulls the servers' replies to all pushes.
 
-    With a message goes its worker's own part of the first round, and with the reply.
-    What the others had last is kept where a route keeps a server's state: `[N, count]`,
-    zeros in the own row.
+    Message and reply carry the maxima that the pusher has for the first round. The
+    route's state holds the last maxima of the other workers, `[N, num_max_reduced]`,
+    with zeros in the own row.
     """
 
     collectives: LogCollectives
@@ -76,12 +73,12 @@ class PushLogRoute(Route):
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
         self._log = collectives.channel
-        # A state that waits for the next push of all is held by one server.
+        # Deferred replies need rounds, so one server holds such a state.
         is_deferred = method.server.deferred_reply(layout, 1)
         servers = 1 if is_deferred else len(self._log.devices)
         self._division = division_for(method, layout, 1, servers)
-        self._maxima = sum(field.count for field in self.max_reduced_fields.values())
-        # A reply of a server without a state follows from the message alone.
+        self._maxima = self.num_max_reduced
+        # Without a state, a reply depends on the message alone.
         self._is_reply_known = not tf.nest.flatten(self._division.init_state(0))
 
     @override
@@ -92,15 +89,12 @@ class PushLogRoute(Route):
 
     @override
     def reduce_max(self, prepared, state):
-        names = [*self.max_reduced_fields]
-        if not names:
+        if not self.max_reduced_fields:
             return prepared
-        sizes = [self.max_reduced_fields[name].count for name in names]
-        local = tf.concat([prepared[name] for name in names], 0)
+        local = self._local_maxima(prepared)
         last = tf.convert_to_tensor(state["last"])
-        reduced = tf.maximum(local, tf.reduce_max(last, axis=0))
-        parts = dict(zip(names, tf.split(reduced, sizes), strict=True))
-        return {**prepared, **parts, _LOCAL_MAXIMA: local}
+        maxima = tf.maximum(local, tf.reduce_max(last, axis=0))
+        return self._with_maxima(prepared, maxima) | {_LOCAL_MAXIMA: local}
 
     @override
     def push(self, payload, state, context, flag):
@@ -130,12 +124,12 @@ class PushLogRoute(Route):
         context: Context,
         known_replies: Sequence[tf.Tensor] = (),
     ) -> PendingExchange:
-        """Returns the exchange by which `pull` decodes the next push of a worker.
+        """Returns the exchange with which `pull` decodes a worker's next push.
 
         Args:
             pusher: Rank of the worker, int32 scalar.
             context: The step.
-            known_replies: The replies to this worker's push, where it knows them.
+            known_replies: The replies to this worker's own push, if known.
         """
         return PendingExchange(context, Pushed(pusher, (), known_replies))
 
@@ -191,17 +185,13 @@ class PushLogRoute(Route):
             tuple(words), self._reply_words, answer, is_reply_known=self._is_reply_known
         )
 
-    @override
-    def _exchange_calls(self):
-        return []
-
     @property
     @override
     def words(self):
-        # A push goes up, and the replies to every worker's push come down.
-        used, own = self._division.num_used, self._division.words
+        # A worker sends one push, and receives the replies to every worker's push.
+        used, payloads = self._division.num_used, self._division.words
         pulled = self._log.num_workers - self._is_reply_known
         return Words(
-            sent=used * (2 + HEADER_WORDS) + own.sent + self._maxima,
-            received=pulled * (used + own.received + self._maxima),
+            sent=used * (2 + HEADER_WORDS) + payloads.sent + self._maxima,
+            received=pulled * (used + payloads.received + self._maxima),
         )

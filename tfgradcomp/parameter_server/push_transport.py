@@ -1,8 +1,6 @@
-"""The transport of workers that wait for nobody."""
+"""The transport of workers that do not wait for each other."""
 
 from __future__ import annotations
-
-from typing_extensions import override
 
 from tfgradcomp.parameter_server.push_log import PushLog
 from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
@@ -11,14 +9,10 @@ from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class PushLogTransport(ParameterServer):
-    """Pushes to the parameter servers without a barrier; see `PushLog`."""
+    """Pushes gradients to the parameter servers without a barrier, into a `PushLog`."""
 
     route_class = PushLogRoute
     carries_plain = True
+    collectives_class = LogCollectives
     channel_class = PushLog
     stepper_class = PushLogStepper
-
-    @classmethod
-    @override
-    def at(cls, channel, rank):
-        return cls(LogCollectives(channel, rank))

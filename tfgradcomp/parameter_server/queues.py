@@ -1,26 +1,24 @@
-"""Queues on parameter servers, by which workers and servers hand over messages."""
+"""Queues on parameter servers, through which workers and servers exchange messages."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import tensorflow as tf
 
 
 class ServerEndpoint(NamedTuple):
-    """The servers' half of a call site: how each server answers a message.
+    """The servers' rule at a call site: how each server answers messages.
 
     Attributes:
-        words: int32 words of a worker's message to each server that answers; None
-            where they vary.
-        reply_words: Words of each server's reply; None where they vary.
-        answer: Function of a server's index and the messages, int32 `[N, words]`,
-            that returns the reply, int32 `[reply_words]`. Shorter messages have zeros
-            at the end.
-        is_reply_known: Whether a worker knows the reply to its message by itself.
+        words: int32 words of a worker's message to each server that answers; None if
+            they vary.
+        reply_words: Words of each server's reply; None if they vary.
+        answer: Function of a server's index and the messages, int32 `[N, words]`, that
+            returns the reply, int32 `[reply_words]`. Shorter messages end with zeros.
+        is_reply_known: Whether a worker can compute the reply to its message itself.
     """
 
     words: tuple[int | None, ...]
@@ -30,7 +28,7 @@ class ServerEndpoint(NamedTuple):
 
 
 def total(*words: int | None) -> int | None:
-    """Returns a sum of words; None where one of them varies."""
+    """Returns a sum of words; None if one of them varies."""
     known = [count for count in words if count is not None]
     return sum(known) if len(known) == len(words) else None
 
@@ -41,9 +39,9 @@ class QueueKey(NamedTuple):
     Attributes:
         direction: `"up"` for messages to the servers, `"down"` for their replies.
         call_site: Name of the call site.
-        server: Index of the server that the queue is on.
-        peer: The rank of the worker that uses it; None: all do.
-        pusher: The rank of the one whose push it is about, if it is about one's.
+        server: Index of the server that has the queue.
+        peer: The rank of the worker that uses the queue; None: all workers.
+        pusher: The rank of the worker whose pushes the queue is for, if only one.
     """
 
     direction: str
@@ -56,56 +54,43 @@ class QueueKey(NamedTuple):
 class Queues:
     """Queues of int32 vectors on the servers, created at their first use.
 
-    Attributes:
+    Args:
         name: Distinguishes these queues from all others on the servers.
         devices: Names of the servers' devices.
+        capacities: Largest number of messages in a queue, by call site; queues of other
+            call sites are unbounded.
     """
 
-    def __init__(
-        self,
-        name: str,
-        devices: Sequence[str],
-        capacities: Mapping[str, int] = MappingProxyType({}),
-    ):
-        """Creates no queue yet.
-
-        Args:
-            name: Distinguishes these queues from all others on the servers.
-            devices: Names of the servers' devices.
-            capacities: Most messages in a queue, by call sites; others have no bound.
-        """
-        self.name = name
-        self.devices = tuple(devices)
+    def __init__(self, name: str, devices: Sequence[str], capacities: Mapping):
+        self._name, self._devices = name, tuple(devices)
         self._capacities = capacities
-        self._queues: dict = {}
-        self._closed: set = set()
+        self._queues: dict[QueueKey, tf.Tensor] = {}
+        self._closed: set[str] = set()
 
     def enqueue(self, key: QueueKey, message: tf.Tensor) -> tf.Operation:
-        """Puts a message into a queue, and waits where that has no room."""
+        """Puts a message into a queue; waits while the queue is full."""
         queue = self._queue(key)
-        with tf.device(self.devices[key.server]):
+        with tf.device(self._devices[key.server]):
             return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[message])
 
     def dequeue(self, key: QueueKey, words: int | None = None) -> tf.Tensor:
-        """Takes the next message out of a queue, and waits for it where there is none.
+        """Takes the next message out of a queue; waits while the queue is empty.
 
         Args:
             key: The queue.
-            words: Words of the message, where that is known.
+            words: Words of the message, if known.
         """
         queue = self._queue(key)
-        with tf.device(self.devices[key.server]):
+        with tf.device(self._devices[key.server]):
             (message,) = tf.raw_ops.QueueDequeueV2(
                 handle=queue, component_types=[tf.int32]
             )
         return tf.ensure_shape(message, [words])
 
     def in_place_of(self, peer: int, other: int) -> dict[int, tf.Tensor]:
-        """Returns the queues of a worker by the `id`s of another's.
+        """Returns the queues of worker `other` by the `id`s of those of worker `peer`.
 
-        Args:
-            peer: The rank of the one whose queues there are.
-            other: The rank of the one whose queues take their places.
+        Queues that do not belong to `peer` stand for themselves.
         """
         return {
             id(queue): self._queue(
@@ -114,41 +99,40 @@ class Queues:
             for key, queue in [*self._queues.items()]
         }
 
-    def close(self, direction: str) -> None:
-        """Closes the queues of a direction, `"up"` or `"down"`.
+    def close(self, *directions: str) -> None:
+        """Closes the queues of directions, `"up"` or `"down"`.
 
-        Whoever waits for a message of a closed queue that is empty, or for room in one,
-        gets an error.
+        Operations that wait for a message in an empty queue, or for room in a full
+        queue, end with an error.
         """
-        if direction in self._closed:
-            return
-        self._closed.add(direction)
+        new = {*directions} - self._closed
+        self._closed |= new
         for key, queue in self._queues.items():
-            # A server that is gone has closed them in its way.
-            with tf.device(self.devices[key.server]), unless_gone():
-                if key.direction == direction:
+            # The queues of a lost server are gone already.
+            with tf.device(self._devices[key.server]), unless_gone():
+                if key.direction in new:
                     tf.raw_ops.QueueCloseV2(handle=queue, cancel_pending_enqueues=True)
 
     def free(self) -> None:
-        """Destroys the queues and all that is in them."""
+        """Destroys the queues and their messages."""
         for key, queue in self._queues.items():
-            with tf.device(self.devices[key.server]), unless_gone():
+            with tf.device(self._devices[key.server]), unless_gone():
                 tf.raw_ops.DestroyResourceOp(resource=queue)
         self._queues = {}
 
     def _queue(self, key):
         if key not in self._queues:
-            with tf.init_scope(), tf.device(self.devices[key.server]):
+            with tf.init_scope(), tf.device(self._devices[key.server]):
                 self._queues[key] = tf.raw_ops.FIFOQueueV2(
                     component_types=[tf.int32],
                     capacity=self._capacities.get(key.call_site, -1),
-                    shared_name="/".join(map(str, (self.name, *key))),
+                    shared_name="/".join(map(str, (self._name, *key))),
                 )
         return self._queues[key]
 
 
 @contextlib.contextmanager
 def unless_gone():
-    """Ignores the errors of operations on a server that is gone."""
+    """Ignores the errors of operations on a lost server."""
     with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
         yield

@@ -24,10 +24,10 @@ class RemoteWorker:
 
     Attributes:
         device: The worker's device, `/job:worker/...`.
-        model: The worker's replica of the model, compiled.
+        model: The worker's compiled model.
         optimizer: The optimizer of that model.
-        spec: The `element_spec` of its dataset.
-        traced: Its functions, which others may have as well.
+        spec: The `element_spec` of the worker's dataset.
+        traced: The worker's functions, which other workers may share.
     """
 
     def __init__(self, device: str, model: keras.Model):
@@ -37,22 +37,19 @@ class RemoteWorker:
         self._rate: float | None = None
         self._names: list[str] = []
         with tf.device(device), tf.device("CPU:0"):
-            self._asked, self._got = (
-                tf.Variable(tf.constant(0, tf.int64)) for _ in range(2)
-            )
+            self._requested = tf.Variable(tf.constant(0, tf.int64))
+            self._received = tf.Variable(tf.constant(0, tf.int64))
 
     def open(self, dataset_fn: Callable, num_workers: int, rank: int) -> None:
         """Opens the worker's dataset, if it is not open.
 
         Raises:
-            ValueError: If `dataset_fn` returns no dataset, or one that ends.
+            ValueError: If `dataset_fn` does not return an endless dataset.
         """
         if self._iterator is None:
+            context = tf.distribute.InputContext(num_workers, rank, num_workers)
             with tf.device(self.device):
-                dataset = _endless(
-                    dataset_fn,
-                    tf.distribute.InputContext(num_workers, rank, num_workers),
-                )
+                dataset = _endless(dataset_fn, context)
                 self.spec = dataset.element_spec
                 self._iterator = iter(dataset)
                 remote.build(self.model, self.spec)
@@ -62,34 +59,35 @@ class RemoteWorker:
         self._iterator = None
 
     def join(self, channel, rank: int, first: RemoteWorker | None = None) -> None:
-        """Makes the worker one of those of a channel.
+        """Connects the worker to a channel.
 
-        Tracing its steps declares what servers must answer.
+        Tracing its steps declares the messages that servers must answer.
 
         Args:
-            channel: Where the workers meet.
-            rank: The worker's rank there.
-            first: One that has joined it. If both train the same, nothing is traced.
+            channel: The workers' channel.
+            rank: The worker's rank.
+            first: A worker on that channel, whose traced functions are reused if they
+                fit.
         """
         stepper = self.optimizer.stepper
         stepper.collectives.join(channel, rank)
         for bucket in stepper.buckets:
             bucket.rebind()
         if first and first.spec == self.spec:
-            own = self._in_place_of(first)
-            if all(one.fits(own) for one in first.traced.values()):
-                self._place(first.traced, own)
+            local = self._in_place_of(first)
+            if all(function.fits(local) for function in first.traced.values()):
+                self._place(first.traced, local)
                 self._names = first._names
                 return
         with remote.losses_of(stepper.collectives.num_workers):
             traced = self._trace()
         self._place(traced, self._in_place_of(self))
 
-    def _place(self, traced, own):
+    def _place(self, traced, local):
         self.traced, rank = traced, self.optimizer.stepper.collectives.peer
         self._functions = {
-            name: one.on(self.device, rank, self._iterator, own)
-            for name, one in traced.items()
+            name: function.on(self.device, rank, self._iterator, local)
+            for name, function in traced.items()
         }
 
     def _trace(self):
@@ -113,103 +111,104 @@ class RemoteWorker:
             return self._result()
 
     def _in_place_of(self, other):
-        """Returns this worker's tensors by the `id`s of another's."""
-        theirs, own = other._variables(), self._variables()
-        if [(v.shape, v.dtype) for v in theirs] != [(v.shape, v.dtype) for v in own]:
+        """Returns this worker's tensors by the `id`s of another worker's tensors."""
+        theirs, local = other._variables(), self._variables()
+        if [(v.shape, v.dtype) for v in theirs] != [(v.shape, v.dtype) for v in local]:
             return {}
-        endpoints = [w.optimizer.stepper.collectives for w in (other, self)]
+        endpoint = other.optimizer.stepper.collectives
+        peer = self.optimizer.stepper.collectives.peer
         return {
-            **endpoints[0].channel.queues.in_place_of(
-                *(endpoint.peer for endpoint in endpoints)
-            ),
-            **{id(a.handle): b.handle for a, b in zip(theirs, own, strict=True)},
+            **endpoint.channel.queues.in_place_of(endpoint.peer, peer),
+            **{id(a.handle): b.handle for a, b in zip(theirs, local, strict=True)},
         }
 
     def _variables(self):
-        """Returns the variables of its functions."""
+        """Returns the variables of the worker's functions."""
         model, optimizer = self.model, self.optimizer
         found = [*model.variables, *model.metrics_variables, *optimizer.variables]
-        return [*(variable.value for variable in found), self._asked, self._got]
+        return [
+            *(variable.value for variable in found),
+            self._requested,
+            self._received,
+        ]
 
     def _step(self, index, iterator):
-        with tf.control_dependencies([self._asked.assign_add(1)]):
+        with tf.control_dependencies([self._requested.assign_add(1)]):
             batch = next(iterator)
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            self._got.assign_add(1)
+            self._received.assign_add(1)
         self.model.train_step(batch)
         return index + 1
 
     def batches(self) -> tuple[int, int]:
-        """Returns how many batches its steps have asked the dataset for, and got."""
+        """Returns the numbers of batches requested from the dataset, and received."""
         with tf.device(self.device):
-            return int(self._asked.numpy()), int(self._got.numpy())
+            return int(self._requested.numpy()), int(self._received.numpy())
 
-    def measured(self) -> dict[str, tf.Tensor]:
-        """Returns what the worker's logs are made of."""
+    def metrics(self) -> dict[str, tf.Tensor]:
+        """Returns the values of the worker's logs."""
         return dict(self.model.get_metrics_result())
 
     def _result(self):
-        logs = self.measured()
+        logs = self.metrics()
         self._names = [*logs]
         return tf.stack([tf.cast(value, tf.float32) for value in logs.values()])
 
     def run(self, steps: int) -> np.ndarray:
-        """Takes some steps; returns the values of the metrics then."""
+        """Takes some steps; returns the values of the metrics after them."""
         with tf.device(remote.host_device()):
             return self._functions["run"](tf.constant(steps)).numpy()
 
     def named(self, values: np.ndarray) -> dict[str, float]:
-        """Returns the logs that have these values."""
+        """Returns the logs with these values, by name."""
         return dict(zip(self._names, map(float, values), strict=True))
 
     def logs(self) -> dict[str, float]:
-        """Returns the logs as they are now."""
+        """Returns the current logs."""
         with tf.device(self.device):
             return self.named(self._result().numpy())
 
     @property
     def batches_per_round(self) -> int:
-        """Batches a round: the optimizer's `gradient_accumulation_steps`, or 1."""
+        """Batches per round: the optimizer's `gradient_accumulation_steps`, or 1."""
         return self.optimizer.inner_optimizer.gradient_accumulation_steps or 1
 
     def rounds(self) -> int:
-        """Returns how many rounds it took part in, skipped ones included."""
+        """Returns the worker's number of rounds, skipped rounds included."""
         return self.committed_steps() + self.optimizer.skipped_steps
 
     def committed_steps(self) -> int:
-        """Returns how many steps it has committed."""
+        """Returns the number of steps that the worker has committed."""
         return int(self.optimizer.iterations.numpy())
 
     def kept_states(self) -> dict[str, State]:
-        """Returns what it keeps of the servers' states, as arrays, by call sites."""
+        """Returns the worker's part of the servers' states, as arrays, by call site."""
         return {
             bucket.name: tf.nest.map_structure(lambda v: v.numpy(), bucket.state.server)
             for bucket in self.optimizer.stepper.buckets
         }
 
     def reset_metrics(self) -> None:
-        """Forgets what the metrics have seen."""
+        """Resets the metrics."""
         with tf.device(self.device):
             self.model.reset_metrics()
 
     def drop_window(self) -> None:
-        """Forgets gradients of a round that it has begun and does not end."""
+        """Drops the accumulated gradients of an unfinished round."""
         with tf.device(self.device):
             self.optimizer.stepper.drop_window()
 
     def take(self, values: list[np.ndarray]) -> None:
-        """Takes over weights, counters and momenta."""
+        """Sets weights, counters and momenta to the values of `shared_values`."""
         with tf.device(self.device):
-            own = shared_variables(self.model)
-            for variable, value in zip(own, values, strict=True):
-                variable.assign(value)
+            assign_shared_values(self.model, values)
         self.drop_window()
 
     def take_seeds(self, seeds: list[int], rank: int) -> None:
-        """Begins new streams of what its layers draw, such as dropout.
+        """Starts new random streams of the layers, such as dropout.
 
-        They follow from the step and the arguments alone, so that a training that
-        resumes draws what it would have drawn.
+        The streams depend only on the step and the arguments, so that a resumed
+        training draws the same numbers as an uninterrupted one.
 
         Args:
             seeds: A seed for each generator, the same for all workers.
@@ -219,18 +218,18 @@ class RemoteWorker:
         with tf.device(self.device):
             for state, seed in zip(states, seeds, strict=True):
                 entropy = [seed % 2**64, rank, self.rounds()]
-                (own,) = np.random.SeedSequence(entropy).generate_state(1)
-                state.assign([int(own), 0])
+                (worker_seed,) = np.random.SeedSequence(entropy).generate_state(1)
+                state.assign([int(worker_seed), 0])
 
     def take_learning_rate(self, rate: float) -> None:
-        """Takes over a learning rate, where it is another one."""
+        """Sets the learning rate, if it has changed."""
         if rate != self._rate:
             with tf.device(self.device):
                 self.optimizer.learning_rate = self._rate = rate
 
 
 class PushingWorker(RemoteWorker):
-    """A worker that waits for nobody; its optimizer has a `PushLogStepper`."""
+    """A worker that does not wait for others; its stepper is a `PushLogStepper`."""
 
     @override
     def _trace(self):
@@ -242,19 +241,19 @@ class PushingWorker(RemoteWorker):
         return [*super()._variables(), self.optimizer.stepper.staleness.value]
 
     def drain(self) -> None:
-        """Applies what is left of the log, to its end."""
+        """Applies the rest of the log."""
         with tf.device(remote.host_device()):
             self._functions["drain"]()
 
     @property
     def staleness(self) -> int:
-        """Pushes of others that came in between, over all own pushes of an epoch."""
+        """The staleness of pushes since the last `reset_metrics`."""
         return int(self.optimizer.stepper.staleness.numpy())
 
     @override
-    def measured(self):
+    def metrics(self):
         staleness = tf.convert_to_tensor(self.optimizer.stepper.staleness)
-        return {**super().measured(), STALENESS: staleness}
+        return {**super().metrics(), STALENESS: staleness}
 
     @override
     def reset_metrics(self):
@@ -267,29 +266,39 @@ def _endless(dataset_fn, context):
     if not callable(dataset_fn):
         raise ValueError(
             "dataset_fn must be a function of a tf.distribute.InputContext that "
-            f"returns a worker's dataset. Received: dataset_fn={dataset_fn!r}"
+            f"returns a worker's dataset. Received: {dataset_fn=}"
         )
     dataset = dataset_fn(context)
     if not isinstance(dataset, tf.data.Dataset):
         raise ValueError(
             "dataset_fn must return a tf.data.Dataset of batches. "
-            f"Received: {type(dataset).__name__}"
+            f"Received: dataset_fn(context)={dataset!r}"
         )
     cardinality = dataset.cardinality().numpy()
     if cardinality >= 0:
         raise ValueError(
-            f"The dataset of worker {context.input_pipeline_id} ends after "
-            f"{cardinality} batches. Append .repeat(); steps_per_epoch says when an "
-            "epoch ends."
+            f"The dataset of worker {context.input_pipeline_id} ends. Append "
+            ".repeat(); steps_per_epoch ends an epoch. "
+            f"Received: a dataset of {cardinality} batches"
         )
     return dataset
 
 
-def shared_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables that a worker takes over from another.
+def shared_values(model: keras.Model) -> list[np.ndarray]:
+    """Returns the values that are equal on all workers: weights, counters, momenta.
 
-    Their order is the same in the model of every worker and of the chief.
+    Their order is the same in the models of the chief and of all workers.
     """
+    return values_of(_shared_variables(model))
+
+
+def assign_shared_values(model: keras.Model, values: list[np.ndarray]) -> None:
+    """Assigns the values of `shared_values`."""
+    for variable, value in zip(_shared_variables(model), values, strict=True):
+        variable.assign(value)
+
+
+def _shared_variables(model):
     stepper = model.optimizer.stepper
     scalars = stepper.scalars
     return [
@@ -298,7 +307,7 @@ def shared_variables(model: keras.Model) -> list[keras.Variable]:
         scalars.seed,
         scalars.previous_learning_rate,
         scalars.skipped_steps,
-        *(v for bucket in stepper.buckets for v in tf.nest.flatten(bucket.state.local)),
+        *tf.nest.flatten([bucket.state.local for bucket in stepper.buckets]),
     ]
 
 

@@ -1,77 +1,18 @@
-"""The rounds in which all workers and the parameter servers meet."""
+"""Rounds in which all workers exchange messages with the parameter servers."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
-from tfgradcomp.parameter_server.queues import QueueKey, Queues, ServerEndpoint
-from tfgradcomp.parameter_server.server_state import ServerStates
-
-
-class WorkerEndpoint:
-    """A worker's place where workers meet.
-
-    Attributes:
-        channel: A `RoundChannel` or a `PushLog`.
-        peer: The worker's rank there, which names its queues.
-    """
-
-    _rank: Any
-
-    @property
-    def rank(self) -> Any:
-        """The same; in what is traced for all workers an int32 scalar."""
-        return self._rank
-
-    def join(self, channel: Any, peer: int) -> None:
-        """Moves to another channel; what was traced stays with the old one."""
-        self.channel, self.peer, self._rank = channel, peer, peer
-
-    @contextlib.contextmanager
-    def traced_with(self, rank: tf.Tensor) -> Iterator[None]:
-        """Traces steps that take the rank from an argument."""
-        self._rank = rank
-        try:
-            yield
-        finally:
-            self._rank = self.peer
+from tfgradcomp.parameter_server.channel import Channel
+from tfgradcomp.parameter_server.queues import QueueKey, ServerEndpoint
 
 
-class RoundChannel:
-    """The queues by which N workers and the servers meet, until one of them is lost.
-
-    Attributes:
-        num_workers: N.
-        devices: Names of the servers' devices.
-        queues: The queues.
-        states: The servers' states.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        devices: Sequence[str],
-        num_workers: int,
-        states: dict[str, list[np.ndarray]],
-    ):
-        """Creates a channel.
-
-        Args:
-            name: Distinguishes the queues from those of other channels.
-            devices: Names of the servers' devices.
-            num_workers: N.
-            states: What `ServerStates.whole` of an earlier one returned, or nothing.
-        """
-        self.num_workers = num_workers
-        self.devices = tuple(devices)
-        self.queues = Queues(name, devices)
-        self.states = ServerStates(devices, num_workers, states)
-        self._endpoints: dict = {}
+class RoundChannel(Channel):
+    """A channel in which servers wait for a message from every worker."""
 
     def send(
         self,
@@ -84,31 +25,29 @@ class RoundChannel:
 
         Args:
             name: Name of the endpoint, the same on all workers.
-            endpoint: How servers answer there; the first worker's counts.
+            endpoint: The servers' rule; that of the first call is used.
             peer: The rank of the worker that sends.
-            messages: int32 vectors, one for each server that answers.
+            messages: An int32 vector for each server that answers.
         """
         self._endpoints.setdefault(name, endpoint)
         for server, message in enumerate(messages):
             self.queues.enqueue(QueueKey("up", name, server, peer), message)
 
-    def receive(self, name: str, rank: int) -> list[tf.Tensor]:
-        """Returns the servers' replies to all workers' messages, once all are there.
+    def receive(self, name: str, peer: int) -> list[tf.Tensor]:
+        """Waits for the servers' replies to the messages of all workers.
 
         Args:
             name: Name of the endpoint.
-            rank: The rank of the worker that receives.
+            peer: The rank of the worker that receives.
         """
         return [
-            self.queues.dequeue(QueueKey("down", name, server, rank), words)
+            self.queues.dequeue(QueueKey("down", name, server, peer), words)
             for server, words in enumerate(self._endpoints[name].reply_words)
         ]
 
-    def serve(self, server: int) -> Callable:
-        """Returns the half of a server: a function of a number of rounds.
-
-        Every worker's step must have been traced before.
-        """
+    @override
+    def serve(self, server):
+        """Returns the function of a number of rounds by which a server answers."""
 
         @tf.function(autograph=False)
         def serve(rounds):
@@ -123,32 +62,23 @@ class RoundChannel:
         return serve.get_concrete_function(tf.TensorSpec([], tf.int32))
 
     def _serve_round(self, server, index):
-        ranks = range(self.num_workers)
+        peers = range(self.num_workers)
         for name, endpoint in self._endpoints.items():
             if server >= len(endpoint.words):
                 continue
+            words = endpoint.words[server]
             rows = [
-                self.queues.dequeue(
-                    QueueKey("up", name, server, rank), endpoint.words[server]
-                )
-                for rank in ranks
+                self.queues.dequeue(QueueKey("up", name, server, peer), words)
+                for peer in peers
             ]
             reply = endpoint.answer(server, _stacked(rows))
-            for rank in ranks:
-                self.queues.enqueue(QueueKey("down", name, server, rank), reply)
+            for peer in peers:
+                self.queues.enqueue(QueueKey("down", name, server, peer), reply)
         return index + 1
-
-    def close(self, direction: str) -> None:
-        """Closes the queues for messages, `"up"`, or for replies, `"down"`."""
-        self.queues.close(direction)
-
-    def free(self) -> None:
-        """Destroys the queues and all that is in them."""
-        self.queues.free()
 
 
 def _stacked(rows):
-    """Joins messages; zeros follow those that are shorter than others."""
+    """Stacks messages; shorter messages are padded with zeros."""
     if all(row.shape.is_fully_defined() for row in rows):
         return tf.stack(rows)
     longest = tf.reduce_max([tf.size(row) for row in rows])

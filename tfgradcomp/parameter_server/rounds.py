@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 from typing import ClassVar, NamedTuple
@@ -15,7 +14,7 @@ from typing_extensions import override
 
 from tfgradcomp.compat import remote
 from tfgradcomp.parameter_server.cluster import Cluster
-from tfgradcomp.parameter_server.device_calls import DeviceCalls
+from tfgradcomp.parameter_server.device_calls import DeviceCalls, Report
 from tfgradcomp.parameter_server.membership import Membership
 from tfgradcomp.parameter_server.push_transport import PushLogTransport
 from tfgradcomp.parameter_server.remote_worker import (
@@ -27,13 +26,13 @@ from tfgradcomp.parameter_server.stragglers import Stragglers
 from tfgradcomp.parameter_server.transport import ParameterServer
 
 
-class Taken(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome of an attempt to take steps.
 
     Attributes:
-        steps: How many all workers have committed.
-        logs: The metrics' values then.
-        errors: The errors of tasks, by their devices.
+        steps: Number of steps that all workers have committed.
+        logs: The metrics' values after these steps.
+        errors: The errors of tasks, by device.
     """
 
     steps: int
@@ -42,12 +41,16 @@ class Taken(NamedTuple):
 
 
 class Rounds:
-    """Lets the workers of a membership take steps, and recovers from their loss.
+    """Lets the workers of a membership take steps, and recovers from lost workers.
 
-    A subclass says how (`take`).
+    Args:
+        cluster: The tasks.
+        membership: The workers that take part.
+        callbacks: Callbacks for batches.
+        steps_per_execution: Number of steps between two reports to the chief.
 
     Attributes:
-        transport_class: How the workers' gradients travel.
+        transport_class: The class of the workers' transports.
         worker_class: The class of the workers.
     """
 
@@ -61,53 +64,48 @@ class Rounds:
         callbacks: keras.callbacks.CallbackList,
         steps_per_execution: int,
     ):
-        """Begins to count the rounds of a training.
-
-        Args:
-            cluster: The tasks.
-            membership: Who takes part.
-            callbacks: Callbacks that are told of batches.
-            steps_per_execution: Steps that workers take before the chief hears of them.
-        """
         self._cluster = cluster
         self._membership = membership
         self._callbacks = callbacks
         self._rounds = membership.workers[0].rounds()
-        # Between two calls no worker is in the middle of a round.
+        # Reports come between rounds, never within a round.
         self._batches_per_round = membership.workers[0].batches_per_round
         rounds_at_once = math.ceil(steps_per_execution / self._batches_per_round)
         self._steps_at_once = rounds_at_once * self._batches_per_round
 
     def run(self, done: int, end: int) -> tuple[int, dict[str, float]]:
-        """Lets the workers take some steps; `done` of `end` have been taken.
+        """Lets the workers take some of the steps from `done` to `end`.
 
-        A step takes a batch of every worker; without a barrier, of one of them.
+        A step takes a batch of every worker, or of one worker without a barrier.
 
         Returns:
-            How many were taken, and the logs.
+            The number of steps, and the logs.
         """
         membership = self._membership
         before = self._rounds
-        taken = self.take(done, end)
-        self._rounds += taken.steps // self._batches_per_round
-        logs = taken.logs
-        if taken.errors:
-            membership.recover(taken.errors)
-            # Those who are left may have committed some of the steps.
+        outcome = self.take(done, end)
+        self._rounds += outcome.steps // self._batches_per_round
+        logs = outcome.logs
+        if outcome.errors:
+            membership.recover(outcome.errors)
+            # The remaining workers may have committed some of the steps.
             self._rounds = membership.with_recovery(
                 lambda: membership.workers[0].rounds()
             )
             logs = membership.with_recovery(lambda: membership.workers[0].logs())
         return (self._rounds - before) * self._batches_per_round, logs
 
-    def take(self, done: int, end: int) -> Taken:
-        """Lets the workers take some steps, and tells the callbacks.
+    def take(self, done: int, end: int) -> Outcome:
+        """Lets the workers take some steps, and informs the callbacks.
 
         Args:
-            done: How many of the epoch's steps have been taken.
-            end: How many it has.
+            done: Number of the epoch's steps that have been taken.
+            end: Number of the epoch's steps.
         """
         raise NotImplementedError
+
+    def _start_calls(self) -> DeviceCalls:
+        return DeviceCalls(self._cluster, Stragglers(self._membership.workers))
 
 
 class BarrierRounds(Rounds):
@@ -122,11 +120,11 @@ class BarrierRounds(Rounds):
         self._callbacks.on_train_batch_begin(done)
         steps = min(self._steps_at_once, end - done)
         rounds = tf.constant(steps // self._batches_per_round)
-        calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
+        calls = self._start_calls()
         for worker in membership.workers:
-            calls.start(worker.device, functools.partial(worker.run, steps))
+            calls.start(worker.device, worker.run, steps)
         for device, serve in serving.items():
-            calls.start(device, functools.partial(serve, rounds))
+            calls.start(device, serve, rounds)
         values: list = []
         errors: dict = {}
         while calls.running:
@@ -137,22 +135,22 @@ class BarrierRounds(Rounds):
                 values.append(report.value)
             if errors:
                 self._cluster.check_servers()
-                # Replies stay open until no server can give them to some workers only.
+                # Replies stay open while a server runs: all workers or none get them.
                 serves = not serving.keys().isdisjoint(calls.running)
                 with remote.own_executor():
-                    membership.channel.close("up" if serves else "down")
+                    membership.channel.queues.close("up" if serves else "down")
         if errors:
-            return Taken(0, {}, errors)
+            return Outcome(0, {}, errors)
         logs = membership.workers[0].named(np.mean(values, axis=0))
         self._callbacks.on_train_batch_end(done + steps - 1, logs)
-        return Taken(steps, logs, {})
+        return Outcome(steps, logs, {})
 
 
 class PushRounds(Rounds):
-    """Pushes that each worker makes when it can.
+    """Pushes that each worker makes without waiting for the others.
 
-    The loss of a worker ends the pushes of the others, who go on without it in a new
-    log: in the old one what they push would wait for it.
+    After the loss of a worker the other workers continue in a new log, because their
+    pushes to the old log would wait for the lost worker.
     """
 
     transport_class = PushLogTransport
@@ -163,55 +161,54 @@ class PushRounds(Rounds):
         membership, log = self._membership, self._membership.channel
         ranks = {w.device: rank for rank, w in enumerate(membership.workers)}
         budget = _Budget(end - done, self._steps_at_once)
-        calls = DeviceCalls(self._cluster, Stragglers(membership.workers))
+        calls = self._start_calls()
         for device, serve in membership.serving.items():
             calls.start(device, serve)
         for worker in membership.workers:
-            calls.start(worker.device, functools.partial(_drive, worker, budget, calls))
-        told = ProgressReporter(
+            calls.start(worker.device, _drive, worker, budget, calls)
+        reporter = ProgressReporter(
             membership.workers[0], self._callbacks, done, self._batches_per_round
         )
         pushing, errors = {*ranks}, dict[str, Exception]()
-        ends = ["servers", "workers"]
+        to_end = ["servers", "workers"]
         while calls.running:
-            # Workers may take long for the steps that they have begun.
+            # While workers push, the wait is not limited: their steps may take long.
             report = calls.next({} if pushing else errors)
             if report.is_error:
                 errors[report.device] = report.value
                 pushing.discard(report.device)
                 budget.end()
                 if report.device in ranks:
-                    follow = functools.partial(log.discard, ranks[report.device])
-                    calls.start(log.devices[0], _unless_closed(follow))
-                elif ends:
-                    # No worker gets an answer any more.
-                    ends = []
+                    rank = ranks[report.device]
+                    calls.start(log.devices[0], _until_closed, log.discard, rank)
+                elif to_end:
+                    # Without this server no worker receives replies.
+                    to_end = []
                     self._cluster.check_servers()
                     with remote.own_executor():
-                        log.close()
+                        log.queues.close("up", "down")
             elif report.has_ended or report.value is None:
                 pushing.discard(report.device)
             else:
-                told.tell(report)
+                reporter.report(report)
                 if self._callbacks.model.stop_training:
                     budget.end()
-            if "servers" in ends and not pushing:
-                ends.remove("servers")
+            if "servers" in to_end and not pushing:
+                to_end.remove("servers")
                 log.stop()
-            if ends == ["workers"] and membership.serving.keys().isdisjoint(
-                calls.running
-            ):
-                ends.remove("workers")
-                calls.start(log.devices[0], _unless_closed(log.end))
-        return Taken(0 if errors else told.steps, told.logs, errors)
+            serves = not membership.serving.keys().isdisjoint(calls.running)
+            if to_end == ["workers"] and not serves:
+                to_end.remove("workers")
+                calls.start(log.devices[0], _until_closed, log.end)
+        return Outcome(0 if errors else reporter.steps, reporter.logs, errors)
 
 
 class ProgressReporter:
-    """Tells callbacks of steps that workers have taken without a barrier.
+    """Informs callbacks of steps that workers have taken without a barrier.
 
     Attributes:
-        steps: How many they were told of.
-        logs: The logs that they got last.
+        steps: Number of reported steps.
+        logs: The last reported logs.
     """
 
     def __init__(self, worker, callbacks, done, steps_per_push):
@@ -220,8 +217,8 @@ class ProgressReporter:
         self._steps_per_push = steps_per_push
         self._values: dict = {}
 
-    def tell(self, report):
-        """Tells of some steps of a worker."""
+    def report(self, report: Report) -> None:
+        """Informs the callbacks of some steps of a worker."""
         steps, self._values[report.device] = report.value
         self._callbacks.on_train_batch_begin(self._done + self.steps)
         self.steps += steps
@@ -233,38 +230,34 @@ class ProgressReporter:
 
 
 class _Budget:
-    """Steps that threads take from, some at a time."""
+    """A number of steps from which threads take some at a time."""
 
     def __init__(self, steps, at_once):
         self._steps, self._at_once = steps, at_once
         self._lock = threading.Lock()
 
     def take(self):
-        """Returns how many steps the caller is to take."""
+        """Returns the number of steps for the caller."""
         with self._lock:
             steps = min(self._at_once, self._steps)
             self._steps -= steps
         return steps
 
     def end(self):
-        """Leaves nothing to take."""
+        """Removes the remaining steps."""
         with self._lock:
             self._steps = 0
 
 
 def _drive(worker, budget, calls):
-    """Lets a worker push, then follow the pushes of the others to the end."""
+    """Lets a worker push, then apply the pushes of the others to the end."""
     while steps := budget.take():
         calls.report_progress(worker.device, (steps, worker.run(steps)))
     calls.report_progress(worker.device, None)
     worker.drain()
 
 
-def _unless_closed(call):
-    """Returns a call that ends with the log, however that ends."""
-
-    def called():
-        with contextlib.suppress(tf.errors.OpError):
-            call()
-
-    return called
+def _until_closed(call, *arguments):
+    """Calls a function of a log, and ignores errors after the log has been closed."""
+    with contextlib.suppress(tf.errors.OpError):
+        call(*arguments)

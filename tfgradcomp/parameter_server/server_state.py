@@ -1,8 +1,8 @@
-"""The state of methods on parameter servers, and its form as whole vectors.
+"""The states of methods on parameter servers, and their form as whole vectors.
 
-Queues end a round as a whole, so either all workers of a round commit it or none does.
-A server learns which from the step that the next messages are of, and keeps the state
-before the last round until then.
+A round ends for all workers or for none, so either all workers commit it or no worker
+does. A server learns the outcome from the step of the next messages. Until then, it
+keeps the state before the last round.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import cast
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.core import Context, State
 from tfgradcomp.transports import messages
@@ -19,20 +20,23 @@ from tfgradcomp.transports.sharding import Division, Sharding
 
 
 class ServerState:
-    """A server's state after the last round, and before it.
+    """A server's state before and after the last round.
 
-    Workers may fail to commit a round that the server has replied to. The step of
-    the next messages tells: one that was committed is never seen again.
+    Workers may not have committed a round that the server has answered. The step of the
+    next messages decides, because no worker sends messages of a committed step again.
 
     Args:
-        sharding: The method's vector, as it is cut for the servers.
+        division: The division of the method's vector among the servers.
         index: Index of the server.
         initial: The first state.
     """
 
-    def __init__(self, sharding: Division, index: int, initial: State):
-        self._sharding, self._index = sharding, index
-        self._before, self._after = _variables(initial), _variables(initial)
+    _stores_after = True
+
+    def __init__(self, division: Division, index: int, initial: State):
+        self._division, self._index = division, index
+        self._before = _variables(initial)
+        self._after = _variables(initial if self._stores_after else ())
         self._step = tf.Variable(tf.constant(-1, tf.int64))
 
     def next(self, context: Context, rows: tf.Tensor, deferred: tf.Tensor) -> tf.Tensor:
@@ -41,23 +45,31 @@ class ServerState:
         Args:
             context: The step.
             rows: The workers' words, int32 `[N, payload_words]`.
-            deferred: What the workers tell of the whole reply of the round before.
+            deferred: Words of the fields of `deferred_reply` in the last whole reply.
         """
-        current = tf.nest.map_structure(
-            lambda before, after: tf.where(context.step > self._step, after, before),
+        current = self._current(context.step, deferred)
+        reply, state = self._division.combine(self._index, rows, current, context)
+        _assign(self._before, current)
+        self._keep(context, rows, reply, state)
+        self._step.assign(context.step)
+        return reply
+
+    def _current(self, step, deferred):
+        """Returns the state for the messages of `step`."""
+        return tf.nest.map_structure(
+            lambda before, after: tf.where(step > self._step, after, before),
             self._before,
             self._after,
         )
-        reply, state = self._sharding.combine(self._index, rows, current, context)
-        _assign(self._before, current)
+
+    def _keep(self, context, rows, reply, state):
+        """Stores a round's result, from which `_current` follows if it is committed."""
         _assign(self._after, state)
-        self._step.assign(context.step)
-        return reply
 
     def follow(
         self, context: Context, rows: tf.Tensor, is_valid: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the reply to a push, which is committed where it is valid.
+        """Returns the reply to a push, which is committed if it is valid.
 
         Args:
             context: The step.
@@ -65,7 +77,7 @@ class ServerState:
             is_valid: Boolean scalar, whether all workers apply the push.
         """
         current = tf.nest.map_structure(tf.convert_to_tensor, self._after)
-        reply, state = self._sharding.combine(self._index, rows, current, context)
+        reply, state = self._division.combine(self._index, rows, current, context)
         chosen = tf.nest.map_structure(
             lambda old, new: tf.where(is_valid, new, old), current, state
         )
@@ -73,89 +85,68 @@ class ServerState:
         return reply
 
     def leaves(self, step: int, kept: State) -> list[np.ndarray]:
-        """Returns the vectors of the state that the messages of `step` will meet.
+        """Returns the vectors of the state for the messages of `step`.
 
         Args:
-            step: The number of steps that the workers have committed.
-            kept: What a worker's route keeps of the servers' state, as arrays.
+            step: Number of steps that the workers have committed.
+            kept: A worker's part of the servers' state, as arrays.
         """
-        is_after = step > self._step.numpy()
-        leaves = tf.nest.flatten(self._after if is_after else self._before)
-        return [leaf.numpy() for leaf in leaves]
+        deferred = tf.bitcast(kept["deferred"], tf.int32) if "deferred" in kept else ()
+        current = self._current(tf.constant(step, tf.int64), deferred)
+        return [leaf.numpy() for leaf in tf.nest.flatten(current)]
 
-    def restore(self, index: int, vector: np.ndarray) -> None:
-        """Takes over a vector of the state, as that before any step."""
+    def restore(self, leaf: int, vector: np.ndarray) -> None:
+        """Replaces a vector of the state, as if before any step."""
         for state in (self._before, self._after):
-            tf.nest.flatten(state)[index].assign(vector)
+            tf.nest.flatten(state)[leaf].assign(vector)
         self._step.assign(-1)
 
 
-class DeferredState:
-    """A server's state before the last round, and all that the next one follows from.
+class DeferredState(ServerState):
+    """A server's state before the last round, and the data for the state after it.
 
-    That is what the server got and replied in that round, and what the workers tell
-    it with their next messages: the deferred fields of the whole reply. While it waits
-    for them `Sharding.combine` leaves the state as it is.
+    These data are the words received and replied in that round, and the fields of
+    `deferred_reply`, which the workers send with their next messages.
 
     Args:
-        sharding: The method's vector, as it is cut for the servers.
+        division: The division of the method's vector among the servers.
         index: Index of the server.
         initial: The first state.
         num_workers: Python integer N.
-        context: Any step, for what is the same in all of them.
+        context: Any step, for its attributes that never change.
     """
+
+    _stores_after = False
 
     def __init__(
         self,
-        sharding: Sharding,
+        division: Sharding,
         index: int,
         initial: State,
         num_workers: int,
         context: Context,
     ):
-        self._sharding, self._index, self._context = sharding, index, context
-        self._before = _variables(initial)
-        shape = [num_workers, sharding.payload_words]
+        super().__init__(division, index, initial)
+        self._context = context
+        shape = [num_workers, division.payload_words]
         self._rows = tf.Variable(tf.zeros(shape, tf.int32))
-        self._reply = tf.Variable(tf.zeros([sharding.reply_words], tf.int32))
+        self._reply = tf.Variable(tf.zeros([division.reply_words], tf.int32))
         # With a learning rate of 0 no state changes.
         self._rates = tf.Variable([0.0, 0.0])
-        self._step = tf.Variable(tf.constant(-1, tf.int64))
         self._seed = tf.Variable(tf.constant(0, tf.int64))
 
-    def next(self, context: Context, rows: tf.Tensor, deferred: tf.Tensor) -> tf.Tensor:
-        """Returns the reply of a round; see `ServerState.next` for the arguments."""
-        current = self._current(context.step, deferred)
-        reply, _ = self._sharding.combine(self._index, rows, current, context)
-        _assign(self._before, current)
+    @override
+    def _keep(self, context, rows, reply, state):
         self._rows.assign(rows)
         self._reply.assign(reply)
         rates = context.learning_rate, context.previous_learning_rate
         self._rates.assign(tf.stack(rates))
-        self._step.assign(context.step)
         self._seed.assign(context.seed)
-        return reply
 
-    def leaves(self, step: int, kept: State) -> list[np.ndarray]:
-        """Returns the vectors of the state that the messages of `step` will meet.
-
-        Args:
-            step: The number of steps that the workers have committed.
-            kept: What a worker's route keeps of the servers' state, as arrays.
-        """
-        words = tf.bitcast(tf.constant(kept["deferred"]), tf.int32)
-        current = self._current(tf.constant(step, tf.int64), words)
-        return [leaf.numpy() for leaf in tf.nest.flatten(current)]
-
-    def restore(self, index: int, vector: np.ndarray) -> None:
-        """Takes over a vector of the state, as that before any step."""
-        tf.nest.flatten(self._before)[index].assign(vector)
-        self._rates.assign([0.0, 0.0])
-        self._step.assign(-1)
-
+    @override
     def _current(self, step, deferred):
         rate, previous = tf.unstack(tf.convert_to_tensor(self._rates))
-        # What is drawn is drawn as in the round that the state follows from.
+        # Random numbers must be those of the round that the state follows from.
         context = self._context.at_server()._replace(
             step=tf.convert_to_tensor(self._step),
             seed=tf.convert_to_tensor(self._seed),
@@ -165,23 +156,28 @@ class DeferredState:
         before = tf.nest.map_structure(tf.convert_to_tensor, self._before)
         rows = tf.convert_to_tensor(self._rows)
         words = tf.convert_to_tensor(self._reply)
-        whole = messages.unpack(deferred, self._sharding.deferred_reply)
+        sharding = cast(Sharding, self._division)
+        whole = messages.unpack(deferred, sharding.deferred_reply)
 
         def after():
-            return self._sharding.finish(
-                self._index, rows, words, whole, before, context
-            )
+            return sharding.finish(self._index, rows, words, whole, before, context)
 
         return tf.cond(step > self._step, after, lambda: before)
 
+    @override
+    def restore(self, leaf, vector):
+        tf.nest.flatten(self._before)[leaf].assign(vector)
+        self._rates.assign([0.0, 0.0])
+        self._step.assign(-1)
+
 
 class ServerStates:
-    """The states of all servers, by call sites.
+    """The states of all servers, by call site.
 
     Args:
         devices: Names of the servers' devices.
         num_workers: Python integer N.
-        inherited: What `whole` of earlier servers returned, or nothing.
+        inherited: `whole` of earlier servers, or an empty dictionary.
     """
 
     def __init__(
@@ -192,50 +188,44 @@ class ServerStates:
     ):
         self._devices, self._num_workers = tuple(devices), num_workers
         self._inherited = inherited
-        self._states: dict = {}
-        self._owned: dict = {}
+        self._states: dict[tuple[str, int], ServerState] = {}
+        self._owned: dict[tuple[str, int], slice] = {}
 
     def get(
-        self,
-        call_site: str,
-        index: int,
-        sharding: Division,
-        context: Context,
-    ) -> ServerState | DeferredState:
+        self, call_site: str, index: int, division: Division, context: Context
+    ) -> ServerState:
         """Returns the state of a server at a call site, created at its first use.
 
         Args:
             call_site: Name of the call site.
             index: Index of the server.
-            sharding: The method's vector, as it is cut for the servers.
-            context: Any step, for what is the same in all of them.
+            division: The division of the method's vector among the servers.
+            context: Any step, for its attributes that never change.
         """
         key = call_site, index
         if key not in self._states:
-            owned = sharding.owned_range(index)
+            owned = division.owned_range(index)
             self._owned[key] = slice(owned.start, owned.stop)
             with tf.init_scope(), tf.device(self._devices[index]):
-                initial = sharding.init_state(index)
+                initial = division.init_state(index)
                 if call_site in self._inherited:
                     whole = self._inherited[call_site]
                     leaves = [vector[self._owned[key]] for vector in whole]
                     initial = tf.nest.pack_sequence_as(initial, leaves)
-                if sharding.deferred_reply:
-                    cut = cast(Sharding, sharding)
+                if isinstance(division, Sharding) and division.deferred_reply:
                     self._states[key] = DeferredState(
-                        cut, index, initial, self._num_workers, context
+                        division, index, initial, self._num_workers, context
                     )
                 else:
-                    self._states[key] = ServerState(sharding, index, initial)
+                    self._states[key] = ServerState(division, index, initial)
         return self._states[key]
 
     def whole(self, step: int, kept: dict[str, State]) -> dict[str, list[np.ndarray]]:
-        """Returns the vectors of the state at each call site, of all servers together.
+        """Returns the vectors of the state of all servers, by call site.
 
         Args:
-            step: The number of steps that the workers have committed.
-            kept: What a worker's routes keep of the servers' state, as arrays, by call
-                sites.
+            step: Number of steps that the workers have committed.
+            kept: A worker's part of the servers' states, as arrays, by call site.
         """
         call_sites = dict.fromkeys(call_site for call_site, _ in self._states)
         return {name: self.whole_at(name, step, kept) for name in call_sites}
@@ -243,7 +233,7 @@ class ServerStates:
     def whole_at(
         self, call_site: str, step: int, kept: dict[str, State]
     ) -> list[np.ndarray]:
-        """Returns the vectors of the state at one call site; see `whole`."""
+        """Returns the vectors of the state at one call site, like `whole`."""
         parts = []
         for index, device in enumerate(self._devices):
             if (call_site, index) in self._states:
@@ -253,11 +243,11 @@ class ServerStates:
         return [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
 
     def restore(self, call_site: str, leaf: int, whole: np.ndarray) -> None:
-        """Takes over a vector of the state at a call site, between steps.
+        """Replaces a vector of the state at a call site, between steps.
 
         Args:
             call_site: Name of the call site.
-            leaf: Index of the vector among those that `whole` returns.
+            leaf: Index of the vector in the result of `whole_at`.
             whole: The vector.
         """
         for (name, index), state in self._states.items():

@@ -1,16 +1,15 @@
-"""A watch over workers that answer and do not get on, such as in an endless dataset."""
+"""Detection of workers that answer but make no progress, such as by a slow dataset."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfgradcomp.collectives.stalls import EXIT_CODE, TIMEOUT, Limits
+from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
 from tfgradcomp.parameter_server.remote_worker import RemoteWorker
@@ -19,7 +18,7 @@ _ANSWER_SECONDS = 2.0
 
 
 class Stragglers:
-    """Says for whom a training waits, and ends this process after the limit.
+    """Logs which workers delay a training, and ends this process after a limit.
 
     Args:
         workers: The workers that take steps.
@@ -32,39 +31,37 @@ class Stragglers:
 
     @property
     def period(self) -> float:
-        """Seconds without a report after which to look, again and again."""
+        """Seconds between two calls of `look` while no worker reports."""
         return min(self._limits) / 4
 
     def look(self) -> None:
-        """Looks how far the workers are."""
+        """Compares the workers' batches with those of the last call."""
         batches = self._batches()
         now = time.monotonic()
         if batches != self._last:
             self._last, self._since, self._has_warned = batches, now, False
         seconds = now - self._since
         if len(batches) < len(self._workers):
-            # The heartbeat says who does not answer.
+            # The heartbeat logs tasks that do not answer.
             return
         if seconds >= self._limits.warning and not self._has_warned:
             self._has_warned = True
             late = [d for d, (asked, got) in batches.items() if asked > got]
             logger.warning(
-                "no worker has gone on for %.0f s: %s",
+                "no worker has made progress for %.0f s: %s",
                 seconds,
                 f"{', '.join(late)} waiting for the dataset"
                 if late
                 else "all have their batches, and compute or wait for servers",
             )
-        if seconds >= self._limits.timeout:
-            logger.error(
-                "the chief ends, because no worker has gone on for %.0f s. "
-                "Received: %s=%g",
-                *(seconds, TIMEOUT, self._limits.timeout),
-            )
-            os._exit(EXIT_CODE)
+        reason = "the chief ends, because no worker has made progress for %.0f s."
+        self._limits.end_if_late(seconds, reason, seconds)
 
     def _batches(self):
-        """Returns the batches that each worker that answers has asked for and got."""
+        """Returns the numbers of batches requested and received, by worker's device.
+
+        Workers that do not answer are left out.
+        """
         found: dict = {}
 
         def read(worker):

@@ -1,4 +1,4 @@
-"""Training with parameter servers: weights stay on the workers, words travel."""
+"""The trainer for a cluster of a chief, workers and parameter servers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,37 @@ from tfgradcomp.parameter_server.heartbeat import Heartbeat
 from tfgradcomp.parameter_server.membership import Membership
 from tfgradcomp.parameter_server.model_factory import ModelFactory
 from tfgradcomp.parameter_server.push_log import bound_of_staleness
-from tfgradcomp.parameter_server.remote_worker import shared_variables, values_of
+from tfgradcomp.parameter_server.remote_worker import (
+    assign_shared_values,
+    shared_values,
+    values_of,
+)
 from tfgradcomp.parameter_server.rounds import BarrierRounds, PushRounds
 from tfgradcomp.transports import Traffic
 
 _ROUNDS = {"sync": BarrierRounds, "async": PushRounds}
 MODES = tuple(_ROUNDS)
 ON_WORKER_LOSS = ("continue", "wait")
+# Arguments of the optimizer with only one supported value, and why.
+_REQUIRED = {
+    "transport": ("auto", "all gradients go to the servers"),
+    "fallback": (None, "gradients are always compressed"),
+    "warmup_steps": (0, "gradients are always compressed"),
+    "dense_every": (None, "gradients are always compressed"),
+    "verify_every": (None, "workers are not compared, as all apply the same replies"),
+}
 
 
 class ParameterServerTrainer:
-    """Trains a Keras model on workers that meet on parameter servers.
+    """Trains a Keras model on workers that exchange gradients over parameter servers.
 
     Run one script in all roles, with `TF_CONFIG` set: a chief, workers and parameter
-    servers (ps). Workers and servers never get past the constructor: they serve. The
-    chief goes on, and `fit` drives them. Every worker has weights of its own, which
-    cross the wire when training begins, when an epoch ends (one worker's, to the
-    chief) and when a worker joins again. In a step words cross it: payloads to the
-    servers, one reply back. The weights of all workers are the same bits. What saves
-    the chief's model saves the residuals of all workers and servers, too.
+    servers (ps). Workers and servers do not return from the constructor: they serve.
+    The chief continues, and drives them in `fit`. Each worker holds all weights, with
+    the same bits on all workers. Weights cross the network when training begins, when
+    an epoch ends (from one worker to the chief) and when a worker rejoins. A step sends
+    compressed payloads to the servers, and one reply back. Saving the chief's model
+    also saves the residuals of all workers and servers.
 
     Args:
         make_model: Function that returns a new Keras model, not compiled; called
@@ -47,28 +59,27 @@ class ParameterServerTrainer:
             the chief and for each worker.
         loss: As in `keras.Model.compile`.
         metrics: As in `keras.Model.compile`.
-        mode: `"sync"`: all workers take a step together. `"async"`: each pushes when
-            it has a gradient, and then applies what others pushed before it, and its
-            own, in the servers' order. History has the mean staleness: how many pushes
-            of others came in between.
-        on_worker_loss: What follows the loss of a worker: `"continue"` with the
-            others, or `"wait"` until it has been started again. A worker that is back
-            gets the weights; where training went on, at the next epoch.
-        steps_per_execution: Steps that workers take before the chief hears of them; as
-            many as the inner optimizer's `gradient_accumulation_steps`, or a multiple,
-            where it has some.
-        max_staleness: With `"async"`, how many pushes of others may come between the
-            weights that a gradient is of and its own push. A worker that is ahead by
-            more waits, so that what the servers keep for a slow one is bounded, too.
-            None: eight times the number of workers; no less than that number.
+        mode: `"sync"`: all workers take each step together. `"async"`: each worker
+            pushes its gradient as soon as it is ready, and then applies all pushes up
+            to its own in the servers' order. The history has the mean staleness: the
+            number of pushes of other workers in between.
+        on_worker_loss: `"continue"` without a lost worker, or `"wait"` until it has
+            been restarted. A worker that is back receives the weights; with
+            `"continue"`, at the next epoch.
+        steps_per_execution: Steps between two reports to the chief. Rounded up to a
+            multiple of the inner optimizer's `gradient_accumulation_steps`.
+        max_staleness: With `"async"`, the largest number of other workers' pushes
+            between the weights of a gradient and its push. A worker that is further
+            ahead waits, which also bounds the replies that servers keep for a slow
+            worker. None: eight times the number of workers; at least that number.
 
     Attributes:
-        model: The chief's model, with the weights as of the last epoch.
-        optimizer: Its optimizer, with counters and momenta as of then.
+        model: The chief's model, with the weights of the last epoch.
+        optimizer: Its optimizer, with the counters and momenta of the last epoch.
 
     Raises:
-        ValueError: If an argument is out of range, or `TF_CONFIG` does not describe a
-            chief, workers and parameter servers.
+        ValueError: If an argument is out of range, or if `TF_CONFIG` does not describe
+            a chief, workers and parameter servers.
 
     Example:
         ```python
@@ -98,8 +109,8 @@ class ParameterServerTrainer:
         check_integer("steps_per_execution", steps_per_execution, 1)
         if mode == "sync" and max_staleness is not None:
             raise ValueError(
-                "Workers that take steps together are never stale: leave "
-                f"max_staleness=None. Received: mode='sync', {max_staleness=}"
+                "Workers that take steps together are never stale: use mode='async' or "
+                f"leave max_staleness=None. Received: mode='sync', {max_staleness=}"
             )
         _check_optimizer(optimizer, mode)
         self._cluster = cluster_of_chief()
@@ -131,23 +142,23 @@ class ParameterServerTrainer:
         verbose=1,
         initial_epoch: int = 0,
     ) -> keras.callbacks.History:
-        """Trains the model, as `keras.Model.fit` does.
+        """Trains the model, like `keras.Model.fit`.
 
         Args:
             dataset_fn: Function of a `tf.distribute.InputContext` that returns a
-                worker's dataset, batched and without an end (`repeat()`). It is called
-                for each worker, which then runs its operations. A Python generator
-                would stay in the chief's process, and its batches cross the network.
-            epochs: The epoch to end with.
-            steps_per_epoch: Steps an epoch, which take a batch from every worker; in
-                mode `"async"` from one. With `gradient_accumulation_steps=k` a round
-                or a push has the mean gradient of k batches of a worker, and this is a
-                multiple of k.
-            validation_data: What the chief evaluates after each epoch: anything that
-                `keras.Model.evaluate` takes.
+                worker's dataset, batched and endless (`repeat()`). It is called for
+                each worker, which then runs its operations. A Python generator would
+                run in the chief's process, and its batches would cross the network.
+            epochs: The number of the last epoch.
+            steps_per_epoch: Steps per epoch. A step takes a batch from every worker,
+                or from one worker with `"async"`. With `gradient_accumulation_steps=k`
+                a round or a push has the mean gradient of k batches of a worker, and
+                this must be a multiple of k.
+            validation_data: Data for `keras.Model.evaluate` on the chief after each
+                epoch.
             callbacks: Keras callbacks; their model is the chief's.
             verbose: As in `keras.Model.fit`.
-            initial_epoch: The epoch to begin with.
+            initial_epoch: The first epoch.
 
         Returns:
             The history of logs, which are means over the workers.
@@ -155,8 +166,8 @@ class ParameterServerTrainer:
         Raises:
             ValueError: If a worker's dataset ends, or if an epoch would end before the
                 gradients of its last batches are applied.
-            ConnectionError: If a parameter server is gone.
-            RuntimeError: If all workers are gone.
+            ConnectionError: If a parameter server is lost.
+            RuntimeError: If all workers are lost.
             tf.errors.InvalidArgumentError: If a gradient is not finite and the
                 optimizer's `nonfinite` is `"raise"`.
         """
@@ -178,9 +189,9 @@ class ParameterServerTrainer:
             )
             self.model.stop_training = False
             callbacks.on_train_begin()
-            shared = values_of(shared_variables(self.model))
+            values = shared_values(self.model)
             for worker in membership.workers:
-                worker.take(shared)
+                worker.take(values)
             rounds = self._rounds_class(
                 self._cluster, membership, callbacks, self._steps_per_execution
             )
@@ -206,7 +217,7 @@ class ParameterServerTrainer:
         return self._membership.workers[0].optimizer.traffic
 
     def weights_of_workers(self) -> list[list[np.ndarray]]:
-        """Returns the trainable weights of each worker, as they are now."""
+        """Returns the current trainable weights of each worker."""
         workers = self._membership.workers
         return [values_of(worker.model.trainable_variables) for worker in workers]
 
@@ -233,13 +244,13 @@ class ParameterServerTrainer:
 
     def _send_learning_rate(self):
         rate = self.optimizer.learning_rate
-        # A schedule is followed by the workers themselves.
+        # Workers follow a schedule themselves.
         if isinstance(rate, keras.Variable):
             for worker in self._membership.workers:
                 worker.take_learning_rate(float(rate.numpy()))
 
     def _send_seeds(self):
-        # The first number is the generator's seed, the second counts what was drawn.
+        # The first number is the generator's seed, the second counts random numbers.
         states = seed_states(self.model).values()
         seeds = [int(state.numpy()[0]) for state in states]
         for rank, worker in enumerate(self._membership.workers):
@@ -250,18 +261,16 @@ class ParameterServerTrainer:
             worker.reset_metrics()
 
     def _fetch(self):
-        """Brings the weights, counters and momenta to the chief."""
+        """Copies weights, counters and momenta to the chief."""
         workers = self._membership.workers
-        first = values_of(shared_variables(workers[0].model))
-        for own, value in zip(shared_variables(self.model), first, strict=True):
-            own.assign(value)
-        # What no gradient changes, as the statistics of a batch, differs by worker.
-        others = [values_of(w.model.non_trainable_weights) for w in workers]
-        for own, values in zip(
-            self.model.non_trainable_weights, zip(*others, strict=True), strict=True
+        assign_shared_values(self.model, shared_values(workers[0].model))
+        # Weights without gradients, such as moving averages, differ between workers.
+        by_worker = [values_of(w.model.non_trainable_weights) for w in workers]
+        for variable, *values in zip(
+            self.model.non_trainable_weights, *by_worker, strict=True
         ):
             if np.issubdtype(values[0].dtype, np.floating):
-                own.assign(np.mean(values, axis=0))
+                variable.assign(np.mean(values, axis=0))
 
 
 def _check_windows(steps_per_epoch, accumulation_steps):
@@ -277,39 +286,23 @@ def _check_windows(steps_per_epoch, accumulation_steps):
 def _check_optimizer(optimizer, mode):
     if not isinstance(optimizer, CompressedOptimizer):
         raise ValueError(
-            "optimizer must be a compressed one, such as tfgradcomp.TernGrad("
+            "optimizer must be a compressed optimizer, such as tfgradcomp.TernGrad("
             f"keras.optimizers.SGD(0.1)). Received: optimizer={optimizer!r}"
         )
-    if optimizer.transport != "auto":
-        raise ValueError(
-            "With parameter servers there is one way for gradients: leave transport="
-            f"'auto'. Received: transport={optimizer.transport!r}"
-        )
-    if optimizer.fallback is not None:
-        raise ValueError(
-            "With parameter servers gradients are always compressed: leave "
-            f"fallback=None. Received: fallback={optimizer.fallback!r}"
-        )
-    if optimizer.uncompressed_steps:
-        raise ValueError(
-            "With parameter servers gradients are always compressed: leave "
-            "warmup_steps=0 and dense_every=None. Received: "
-            f"warmup_steps={optimizer.uncompressed_steps.warmup_steps}, "
-            f"dense_every={optimizer.uncompressed_steps.dense_every}"
-        )
-    if optimizer.verify_every is not None:
-        raise ValueError(
-            "With parameter servers all workers apply what the servers send, and are "
-            "not compared: leave verify_every=None. "
-            f"Received: verify_every={optimizer.verify_every}"
-        )
+    for name, (value, reason) in _REQUIRED.items():
+        found = getattr(optimizer, name)
+        if found != value:
+            raise ValueError(
+                f"With parameter servers {reason}. Expected: {name}={value!r}. "
+                f"Received: {name}={found!r}"
+            )
     inner = optimizer.inner_optimizer
     if mode == "async" and inner.gradient_accumulation_steps and inner.use_ema:
         raise ValueError(
-            "Keras averages weights at every batch, also at those whose gradients are "
-            "only accumulated, and without a barrier each worker has these when it "
-            "has them: the averages would differ. Expected: mode='sync', use_ema=False "
-            "or gradient_accumulation_steps=None. Received: mode='async', "
+            "Keras averages weights at every batch, also while gradients accumulate. "
+            "Without a barrier these batches come at different times on each worker, "
+            "so the averages would differ. Expected: mode='sync', use_ema=False or "
+            "gradient_accumulation_steps=None. Received: mode='async', "
             f"use_ema={inner.use_ema}, "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
         )

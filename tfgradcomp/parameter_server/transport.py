@@ -1,13 +1,13 @@
-"""The server is on parameter servers: words go up to them, and one reply comes down.
+"""The transport through parameter servers, in rounds of all workers.
 
 A worker's step puts a message into a queue on each server and takes the reply out of
-another queue there. The servers' half is a function of its own on each server: it takes
-one message a worker, in the order of ranks, runs the server's rule and hands the reply
-to all. Tracing a worker's step declares what servers must answer.
+another queue. A separate function runs on each server: it takes one message from each
+worker, in the order of ranks, runs the server's rule and puts the reply into the queues
+of all workers. Tracing a worker's step declares the messages and the rule.
 
-Once the queues for messages are closed no server replies any more, and what it has
-replied is there for all workers: a round ends as a whole. What a server's state needs
-of the other servers' replies comes with the next messages.
+After the queues for messages are closed, no server replies, and earlier replies are
+there for all workers: a round ends for all workers or for none. If a server's state
+depends on other servers' replies, the workers send these with the next messages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.parameter_server.channel import Channel, WorkerEndpoint
 from tfgradcomp.parameter_server.division import Relay, division_for
 from tfgradcomp.parameter_server.header import (
     HEADER_WORDS,
@@ -26,7 +27,7 @@ from tfgradcomp.parameter_server.header import (
     write_header,
 )
 from tfgradcomp.parameter_server.queues import ServerEndpoint, total
-from tfgradcomp.parameter_server.round_channel import RoundChannel, WorkerEndpoint
+from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import (
     ExchangeResult,
@@ -41,9 +42,6 @@ from tfgradcomp.transports.messages import has_variable_length
 class ServerCollectives(WorkerEndpoint, Collectives):
     """One worker's view of a `RoundChannel`."""
 
-    def __init__(self, channel: RoundChannel, peer: int):
-        self.join(channel, peer)
-
     @override
     def join(self, channel, peer):
         super().join(channel, peer)
@@ -52,7 +50,7 @@ class ServerCollectives(WorkerEndpoint, Collectives):
 
     @override
     def words_sent(self, call):
-        # To the servers, once.
+        # Each word goes to one server.
         return call.words
 
     @override
@@ -76,7 +74,7 @@ class ServerCollectives(WorkerEndpoint, Collectives):
         )
 
     def _combined(self, kind, combine, vector, call_site):
-        """Lets each server combine a part of the vectors of 32-bit numbers."""
+        """Combines vectors of 32-bit numbers; each server combines a part."""
         size = vector.shape[0]
         width = -(-size // len(self.channel.devices))
         parts = [vector[begin : begin + width] for begin in range(0, size, width)]
@@ -104,8 +102,8 @@ class ServerCollectives(WorkerEndpoint, Collectives):
 class ParameterServerRoute(Route):
     """Messages to the servers of a `RoundChannel`, and their replies to all workers.
 
-    The server's state is on the servers. A worker keeps, and sends with the next
-    message, what they have to be told of each other's replies.
+    The servers hold the server's state. A worker keeps the fields of `deferred_reply`,
+    and sends them with its next message.
     """
 
     collectives: ServerCollectives
@@ -173,44 +171,41 @@ class ParameterServerRoute(Route):
             answer=answer,
         )
 
-    @override
-    def _exchange_calls(self):
-        return []
-
     @property
     @override
     def words(self):
-        used, own = self._division.num_used, self._division.words
+        used, payloads = self._division.num_used, self._division.words
         # The first round is a call of the collectives.
         first = super().words
+        head = HEADER_WORDS + self._deferred_words
         return Words(
-            sent=used * (HEADER_WORDS + self._deferred_words) + own.sent + first.sent,
-            received=used * self.num_workers + own.received + first.received,
+            sent=used * head + payloads.sent + first.sent,
+            received=used * self.num_workers + payloads.received + first.received,
         )
 
 
 class ParameterServer(Transport):
-    """Each parameter server serves a part of the vector of its own.
-
-    What cannot be cut in parts is served by the first of them.
+    """Divides the vector among the parameter servers, or gives it to the first one.
 
     Attributes:
-        channel_class: The class of what its workers meet at.
+        collectives_class: The class of the workers' ends of a channel.
+        channel_class: The class of the channel between workers and servers.
         stepper_class: The class of the steppers of the workers' optimizers.
     """
 
     payload_kind = (
-        "messages of one size; those that vary in size, to a server without a state"
+        "messages of fixed size, and of variable size if the server has no state"
     )
     carries_tables = False
     route_class: ClassVar[type[Route]] = ParameterServerRoute
-    channel_class: ClassVar[type[Any]] = RoundChannel
+    collectives_class: ClassVar[type[Any]] = ServerCollectives
+    channel_class: ClassVar[type[Channel]] = RoundChannel
     stepper_class: ClassVar[type[Stepper]] = Stepper
 
     @classmethod
-    def at(cls, channel: RoundChannel, rank: int) -> ParameterServer:
-        """Returns the transport of a worker at a channel."""
-        return cls(ServerCollectives(channel, rank))
+    def at(cls, channel: Channel, rank: int) -> ParameterServer:
+        """Returns the transport of a worker on a channel."""
+        return cls(cls.collectives_class(channel, rank))
 
     @override
     def supports(self, method, layout):

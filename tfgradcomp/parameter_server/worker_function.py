@@ -1,8 +1,8 @@
-"""A function of one worker that is traced once for all of them.
+"""A function of a worker that is traced once for all workers.
 
-Workers do the same by variables, datasets and queues of their own. TensorFlow takes
-such tensors from outside a traced function, with each call of it: so another worker's
-can take their places.
+Workers run the same operations on different variables, datasets and queues. A traced
+function captures the tensors of one worker; each call can replace them by those of
+another worker.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ _RANK = tf.TensorSpec([], tf.int32)
 
 
 class WorkerFunction:
-    """A traced function of a worker's rank, data and more, on no device yet.
+    """A traced function of a worker's rank and data, without a device.
 
     Args:
-        call: Function of the rank, an int32 scalar, of an iterator and of what `specs`
-            describe.
-        iterator: The first worker's.
-        specs: Of the other arguments.
+        call: Function of the rank, an int32 scalar, an iterator and further arguments.
+        iterator: The iterator of the first worker.
+        specs: The specifications of the further arguments.
     """
 
     def __init__(self, call: Callable, iterator: Any, *specs: tf.TensorSpec):
@@ -34,12 +33,12 @@ class WorkerFunction:
         self._specs = specs
 
     def fits(self, others: Mapping[int, tf.Tensor]) -> bool:
-        """Returns whether another worker has all that is the first one's.
+        """Returns whether another worker can run the function.
 
         Args:
-            others: As in `on`.
+            others: The other worker's tensors, as in `on`.
         """
-        has_all = all(id(tensor) in others for tensor in self._taken())
+        has_all = all(id(tensor) in others for tensor in self._captured())
         return has_all and not self._names_workers
 
     @functools.cached_property
@@ -51,20 +50,21 @@ class WorkerFunction:
         return any("/job:worker" in node.device for node in nodes)
 
     def on(
-        self, device: str, rank: int, iterator: Any, own: Mapping[int, tf.Tensor]
+        self, device: str, rank: int, iterator: Any, local: Mapping[int, tf.Tensor]
     ) -> Callable:
-        """Returns the function of the arguments of `specs` on a worker's device.
+        """Returns a function of the further arguments on a worker's device.
 
-        Its value comes to this process: one that is fetched from a worker leaves three
-        kilobytes behind there, in TensorFlow.
+        Its result is copied to this process, because TensorFlow leaks three kilobytes
+        on a worker for each value that is fetched from there.
 
         Args:
             device: The worker's device.
-            rank: Its rank.
-            iterator: Its data.
-            own: The worker's tensors, by the `id`s of those that they stand for.
+            rank: The worker's rank.
+            iterator: The worker's iterator.
+            local: The worker's tensors, by the `id`s of the captured tensors that they
+                replace.
         """
-        taken = [own.get(id(tensor), tensor) for tensor in self._taken()]
+        captures = [local.get(id(tensor), tensor) for tensor in self._captured()]
 
         @tf.function(autograph=False)
         def placed(*arguments):
@@ -72,11 +72,11 @@ class WorkerFunction:
                 given = tf.nest.flatten(
                     [tf.constant(rank), iterator, *arguments], expand_composites=True
                 )
-                result = remote.call(self._function, given, taken)
+                result = remote.call(self._function, given, captures)
             with tf.device(remote.host_device()):
                 return tf.identity(result)
 
         return placed.get_concrete_function(*self._specs)
 
-    def _taken(self) -> Sequence[tf.Tensor]:
+    def _captured(self) -> Sequence[tf.Tensor]:
         return [outside for outside, _ in self._function.graph.captures]

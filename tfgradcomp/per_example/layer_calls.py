@@ -1,11 +1,10 @@
 """Record of the layers that read weights in a forward pass, with inputs and outputs.
 
-The call of a layer that reads a weight itself is a *leaf*: its inputs, its outputs and
-the loss' gradient with respect to the outputs determine what each example contributes
-to the gradient of that weight. For a layer that only calls other layers, their calls
-are recorded instead. Where those cannot serve (they run inside a loop, are recomputed
-in the backward pass, or have no axis of examples) the outer layer becomes the leaf, in
-the worst case the whole model.
+A call of a layer that reads a weight is a *leaf*: its inputs, its outputs and the loss'
+gradient with respect to the outputs determine each example's contribution to the
+gradient of the weight. If a layer only calls other layers, their calls are recorded
+instead. If these calls run in a loop, are recomputed in the backward pass, or have no
+axis of examples, the outer layer becomes the leaf, in the worst case the whole model.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from tfgradcomp.compat.variables import tensorflow_variables
 from tfgradcomp.compat.watcher import VariableReads
 
 _thread = threading.local()
-# The rules of these layers take the gradient with respect to the output before the
-# activation.
+# The rules of these layers need the gradient with respect to the activation's input.
 _ACTIVATED = (
     keras.layers.Dense,
     keras.layers.EinsumDense,
@@ -37,19 +35,19 @@ _ACTIVATED = (
 
 
 @dataclasses.dataclass(eq=False)
-class Call:
+class LayerCall:
     """One call of a layer that reads weights.
 
     Attributes:
         layer: The layer.
-        args: Its positional arguments, in the types that the layer casts them to.
-        kwargs: Its arguments by name.
+        args: Positional arguments, in the types that the layer casts them to.
+        kwargs: Keyword arguments.
         variables: The trainable variables that the layer, or a layer in it, has read,
             by their ids.
-        outputs: Its float outputs, flat.
-        before_activation: The tensor that its activation was applied to, if known.
-        statistics: Mean and variance of the batch, if it normalized by them.
-        reads_inner_weights: True if it reads weights of layers within it.
+        outputs: Float outputs, flat.
+        before_activation: Input of the layer's activation, if known.
+        statistics: Mean and variance of the batch, if the layer normalized by them.
+        reads_inner_weights: True if the layer reads weights of layers within it.
     """
 
     layer: keras.layers.Layer
@@ -66,26 +64,26 @@ class Call:
 
     @property
     def input(self) -> tf.Tensor:
-        """Its first argument."""
+        """First argument of the call."""
         if self.args:
             return self.args[0]
         return next(self.kwargs[n] for n in ("inputs", "x") if n in self.kwargs)
 
 
-class LayerCalls:
+class CallRecorder:
     """Context that records the leaves of the forward pass inside it.
 
     Args:
         variables: The trainable variables whose reads are recorded.
-        batch: Static number of examples; None where it is not static.
+        batch: Static number of examples; None if it is not static.
     """
 
     def __init__(self, variables: list[keras.Variable], batch: int | None):
         compat.intercept_layer_calls(_call)
         compat.intercept_batch_statistics(_batch_statistics)
-        self.leaves: list[Call] = []
+        self.leaves: list[LayerCall] = []
         self._batch = batch
-        self._open: list[Call] = []
+        self._open: list[LayerCall] = []
         self._variables = {
             id(value): variable
             for variable in variables
@@ -100,14 +98,14 @@ class LayerCalls:
         _thread.calls = None
 
     @property
-    def innermost(self) -> Call:
-        """The call that runs, and was not made by one that runs."""
+    def innermost(self) -> LayerCall:
+        """The innermost of the calls that are running."""
         return self._open[-1]
 
     def call(self, original, layer, args, kwargs):
         """Calls a layer, and records the weights that it reads."""
-        call = Call(layer, args, kwargs, _graph=tf.compat.v1.get_default_graph())
-        # The backward pass of a recomputed layer sees tensors other than those here.
+        call = LayerCall(layer, args, kwargs, _graph=tf.compat.v1.get_default_graph())
+        # The backward pass of a recomputed layer sees other tensors than these.
         recomputed = compat.is_rematerialized(layer)
         losses = compat.count_added_losses(layer)
         if self._open:
@@ -132,9 +130,9 @@ class LayerCalls:
         if compat.count_added_losses(layer) > losses:
             raise ValueError(
                 f"Layer {layer.name!r} reads its weights and calls `add_loss` in one "
-                "call, so that the loss' gradient cannot be told apart by examples. "
-                "Use a weight's regularizer, the layer's activity_regularizer, or add "
-                f"the loss in a layer of its own. Received: layer={layer}"
+                "call, so the loss' gradient cannot be split by examples. Use a "
+                "weight's regularizer, the layer's activity_regularizer, or add the "
+                f"loss in a separate layer. Received: layer={layer}"
             )
         for inner in call._calls:
             call.variables.update(inner.variables)
@@ -154,7 +152,7 @@ class LayerCalls:
     def _close(self, call, outputs):
         flat = keras.tree.flatten(outputs)
         if len(flat) > 1:
-            # One output may depend on another: each gets a gradient of its own.
+            # One output may depend on another: each copy gets its own gradient.
             flat = [compat.copy_with_mask(x) for x in flat]
             outputs = keras.tree.pack_sequence_as(outputs, flat)
         call.outputs = floats_of(flat)
@@ -176,7 +174,7 @@ class LayerCalls:
 
 
 def per_example(args, kwargs, batch: int | None) -> list[tf.Tensor]:
-    """Returns the tensors among a call's arguments that have a row for each example."""
+    """Returns the tensors among a call's arguments that have an axis of examples."""
     return [x for x in keras.tree.flatten((args, kwargs)) if _has_batch(x, batch)]
 
 
@@ -190,7 +188,7 @@ def _has_batch(x, batch):
     return tf.is_tensor(x) and x.shape.rank != 0 and x.shape[0] in (batch, None)
 
 
-def _recorded_activation(call: Call):
+def _recorded_activation(call: LayerCall):
     """Returns a context in which the layer's activation records its argument."""
     layer = call.layer
     activation = vars(layer).get("activation")

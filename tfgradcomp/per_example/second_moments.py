@@ -1,13 +1,13 @@
 """Second moments of the gradients of single examples, in one pass of `model.fit`.
 
 A batch's loss is a sum over its examples, L = Σ_z l_z, and so is a weight's gradient,
-g = Σ_z g_z. Its second moment is m = Σ_z g_z², element by element: the squares of the
-very terms whose sum is the gradient, with Keras' division by the size of the batch and
-by the number of replicas in them. No second backward pass is needed: the gradients with
-respect to the outputs of the layers (δ) are computed along with those of the weights,
-and a rule for each type of layer computes g_z from inputs and δ.
+g = Σ_z g_z. Its second moment is m = Σ_z g_z², element by element. The terms g_z
+contain Keras' division by the size of the batch and by the number of replicas. No
+second backward pass is needed: the gradients with respect to the outputs of the layers
+(δ) are computed along with those of the weights, and a rule for each type of layer
+computes g_z from inputs and δ.
 
-The part of a loss that depends on the weights directly, such as a regularizer, belongs
+A part of the loss that depends on the weights directly, such as a regularizer, belongs
 to no example: each of the n examples gets an equal share of its gradient r, so that
 Σ_z g_z = g still holds, m = Σ_z (g_z + r / n)².
 Batch statistics count as constants: the influence of an example on others through the
@@ -25,9 +25,9 @@ import tensorflow as tf
 from tfgradcomp.compat import train_step as compat
 from tfgradcomp.compat.replace import replaced_attribute
 from tfgradcomp.per_example import moment_rules
-from tfgradcomp.per_example.layer_calls import LayerCalls
+from tfgradcomp.per_example.layer_calls import CallRecorder
 
-# Numbers that the gradients of several samples may hold at once: 64 MiB of float32.
+# Floats that the gradients of several samples may hold at once: 64 MiB of float32.
 _CHUNK = 2**24
 
 
@@ -41,13 +41,13 @@ class Step(NamedTuple):
 
 
 def enable_second_moments() -> None:
-    """Makes `model.fit` hand second moments to optimizers that ask for them.
+    """Makes `model.fit` pass second moments to optimizers that need them.
 
-    Where `optimizer.needs_second_moments` is true, Keras' own train step calls
-    `optimizer.apply(gradients, variables, second_moments=moments)`. An optimizer's
-    `microbatches`, if it has that attribute and it is not None, is the number of
-    groups of examples whose gradients are squared instead of the examples'. A model
-    that overrides `train_step` is left alone. Calling this again does nothing.
+    If `optimizer.needs_second_moments` is true, Keras' train step calls
+    `optimizer.apply(gradients, variables, second_moments=moments)`. If the optimizer
+    has an attribute `microbatches` that is not None, the gradients of so many groups of
+    examples are squared instead of the examples'. A model that overrides `train_step`
+    keeps its own. Calling this again has no effect.
     """
     compat.replace_train_step(_train_step)
     compat.replace_finite_update(_apply_finite)
@@ -64,7 +64,7 @@ def _train_step(original, model, data):
     if model.optimizer is inner:
         inner.apply(step.gradients, variables, second_moments=step.moments)
     else:
-        # Both go into its conditional; `_apply_finite` separates them there.
+        # A loss scale applies both in a conditional, where `_apply_finite` splits them.
         model.optimizer.apply([*step.gradients, *step.moments], variables)
     return model.compute_metrics(x, y, step.y_pred, sample_weight=sample_weight)
 
@@ -78,8 +78,8 @@ def _apply_finite(original, optimizer, gradients, variables):
     inverse = 1 / tf.convert_to_tensor(optimizer.dynamic_scale)
     moments = [None if m is None else m * inverse * inverse for m in moments]
     inner = optimizer.inner_optimizer
-    # Keras looks `apply` up before it switches to another replica: none sees the
-    # moments of another.
+    # Keras looks `apply` up before it switches to another replica, so no replica gets
+    # the moments of another.
     apply = functools.partial(inner.apply, second_moments=moments)
     with replaced_attribute(inner, "apply", apply):
         return original(optimizer, gradients, variables)
@@ -102,30 +102,29 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
         gradient's unit squared; None for a variable without a gradient.
 
     Raises:
-        ValueError: If `microbatches` is less than 2, or a layer's examples cannot be
-            told apart.
+        ValueError: If `microbatches` is less than 2, or if a gradient cannot be split
+            by examples.
     """
     if microbatches is not None and microbatches < 2:
         raise ValueError(
             "microbatches must be at least 2: one group has no variance. "
             f"Received: microbatches={microbatches}"
         )
-    variables = model.trainable_variables
-    calls = LayerCalls(variables, _first(x).shape[0])
+    variables, batch = model.trainable_variables, _first(x).shape[0]
+    recorder = CallRecorder(variables, batch)
     with tf.GradientTape() as tape:
-        with calls:
+        with recorder:
             y_pred = compat.predict_in_training(model, x)
-        # Records no layer: only how the loss depends on the weights directly.
+        # This tape sees no layer, so its gradients are of the regularizers alone.
         with tf.GradientTape() as direct:
             loss = compat.compute_loss(model, x, y, y_pred, sample_weight)
             scaled = model.optimizer.scale_loss(loss)
-    watched = [moment_rules.watched(call) for call in calls.leaves]
+    watched = [moment_rules.watched(call) for call in recorder.leaves]
     gradients, deltas = tape.gradient(scaled, [variables, watched])
     shares = direct.gradient(scaled, variables)
-    batch = _first(x).shape[0]
     groups = _Groups(_batch(x) if batch is None else batch, microbatches)
     terms = []
-    for call, delta in zip(calls.leaves, deltas, strict=True):
+    for call, delta in zip(recorder.leaves, deltas, strict=True):
         if any(d is not None for d in delta):
             _check_rows(call, delta, groups.batch)
             terms += moment_rules.terms_of(call, delta, batch)
@@ -134,21 +133,20 @@ def step_of(model, x, y, sample_weight=None, microbatches: int | None = None) ->
     for variable, gradient, share in zip(variables, gradients, shares, strict=True):
         moment = squares.get(id(variable))
         if gradient is None:
-            moments.append(None)
-            continue
-        if moment is None and share is None:
-            raise ValueError(
-                f"No layer's call accounts for the gradient of {variable.path!r}, so "
-                "that it cannot be told apart by examples. Use the weight in the call "
-                "of a layer, or override `train_step` and pass second moments "
-                f"yourself. Received: model={model.name}"
-            )
-        if moment is None:
-            moment = tf.zeros(variable.shape, variable.dtype)
-        if share is not None:
+            moment = None
+        elif share is not None:
             # Σ (g_z + r/n)² over n, where Σ g_z = g - r.
             r, g = tf.convert_to_tensor(share), tf.convert_to_tensor(gradient)
+            if moment is None:
+                moment = tf.zeros(variable.shape, variable.dtype)
             moment += r * (2 * g - r) / tf.cast(groups.samples, r.dtype)
+        elif moment is None:
+            raise ValueError(
+                f"No layer's call accounts for the gradient of {variable.path!r}, so "
+                "it cannot be split by examples. Use the weight in the call of a "
+                "layer, or override `train_step` and pass second moments yourself. "
+                f"Received: model={model.name}"
+            )
         moments.append(moment)
     return Step(y_pred, loss, gradients, moments)
 
@@ -158,7 +156,7 @@ class _Groups:
 
     Args:
         batch: Number of examples.
-        microbatches: Number of samples; None: each example is one.
+        microbatches: Number of samples; None: each example is a sample.
     """
 
     def __init__(self, batch, microbatches):
@@ -170,8 +168,8 @@ class _Groups:
     def squares(self, terms) -> dict:
         """Returns the sums of squares by the variables' ids."""
         squares = {}
-        for together in _connected(terms):
-            squares.update(self._squares(together))
+        for connected in _connected(terms):
+            squares.update(self._squares(connected))
         return squares
 
     def _squares(self, terms):
@@ -194,23 +192,24 @@ class _Groups:
         return self._in_chunks(terms, chunk)
 
     def _in_chunks(self, terms, chunk):
-        shapes = {id(v): v for term in terms for v in term.variables}
-
-        def more(first, _):
-            return first < self.samples
+        variables = {id(v): v for term in terms for v in term.variables}
 
         def add(first, sums):
             new = self._sums(terms, first, chunk)
-            return first + chunk, [
-                s + new[i] for s, i in zip(sums, shapes, strict=True)
-            ]
+            sums = [s + new[key] for key, s in zip(variables, sums, strict=True)]
+            return first + chunk, sums
 
         zeros = [
             tf.zeros(v.shape, keras.backend.result_type(v.dtype, "float32"))
-            for v in shapes.values()
+            for v in variables.values()
         ]
-        _, sums = tf.while_loop(more, add, (0, zeros), parallel_iterations=1)
-        return dict(zip(shapes, sums, strict=True))
+        _, sums = tf.while_loop(
+            lambda first, _: first < self.samples,
+            add,
+            (0, zeros),
+            parallel_iterations=1,
+        )
+        return dict(zip(variables, sums, strict=True))
 
     def _sums(self, terms, first, count):
         """Returns sums of squares over `count` samples from `first`; None: over all."""
@@ -251,9 +250,9 @@ def _check_rows(call, deltas, batch):
             tf.debugging.assert_equal(
                 tf.shape(delta)[0],
                 batch,
-                f"The first axis of what layer {call.layer.name!r} returns should be "
-                "that of the batch, so that its examples can be told apart. Reshape "
-                "and call it within one layer of your own.",
+                f"The first axis of the outputs of layer {call.layer.name!r} must be "
+                "that of the batch, so that gradients can be split by examples. "
+                "Reshape the inputs and call the layer inside one layer of your own.",
             )
 
 
@@ -261,12 +260,12 @@ def _connected(terms):
     """Groups the terms that share a variable, directly or through other terms."""
     groups: list = []
     for term in terms:
-        own = {id(v) for v in term.variables}
-        near = [g for g in groups if own & g[0]]
-        groups = [g for g in groups if not own & g[0]]
-        keys = own.union(*(g[0] for g in near))
-        groups.append((keys, [t for g in near for t in g[1]] + [term]))
-    return [terms for _, terms in groups]
+        keys = {id(v) for v in term.variables}
+        near = [group for group in groups if keys & group[0]]
+        groups = [group for group in groups if not keys & group[0]]
+        members = [member for group in near for member in group[1]]
+        groups.append((keys.union(*(group[0] for group in near)), [*members, term]))
+    return [members for _, members in groups]
 
 
 def _inner(optimizer):
