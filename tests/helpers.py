@@ -6,52 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compressors import Compressed, Compressor
-from tfgradcomp.core import Context, Layout, State
+from tfgradcomp.testing.inputs import make_context as make_context
 
 # What tests compare with follows Keras, which has changed: (3, 15) for "3.15.1".
 KERAS = tuple(int(part) for part in keras.__version__.split(".")[:2])
-
-
-def make_context(
-    step=0,
-    seed=0,
-    rank=0,
-    num_workers=1,
-    rate=0.1,
-    previous_rate=0.0,
-    moments=None,
-):
-    return Context(
-        step=tf.cast(step, tf.int64),
-        seed=tf.constant(seed, tf.int64),
-        rank=rank,
-        num_workers=num_workers,
-        learning_rate=tf.cast(rate, tf.float32),
-        previous_learning_rate=tf.cast(previous_rate, tf.float32),
-        second_moments=moments,
-    )
-
-
-def compress_in_rounds(
-    compressor: Compressor, x, state: State, layout: Layout, context: Context, reduce
-) -> Compressed:
-    """Compresses `x` after the first round, as a route does.
-
-    Args:
-        compressor: The compressor.
-        x: The vector.
-        state: The compressor's state.
-        layout: The blocks.
-        context: The step.
-        reduce: Function from this worker's part of a declared field to the maximum
-            over all workers.
-    """
-    prepared = compressor.prepare(x, state, layout, context)
-    declared = compressor.max_reduced_fields(layout)
-    reduced = {name: reduce(prepared[name]) for name in declared}
-    context = context._replace(prepared={**prepared, **reduced})
-    return compressor.compress(x, state, layout, context)
 
 
 @keras.saving.register_keras_serializable("tests")

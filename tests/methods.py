@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
 import tfgradcomp
 from tests import reference
@@ -380,13 +379,6 @@ SAVED_ARGUMENTS = {
 }
 # fmt: on
 ROWS = {one.name: one for one in _TABLE}
-
-
-def second_moments_of(x) -> tf.Tensor:
-    """Returns sums of squares of three terms, or of a hundred that cancel."""
-    x = tf.convert_to_tensor(x)
-    shares = tf.where(tf.range(x.shape[0]) % 5 > 0, 1 / 3, 100.0)
-    return tf.minimum(shares * x * x, 1e38)
 
 
 def parts_of(component) -> list:

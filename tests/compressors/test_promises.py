@@ -1,60 +1,14 @@
 """What every compressor promises of its kind: exact, unbiased, contracting, ..."""
 
 import numpy as np
-import tensorflow as tf
 
 from tests import reference
-from tests.compressors.contracts import (
-    LAYOUTS,
-    compress,
-    decoded,
-    every_layout,
-    every_row,
-    every_row_pairwise,
-    gradient_of,
-    of_kind,
-)
-from tests.helpers import bits, make_context
-from tests.methods import second_moments_of
+from tests.compressors.contracts import decoded, every_layout, of_kind
+from tests.helpers import bits
 from tests.selection import rows_by_compressor
 from tfgradcomp.core import Layout
-
-EXTREMES = {
-    "zeros": lambda size, top: np.zeros(size),
-    "negative zeros": lambda size, top: np.full(size, -0.0),
-    "ones": lambda size, top: np.ones(size),
-    "a constant": lambda size, top: np.full(size, -0.37),
-    "largest": lambda size, top: np.resize([top, -top], size),
-    "largest constant": lambda size, top: np.full(size, top),
-    "smallest": lambda size, top: np.resize([1e-30, -1e-30], size),
-    "denormals": lambda size, top: np.resize([1e-40, -1e-44, 0.0], size),
-    "both ends": lambda size, top: np.resize([top, 1e-30, -0.0, 1e-40], size),
-}
-
-
-@every_row_pairwise(layout=LAYOUTS, make=EXTREMES)
-def test_extremes_stay_finite(row, layout, make):
-    x = make(layout.size, row.largest).astype(np.float32)
-    state = row.compressor.init(layout)
-    for step in range(3):
-        context = make_context(
-            step=step, previous_rate=0.1 if step else 0.0, moments=second_moments_of(x)
-        )
-        payload, state, _ = row.compressor.compress(x, state, layout, context)
-        vector = row.compressor.decompress(payload, layout).numpy()
-        assert np.isfinite(vector).all()
-        assert all(np.isfinite(part).all() for part in tf.nest.flatten(state))
-        if row.kind not in ("sign", "sign or zero"):
-            # Nothing grows: twenty times covers momentum (1.9 + 0.81 + ...).
-            assert np.abs(vector).max() <= 20 * np.abs(x).max()
-
-
-@every_row
-def test_the_same_step_has_the_same_bits(row):
-    layout = LAYOUTS["tensors"]
-    x = gradient_of(layout)
-    one, again = (decoded(row, x, layout, step=5, seed=3, rank=1) for _ in range(2))
-    assert bits(one) == bits(again)
+from tfgradcomp.testing.inputs import LAYOUTS, first_step, gradient_of
+from tfgradcomp.testing.promises import draw
 
 
 @of_kind("unbiased")
@@ -126,7 +80,7 @@ def test_contracting_rows_contract(row, layout):
 @rows_by_compressor(lambda row: "residual" in row.state and row.kind != "late")
 def test_error_feedback_rows_lose_nothing(row):
     layout = LAYOUTS["tensors"]
-    payload, state, _ = compress(row, gradient_of(layout), layout)
+    payload, state, _ = first_step(row.compressor, gradient_of(layout), layout)
     while "residual" not in state:
         state = state["inner"]
     v = row.target(gradient_of(layout), layout.row_splits).astype(np.float32)
@@ -141,26 +95,11 @@ def test_error_feedback_rows_lose_nothing(row):
 
 @of_kind("unbiased")
 def test_unbiased_rows_are_unbiased(row):
-    draws = 4000
-    layout = Layout.from_sizes([40, 1, 27], None)
+    layout, draws = Layout.from_sizes([40, 1, 27]), 4000
     x = gradient_of(layout, 7)
     x[3], x[41] = 0.0, -0.0
     splits = layout.row_splits
-
-    @tf.function
-    def means(start):
-        def draw(step):
-            compressed = row.compressor.compress(
-                tf.constant(x),
-                row.compressor.init(layout),
-                layout,
-                make_context(step=step, seed=11),
-            )
-            return row.compressor.decompress(compressed.payload, layout)
-
-        return tf.map_fn(draw, start + tf.range(draws), fn_output_signature=tf.float32)
-
-    samples = means(0).numpy().astype(np.float64)
+    samples = draw(row.method, x, layout, draws)
     target = row.target(x, splits).astype(np.float64)
     scale = reference.spread(reference.largest(target, splits), splits)
     beside = []

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests import reference
-from tests.helpers import compress_in_rounds, make_context
+from tests.helpers import make_context
 from tfgradcomp.compressors import Clip, Ternary
 from tfgradcomp.core import Layout
+from tfgradcomp.testing import inputs
 
 pytestmark = pytest.mark.python_ops
 
@@ -24,13 +25,13 @@ def gradient(seed=0):
 
 def compress(compressor, x, sizes=tuple(SIZES), reduce=tf.identity, **context):
     layout = Layout.from_sizes(list(sizes))
-    payload, _, _ = compress_in_rounds(
+    payload, _, _ = inputs.compress(
         compressor,
         tf.constant(x, tf.float32),
         (),
         layout,
         make_context(**context),
-        reduce,
+        lambda name, part: reduce(part),
     )
     return payload, compressor.decompress(payload, layout).numpy()
 

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import make_context
-from tests.methods import second_moments_of
 from tests.ops.arguments import CALLS
 from tests.ops.implementations import native
 from tests.selection import rows, rows_by_compressor
@@ -16,6 +15,7 @@ from tfgradcomp.compressors import TopK
 from tfgradcomp.core import Layout, SplitVector
 from tfgradcomp.ops import digits_per_word
 from tfgradcomp.ops.registry import OPERATIONS
+from tfgradcomp.testing.inputs import second_moments_of
 from tfgradcomp.transports import AllGather, AllReduce, Sharded, messages
 
 SMALL, LARGE = 5, 2**33 + 7

@@ -11,10 +11,10 @@ from tests.harness import Worker
 from tests.helpers import flat, make_variables, named
 from tests.pairwise import parametrize_pairwise
 from tests.selection import select
-from tests.transports.test_transports import Recorder
 from tfgradcomp.checkpoint import backups
 from tfgradcomp.checkpoint.backups import Point
 from tfgradcomp.checkpoint.reshard import reshard
+from tfgradcomp.testing.exchanges import RecordingCollectives
 from tfgradcomp.transports import DirectExchange, Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -205,7 +205,7 @@ def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
     sent = []
 
     def worker(rank, collectives):
-        recorder = Recorder(collectives)
+        recorder = RecordingCollectives(collectives)
         optimizer = make(
             name,
             transport=AllGather(recorder),

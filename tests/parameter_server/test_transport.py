@@ -13,7 +13,7 @@ from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
 from tests.parameter_server.in_process import start_threads
 from tests.selection import rows_in_turns, select
-from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
+from tests.transports.test_transports import LAYOUTS
 from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
 from tfgradcomp.core import Layout
@@ -22,6 +22,7 @@ from tfgradcomp.parameter_server.division import Relay, WholeVector, division_fo
 from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize
+from tfgradcomp.testing.exchanges import flag_of, moments_of, run
 from tfgradcomp.transports import DirectExchange
 from tfgradcomp.transports.sharding import Sharding
 
@@ -51,17 +52,13 @@ class Cluster:
 
     def _step(self, rank):
         route = self.routes[rank]
-        compressor = route.method.compressor
 
         def step(x, moments, number, previous_rate, flag, *state):
             state, kept = tf.nest.pack_sequence_as(self.states[rank], state)
             context = make_context(
                 number, 4, rank, WORKERS, previous_rate=previous_rate, moments=moments
             )
-            prepared = compressor.prepare(x, state, self.layout, context)
-            prepared = route.reduce_max(prepared, kept)
-            context = context._replace(prepared=prepared)
-            payload, state, _ = compressor.compress(x, state, self.layout, context)
+            (payload, state, _), context = route.compress(x, state, kept, context)
             update, kept, flags, words = route.exchange(payload, kept, context, flag)
             if tf.executing_eagerly():
                 self.words[rank].append(int(words))
@@ -132,7 +129,7 @@ def test_servers_round_residuals_as_a_direct_exchange_does():
 
 def follows_a_direct_exchange(num_servers, method):
     layout = LAYOUTS["long"]
-    direct = run(WORKERS, DirectExchange, method, layout)[0][0]
+    direct = run(WORKERS, DirectExchange, method, layout)[0].steps
     cluster = Cluster(num_servers, method, layout)
     for number, (expected, held) in enumerate(direct):
         flags = [flag_of(rank, number) for rank in range(WORKERS)]
@@ -202,7 +199,7 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
     heir.states = [
         (state, own) for (state, _), (_, own) in zip(kept, heir.states, strict=True)
     ]
-    direct = run(WORKERS, DirectExchange, method, layout, steps=3)[0][0]
+    direct = run(WORKERS, DirectExchange, method, layout, steps=3)[0].steps
     for again in (cluster, heir):
         for rng, state in zip(again.rngs, rngs, strict=True):
             rng.bit_generator.state = state

@@ -17,6 +17,7 @@ from tfgradcomp.compressors import (
     TopK,
 )
 from tfgradcomp.core import Layout
+from tfgradcomp.core.contracts import check_fields
 from tfgradcomp.servers import (
     CodeSum,
     MajorityVote,
@@ -26,7 +27,7 @@ from tfgradcomp.servers import (
     Requantize,
     SignOfMean,
 )
-from tfgradcomp.transports import messages
+from tfgradcomp.testing.compressor_contracts import check_message
 
 pytestmark = pytest.mark.python_ops(workers=(1, 2, 3), num_workers=(1, 2, 3))
 
@@ -51,18 +52,8 @@ def combine(server, payloads, state=(), **context):
 def check_reply(server, reply, workers):
     """The reply is as declared, and survives its own wire format."""
     fields = server.reply_fields(LAYOUT, workers)
-    assert reply.keys() == fields.keys()
-    for name, field in fields.items():
-        if field.base is None:
-            assert reply[name].shape == [field.count]
-        else:
-            codes = reference.unpack(reply[name].numpy(), field.base, field.count)
-            np.testing.assert_array_equal(
-                reply[name], reference.pack(codes, field.base)
-            )
-    again = messages.unpack(messages.pack(reply, fields), fields)
-    for name, value in reply.items():
-        assert bits(again[name]) == bits(value)
+    check_fields(server, "combine", reply, fields)
+    check_message(reply, fields)
     return fields
 
 

@@ -66,8 +66,8 @@ def check_method(
     check_choice("promises", promises, PROMISES)
     for layout in LAYOUTS.values():
         _hold(compressors.payloads_are_as_declared_and_survive_the_wire, method, layout)
-        _hold(compressors.the_first_round_is_as_declared, method, layout)
         _hold(compressors.every_form_gives_the_same_bits, method, layout)
+        _hold(compressors.the_first_round_is_as_declared, method, layout)
         _hold(compressors.decoded_vectors_do_not_depend_on_tensor_sizes, method, layout)
         _hold(compressors.infinities_and_nan_are_flagged, method, layout)
         if promises == "contracting":
@@ -147,10 +147,11 @@ def _hold(contract: Callable, method: Method, *arguments: Any) -> None:
     """Checks a contract; an error names the contract, the method and the arguments."""
     try:
         contract(method, *arguments)
-    except (ContractError, ValueError) as error:
+    except Exception as error:
         statement = contract.__name__.replace("_", " ")
+        kind = "" if isinstance(error, ContractError) else f"{type(error).__name__}: "
         raise ContractError(
-            f"Broken contract: {statement}. {error}\n"
+            f"Broken contract: {statement}. {kind}{error}\n"
             f"Checked: method={method}, with {', '.join(map(str, arguments))}"
         ) from error
 
