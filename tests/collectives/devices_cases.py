@@ -14,7 +14,7 @@ from tfgradcomp.collectives import assign_hosts
 from tfgradcomp.compressors import Identity, NesterovMomentum, ScaledSign
 from tfgradcomp.servers import Mean
 
-# 110 elements are compressed; of the others one vector is small, one is tiny.
+# 110 elements are compressed; the last variable is too small.
 SHAPES = [(6, 10), (50,), (11,)]
 RATE, SKIPPED = 0.1, 1
 
@@ -75,7 +75,7 @@ def dist_ef(**arguments):
 
 
 def follow():
-    """Trains with two-way error feedback; stops, resumes on two and on one device.
+    """Trains with two-way error feedback; resumes on two devices per host and on one.
 
     In one step one device of one host has a NaN in the other device's part.
     """
@@ -141,7 +141,7 @@ def compare_with_one_device(names, eagerly=False):
     strategy_of([0, 0, 1, 1])
     gradients = gradients_of(3, shapes=EVEN)
     means = gradients.reshape(3, 2, 2, -1).mean(2)
-    # Sums over examples: those of a device's terms, and of the mean's.
+    # Sums over examples, for a device's terms and for the terms of the mean.
     moments = np.square(gradients) * np.float32(0.75) + np.float32(0.25)
     fewer = moments.reshape(3, 2, 2, -1).sum(2) / 4
     for name in names:
@@ -154,7 +154,7 @@ def compare_with_one_device(names, eagerly=False):
 
         block_size = make().method.block_size
         if block_size == "model":
-            # Its one block lies across the border.
+            # The only block crosses the border.
             continue
         if block_size and 64 % block_size:
             make = functools.partial(make, block_size=32)
@@ -167,7 +167,7 @@ def compare_with_one_device(names, eagerly=False):
 
 
 def uncompressed_steps():
-    """Trains with steps as float32 among the others, momentum and three devices."""
+    """Trains with uncompressed steps among the others, and with momentum."""
 
     def make():
         return tfgradcomp.CompressedOptimizer(
@@ -197,7 +197,7 @@ X = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
 
 
 def fit(local_steps):
-    """Trains with `fit`, as `fit_on`; with local steps where there are any."""
+    """Trains by `fit_on`; with local steps if their number is not 0."""
 
     def local():
         # With the identity, the mean of the weights.
