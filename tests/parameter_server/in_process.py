@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Names of this process' only device: one per task.
+# Different names of this process' only device, one per task.
 WORKERS, SERVER = ("CPU:0", "/CPU:0"), "/device:CPU:0"
 
 

@@ -44,7 +44,7 @@ def finish(log, wait, workers):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers):
+def test_workers_use_the_last_known_scales_and_apply_one_log(servers):
     log, row = make_log(servers), ROWS["TernGrad, not clipped"]
     sign = np.where(np.random.default_rng(0).random(SIZE) < 0.5, -1, 1)
     first, second = (
@@ -74,7 +74,7 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
     assert {*third} == {0.0, 3.0}
     fourth = push(second) - (0.5 + third)
     assert {*fourth} == {0.0, 1.0}
-    # The larger scale leaves the mean as it is.
+    # The larger scale does not change the mean.
     for sent, mean, scale in ((third, 0.25, 3.0), (fourth, 0.125, 1.0)):
         deviation = np.sqrt(mean * (scale - mean) / SIZE)
         assert abs(sent.mean() - mean) < 4 * deviation
@@ -92,7 +92,7 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
     [1, 2],
     lambda row: True,
     lambda row: row.needs,
-    # Strom's below.
+    # A test below has Strom's.
     lambda row: row.variable_length and not row.needs_second_moments,
 )
 def test_a_single_pusher_trains_as_one_worker(servers, row):
@@ -135,7 +135,7 @@ def test_pushes_of_accumulated_gradients_that_vary_in_length():
     for rank in order:
         before = weights(pair[rank])
         pair[rank].run(1)
-        # A batch that does not end a push changes nothing.
+        # A batch that does not complete a push changes no weight.
         np.testing.assert_array_equal(weights(pair[rank]), before)
         pair[rank].run(1)
         mean = given[taken[rank] : taken[rank] + 2].mean(0)
@@ -155,7 +155,7 @@ def test_pushes_of_accumulated_gradients_that_vary_in_length():
         assert worker.optimizer.skipped_steps == 1
         assert worker.rounds() == 4
         assert worker.staleness == stale
-    # A push takes a header, a rank, an endpoint and a length to each server.
+    # Each server receives a header, a rank, an endpoint and a length.
     traffic = pair[1].optimizer.traffic
     assert traffic.words_sent == 2 * (7 + 2 + 1) + sent[1]
     assert traffic.words_received == 2 * (1 + 1) + sent[1]

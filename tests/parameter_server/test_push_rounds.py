@@ -91,7 +91,7 @@ def test_a_worker_ahead_waits_before_others_become_stale():
     assert not np.array_equal(weights(workers[0]), start)
 
 
-def test_an_error_of_a_server_is_raised_while_workers_push():
+def test_a_server_error_is_raised_while_workers_push():
     log, answers = make_log(), tf.Variable(0)
     push = log.push
 

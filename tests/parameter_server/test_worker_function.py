@@ -93,7 +93,7 @@ def test_a_constant_of_one_worker_is_traced_for_it():
     assert train(*shared) == train(*alone)
 
 
-def test_data_of_another_shape_are_traced_apart():
+def test_data_of_another_shape_are_traced_separately():
     (first, second), channel = make_pair(BarrierRounds)
     second.close()
     second.open(lambda _: data_of(1).unbatch().batch(4).repeat(), 2, 1)

@@ -1,4 +1,4 @@
-"""Words between workers: what arrives, and that no more moves than declared."""
+"""Transports: their results, and their traffic against the declared words."""
 
 import math
 
@@ -42,8 +42,8 @@ LAYOUTS = {
 }
 WORKERS = (3, 1, 2, 4, 5)
 BY_METHOD = select(by=lambda row: (row.compressor, row.server))
-# Each method on the layout that is cut in every way: of each class of server and
-# compressor, with what it wraps, one is quick.
+# Each method on the layout with all kinds of cuts. For each class of server and of
+# compressor, with its inner compressors, one method is quick.
 KINDS = select(by=lambda row: (type(row.server), *map(type, parts_of(row.compressor))))
 LONG = [
     pytest.param(
@@ -63,7 +63,7 @@ every_sum = parametrize_pairwise(
 
 
 def alone(workers):
-    """Collectives of which nothing but the number of workers is asked."""
+    """Collectives of which only the number of workers is used."""
     return Loopback(workers).collectives(0)
 
 
@@ -117,7 +117,7 @@ def test_a_gather_moves_all_payloads(row):
     for layout, workers in pairwise([*LAYOUTS.values()], WORKERS):
         fields = row.compressor.fields(layout)
         words = 1 + messages.has_variable_length(fields) + messages.fixed_words(fields)
-        # Everybody gets the words of all others, and gives them its own.
+        # Every worker receives the words of all other workers.
         route = AllGather(alone(workers)).bind(row.method, layout, "site")
         shared = route.max_reduced_fields.values()
         first_round = 2 * (workers - 1) / workers * sum(field.count for field in shared)
@@ -125,12 +125,12 @@ def test_a_gather_moves_all_payloads(row):
         assert route.words == (expected, expected)
 
 
-# Of one bit and a scale, of codes with a first round, of signs alone.
+# One bit and a scale; codes with a first round; signs alone.
 @parametrize_pairwise(
     row=[ROWS[name] for name in ("DistEFSGD", "TernGrad", "SignSGD")],
     workers=(1, 2, 3, 4, 8, 64),
 )
-def test_what_shards_move_does_not_grow_with_the_workers(row, workers):
+def test_traffic_of_shards_does_not_grow_with_the_workers(row, workers):
     method = row.method
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
     up = messages.message_words(method.compressor.fields(layout))
@@ -140,18 +140,18 @@ def test_what_shards_move_does_not_grow_with_the_workers(row, workers):
     assert ideal <= sent == received <= 1.03 * ideal
 
 
-def test_what_cannot_be_cut_is_not_padded():
+def test_an_uncut_vector_is_not_padded():
     method, layout = ROWS["DistEFSGD, ORQ-9"].method, LAYOUTS["one block"]
     route = Sharded(alone(3)).bind(method, layout, "site")
     assert len(route.owned_range(0)) == layout.size
     assert route.owned_range(2) == range(layout.size, layout.size)
     payload = messages.message_words(method.compressor.fields(layout))
-    # To each of the others a row, with the status, and from one to each the reply.
+    # A row with the flag to each other worker, and one worker's reply to each.
     assert route.words.sent == 2 * (1 + payload) + 2 * payload
 
 
 @rows(lambda row: "all_reduce" in row.transports and not row.adds_numbers)
-def test_what_a_sum_of_codes_moves(row):
+def test_traffic_of_a_sum_of_codes(row):
     layout, method = Layout.from_sizes([1_000_000]), row.method
     for workers in (2, 3, 4, 8):
         levels = workers * (method.compressor.fields(layout)["codes"].base - 1) + 1
@@ -168,7 +168,7 @@ def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
     size = 4 if dtype == "float32" else 2
     method = Method(Identity(dtype), Mean(Identity(dtype)))
     for worker in run(workers, AllReduce, method, layout):
-        # The statuses of all workers ride along, three numbers each.
+        # The message includes the flags of all workers, three numbers each.
         moved = size * (layout.size + 3 * workers)
         assert worker.calls == 2 * [("sum", moved)]
         sent, received = worker.route.words
@@ -188,12 +188,12 @@ def test_one_worker_moves_nothing():
 
 @pytest.mark.parametrize("workers", [1, 3])
 @rows()
-def test_the_transports_that_a_name_selects(row, workers):
+def test_names_select_transports(row, workers):
     assert selected("auto", row.method, workers) is (
         AllReduce if row.adds_numbers else AllGather
     )
     if row.variable_length:
-        # Whatever it costs: nothing else carries them.
+        # No other transport carries them, so costs do not matter.
         assert (
             selected(Costs(*[LinearCost(1.0, 1.0)] * 3), row.method, workers)
             is AllGather
@@ -207,7 +207,7 @@ def test_the_transports_that_a_name_selects(row, workers):
 
 
 def selected(transport, method, workers):
-    """The type of the only transport that is selected."""
+    """The type of the single selected transport."""
     selection = select_transports(
         transport, method, [LAYOUTS["ragged"]], alone(workers)
     )
@@ -216,12 +216,12 @@ def selected(transport, method, workers):
     return type(one)
 
 
-def test_a_server_that_needs_more_than_the_mean_adds_nothing_up():
+def test_a_server_that_needs_more_than_the_mean_is_gathered():
     recompressed = Method(Identity(), Recompress(Identity()))
     assert selected("auto", recompressed, 3) is AllGather
 
 
-def test_a_transport_binds_no_method_that_it_cannot_carry():
+def test_an_unsupported_method_raises():
     for kind, name in ((AllReduce, "DistEFSGD"), (Sharded, "Strom")):
         with pytest.raises(ValueError, match="cannot carry.*transport='auto'"):
             kind(alone(3)).bind(ROWS[name].method, LAYOUTS["ragged"], "site")
@@ -240,7 +240,7 @@ def test_a_failing_worker_fails_the_run():
     assert [float(total[0]) for total in totals] == [6, 6, 6]
 
 
-def test_workers_at_different_sites_are_told():
+def test_workers_at_different_call_sites_raise():
     def worker(rank, collectives):
         return collectives.max(tf.constant([1.0]), f"site {rank}")
 
