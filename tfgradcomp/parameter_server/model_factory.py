@@ -61,7 +61,9 @@ class ModelFactory:
             return kind(device, self._compiled(optimizer))
 
     def _new_optimizer(self, **arguments):
-        return self._optimizer_class.from_config(self._optimizer_config | arguments)
+        kind = self._optimizer_class
+        # A configuration holds no transport.
+        return kind(**kind.arguments_from(self._optimizer_config) | arguments)
 
     def _compiled(self, optimizer):
         model = self._make_model()
