@@ -139,7 +139,7 @@ def _digest(strategy, make, shapes):
         optimizer = make()
         optimizer.build(variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(gradients, rows):
         def of_replica():
             rank = tf.distribute.get_replica_context().replica_id_in_sync_group

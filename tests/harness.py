@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.cluster import strategy_and_rank
-from tests.helpers import Rates, flat, make_variables, split
+from tests.helpers import Rates, bits, flat, make_variables, split
 
 
 def digest(values) -> str:
@@ -75,14 +75,14 @@ class Replicas:
             self.optimizer = make_optimizer()
             self.optimizer.build(self.variables)
         self._shapes = [tuple(v.shape) for v in self.variables]
-        self.function = tf.function(self.step_eagerly)
+        # Conversion by autograph would take most of the time.
+        self.function = tf.function(self.step_eagerly, autograph=False)
 
     def step(self, gradients, moments=None):
         """Takes a step.
 
         Args:
-            gradients: The mean gradients of all replicas, `[N, size]`, or a function
-                of a replica's rank that returns the gradients of its variables.
+            gradients: The mean gradients of all replicas, `[N, size]`.
             moments: Second moments in the same units, `[N, size]`.
         """
         given = [] if moments is None else [tf.constant(moments)]
@@ -127,6 +127,12 @@ class Saved(NamedTuple):
     weights: list[np.ndarray]
     state: dict[str, np.ndarray]
     inner: dict[str, np.ndarray]
+
+    def bits(self) -> list[bytes]:
+        """Returns all of it as it is in memory, for comparisons."""
+        # Where the length of messages varies, each bucket counts words of its own.
+        state = [value for name, value in self.state.items() if name != "moved"]
+        return [bits(v) for v in (*self.weights, *state, *self.inner.values())]
 
 
 class Worker:

@@ -70,11 +70,9 @@ TESTS = (
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_wrapper.py",
     "tests/assignment/test_rules.py",
-    f"{_SAVING}_saved_models_and_checkpoints_go_on_as_if_nothing_had_been"
+    f"{_SAVING}_saved_models_and_checkpoints_resume_with_the_same_bits"
     "[DistEFBlockSGDM-window]",
-    f"{_SAVING}_weights_files_hold_the_state",
-    f"{_SAVING}_checkpoints_are_restored_by_a_new_model_and_in_place",
-    f"{_SAVING}_each_worker_saves_its_own_state",
+    f"{_SAVING}_weights_files_and_checkpoints_are_restored_in_graphs",
     f"{_CONFIG}_wrappers_come_back_with_all_arguments",
     f"{_CONFIG}_every_optimizer_comes_back_with_its_method",
     "tests/optimizers/test_variance_based_in_fit.py::test_manners_of_fit",

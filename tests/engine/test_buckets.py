@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.test_step import apply
+from tests.harness import Worker
 from tests.helpers import Rates, bits, make_variables
 from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
@@ -45,50 +46,29 @@ def gradients_of(step, rank):
     return [tf.constant(g) for g in gradients]
 
 
-class Store(dict):
-    """What Keras hands to `save_own_variables`, in memory."""
-
-    def __setitem__(self, name, value):
-        super().__setitem__(name, np.array(value))
-
-
 def train(row, workers, steps=range(3), saved=None, transport=AllGather, **arguments):
-    """Weights and saved state of each worker after some steps."""
+    """What each worker saves after some steps, and its number of buckets."""
 
-    def worker(rank, collectives):
-        variables = make_variables(SHAPES)
+    def run(rank, collectives):
         optimizer = row.make(
             rate(), transport=transport(collectives), min_size=100, **arguments
         )
-        optimizer.build(variables)
-        if saved is not None:
-            weights, store = saved[rank]
-            optimizer.load_own_variables(store)
-            optimizer.inner_optimizer.iterations.assign(steps[0])
-            for variable, value in zip(variables, weights, strict=True):
-                variable.assign(value)
+        worker = Worker(optimizer, SHAPES, saved and saved[rank])
         for step in steps:
-            apply(optimizer, gradients_of(step, rank), variables)
-        store = Store()
-        optimizer.save_own_variables(store)
+            apply(optimizer, gradients_of(step, rank), worker.variables)
         count = sum(bucket.is_compressed for bucket in optimizer.stepper.buckets)
-        return [v.numpy() for v in variables], store, count
+        return worker.save(), count
 
-    return Loopback(workers, timeout=60).run(worker)
-
-
-def assert_same(some, others):
-    """Weights and state, bit for bit."""
-    for (weights, store, _), (other_weights, other_store, _) in zip(
-        some, others, strict=True
-    ):
-        assert [bits(w) for w in weights] == [bits(w) for w in other_weights]
-        assert state_of(store) == state_of(other_store)
+    results = Loopback(workers, timeout=60).run(run)
+    return [saved for saved, _ in results], results[0][1]
 
 
-def state_of(store):
-    # Where the length of messages varies, each bucket has a few words of its own.
-    return {name: bits(value) for name, value in store.items() if name != "moved"}
+def bits_of(saved):
+    return [worker.bits() for worker in saved]
+
+
+def weights_of(saved):
+    return [[bits(w) for w in worker.weights] for worker in saved]
 
 
 def blocks_of(row):
@@ -102,46 +82,46 @@ def blocks_of(row):
     ids=lambda value: getattr(value, "name", None),
 )
 def test_any_bucketing_gives_the_same_bits(workers, row, blocks, size):
-    whole = train(row, workers, **blocks)
-    assert len({bits(w) for w in whole[0][0]}) == len(SHAPES)
-    assert whole[0][-1] == 1
-    cut = train(row, workers, bucket_bytes=size, **blocks)
-    assert_same(whole, cut)
+    whole, count = train(row, workers, **blocks)
+    assert len({*weights_of(whole)[0]}) == len(SHAPES)
+    assert count == 1
+    cut, count = train(row, workers, bucket_bytes=size, **blocks)
+    assert bits_of(whole) == bits_of(cut)
     if row.name == "TernGrad":
-        assert cut[0][-1] > 1
+        assert count > 1
 
 
 def test_a_large_model_is_cut_into_eighths(monkeypatch):
     row = ROWS["TernGrad"]
-    whole = train(row, 1, block_size=50)
-    assert whole[0][-1] == 1
+    whole, count = train(row, 1, block_size=50)
+    assert count == 1
     monkeypatch.setattr(plan, "_LEAST_BYTES", 4 * 50)
-    cut = train(row, 1, block_size=50)
-    assert cut[0][-1] == 8
-    assert_same(whole, cut)
+    cut, count = train(row, 1, block_size=50)
+    assert count == 8
+    assert bits_of(whole) == bits_of(cut)
 
 
 @rows(lambda row: len(row.transports) > 1, by=lambda row: row.message_kinds)
 def test_any_bucketing_gives_the_same_bits_on_every_transport(row):
     blocks = blocks_of(row)
-    whole = train(row, 3, **blocks)
+    whole, _ = train(row, 3, **blocks)
     for name in row.transports:
-        cut = train(row, 3, transport=BY_NAME[name], bucket_bytes=1700 * 4, **blocks)
+        given = {"bucket_bytes": 1700 * 4, **blocks}
+        cut, _ = train(row, 3, transport=BY_NAME[name], **given)
         if name == "all_reduce" and row.adds_numbers:
-            for one, other in zip(whole[0][0], cut[0][0], strict=True):
+            for one, other in zip(whole[0].weights, cut[0].weights, strict=True):
                 np.testing.assert_allclose(one, other, 1e-4, 2.0 ** (4 - row.digits))
         else:
-            assert [bits(w) for w in whole[0][0]] == [bits(w) for w in cut[0][0]]
+            assert weights_of(whole) == weights_of(cut)
 
 
 @rows_by_needs()
-def test_a_run_goes_on_in_other_buckets(row):
+def test_a_run_resumes_in_other_buckets(row):
     blocks = blocks_of(row)
-    uninterrupted = train(row, 2, range(6), **blocks)
-    first = train(row, 2, range(3), bucket_bytes=3000 * 4, **blocks)
-    saved = [(weights, store) for weights, store, _ in first]
-    rest = train(row, 2, range(3, 6), saved, bucket_bytes=1, **blocks)
-    assert_same(uninterrupted, rest)
+    uninterrupted, _ = train(row, 2, range(6), **blocks)
+    saved, _ = train(row, 2, range(3), bucket_bytes=3000 * 4, **blocks)
+    rest, _ = train(row, 2, range(3, 6), saved, bucket_bytes=1, **blocks)
+    assert bits_of(rest) == bits_of(uninterrupted)
 
 
 # Ternary codes that are fitted have the server's state of the others, and slow steps.
@@ -159,59 +139,42 @@ SERVING = select(
 )
 def test_a_run_resumes_on_any_transport_in_any_buckets(row, saved_by, resumed, size):
     blocks = blocks_of(row)
-    uninterrupted = train(row, 3, range(6), **blocks)
-    first = train(
-        row,
-        3,
-        range(3),
-        transport=BY_NAME[saved_by],
-        bucket_bytes=1,
-        **blocks,
-    )
-    saved = [(weights, store) for weights, store, _ in first]
-    rest = train(
-        row,
-        3,
-        range(3, 6),
-        saved,
-        transport=BY_NAME[resumed],
-        bucket_bytes=size,
-        **blocks,
-    )
-    for (weights, _, _), (expected, _, _) in zip(rest, uninterrupted, strict=True):
-        assert [bits(w) for w in weights] == [bits(w) for w in expected]
+    uninterrupted, _ = train(row, 3, range(6), **blocks)
+    first = {"transport": BY_NAME[saved_by], "bucket_bytes": 1, **blocks}
+    saved, _ = train(row, 3, range(3), **first)
+    then = {"transport": BY_NAME[resumed], "bucket_bytes": size, **blocks}
+    rest, _ = train(row, 3, range(3, 6), saved, **then)
+    assert weights_of(rest) == weights_of(uninterrupted)
 
 
-def test_the_workers_files_together_hold_the_whole_server():
+def test_the_files_of_all_workers_hold_the_whole_server():
     row = ROWS["DistEFBlockSGDM"]
-    (whole,) = train(row, 3, range(3))[0][1]["compressed.server.residual"]
+    gathered, _ = train(row, 3, range(3))
+    (whole,) = gathered[0].state["compressed.server.residual"]
     known = np.zeros(whole.shape, int)
-    for _, store, _ in train(row, 3, range(3), transport=Sharded):
-        (part,) = store["compressed.server.residual"]
-        for begin, end in store["compressed.server_owned"]:
+    sharded, _ = train(row, 3, range(3), transport=Sharded)
+    for saved in sharded:
+        (part,) = saved.state["compressed.server.residual"]
+        for begin, end in saved.state["compressed.server_owned"]:
             known[begin:end] += 1
             assert bits(part[begin:end]) == bits(whole[begin:end])
     assert (known == 1).all()
 
 
 @pytest.mark.parametrize("transport", [AllGather, Sharded])
-def test_a_missing_part_of_the_server_stops_all_workers(transport):
+def test_a_missing_part_of_the_server_raises_on_all_workers(transport):
     row = ROWS["DistEFBlockSGDM"]
-    first = train(row, 3, range(2), transport=Sharded)
-    weights, store, _ = first[0]
-    ((begin, end),) = store["compressed.server_owned"]
+    (saved, *_), _ = train(row, 3, range(2), transport=Sharded)
+    ((begin, end),) = saved.state["compressed.server_owned"]
     assert begin == 0
-    # Each worker has the file of worker 0 alone.
-    saved = [(weights, store)] * 3
     seen = []
 
     def load(rank, collectives):
-        variables = make_variables(SHAPES)
+        # Each worker has the file of worker 0 alone.
         optimizer = row.make(rate(), transport=transport(collectives), min_size=100)
-        optimizer.build(variables)
-        optimizer.load_own_variables(saved[rank][1])
+        worker = Worker(optimizer, SHAPES, saved)
         with pytest.raises(ValueError, match=r"not restored as a whole") as error:
-            optimizer.apply(gradients_of(2, rank), variables)
+            worker.step(gradients_of(2, rank))
         seen.append(str(error.value))
 
     Loopback(3, timeout=60).run(load)
@@ -304,7 +267,7 @@ def test_a_bucket_waits_for_its_own_gradients_only():
     )
     optimizer.build(variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(*gradients):
         optimizer.apply(gradients, variables)
 

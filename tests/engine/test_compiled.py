@@ -34,7 +34,7 @@ def test_compiled_steps_trace_once_and_equal_eager_ones(row, jit_compile):
     one, other = row.make(sgd(), min_size=5), row.make(sgd(), min_size=5)
     other.build(compiled)
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile, autograph=False)
     def step(gradients):
         apply(other, gradients, compiled)
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.cluster import strategy_and_rank
+from tests.harness import Replicas, Worker
 from tests.helpers import bits, make_variables, split
 from tests.reference import operations as oracle
 from tfgradcomp.engine import fused_apply
@@ -49,16 +49,14 @@ def alone(inner, updates):
 def on_two_workers(make):
     """The same of both workers of a wrapper, which are fed different gradients."""
 
-    def worker(rank, collectives):
-        variables = make_variables(SHAPES)
-        optimizer = make(AllGather(collectives))
+    def run(rank, collectives):
+        worker = Worker(make(AllGather(collectives)), SHAPES)
         for step in gradients(2):
-            share = [tf.constant(part) for part in split(step[rank] / 2, SHAPES)]
-            optimizer.apply(share, variables)
-        state = optimizer.inner_optimizer.variables
-        return [bits(v.numpy()) for v in [*variables, *state]]
+            worker.step(step[rank] / 2)
+        state = worker.optimizer.inner_optimizer.variables
+        return [bits(v.numpy()) for v in [*worker.variables, *state]]
 
-    return Loopback(2, timeout=60).run(worker)
+    return Loopback(2, timeout=60).run(run)
 
 
 @pytest.fixture
@@ -144,58 +142,35 @@ def test_other_steps_stay_keras_own(inner, change, applied):
     assert found == [alone(inner(), votes)] * 2
 
 
-# -- In graphs, on workers ----------------------------------------------------------
+# In graphs, on workers.
 
 MIXED = ("Nesterov", "decay and averages")
 SPOILED = 1
 
 
-def step_of(strategy, optimizer, variables):
-    return tf.function(
-        lambda given: strategy.run(
-            lambda own: optimizer.apply(own, variables), args=(given,)
-        ),
-        autograph=False,
-    )
-
-
-def on_workers():
+def on_replicas():
     """Weights of each replica, and the operations of a step, by optimizers.
 
     Two variables travel as float32; a step with a NaN on one worker comes in between.
     """
-    strategy, _ = strategy_and_rank()
     results = []
     for name in MIXED:
-        with strategy.scope():
-            variables = make_variables(SHAPES)
-            optimizer = tfgradcomp.SignSGD(
+        replicas = Replicas(
+            lambda name=name: tfgradcomp.SignSGD(
                 INNER[name](), min_size=100, nonfinite="skip", transport="all_gather"
-            )
-            optimizer.build(variables)
-
-        step = step_of(strategy, optimizer, variables)
-        steps = list(gradients(2) / 2)
+            ),
+            [v.numpy() for v in make_variables(SHAPES)],
+        )
+        steps = list(gradients(2))
         steps.insert(SPOILED, steps[0].copy())
         steps[SPOILED][1, 4] = np.nan
-        for one in steps:
-
-            def own(context, one=one):
-                parts = split(one[context.replica_id_in_sync_group], SHAPES)
-                return [tf.constant(part) for part in parts]
-
-            given = strategy.experimental_distribute_values_from_function(own)
-            step(given)
-        graph = step.get_concrete_function(given).graph.as_graph_def()
+        for step in steps:
+            replicas.step(step)
+        function = replicas.function.get_concrete_function(tf.constant(steps[0]))
+        graph = function.graph.as_graph_def()
         nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-        locals_of = strategy.experimental_local_results
-        weights = zip(*(locals_of(v.value) for v in variables), strict=True)
-        results.append(
-            (
-                [[bits(v.numpy()) for v in own] for own in weights],
-                sum(node.op.startswith("Tfgradcomp>Apply") for node in nodes),
-            )
-        )
+        count = sum(node.op.startswith("Tfgradcomp>Apply") for node in nodes)
+        results.append(([bits(own) for own in replicas.weights()], count))
     return results
 
 
@@ -208,9 +183,9 @@ def test_replicas_move_as_stock_keras_does_in_a_graph(pools, kind):
         vote, mean = np.sign(np.sign(step).sum(0)), np.sign(step.mean(0))
         # The two small variables move by the sign of the mean.
         updates.append(np.r_[vote[:210], mean[210:244], vote[244:]].astype("f"))
-    workers = pools(2, kind).run(on_workers).answers
+    workers = pools(2, kind).run(on_replicas).answers
     for index, name in enumerate(MIXED):
-        expected = alone(INNER[name](), updates)[: len(SHAPES)]
+        expected = b"".join(alone(INNER[name](), updates)[: len(SHAPES)])
         for worker in workers:
             weights, operations = worker[index]
             assert operations == len(weights)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfgradcomp
 from tests.helpers import Rates, bits, flat, make_variables, stable_id, state_of
 from tests.pairwise import parametrize_pairwise
-from tests.selection import rows_by_needs, select
+from tests.selection import rows_by_needs, rows_in_turns, select
 from tfgradcomp.transports import Loopback
 from tfgradcomp.transports.all_gather import AllGather
 
@@ -53,7 +53,7 @@ def assert_alike(variables, others, rtol=1e-6, atol=1e-6):
 @pytest.mark.parametrize(
     ("dtype", "value"), [("float16", 7e4), ("bfloat16", 3.4e38)], ids=str
 )
-def test_an_overflow_in_half_precision_changes_nothing(dtype, value):
+def test_overflow_in_half_precision_changes_nothing(dtype, value):
     variables = make_variables(SHAPES)
     before = [bits(v) for v in values_of(variables)]
     optimizer = tfgradcomp.HalfPrecision(sgd(), dtype, min_size=1)
@@ -91,7 +91,7 @@ def test_a_bad_gradient_raises_and_changes_nothing(row, bad, min_size):
 
 
 @rows_by_needs()
-def test_a_skipped_step_is_counted_and_as_if_it_had_not_been(row):
+def test_skipped_step_is_counted_and_changes_nothing(row):
     runs = []
     for bad_at in ((), (0, 2, 3)):
         variables = make_variables(SHAPES)
@@ -108,22 +108,6 @@ def test_a_skipped_step_is_counted_and_as_if_it_had_not_been(row):
         state = [i for i in state_of(optimizer) if "skipped_steps" not in i[0]]
         runs.append(([bits(v) for v in values_of(variables)], [s for _, s in state]))
     assert runs[0] == runs[1]
-
-
-def test_inner_slots_stay_as_they_were():
-    variables = make_variables(SHAPES)
-    optimizer = tfgradcomp.TernGrad(
-        keras.optimizers.AdamW(0.1, use_ema=True), min_size=1, nonfinite="skip"
-    )
-    optimizer.apply(gradients_of(0), variables)
-    before = state_of(optimizer.inner_optimizer)
-    assert len(before) > 3 * len(SHAPES)
-    bad = gradients_of(1)
-    bad[0][0, 0] = np.inf
-    optimizer.apply(bad, variables)
-    assert state_of(optimizer.inner_optimizer) == before
-    optimizer.apply(gradients_of(1), variables)
-    assert state_of(optimizer.inner_optimizer) != before
 
 
 @parametrize_pairwise(
@@ -171,12 +155,12 @@ def test_one_bad_worker_stops_all(row, where, bad_rank, nonfinite):
             assert [int(c) for c in worker_of if c.isdigit()] == [bad_rank]
 
 
-def test_fit_would_raise_at_its_end_what_xla_could_not():
+def test_nonfinite_steps_under_xla_raise_at_the_end_of_fit():
     variables = make_variables(SHAPES)
     optimizer = tfgradcomp.SignSGD(sgd(), min_size=1)
     optimizer.apply(gradients_of(0), variables)
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def step(gradients):
         optimizer.apply(gradients, variables)
 
@@ -206,8 +190,11 @@ class SeesTypes(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
-@parametrize_pairwise(
-    row=select(by=lambda row: row.needs), dtype=["float16", "bfloat16", "float64"]
+@rows_in_turns(
+    "dtype",
+    ["float16", "bfloat16", "float64"],
+    where=lambda row: True,
+    by=lambda row: row.needs,
 )
 def test_gradients_of_other_types_move_weights_of_that_type(row, dtype):
     rng = np.random.default_rng(3)
@@ -232,7 +219,7 @@ def test_gradients_of_other_types_move_weights_of_that_type(row, dtype):
 
 
 @rows_by_needs()
-def test_indexed_slices_count_as_what_they_stand_for(row):
+def test_indexed_slices_equal_their_dense_gradient(row):
     rng = np.random.default_rng(4)
     rows = rng.normal(size=(4, 5)).astype(np.float32)
     indices = [1, 6, 1, 3]
@@ -271,26 +258,25 @@ def test_a_variable_without_a_gradient_stays(row):
 # What is the inner optimizer's, comes before the method.
 
 
+EMA = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("kind", "arguments"),
     [
-        {"clipnorm": 0.5},
-        {"clipvalue": 0.2},
-        {"global_clipnorm": 0.7},
-        {"weight_decay": 0.1},
-        {"momentum": 0.9, "nesterov": True},
-        {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2},
-        {"loss_scale_factor": 128.0},
-        {"gradient_accumulation_steps": 2},
-        {"gradient_accumulation_steps": 3, "use_ema": True, "clipnorm": 0.3},
-        {"learning_rate": Rates([0.1, 0.0, 0.2, 0.01])},
+        ("SGD", {"clipnorm": 0.5}),
+        ("SGD", {"clipvalue": 0.2}),
+        ("SGD", {"global_clipnorm": 0.7}),
+        ("SGD", {"momentum": 0.9, "nesterov": True}),
+        ("SGD", {"loss_scale_factor": 128.0}),
+        ("SGD", {"learning_rate": Rates([0.1, 0.0, 0.2, 0.01])}),
+        ("SGD", {"gradient_accumulation_steps": 3, "use_ema": True, "clipnorm": 0.3}),
+        ("AdamW", {"weight_decay": 0.1, **EMA}),
+        ("AdamW", {"gradient_accumulation_steps": 2, "global_clipnorm": 0.7}),
     ],
     ids=stable_id,
 )
-@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_an_exact_method_steps_like_the_inner_optimizer(kind, arguments):
-    if kind == "AdamW":
-        arguments = {k: v for k, v in arguments.items() if k in dir_of_adamw()}
     arguments = {"learning_rate": 0.1, **arguments}
     results = []
     for wrap in (exact, lambda inner: inner):
@@ -310,25 +296,12 @@ def test_an_exact_method_steps_like_the_inner_optimizer(kind, arguments):
     assert results[0][1] == results[1][1]
 
 
-def dir_of_adamw():
-    return {
-        "clipnorm",
-        "clipvalue",
-        "global_clipnorm",
-        "weight_decay",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-        "loss_scale_factor",
-        "gradient_accumulation_steps",
-        "learning_rate",
-    }
-
-
 # Of second moments the squares add up: `test_variance_based`.
-@parametrize_pairwise(
-    row=select(lambda row: not row.needs_second_moments, by=lambda row: row.needs),
-    steps=[2, 3],
+@rows_in_turns(
+    "steps",
+    [2, 3],
+    where=lambda row: not row.needs_second_moments,
+    by=lambda row: row.needs,
 )
 def test_accumulated_gradients_are_averaged_before_the_method(row, steps):
     by_hand = make_variables(SHAPES)
@@ -371,40 +344,3 @@ def test_a_bad_gradient_drops_its_window_of_accumulation():
         assert optimizer.iterations == 3
         runs.append([bits(v) for v in values_of(variables)])
     assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "clip"),
-    [
-        ({"clipvalue": 0.2}, lambda gs: [np.clip(g, -0.2, 0.2) for g in gs]),
-        (
-            {"clipnorm": 0.5},
-            lambda gs: [g * min(1, 0.5 / np.linalg.norm(g)) for g in gs],
-        ),
-        (
-            {"global_clipnorm": 0.5},
-            lambda gs: [g * min(1, 0.5 / np.linalg.norm(flat(gs))) for g in gs],
-        ),
-    ],
-    ids=stable_id,
-)
-def test_gradients_are_clipped_before_the_method(arguments, clip):
-    # The scale of a block is the mean magnitude of what was clipped.
-    variables = make_variables(SHAPES)
-    before = values_of(variables)
-    optimizer = tfgradcomp.DistEFBlockSGD(sgd(**arguments), min_size=1)
-    gradients = gradients_of(0)
-    optimizer.apply(gradients, variables)
-    for old, new, g in zip(before, values_of(variables), clip(gradients), strict=True):
-        step = 0.1 * np.abs(g).mean() * np.where(g >= 0, 1, -1)
-        np.testing.assert_allclose(old - new, step, rtol=1e-4, atol=1e-6)
-
-
-def test_the_learning_rate_is_that_of_the_inner_optimizer():
-    optimizer = tfgradcomp.SignSGD(sgd(), min_size=1)
-    variables = make_variables([(3,)])
-    optimizer.learning_rate = 0.25
-    assert float(optimizer.inner_optimizer.learning_rate) == 0.25
-    before = variables[0].numpy()
-    optimizer.apply([np.ones(3, np.float32)], variables)
-    np.testing.assert_allclose(before - variables[0].numpy(), 0.25, rtol=1e-6)

@@ -1,5 +1,6 @@
 """OneBitAdam against NumPy, over the warm-up's end and refreshes of the variance."""
 
+import functools
 from itertools import pairwise
 
 import keras
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import tfgradcomp
-from tests.engine.test_buckets import Store, assert_same
+from tests.harness import Worker
 from tests.helpers import bits, flat, make_variables
 from tests.reference.methods import scaled_sign
 from tfgradcomp.optimizers.onebit_adam import VarianceSteps
@@ -31,38 +32,34 @@ def adam():
     )
 
 
-def train(workers, steps=range(STEPS), saved=None, transport=AllGather, refresh=None):
-    """Weights and state of each worker after the last step, and weights by steps."""
+def onebit(transport, refresh=None):
+    return tfgradcomp.OneBitAdam(
+        adam(), WARM_UP, refresh, FLOOR, transport=transport, min_size=100
+    )
 
-    def worker(rank, collectives):
-        variables = make_variables(SHAPES)
-        inner = adam()
-        optimizer = tfgradcomp.OneBitAdam(
-            inner,
-            WARM_UP,
-            refresh,
-            FLOOR,
-            transport=transport(collectives),
-            min_size=100,
-        )
-        optimizer.build(variables)
-        if saved is not None:
-            weights, store, slots = saved[rank]
-            optimizer.load_own_variables(store)
-            pairs = zip([*inner.variables, *variables], [*slots, *weights], strict=True)
-            for variable, value in pairs:
-                variable.assign(value)
+
+def train(workers, make=onebit, steps=range(STEPS), saved=None, transport=AllGather):
+    """Trains; returns what each worker saves, and its weights by steps.
+
+    Args:
+        workers: N.
+        make: Function from a transport to an optimizer.
+        steps: Numbers of the steps.
+        saved: What each worker goes on from.
+        transport: Function from collectives to a transport.
+    """
+
+    def run(rank, collectives):
+        own = saved and saved[rank]
+        worker = Worker(make(transport(collectives)), SHAPES, own)
         seen = []
         for step in steps:
             # Keras has divided the loss.
-            own = [g / workers for g in gradients_of(step, rank)]
-            optimizer.apply(own, variables)
-            seen.append([v.numpy() for v in variables])
-        store = Store()
-        optimizer.save_own_variables(store)
-        return seen[-1], store, [v.numpy() for v in inner.variables], seen
+            worker.step([g / workers for g in gradients_of(step, rank)])
+            seen.append(worker.weights())
+        return worker.save(), np.stack(seen)
 
-    return Loopback(workers, timeout=60).run(worker)
+    return Loopback(workers, timeout=60).run(run)
 
 
 def floored(root, cuts):
@@ -112,32 +109,36 @@ def trajectory(workers, refreshes=()):
 def test_the_momentum_travels_once_the_variance_is_frozen(
     workers, transport, refresh, refreshes
 ):
-    trained = train(workers, transport=transport, refresh=refresh)
+    make = functools.partial(onebit, refresh=refresh)
+    trained = train(workers, make, transport=transport)
     for index, expected in enumerate(trajectory(workers, refreshes)):
-        for *_, seen in trained:
-            found = flat(seen[index])
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    first, *others = [[bits(w) for w in weights] for weights, *_ in trained]
-    assert all(one == first for one in others)
+        for _, seen in trained:
+            np.testing.assert_allclose(seen[index], expected, rtol=1e-4, atol=1e-5)
+    assert len({bits(seen) for _, seen in trained}) == 1
 
 
 def test_the_warm_up_is_stock_adam_to_the_bit():
     variables, stock = make_variables(SHAPES), adam()
     stock.build(variables)
     # Two workers: halves add up without a rounding.
-    trained = train(2, range(WARM_UP))
+    ((saved, _), _) = train(2, steps=range(WARM_UP))
     for step in range(WARM_UP):
         pairs = zip(gradients_of(step, 0), gradients_of(step, 1), strict=True)
         stock.apply([a / 2 + b / 2 for a, b in pairs], variables)
-    found = [bits(w) for w in trained[0][0]]
-    assert found == [bits(v.numpy()) for v in variables]
+    assert list(map(bits, saved.weights)) == [bits(v.numpy()) for v in variables]
 
 
-def test_a_run_that_resumes_has_the_same_bits():
-    whole = train(3)
-    saved = [(w, store, slots) for w, store, slots, _ in train(3, range(6))]
-    resumed = train(3, range(6, STEPS), saved)
-    assert_same([one[:3] for one in whole], [one[:3] for one in resumed])
+def check_resumed(make, middle, last):
+    """Compares a run with one that is saved in its middle and loaded again."""
+    whole = train(3, make, range(last))
+    first = [saved for saved, _ in train(3, make, range(middle))]
+    resumed = train(3, make, range(middle, last), first)
+    for (expected, _), (found, _) in zip(whole, resumed, strict=True):
+        assert found.bits() == expected.bits()
+
+
+def test_a_resumed_run_has_the_same_bits():
+    check_resumed(onebit, 6, STEPS)
 
 
 def test_distances_between_refreshes_double():

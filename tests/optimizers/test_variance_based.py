@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.helpers import flat, make_variables, named, state_of
+from tests.harness import Worker
+from tests.helpers import flat, make_variables, named
 from tests.pairwise import parametrize_pairwise
 from tests.selection import select
 from tests.transports.test_transports import Recorder
@@ -58,46 +59,23 @@ def state_of_worker(optimizer):
     return [named(optimizer, f"compressed.worker.{name}") for name in names]
 
 
-def follows_rule(name, optimizer, r, v):
-    """Whether a first step on r and v leaves what the rule says."""
-    residual, *variance = state_of_worker(optimizer)
-    sent = r**2 > 1.2 * v
-    if name == "VarianceBased":
-        # What is much smaller than the largest waits.
-        kept = residual != 0
-        assert not (kept & sent & (np.abs(r) > 0.05 * np.abs(r).max())).any()
-        assert (kept | sent).all() and 20 < kept.sum() < len(r) - 20
-        np.testing.assert_allclose(residual[kept], r[kept], rtol=1e-5)
-        np.testing.assert_allclose(variance[0][kept], 0.999 * v[kept], rtol=1e-4)
-    else:
-        sent &= np.abs(r) > 0.3
-        assert 20 < sent.sum() < len(r) - 20
-        left = np.where(sent, np.maximum(v - 0.6 * np.abs(r) + 0.09, 0), v)
-        np.testing.assert_allclose(residual, r - 0.3 * np.sign(r) * sent, atol=1e-6)
-        np.testing.assert_allclose(variance[0], 0.999 * left, rtol=1e-4, atol=1e-6)
+def follows_hybrid(optimizer, r, v):
+    """Checks what a first step of Hybrid on r and v leaves."""
+    residual, variance = state_of_worker(optimizer)
+    sent = (r**2 > 1.2 * v) & (np.abs(r) > 0.3)
+    assert 20 < sent.sum() < len(r) - 20
+    left = np.where(sent, np.maximum(v - 0.6 * np.abs(r) + 0.09, 0), v)
+    np.testing.assert_allclose(residual, r - 0.3 * np.sign(r) * sent, atol=1e-6)
+    np.testing.assert_allclose(variance, 0.999 * left, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["VarianceBased", "Hybrid"])
-@pytest.mark.parametrize("scale", [1.0, 8.0, 3.0])
-def test_moments_are_unscaled_as_gradients_are(name, scale):
-    """Exactly, or multiplied beforehand where the factor is no power of two."""
+# A power of two, by which the division is exact, and another number.
+@pytest.mark.parametrize("scale", [8.0, 3.0])
+def test_moments_are_unscaled_as_gradients_are(scale):
     g, m = draw()
-    optimizer = make(name, sgd(loss_scale_factor=scale))
+    optimizer = make("Hybrid", sgd(loss_scale_factor=scale))
     applied(optimizer, [scale * x for x in g], [scale**2 * x for x in m])
-    follows_rule(name, optimizer, flat(g), flat(m))
-
-
-@pytest.mark.parametrize("name", ["VarianceBased", "Hybrid"])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_moments_are_multiplied_by_the_square_of_the_number_of_workers(name, workers):
-    def worker(rank, collectives):
-        g, m = draw(rank)
-        optimizer = make(name, transport=AllGather(collectives))
-        n = np.float32(workers)
-        applied(optimizer, [x / n for x in g], [x / n**2 for x in m])
-        follows_rule(name, optimizer, flat(g), flat(m))
-
-    Loopback(workers, timeout=60).run(worker)
+    follows_hybrid(optimizer, flat(g), flat(m))
 
 
 @pytest.mark.parametrize(
@@ -137,36 +115,25 @@ def test_an_element_of_zero_is_not_clipped():
 
 
 @every_method
-def test_accumulated_gradients_are_terms_of_one_step(name, tmp_path):
+def test_accumulated_gradients_are_terms_of_one_step(name):
     """Means over three calls; saved and restored in the middle."""
     calls = [draw(seed) for seed in range(6)]
-    variables = make_variables(SHAPES)
-    optimizer = make(name, sgd(gradient_accumulation_steps=3))
-    model_file = {}
+    worker, again = (
+        Worker(make(name, sgd(gradient_accumulation_steps=3)), SHAPES) for _ in range(2)
+    )
+    optimizer, variables = worker.optimizer, worker.variables
     for count, (g, m) in enumerate(calls):
+        if count == 2:
+            again.load(worker.save())
+            applied(again.optimizer, g, m, again.variables)
         moved = applied(optimizer, g, m, variables)
         assert moved.any() == (count % 3 == 2)
-        if count == 1:
-            optimizer.save_own_variables(model_file)
-            inner_file = {}
-            optimizer.inner_optimizer.save_own_variables(inner_file)
-            again = make(name, sgd(gradient_accumulation_steps=3))
-            others = make_variables(SHAPES)
-            again.build(others)
-            again.load_own_variables({k: np.array(v) for k, v in model_file.items()})
-            again.inner_optimizer.load_own_variables(inner_file)
         if count == 2:
-            applied(again, g, m, others)
-            assert [b for _, b in state_of(again)] == [
-                b for _, b in state_of(optimizer)
-            ]
-            if optimizer.needs_second_moments:
+            assert again.save().bits() == worker.save().bits()
+            if name == "Hybrid":
                 r = np.mean([flat(x) for x, _ in calls[:3]], 0)
                 v = np.sum([flat(x) for _, x in calls[:3]], 0) / 9
-                if name == "Hybrid":
-                    follows_rule(name, optimizer, r, v)
-                kept = named(optimizer, "compressed.worker.variance") != 0
-                assert kept.any() and "compressed.worker.moments" in model_file
+                follows_hybrid(optimizer, r, v)
     plain = make(name)
     others = make_variables(SHAPES)
     for first in (0, 3):
@@ -214,7 +181,7 @@ def test_variables_without_a_gradient_wait():
     np.testing.assert_allclose(variance[waits], 0.999 * before[1][waits], 1e-6)
 
 
-def test_rows_of_an_embedding():
+def test_slices_with_repeated_rows_equal_their_dense_gradient():
     """`IndexedSlices`, of which rows come twice: as the dense tensor."""
     rows, g = [4, 1, 4], draw(2, [(3, 6)])[0][0]
     slices = tf.IndexedSlices(tf.constant(g), tf.constant(rows), (7, 6))
@@ -273,12 +240,6 @@ def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
     assert len({x.tobytes() for x in moved}) == 1 and len(set(sent)) == workers
 
 
-def test_traffic_of_methods_that_send_the_same_each_step():
-    optimizer = tfgradcomp.TernGrad(sgd(), min_size=1)
-    optimizer.build(make_variables(SHAPES))
-    assert optimizer.traffic.elements_sent == SIZE and optimizer.traffic.ratio == 1
-
-
 @every_method
 def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
     """Blocks and buckets of at most so many elements: the same steps for Strom."""
@@ -305,44 +266,43 @@ def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
     assert same.all() if name != "VarianceBased" else same.mean() > 0.5
 
 
-@every_method
-def test_resharding_conserves_what_is_owed(name, tmp_path):
+def test_resharding_conserves_residuals(tmp_path):
     """Residuals, variances and unfinished windows of two workers, for three."""
 
-    def optimizer_of(collectives):
+    def worker_of(collectives):
         inner = sgd(gradient_accumulation_steps=2)
-        optimizer = make(name, inner, transport=AllGather(collectives))
-        optimizer.build(variables := make_variables(SHAPES))
-        return optimizer, variables
+        transport = AllGather(collectives)
+        return Worker(make("VarianceBased", inner, transport=transport), SHAPES)
+
+    def state_of_worker(worker):
+        variables = worker.optimizer.variables
+        return {v.name: v.numpy() for v in variables if "worker" in v.name}
 
     def save(rank, collectives):
-        optimizer, variables = optimizer_of(collectives)
+        worker = worker_of(collectives)
         for step in range(3):
-            applied(optimizer, *draw([step, rank]), variables)
+            worker.step(*map(flat, draw([step, rank])))
 
         def write(folder):
             with h5py.File(folder / backups.WEIGHTS, "w") as file:
-                optimizer.save_own_variables(file.create_group("optimizer"))
+                worker.optimizer.save_own_variables(file.create_group("optimizer"))
 
-        origin = backups.Origin(rank, 2)
-        backups.write(
-            backups.worker_folder(tmp_path / "old", rank), Point(1), origin, write
-        )
-        return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
+        folder = backups.worker_folder(tmp_path / "old", rank)
+        backups.write(folder, Point(1), backups.Origin(rank, 2), write)
+        return state_of_worker(worker)
 
     def load(rank, collectives):
-        optimizer, _ = optimizer_of(collectives)
+        worker = worker_of(collectives)
         folder = backups.worker_folder(tmp_path / "new", rank)
-        with h5py.File(
-            backups.point_folder(folder, Point(1)) / backups.WEIGHTS
-        ) as file:
-            optimizer.load_own_variables(file["optimizer"])
-        return {v.name: v.numpy() for v in optimizer.variables if "worker" in v.name}
+        path = backups.point_folder(folder, Point(1)) / backups.WEIGHTS
+        with h5py.File(path) as file:
+            worker.optimizer.load_own_variables(file["optimizer"])
+        return state_of_worker(worker)
 
     saved = Loopback(2, timeout=60).run(save)
     reshard(tmp_path / "old", 3, tmp_path / "new")
     for state in Loopback(3, timeout=60).run(load):
-        assert len(state) == (3 if METHODS[name].needs_second_moments else 1)
+        assert len(state) == 3
         for key, value in state.items():
             mean = (saved[0][key] + saved[1][key]) / 2
             assert mean.any() and (saved[0][key] != saved[1][key]).any()
@@ -352,7 +312,7 @@ def test_resharding_conserves_what_is_owed(name, tmp_path):
 @pytest.mark.parametrize(
     "name", [n for n in METHODS if METHODS[n].needs_second_moments]
 )
-def test_what_is_wrong_with_moments(name):
+def test_wrong_moments_raise(name):
     g, m = draw()
     variables = make_variables(SHAPES)
     with pytest.raises(ValueError, match="(?s)needs second moments.*second_moments="):
@@ -366,6 +326,3 @@ def test_what_is_wrong_with_moments(name):
             other.apply(g, variables, second_moments=m)
     with pytest.raises(ValueError, match="microbatches must be an integer, at least 2"):
         make(name, microbatches=1)
-
-
-# In `fit`.

@@ -246,7 +246,7 @@ def test_gradients_must_fit_the_variables():
     for wrong in (gradients[:1], gradients * 2):
         with pytest.raises(ValueError, match=rf"{len(wrong)} gradients, 2 variables"):
             optimizer.apply(wrong, variables)
-    with pytest.raises(ValueError, match="Unknown variable"):
+    with pytest.raises(ValueError, match="(?s)Unknown variable.*recreate a new opt"):
         optimizer.apply(gradients, make_variables([[3], [2]]))
 
 
@@ -332,7 +332,7 @@ def test_a_function_that_takes_the_first_step_is_traced_once():
     optimizer = tfgradcomp.TernGrad(keras.optimizers.Adam(), min_size=1)
     variables, traces = make_variables([(3, 4), (5,)]), []
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(gradients):
         traces.append(None)
         optimizer.apply(gradients, variables)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.engine.test_buckets import Store, assert_same
+from tests.harness import Worker
 from tests.helpers import bits, flat, make_variables
 from tests.optimizers.test_onebit_adam import (
     BETA_1,
@@ -15,8 +15,10 @@ from tests.optimizers.test_onebit_adam import (
     FLOOR,
     SHAPES,
     WARM_UP,
+    check_resumed,
     floored,
     gradients_of,
+    train,
 )
 from tests.reference.methods import scaled_sign
 from tfgradcomp.optimizers.zero_one_adam import RoundSteps
@@ -49,46 +51,44 @@ def adam():
     )
 
 
-def train(workers, steps=range(STEPS), saved=None, transport=AllGather, bad=(), **own):
-    """Weights of each worker by steps, and its state after the last one."""
+def zero_one(transport, **arguments):
+    return tfgradcomp.ZeroOneAdam(
+        adam(),
+        WARM_UP,
+        refresh=1,
+        local_steps=3,
+        double_every=2,
+        variance_floor=FLOOR,
+        transport=transport,
+        min_size=100,
+        **arguments,
+    )
 
-    def worker(rank, collectives):
-        variables, inner = make_variables(SHAPES), adam()
-        optimizer = tfgradcomp.ZeroOneAdam(
-            inner,
-            WARM_UP,
-            refresh=1,
-            local_steps=3,
-            double_every=2,
-            variance_floor=FLOOR,
-            transport=transport(collectives),
-            min_size=100,
-            **own,
-        )
-        optimizer.build(variables)
-        if saved is not None:
-            weights, store, slots = saved[rank]
-            optimizer.load_own_variables(store)
-            pairs = zip([*inner.variables, *variables], [*slots, *weights], strict=True)
-            for variable, value in pairs:
-                variable.assign(value)
+
+def train_with(workers, transport=AllGather, bad=(), **arguments):
+    """Trains; returns the weights of each worker by steps and after the end.
+
+    Args:
+        workers: N.
+        transport: Function from collectives to a transport.
+        bad: Steps and ranks with an infinity.
+        arguments: More arguments of the optimizer.
+    """
+
+    def run(rank, collectives):
+        worker = Worker(zero_one(transport(collectives), **arguments), SHAPES)
         seen = []
-        for step in steps:
-            # Keras has divided the loss.
+        for step in range(STEPS):
             gradients = [g / workers for g in gradients_of(step, rank)]
             if (step, rank) in bad:
                 gradients[2][7] = np.inf
-            optimizer.apply(gradients, variables)
-            seen.append([v.numpy() for v in variables])
-        store = Store()
-        optimizer.save_own_variables(store)
-        state = seen[-1], store, [v.numpy() for v in inner.variables]
-        optimizer.synchronize()
-        optimizer.synchronize()
-        steps_taken = int(inner.iterations.numpy())
-        return state, seen, [v.numpy() for v in variables], steps_taken, optimizer
+            worker.step(gradients)
+            seen.append(worker.weights())
+        for _ in range(2):
+            worker.optimizer.synchronize()
+        return np.stack([*seen, worker.weights()]), worker.optimizer
 
-    return Loopback(workers, timeout=60).run(worker)
+    return Loopback(workers, timeout=60).run(run)
 
 
 def trajectory(workers, bad=()):
@@ -146,47 +146,36 @@ def trajectory(workers, bad=()):
     [(3, AllGather, ()), (2, Sharded, ((8, 1), (9, 0)))],
 )
 def test_workers_are_alone_in_a_round_and_agree_at_its_end(workers, transport, bad):
-    trained = train(workers, transport=transport, bad=bad, nonfinite="skip")
-    *expected, last = trajectory(workers, bad)
-    for rank, (_, seen, end, steps, optimizer) in enumerate(trained):
-        for found, wanted in zip([*seen, end], [*expected, last], strict=True):
-            np.testing.assert_allclose(flat(found), wanted[rank], rtol=1e-4, atol=1e-5)
-        assert steps == STEPS
+    trained = train_with(workers, transport, bad, nonfinite="skip")
+    expected = np.stack([*trajectory(workers, bad)], axis=1)
+    for rank, (seen, optimizer) in enumerate(trained):
+        np.testing.assert_allclose(seen, expected[rank], rtol=1e-4, atol=1e-5)
+        assert int(optimizer.inner_optimizer.iterations.numpy()) == STEPS
         assert optimizer.skipped_steps == sum(one == rank for _, one in bad)
-    ends = [*range(WARM_UP), *ENDS]
-    for index in ends:
-        assert len({flat(seen[index]).tobytes() for _, seen, *_ in trained}) == 1
-    assert len({flat(end).tobytes() for _, _, end, *_ in trained}) == 1
-    assert len({flat(seen[7]).tobytes() for _, seen, *_ in trained}) == workers
+    for index in (*range(WARM_UP), *ENDS, -1):
+        assert len({bits(seen[index]) for seen, _ in trained}) == 1
+    assert len({bits(seen[7]) for seen, _ in trained}) == workers
 
 
 def test_one_step_a_round_is_one_bit_adam_to_the_bit():
-    def last(make):
-        def worker(rank, collectives):
-            variables = make_variables(SHAPES)
-            optimizer = make(adam(), WARM_UP, 2, transport=AllGather(collectives))
-            for step in range(STEPS):
-                optimizer.apply([g / 2 for g in gradients_of(step, rank)], variables)
-            return [bits(v.numpy()) for v in variables]
+    def make(optimizer, **arguments):
+        return lambda transport: optimizer(
+            adam(), WARM_UP, 2, transport=transport, **arguments
+        )
 
-        return Loopback(2, timeout=60).run(worker)
-
-    def alone(*args, **kwargs):
-        return tfgradcomp.ZeroOneAdam(*args, local_steps=1, double_every=1, **kwargs)
-
-    assert last(alone) == last(tfgradcomp.OneBitAdam)
+    alone = make(tfgradcomp.ZeroOneAdam, local_steps=1, double_every=1)
+    (_, one), _ = train(2, alone, range(STEPS))
+    (_, other), _ = train(2, make(tfgradcomp.OneBitAdam), range(STEPS))
+    assert bits(one) == bits(other)
 
 
-def test_a_run_that_resumes_within_a_round_has_the_same_bits():
-    whole = train(3)
-    saved = [state for state, *_ in train(3, range(9))]
-    resumed = train(3, range(9, STEPS), saved)
-    assert_same([state for state, *_ in whole], [state for state, *_ in resumed])
+def test_a_run_resumed_within_a_round_has_the_same_bits():
+    check_resumed(zero_one, 9, STEPS)
 
 
-def test_a_bad_gradient_raises_on_all_as_the_round_ends():
+def test_a_bad_gradient_raises_on_all_workers_at_the_end_of_a_round():
     with pytest.raises(tf.errors.InvalidArgumentError, match="worker"):
-        train(2, bad=((7, 1),))
+        train_with(2, bad=((7, 1),))
 
 
 def test_rounds_double_and_the_variance_rests_before_them():
