@@ -64,7 +64,7 @@ class Heartbeat(threading.Thread):
         silence = dict.fromkeys(self._cluster.devices, 0.0)
         warned: set[str] = set()
         while not self._is_over.wait(min(_PERIOD_SECONDS, self._limits.warning / 4)):
-            presences = self._cluster.presences(_PERIOD_SECONDS)
+            presences = self._cluster.presences(silence, _PERIOD_SECONDS)
             now = time.monotonic()
             passed, last = min(now - last, _MOST_SECONDS), now
             for device, presence in presences.items():

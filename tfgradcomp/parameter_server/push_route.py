@@ -34,11 +34,6 @@ class LogCollectives(WorkerEndpoint, SingleWorker):
     """The collectives of a worker in a `PushLog`, which exchanges nothing itself."""
 
     @override
-    def words_sent(self, call):
-        # Each word goes to one server.
-        return call.words
-
-    @override
     def words_received(self, call):
         # A worker receives the pushes of all other workers.
         return (self.channel.num_workers - 1) * call.words
