@@ -35,12 +35,7 @@ _MOST_SECONDS = 10.0
 
 
 class Heartbeat(threading.Thread):
-    """Context manager that probes the tasks of a cluster.
-
-    Args:
-        cluster: The tasks.
-        limits: Seconds until a warning and until this process ends.
-    """
+    """Context manager that probes the tasks of a cluster in a thread."""
 
     def __init__(self, cluster: Cluster, limits: Limits):
         super().__init__(name="tfgradcomp-heartbeat", daemon=True)

@@ -44,12 +44,7 @@ class ModelFactory:
     def make_worker(
         self, kind: type[RemoteWorker], device: str, transport: ParameterServer
     ) -> RemoteWorker:
-        """Returns a new worker.
-
-        Args:
-            kind: The worker's class.
-            device: The worker's device.
-            transport: The transport of the worker's optimizer.
+        """Returns a new worker of a class, with its model on its device.
 
         Raises:
             ValueError: If `make_model` returns the same model again, or if Keras would

@@ -119,12 +119,9 @@ class PushLogRoute(Route):
         context: Context,
         known_replies: Sequence[tf.Tensor] = (),
     ) -> PendingExchange:
-        """Returns the exchange with which `pull` decodes a worker's next push.
+        """Returns the exchange with which `pull` decodes the next push of `pusher`.
 
-        Args:
-            pusher: Rank of the worker, int32 scalar.
-            context: The step.
-            known_replies: The replies to this worker's own push, if known.
+        `known_replies` are the replies to this worker's own push, if known.
         """
         return PendingExchange(context, Pushed(pusher, (), known_replies))
 
