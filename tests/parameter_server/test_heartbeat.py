@@ -47,7 +47,7 @@ def test_presence_distinguishes_stopped_and_lost_tasks():
     with running_task() as running, stopped_task() as stopped:
         addresses = {SERVER: running, FIRST: stopped, SECOND: address_of_nobody()}
         cluster = Cluster(addresses)
-        assert cluster.presences(0.5) == {
+        assert cluster.presences(cluster.devices, 0.5) == {
             SERVER: Presence.ANSWERS,
             FIRST: Presence.SILENT,
             SECOND: Presence.GONE,
@@ -62,7 +62,7 @@ def test_presence_distinguishes_stopped_and_lost_tasks():
         assert cluster.lost({SERVER: unknown}) == {SERVER}
         # A restarted task is noticed at once.
         with running_task(addresses[SECOND]):
-            assert cluster.answers(SECOND)
+            assert cluster.presences([SECOND]) == {SECOND: Presence.ANSWERS}
     with pytest.raises(ConnectionError, match="Parameter servers are gone.*ps/task:0"):
         Cluster({SERVER: addresses[SECOND]}).check_servers()
 

@@ -63,13 +63,7 @@ class Limits(NamedTuple):
         return cls(_seconds(WARNING, 60.0), _seconds(TIMEOUT, float("inf")))
 
     def end_if_late(self, seconds: float, reason: str, *values: object) -> None:
-        """Ends this process if `seconds` have reached the timeout.
-
-        Args:
-            seconds: Seconds without progress.
-            reason: Format of the error line.
-            *values: Values for the format.
-        """
+        """Ends this process after the timeout; logs `reason`, formatted with values."""
         if seconds >= self.timeout:
             text = f"{reason} Received: %s=%g"
             logger.error(text, *values, TIMEOUT, self.timeout)
@@ -90,12 +84,7 @@ def _seconds(name: str, default: float) -> float:
 
 
 class StallWatchdog(threading.Thread):
-    """Reports this process' collectives to other processes, and asks for theirs.
-
-    Args:
-        rank: The index of this process.
-        limits: Seconds until a warning and until this process ends.
-    """
+    """Reports this process' collectives to other processes, and asks for theirs."""
 
     def __init__(self, rank: int, limits: Limits):
         super().__init__(name="tfgradcomp-watch", daemon=True)
@@ -104,11 +93,7 @@ class StallWatchdog(threading.Thread):
         self._is_over = threading.Event()
 
     def listen(self, host: str) -> int:
-        """Starts to answer other processes; returns the port.
-
-        Args:
-            host: The address of this process for other processes.
-        """
+        """Starts to answer processes that connect to `host`; returns the port."""
         try:
             listener = socket.create_server((host, 0))
         except OSError:
@@ -118,11 +103,7 @@ class StallWatchdog(threading.Thread):
         return listener.getsockname()[1]
 
     def begin(self, peers: list[tuple[str, int]]) -> None:
-        """Starts the watchdog.
-
-        Args:
-            peers: Hosts and ports of all processes, by rank.
-        """
+        """Starts the watchdog over the hosts and ports of all processes, by rank."""
         self._peers = peers
         # When the interpreter exits, no thread may execute TensorFlow code.
         atexit.register(self.end)

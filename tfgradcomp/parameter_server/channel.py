@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.parameter_server.queues import Queues, ServerEndpoint
 from tfgradcomp.parameter_server.server_state import ServerStates
 
@@ -72,6 +73,10 @@ class WorkerEndpoint:
     def join(self, channel: Any, peer: int) -> None:
         """Moves to another channel; functions traced before stay with the old one."""
         self.channel, self.peer, self._rank = channel, peer, peer
+
+    def words_sent(self, call: CollectiveCall) -> float:
+        """Returns the words that a worker sends for a call: each goes to one server."""
+        return call.words
 
     @contextlib.contextmanager
     def traced_with(self, rank: tf.Tensor) -> Iterator[None]:

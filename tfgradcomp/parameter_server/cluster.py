@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import grpc
 import tensorflow as tf
@@ -74,19 +74,10 @@ class Cluster:
         """Returns the host and port of a task."""
         return self._addresses[device]
 
-    def presences(self, seconds: float = _PROBE_SECONDS) -> dict[str, Presence]:
-        """Returns the states of all tasks, which are probed at the same time.
-
-        Args:
-            seconds: Time that a task has to answer.
-        """
-        return self._presences(self.devices, seconds)
-
-    def presence(self, device: str) -> Presence:
-        """Returns the state of a task."""
-        return self._presences([device], _PROBE_SECONDS)[device]
-
-    def _presences(self, devices, seconds):
+    def presences(
+        self, devices: Iterable[str], seconds: float = _PROBE_SECONDS
+    ) -> dict[str, Presence]:
+        """Probes tasks at the same time; `seconds` is the time to answer."""
         calls = {d: self._status[d].future(b"", timeout=seconds) for d in devices}
         return {d: self._presence(d, call, seconds) for d, call in calls.items()}
 
@@ -109,14 +100,10 @@ class Cluster:
                 return Presence.ANSWERS
         return Presence.SILENT
 
-    def answers(self, device: str) -> bool:
-        """Returns whether a task answers."""
-        return self.presence(device) is Presence.ANSWERS
-
     def all_answer(self) -> bool:
         """Returns whether all tasks answer."""
-        presences = self.presences(_QUICK_PROBE_SECONDS)
-        return all(p is Presence.ANSWERS for p in presences.values())
+        presences = self.presences(self.devices, _QUICK_PROBE_SECONDS)
+        return {*presences.values()} == {Presence.ANSWERS}
 
     def wait_for_all(self) -> None:
         """Waits until all tasks answer."""
@@ -125,7 +112,8 @@ class Cluster:
 
     def lost(self, errors: dict[str, Exception]) -> set[str]:
         """Returns the devices of lost tasks among those with an error."""
-        gone = {device for device in errors if not self.answers(device)}
+        presences = self.presences(errors)
+        gone = {d for d, p in presences.items() if p is not Presence.ANSWERS}
         # A task that was restarted at once answers, but does not know this cluster.
         restarted = {
             device
@@ -147,11 +135,8 @@ class Cluster:
         Raises:
             ConnectionError: If a parameter server is lost.
         """
-        gone = [
-            device
-            for device in self.servers
-            if device in lost or self.presence(device) is Presence.GONE
-        ]
+        presences = self.presences(self.servers)
+        gone = [d for d, p in presences.items() if d in lost or p is Presence.GONE]
         if gone:
             raise ConnectionError(
                 "Parameter servers are gone, and so is their state. Restart all tasks "
@@ -198,16 +183,12 @@ def cluster_of_chief() -> Cluster:
     )
 
 
-def connect() -> None:
-    """Connects this process, the chief, to all tasks of `TF_CONFIG`, once.
+@functools.cache
+def connect(config: str) -> tf.distribute.Strategy:
+    """Connects this process, the chief, to all tasks, once per value of `TF_CONFIG`.
 
     All variables of the process lose their values.
     """
-    _connect(os.environ["TF_CONFIG"])
-
-
-@functools.cache
-def _connect(config):
     remote.make_constants_here()
     return tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver()

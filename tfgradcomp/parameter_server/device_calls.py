@@ -26,13 +26,7 @@ _idle: queue.SimpleQueue = queue.SimpleQueue()
 
 
 class Report(NamedTuple):
-    """A report of a call.
-
-    Attributes:
-        device: The device of the call.
-        value: The call's result, its error, or its progress.
-        has_ended: Whether the call has ended.
-    """
+    """The report of a call for a device: its result, its error, or its progress."""
 
     device: str
     value: Any
@@ -66,10 +60,7 @@ class DeviceCalls:
         self._reports.put(Report(device, value, has_ended=False))
 
     def next(self, errors: dict[str, Exception]) -> Report:
-        """Returns the next report.
-
-        Args:
-            errors: The errors so far, by device. After an error the wait is limited.
+        """Returns the next report; after an error, the wait for it is limited.
 
         Raises:
             ConnectionError: If a parameter server is lost.

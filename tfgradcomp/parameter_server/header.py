@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfgradcomp.core import Context
+from tfgradcomp.core import Context, Field
+from tfgradcomp.transports import messages
 
-HEADER_WORDS = 7
-"""Words of a header: the flag, the step, the seed and two learning rates."""
+_FIELDS = {
+    "flag": Field(1, dtype="int32"),
+    "step": Field(1, dtype="int64"),
+    "seed": Field(1, dtype="int64"),
+    "learning_rate": Field(1),
+    "previous_learning_rate": Field(1),
+}
+HEADER_WORDS = messages.message_words(_FIELDS)
+"""Number of int32 words of a header."""
 
 
 def write_header(flag: tf.Tensor, context: Context) -> tf.Tensor:
     """Returns the header of a worker's message, int32 `[HEADER_WORDS]`.
 
     Args:
-        flag: int32 scalar: 0 if all is finite on the worker.
+        flag: int32 scalar, 0 if all gradients of the worker are finite.
         context: The step.
     """
-    return tf.concat(
-        [
-            flag[tf.newaxis],
-            tf.bitcast(context.step, tf.int32),
-            tf.bitcast(context.seed, tf.int32),
-            tf.bitcast(context.learning_rate, tf.int32)[tf.newaxis],
-            tf.bitcast(context.previous_learning_rate, tf.int32)[tf.newaxis],
-        ],
-        0,
-    )
+    values = {"flag": flag, **context._asdict()}
+    return messages.pack({n: values[n][tf.newaxis] for n in _FIELDS}, _FIELDS)
 
 
 def read_header(headers: tf.Tensor, context: Context) -> tuple[tf.Tensor, Context]:
@@ -36,10 +36,6 @@ def read_header(headers: tf.Tensor, context: Context) -> tuple[tf.Tensor, Contex
         headers: The header of each worker, int32 `[N, HEADER_WORDS]`.
         context: Any step of these workers, for all attributes that are not in headers.
     """
-    first = headers[0]
-    return headers[:, 0], context.at_server()._replace(
-        step=tf.bitcast(first[1:3], tf.int64),
-        seed=tf.bitcast(first[3:5], tf.int64),
-        learning_rate=tf.bitcast(first[5], tf.float32),
-        previous_learning_rate=tf.bitcast(first[6], tf.float32),
-    )
+    values = messages.unpack(headers[0], _FIELDS)
+    of_step = {name: values[name][0] for name in _FIELDS if name != "flag"}
+    return headers[:, 0], context.at_server()._replace(**of_step)

@@ -35,12 +35,7 @@ _MOST_SECONDS = 10.0
 
 
 class Heartbeat(threading.Thread):
-    """Context manager that probes the tasks of a cluster.
-
-    Args:
-        cluster: The tasks.
-        limits: Seconds until a warning and until this process ends.
-    """
+    """Context manager that probes the tasks of a cluster in a thread."""
 
     def __init__(self, cluster: Cluster, limits: Limits):
         super().__init__(name="tfgradcomp-heartbeat", daemon=True)
@@ -64,7 +59,7 @@ class Heartbeat(threading.Thread):
         silence = dict.fromkeys(self._cluster.devices, 0.0)
         warned: set[str] = set()
         while not self._is_over.wait(min(_PERIOD_SECONDS, self._limits.warning / 4)):
-            presences = self._cluster.presences(_PERIOD_SECONDS)
+            presences = self._cluster.presences(silence, _PERIOD_SECONDS)
             now = time.monotonic()
             passed, last = min(now - last, _MOST_SECONDS), now
             for device, presence in presences.items():

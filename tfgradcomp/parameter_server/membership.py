@@ -29,8 +29,7 @@ class Membership:
         models: The factory of the workers' models.
         transport_class: The class of the workers' transports.
         worker_class: The class of the workers.
-        waits_for_lost: Whether training waits until a lost worker has been restarted;
-            else it continues without the worker.
+        waits_for_lost: Whether training waits for the restart of a lost worker.
         **channel_arguments: Further arguments of the channel.
 
     Attributes:
@@ -105,10 +104,7 @@ class Membership:
         raise _cause(errors)
 
     def resume_without(self, lost: set[str]) -> None:
-        """Continues without lost tasks, or waits for them.
-
-        Args:
-            lost: The tasks' devices.
+        """Continues without the tasks of lost devices, or waits for them.
 
         Raises:
             ConnectionError: If a parameter server is lost.

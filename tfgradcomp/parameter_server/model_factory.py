@@ -44,12 +44,7 @@ class ModelFactory:
     def make_worker(
         self, kind: type[RemoteWorker], device: str, transport: ParameterServer
     ) -> RemoteWorker:
-        """Returns a new worker.
-
-        Args:
-            kind: The worker's class.
-            device: The worker's device.
-            transport: The transport of the worker's optimizer.
+        """Returns a new worker of a class, with its model on its device.
 
         Raises:
             ValueError: If `make_model` returns the same model again, or if Keras would
@@ -61,7 +56,9 @@ class ModelFactory:
             return kind(device, self._compiled(optimizer))
 
     def _new_optimizer(self, **arguments):
-        return self._optimizer_class.from_config(self._optimizer_config | arguments)
+        kind = self._optimizer_class
+        # A configuration holds no transport.
+        return kind(**kind.arguments_from(self._optimizer_config) | arguments)
 
     def _compiled(self, optimizer):
         model = self._make_model()

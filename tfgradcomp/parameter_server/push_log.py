@@ -76,14 +76,7 @@ class PushLog(Channel):
         rank: int | tf.Tensor,
         messages: Sequence[tf.Tensor],
     ) -> list[tf.Operation]:
-        """Sends a worker's messages to the servers; returns the operations.
-
-        Args:
-            name: Name of the endpoint, the same on all workers.
-            endpoint: The servers' rule; that of the first call is used.
-            rank: The worker's rank.
-            messages: An int32 vector for each server that answers.
-        """
+        """Sends a worker's messages, as `RoundChannel.send`; returns the operations."""
         self._endpoints.setdefault(name, endpoint)
         index = 1 + [*self._endpoints].index(name)
         return [
@@ -114,13 +107,9 @@ class PushLog(Channel):
         peer: int,
         pusher: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Returns the servers' replies to the next push of `pusher`.
+        """Returns the servers' replies at an endpoint to the next push of `pusher`.
 
-        Args:
-            name: Name of the endpoint.
-            reply_words: Words of each server's reply.
-            peer: The rank of the worker that pulls.
-            pusher: The rank of the worker that pushed, int32 scalar.
+        `reply_words` has the words of each reply; the worker `peer` pulls.
         """
         replies = []
         for server, words in enumerate(reply_words):

@@ -34,11 +34,6 @@ class LogCollectives(WorkerEndpoint, SingleWorker):
     """The collectives of a worker in a `PushLog`, which exchanges nothing itself."""
 
     @override
-    def words_sent(self, call):
-        # Each word goes to one server.
-        return call.words
-
-    @override
     def words_received(self, call):
         # A worker receives the pushes of all other workers.
         return (self.channel.num_workers - 1) * call.words
@@ -124,12 +119,9 @@ class PushLogRoute(Route):
         context: Context,
         known_replies: Sequence[tf.Tensor] = (),
     ) -> PendingExchange:
-        """Returns the exchange with which `pull` decodes a worker's next push.
+        """Returns the exchange with which `pull` decodes the next push of `pusher`.
 
-        Args:
-            pusher: Rank of the worker, int32 scalar.
-            context: The step.
-            known_replies: The replies to this worker's own push, if known.
+        `known_replies` are the replies to this worker's own push, if known.
         """
         return PendingExchange(context, Pushed(pusher, (), known_replies))
 

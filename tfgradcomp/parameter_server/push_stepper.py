@@ -100,13 +100,7 @@ class PushLogStepper(Stepper):
         return bucket.route.push(sent.payload, server, sent.context, sent.flag)
 
     def _follow(self, pusher, variables, known):
-        """Applies the next push of a worker.
-
-        Args:
-            pusher: Rank of the worker, int32 scalar.
-            variables: The variables to update.
-            known: The replies to the own push of each bucket, if known.
-        """
+        """Applies a worker's next push; `known` has the replies to the own push."""
         if self.inner.gradient_accumulation_steps:
             inner_step.go_to_end_of_window(self.inner)
         context = self.context()

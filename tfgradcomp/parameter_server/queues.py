@@ -74,12 +74,7 @@ class Queues:
             return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[message])
 
     def dequeue(self, key: QueueKey, words: int | None = None) -> tf.Tensor:
-        """Takes the next message out of a queue; waits while the queue is empty.
-
-        Args:
-            key: The queue.
-            words: Words of the message, if known.
-        """
+        """Takes the next message of `words` words out of a queue, or waits for it."""
         queue = self._queue(key)
         with tf.device(self._devices[key.server]):
             (message,) = tf.raw_ops.QueueDequeueV2(

@@ -59,15 +59,10 @@ class RemoteWorker:
         self._iterator = None
 
     def join(self, channel, rank: int, first: RemoteWorker | None = None) -> None:
-        """Connects the worker to a channel.
+        """Connects the worker to a channel, with a rank.
 
-        Tracing its steps declares the messages that servers must answer.
-
-        Args:
-            channel: The workers' channel.
-            rank: The worker's rank.
-            first: A worker on that channel, whose traced functions are reused if they
-                fit.
+        Tracing its steps declares the messages that servers must answer. The traced
+        functions of `first`, a worker on that channel, are reused if they fit.
         """
         stepper = self.optimizer.stepper
         stepper.collectives.join(channel, rank)

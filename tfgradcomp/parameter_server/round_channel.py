@@ -34,12 +34,7 @@ class RoundChannel(Channel):
             self.queues.enqueue(QueueKey("up", name, server, peer), message)
 
     def receive(self, name: str, peer: int) -> list[tf.Tensor]:
-        """Waits for the servers' replies to the messages of all workers.
-
-        Args:
-            name: Name of the endpoint.
-            peer: The rank of the worker that receives.
-        """
+        """Waits, for the worker `peer`, for the servers' replies at an endpoint."""
         return [
             self.queues.dequeue(QueueKey("down", name, server, peer), words)
             for server, words in enumerate(self._endpoints[name].reply_words)

@@ -43,12 +43,6 @@ class Outcome(NamedTuple):
 class Rounds:
     """Lets the workers of a membership take steps, and recovers from lost workers.
 
-    Args:
-        cluster: The tasks.
-        membership: The workers that take part.
-        callbacks: Callbacks for batches.
-        steps_per_execution: Number of steps between two reports to the chief.
-
     Attributes:
         transport_class: The class of the workers' transports.
         worker_class: The class of the workers.
@@ -96,12 +90,7 @@ class Rounds:
         return (self._rounds - before) * self._batches_per_round, logs
 
     def take(self, done: int, end: int) -> Outcome:
-        """Lets the workers take some steps, and informs the callbacks.
-
-        Args:
-            done: Number of the epoch's steps that have been taken.
-            end: Number of the epoch's steps.
-        """
+        """Lets the workers take some of the steps, and informs the callbacks."""
         raise NotImplementedError
 
     def _start_calls(self) -> DeviceCalls:

@@ -108,12 +108,7 @@ class DeferredState(ServerState):
     These data are the words received and replied in that round, and the fields of
     `deferred_reply`, which the workers send with their next messages.
 
-    Args:
-        division: The division of the method's vector among the servers.
-        index: Index of the server.
-        initial: The first state.
-        num_workers: Python integer N.
-        context: Any step, for its attributes that never change.
+    `context` may be of any step: its constant attributes are used.
     """
 
     _stores_after = False
@@ -176,7 +171,7 @@ class ServerStates:
 
     Args:
         devices: Names of the servers' devices.
-        num_workers: Python integer N.
+        num_workers: N.
         inherited: `whole` of earlier servers, or an empty dictionary.
     """
 
@@ -194,13 +189,9 @@ class ServerStates:
     def get(
         self, call_site: str, index: int, division: Division, context: Context
     ) -> ServerState:
-        """Returns the state of a server at a call site, created at its first use.
+        """Returns a server's state at a call site, created at its first use.
 
-        Args:
-            call_site: Name of the call site.
-            index: Index of the server.
-            division: The division of the method's vector among the servers.
-            context: Any step, for its attributes that never change.
+        `context` may be of any step: its constant attributes are used.
         """
         key = call_site, index
         if key not in self._states:
@@ -223,9 +214,7 @@ class ServerStates:
     def whole(self, step: int, kept: dict[str, State]) -> dict[str, list[np.ndarray]]:
         """Returns the vectors of the state of all servers, by call site.
 
-        Args:
-            step: Number of steps that the workers have committed.
-            kept: A worker's part of the servers' states, as arrays, by call site.
+        The arguments are those of `ServerState.leaves`, with `kept` by call site.
         """
         call_sites = dict.fromkeys(call_site for call_site, _ in self._states)
         return {name: self.whole_at(name, step, kept) for name in call_sites}
@@ -243,13 +232,7 @@ class ServerStates:
         return [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
 
     def restore(self, call_site: str, leaf: int, whole: np.ndarray) -> None:
-        """Replaces a vector of the state at a call site, between steps.
-
-        Args:
-            call_site: Name of the call site.
-            leaf: Index of the vector in the result of `whole_at`.
-            whole: The vector.
-        """
+        """Replaces the vector with index `leaf` of `whole_at`, between steps."""
         for (name, index), state in self._states.items():
             if name == call_site:
                 with tf.device(self._devices[index]):

@@ -18,11 +18,7 @@ _ANSWER_SECONDS = 2.0
 
 
 class Stragglers:
-    """Logs which workers delay a training, and ends this process after a limit.
-
-    Args:
-        workers: The workers that take steps.
-    """
+    """Logs which workers delay a training, and ends this process after a limit."""
 
     def __init__(self, workers: Sequence[RemoteWorker]):
         self._workers, self._limits = workers, Limits.of_environment()

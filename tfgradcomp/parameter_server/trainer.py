@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import keras
@@ -118,7 +119,7 @@ class ParameterServerTrainer:
         models = ModelFactory(make_model, optimizer, loss, metrics)
         self._limits = Limits.of_environment()
         with Heartbeat(self._cluster, self._limits):
-            connect()
+            connect(os.environ["TF_CONFIG"])
         self._rounds_class = _ROUNDS[mode]
         self._steps_per_execution = steps_per_execution
         self._membership = Membership(
@@ -172,7 +173,14 @@ class ParameterServerTrainer:
                 optimizer's `nonfinite` is `"raise"`.
         """
         check_integer("steps_per_epoch", steps_per_epoch, 1)
-        _check_windows(steps_per_epoch, self.optimizer.gradient_accumulation_steps)
+        accumulated = self.optimizer.gradient_accumulation_steps
+        if accumulated and steps_per_epoch % accumulated:
+            raise ValueError(
+                "With parameter servers an epoch ends with an update: steps_per_epoch "
+                "must be a multiple of the inner optimizer's "
+                "gradient_accumulation_steps. Received: "
+                f"{steps_per_epoch=}, gradient_accumulation_steps={accumulated}"
+            )
         with Heartbeat(self._cluster, self._limits):
             membership = self._membership
             membership.begin(dataset_fn)
@@ -225,8 +233,7 @@ class ParameterServerTrainer:
         membership = self._membership
         membership.with_recovery(membership.readmit)
         callbacks.on_epoch_begin(epoch)
-        membership.with_recovery(self._reset_metrics)
-        membership.with_recovery(self._send_seeds)
+        membership.with_recovery(self._begin_epoch)
         done, logs = 0, {}
         while done < steps and not self.model.stop_training:
             membership.with_recovery(self._send_learning_rate)
@@ -249,16 +256,14 @@ class ParameterServerTrainer:
             for worker in self._membership.workers:
                 worker.take_learning_rate(float(rate.numpy()))
 
-    def _send_seeds(self):
+    def _begin_epoch(self):
+        """Resets the workers' metrics, and starts new random streams."""
         # The first number is the generator's seed, the second counts random numbers.
         states = seed_states(self.model).values()
         seeds = [int(state.numpy()[0]) for state in states]
         for rank, worker in enumerate(self._membership.workers):
-            worker.take_seeds(seeds, rank)
-
-    def _reset_metrics(self):
-        for worker in self._membership.workers:
             worker.reset_metrics()
+            worker.take_seeds(seeds, rank)
 
     def _fetch(self):
         """Copies weights, counters and momenta to the chief."""
@@ -271,16 +276,6 @@ class ParameterServerTrainer:
         ):
             if np.issubdtype(values[0].dtype, np.floating):
                 variable.assign(np.mean(values, axis=0))
-
-
-def _check_windows(steps_per_epoch, accumulation_steps):
-    if accumulation_steps and steps_per_epoch % accumulation_steps:
-        raise ValueError(
-            "With parameter servers an epoch ends with an update: steps_per_epoch must "
-            "be a multiple of the inner optimizer's gradient_accumulation_steps. "
-            f"Received: {steps_per_epoch=}, "
-            f"gradient_accumulation_steps={accumulation_steps}"
-        )
 
 
 def _check_optimizer(optimizer, mode):

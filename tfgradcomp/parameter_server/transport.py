@@ -49,11 +49,6 @@ class ServerCollectives(WorkerEndpoint, Collectives):
         self.process_index = peer
 
     @override
-    def words_sent(self, call):
-        # Each word goes to one server.
-        return call.words
-
-    @override
     def words_received(self, call):
         return (self.num_workers if call.kind == "gather" else 1) * call.words
 

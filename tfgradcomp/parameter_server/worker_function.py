@@ -33,11 +33,7 @@ class WorkerFunction:
         self._specs = specs
 
     def fits(self, others: Mapping[int, tf.Tensor]) -> bool:
-        """Returns whether another worker can run the function.
-
-        Args:
-            others: The other worker's tensors, as in `on`.
-        """
+        """Returns whether another worker, with tensors as in `on`, can run it."""
         has_all = all(id(tensor) in others for tensor in self._captured())
         return has_all and not self._names_workers
 
@@ -57,12 +53,7 @@ class WorkerFunction:
         Its result is copied to this process, because TensorFlow leaks three kilobytes
         on a worker for each value that is fetched from there.
 
-        Args:
-            device: The worker's device.
-            rank: The worker's rank.
-            iterator: The worker's iterator.
-            local: The worker's tensors, by the `id`s of the captured tensors that they
-                replace.
+        `local` has the worker's tensors by the `id`s of the tensors they replace.
         """
         captures = [local.get(id(tensor), tensor) for tensor in self._captured()]
 
