@@ -14,7 +14,7 @@ from tfgradcomp.launch.environment import described_cluster, worker_env
 from tfgradcomp.launch.network import enter_private_network, reachable_interfaces
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.ports import local_address, reserve_ports
-from tfgradcomp.launch.rendezvous import Interrupted, LauncherRendezvous
+from tfgradcomp.launch.rendezvous import LauncherRendezvous
 from tfgradcomp.launch.signals import signal_socket
 from tfgradcomp.launch.worker_group import WorkerGroup
 
@@ -74,10 +74,7 @@ def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> i
     while True:
         if options.cluster:
             cluster, indices = options.cluster, [options.index]
-            try:
-                attempt = rendezvous.agree(attempt)
-            except Interrupted as interrupted:
-                return interrupted.exit_code
+            attempt = rendezvous.agree(attempt)
         else:
             fresh = reserve_ports(options.workers)
             locks += fresh

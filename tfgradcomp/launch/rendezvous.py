@@ -25,14 +25,6 @@ _NOTICE_SECONDS = 60.0
 _PATIENCE_SECONDS = 600.0
 
 
-class Interrupted(Exception):
-    """Raised when the launcher has to end, with the code `exit_code`."""
-
-    def __init__(self, exit_code: int):
-        super().__init__(exit_code)
-        self.exit_code = exit_code
-
-
 class LauncherRendezvous:
     """A meeting of the launchers of a cluster before each attempt.
 
@@ -57,8 +49,8 @@ class LauncherRendezvous:
             attempt: The next attempt of this launcher, from 0.
 
         Raises:
-            Interrupted: If a signal tells the launcher to end, or if other launchers
-                are missing for ten minutes after a failure.
+            SystemExit: If a signal tells the launcher to end, or if other launchers are
+                missing for ten minutes after a failure.
         """
         self._began = self._last_notice = time.monotonic()
         self._is_first = attempt == 0
@@ -121,7 +113,7 @@ class LauncherRendezvous:
             for signum in self._signals.recv(CHUNK):
                 if signum != signal.SIGCHLD:
                     say(f"{signal.Signals(signum).name} before the workers started")
-                    raise Interrupted(128 + signum)
+                    raise SystemExit(128 + signum)
         now = time.monotonic()
         names = ", ".join(f"{i} ({self._cluster[i]})" for i in sorted(self._missing))
         if now - self._last_notice >= _NOTICE_SECONDS:
@@ -132,7 +124,7 @@ class LauncherRendezvous:
                 f"the launchers of workers {names} have not come back. Start the run "
                 f"again on every host. Received: {_PATIENCE_SECONDS:g} s of waiting"
             )
-            raise Interrupted(1)
+            raise SystemExit(1)
         return ready
 
 

@@ -19,11 +19,17 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     measured = importlib.import_module("tfgradcomp.planning.measured")
     try:
-        model = measured.find_model(options.model)
-        if options.measure:
-            compute = measured.measure_compute(model.keras_model(), options.batch_size)
-        else:
+        shapes, model = measured.find_model(options.model)
+        if not options.measure:
             compute = options.compute_ms / 1e3
+        elif model is None:
+            raise ValueError(
+                f"--measure needs a model that can run, but {options.model} is a list "
+                "of shapes. Give --compute-ms, a .keras file or module:function. "
+                f"Received: model={options.model!r}"
+            )
+        else:
+            compute = measured.measure_compute(model, options.batch_size)
         link = Link(
             options.bandwidth,
             options.latency,
@@ -31,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             options.link_efficiency,
         )
         plan = planning.plan(
-            model.shapes,
+            shapes,
             compute,
             link,
             options.workers,
@@ -42,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             profile=planning.Profile(SOFTWARE[options.software]),
         )
         if options.plot:
-            output.plot(options.plot, plan, model.name)
+            output.plot(options.plot, plan, options.model)
     except (ValueError, OSError) as error:
         print(f"tfgradcomp-plan: {error}", file=sys.stderr)
         return 2
@@ -51,6 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     elif options.json:
         output.write_json(sys.stdout, plan)
     else:
-        notes = [output.head(plan, model), *model.notes]
-        print("\n".join([*notes, "", *output.table(plan), "", *output.sentences(plan)]))
+        lines = [output.head(plan, options.model, shapes)]
+        if measured.has_embeddings(options.model, model):
+            lines.append(output.EMBEDDINGS)
+        lines += ["", *output.table(plan), "", *output.sentences(plan)]
+        print("\n".join(lines))
     return 0

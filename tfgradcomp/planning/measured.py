@@ -7,7 +7,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -19,57 +18,18 @@ from tfgradcomp.planning.shapes import MODELS, Shapes
 _STEPS = 7
 
 
-class NamedModel(NamedTuple):
-    """A model that a user has named.
-
-    Attributes:
-        name: The name, as given.
-        shapes: Shapes of the trainable variables.
-        model: The Keras model; None for a model of `MODELS`, which has shapes alone.
-    """
-
-    name: str
-    shapes: Shapes
-    model: keras.Model | None = None
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences on the parts of the model that the forecasts simplify."""
-        layers = layers_of(self.model) if self.model else []
-        is_embedding = [isinstance(layer, keras.layers.Embedding) for layer in layers]
-        if self.name != "bert" and not any(is_embedding):
-            return []
-        return [
-            "Embeddings are counted as dense; in training only the rows that a batch "
-            "touches travel."
-        ]
-
-    def keras_model(self) -> keras.Model:
-        """Returns the Keras model, for a measurement.
-
-        Raises:
-            ValueError: If only the shapes are known.
-        """
-        if self.model is None:
-            raise ValueError(
-                f"--measure needs a model that can run, but {self.name} is a list of "
-                "shapes. Give --compute-ms, a .keras file or module:function. "
-                f"Received: model={self.name!r}"
-            )
-        return self.model
-
-
-def find_model(name: str) -> NamedModel:
-    """Returns the model with a name.
+def find_model(name: str) -> tuple[Shapes, keras.Model | None]:
+    """Returns the shapes of a model's trainable variables, and the model.
 
     Args:
-        name: A name in `MODELS`, a saved file, or `module:function`.
+        name: A name in `MODELS`, whose models are known by their shapes alone, a saved
+            file, or `module:function`.
 
     Raises:
         ValueError: If there is no such model, or it has no trainable variables.
     """
     if name in MODELS:
-        return NamedModel(name, MODELS[name]())
+        return MODELS[name](), None
     if name.endswith((".keras", ".h5")):
         if not Path(name).is_file():
             raise ValueError(f"The file does not exist. Received: model={name!r}")
@@ -87,7 +47,13 @@ def find_model(name: str) -> NamedModel:
             "The model has no trainable variables. Build it, for example with a "
             f"keras.Input. Received: model={name!r}"
         )
-    return NamedModel(name, shapes, model)
+    return shapes, model
+
+
+def has_embeddings(name: str, model: keras.Model | None) -> bool:
+    """Returns whether a model that `find_model` has found contains embeddings."""
+    layers = layers_of(model) if model else []
+    return name == "bert" or any(isinstance(x, keras.layers.Embedding) for x in layers)
 
 
 def measure_compute(model: keras.Model, batch_size: int) -> float:

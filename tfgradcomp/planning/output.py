@@ -10,10 +10,15 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
+from tfgradcomp.planning.shapes import Shapes, sizes
+
 if TYPE_CHECKING:
     from tfgradcomp.planning.forecasts import Forecast, TrainingPlan
-    from tfgradcomp.planning.measured import NamedModel
 
+EMBEDDINGS = (
+    "Embeddings are counted as dense; in training only the rows that a batch touches "
+    "travel."
+)
 _PREFIXES = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 # Largest number of methods whose colours in a plot can be told apart.
 _PLOTTED_METHODS = 6
@@ -61,12 +66,11 @@ def write_json(file: TextIO, plan: TrainingPlan) -> None:
     file.write("\n")
 
 
-def head(plan: TrainingPlan, model: NamedModel) -> str:
+def head(plan: TrainingPlan, name: str, shapes: Shapes) -> str:
     """Returns the line above the table: the model, its step and the link."""
     first, link = plan.forecasts[0], plan.link
-    elements = sum(math.prod(shape) for shape in model.shapes)
     text = (
-        f"{model.name}: {elements:,} parameters; "
+        f"{name}: {sum(sizes(shapes)):,} parameters; "
         f"{1e3 * first.compute_seconds:.4g} ms a step without exchange; "
         f"links of {_rate(link.bandwidth)}, {1e3 * link.latency:g} ms"
     )
