@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.fit.fit_models import recorded
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
 from tests.engine import row_cases
+from tests.fit.fit_models import recorded
 from tests.harness import unsharded
 
 ROWS, WIDTH, RATE = 40, 3, 0.5

@@ -35,7 +35,7 @@ from tfgradcomp.compressors import (
     Ternary,
     WeightDecay,
 )
-from tfgradcomp.core import Method
+from tfgradcomp.methods import Method
 from tfgradcomp.servers import CodeSum, MajorityVote, Mean, Recompress, Requantize
 
 SIGNS = ErrorFeedback(ScaledSign())
