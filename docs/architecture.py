@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 # From the top: a layer imports only from those below it.
 LAYERS = (
-    ("launch · callbacks · checkpoint · planning", "around the training"),
+    ("launch · callbacks · checkpoint · planning · testing", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
     ("optimizers", "the Keras face, wrappers, local steps"),
     ("fit", "loops, statistics, preemption, run state, seeds"),

@@ -7,6 +7,7 @@ row's requirements from it; `test_methods_are_complete.py` checks that none is m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -380,6 +381,11 @@ SAVED_ARGUMENTS = {
 }
 # fmt: on
 ROWS = {one.name: one for one in _TABLE}
+
+
+def halves_of(method: Method) -> Method:
+    """Returns a method without the blocks and groups, which a row does not state."""
+    return replace(method, block_size=None, microbatches=None)
 
 
 def second_moments_of(x) -> tf.Tensor:

@@ -92,7 +92,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a non-finite gradient raises no flag",
-        "tfgradcomp/engine/gradient_bucket.py",
+        "tfgradcomp/engine/exchange.py",
         {"is_finite = compressed.is_all_finite(x)": "is_finite = tf.constant(True)"},
         "tests/engine/test_step.py -k 'bad_gradient or bad_worker'",
     ),
@@ -112,16 +112,16 @@ MUTATIONS = (
         "weight decay goes through compression",
         "tfgradcomp/engine/gradient_bucket.py",
         {
-            "sent = self.compress(gradients, context, route, observer)": (
-                "rate = getattr(self._weight_decay, 'rate', 0.0) / gradients.scale\n"
+            "x = self.flatten(gradients.values, gradients.scale)": (
+                "rate = getattr(route.method.weight_decay, 'rate', 0.0)\n"
+                "        rate = rate / gradients.scale\n"
                 "        decayed = [\n"
                 "            g if g is None else g + rate * tf.convert_to_tensor(w)\n"
-                "            for g, w in zip(gradients.values, weights)\n"
+                "            for g, w in zip(gradients.values, step.weights)\n"
                 "        ]\n"
-                "        gradients = gradients._replace(values=decayed)\n"
-                "        sent = self.compress(gradients, context, route, observer)"
+                "        x = self.flatten(decayed, gradients.scale)"
             ),
-            "if self._weight_decay:": "if False:",
+            "if method.weight_decay:": "if False:",
         },
         "tests/optimizers/test_trajectories.py -k 'decay or BlockSGDM'",
     ),

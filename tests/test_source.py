@@ -15,7 +15,7 @@ from tfgradcomp.callbacks import BackupAndRestore
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = Path(tfgradcomp.__file__).resolve().parent
-MOST_LINES = 450
+MOST_LINES, MOST_LINES_ELSEWHERE = 400, 450
 SOURCES = (".py", ".h", ".cc", ".cu")
 
 # Programs: what they print is their result.
@@ -185,7 +185,7 @@ def test_no_source_file_is_long():
     found = [
         f"{path.relative_to(REPOSITORY)}: {count}"
         for path, count in counts.items()
-        if count > MOST_LINES
+        if count > (MOST_LINES if PACKAGE in path.parents else MOST_LINES_ELSEWHERE)
     ]
     assert found == [], "\n".join(found)
 

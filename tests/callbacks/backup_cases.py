@@ -51,7 +51,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def tell_to_end():
+def preempt():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -97,10 +97,10 @@ MODES = {
     "resume": ([], []),
     "interrupt": ([], [("on_epoch_end", 3, None, interrupt)]),
     "interrupt in an epoch": ([], [("on_train_batch_end", 11, None, interrupt)]),
-    "told in a step": ([("on_train_batch_begin", 10, 1, tell_to_end)], []),
-    "told in validation": ([("on_test_batch_begin", 6, 0, tell_to_end)], []),
+    "SIGTERM in a step": ([("on_train_batch_begin", 10, 1, preempt)], []),
+    "SIGTERM in validation": ([("on_test_batch_begin", 6, 0, preempt)], []),
     "killed in a step": ([("on_train_batch_begin", 9, 1, kill)], []),
-    "told at an end": ([("on_train_batch_end", 8, 1, tell_to_end)], []),
+    "SIGTERM at an end": ([("on_train_batch_end", 8, 1, preempt)], []),
 }
 
 

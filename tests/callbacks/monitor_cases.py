@@ -68,7 +68,7 @@ def case_figures(folder):
         "reading": monitor.reading,
         "text": scrape.text,
         "closed": is_closed,
-        "probe": model.optimizer.stepper.probe is None,
+        "probe": not model.optimizer.stepper.observers,
     }
 
 

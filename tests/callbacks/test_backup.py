@@ -98,15 +98,15 @@ def test_local_steps_resume_between_two_exchanges_in_the_same_bits(train, tmp_pa
 @pytest.mark.parametrize(
     ("mode", "newest"),
     [
-        ("told in a step", "epoch-000002-batch-000003"),
-        pytest.param("told at an end", "epoch-000002", marks=pytest.mark.slow),
-        pytest.param("told in validation", "epoch-000002", marks=pytest.mark.slow),
+        ("SIGTERM in a step", "epoch-000002-batch-000003"),
+        pytest.param("SIGTERM at an end", "epoch-000002", marks=pytest.mark.slow),
+        pytest.param("SIGTERM in validation", "epoch-000002", marks=pytest.mark.slow),
     ],
 )
 def test_sigterm_to_one_worker_makes_all_save_and_end(
     mode, newest, train, straight, tmp_path
 ):
-    validate = mode == "told in validation"
+    validate = mode == "SIGTERM in validation"
     answers, output = train(tmp_path, mode, validate=validate)
     for answer in answers:
         assert answer["epochs"] == f"exit code {PREEMPTED}"
@@ -158,14 +158,12 @@ def test_a_file_that_one_worker_cannot_read_makes_all_go_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["told in a step", "killed in a step"])
-def test_the_launcher_starts_workers_again_that_were_told_to_end(
-    mode, straight, tmp_path
-):
+@pytest.mark.parametrize("mode", ["SIGTERM in a step", "killed in a step"])
+def test_the_launcher_restarts_preempted_workers(mode, straight, tmp_path):
     # In new processes, as after a crash.
     script, options = Path(cases.__file__), ("--max-restarts", "1")
     resumed, output = run_workers(script, 2, tmp_path, mode, "3", options=options)
-    check_same(resumed, straight, 2 if mode == "told in a step" else 1)
+    check_same(resumed, straight, 2 if mode == "SIGTERM in a step" else 1)
     assert "restart 1 of 1" in output
 
 

@@ -14,7 +14,6 @@ from tests.callbacks import monitor_cases as cases
 from tests.helpers import bits, make_variables
 from tfgradcomp.callbacks import CompressionMonitor, Timeline, timeline
 from tfgradcomp.callbacks.figures import Figures
-from tfgradcomp.engine.probe import Probe
 
 pytestmark = pytest.mark.timeout(600)
 SHAPES = [(40, 30), (30,), (7, 5)]
@@ -100,9 +99,9 @@ def test_figures_of_two_workers_are_those_of_numpy(observed):
                 # A single sample has no deviation.
                 want = want[1:]
             np.testing.assert_allclose(found, want, rtol=2e-5, err_msg=name)
-    one, other = (answer["history"] for answer in answers)
-    assert one["compression/residual_norm"] != other["compression/residual_norm"]
-    assert one["compression/cosine"] == other["compression/cosine"]
+    first, second = (answer["history"] for answer in answers)
+    assert first["compression/residual_norm"] != second["compression/residual_norm"]
+    assert first["compression/cosine"] == second["compression/cosine"]
 
 
 def test_bytes_and_times_are_in_the_logs(observed):
@@ -251,8 +250,7 @@ def steps_of(optimizer, variables, observer=None):
     """Takes two steps in a graph; returns the weights' bits, and its clocks."""
     optimizer.build(variables)
     if observer:
-        optimizer.stepper.probe = Probe()
-        optimizer.stepper.probe.observers["test"] = observer(optimizer)
+        optimizer.stepper.observers["test"] = observer(optimizer)
 
     def take(gradients):
         optimizer.apply(gradients, variables)

@@ -9,11 +9,12 @@ import tensorflow as tf
 import tests.methods
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.harness import Replicas
 from tfgradcomp.collectives import assign_hosts
 from tfgradcomp.compressors import Identity, NesterovMomentum, ScaledSign
 from tfgradcomp.servers import Mean
 
-# 110 elements are compressed; of the others one vector is small, one is tiny.
+# 110 elements are compressed; the last variable is too small.
 SHAPES = [(6, 10), (50,), (11,)]
 RATE, SKIPPED = 0.1, 1
 
@@ -25,8 +26,8 @@ def strategy_of(hosts):
 
 @functools.cache
 def _strategy_of(hosts):
-    # One of a kind: each counts the keys of TensorFlow's eager collectives from 100,
-    # and a key belongs to one shape for ever.
+    # One strategy per kind: each counts the keys of TensorFlow's eager collectives from
+    # 100, and a key is bound to one shape.
     strategy_and_rank()
     names = [f"CPU:{index}" for index in range(len(hosts))]
     strategy = tf.distribute.MirroredStrategy(names)
@@ -35,60 +36,25 @@ def _strategy_of(hosts):
     return strategy
 
 
-class Training:
-    """An optimizer and its variables under a strategy."""
+class Training(Replicas):
+    """An optimizer and its variables under a strategy with these hosts."""
 
     def __init__(
         self, hosts, make, shapes=SHAPES, store=None, weights=None, strategy=None
     ):
-        self.strategy = strategy or strategy_of(hosts)
-        self.shapes = shapes
-        self.replicas = len(hosts)
-        with self.strategy.scope():
-            self.variables = [
-                keras.Variable(np.zeros(shape, np.float32), name=f"weight_{i}")
-                for i, shape in enumerate(shapes)
-            ]
-            for variable, value in zip(self.variables, weights or (), strict=False):
-                variable.assign(value)
-            self.optimizer = make()
-            self.optimizer.build(self.variables)
+        values = weights or [np.zeros(shape) for shape in shapes]
+        super().__init__(make, values, strategy or strategy_of(hosts))
         if store is not None:
             self.optimizer.load_own_variables(store)
-        self._step = tf.function(self.step)
-
-    def step(self, gradients, moments=None):
-        def of_replica():
-            context = tf.distribute.get_replica_context()
-            rank = context.replica_id_in_sync_group
-            grads = self.split(tf.gather(gradients, rank) / self.replicas)
-            given = {}
-            if moments is not None:
-                scaled = tf.gather(moments, rank) / self.replicas**2
-                given["second_moments"] = self.split(scaled)
-            self.optimizer.apply(grads, self.variables, **given)
-
-        self.strategy.run(of_replica)
-
-    def split(self, vector):
-        sizes = [int(np.prod(shape)) for shape in self.shapes]
-        parts = tf.split(vector, sizes)
-        return [tf.reshape(p, s) for p, s in zip(parts, self.shapes, strict=True)]
 
     def take(self, gradients, moments=None, eagerly=False):
         """Takes steps; returns all devices' weights after each, `[steps, R, size]`."""
-        step = self.step if eagerly else self._step
+        step = self.step_eagerly if eagerly else self.step
         weights = []
-        for index, own in enumerate(gradients):
-            given = [] if moments is None else [tf.constant(moments[index])]
-            step(tf.constant(own), *given)
+        for index, of_step in enumerate(gradients):
+            step(of_step, *([] if moments is None else [moments[index]]))
             weights.append(self.weights())
         return np.stack(weights)
-
-    def weights(self):
-        local = self.strategy.experimental_local_results
-        rows = zip(*(local(v.value) for v in self.variables), strict=True)
-        return np.stack([np.concatenate([v.numpy().ravel() for v in r]) for r in rows])
 
     def saved(self):
         store = {}
@@ -109,7 +75,7 @@ def dist_ef(**arguments):
 
 
 def follow():
-    """Trains with two-way error feedback; stops, resumes on two and on one device.
+    """Trains with two-way error feedback; resumes on two devices per host and on one.
 
     In one step one device of one host has a NaN in the other device's part.
     """
@@ -154,7 +120,7 @@ NO_HOSTS = [0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 1], [1, 1, 0, 0]
 
 
 def error_of(hosts):
-    """Returns what is said of a map of hosts that is none."""
+    """Returns the error of a map of hosts that is not one."""
     strategy_and_rank()
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
     try:
@@ -171,11 +137,11 @@ EVEN = [(8, 8), (64,)]
 def compare_with_one_device(names, eagerly=False):
     """Trains methods on workers of two devices, and of one that gets their mean."""
     results = {}
-    # Before anything else, which would begin with the devices as they are.
+    # First, because the devices must be configured before their first use.
     strategy_of([0, 0, 1, 1])
     gradients = gradients_of(3, shapes=EVEN)
     means = gradients.reshape(3, 2, 2, -1).mean(2)
-    # Sums over examples: those of a device's terms, and of the mean's.
+    # Sums over examples, for a device's terms and for the terms of the mean.
     moments = np.square(gradients) * np.float32(0.75) + np.float32(0.25)
     fewer = moments.reshape(3, 2, 2, -1).sum(2) / 4
     for name in names:
@@ -188,7 +154,7 @@ def compare_with_one_device(names, eagerly=False):
 
         block_size = make().method.block_size
         if block_size == "model":
-            # Its one block lies across the border.
+            # The only block crosses the border.
             continue
         if block_size and 64 % block_size:
             make = functools.partial(make, block_size=32)
@@ -201,7 +167,7 @@ def compare_with_one_device(names, eagerly=False):
 
 
 def uncompressed_steps():
-    """Trains with steps as float32 among the others, momentum and three devices."""
+    """Trains with uncompressed steps among the others, and with momentum."""
 
     def make():
         return tfgradcomp.CompressedOptimizer(
@@ -231,10 +197,10 @@ X = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
 
 
 def fit(local_steps):
-    """Trains with `fit`, as `fit_on`; with local steps where there are any."""
+    """Trains by `fit_on`; with local steps if their number is not 0."""
 
     def local():
-        # Of the identity: the mean of the weights.
+        # With the identity, the mean of the weights.
         outer = tfgradcomp.CompressedOptimizer(
             keras.optimizers.SGD(1.0), Identity(), Mean(Identity()), min_size=0
         )

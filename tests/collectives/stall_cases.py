@@ -1,4 +1,4 @@
-"""Cases of a worker that others wait for, which a pool's workers run."""
+"""Cases of a late worker, for the workers of a pool."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ SECONDS = 3
 
 
 def train(where, limits):
-    """Trains and evaluates; worker 1 is late once, or for ever where a limit ends it.
+    """Trains and evaluates; worker 1 is late once, or forever if a limit ends the wait.
 
     Args:
         where: "data": in a dataset; "callback": in a callback; "evaluate": in one of an
@@ -42,7 +42,7 @@ def train(where, limits):
         if (rank, batch) != (1, 2):
             return
         if where == "stopped":
-            # The test lets it go on.
+            # The test continues the process.
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             time.sleep(seconds)

@@ -28,7 +28,7 @@ def scaled_signs(vector, splits):
     return result
 
 
-def test_two_hosts_of_two_devices_train_as_stated(pools):
+def test_two_hosts_of_two_devices_follow_the_method(pools):
     ((answer),) = pools(4, "mirrored").run(cases.follow).answers
     weights = answer["weights"]
     # Device 0 has elements 0 to 56, four at a time; a tensor is cut there.
@@ -49,24 +49,24 @@ def test_two_hosts_of_two_devices_train_as_stated(pools):
         assert len({bits(device) for device in weights[step]}) == 1
         np.testing.assert_allclose(weights[step, 0], x, rtol=0, atol=2e-6)
     assert answer["skipped"] == 1
-    # One row a host, whole vectors.
+    # One row per host, of whole vectors.
     state = answer["state"]
     assert state["compressed.worker.residual"].shape == (2, 110)
     np.testing.assert_allclose(state["compressed.worker.residual"], residual, atol=2e-6)
     np.testing.assert_allclose(
         state["compressed.server.residual"][0], server_residual, atol=2e-6
     )
-    # Half of it for a device, rounded to four elements: 56 zeros go before the other
-    # half, so that its random numbers are those of its place.
+    # Each device has half of it, rounded to four elements. The second half follows 56
+    # zeros, so that its random numbers are those of its place.
     assert answer["sizes"] == [(110,), (110,)]
     traffic = answer["traffic"]
     assert traffic.num_workers == 2
     assert (traffic.elements_compressed, traffic.elements_plain) == (110, 11)
-    # To the one other host: signs of 56 and of 56 + 54 elements, scales, a flag each.
+    # To the other host: signs of 56 and of 56 + 54 elements, scales, a flag each.
     assert answer["words"][0] == (2 + 1 + 1) + (4 + 3 + 1)
     assert traffic.words_sent == sum(answer["words"])
     assert bits(answer["resumed"]) == bits(weights[3:])
-    # A worker of one device takes over what a worker of two has kept.
+    # A worker of one device loads the state of a worker of two devices.
     before, after = answer["narrow"]
     for name, values in before.items():
         if name.startswith("compressed"):
@@ -88,28 +88,28 @@ def check_equal(answers):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_spread_over_hosts_gives_the_same_bits(pools):
+def test_a_sharded_server_gives_the_same_bits(pools):
     (((everywhere, spread)),) = pools(4, "mirrored").run(cases.by_shards).answers
     assert bits(everywhere) == bits(spread)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
-def test_the_bits_of_every_method_are_those_of_workers_of_one_device(pools):
+def test_every_method_has_the_bits_of_workers_of_one_device(pools):
     run = pools(4, "mirrored").run
     answers = run(cases.compare_with_one_device, DIVIDED, timeout=400).answers
     check_equal(answers)
 
 
 @pytest.mark.slow
-def test_eager_steps_have_the_bits_of_compiled_ones(pools):
+def test_eager_steps_have_the_bits_of_compiled_steps(pools):
     run = pools(4, "mirrored").run
     answers = run(cases.compare_with_one_device, SOME, True).answers
     check_equal(answers)
 
 
 @pytest.mark.slow
-def test_steps_as_float32_are_those_of_workers_of_one_device(pools):
+def test_uncompressed_steps_have_the_bits_of_workers_of_one_device(pools):
     (((two, one)),) = pools(4, "mirrored").run(cases.uncompressed_steps).answers
     for devices, workers in zip(two, one, strict=True):
         assert len({bits(row) for row in [*devices, *workers]}) == 1
@@ -125,7 +125,7 @@ def test_fit_leaves_equal_weights(pools, local_steps):
         assert len({bits(replica) for replica in replicas}) == 1
     if not local_steps:
         return
-    # Each device takes four steps of SGD by itself; then weights are averaged.
+    # Each device takes four separate steps of SGD; then weights are averaged.
     ends = []
     for device in range(4):
         kernel, bias = np.full((6, 2), np.float64(np.float32(0.1))), np.zeros(2)

@@ -1,4 +1,4 @@
-"""No worker waits for another one in silence."""
+"""The watchdog names workers for which others wait."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ NEVER = float("inf")
     [
         # The main thread waits for TensorFlow, which waits for the dataset.
         ("data", "has not arrived, it is at stall_cases.py:"),
-        # The same by another loop.
+        # The same in another loop.
         pytest.param(
             *("evaluate", "has not arrived, it is at stall_cases.py:"),
             marks=pytest.mark.slow,
@@ -29,7 +29,7 @@ NEVER = float("inf")
         ("stopped", "does not answer (stopped or out of reach)"),
     ],
 )
-def test_who_is_waited_for_is_said_once_and_training_goes_on(pools, where, says):
+def test_a_late_worker_is_named_once_and_training_continues(pools, where, says):
     pool = pools(2)
     if where == "stopped":
         threading.Thread(target=continue_once_said, args=(pool, says)).start()
@@ -43,7 +43,7 @@ def test_who_is_waited_for_is_said_once_and_training_goes_on(pools, where, says)
 
 
 def continue_once_said(pool, says):
-    """Lets worker 1 go on; TensorFlow gives it up if it stands still for 10 s."""
+    """Continues worker 1; TensorFlow considers it lost if it is stopped for 10 s."""
     end = time.monotonic() + 60
     while says not in pool.read_output() and time.monotonic() < end:
         time.sleep(0.2)
@@ -61,7 +61,7 @@ def test_a_process_that_has_waited_too_long_ends(pools):
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
 @pytest.mark.parametrize("name", [stalls.WARNING, stalls.TIMEOUT])
-def test_limits_are_seconds(monkeypatch, name, value):
+def test_invalid_limits_raise(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name} must be a number of seconds"):
         stalls.Limits.of_environment()
@@ -72,7 +72,7 @@ def test_limits_by_default(monkeypatch):
     assert stalls.Limits.of_environment() == (60.0, NEVER)
 
 
-def test_what_an_error_has_ended_is_waited_for_no_longer():
+def test_a_call_that_an_error_ended_counts_as_left():
     sites = CallSites()
 
     @tf.function

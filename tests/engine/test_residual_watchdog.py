@@ -31,7 +31,7 @@ def test_a_low_threshold_warns_once(method, caplog):
     model = model_with(method(keras.optimizers.SGD(1e-3), threshold=1e-5))
     fit(model)
     (message,) = messages(caplog)
-    assert f"What {method.__name__} owes has outgrown its threshold" in message
+    assert f"residuals of {method.__name__} have outgrown its threshold" in message
     assert "threshold='auto'" in message and "threshold=1e-05" in message
     fit(model)
     assert len(messages(caplog)) == 1
@@ -44,7 +44,7 @@ def test_a_threshold_of_the_size_of_gradients_does_not(method, threshold, caplog
     assert not messages(caplog)
 
 
-def test_other_methods_and_an_optimizer_that_is_not_built_owe_nothing(caplog):
+def test_other_methods_and_an_optimizer_that_is_not_built_do_not_warn(caplog):
     fit(model_with(tfgradcomp.VarianceBased(keras.optimizers.SGD(1e-3))))
     tfgradcomp.Strom("sgd", threshold=1e-5).finalize_variable_values([])
     assert not messages(caplog)

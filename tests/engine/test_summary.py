@@ -91,7 +91,7 @@ def test_tables_cut_variables_and_what_differs_by_step():
     assert rows["net/words/embeddings"][2:] == [*("table_0", "rows", "DistEFBlockSGD")]
     assert rows["net/hidden/kernel"][2] == "compressed.0 to .2"
     assert rows["net/head/kernel"][-1] == "float32: exclude=<function <lambda>>"
-    assert "What travels varies from step to step" in text
+    assert "Traffic varies from step to step" in text
     assert "not known before a step" in text
 
 

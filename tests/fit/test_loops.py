@@ -80,7 +80,7 @@ def test_a_worker_that_differs_from_the_others_is_named_on_all(
     for error, seen in (
         pools(workers).run(loop_cases.case_other_worker, culprit, what, every).answers
     ):
-        assert f"{path} workers [{culprit}] is no longer what the others" in error
+        assert f"{path} workers [{culprit}] differs from the other workers'" in error
         assert seen == batches
 
 

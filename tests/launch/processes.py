@@ -1,4 +1,4 @@
-"""The launcher as users run it, as a process of its own, and its workers."""
+"""The launcher as a process, as users run it, and its workers."""
 
 import os
 import re

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize(
-    "args, says",
+    "args, message",
     [
         ("--workers 2", "no script given"),
         ("--workers 2 -m", "no script given"),
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.timeout(120)
         ("--cluster a:1 --index 0 --network private SCRIPT", "goes with --workers"),
     ],
 )
-def test_bad_input_is_an_error(script, args, says):
+def test_bad_input_is_an_error(script, args, message):
     path = script("print('ran')")
     done = run(*[path if arg == "SCRIPT" else arg for arg in args.split()])
-    assert done.returncode == 2 and says in done.stderr and not done.stdout
+    assert done.returncode == 2 and message in done.stderr and not done.stdout
 
 
 def test_help_has_an_example_and_names_the_variables_it_sets():

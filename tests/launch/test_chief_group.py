@@ -10,6 +10,14 @@ from tests.launch.processes import assert_gone, run
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """A folder in which each task writes its starts."""
+    path = tmp_path / "started"
+    path.mkdir()
+    return path
+
+
 SERVING = """
 TASK = CONFIG["task"]["type"]
 print("got", json.dumps(CONFIG), "pid", os.getpid(), flush=True)
@@ -19,15 +27,13 @@ if TASK != "chief":
 """
 
 
-def test_end_of_the_chief_ends_all(script, tmp_path):
+def test_end_of_the_chief_ends_all(script, folder):
     path = script(f"""{SERVING}
 if TASK != "chief":
     time.sleep(600)
 while len(os.listdir(sys.argv[1])) < 3:
     time.sleep(0.02)
 """)
-    folder = tmp_path / "started"
-    folder.mkdir()
     done = run("--workers", "2", "--ps", "1", path, str(folder))
     assert done.returncode == 0, done.stderr
     got = re.findall(r"^\[(.*)\] got (.*) pid (\d+)$", done.stdout, re.M)
@@ -43,7 +49,7 @@ while len(os.listdir(sys.argv[1])) < 3:
     assert_gone([int(pid) for _, _, pid in got])
 
 
-def test_worker_that_dies_is_restarted_alone(script, tmp_path):
+def test_worker_that_dies_is_restarted_alone(script, folder):
     path = script(f"""{SERVING}
 name = f"{{sys.argv[1]}}/worker 1"
 if TASK == "worker" and INDEX == 1:
@@ -57,8 +63,6 @@ while len(os.listdir(sys.argv[1])) < 3 or len(open(name).readlines()) < 2:
     time.sleep(0.02)
 sys.exit(7)
 """)
-    folder = tmp_path / "started"
-    folder.mkdir()
     options = "--workers", "2", "--ps", "1", "--max-restarts", "1"
     done = run(*options, path, str(folder))
     # The exit code is the chief's, although a parameter server failed.

@@ -35,19 +35,21 @@ SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
 
 
 @pytest.mark.parametrize(
-    "env, says",
+    "env, message",
     [
         ({"TF_CONFIG": '{"task": {"index": 5}}'}, "TF_CONFIG is set"),
         (SLURM, "Slurm started this as task 1 of 4"),
     ],
 )
 @pytest.mark.parametrize("workers", [("--workers", "3"), ()])
-def test_cluster_described_in_the_environment_is_left_alone(script, env, says, workers):
+def test_cluster_described_in_the_environment_is_left_alone(
+    script, env, message, workers
+):
     path = script("print(sorted(os.environ.items()))\nsys.exit(3)")
     done = run(*workers, path, env=env)
     assert done.returncode == 3
     assert done.stdout == f"{sorted(clean_env(**env).items())}\n"
-    assert says in done.stderr and len(done.stderr.splitlines()) == 1
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
     assert ("--workers ignored" in done.stderr) == bool(workers)
 
 

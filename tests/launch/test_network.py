@@ -43,7 +43,7 @@ BODY = """\
 
 
 @hides
-def test_nobody_outside_reaches_workers_in_a_private_network(script, launch):
+def test_workers_in_a_private_network_cannot_be_reached_from_outside(script, launch):
     process = launch("--workers", "2", "--network", "private", script(BODY))
     ports = []
     while len(process.pids) < 2:
@@ -77,9 +77,9 @@ def test_workers_restart_in_their_private_network(script):
 def test_a_warning_names_the_interfaces_that_reach_the_workers(script, option):
     done = run("--workers", "2", *option, script("print('ran')"))
     assert done.returncode == 0 and done.stdout.count("ran") == 2
-    says = LINE.findall(done.stderr)
-    assert len(says) == (not option and bool(reachable_interfaces()))
-    assert all(name in says[0] for name in reachable_interfaces() if says)
+    warnings = LINE.findall(done.stderr)
+    assert len(warnings) == (not option and bool(reachable_interfaces()))
+    assert all(name in warnings[0] for name in reachable_interfaces() if warnings)
     assert "lo" not in reachable_interfaces()
 
 

@@ -187,7 +187,7 @@ def test_second_momentum_raises_unless_allowed(row, inner, text):
 def test_all_reduce_of_codes_that_do_not_add_up_raises(row):
     optimizer = row.make(sgd(), transport="all_reduce", min_size=1)
     choices = "Use 'auto' or one of ['all_gather', 'sharded']"
-    why = "what can be added up: numbers, or codes of levels that all workers share"
+    why = "payloads that can be added: numbers, or codes of shared levels"
     with raises(f"transport='all_reduce' ... {why} ... {choices} ... compressor="):
         optimizer.build(make_variables([(3,)]))
 

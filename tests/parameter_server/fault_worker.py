@@ -2,9 +2,9 @@
 
 `fault_worker.py folder mode on_worker_loss fault... / fault...`: a training for each
 group, with an epoch for each fault: `none`, or `stop:worker:1`, `go:worker:1`,
-`kill:chief:0`. It comes after the third step, or where it says so: `stop:worker:1:save`
-at the end of the epoch, before anything is saved; `stop:worker:1:trace` before the
-training. The first training has a backup. The chief writes down what happened and when.
+`kill:chief:0`. A fault comes after the third step, `stop:worker:1:save` at the end of
+the epoch before its backup, and `stop:worker:1:trace` before the training. The first
+training has a backup. The chief records events with their times.
 """
 
 import json
@@ -32,14 +32,14 @@ def make_model():
 
 
 def dataset(context):
-    """The same batches in every epoch, others on each worker."""
+    """The same batches in every epoch, different on each worker."""
     rng = np.random.default_rng(context.input_pipeline_id)
     x = rng.normal(size=(STEPS, 8, FEATURES)).astype(np.float32)
     return tf.data.Dataset.from_tensor_slices((x, x[..., :1])).repeat()
 
 
 class Faults(keras.callbacks.Callback):
-    """Stops, continues or kills tasks, and writes down what follows."""
+    """Stops, continues or kills tasks, and records events."""
 
     def __init__(self, folder, training, faults, trainer):
         super().__init__()
@@ -69,7 +69,7 @@ class Faults(keras.callbacks.Callback):
             return
         events = self._folder / "events"
         if what == "kill" and events.exists() and fault in events.read_text():
-            # The chief that was started again is left alone.
+            # The restarted chief is not killed again.
             return
         self.note(fault)
         os.kill(int((self._folder / "-".join(task[:2])).read_text()), SIGNALS[what])
@@ -81,7 +81,7 @@ class Faults(keras.callbacks.Callback):
 
 
 class Epochs(keras.callbacks.Callback):
-    """Writes down the end of each epoch, after all that is saved then."""
+    """Records the end of each epoch, after its backup."""
 
     def __init__(self, faults):
         super().__init__()

@@ -1,9 +1,9 @@
-"""What tests run in all roles: training during which a task is killed.
+"""Script of all roles: training during which a task is killed.
 
-`loss_worker.py folder mode on_worker_loss task...`: the chief kills the tasks named
-("worker 1", "nobody 0") one after the other, in the middle of epochs 0, 1, ... It waits
-at the end of the epoch for a task that is said to come back ("worker 1 back"). Of
-"worker 1 then worker 2" the second is killed when the chief recovers from the first.
+`loss_worker.py folder mode on_worker_loss task...`: in the middle of epochs 0, 1, ...
+the chief kills the named task ("worker 1"; "nobody 0": none). With "worker 1 back" it
+waits at the end of the epoch for the restarted task. With "worker 1 then worker 2" it
+kills the second task while it recovers from the loss of the first.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs a command with its loopback up, as the first in a network of its own."""
+"""Runs a command in a new network namespace, after activating its loopback."""
 
 import fcntl
 import socket

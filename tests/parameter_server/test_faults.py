@@ -22,13 +22,13 @@ SCRIPT = Path(fault_worker.__file__)
 # A worker counts as lost after twice the warning.
 WARNING, TIMEOUT = 4, 11
 
-# Tasks of their own, ended and waited for. Of what they do, `test_membership` and
-# `test_push_rounds` lose and readmit workers in one process.
+# These tests start separate tasks; `test_membership` and `test_push_rounds` lose and
+# readmit workers in one process.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 
 class Run(NamedTuple):
-    """The end of a chief, what it wrote down and what it said."""
+    """A chief's exit code, events and output."""
 
     exit_code: int
     events: list
@@ -46,14 +46,14 @@ class Run(NamedTuple):
         ]
 
     def between(self, first, second):
-        """Seconds from an event to another one of the same training."""
+        """Seconds between two events of a training."""
         training, name = first
         (start,), (end,) = self.named(name, training), self.named(second, training)
         return end["time"] - start["time"]
 
 
 def run(folder, *arguments, seconds=300, **environment):
-    """Runs a chief, two workers and a server; a chief that is killed a second time."""
+    """Runs a chief, two workers and a server; restarts a chief that is killed."""
     tasks = [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
     folder.mkdir(exist_ok=True)
     locks = reserve_ports(len(tasks))
@@ -105,7 +105,7 @@ def run(folder, *arguments, seconds=300, **environment):
 
 @pytest.fixture(scope="module")
 def one_after_another(tmp_path_factory):
-    """A chief is killed, a worker is stopped and goes on, a server is stopped."""
+    """A chief is killed, a worker is stopped and continued, a server is stopped."""
     return run(
         tmp_path_factory.mktemp("faults"),
         *("sync", "continue", "none", "kill:chief:0", "none", "/"),
@@ -116,19 +116,19 @@ def one_after_another(tmp_path_factory):
     )
 
 
-def test_a_chief_that_is_killed_resumes_with_the_workers_that_are_there(
+def test_a_killed_chief_resumes_with_the_running_workers(
     one_after_another,
 ):
     resumed, uninterrupted = (one_after_another.end_of(k) for k in (0, 1))
-    # One epoch was saved, and is not trained anew.
+    # The saved epoch is not repeated.
     assert len(one_after_another.named("epoch 0", 0)) == 1
     assert resumed["rounds"] == 3 * fault_worker.STEPS
-    # Residuals of workers and servers, and what dropout draws.
+    # The residuals of workers and servers and the random numbers of dropout continue.
     assert resumed["workers"] == uninterrupted["workers"]
     assert len({*resumed["workers"]}) == 1
 
 
-def test_a_stopped_worker_is_named_then_lost_then_readmitted(one_after_another):
+def test_a_stopped_worker_is_named_lost_and_readmitted(one_after_another):
     name = r"/job:worker/replica:0/task:1 at \S+ does not answer \(stopped\), for \d+ s"
     assert re.search(name, one_after_another.output)
     assert "task:1; continuing with 1 worker(s)" in one_after_another.output
@@ -169,7 +169,7 @@ def test_a_stopped_worker_is_readmitted(tmp_path, mode, faults):
 
 
 def go_on_after(folder, task, seconds):
-    """Lets a task go on some seconds after it was stopped."""
+    """Continues a task some seconds after it was stopped."""
     events = folder / "events"
 
     def go_on():
@@ -181,7 +181,7 @@ def go_on_after(folder, task, seconds):
     threading.Thread(target=go_on, daemon=True).start()
 
 
-def test_a_stopped_worker_is_waited_for(tmp_path):
+def test_training_waits_for_a_stopped_worker(tmp_path):
     go_on_after(tmp_path, "worker-1", 4 * WARNING)
     found = run(tmp_path, "sync", "wait", "stop:worker:1", "none")
     assert found.exit_code == 0, found.output
@@ -194,9 +194,9 @@ def test_a_stopped_worker_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_stopped_server_goes_on_and_nothing_is_lost(tmp_path, mode):
+def test_training_continues_with_a_server_that_was_stopped(tmp_path, mode):
     go_on_after(tmp_path, "ps-0", 2 * WARNING)
-    # Without a limit of time the chief waits, and says for whom.
+    # Without a timeout the chief waits, and names the task.
     found = run(tmp_path, mode, "continue", "stop:ps:0", "none")
     assert found.exit_code == 0, found.output
     name = r"/job:ps/replica:0/task:0 at \S+ does not answer \(stopped\)"

@@ -20,7 +20,7 @@ def test_any_words_are_flags_and_a_step(rows):
     assert context.learning_rate.numpy().tobytes() == first[20:24]
     assert context.previous_learning_rate.numpy().tobytes() == first[24:28]
     assert context.rank == -1
-    # What servers ask of it.
+    # Servers use these attributes.
     old, new = tf.constant([1.0]), tf.constant([2.0])
     for row in words[:: rows // 100]:
         _, context = read_header(tf.constant(row[np.newaxis]), make_context())

@@ -1,4 +1,4 @@
-"""Tasks that answer, are stopped or are gone, as the chief sees them."""
+"""Tasks that answer, are stopped or are lost, as the chief sees them."""
 
 import contextlib
 import os
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.timeout(60)
 
 @contextlib.contextmanager
 def stopped_task():
-    """An address like that of a stopped process: the kernel accepts connections."""
+    """The address of a task that accepts connections and does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextlib.contextmanager
 def running_task(address="127.0.0.1:0"):
-    """An address where somebody answers every call."""
+    """The address of a task that answers every call."""
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port(address)
     server.start()
@@ -43,7 +43,7 @@ def address_of_nobody():
         return address
 
 
-def test_a_stopped_task_is_told_from_one_that_is_gone():
+def test_presence_distinguishes_stopped_and_lost_tasks():
     with running_task() as running, stopped_task() as stopped:
         addresses = {SERVER: running, FIRST: stopped, SECOND: address_of_nobody()}
         cluster = Cluster(addresses)
@@ -54,20 +54,20 @@ def test_a_stopped_task_is_told_from_one_that_is_gone():
         }
         cluster.check_servers()
         assert cluster.lost(dict.fromkeys((SERVER, SECOND), OSError())) == {SECOND}
-        # What follows from another error does not tell of a loss.
+        # An error that results from another error does not indicate a loss.
         target = f"from remote target {SERVER}"
         closed = tf.errors.CancelledError(None, None, f"queue is closed {target}")
         unknown = tf.errors.AbortedError(None, None, f"no such context {target}")
         assert cluster.lost({SERVER: closed}) == set()
         assert cluster.lost({SERVER: unknown}) == {SERVER}
-        # One that is started again is there at once.
+        # A restarted task is noticed at once.
         with running_task(addresses[SECOND]):
             assert cluster.answers(SECOND)
     with pytest.raises(ConnectionError, match="Parameter servers are gone.*ps/task:0"):
         Cluster({SERVER: addresses[SECOND]}).check_servers()
 
 
-def test_a_stopped_worker_is_named_then_cut_off(caplog):
+def test_a_stopped_worker_is_named_and_disconnected(caplog):
     caplog.set_level("WARNING", logger.name)
     with running_task() as running, stopped_task() as stopped:
         host, port = stopped.split(":")
@@ -79,7 +79,7 @@ def test_a_stopped_worker_is_named_then_cut_off(caplog):
         ):
             start = time.monotonic()
             waiting.settimeout(20)
-            # Whoever waits for an answer is told that there will be none.
+            # A call that waits for an answer ends.
             assert waiting.recv(1) == b""
             assert time.monotonic() - start > 2 * 0.2
             assert other.getpeername()
@@ -89,7 +89,7 @@ def test_a_stopped_worker_is_named_then_cut_off(caplog):
     assert "does not answer (stopped)" in caplog.text
 
 
-def test_a_stopped_server_ends_the_chief_after_the_limit_alone(caplog, monkeypatch):
+def test_a_stopped_server_ends_the_chief_only_after_the_limit(caplog, monkeypatch):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     with (

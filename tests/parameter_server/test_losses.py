@@ -23,11 +23,11 @@ def train(folder, mode, on_worker_loss, *tasks, restarts=0):
     return answer, output
 
 
-# What a loss does: `test_membership`. On real workers that are stopped: `test_faults`.
+# `test_membership` loses workers in one process, `test_faults` stops real workers.
 @SLOW
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mode):
-    # The first kill is of the worker whose weights others get.
+    # The first killed worker is the one whose weights others receive.
     answer, output = train(
         *(tmp_path, mode, "continue", "worker 0 back", "worker 1 then worker 2"),
         restarts=1,
@@ -40,7 +40,7 @@ def test_training_continues_without_lost_workers_and_readmits_them(tmp_path, mod
     assert answer["workers"] == [answer["chief"]]
     assert np.isfinite(answer["loss"]).all()
     if mode == "sync":
-        # Without a barrier the order of pushes decides.
+        # Without a barrier the result depends on the order of pushes.
         assert answer["loss"][-1] < answer["loss"][0]
 
 
@@ -53,7 +53,7 @@ def test_wait_resumes_when_the_worker_is_restarted(tmp_path):
     assert len({*answer["workers"], answer["chief"]}) == 1
 
 
-# Of rounds `test_faults` sees that a chief resumes with all residuals.
+# `test_faults` checks that a killed chief resumes with all residuals.
 @SLOW
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_training_resumes_from_a_backup_after_a_server_is_lost(tmp_path, mode):
@@ -61,7 +61,7 @@ def test_training_resumes_from_a_backup_after_a_server_is_lost(tmp_path, mode):
     assert "Parameter servers are gone" in answer["error"]
     assert "/job:ps/replica:0/task:0" in answer["error"]
     answer, _ = train(tmp_path, mode, "continue")
-    # The first epoch was saved, and is not trained anew.
+    # The saved first epoch is not repeated.
     assert len(answer["loss"]) == 2
     assert answer["iterations"] == ROUNDS
     assert len({*answer["workers"], answer["chief"]}) == 1

@@ -1,4 +1,4 @@
-"""Loss of workers: the others go on without them, or wait."""
+"""Loss of workers: the others continue or wait."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from tfgradcomp.parameter_server.membership import Membership
 
 
 class Cluster:
-    """Servers that are there, and workers that come back when they are waited for."""
+    """A cluster whose servers run, and whose workers return at once."""
 
     def __init__(self):
         self.has_waited = False
@@ -26,7 +26,7 @@ def worker(device, rounds=5):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_survivors_go_on_without_the_lost_or_wait(monkeypatch, waits):
+def test_survivors_continue_or_wait(monkeypatch, waits):
     cluster, assembled = Cluster(), []
     membership = Membership(cluster, None, None, None, waits_for_lost=waits)
     membership.workers = [worker("a"), worker("b"), worker("c")]
@@ -43,7 +43,7 @@ def test_survivors_go_on_without_the_lost_or_wait(monkeypatch, waits):
         assert assembled == [(["a", "c"], ["a", "c"])]
 
 
-def test_survivors_of_other_rounds_are_refused():
+def test_survivors_of_different_rounds_raise():
     membership = Membership(Cluster(), None, None, None, waits_for_lost=False)
     membership.workers = [worker("a", 5), worker("b", 6), worker("c")]
     with pytest.raises(RuntimeError, match="different numbers of steps"):

@@ -2,77 +2,41 @@
 
 import copy
 import functools
-import threading
-import uuid
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfgradcomp
 from tests.methods import ROWS
+from tests.parameter_server import in_process
+from tests.parameter_server.in_process import weights
 from tests.selection import rows_in_turns
-from tfgradcomp.parameter_server.push_log import PushLog
-from tfgradcomp.parameter_server.push_transport import PushLogTransport
-from tfgradcomp.parameter_server.remote_worker import PushingWorker
+from tfgradcomp.parameter_server.rounds import PushRounds
 
 SIZE = 4096
 
 
-def make_log(servers):
-    """A log of two workers."""
-    return PushLog(uuid.uuid4().hex, ["CPU:0"] * servers, 2, {})
-
-
-def make_model(optimizer):
-    """A model whose gradient is the input."""
-    model = keras.Sequential(
-        [
-            keras.Input((SIZE,)),
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
-        ]
-    )
-    model.compile(optimizer, loss=lambda y_true, y_pred: y_pred)
-    return model
-
-
-def dataset(gradients):
-    x = np.array(gradients, np.float32)[:, np.newaxis]
-    return tf.data.Dataset.from_tensor_slices((x, np.zeros([len(x), 1, 1]))).repeat()
+make_log = functools.partial(in_process.make_channel, PushRounds)
 
 
 def make_worker(log, rank, gradients, make_optimizer):
-    """A worker whose gradients are the vectors given."""
-    optimizer = make_optimizer(transport=PushLogTransport.at(log, rank))
-    optimizer.stepper_class = PushLogTransport.stepper_class
-    worker = PushingWorker("CPU:0", make_model(optimizer))
-    worker.open(lambda context: dataset(gradients), 2, rank)
-    worker.join(log, rank)
-    return worker
+    """A worker with these gradients."""
+    model, data = in_process.make_linear_model(SIZE), in_process.batches_of(gradients)
+    return in_process.make_worker(
+        *(PushRounds, log, rank, make_optimizer, model, data), loss=in_process.output
+    )
 
 
-def weights(model):
-    return model.get_weights()[0][:, 0].copy()
+def start(log):
+    """Starts the servers; returns a function that waits for their end."""
+    return in_process.start_threads([log.serve(k) for k in range(len(log.devices))])
 
 
-def started(log):
-    """Threads that serve."""
-    threads = [
-        threading.Thread(target=log.serve(server), daemon=True)
-        for server in range(len(log.devices))
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def finish(log, threads, workers):
-    """Ends the log, and lets all apply what is left of it."""
+def finish(log, wait, workers):
+    """Ends the log; all workers apply the rest of it."""
     log.stop()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    wait()
     log.end()
     for worker in workers:
         worker.drain()
@@ -80,7 +44,7 @@ def finish(log, threads, workers):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers):
+def test_workers_use_the_last_known_scales_and_apply_one_log(servers):
     log, row = make_log(servers), ROWS["TernGrad, not clipped"]
     sign = np.where(np.random.default_rng(0).random(SIZE) < 0.5, -1, 1)
     first, second = (
@@ -94,14 +58,14 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
             ([1.0 * sign, 0.5 * sign, 0.25 * sign], [3.0 * sign, 0.125 * sign])
         )
     )
-    threads = started(log)
+    wait = start(log)
 
     def push(worker):
-        before = weights(worker.model)
+        before = weights(worker)
         worker.run(1)
-        return -(weights(worker.model) - before) * sign
+        return -(weights(worker) - before) * sign
 
-    # Who has seen no scale of the other uses its own: codes without chance.
+    # A worker that has seen no other scale uses its own, without random codes.
     np.testing.assert_array_equal(push(first), 1.0)
     np.testing.assert_array_equal(push(second), 1.0 + 3.0)
     np.testing.assert_array_equal(push(first), 3.0 + 0.5)
@@ -110,15 +74,15 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
     assert {*third} == {0.0, 3.0}
     fourth = push(second) - (0.5 + third)
     assert {*fourth} == {0.0, 1.0}
-    # The larger scale leaves the mean as it is.
+    # The larger scale does not change the mean.
     for sent, mean, scale in ((third, 0.25, 3.0), (fourth, 0.125, 1.0)):
         deviation = np.sqrt(mean * (scale - mean) / SIZE)
         assert abs(sent.mean() - mean) < 4 * deviation
 
-    finish(log, threads, (first, second))
+    finish(log, wait, (first, second))
     total = 1.0 + 3.0 + 0.5 + third + fourth
     for worker, stale in ((first, 0 + 1 + 0), (second, 1 + 2)):
-        np.testing.assert_array_equal(weights(worker.model), -sign * total)
+        np.testing.assert_array_equal(weights(worker), -sign * total)
         assert worker.staleness == stale
         assert int(worker.optimizer.iterations.numpy()) == 5
 
@@ -128,22 +92,24 @@ def test_shared_scales_are_the_last_ones_seen_and_all_apply_the_same_log(servers
     [1, 2],
     lambda row: True,
     lambda row: row.needs,
-    # Strom's below.
+    # A test below has Strom's.
     lambda row: row.variable_length and not row.needs_second_moments,
 )
 def test_a_single_pusher_trains_as_one_worker(servers, row):
     log = make_log(servers)
     gradients = np.random.default_rng(0).normal(size=(3, SIZE))
-    alone = make_model(row.make_to_train())
-    alone.fit(dataset(gradients), steps_per_epoch=3, verbose=0, shuffle=False)
+    alone = in_process.make_linear_model(SIZE)
+    alone.compile(row.make_to_train(), in_process.output)
+    data = in_process.batches_of(gradients)
+    alone.fit(data, steps_per_epoch=3, verbose=0, shuffle=False)
     pair = [make_worker(log, k, gradients, row.make_to_train) for k in (0, 1)]
-    threads = started(log)
+    wait = start(log)
     pair[0].run(3)
-    finish(log, threads, pair)
-    expected = weights(alone)
+    finish(log, wait, pair)
+    expected = alone.get_weights()[0][:, 0]
     assert np.count_nonzero(expected) > SIZE / 4
     for worker in pair:
-        np.testing.assert_array_equal(weights(worker.model), expected)
+        np.testing.assert_array_equal(weights(worker), expected)
         assert int(worker.optimizer.iterations.numpy()) == 3
 
 
@@ -163,14 +129,14 @@ def test_pushes_of_accumulated_gradients_that_vary_in_length():
         )
         for rank, gradients in enumerate((given[:6], given[6:]))
     ]
-    threads = started(log)
+    wait = start(log)
     order, total, sent = [0, 1, 0, 0], np.zeros(SIZE), []
     residual, taken = np.zeros([2, SIZE], np.float32), [0, 6]
     for rank in order:
-        before = weights(pair[rank].model)
+        before = weights(pair[rank])
         pair[rank].run(1)
-        # A batch that does not end a push changes nothing.
-        np.testing.assert_array_equal(weights(pair[rank].model), before)
+        # A batch that does not complete a push changes no weight.
+        np.testing.assert_array_equal(weights(pair[rank]), before)
         pair[rank].run(1)
         mean = given[taken[rank] : taken[rank] + 2].mean(0)
         taken[rank] += 2
@@ -181,15 +147,15 @@ def test_pushes_of_accumulated_gradients_that_vary_in_length():
         residual[rank] -= code
         total += code
         sent.append(np.count_nonzero(code))
-        np.testing.assert_array_equal(weights(pair[rank].model), -total)
-    finish(log, threads, pair)
+        np.testing.assert_array_equal(weights(pair[rank]), -total)
+    finish(log, wait, pair)
     for worker, stale in zip(pair, (1, 1), strict=True):
-        np.testing.assert_array_equal(weights(worker.model), -total)
+        np.testing.assert_array_equal(weights(worker), -total)
         assert int(worker.optimizer.iterations.numpy()) == 3
         assert worker.optimizer.skipped_steps == 1
         assert worker.rounds() == 4
         assert worker.staleness == stale
-    # A push takes a header, a rank, an endpoint and a length to each server.
+    # Each server receives a header, a rank, an endpoint and a length.
     traffic = pair[1].optimizer.traffic
     assert traffic.words_sent == 2 * (7 + 2 + 1) + sent[1]
     assert traffic.words_received == 2 * (1 + 1) + sent[1]

@@ -1,8 +1,8 @@
 """Training without a barrier, on workers and a server of one process."""
 
+import functools
 import os
 import time
-import uuid
 from types import SimpleNamespace
 
 import keras
@@ -11,72 +11,64 @@ import pytest
 import tensorflow as tf
 
 from tests.methods import ROWS
+from tests.parameter_server import in_process
+from tests.parameter_server.in_process import SERVER, WORKERS
 from tfgradcomp.collectives.stalls import EXIT_CODE
 from tfgradcomp.parameter_server.membership import Membership
-from tfgradcomp.parameter_server.push_log import PushLog, bound_of_staleness
-from tfgradcomp.parameter_server.push_transport import PushLogTransport
-from tfgradcomp.parameter_server.remote_worker import PushingWorker
+from tfgradcomp.parameter_server.push_log import bound_of_staleness
 from tfgradcomp.parameter_server.rounds import PushRounds
 
 SIZE = 64
-# Names of this process' only device, so that each task has one of its own.
-WORKERS, SERVER = ("CPU:0", "/CPU:0"), "/device:CPU:0"
 MANY = 100_000
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def make_worker(log, rank, seconds):
-    """A worker whose batches take some seconds; servers keep a state of its method."""
-    transport = PushLogTransport.at(log, rank)
-    optimizer = ROWS["DistEFBlockSGDM"].make_to_train(transport=transport)
-    optimizer.stepper_class = PushLogTransport.stepper_class
-    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
+def dataset(rank, seconds):
+    """Batches that each take some seconds."""
 
     def late(x):
         time.sleep(seconds)
         return x
 
-    def dataset(_):
-        x = np.random.default_rng(rank).normal(size=(4, 8, SIZE)).astype(np.float32)
-        data = tf.data.Dataset.from_tensor_slices(x).repeat()
-        if seconds:
-            data = data.map(lambda x: tf.numpy_function(late, [x], tf.float32))
-        return data.map(_with_targets)
+    def with_targets(x):
+        x = tf.ensure_shape(x, [8, SIZE])
+        return x, x[:, :1]
 
-    worker = PushingWorker(WORKERS[rank], model)
-    worker.open(dataset, 2, rank)
-    worker.join(log, rank)
-    return worker
-
-
-def _with_targets(x):
-    x = tf.ensure_shape(x, [8, SIZE])
-    return x, x[:, :1]
+    x = np.random.default_rng(rank).normal(size=(4, 8, SIZE)).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices(x).repeat()
+    if seconds:
+        data = data.map(lambda x: tf.numpy_function(late, [x], tf.float32))
+    return data.map(with_targets)
 
 
 def make_rounds(log, steps_per_execution, seconds=(0, 0)):
-    workers = [make_worker(log, rank, late) for rank, late in enumerate(seconds)]
-    membership = SimpleNamespace(
-        workers=workers, channel=log, serving={SERVER: log.serve(0)}
-    )
-    cluster = SimpleNamespace(check_servers=lambda: None)
-    callbacks = keras.callbacks.CallbackList(model=workers[0].model)
-    callbacks.model.stop_training = False
-    return PushRounds(cluster, membership, callbacks, steps_per_execution), workers
+    """Rounds of two workers; servers keep a state of their method."""
+    workers = [
+        in_process.make_worker(
+            PushRounds,
+            log,
+            rank,
+            ROWS["DistEFBlockSGDM"].make_to_train,
+            keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(1)]),
+            dataset(rank, late),
+            device=WORKERS[rank],
+        )
+        for rank, late in enumerate(seconds)
+    ]
+    return in_process.make_rounds(
+        PushRounds, log, workers, steps_per_execution
+    ), workers
 
 
-def make_log(max_staleness=None):
-    device = "/job:localhost/device:CPU:0"
-    return PushLog(uuid.uuid4().hex, [device], 2, {}, max_staleness)
+make_log = functools.partial(in_process.make_channel, PushRounds)
 
 
 def weights(worker):
     return worker.model.get_weights()[0]
 
 
-def test_a_worker_ahead_waits_where_others_would_become_stale():
+def test_a_worker_ahead_waits_before_others_become_stale():
     rounds, workers = make_rounds(make_log(max_staleness=2), 4, seconds=(0, 0.05))
     start = weights(workers[0]).copy()
     workers[1].model.set_weights(workers[0].model.get_weights())
@@ -92,14 +84,14 @@ def test_a_worker_ahead_waits_where_others_would_become_stale():
         worker.run = run
     taken = rounds.take(0, 40)
     assert not taken.errors and taken.steps == 40
-    # Of four pushes each; where nothing waits, the first alone takes all but four.
+    # Of four pushes each; if no worker waited, the first would take all but four.
     assert max(seen[0] + seen[1]) == 4 * 2
     assert [int(w.optimizer.iterations.numpy()) for w in workers] == [40, 40]
     np.testing.assert_array_equal(weights(workers[0]), weights(workers[1]))
     assert not np.array_equal(weights(workers[0]), start)
 
 
-def test_an_error_of_a_server_is_raised_while_workers_push():
+def test_a_server_error_is_raised_while_workers_push():
     log, answers = make_log(), tf.Variable(0)
     push = log.push
 
@@ -124,7 +116,7 @@ def test_an_error_of_a_server_is_raised_while_workers_push():
         membership.recover(taken.errors)
 
 
-def test_a_lost_worker_keeps_nobody_waiting():
+def test_a_lost_worker_does_not_block_others():
     rounds, (first, second) = make_rounds(make_log(max_staleness=2), 1)
     run = first.run
 
@@ -136,18 +128,18 @@ def test_a_lost_worker_keeps_nobody_waiting():
     first.run = run_until_lost
     taken = rounds.take(0, MANY)
     assert {*taken.errors} == {first.device} and taken.steps == 0
-    # What others had pushed by then they have applied.
+    # The other worker has applied its pushes up to then.
     assert 2 < second.rounds() < MANY
 
 
-def test_who_waits_for_a_dataset_is_named(monkeypatch, caplog):
+def test_workers_that_wait_for_a_dataset_are_named(monkeypatch, caplog):
     monkeypatch.setenv("TFGRADCOMP_STALL_WARNING", "0.4")
     monkeypatch.setattr(os, "_exit", lambda code: codes.append(code))
     codes = []
     rounds, _ = make_rounds(make_log(), 1, seconds=(2.5, 2.5))
     monkeypatch.setenv("TFGRADCOMP_STALL_TIMEOUT", "1")
     assert rounds.take(0, 2).steps == 2
-    # On a loaded machine tracing is said before.
+    # On a loaded machine, a line about tracing comes first.
     said = [record.getMessage() for record in caplog.records]
     assert said[0].startswith("no worker has made progress for")
     late = f"{', '.join(WORKERS)} waiting for the dataset"

@@ -1,8 +1,5 @@
 """Workers that move from one channel to another, in one process."""
 
-import threading
-import uuid
-
 import keras
 import numpy as np
 import pytest
@@ -10,70 +7,46 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tests.methods import ROWS
-from tfgradcomp.parameter_server.remote_worker import RemoteWorker
-from tfgradcomp.parameter_server.round_channel import RoundChannel
-from tfgradcomp.parameter_server.transport import ParameterServer
+from tests.parameter_server import in_process
+from tfgradcomp.parameter_server.rounds import BarrierRounds
 
 FEATURES = 2000
-# A first round, and states of workers and servers.
-METHODS = ("TernGrad", "DistEFBlockSGDM")
 
 
-def make_model(optimizer):
+def make_model():
     """A model with a kernel that is compressed and a bias that is not."""
-    model = keras.Sequential(
-        [keras.Input((FEATURES,)), keras.layers.Dense(1, kernel_initializer="zeros")]
-    )
-    model.compile(optimizer, "mse")
-    return model
+    dense = keras.layers.Dense(1, kernel_initializer="zeros")
+    return keras.Sequential([keras.Input((FEATURES,)), dense])
 
 
-def dataset(context=None):
+def dataset():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 8, FEATURES)).astype(np.float32)
     return tf.data.Dataset.from_tensor_slices((x, x[..., :1])).repeat()
 
 
-def run_steps(worker, channel, steps):
-    """Takes steps of the only worker of a channel."""
-    threads = [
-        threading.Thread(
-            target=channel.serve(index), args=[tf.constant(steps)], daemon=True
-        )
-        for index in range(len(channel.devices))
-    ]
-    for thread in threads:
-        thread.start()
-    worker.run(steps)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("name", METHODS)
+# A first round, and states of workers and servers.
+@pytest.mark.parametrize("name", ["TernGrad", "DistEFBlockSGDM"])
 def test_a_worker_keeps_its_state_when_the_workers_change(name):
-    make_optimizer = ROWS[name].make_to_train
-    alone = make_model(make_optimizer())
+    make_optimizer, kind = ROWS[name].make_to_train, BarrierRounds
+    alone = make_model()
+    alone.compile(make_optimizer(), "mse")
     alone.fit(dataset(), steps_per_epoch=6, verbose=0, shuffle=False)
 
-    def channel_of(num_workers, num_servers, states):
-        devices = ["CPU:0"] * num_servers
-        return RoundChannel(uuid.uuid4().hex, devices, num_workers, states)
-
-    larger = channel_of(3, 2, {})
-    optimizer = make_optimizer(transport=ParameterServer.at(larger, 2))
-    worker = RemoteWorker("CPU:0", make_model(optimizer))
-    worker.open(dataset, 1, 0)
-    worker.join(larger, 2)
+    larger = in_process.make_channel(kind, servers=2, workers=3)
+    worker = in_process.make_worker(
+        kind, larger, 2, make_optimizer, make_model(), dataset()
+    )
     larger.queues.free()
     states = {}
-    for num_servers in (2, 3):
-        smaller = channel_of(1, num_servers, states)
+    for servers in (2, 3):
+        smaller = in_process.make_channel(kind, servers, 1, states)
         worker.join(smaller, 0)
-        assert {bucket.route.num_workers for bucket in optimizer.stepper.buckets} == {1}
-        run_steps(worker, smaller, 3)
+        buckets = worker.optimizer.stepper.buckets
+        assert {bucket.route.num_workers for bucket in buckets} == {1}
+        in_process.take_steps(smaller, [worker], 3)
         states = smaller.states.whole(worker.committed_steps(), worker.kept_states())
         smaller.queues.free()
     for found, expected in zip(worker.model.weights, alone.weights, strict=True):
         assert bits(found.numpy()) == bits(expected.numpy())
-    assert int(optimizer.iterations.numpy()) == 6
+    assert int(worker.optimizer.iterations.numpy()) == 6

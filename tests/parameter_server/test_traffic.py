@@ -20,7 +20,7 @@ def test_only_declared_words_cross_the_network(tmp_path):
         pytest.skip(f"no network of one's own here: {done.stderr}")
     (seen,), _ = run_workers(SCRIPT, WORKERS, tmp_path, servers=1, prefix=IN_A_NETWORK)
     declared = WORKERS * (seen["declared_up"] + seen["declared_down"])
-    # Besides words there are headers, and what the chief says to start steps.
+    # In addition there are headers, and the chief's calls that start steps.
     assert declared <= seen["sync"] <= 1.1 * declared + 60_000
     # Weights down, gradients up, on each worker.
     assert seen["stock"] >= WORKERS * 8 * seen["elements"]

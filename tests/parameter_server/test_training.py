@@ -1,4 +1,4 @@
-"""Training with parameter servers, in processes of their own."""
+"""Training with parameter servers in separate processes."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from tests.cluster import run_workers
 from tests.parameter_server import train_worker
 
 SCRIPT = Path(train_worker.__file__)
-# A state of workers and servers; a first round. `test_transport` has every row, in one
-# process, `test_push_log` first rounds without a barrier, `test_traffic` TernGrad in
-# processes of their own: it is slow here.
+# A state of workers and servers; a first round. `test_transport` has every row and
+# `test_push_log` first rounds without a barrier, in one process. TernGrad is slow here,
+# as `test_traffic` has it in separate processes.
 METHODS = ("DistEFBlockSGDM", "TernGrad")
-# Second moments, residuals and messages that vary in length; two batches an update.
+# Second moments, residuals and messages of variable length; two batches per update.
 SPARSE = "VarianceBased+2"
 STEPS, PUSHES = 10, 40
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(560)
 
 @pytest.fixture(scope="module")
 def with_servers(tmp_path_factory):
-    """Two workers and two servers, which train what is asked for the first time."""
+    """Answers of two workers and two servers, by case; groups of cases run once."""
     quick = [METHODS[0], "resuming", "errors", f"{METHODS[0]}/async"]
     answers = {}
 
@@ -78,11 +78,11 @@ def test_bits_do_not_depend_on_the_number_of_servers(pools, tmp_path):
 )
 def test_without_a_barrier_all_workers_apply_all_pushes(with_servers, method, pushes):
     found = with_servers(f"{method}/async")
-    # Both have applied the same log, and all of it.
+    # Both workers have applied the whole log.
     assert len({*found["workers"], found["chief"]}) == 1
     assert found["iterations"] == pushes
     assert np.isfinite(found["history"]["loss"]).all()
-    # Two workers at once: about one push of the other comes before each.
+    # With two workers, about one push of the other comes before each push.
     assert all(0 < stale < 4 for stale in found["history"]["staleness"])
 
 

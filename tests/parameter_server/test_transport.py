@@ -1,4 +1,4 @@
-"""Parameter servers in one process: replies, states and how vectors are cut."""
+"""Parameter servers in one process: replies, states and divisions of vectors."""
 
 import threading
 import uuid
@@ -11,6 +11,7 @@ import tfgradcomp
 from tests.helpers import bits, make_context
 from tests.methods import ROWS
 from tests.pairwise import parametrize_pairwise
+from tests.parameter_server.in_process import start_threads
 from tests.selection import rows_in_turns, select
 from tests.transports.test_transports import LAYOUTS, flag_of, moments_of, run
 from tfgradcomp.collectives import CollectiveCall
@@ -27,25 +28,6 @@ from tfgradcomp.transports.sharding import Sharding
 WORKERS, STEPS = 3, 3
 
 
-def in_threads(functions):
-    """Runs functions at once; returns what they return."""
-    results = [None] * len(functions)
-
-    def call(index):
-        results[index] = functions[index]()
-
-    threads = [
-        threading.Thread(target=call, args=(i,), daemon=True)
-        for i in range(len(functions))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "hung"
-    return results
-
-
 class Cluster:
     """Workers and servers on this process' CPU."""
 
@@ -59,7 +41,7 @@ class Cluster:
             for rank in range(WORKERS)
         ]
         route = self.routes[0]
-        # Of a worker: its compressor's, and what the route keeps there.
+        # A worker's states: of its compressor, and of the route.
         own = route.method.compressor.init(layout)
         self.states = [(own, route.init_state())] * WORKERS
         self.words = [[] for _ in range(WORKERS)]
@@ -83,11 +65,11 @@ class Cluster:
             update, kept, flags, words = route.exchange(payload, kept, context, flag)
             if tf.executing_eagerly():
                 self.words[rank].append(int(words))
-            # The flat vector, where it is the parts of one.
+            # Joins a vector that is split into parts.
             return tf.convert_to_tensor(update), flags, state, kept
 
-        # Tracing declares what is to be served; a step itself runs eagerly, as a direct
-        # exchange does: a graph may join products, and round them otherwise.
+        # Tracing declares the servers' endpoints. Steps run eagerly, like a direct
+        # exchange, because a graph may fuse products and round differently.
         tf.function(step, autograph=False).get_concrete_function(
             tf.TensorSpec([self.layout.size]),
             tf.TensorSpec([self.layout.size]),
@@ -102,7 +84,7 @@ class Cluster:
         return step
 
     def round(self, number):
-        """A step of all; what each worker decoded, and the flags."""
+        """Takes a step of all workers; returns their updates and flags."""
 
         def take(rank):
             x = tf.constant(self.rngs[rank].normal(size=self.layout.size), tf.float32)
@@ -119,23 +101,22 @@ class Cluster:
 
         takes = [lambda rank=rank: take(rank) for rank in range(WORKERS)]
         serves = [lambda s=s: s(tf.constant(1)) for s in self.serves]
-        return in_threads([*takes, *serves])[:WORKERS]
+        return start_threads([*takes, *serves])()[:WORKERS]
 
     def whole_states(self, step):
-        """What the servers hold after `step` steps that the workers committed."""
+        """The servers' states after `step` committed steps."""
         (_, kept), *_ = self.states
         arrays = tf.nest.map_structure(lambda tensor: tensor.numpy(), kept)
         return self.channel.states.whole(step, {"site": arrays}).get("site", [])
 
 
-# What a server computes on a part of a vector is compared for each row by the tests of
-# transports.
+# The tests of transports compare the server's results on shards for each row.
 @rows_in_turns(
     "num_servers",
     [1, 2, 3],
     lambda row: True,
     lambda row: row.message_kinds,
-    # Of those that vary in length one is quick.
+    # Only one row of variable length is quick.
     lambda row: row.variable_length and row.name != "VarianceBased",
 )
 def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
@@ -143,7 +124,7 @@ def test_servers_give_the_bits_of_a_direct_exchange(num_servers, row):
 
 
 def test_servers_round_residuals_as_a_direct_exchange_does():
-    # A server does it a round later, when it knows the whole reply.
+    # A server rounds one round later, when it has the whole reply.
     wrapper = tfgradcomp.DistEFBlockSGD("sgd", residual_dtype="bfloat16")
     follows_a_direct_exchange(2, wrapper.method)
 
@@ -161,7 +142,7 @@ def follows_a_direct_exchange(num_servers, method):
         assert [bits(whole) for whole in wholes] == [bits(vector) for vector in held]
 
 
-# A message that varies behind fields that do not; a first round; a deferred reply.
+# A field of variable length after fixed fields; a first round; a deferred reply.
 @pytest.mark.parametrize(
     "name",
     [
@@ -169,7 +150,7 @@ def follows_a_direct_exchange(num_servers, method):
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("TernGrad", "DistEFSGD")),
     ],
 )
-def test_the_declared_words_travel_and_those_that_vary(name):
+def test_messages_have_the_declared_and_variable_words(name):
     cluster = Cluster(2, ROWS[name].method, LAYOUTS["buckets"])
     queues, up, down = cluster.channel.queues, [], []
     enqueue, dequeue = queues.enqueue, queues.dequeue
@@ -200,7 +181,7 @@ def test_the_declared_words_travel_and_those_that_vary(name):
     assert sum(down) == received + collectives.words_received(mean)
 
 
-def test_a_state_on_servers_needs_messages_of_one_size():
+def test_a_server_state_needs_messages_of_fixed_size():
     method = Method(Strom(0.5), Recompress(ScaledSign()))
     with pytest.raises(ValueError, match="ParameterServer cannot carry.*variable size"):
         Cluster(1, method, LAYOUTS["ragged"])
@@ -214,7 +195,7 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
     rngs = [rng.bit_generator.state for rng in cluster.rngs]
     kept = list(cluster.states)
     lost = cluster.round(1)
-    # The workers take it anew, and so do they on other servers that got the state.
+    # The workers repeat the round, also on other servers that received the state.
     cluster.states = list(kept)
     heir = Cluster(3, method, layout, {"site": cluster.whole_states(1)})
     heir.states = [
@@ -232,7 +213,7 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
         assert bits(whole) == bits(direct[2][1][0])
 
 
-def test_closing_the_queues_ends_the_round_for_everyone():
+def test_closed_queues_end_the_round_for_all_tasks():
     cluster = Cluster(2, ROWS["TernGrad"].method, LAYOUTS["ragged"])
     ended = []
 
@@ -272,23 +253,23 @@ def test_closing_the_queues_ends_the_round_for_everyone():
     ("name", "workers", "kind"),
     [
         ("Strom", 64, Relay),
-        # A tenth of the elements, in two words each, or all of them in one.
+        # A tenth of the elements in two words each, or all elements in one word each.
         ("CompressedOptimizer, top-k", 4, Relay),
         ("CompressedOptimizer, top-k", 5, WholeVector),
-        # A bit an element, and a float32.
+        # One bit per element in a payload, a float32 in the reply.
         ("ScaledSign", 31, Relay),
         ("ScaledSign", 32, Sharding),
-        # A base for the sum; a state.
+        # A reply in the base of the sum; a server with a state.
         ("TernGrad", 2, Sharding),
         ("DistEFSGD", 2, Sharding),
     ],
 )
-def test_payloads_are_passed_on_where_the_reply_would_be_longer(name, workers, kind):
+def test_payloads_are_relayed_if_the_reply_would_be_longer(name, workers, kind):
     layout = Layout.from_sizes([100_000])
     assert type(division_for(ROWS[name].method, layout, workers, 2)) is kind
 
 
-# What is quantized again is cut between blocks, and these are two tensors.
+# Requantized vectors are cut between blocks, and this layout has large blocks.
 @parametrize_pairwise(
     row=select(
         lambda row: "sharded" in row.transports and type(row.server) is not Requantize,

@@ -1,8 +1,5 @@
 """Workers whose steps were traced for another worker, in one process."""
 
-import threading
-import uuid
-
 import keras
 import numpy as np
 import pytest
@@ -10,6 +7,7 @@ import tensorflow as tf
 
 from tests.helpers import bits
 from tests.methods import ROWS
+from tests.parameter_server import in_process
 from tfgradcomp.parameter_server.rounds import BarrierRounds, PushRounds
 from tfgradcomp.parameter_server.worker_function import WorkerFunction
 
@@ -22,7 +20,7 @@ def data_of(rank):
 
 
 class Shift(keras.layers.Layer):
-    """Adds constants to what it gets: more than TensorFlow copies into a function."""
+    """Adds a constant too large for TensorFlow to copy into a function."""
 
     def __init__(self, amount):
         super().__init__()
@@ -33,51 +31,38 @@ class Shift(keras.layers.Layer):
 
 
 def make_pair(kind, name="TernGrad", is_shared=True, more=lambda rank: []):
-    """Two workers at a new meeting, and it; layers of `more` come before the last."""
-    meeting = kind.transport_class.channel_class(uuid.uuid4().hex, ["CPU:0"], 2, {})
-    workers = []
+    """Two workers on a new channel, and the channel; `more` adds layers."""
+    channel, workers = in_process.make_channel(kind), []
     for rank in (0, 1):
-        transport = kind.transport_class.at(meeting, rank)
-        optimizer = ROWS[name].make_to_train(transport=transport)
-        optimizer.stepper_class = optimizer.transport.stepper_class
-        dense = keras.layers.Dense(1, kernel_initializer="zeros")
-        model = keras.Sequential(
-            [
-                keras.Input((FEATURES,)),
-                *more(rank),
-                keras.layers.Dropout(0.5, seed=3),
-                dense,
-            ]
+        layers = [
+            keras.Input((FEATURES,)),
+            *more(rank),
+            keras.layers.Dropout(0.5, seed=3),
+            keras.layers.Dense(1, kernel_initializer="zeros"),
+        ]
+        worker = in_process.make_worker(
+            kind,
+            channel,
+            rank,
+            ROWS[name].make_to_train,
+            keras.Sequential(layers),
+            data_of(rank),
+            *(workers if is_shared else []),
         )
-        model.compile(optimizer, "mse")
-        worker = kind.worker_class("CPU:0", model)
-        worker.open(lambda _, rank=rank: data_of(rank), 2, rank)
-        worker.join(meeting, rank, *(workers if is_shared else []))
         workers.append(worker)
-    return workers, meeting
+    return workers, channel
 
 
-def train(workers, meeting):
+def train(workers, channel):
     """Lets the workers take steps together; returns their weights and logs."""
-    logs = [None, None]
-
-    def run(rank):
-        logs[rank] = workers[rank].named(workers[rank].run(STEPS))
-
-    serve = meeting.serve(0)
-    calls = [lambda: serve(tf.constant(STEPS)), lambda: run(0), lambda: run(1)]
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return [[bits(w.numpy()) for w in one.model.weights] for one in workers], logs
+    values = in_process.take_steps(channel, workers, STEPS)
+    logs = [w.named(of_worker) for w, of_worker in zip(workers, values, strict=True)]
+    return [[bits(v.numpy()) for v in worker.model.weights] for worker in workers], logs
 
 
 # A first round with ranks in its random numbers; states of workers and servers; ties.
 @pytest.mark.parametrize("name", ["TernGrad", "DistEFBlockSGDM", "Signum"])
-def test_a_step_that_is_traced_once_has_each_worker_take_its_own(name):
+def test_workers_that_share_a_trace_take_their_own_steps(name):
     shared, alone = (
         make_pair(BarrierRounds, name, is_shared) for is_shared in (True, False)
     )
@@ -85,18 +70,18 @@ def test_a_step_that_is_traced_once_has_each_worker_take_its_own(name):
     assert alone[0][1].traced is not alone[0][0].traced
     (weights, logs), expected = train(*shared), train(*alone)
     assert (weights, logs) == expected
-    # Data, and what Dropout draws, are each worker's own.
+    # Each worker has its own data and its own masks of Dropout.
     assert logs[0] != logs[1]
     assert [worker.batches() for worker in shared[0]] == [(STEPS, STEPS)] * 2
 
 
-def test_the_steps_of_workers_that_wait_for_nobody_are_traced_once():
+def test_steps_without_a_barrier_are_traced_once():
     (first, second), _ = make_pair(PushRounds)
     assert second.traced is first.traced
     assert {*first.traced} == {"run", "drain"}
 
 
-def test_what_a_worker_alone_has_is_traced_for_it():
+def test_a_constant_of_one_worker_is_traced_for_it():
     def shifted(rank):
         return [Shift(float(rank))]
 
@@ -108,11 +93,11 @@ def test_what_a_worker_alone_has_is_traced_for_it():
     assert train(*shared) == train(*alone)
 
 
-def test_data_of_another_shape_are_traced_apart():
-    (first, second), meeting = make_pair(BarrierRounds)
+def test_data_of_another_shape_are_traced_separately():
+    (first, second), channel = make_pair(BarrierRounds)
     second.close()
     second.open(lambda _: data_of(1).unbatch().batch(4).repeat(), 2, 1)
-    second.join(meeting, 1, first)
+    second.join(channel, 1, first)
     assert second.traced is not first.traced
 
 

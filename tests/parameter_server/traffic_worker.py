@@ -1,4 +1,4 @@
-"""What tests run in all roles: counts the bytes of steps, ours and TensorFlow's.
+"""Script of all roles: counts the bytes of steps, of the package and of TensorFlow.
 
 All processes are in a network of their own, so its interface sees nothing else.
 """
@@ -38,7 +38,7 @@ def batches(context):
 
 
 class Count(keras.callbacks.Callback):
-    """The bytes of the steps after the first."""
+    """Counts the bytes of the steps after the first ones."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == WARM - 1:
@@ -62,7 +62,7 @@ def ours(mode):
 
 
 def stock():
-    """A step on each worker of ParameterServerStrategy, float32."""
+    """Bytes of an uncompressed step on each worker of ParameterServerStrategy."""
     strategy = tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver()
     )
@@ -104,7 +104,7 @@ def main(folder):
         0,
         {
             "sync": sync,
-            # A round of all workers, to compare with.
+            # As many pushes as a round has.
             "async": free * WORKERS,
             "stock": stock(),
             "declared_up": 4 * traffic.words_sent,

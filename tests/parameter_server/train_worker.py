@@ -1,8 +1,8 @@
-"""What tests run in all roles: trains a small model by each row of the table of methods
-that is named ("TernGrad", "TernGrad/async"; "TernGrad+2": two batches a round), with a
-NaN ("skipping"), saves and resumes ("resuming"), does what is refused ("errors").
+"""Script of all roles: trains a small model with named rows of the table of methods.
 
-A pool's workers train the same model with the same batches by `with_collectives`.
+A case is "TernGrad", "TernGrad/async", "TernGrad+2" (two batches per round), "skipping"
+(with a NaN), "resuming" (saves and resumes) or "errors". A pool's workers train the
+same model on the same batches by `with_collectives`.
 """
 
 import functools
@@ -22,7 +22,7 @@ EPOCHS, STEPS, PUSHES = 2, 5, 20
 
 
 def optimizer_of(name, **arguments):
-    """The wrapper of a row, at a rate at which nothing explodes on raw inputs."""
+    """The wrapper of a row, with a learning rate that is stable on raw inputs."""
     name, _, batches = name.partition("+")
     row = ROWS[name]
     sgd = keras.optimizers.SGD(
@@ -33,7 +33,7 @@ def optimizer_of(name, **arguments):
 
 
 def steps_of(name):
-    """Steps an epoch, of which as many as ever update the weights."""
+    """Steps per epoch; the number of updates is the same for all rows."""
     return STEPS * int(name.partition("+")[2] or 1)
 
 
@@ -107,7 +107,7 @@ def with_servers(folder, methods):
 
 
 def resuming(folder, name="DistEFBlockSGDM"):
-    """Weights after one more epoch, and after it once more from what was saved."""
+    """Weights after one more epoch, and after repeating it from each saved file."""
     trainer = tfgradcomp.ParameterServerTrainer(
         make_model, optimizer_of(name), **COMPILE
     )
@@ -129,7 +129,7 @@ def resuming(folder, name="DistEFBlockSGDM"):
 
 
 def errors(folder):
-    """What is said of a dataset that ends unannounced, one model for all, a policy."""
+    """The errors for a dataset that ends, one model for all, and loss scaling."""
     model = make_model()
     said = []
     for make, data, policy in (
@@ -150,7 +150,7 @@ def errors(folder):
 
 
 def any_batch(x, y):
-    """Every one; how many there are TensorFlow cannot know."""
+    """A filter that hides the number of batches from TensorFlow."""
     return True
 
 
@@ -166,7 +166,7 @@ def dataset_of_chief():
 
 
 def with_collectives(names):
-    """Trains by rows under this process' strategy; for the workers of a pool."""
+    """Trains with rows under the strategy of a pool's worker."""
     strategy, _ = strategy_and_rank()
     answers = {}
     for name in names:

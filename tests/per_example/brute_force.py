@@ -1,4 +1,4 @@
-"""Second moments by brute force: one example after the other, in float64."""
+"""Second moments by brute force: example by example, in float64."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ layers = keras.layers
 
 
 class Keep(keras.optimizers.SGD):
-    """SGD that stores the moments it is given."""
+    """SGD that stores the moments of each step."""
 
     needs_second_moments = True
 
@@ -20,7 +20,10 @@ class Keep(keras.optimizers.SGD):
 
     def build(self, variables):
         super().build(variables)
-        self.moments = [self.add_variable_from_reference(v, "m") for v in variables]
+        self.moments = [self.moment_like(v) for v in variables]
+
+    def moment_like(self, variable):
+        return self.add_variable_from_reference(variable, "m")
 
     def apply(self, grads, trainable_variables=None, second_moments=None):
         super().apply(grads, trainable_variables)
@@ -59,45 +62,33 @@ def groups_of(batch, microbatches):
 def brute_force(model, x, y, sample_weight=None, microbatches=None):
     """Returns sums of squares, computed from the loss of each sample alone.
 
-    Each example counts for 1 / B, a regularizer in equal shares.
+    Each example counts 1 / B; a regularizer is shared equally.
     """
     batch = len(keras.tree.flatten(x)[0])
-    total = None
+    totals = [0.0] * len(model.trainable_variables)
     for group in groups_of(batch, microbatches):
         with tf.GradientTape() as tape:
             loss = 0.0
             for i in group:
-                one = slice(i, i + 1)
-                loss += (
-                    model.compute_loss(
-                        rows(x, one),
-                        rows(y, one),
-                        model(rows(x, one), training=False),
-                        rows(sample_weight, one),
-                    )
-                    / batch
+                given, target, weight = (
+                    rows(tree, slice(i, i + 1)) for tree in (x, y, sample_weight)
                 )
+                y_pred = model(given, training=False)
+                loss += model.compute_loss(given, target, y_pred, weight) / batch
         gradients = tape.gradient(loss, model.trainable_variables)
-        squares = [None if g is None else np.square(dense(g)) for g in gradients]
-        if total is None:
-            total = squares
-        else:
-            total = [
-                None if t is None else t + s
-                for t, s in zip(total, squares, strict=True)
-            ]
-    return total
+        for index, gradient in enumerate(gradients):
+            totals[index] += np.square(tf.convert_to_tensor(gradient))
+    return totals
 
 
-def dense(gradient):
-    return np.array(tf.convert_to_tensor(gradient))
+def map_present(function, tree):
+    """Applies a function to each leaf of a tree that is not None."""
+    return keras.tree.map_structure(lambda v: None if v is None else function(v), tree)
 
 
 def eager(model, x, y, sample_weight=None, microbatches=None):
     """Returns gradients and moments of one eager step."""
-    arguments = keras.tree.map_structure(
-        lambda v: None if v is None else tf.constant(v), (x, y, sample_weight)
-    )
+    arguments = map_present(tf.constant, (x, y, sample_weight))
     done = second_moments.step_of(model, *arguments, microbatches)
     return done.gradients, done.moments
 
@@ -117,18 +108,13 @@ def traced(model, x, y, sample_weight=None, microbatches=None, static=False, jit
         # A batch of unknown size, as in `fit`.
         return next(iter(tf.data.Dataset.from_tensor_slices(value).batch(len(value))))
 
-    arguments = keras.tree.map_structure(
-        lambda v: None if v is None else tensor(v), (x, y, sample_weight)
-    )
-    if not static:
-        specs = keras.tree.map_structure(
-            lambda v: (
-                None if v is None else tf.TensorSpec([None, *v.shape[1:]], v.dtype)
-            ),
-            arguments,
-        )
-        return step.get_concrete_function(*specs)(*arguments)
-    return step(*arguments)
+    def spec(value):
+        return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+
+    arguments = map_present(tensor, (x, y, sample_weight))
+    if static:
+        return step(*arguments)
+    return step.get_concrete_function(*map_present(spec, arguments))(*arguments)
 
 
 def check(model, x, y, sample_weight=None, microbatches=None, step=eager, **kwargs):

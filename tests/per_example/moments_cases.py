@@ -1,4 +1,4 @@
-"""What the workers of a pool do in the tests of second moments."""
+"""Trainings with second moments on the workers of a pool."""
 
 import keras
 import numpy as np
@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.per_example import brute_force
 from tfgradcomp.per_example.second_moments import enable_second_moments
 
 MANNERS = {
@@ -14,28 +15,16 @@ MANNERS = {
 }
 
 
-class Keep(keras.optimizers.SGD):
-    """SGD that stores each worker's moments."""
+class Keep(brute_force.Keep):
+    """SGD that stores the moments of each worker."""
 
-    needs_second_moments = True
-
-    def build(self, variables):
-        super().build(variables)
-        self.moments = [
-            keras.Variable(
-                tf.zeros(v.shape), synchronization="on_read", aggregation="mean"
-            )
-            for v in variables
-        ]
-
-    def apply(self, grads, trainable_variables=None, second_moments=None):
-        super().apply(grads, trainable_variables)
-        for variable, moment in zip(self.moments, second_moments, strict=True):
-            variable.assign(moment)
+    def moment_like(self, variable):
+        zeros = tf.zeros(variable.shape)
+        return keras.Variable(zeros, synchronization="on_read", aggregation="mean")
 
 
 class WithoutAllReduce(Keep):
-    """Keep without Keras' all-reduce, which fails where steps run in a loop."""
+    """Keep without Keras' all-reduce, which fails if steps run in a loop."""
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         return grads_and_vars
@@ -48,19 +37,19 @@ def data():
     return [rng.normal(size=shape).astype("float32") for shape in shapes]
 
 
-def network(mixing):
-    """Returns a small network, with dropout and batch normalization if `mixing`."""
+def network(mixing, dtype="float32"):
+    """Returns a small network, with dropout and batch normalization if `mixing`.
+
+    `dtype` is that of the output, whatever the policy.
+    """
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [keras.Input((8, 8, 2)), keras.layers.Conv2D(4, 3, activation="relu")]
-    )
+    layers = keras.layers
+    parts = [keras.Input((8, 8, 2)), layers.Conv2D(4, 3, activation="relu")]
     if mixing:
-        model.add(keras.layers.BatchNormalization())
-        model.add(keras.layers.Dropout(0.3))
-    model.add(keras.layers.PReLU(shared_axes=[1, 2]))
-    model.add(keras.layers.Flatten())
-    model.add(keras.layers.Dense(3, kernel_regularizer="l2", dtype="float32"))
-    return model
+        parts += [layers.BatchNormalization(), layers.Dropout(0.3)]
+    parts += [layers.PReLU(shared_axes=[1, 2]), layers.Flatten()]
+    parts.append(layers.Dense(3, kernel_regularizer="l2", dtype=dtype))
+    return keras.Sequential(parts)
 
 
 def fitted(optimizer, mixing=True, policy="float32", **kwargs):
@@ -94,7 +83,7 @@ def moments_of(model):
 
 
 def case_bits():
-    """The weights of plain training, and those where moments are computed as well."""
+    """The weights of a plain training, and of a training that computes moments."""
     return {
         "plain": weights_of(fitted(keras.optimizers.SGD(0.01))),
         "with_moments": weights_of(fitted(Keep(0.01))),

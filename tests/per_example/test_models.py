@@ -32,30 +32,19 @@ def functional():
     return keras.Model({"image": image, "flat": flat}, outputs)
 
 
-def functional_data():
-    y = {"a": random(7, 2), "b": np.arange(7) % 3}
-    return {"image": random(7, 6, 6, 3), "flat": random(7, 5)}, y
-
-
-FUNCTIONAL = {
-    "loss": {
-        "a": "mse",
-        "b": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    },
-    "loss_weights": {"a": 0.7, "b": 2.0},
-}
-
-
 def test_nested_models_several_losses_and_sample_weights():
-    model = compiled(functional(), **FUNCTIONAL)
-    x, y = functional_data()
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss, loss_weights = {"a": "mse", "b": entropy}, {"a": 0.7, "b": 2.0}
+    model = compiled(functional(), loss, loss_weights=loss_weights)
+    y = {"a": random(7, 2), "b": np.arange(7) % 3}
+    x = {"image": random(7, 6, 6, 3), "flat": random(7, 5)}
     check(model, x, y)
     weights = {"a": 1 + np.arange(7.0), "b": np.arange(7) % 2 + 0.5}
     check(model, x, y, weights)
 
 
 class Subclassed(keras.Model):
-    """Layers in a list, called with other arguments."""
+    """Has layers in a list, which it calls with keyword arguments."""
 
     def __init__(self):
         super().__init__()
@@ -93,8 +82,8 @@ def test_a_weight_without_a_gradient_has_no_moment():
     assert [m is None for m in moments] == [False, False, True, True]
 
 
-class AtRest(layers.Layer):
-    """Calls a layer as if not in training."""
+class InInference(layers.Layer):
+    """Calls a layer in inference mode."""
 
     def __init__(self, inner):
         super().__init__()
@@ -109,7 +98,7 @@ class AtRest(layers.Layer):
 def test_batch_normalization_with_constant_statistics(axis, training):
     """g_z of gamma is the sum over positions of δ_z x̂_z, of beta that of δ_z."""
     norm = layers.BatchNormalization(axis=axis)
-    part = norm if training else AtRest(norm)
+    part = norm if training else InInference(norm)
     model = compiled(sequential((4, 3, 2), part, layers.Activation("tanh")))
     norm.moving_mean.assign(random(*norm.moving_mean.shape))
     x, y = random(7, 4, 3, 2), random(7, 24)
@@ -197,7 +186,7 @@ def test_add_loss_in_a_layer_with_weights_raises():
         eager(compiled(model), random(7, 5), random(7, 5))
 
 
-# Examples that cannot be told apart.
+# Gradients that cannot be split by examples.
 
 
 def test_one_microbatch_raises():

@@ -11,80 +11,62 @@ from tfgradcomp.per_example.layer_calls import LayerCall
 
 layers = keras.layers
 
+
+def case(shape, kind, *args, **kwargs):
+    """The shape of an example, and a function that makes the layer."""
+    return shape, lambda: getattr(layers, kind)(*args, **kwargs)
+
+
+DEPTHWISE = {"depth_multiplier": 2, "padding": "same", "activation": "tanh"}
 LAYERS = {
-    "dense": ((5,), lambda: layers.Dense(4, activation="tanh")),
-    "dense_no_bias": ((5,), lambda: layers.Dense(4, use_bias=False)),
-    "dense_rank_3": ((6, 5), lambda: layers.Dense(4, activation="relu")),
+    "dense": case((5,), "Dense", 4, activation="tanh"),
+    "dense_no_bias": case((5,), "Dense", 4, use_bias=False),
+    "dense_rank_3": case((6, 5), "Dense", 4, activation="relu"),
     "dense_layer_as_activation": (
         (5,),
         lambda: layers.Dense(4, activation=layers.LeakyReLU()),
     ),
-    "einsum_dense": (
-        (6, 5),
-        lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"),
+    "einsum_dense": case(
+        (6, 5), "EinsumDense", "abc,cde->abde", (None, 2, 3), bias_axes="de"
     ),
-    "einsum_dense_dots": (
-        (6, 2, 5),
-        lambda: layers.EinsumDense("...x,xy->...y", 4, bias_axes="y"),
+    "einsum_dense_dots": case(
+        (6, 2, 5), "EinsumDense", "...x,xy->...y", 4, bias_axes="y"
     ),
-    "conv1d": ((9, 3), lambda: layers.Conv1D(4, 3, activation="tanh")),
-    "conv1d_same_strides": (
-        (10, 3),
-        lambda: layers.Conv1D(4, 4, strides=3, padding="same"),
+    "conv1d": case((9, 3), "Conv1D", 4, 3, activation="tanh"),
+    "conv1d_same_strides": case((10, 3), "Conv1D", 4, 4, strides=3, padding="same"),
+    "conv1d_causal": case((9, 3), "Conv1D", 4, 3, padding="causal", dilation_rate=2),
+    "conv2d": case((7, 8, 3), "Conv2D", 4, (3, 2), activation="relu"),
+    "conv2d_strides": case((9, 8, 3), "Conv2D", 4, 3, strides=(2, 3)),
+    "conv2d_same": case((7, 8, 3), "Conv2D", 4, (4, 3), padding="same"),
+    "conv2d_same_strides": case((9, 8, 3), "Conv2D", 4, 3, strides=2, padding="same"),
+    "conv2d_stride_over_kernel": case(
+        (9, 9, 2), "Conv2D", 4, 1, strides=2, padding="same"
     ),
-    "conv1d_causal": (
-        (9, 3),
-        lambda: layers.Conv1D(4, 3, padding="causal", dilation_rate=2),
+    "conv2d_dilation": case(
+        (9, 8, 3), "Conv2D", 4, 3, dilation_rate=(2, 1), padding="same"
     ),
-    "conv2d": ((7, 8, 3), lambda: layers.Conv2D(4, (3, 2), activation="relu")),
-    "conv2d_strides": ((9, 8, 3), lambda: layers.Conv2D(4, 3, strides=(2, 3))),
-    "conv2d_same": ((7, 8, 3), lambda: layers.Conv2D(4, (4, 3), padding="same")),
-    "conv2d_same_strides": (
-        (9, 8, 3),
-        lambda: layers.Conv2D(4, 3, strides=2, padding="same"),
+    "conv2d_groups": case((6, 7, 4), "Conv2D", 6, 3, groups=2),
+    "conv2d_many_channels": case((5, 4, 20), "Conv2D", 6, 3, padding="same"),
+    "conv3d": case(
+        (5, 6, 4, 2), "Conv3D", 3, (2, 3, 2), strides=(1, 2, 1), padding="same"
     ),
-    "conv2d_stride_over_kernel": (
-        (9, 9, 2),
-        lambda: layers.Conv2D(4, 1, strides=2, padding="same"),
-    ),
-    "conv2d_dilation": (
-        (9, 8, 3),
-        lambda: layers.Conv2D(4, 3, dilation_rate=(2, 1), padding="same"),
-    ),
-    "conv2d_groups": ((6, 7, 4), lambda: layers.Conv2D(6, 3, groups=2)),
-    "conv2d_many_channels": ((5, 4, 20), lambda: layers.Conv2D(6, 3, padding="same")),
-    "conv3d": (
-        (5, 6, 4, 2),
-        lambda: layers.Conv3D(3, (2, 3, 2), strides=(1, 2, 1), padding="same"),
-    ),
-    "conv3d_valid": ((4, 5, 4, 2), lambda: layers.Conv3D(3, 2, use_bias=False)),
-    "depthwise1d": ((9, 3), lambda: layers.DepthwiseConv1D(3, depth_multiplier=2)),
-    "depthwise2d": (
-        (7, 8, 3),
-        lambda: layers.DepthwiseConv2D(
-            3, depth_multiplier=2, padding="same", activation="tanh"
-        ),
-    ),
-    "depthwise2d_strides": ((7, 7, 3), lambda: layers.DepthwiseConv2D(3, strides=2)),
-    "layer_normalization": ((6, 5), lambda: layers.LayerNormalization()),
-    "layer_normalization_axes": (
-        (6, 5, 2),
-        lambda: layers.LayerNormalization(axis=(1, 3)),
-    ),
-    "layer_normalization_no_scale": (
-        (6, 5),
-        lambda: layers.LayerNormalization(scale=False),
-    ),
-    "rms_normalization": ((6, 5), lambda: layers.RMSNormalization()),
+    "conv3d_valid": case((4, 5, 4, 2), "Conv3D", 3, 2, use_bias=False),
+    "depthwise1d": case((9, 3), "DepthwiseConv1D", 3, depth_multiplier=2),
+    "depthwise2d": case((7, 8, 3), "DepthwiseConv2D", 3, **DEPTHWISE),
+    "depthwise2d_strides": case((7, 7, 3), "DepthwiseConv2D", 3, strides=2),
+    "layer_normalization": case((6, 5), "LayerNormalization"),
+    "layer_normalization_axes": case((6, 5, 2), "LayerNormalization", axis=(1, 3)),
+    "layer_normalization_no_scale": case((6, 5), "LayerNormalization", scale=False),
+    "rms_normalization": case((6, 5), "RMSNormalization"),
     # Without a rule.
-    "prelu": ((6, 5), lambda: layers.PReLU(shared_axes=[1])),
+    "prelu": case((6, 5), "PReLU", shared_axes=[1]),
     "prelu_as_activation": ((5,), lambda: layers.Dense(4, activation=layers.PReLU())),
-    "separable": ((7, 8, 3), lambda: layers.SeparableConv2D(4, 3)),
-    "transpose": ((5, 4, 3), lambda: layers.Conv2DTranspose(4, 3, strides=2)),
-    "group_normalization": ((4, 4, 4), lambda: layers.GroupNormalization(2)),
-    "lstm": ((6, 3), lambda: layers.LSTM(4)),
-    "gru_sequences": ((6, 3), lambda: layers.GRU(4, return_sequences=True)),
-    "rnn_unrolled": ((3, 3), lambda: layers.SimpleRNN(4, unroll=True)),
+    "separable": case((7, 8, 3), "SeparableConv2D", 4, 3),
+    "transpose": case((5, 4, 3), "Conv2DTranspose", 4, 3, strides=2),
+    "group_normalization": case((4, 4, 4), "GroupNormalization", 2),
+    "lstm": case((6, 3), "LSTM", 4),
+    "gru_sequences": case((6, 3), "GRU", 4, return_sequences=True),
+    "rnn_unrolled": case((3, 3), "SimpleRNN", 4, unroll=True),
     "bidirectional": ((4, 3), lambda: layers.Bidirectional(layers.LSTM(2))),
     "time_distributed": ((3, 5), lambda: layers.TimeDistributed(layers.Dense(4))),
 }
@@ -95,11 +77,11 @@ def test_layer(name):
     check_layer(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["dense", "dense_rank_3", "einsum_dense", "conv2d_same", "conv1d_causal"]
-    + ["depthwise2d", "layer_normalization", "lstm"],
-)
+IN_MICROBATCHES = ["dense", "dense_rank_3", "einsum_dense", "conv2d_same"]
+IN_MICROBATCHES += ["conv1d_causal", "depthwise2d", "layer_normalization", "lstm"]
+
+
+@pytest.mark.parametrize("name", IN_MICROBATCHES)
 def test_microbatches(name):
     # 7 examples in samples of 3, 3 and 1.
     check_layer(name, microbatches=3)
@@ -113,7 +95,7 @@ def test_layers_in_a_graph(name):
 
 def check_layer(name, **kwargs):
     shape, make = LAYERS[name]
-    # Something follows: δ differs from position to position.
+    # With a layer behind it, δ differs from position to position.
     model = sequential(shape, make(), layers.Activation("softplus"))
     x = random(7, *shape)
     y = random(*model(x).shape)
@@ -122,7 +104,7 @@ def check_layer(name, **kwargs):
 
 @pytest.mark.parametrize("kind", [layers.Conv2D, layers.DepthwiseConv2D])
 def test_channels_first(kind):
-    """By the rule alone: few processors run such a convolution."""
+    """The rule alone, because few processors run such a convolution."""
     arguments = (4, 3) if kind is layers.Conv2D else (3,)
     x, delta = random(7, 6, 5, 3), random(7, 4, 3, 4 if kind is layers.Conv2D else 3)
     gradients = {}
@@ -153,22 +135,22 @@ def test_embedding_sums_the_uses_of_a_token_before_squaring(microbatches):
     tokens[0] = 2
     y = random(7, 12)
     _, moments = check(compiled(model), tokens, y, None, microbatches)
-    # The token that nobody uses.
+    # Token 4 is not used.
     assert not np.array(moments[0])[4].any() and np.array(moments[0])[2].all()
 
 
 def test_weights_used_twice():
     shared, table = layers.Dense(4, activation="tanh"), layers.Embedding(5, 4)
-    one, two = keras.Input((4,)), keras.Input((3,), dtype="int32")
-    hidden = layers.Add()([shared(shared(one)), layers.Flatten()(table(two))[:, :4]])
-    again = layers.GlobalAveragePooling1D()(table(two))
-    model = compiled(keras.Model([one, two], shared(hidden) + again))
+    x, words = keras.Input((4,)), keras.Input((3,), dtype="int32")
+    hidden = layers.Add()([shared(shared(x)), layers.Flatten()(table(words))[:, :4]])
+    again = layers.GlobalAveragePooling1D()(table(words))
+    model = compiled(keras.Model([x, words], shared(hidden) + again))
     tokens = np.random.default_rng(0).integers(0, 5, (7, 3))
     check(model, [random(7, 4), tokens], random(7, 4))
 
 
 class Tied(keras.Model):
-    """The embedding's table is the output's kernel too, which no sublayer reads."""
+    """Uses the embedding's table as the output's kernel, outside of any sublayer."""
 
     def __init__(self):
         super().__init__()
@@ -189,7 +171,7 @@ def test_weights_read_by_the_model_itself():
 
 
 class Positions(layers.Layer):
-    """Adds vectors to positions: their layer never sees an example."""
+    """Adds vectors to positions; the embedding's input has no axis of examples."""
 
     def __init__(self):
         super().__init__()
@@ -227,7 +209,7 @@ def test_layers_called_inside_a_loop():
 
 
 class Two(layers.Layer):
-    """One output leads to the other."""
+    """Has two outputs, the second computed from the first."""
 
     def build(self, shape):
         self.w = self.add_weight(shape=(shape[-1],), initializer="ones")

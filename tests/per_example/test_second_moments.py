@@ -1,4 +1,4 @@
-"""Second moments in every way that a train step runs on one device."""
+"""Second moments in all modes of a train step on one device."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ layers = keras.layers
 
 
 def network():
-    """A little of everything, without batch normalisation."""
+    """Layers with and without a rule, but no batch normalization."""
     return sequential(
         (8, 8, 2),
         layers.Conv2D(4, 3, activation="relu"),
@@ -34,7 +34,7 @@ def network():
     )
 
 
-# Several examples in a chunk, and fewer in the last; one in each shows nothing more.
+# Chunks of one example, and of several examples with fewer in the last chunk.
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 300])
 def test_chunks_of_bounded_memory_change_nothing(size, monkeypatch):
     model = compiled(network())
@@ -71,7 +71,7 @@ def test_recomputed_layers(mode):
 
 
 def plain_network():
-    """Of layers with a rule."""
+    """Layers with a rule."""
     return sequential(
         (8, 8, 2),
         layers.Conv2D(4, 3, activation="relu"),
@@ -93,7 +93,7 @@ def fitted(optimizer, model, x, y, **kwargs):
 
 
 def with_dropout():
-    """Float32, dropout and batch normalisation."""
+    """A network with dropout and batch normalization."""
     keras.utils.set_random_seed(5)
     return sequential(
         (8, 8, 2),
@@ -126,8 +126,8 @@ def test_moments_do_not_change_the_bits_of_training(manner, microbatches):
     weights, history = fitted(keep, with_dropout(), x, y, **manner)
     plain = keras.optimizers.SGD(0.1)
     expected, expected_history = fitted(plain, with_dropout(), x, y, **manner)
-    for one, other in zip(weights, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for got, want in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
     assert history == expected_history
     assert all((np.array(m) > 0).any() for m in keep.moments)
 
@@ -158,7 +158,7 @@ def test_mixed_precision_passes_unscaled_moments():
         moments = model.optimizer.inner_optimizer.moments
         for got, want in zip(moments, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=0.02, atol=1e-6)
-    # An overflow skips the step, moments included.
+    # An overflow skips the step and its moments.
     kept = [np.array(m) for m in moments]
     model.fit(np.full_like(x, 6e4), np.full_like(y, 1e30), batch_size=8, verbose=0)
     for got, want in zip(moments, kept, strict=True):
@@ -166,14 +166,13 @@ def test_mixed_precision_passes_unscaled_moments():
 
 
 def test_static_loss_scale_applies_to_moments_and_gradients():
-    model = sequential((5,), layers.Dense(4, activation="tanh"))
-    model = compiled(model)
+    model = compiled(sequential((5,), layers.Dense(4, activation="tanh")))
     x, y = random(7, 5), random(7, 4)
     _, plain = eager(model, x, y)
     model.compile(Keep(loss_scale_factor=8.0), "mse")
     _, scaled = eager(model, x, y)
-    for one, other in zip(plain, scaled, strict=True):
-        np.testing.assert_array_equal(64 * one, other)
+    for moment, scaled_moment in zip(plain, scaled, strict=True):
+        np.testing.assert_array_equal(64 * moment, scaled_moment)
 
 
 def test_overridden_train_step_is_left_alone():
@@ -192,7 +191,7 @@ def test_overridden_train_step_is_left_alone():
     model = Model([keras.Input((5,)), layers.Dense(3)])
     model.compile(Optimizer(), "mse")
     model.fit(random(7, 5), random(7, 3), verbose=0)
-    assert seen and all(one is given for one in seen)
+    assert seen and all(moments is given for moments in seen)
 
 
 def test_other_optimizers_get_no_moments():

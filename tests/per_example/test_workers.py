@@ -1,17 +1,15 @@
 """Second moments in `fit` on two devices and on two processes."""
 
-import keras
 import numpy as np
 import pytest
 
 from tests.per_example import moments_cases
-from tests.per_example.brute_force import Keep, brute_force, sequential
+from tests.per_example.brute_force import Keep, brute_force
 
-layers = keras.layers
 pytestmark = pytest.mark.timeout(600)
 
 
-# On devices of one process the next test sees the moments themselves.
+# On devices of one process the next test checks the moments.
 @pytest.mark.parametrize(
     "kind", [pytest.param("mirrored", marks=pytest.mark.slow), "multi_worker"]
 )
@@ -26,22 +24,15 @@ def test_moments_do_not_change_the_bits_of_training_on_workers(pools, kind):
 def test_each_worker_has_the_moments_of_its_own_examples(pools, kind, manner):
     answers = pools(2, kind).run(moments_cases.case_moments, manner).answers
     got = [moments for answer in answers for moments in answer["moments"]]
-    model = sequential(
-        (8, 8, 2),
-        layers.Conv2D(4, 3, activation="relu"),
-        layers.PReLU(shared_axes=[1, 2]),
-        layers.Flatten(),
-        layers.Dense(3, kernel_regularizer="l2"),
-    )
+    model = moments_cases.network(mixing=False, dtype="float64")
     model.compile(Keep(), "mse")
     model.set_weights([np.array(w) for w in answers[0]["weights"]])
-    rng = np.random.default_rng(7)
-    x, y = (rng.normal(size=s).astype("float32") for s in ((16, 8, 8, 2), (16, 3)))
+    x, y = moments_cases.data()
     rtol = 0.05 if manner == "mixed" else 1e-4
     for rank, moments in enumerate(got):
         mine = slice(8 + 4 * rank, 12 + 4 * rank)
         # Keras divides by the number of replicas.
         expected = [e / 4 for e in brute_force(model, x[mine], y[mine])]
-        for one, other in zip(moments, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol, 1e-3 * np.max(other))
+        for moment, want in zip(moments, expected, strict=True):
+            np.testing.assert_allclose(moment, want, rtol, 1e-3 * np.max(want))
     assert len(got) == 2

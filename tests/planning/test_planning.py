@@ -116,13 +116,13 @@ def test_forecasts_of_float32_and_of_signs_by_hand():
 
 def test_local_steps_share_an_exchange():
     shapes = [(1000, 320)]
-    one, eight = (
+    every_step, every_eighth = (
         planning.plan(shapes, 0.1, GIGABIT, [4], methods=[], local_steps=h).float32(4)
         for h in (1, 8)
     )
-    assert eight.bytes_per_step == one.bytes_per_step / 8
-    exchange = one.step_seconds - 0.1
-    assert eight.step_seconds == pytest.approx(0.1 + exchange / 8)
+    assert every_eighth.bytes_per_step == every_step.bytes_per_step / 8
+    exchange = every_step.step_seconds - 0.1
+    assert every_eighth.step_seconds == pytest.approx(0.1 + exchange / 8)
 
 
 def test_at_the_break_even_rate_float32_is_as_quick():

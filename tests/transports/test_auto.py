@@ -1,4 +1,4 @@
-"""The transport that should be quickest, among those with the same bits."""
+"""The choice of the quickest transport among those with equal bits."""
 
 import pytest
 
@@ -54,19 +54,19 @@ def test_a_very_slow_network_decides_whatever_levels_cost():
 
 @pytest.mark.parametrize("name", ["TernGrad", "DistEFSGD"])
 def test_the_network_decides(name):
-    # A gather hands every worker all payloads: with many it costs most.
+    # A gather sends all payloads to every worker: with many workers it costs most.
     slow = 1e-6
     many = Costs(
         LinearCost(0.0, 63 * slow), LinearCost(0.0, slow), LinearCost(0.0, 2 * slow)
     )
     assert quickest(name, LARGE, 64, many) in ("sharded", "all_reduce")
-    # One round is better than two where rounds are all that counts.
+    # One round is better than two if only latency matters.
     rounds = Costs(LinearCost(1.0, slow), LinearCost(1.0, slow), LinearCost(2.0, 1e-3))
     assert quickest(name, LARGE, 2, rounds) == "all_gather"
 
 
 @rows(lambda row: row.adds_numbers, by=lambda row: row.server)
-def test_for_sums_of_floats_a_rule_decides(row):
+def test_sums_of_floats_use_the_rule(row):
     expensive = Costs(FREE, FREE, LinearCost(100.0, 1.0))
     selection = select_transports(expensive, row.method, [LARGE], alone(3))
     assert [type(one) for one in selection.transports] == [AllReduce]
@@ -77,7 +77,7 @@ def test_a_measurement_chooses_only_among_equal_bits(row):
     layout = Layout.from_sizes([3_000, 5, 1_000], 1_024)
     names = names_with_equal_bits(row.method, layout, alone(3))
     # The tests of transports compare the bits of each with a direct exchange. Only a
-    # ring adds numbers in another order; a message whose length varies has one way.
+    # ring adds numbers in another order. Only a gather carries variable lengths.
     if row.adds_numbers:
         assert names == ["all_reduce"]
     elif row.variable_length:
@@ -86,14 +86,14 @@ def test_a_measurement_chooses_only_among_equal_bits(row):
         assert sorted(names) == sorted(row.transports)
 
 
-def test_a_probe_has_blocks_like_those_of_the_bucket():
+def test_a_probe_has_blocks_of_the_bucket_size():
     assert typical_block_size(Layout.from_sizes([10_000, 5], 2048)) == 2048
     assert typical_block_size(Layout.from_sizes([3, 90_000, 1])) == 90_000
     assert typical_block_size(Layout.from_sizes([1])) == 1
     assert typical_block_size(LARGE) < LARGE.size
 
 
-def test_an_all_reduce_where_it_is_cheap():
+def test_a_cheap_all_reduce_is_quickest():
     cheap = Costs(LinearCost(10.0, 1e-6), LinearCost(10.0, 1e-6), LinearCost(0.0, 1e-6))
     assert quickest("SignSGD", LARGE, 2, cheap) == "all_reduce"
 
@@ -106,7 +106,7 @@ def test_float32_must_be_clearly_quicker():
         return selection.is_float32_quicker
 
     network = Costs(LinearCost(1.0, 0.0), LinearCost(2.0, 0.0), LinearCost(0.5, 0.0))
-    # Two rounds of its own, 0.5 + 1.0, against one of 0.5.
+    # Two rounds, 0.5 + 1.0, against one of 0.5.
     assert is_quicker(network)
     almost = network._replace(
         sum=LinearCost(0.0, 1.49 / LARGE.size), gather=LinearCost(1.4, 0.0)
@@ -114,7 +114,7 @@ def test_float32_must_be_clearly_quicker():
     assert not is_quicker(almost)
 
 
-def test_estimates_are_of_transports_with_the_same_bits():
+def test_estimates_cover_transports_with_equal_bits():
     method = ROWS["DistEFSGD"].method
     names = names_with_equal_bits(method, LARGE, alone(4))
     seen = estimate(names, method, LARGE, 4, costs(0.0, 1e-7))
@@ -123,7 +123,7 @@ def test_estimates_are_of_transports_with_the_same_bits():
     assert seen.float32_seconds == pytest.approx(1e-7 * LARGE.size)
 
 
-def test_costs_that_are_given_are_used():
+def test_given_costs_are_used():
     given = Costs(LinearCost(0.0, 1e-3), FREE, LinearCost(0.0, 1e-3))
     selection = select_transports(given, ROWS["DistEFSGD"].method, [LARGE], alone(8))
     assert [type(one) for one in selection.transports] == [Sharded]

@@ -1,4 +1,4 @@
-"""Messages: what stands where in a vector of words."""
+"""Messages: the places of fields in a vector of words."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tfgradcomp.transports import messages
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 65])
-def test_numbers_travel_as_their_bits(dtype, count):
+def test_numbers_are_sent_as_their_bits(dtype, count):
     values = np.random.default_rng(count).normal(size=count).astype(np.float32)
     values[0] = -0.0
     values = tf.cast(values, dtype)
@@ -62,7 +62,7 @@ def test_a_message_is_its_fields_in_order():
             np.testing.assert_array_equal(again[name], expected)
 
 
-def test_a_length_that_is_none_is_an_error():
+def test_invalid_lengths_raise():
     words = tf.range(50)
     for length in (-(2**31), -1, 0, 48, 2**29, 2**31 - 1):
         with pytest.raises(tf.errors.InvalidArgumentError):
@@ -83,7 +83,7 @@ def test_any_words_are_a_message(rows):
     words = np.random.default_rng(rows).integers(0, 2**32, [rows, 14], dtype=np.uint32)
     payload = messages.unpack(tf.constant(words.view(np.int32)), fields)
     raw = words.view(np.uint8)
-    # The bytes of each field, by hand.
+    # The bytes of each field.
     for name, begin, end in [
         ("half", 0, 6),
         ("sum", 8, 24),

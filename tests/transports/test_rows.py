@@ -1,4 +1,4 @@
-"""Rows of a table: layouts that vary, and the agreement on the rows of a step."""
+"""Rows of a table: layouts that vary between steps."""
 
 import numpy as np
 import tensorflow as tf
@@ -51,7 +51,7 @@ def exchanged(row, x, layout):
     where=lambda row: "sharded" in row.transports,
     by=lambda row: row.compressor,
 )
-def test_a_layout_that_varies_gives_the_bits_of_one_that_does_not(row, block_size):
+def test_a_variable_layout_gives_the_bits_of_a_fixed_layout(row, block_size):
     @tf.function(input_signature=[tf.TensorSpec([WORKERS, None])])
     def varying(x):
         return exchanged(row, x, VaryingLayout.from_size(tf.shape(x)[1], block_size))

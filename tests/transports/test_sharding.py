@@ -1,4 +1,4 @@
-"""How a vector is cut into shards, and what is logged where it cannot be cut."""
+"""The division of a vector into shards, and the warning if it is not divided."""
 
 import logging
 
@@ -28,7 +28,7 @@ def shards(compressor, server, layout, num_shards=4):
     return sharding.Sharding(Method(compressor, server), layout, num_shards, num_shards)
 
 
-def test_one_block_that_a_server_compresses_is_not_cut_and_a_warning_says_so(warnings):
+def test_a_single_compressed_block_is_not_cut_and_warns(warnings):
     for _ in range(3):
         assert shards(ORQ(5), Requantize(ORQ(5)), ONE_BLOCK).num_used == 1
     (message,) = warnings.messages
@@ -42,12 +42,12 @@ def test_one_block_that_a_server_compresses_is_not_cut_and_a_warning_says_so(war
         (ORQ(5), Requantize(ORQ(5)), BLOCKS, 4, 4),
         (ORQ(5), Mean(ORQ(5)), ONE_BLOCK, 4, 4),
         (Ternary(), CodeSum(Ternary()), ONE_BLOCK, 4, 4),
-        # Too small to be cut, whatever the server is.
+        # Too small to be cut with any server.
         (ORQ(5), Requantize(ORQ(5)), Layout.from_sizes([100]), 4, 1),
         (ORQ(5), Requantize(ORQ(5)), ONE_BLOCK, 1, 1),
     ],
 )
-def test_no_warning_where_the_server_is_not_the_reason(
+def test_no_warning_if_the_server_is_not_the_reason(
     warnings, compressor, server, layout, num_shards, num_used
 ):
     assert shards(compressor, server, layout, num_shards).num_used == num_used

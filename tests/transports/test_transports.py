@@ -1,4 +1,4 @@
-"""Words between workers: what arrives, and that no more moves than declared."""
+"""Transports: their results, and their traffic against the declared words."""
 
 import math
 
@@ -38,8 +38,8 @@ LAYOUTS = {
 }
 WORKERS = (3, 1, 2, 4, 5)
 BY_METHOD = select(by=lambda row: (row.compressor, row.server))
-# Each method on the layout that is cut in every way: of each class of server and
-# compressor, with what it wraps, one is quick.
+# Each method on the layout with all kinds of cuts. For each class of server and of
+# compressor, with its inner compressors, one method is quick.
 KINDS = select(by=lambda row: (type(row.server), *map(type, parts_of(row.compressor))))
 LONG = [
     pytest.param(
@@ -61,12 +61,12 @@ every_sum = parametrize_pairwise(
 
 
 def flag_of(rank, step):
-    """Flags over the whole of their range, [0, 2**24)."""
+    """Flags from their whole range, [0, 2**24)."""
     return (0, 2**24 - 1, 1, 2**16, 255 + 256 * 3)[(rank + step) % 5]
 
 
 class Recorder(Collectives):
-    """Passes on to other collectives and writes down what they are given."""
+    """Collectives that record the sizes of all calls."""
 
     def __init__(self, collectives):
         self._collectives = collectives
@@ -98,21 +98,18 @@ class Recorder(Collectives):
 
 
 def alone(workers):
-    """Collectives of which nothing but the number of workers is asked."""
+    """Collectives of which only the number of workers is used."""
     return Loopback(workers).collectives(0)
 
 
 def moments_of(x, rank, step):
-    """Second moments by which every worker is sure of some elements, each of others.
-
-    Now and then of none.
-    """
+    """Second moments that let each worker send other elements, in step 1 maybe none."""
     unsure = np.random.default_rng([rank, step]).random(x.shape[0])
     return (unsure + (step == 1) * rank) * tf.square(x)
 
 
 def run(workers, transport, method, layout, steps=2):
-    """A few steps on threads; what each worker decoded, and what it moved."""
+    """Takes steps on threads; returns each worker's updates, states and calls."""
 
     def worker(rank, collectives):
         recorder = Recorder(collectives)
@@ -156,7 +153,7 @@ def run(workers, transport, method, layout, steps=2):
 def test_every_transport_gives_the_bits_of_a_direct_exchange(layout, workers, row):
     layout, method = LAYOUTS[layout], row.method
     direct = run(workers, DirectExchange, method, layout)[0][0]
-    # What arrives is no constant that would be equal anyway.
+    # Constant updates would be equal on any transport.
     assert len({bits(update) for update, _ in direct}) > 1 or layout.size == 1
     names = supported_names(method, layout, alone(workers))
     assert "all_gather" in names
@@ -180,11 +177,11 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(layout, workers, ro
 
 
 def check_calls(ran, fields):
-    """The collectives got what the route declares, and nothing else."""
+    """Checks that the calls of collectives are those that the route declares."""
     for seen, recorder, route in ran:
         expected = [(call.kind, 4 * call.words) for call in route.calls]
         calls = [(kind, -(-size // 4) * 4) for kind, size in recorder.calls]
-        # Each followed by a gather of a size of its own, of what varies.
+        # Each call is followed by a gather of the field of variable length.
         variable = calls[1::2] if messages.has_variable_length(fields) else []
         calls = calls[::2] if variable else calls
         assert {kind for kind, _ in variable} <= {"gather"}
@@ -226,7 +223,7 @@ def test_a_gather_moves_all_payloads(row):
     for layout, workers in pairwise([*LAYOUTS.values()], WORKERS):
         fields = row.compressor.fields(layout)
         words = 1 + messages.has_variable_length(fields) + messages.fixed_words(fields)
-        # Everybody gets the words of all others, and gives them its own.
+        # Every worker receives the words of all other workers.
         route = AllGather(alone(workers)).bind(row.method, layout, "site")
         shared = route.max_reduced_fields.values()
         first_round = 2 * (workers - 1) / workers * sum(field.count for field in shared)
@@ -234,12 +231,12 @@ def test_a_gather_moves_all_payloads(row):
         assert route.words == (expected, expected)
 
 
-# Of one bit and a scale, of codes with a first round, of signs alone.
+# One bit and a scale; codes with a first round; signs alone.
 @parametrize_pairwise(
     row=[ROWS[name] for name in ("DistEFSGD", "TernGrad", "SignSGD")],
     workers=(1, 2, 3, 4, 8, 64),
 )
-def test_what_shards_move_does_not_grow_with_the_workers(row, workers):
+def test_traffic_of_shards_does_not_grow_with_the_workers(row, workers):
     method = row.method
     layout = Layout.from_sizes([20_000_000, 5, 5_000_000])
     up = messages.message_words(method.compressor.fields(layout))
@@ -249,18 +246,18 @@ def test_what_shards_move_does_not_grow_with_the_workers(row, workers):
     assert ideal <= sent == received <= 1.03 * ideal
 
 
-def test_what_cannot_be_cut_is_not_padded():
+def test_an_uncut_vector_is_not_padded():
     method, layout = ROWS["DistEFSGD, ORQ-9"].method, LAYOUTS["one block"]
     route = Sharded(alone(3)).bind(method, layout, "site")
     assert len(route.owned_range(0)) == layout.size
     assert route.owned_range(2) == range(layout.size, layout.size)
     payload = messages.message_words(method.compressor.fields(layout))
-    # To each of the others a row, with the status, and from one to each the reply.
+    # A row with the flag to each other worker, and one worker's reply to each.
     assert route.words.sent == 2 * (1 + payload) + 2 * payload
 
 
 @rows(lambda row: "all_reduce" in row.transports and not row.adds_numbers)
-def test_what_a_sum_of_codes_moves(row):
+def test_traffic_of_a_sum_of_codes(row):
     layout, method = Layout.from_sizes([1_000_000]), row.method
     for workers in (2, 3, 4, 8):
         levels = workers * (method.compressor.fields(layout)["codes"].base - 1) + 1
@@ -277,7 +274,7 @@ def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
     size = 4 if dtype == "float32" else 2
     method = Method(Identity(dtype), Mean(Identity(dtype)))
     for _, recorder, route in run(workers, AllReduce, method, layout):
-        # The statuses of all workers ride along, three numbers each.
+        # The message includes the flags of all workers, three numbers each.
         moved = size * (layout.size + 3 * workers)
         assert recorder.calls == 2 * [("sum", moved)]
         sent, received = route.words
@@ -297,12 +294,12 @@ def test_one_worker_moves_nothing():
 
 @pytest.mark.parametrize("workers", [1, 3])
 @rows()
-def test_the_transports_that_a_name_selects(row, workers):
+def test_names_select_transports(row, workers):
     assert selected("auto", row.method, workers) is (
         AllReduce if row.adds_numbers else AllGather
     )
     if row.variable_length:
-        # Whatever it costs: nothing else carries them.
+        # No other transport carries them, so costs do not matter.
         assert (
             selected(Costs(*[LinearCost(1.0, 1.0)] * 3), row.method, workers)
             is AllGather
@@ -316,7 +313,7 @@ def test_the_transports_that_a_name_selects(row, workers):
 
 
 def selected(transport, method, workers):
-    """The type of the only transport that is selected."""
+    """The type of the single selected transport."""
     selection = select_transports(
         transport, method, [LAYOUTS["ragged"]], alone(workers)
     )
@@ -325,12 +322,12 @@ def selected(transport, method, workers):
     return type(one)
 
 
-def test_a_server_that_needs_more_than_the_mean_adds_nothing_up():
+def test_a_server_that_needs_more_than_the_mean_is_gathered():
     recompressed = Method(Identity(), Recompress(Identity()))
     assert selected("auto", recompressed, 3) is AllGather
 
 
-def test_a_transport_binds_no_method_that_it_cannot_carry():
+def test_an_unsupported_method_raises():
     for kind, name in ((AllReduce, "DistEFSGD"), (Sharded, "Strom")):
         with pytest.raises(ValueError, match="cannot carry.*transport='auto'"):
             kind(alone(3)).bind(ROWS[name].method, LAYOUTS["ragged"], "site")
@@ -349,7 +346,7 @@ def test_a_failing_worker_fails_the_run():
     assert [float(total[0]) for total in totals] == [6, 6, 6]
 
 
-def test_workers_at_different_sites_are_told():
+def test_workers_at_different_call_sites_raise():
     def worker(rank, collectives):
         return collectives.max(tf.constant([1.0]), f"site {rank}")
 

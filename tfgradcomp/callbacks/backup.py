@@ -25,7 +25,7 @@ PREEMPTED = 79
 
 # State that files of weights lack: without it, dropout would differ after a restart.
 _RUN_STATE = "random.npz"
-# The backups that are kept, and one that other workers may not have.
+# The points that are kept, and a newer point that other workers may lack.
 _MOST_POINTS = backups.KEPT + 1
 
 
@@ -172,7 +172,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Writes a backup, which counts if all workers have written theirs.
 
         Raises:
-            RuntimeError: On all workers, if one raised an error other than of writing.
+            RuntimeError: On all workers, if a worker raised another error than of I/O.
         """
         point = Point(self._epoch, self._batch)
         self._unsaved_batches = 0
@@ -267,19 +267,16 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "Mend the folder or remove it to start at the beginning. Received: "
                 f"{outcome.failures}"
             ) from outcome.error
-        row = outcome.value + [0] * (5 * _MOST_POINTS - len(outcome.value))
-        gathered = self._workers.gather(row, "backup").reshape([-1, _MOST_POINTS, 5])
-        # For each worker, the origins of its points.
+        # For each worker, its points, their origins, and whether they are the first.
         found = [
-            {Point(*r[:2]): Origin(*r[2:4]) for r in rows if r[3]}
-            for rows in gathered.tolist()
+            [(Point(*point), Origin(*origin), first) for point, origin, first in points]
+            for points in outcome.values
         ]
-        self._check_origins(found)
-        common = set.intersection(*map(set, found))
+        self._check_origins([{origin for _, origin, _ in points} for points in found])
+        common = set.intersection(*({p for p, *_ in points} for points in found))
         # The first backup may be on some workers alone: then training starts anew.
-        later = gathered[(gathered[..., 3] > 0) & (gathered[..., 4] == 0)]
-        if not common and len(later):
-            have = {rank: [*map(str, points)] for rank, points in enumerate(found)}
+        if not common and not all(first for points in found for *_, first in points):
+            have = {rank: [str(p) for p, *_ in ps] for rank, ps in enumerate(found)}
             raise ValueError(
                 "No backup is whole on every worker. Bring back the missing folders, "
                 f"or remove {self.directory} to start at the beginning. Received: "
@@ -287,10 +284,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         return [*common]
 
-    def _check_origins(self, found):
+    def _check_origins(self, origins):
         num_workers = self._origin.num_workers
-        origins = {rank: {*points.values()} for rank, points in enumerate(found)}
-        counts = {o.num_workers for written in origins.values() for o in written}
+        counts = {origin.num_workers for of_worker in origins for origin in of_worker}
         if counts - {num_workers}:
             saved = max(counts - {num_workers})
             raise ValueError(
@@ -298,7 +294,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"has {num_workers}. Convert it with: python -m tfgradcomp.reshard "
                 f"{self.directory} --workers {num_workers} --out NEW"
             )
-        writers = {rank: sorted(o.rank for o in origins[rank]) for rank in origins}
+        writers = {rank: sorted(o.rank for o in os) for rank, os in enumerate(origins)}
         if any(ranks not in ([], [rank]) for rank, ranks in writers.items()):
             raise ValueError(
                 f"Folders in {self.directory} were exchanged: each must be of the "
@@ -307,12 +303,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"folders of each worker={writers}"
             )
 
-    def _describe_points(self) -> list[int]:
-        """Returns point, origin and `is_first` of each readable point of this worker.
-
-        The newest point comes last.
-        """
-        row: list[int] = []
+    def _describe_points(self) -> list[tuple[Point, Origin, bool]]:
+        """Returns point, origin and `is_first` of each readable point, in order."""
+        described = []
         for point in backups.points_in(self._folder)[-_MOST_POINTS:]:
             source = backups.point_folder(self._folder, point)
             try:
@@ -322,6 +315,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
                 logger.warning("%s cannot be read and is left out: %s", source, error)
                 continue
-            row += [*point, *backups.read_origin(self._folder, point)]
-            row.append(backups.is_first(self._folder, point))
-        return row
+            origin = backups.read_origin(self._folder, point)
+            described.append((point, origin, backups.is_first(self._folder, point)))
+        return described

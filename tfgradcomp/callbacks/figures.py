@@ -15,7 +15,7 @@ from tfgradcomp.compressors import Clip, Compressor, OptimalScale
 from tfgradcomp.compressors.base import Wrapper
 from tfgradcomp.compressors.sparse_compressor import SparseCompressor
 from tfgradcomp.core import Context, Layout, State
-from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.probe import ObservedBucket, ObservedStep
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.servers import MajorityVote
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class Figures:
-    """Computes the figures of every n-th step; an observer of a `Probe`.
+    """Computes the figures of every n-th step; an observer of a `Stepper`.
 
     Its variables are local to this worker and belong to no model.
 
@@ -303,7 +303,7 @@ class _Vectors(NamedTuple):
         elements_sent: Number of elements in the payload.
     """
 
-    bucket: GradientBucket
+    bucket: Bucket
     rounding: Compressor
     x: tf.Tensor
     p: tf.Tensor
@@ -341,7 +341,7 @@ def _rounded(
     return compressor, x
 
 
-def _residuals(bucket: GradientBucket, role: str) -> list:
+def _residuals(bucket: Bucket, role: str) -> list:
     leaves = bucket.state.named_leaves()
     return [leaf for r, name, leaf in leaves if r == role and name.endswith("residual")]
 

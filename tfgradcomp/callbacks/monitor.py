@@ -6,14 +6,13 @@ import math
 import posixpath
 from typing import Any
 
-import keras
+from typing_extensions import override
 
 from tfgradcomp.assignment.rules import matching_positions, rules_of
-from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
 from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
+from tfgradcomp.callbacks.observing_callback import ObservingCallback
 from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
 from tfgradcomp.callbacks.timestamps import COLLECTIVES
-from tfgradcomp.callbacks.workers import Workers
 from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compat.inner_optimizer import trainable_variables
 from tfgradcomp.core.arguments import check_integer
@@ -21,7 +20,6 @@ from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.variable_copies import originals_of
 
 _PREFIX = "compression/"
-_NAME = "CompressionMonitor"
 _DESCRIPTIONS = {
     "bytes_sent": "Bytes that this worker sends per step.",
     "bytes_received": "Bytes that this worker receives per step.",
@@ -48,7 +46,7 @@ _DESCRIPTIONS = {
 DESCRIPTIONS = {_PREFIX + name: text for name, text in _DESCRIPTIONS.items()}
 
 
-class CompressionMonitor(keras.callbacks.Callback):
+class CompressionMonitor(ObservingCallback):
     r"""Reports errors, bytes and times of compression, every n-th step.
 
     The figures, whose names begin with `compression/`, go to `logs` and so to
@@ -117,6 +115,8 @@ class CompressionMonitor(keras.callbacks.Callback):
         Momentum SGD with Error-Feedback, 2019, Figure 1.
     """
 
+    _observer: Figures | None = None
+
     def __init__(
         self,
         log_dir: str | None = None,
@@ -138,15 +138,12 @@ class CompressionMonitor(keras.callbacks.Callback):
         self.prometheus_port = prometheus_port
         self.histograms = histograms
         self._asked_port = prometheus_port
-        self._figures: Figures | None = None
         self._server: PrometheusServer | None = None
         self._writer: TensorBoardWriter | None = None
 
     def on_train_begin(self, logs=None):
         """Opens the port and the folder."""
-        self._close()
-        self._wrapper, self._optimizer = wrapper_of(self.model, _NAME)
-        self._workers = Workers(self.model)
+        super().on_train_begin()
         self._latest: dict[str, float] = {}
         self._epoch: list[dict[str, float]] = []
         self._samples, self._last_step = 0, 0
@@ -155,17 +152,13 @@ class CompressionMonitor(keras.callbacks.Callback):
         if outcome.failures:
             self._close()
             raise ValueError(
-                f"{_NAME} needs a free port, and a folder that it can write. "
+                "CompressionMonitor needs a free port, and a folder that it can write. "
                 f"Received: {outcome.failures}"
             ) from outcome.error
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts observing, once all callbacks have restored their state."""
-        if self._figures is None:
-            optimizer = self._optimizer
-            with self.model.distribute_strategy.scope():
-                self._figures = Figures(optimizer, self.every, [*self._paths])
-            attach(self.model, optimizer, _NAME, self._figures)
+        super().on_epoch_begin(epoch)
         self._batch = -1
 
     def on_train_batch_end(self, batch, logs=None):
@@ -174,13 +167,13 @@ class CompressionMonitor(keras.callbacks.Callback):
         self._unread += taken
         # Samples are `every` updates apart, and a batch is at most one update: most
         # batches need no read.
-        if self._figures is None or self._unread + taken <= self.every:
+        if self._observer is None or self._unread + taken <= self.every:
             return
-        sample = self._figures.read(self._samples)
+        sample = self._observer.read(self._samples)
         if sample is None:
             return
         self._unread = 0
-        self._samples, self._last_step = self._figures.serial, sample.step
+        self._samples, self._last_step = self._observer.serial, sample.step
         figures = self._latest = self._all_figures(sample)
         self._epoch.append(figures)
         if self._writer:
@@ -203,8 +196,8 @@ class CompressionMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         """Stops observing, and reports the `reading`."""
-        if self._figures and not self._samples:
-            logger.warning("%s has sampled no step of this training.", _NAME)
+        if self._observer and not self._samples:
+            logger.warning("CompressionMonitor has sampled no step of this training.")
         reading = self.reading
         if reading and not self._workers.rank:
             logger.info("%s", reading)
@@ -264,10 +257,13 @@ class CompressionMonitor(keras.callbacks.Callback):
                 folder = posixpath.join(folder, f"worker-{rank}")
             self._writer = TensorBoardWriter(folder)
 
+    @override
+    def _make_observer(self):
+        return Figures(self._optimizer, self.every, [*self._paths])
+
+    @override
     def _close(self):
-        if self._figures is not None:
-            detach(self.model, self._optimizer, _NAME, self._figures)
-            self._figures = None
+        super()._close()
         if self._server:
             self._server.close()
             self._server = None
@@ -279,11 +275,11 @@ class CompressionMonitor(keras.callbacks.Callback):
         """Returns the figures of a sample, with bytes and times."""
         traffic, times = self._wrapper.traffic, sample.times
         elements = traffic.elements_compressed + traffic.elements_plain
+        float32 = CollectiveCall("sum", elements)
         figures = {
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
-            "float32_bytes": 4
-            * CollectiveCall("sum", elements).words_sent(traffic.num_workers),
+            "float32_bytes": 4 * float32.words_sent(traffic.num_workers),
             **sample.figures,
         }
         if traffic.elements_compressed:

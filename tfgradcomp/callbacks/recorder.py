@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.callbacks import timeline
-from tfgradcomp.callbacks.attachment import attach, detach, wrapper_of
+from tfgradcomp.callbacks.observing_callback import ObservingCallback
 from tfgradcomp.callbacks.timestamps import StepTimes, TimestampRows
 from tfgradcomp.callbacks.workers import Workers
 from tfgradcomp.compat.conditional import conditional
@@ -19,13 +19,12 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.probe import ObservedStep
 
-_NAME = "Timeline"
 _ROUNDS = 15
 # A worker that waits for others in the collective logs this name.
 _CALL_SITE = "Timeline, which all workers need if one has it"
 
 
-class Timeline(keras.callbacks.Callback):
+class Timeline(ObservingCallback):
     """Writes a timeline of each worker and bucket, in Chrome's trace format.
 
     For each step of a range, the timeline of a worker shows the step, its forward and
@@ -63,6 +62,8 @@ class Timeline(keras.callbacks.Callback):
         ```
     """
 
+    _observer: _Recorder | None = None
+
     def __init__(self, path: str, steps: tuple[int, int] = (100, 110)):
         super().__init__()
         begin, end = steps
@@ -72,41 +73,35 @@ class Timeline(keras.callbacks.Callback):
                 f"Received: steps={steps}"
             )
         self.path, self.steps = path, (begin, end)
-        self._recorder: _Recorder | None = None
 
     def on_train_begin(self, logs=None):
         """Compares the workers' clocks."""
-        self._close()
-        _, self._optimizer = wrapper_of(self.model, _NAME)
-        self._workers = Workers(self.model)
+        super().on_train_begin()
         self._clock = _compared_clocks(self._workers)
         self._is_written = False
 
-    def on_epoch_begin(self, epoch, logs=None):
-        """Starts observing, once all callbacks have restored their state."""
-        if self._recorder is None:
-            with self.model.distribute_strategy.scope():
-                names = [bucket.name for bucket in self._optimizer.stepper.buckets]
-                self._recorder = _Recorder(names, *self.steps)
-            attach(self.model, self._optimizer, _NAME, self._recorder)
-
     def on_train_batch_end(self, batch, logs=None):
         """Writes the file once all steps of the range have been taken."""
-        recorder = self._recorder
+        recorder = self._observer
         if recorder and not self._is_written and recorder.is_complete:
             self._write(recorder)
 
     def on_train_end(self, logs=None):
         """Writes the recorded steps, if the end of the range was not reached."""
-        if self._recorder and not self._is_written:
+        if self._observer and not self._is_written:
             logger.warning(
-                "%s has not seen all steps of its range. Expected: a training that "
-                "takes them, without XLA and parameter servers. Received: steps=%s",
-                _NAME,
+                "Timeline has not seen all steps of its range. Expected: a training "
+                "that takes them, without XLA and parameter servers. Received: "
+                "steps=%s",
                 self.steps,
             )
-            self._write(self._recorder)
+            self._write(self._observer)
         self._close()
+
+    @override
+    def _make_observer(self):
+        names = [bucket.name for bucket in self._optimizer.stepper.buckets]
+        return _Recorder(names, *self.steps)
 
     def _write(self, recorder):
         self._is_written = True
@@ -121,14 +116,9 @@ class Timeline(keras.callbacks.Callback):
         metadata = {"steps": list(self.steps), "clock_error_us": error}
         timeline.write(path, events, metadata)
 
-    def _close(self):
-        if self._recorder is not None:
-            detach(self.model, self._optimizer, _NAME, self._recorder)
-            self._recorder = None
-
 
 class _Recorder:
-    """Keeps the timestamps of the steps of a range; an observer of a `Probe`."""
+    """Keeps the timestamps of the steps of a range; an observer of a `Stepper`."""
 
     def __init__(self, bucket_names: list[str], begin: int, end: int):
         self._begin, self._end = begin, end

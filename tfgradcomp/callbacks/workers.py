@@ -6,6 +6,7 @@ collective for ever. So all workers exchange their errors.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,20 +16,22 @@ import tensorflow as tf
 
 from tfgradcomp.collectives import across_hosts
 
-_TEXT_BYTES = 504
+_MESSAGE_BYTES = 4096
+# Largest number of characters of an error, each of up to twelve bytes in JSON.
+_ERROR_CHARACTERS = 320
 
 
 class Outcome(NamedTuple):
     """Outcome of an action that every worker has run.
 
     Attributes:
-        value: This worker's result; None if it raised.
+        values: The results of all workers, by rank, as JSON has them.
         error: This worker's error; None if it raised none.
         failures: The errors of all workers, by rank; empty if all succeeded.
         is_io: True if all these errors are of reading or writing.
     """
 
-    value: Any
+    values: list
     error: Exception | None
     failures: str
     is_io: bool
@@ -57,30 +60,29 @@ class Workers:
         return self._hosts.gather(tf.constant(row, tf.int64), call_site).numpy()
 
     def run(self, action: Callable, call_site: str, *args: Any) -> Outcome:
-        """Runs an action on every worker, and exchanges the errors.
+        """Runs an action on every worker, and exchanges results and errors.
 
         Args:
-            action: The action, local to a worker.
+            action: The action, local to a worker; returns a short value for JSON.
             call_site: Name of the exchange.
             *args: Arguments of the action.
         """
-        value, error, kind, text = None, None, 0, ""
+        error = None
         try:
-            value = action(*args)
+            message = ["done", action(*args)]
         except Exception as raised:
             error = raised
             # HDF5 raises RuntimeError if it cannot write its buffers.
-            kind = 1 if isinstance(error, (OSError, RuntimeError)) else 2
-            text = f"{type(error).__name__}: {error}"
-        data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-        rows = self.gather([kind, *np.frombuffer(data, np.int64).tolist()], call_site)
+            is_io = isinstance(error, (OSError, RuntimeError))
+            text = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+            message = ["I/O error" if is_io else "error", text]
+        data = json.dumps(message).encode().ljust(_MESSAGE_BYTES)
+        rows = self.gather(np.frombuffer(data, np.int64).tolist(), call_site)
+        messages = [json.loads(row.astype(np.int64).tobytes()) for row in rows]
+        kinds, values = zip(*messages, strict=True)
         failures = [
-            f"worker {rank}: {_text_of(row[1:])}"
-            for rank, row in enumerate(rows)
-            if row[0]
+            f"worker {rank}: {text}"
+            for rank, (kind, text) in enumerate(messages)
+            if kind != "done"
         ]
-        return Outcome(value, error, ", ".join(failures), bool(np.all(rows[:, 0] < 2)))
-
-
-def _text_of(numbers: np.ndarray) -> str:
-    return numbers.astype(np.int64).tobytes().rstrip(b"\0").decode(errors="ignore")
+        return Outcome([*values], error, ", ".join(failures), "error" not in kinds)

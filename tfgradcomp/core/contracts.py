@@ -66,7 +66,7 @@ def check_state(part: Any, function: str, state: Any, before: Any) -> None:
         state: A nest of tensors.
         before: The nest that the function was given.
     """
-    leaves, expected = _leaves(state), _leaves(before)
+    leaves, expected = named_leaves(state), named_leaves(before)
     if leaves.keys() != expected.keys():
         raise ValueError(
             f"`{function}` of {part} must return a state with the leaves "
@@ -92,7 +92,7 @@ def initial_state(part: Any, layout: Layout) -> Any:
         ValueError: If a leaf is no vector of the layout's size that files can hold.
     """
     state = part.init(layout)
-    for name, leaf in _leaves(state).items():
+    for name, leaf in named_leaves(state).items():
         came = _spec(leaf)
         if came.shape != [layout.size] or came.dtype.name not in STATE_DTYPES:
             raise ValueError(
@@ -121,7 +121,8 @@ def _declared(field: Field) -> tf.TensorSpec:
     return tf.TensorSpec([length], field.dtype if field.base is None else tf.int32)
 
 
-def _leaves(nest: Any) -> dict[str, Any]:
+def named_leaves(nest: Any) -> dict[str, Any]:
+    """Returns the leaves of a nest by their paths, as `tf.nest.flatten` orders them."""
     paths = keras.tree.flatten_with_path(nest)
     return {".".join(map(str, path)): leaf for path, leaf in paths}
 

@@ -1,4 +1,4 @@
-"""Ranges of the flat vector, so that one travels while the rest is computed."""
+"""Ranges of the flat vector: a range travels while the others are computed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from tfgradcomp.ops.block_sums import CHUNK
 
 
 class Piece(NamedTuple):
-    """Elements [begin, end) of a tensor, row by row.
-
-    Attributes:
-        position: Index of the tensor.
-        begin: First element.
-        end: The element after the last.
-    """
+    """Elements [begin, end) of the tensor at a position, row by row."""
 
     position: int
     begin: int
@@ -29,7 +23,7 @@ class BucketRange(NamedTuple):
     Attributes:
         begin: First element.
         end: The element after the last.
-        alignment: Elements of which a multiple lies before the range, padding left out.
+        alignment: The vector is cut at multiples of it; padding makes up for the rest.
     """
 
     begin: int
@@ -38,20 +32,20 @@ class BucketRange(NamedTuple):
 
     @property
     def alignment_padding(self) -> int:
-        """Number of zeros that go before the range, a block by themselves.
+        """Number of zeros before the range, a block by themselves.
 
-        With them elements keep their places in the chunks of sums and in random
-        streams, and so the bits of results, wherever buckets are cut.
+        They keep the places of elements in the chunks of sums and in random streams,
+        and so the bits of results, wherever buckets are cut.
         """
         return self.begin % self.alignment
 
     @property
     def offset(self) -> int:
-        """Index in the vector of the first element, the padding included."""
+        """Index of the first element in the vector, the padding included."""
         return self.begin - self.alignment_padding
 
     def layout(self, layout: Layout) -> Layout:
-        """Returns the blocks and tensors of the bucket, of those of the vector."""
+        """Returns the layout of the range, of the vector's layout."""
         splits = layout.part(self.begin, self.end).row_splits
         sizes = [end - begin for _, begin, end in self.pieces(layout)]
         if self.alignment_padding:
@@ -60,7 +54,7 @@ class BucketRange(NamedTuple):
         return Layout(splits, tuple(sizes))
 
     def pieces(self, layout: Layout) -> list[Piece]:
-        """Returns what the bucket holds of the tensors that make up the vector."""
+        """Returns the pieces of the vector's tensors in the range."""
         pieces, start = [], 0
         for position, size in enumerate(layout.sizes or ()):
             begin, end = max(self.begin - start, 0), min(self.end - start, size)
@@ -71,17 +65,16 @@ class BucketRange(NamedTuple):
 
 
 def cut_ranges(layout: Layout, size: int, most: int | None = None) -> list[BucketRange]:
-    """Cuts a vector between blocks, from its end: there gradients are ready first.
+    """Cuts a vector between blocks, from its end, where gradients are ready first.
 
-    The bucket at the front is a quarter as large: nothing is computed any more behind
-    which it could hide.
+    The bucket at the front is a quarter as large: no computation is left that could
+    hide its exchange.
 
     Args:
-        layout: The blocks; each stays whole.
-        size: The least number of elements of a bucket. What is left before the one at
-            the front joins its neighbour where it is less than half of that.
-        most: The greatest number of elements of a bucket, and of a block; None for
-            any.
+        layout: The blocks, which stay whole.
+        size: The least number of elements of a bucket. A rest of less than half of it
+            joins the neighbour.
+        most: The most elements of a bucket, and of a block; None for any number.
     """
     splits, end, buckets = layout.row_splits, layout.size, []
     front = splits[bisect.bisect_left(splits, size // 4)] if size < end else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -17,49 +16,41 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.digest import digest64
 
 
-class RestoreStatus(NamedTuple):
-    """Result of a restore on one process.
-
-    Attributes:
-        missing: Parts of the state that the file lacks, or that have no place here.
-        is_partial: True if the file has only a part of the server's state.
-        origin: The rank of the process that wrote the file, and their number; (-1, 0)
-            where nothing was restored.
-    """
-
-    missing: list[str]
-    is_partial: bool = False
-    origin: tuple[int, int] = (-1, 0)
-
-
 def check_restored(
-    processes: Collectives, owner: str, status: RestoreStatus
+    processes: Collectives,
+    owner: str,
+    missing: list[str],
+    is_partial: bool,
+    origin: tuple[int, int],
 ) -> tuple[list[tuple[int, int]], bool]:
-    """Compares what all processes have restored; all raise, or none.
+    """Compares the restored states of all processes, which all must call it.
 
-    All processes must call it. Runs eagerly, also while a step is being traced.
+    Runs eagerly, also while a step is being traced. All processes raise, or none.
 
     Args:
         processes: The collectives between the processes.
         owner: Name of the optimizer.
-        status: What this process has restored.
+        missing: Parts of the state that this process' file lacks, or has in excess.
+        is_partial: Whether the file has only a part of the server's state.
+        origin: The rank of the process that wrote the file, and the number of
+            processes; (-1, 0) where nothing was restored.
 
     Returns:
-        The origins of the files, by processes, and whether one has only a part of the
-        server's state, so that all must join theirs.
+        The origin of each process' file, and whether any file has only a part of the
+        server's state, so that all processes must join their parts.
 
     Raises:
-        ValueError: If a process misses some of its state, or if one has restored a part
-            and another one nothing.
+        ValueError: If a process misses some of its state, or if a process has restored
+            a part and another process nothing.
     """
-    mine = [len(status.missing), int(status.is_partial), *status.origin]
+    mine = [len(missing), int(is_partial), *origin]
     with tf.init_scope():
         seen = processes.gather(tf.constant(mine, tf.int64), "restore/status").numpy()
     incomplete = [rank for rank, row in enumerate(seen) if row[0]]
     if incomplete:
         raise ValueError(
             f"The state of {owner} is not restored as a whole on workers {incomplete}. "
-            f"{missing_state(status.missing)}"
+            f"{missing_state(missing)}"
         )
     partial = [rank for rank, row in enumerate(seen) if row[1]]
     nothing = [rank for rank, row in enumerate(seen) if not row[3]]
@@ -68,15 +59,11 @@ def check_restored(
             f"Workers {partial} have restored a part of the state of {owner}'s "
             f"server, workers {nothing} nothing. {missing_state([])}"
         )
-    return [(int(row[2]), int(row[3])) for row in seen], bool(partial)
+    return [(int(rank), int(count)) for *_, rank, count in seen], bool(partial)
 
 
 def lost_files(origins: list[tuple[int, int]]) -> str:
-    """Returns a sentence about the files that a complete set would have besides.
-
-    Args:
-        origins: The rank that wrote each restored file, and the number of ranks.
-    """
+    """Returns a sentence about missing files, by the origins of the restored files."""
     ranks = [rank for rank, _ in origins]
     count = max(count for _, count in origins)
     lost = sorted({*range(count)} - {*ranks})
@@ -89,20 +76,19 @@ def lost_files(origins: list[tuple[int, int]]) -> str:
 def check_same_at_start(
     hosts: Hosts, inner: keras.optimizers.Optimizer, settings: dict
 ) -> None:
-    """Compares the variables, the settings and the weights over the workers.
+    """Compares variables, settings and weights of the workers before the first step.
 
-    Runs eagerly, also while a step is being traced, so that it comes before the first
-    word of a gradient. All workers must call it; all raise, or none.
+    Runs eagerly, also while a step is being traced. All workers must call it.
 
     Args:
         hosts: The collectives between the workers' processes.
-        inner: The inner optimizer: its configuration, its steps, and the variables
-            that it trains count, with their paths, shapes, types and values.
-        settings: What else must be equal, by names. The address of an object, which
-            is another one in each process, does not count.
+        inner: The inner optimizer. Its configuration, its steps and the variables that
+            it trains must be equal: paths, shapes, types and values.
+        settings: Further settings that must be equal, by names. Addresses of objects
+            may differ.
 
     Raises:
-        ValueError: If the workers differ.
+        ValueError: On all workers, if the workers differ.
     """
     variables = compat.trainable_variables(inner)
     settings = {"inner_optimizer": describe(inner), **settings}
@@ -122,9 +108,8 @@ def check_same_at_start(
         seen = hosts.gather(tf.constant(mine, tf.int64), call_site).numpy()
     differs = seen != seen[0]
     workers = np.flatnonzero(differs.any(1)).tolist()
-    names = [
-        k for k, is_other in zip(words, differs[:, 3:].any(0), strict=True) if is_other
-    ]
+    is_other = differs[:, 3:].any(0)
+    names = [name for name, other in zip(words, is_other, strict=True) if other]
     if differs[:, :2].any():
         counts = dict(enumerate(seen[:, 0].tolist()))
         raise ValueError(
@@ -145,7 +130,7 @@ def check_same_at_start(
         raise ValueError(
             f"The weights or the step counts of workers {workers} differ from those "
             "of worker 0, though the models are the same. Expected: all restored from "
-            "one moment, as tfgradcomp.callbacks.BackupAndRestore does it, or none. "
+            "one step, as by tfgradcomp.callbacks.BackupAndRestore, or none. "
             f"Received: steps={int(taken)} on this worker"
         )
 
@@ -153,17 +138,17 @@ def check_same_at_start(
 def check_still_same(
     hosts: Collectives | None, inner: keras.optimizers.Optimizer, shared: list
 ) -> None:
-    """Compares what must be equal on all replicas of all workers.
+    """Compares weights and shared state of all replicas of all workers.
 
     All workers must call it, outside of a graph.
 
     Args:
         hosts: The collectives between the workers' processes; None where there is one.
-        inner: The inner optimizer, whose weights and state are equal.
-        shared: Variables that must be equal as well.
+        inner: The inner optimizer, whose weights and state must be equal.
+        shared: Further variables that must be equal.
 
     Raises:
-        RuntimeError: On all workers, if any differ.
+        RuntimeError: On all workers, if any variables differ.
     """
     variables = [*_shared_variables(inner), *shared]
     is_other = compare([_local_values(variable) for variable in variables], hosts)
@@ -174,10 +159,10 @@ def check_still_same(
     workers = np.flatnonzero(is_other[:, found[0]]).tolist()
     steps = int(_local_values(compat.step_counter(inner))[0])
     raise RuntimeError(
-        f"{paths[0]} of workers {workers} is no longer what the others have. Expected: "
-        "equal weights, learning rates and shared state on all workers. A flipped bit, "
-        "another library on one of them, or code that sets a variable on one worker "
-        "only makes them differ; go back to the last backup. Received: "
+        f"{paths[0]} of workers {workers} differs from the other workers'. Expected: "
+        "equal weights, learning rates and shared state on all workers. Possible "
+        "reasons: a flipped bit, different libraries, or code that sets a variable on "
+        "one worker only. Go back to the last backup. Received: "
         f"steps={steps}, {len(paths)} variables that differ, first {paths[:5]}"
     )
 
@@ -193,20 +178,17 @@ def describe(optimizer: keras.optimizers.Optimizer) -> str:
 
 
 def _shared_variables(optimizer: keras.optimizers.Optimizer) -> list:
-    """Returns weights and state that are the same on all workers.
-
-    Accumulated gradients are left out: each worker has its own.
-    """
+    """Returns weights and state, without the gradients that a worker accumulates."""
     own = {id(variable) for variable in accumulated_gradients(optimizer)}
     state = [v for v in optimizer.variables if id(v) not in own]
     return [*state, *compat.trainable_variables(optimizer)]
 
 
 def missing_state(missing: list[str]) -> str:
-    """Returns the sentences of an error about state that a restore has not found."""
+    """Returns the sentences of an error about a state that is not complete."""
     return (
-        "Expected: a file of the same method, policy and variables for every worker, "
-        "of whatever transport, number of workers or buckets; a server's state that "
+        "Expected: a file of the same method, policy and variables for every worker; "
+        "transport, number of workers and buckets may differ. A server's state that "
         "was spread over workers needs the files of all of them "
         "(tfgradcomp.callbacks.BackupAndRestore keeps them; `python -m "
         "tfgradcomp.reshard` joins them). To use the weights alone, load them into a "

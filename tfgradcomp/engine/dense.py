@@ -13,13 +13,12 @@ from tfgradcomp.engine.consistency_check import path_of
 def dense(
     gradient: tf.Tensor | tf.IndexedSlices, variable: keras.Variable | tf.Variable
 ) -> tf.Tensor:
-    """Returns the dense tensor that a gradient stands for, `IndexedSlices` included.
+    """Returns the dense tensor of a gradient, with the static shape of its variable.
 
-    Its static shape is the variable's, also where the graph does not know it: in that
-    of an embedding of sequences whose length varies, for example.
+    The graph may not know that shape, for example if the length of sequences varies.
 
     Raises:
-        TypeError: If it is not of a float type.
+        TypeError: If the gradient is not of a float type.
     """
     gradient = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
     _check_type(gradient, variable)
@@ -29,10 +28,10 @@ def dense(
 def unique_rows(
     gradient: tf.IndexedSlices, variable: keras.Variable | tf.Variable
 ) -> tf.IndexedSlices:
-    """Returns slices that have each row once, equal ones added up.
+    """Returns slices that have each row once, as the sum of its values.
 
     Raises:
-        TypeError: If they are not of a float type.
+        TypeError: If the gradient is not of a float type.
     """
     _check_type(gradient, variable)
     rows, places = tf.unique(tf.cast(gradient.indices, tf.int32))
@@ -53,11 +52,9 @@ def touched_rows(gradient: tf.Tensor) -> tf.IndexedSlices:
 def with_values(
     function: Callable[[list], list], gradients: list[tf.Tensor | tf.IndexedSlices]
 ) -> list:
-    """Calls a function of tensors on gradients, of slices on their values.
+    """Calls a function of a list of tensors on gradients, or on the values of slices.
 
-    Args:
-        function: Returns a tensor for each. What it makes of zeros must be zeros.
-        gradients: Tensors, or slices that have each row once.
+    The function must map zeros to zeros, and the slices must have each row once.
     """
     values = [getattr(gradient, "values", gradient) for gradient in gradients]
     return [

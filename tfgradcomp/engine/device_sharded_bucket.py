@@ -7,20 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from typing_extensions import override
 
 from tfgradcomp.collectives import Devices
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.engine import nonfinite
-from tfgradcomp.engine.bucket_ranges import BucketRange, Piece
-from tfgradcomp.engine.gradient_bucket import (
-    BucketResult,
-    GradientBucket,
-    Gradients,
-)
-from tfgradcomp.engine.probe import IGNORE
+from tfgradcomp.engine.bucket_ranges import BucketRange
+from tfgradcomp.engine.flat_vectors import FlatVector
+from tfgradcomp.engine.gradient_bucket import GradientBucket, Operands
+from tfgradcomp.engine.probe import IGNORE, ExchangeObserver
+from tfgradcomp.engine.segment import Segment
+from tfgradcomp.engine.step_records import BucketResult, Gradients, StepInputs
+from tfgradcomp.transports import Route
 
 # Parts begin at a multiple of so many elements.
 ALIGNMENT = 4
@@ -67,47 +66,47 @@ class StatePart:
         return _padded(tf.convert_to_tensor(value), self.variable.shape[0])
 
 
-class DeviceShardedBucket(GradientBucket):
-    """A bucket whose parts are exchanged by one device of the worker each.
+class DeviceShardedBucket(Segment):
+    """A segment whose parts are exchanged by one device of the worker each.
 
-    The gradient is the mean over the worker's devices. Device k gets part k of it,
-    which it compresses and exchanges with device k of the other workers. The decoded
-    updates are gathered inside the worker.
+    The gradient is the mean over the worker's devices. Device k takes part k of it,
+    compresses the part and exchanges it with device k of the other workers. Then the
+    decoded updates are gathered inside the worker.
 
     Attributes:
-        parts: The part of each device.
+        parts: The bucket of each device.
+        route: The route of the first part, whose method and transport all have.
+        is_compressed: Whether the method compresses.
+        has_variable_length: Whether the messages vary in length.
+        state: The variables of the state; each device holds that of its own part.
     """
+
+    takes_rows, can_batch = False, False
 
     def __init__(
         self,
-        name: str,
-        pieces: tuple[Piece, ...],
+        vector: FlatVector,
         bucket_range: BucketRange,
-        make_part: Callable[..., GradientBucket],
+        name: str,
+        parts: tuple[GradientBucket, ...],
         devices: Devices,
     ):
         """Creates the variables of the state.
 
         Args:
+            vector: The flat vector.
+            bucket_range: The range of the vector.
             name: Name of the bucket.
-            pieces: What it holds of the variables.
-            bucket_range: Which elements of the vector it holds.
-            make_part: Function of a range, a name and `create_variable`, that returns
-                the bucket of a device.
+            parts: The bucket of each device, with `StatePart`s for variables.
             devices: The worker's devices.
         """
-        # Nothing is summed or drawn over the whole.
-        self.bucket_range = bucket_range._replace(alignment=1)
-        ranges = part_ranges(self.bucket_range, devices.per_worker)
-        self.parts = tuple(
-            make_part(one, f"{name}/device{device}", create_variable=StatePart)
-            for device, one in enumerate(ranges)
-        )
-        first = self.parts[0]
-        self.vector, self.name, self.pieces = first.vector, name, pieces
-        self.layout = Layout.from_sizes([end - begin for _, begin, end in pieces])
-        self.route, self.uncompressed_route = first.route, first.uncompressed_route
-        self.is_compressed = first.is_compressed
+        # The whole needs no padding: sums and random numbers are those of the parts.
+        bucket_range = bucket_range._replace(alignment=1)
+        sizes = [end - begin for _, begin, end in vector.pieces(bucket_range)]
+        super().__init__(vector, name, bucket_range, Layout.from_sizes(sizes))
+        first, ranges = parts[0], [part.bucket_range for part in parts]
+        self.parts = parts
+        self.route, self.is_compressed = first.route, first.is_compressed
         self.has_variable_length = first.has_variable_length
         self._devices = devices
         self._is_cut = ranges[0] != ranges[-1]
@@ -121,10 +120,22 @@ class DeviceShardedBucket(GradientBucket):
         variables = list(map(_variable, names, leaves))
         self.state = tf.nest.pack_sequence_as(first.state, variables)
 
-    @override
-    def exchange(
-        self, gradients, weights, context, is_uncompressed_step=False, observer=IGNORE
-    ):
+    @property
+    def declared_routes(self) -> list[Route]:
+        """The routes whose traffic is known before a step."""
+        return [part.route for part in self.parts]
+
+    def operands(
+        self,
+        step: StepInputs,
+        route_of: Callable[[GradientBucket], Route],
+        observer: ExchangeObserver,
+    ) -> Operands:
+        """Returns the operands of this device: a part of the worker's mean gradient.
+
+        Raises:
+            ValueError: If the step is observed.
+        """
         if observer is not IGNORE:
             raise ValueError(
                 "CompressionMonitor and Timeline observe workers of one device. Train "
@@ -132,19 +143,17 @@ class DeviceShardedBucket(GradientBucket):
                 f"devices of a worker={self._devices.per_worker}"
             )
         part = self.parts[self._devices.inside.rank]
-        own = self._reduced(gradients, part)
-        result = part.exchange(own, weights, context, is_uncompressed_step)
-        state = tf.nest.map_structure(StatePart.padded, part.state, result.state)
-        return self._gathered(result)._replace(state=state)
+        own = self._reduced(step.gradients, part)
+        return part.operands(step._replace(gradients=own), route_of, observer)
 
     def _reduced(self, gradients: Gradients, part: GradientBucket) -> Gradients:
-        """Returns the mean gradient of the worker, as far as a part goes."""
+        """Returns a part of the worker's mean gradient, and of its second moments."""
         vector = self.flatten(gradients.values, gradients.scale)
         values = self._sum_inside(vector, "gradients") / self._devices.per_worker
         moments = []
         if part.route.method.compressor.needs_second_moments:
             # A term of the mean is a term of a device over their number.
-            total = self._sum_inside(self._second_moments(gradients), "moments")
+            total = self._sum_inside(self.second_moments(gradients), "moments")
             moments = _by_position(total / self._devices.per_worker**2, part, gradients)
         return Gradients(_by_position(values, part, gradients), moments=moments)
 
@@ -158,14 +167,16 @@ class DeviceShardedBucket(GradientBucket):
         came = tf.reshape(inside.all_to_all(rows, call_site), rows.shape)
         return tf.reduce_sum(came, axis=0)[: self.parts[inside.rank].size]
 
-    def _gathered(self, result: BucketResult) -> BucketResult:
-        """Returns the result of all parts, without the state."""
+    def completed(self, result: BucketResult, operands: Operands) -> BucketResult:
+        """Returns the result for the whole bucket, gathered inside the worker."""
+        part = operands.bucket
+        state = tf.nest.map_structure(StatePart.padded, part.state, result.state)
+        result = result._replace(state=state)
         if not self._is_cut:
             return result
         flags = result.nonfinite_flags
-        size = self.parts[self._devices.inside.rank].size
-        update = tf.convert_to_tensor(result.update)[-size:]
-        # As integers: every bit gets there, and counts do as well.
+        update = tf.convert_to_tensor(result.update)[-part.size :]
+        # Bit patterns: integers carry floats and counts alike.
         message = tf.concat(
             [
                 flags,
@@ -176,17 +187,20 @@ class DeviceShardedBucket(GradientBucket):
         )
         rows = self._devices.inside.gather(message, f"{self.name}/update")
         count = flags.shape[0]
-        parts = [
-            row[count + 2 : count + 2 + part.size]
-            for row, part in zip(tf.unstack(rows), self.parts, strict=True)
+        updates = [
+            row[count + 2 : count + 2 + one.size]
+            for row, one in zip(tf.unstack(rows), self.parts, strict=True)
         ]
         return BucketResult(
-            tf.bitcast(tf.concat(parts, 0), tf.float32),
-            result.state,
+            tf.bitcast(tf.concat(updates, 0), tf.float32),
+            state,
             nonfinite.first_of(tf.unstack(rows[:, :count])),
             tf.reduce_sum(rows[:, count]),
             tf.reduce_sum(rows[:, count + 1]),
         )
+
+
+Bucket = GradientBucket | DeviceShardedBucket
 
 
 def _by_position(vector, part, gradients):

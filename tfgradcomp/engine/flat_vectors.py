@@ -9,6 +9,7 @@ from tfgradcomp.assignment.layer_method import MethodSettings
 from tfgradcomp.assignment.policy import Assigned
 from tfgradcomp.assignment.rules import table_positions
 from tfgradcomp.core import Layout
+from tfgradcomp.engine.bucket_ranges import BucketRange, Piece
 from tfgradcomp.methods import Method
 from tfgradcomp.ops import INDEX_BITS
 from tfgradcomp.ops.block_sums import CHUNK
@@ -16,31 +17,49 @@ from tfgradcomp.transports import Rows
 
 
 class FlatVector(NamedTuple):
-    """Variables that are flattened together, with the method for them.
+    """Variables that are flattened together, with their method.
 
-    A table whose gradient may travel as rows is a vector by itself.
+    Attributes:
+        name: Name of the vector, also in files.
+        positions: Positions of the variables in the model.
+        sizes: Elements of each variable.
+        method: The method.
+        is_compressed: Whether the method compresses; otherwise float32 travels.
+        num_rows: Rows of a table whose gradient may travel as rows, and which is a
+            vector by itself; None for other vectors.
+        stream_offset: Where the random numbers of the vector begin, a multiple of
+            `CHUNK`. Two vectors draw different numbers.
     """
 
     name: str
     positions: list[int]
     sizes: list[int]
     method: Method
-    block_size: int | str | None
     is_compressed: bool
-    travels_as: str
     num_rows: int | None = None
     stream_offset: int = 0
 
     def __str__(self):
+        travels_as = self.method.name if self.is_compressed else "float32"
         positions = ", ".join(map(str, self.positions))
-        return f"{self.travels_as} of variables {positions} in {self.name}"
+        return f"{travels_as} of variables {positions} in {self.name}"
 
     def is_like(self, other: FlatVector) -> bool:
-        """Returns whether both may be one."""
-        return (self.method, self.block_size, self.is_compressed) == (
-            other.method,
-            other.block_size,
-            other.is_compressed,
+        """Returns whether both vectors may be joined."""
+        own = self.method, self.is_compressed
+        return own == (other.method, other.is_compressed)
+
+    def uncompressed(self) -> FlatVector:
+        """Returns the vector with the method's mathematics and no compression."""
+        if not self.is_compressed:
+            return self
+        return self._replace(method=self.method.uncompressed(), is_compressed=False)
+
+    def pieces(self, bucket_range: BucketRange) -> tuple[Piece, ...]:
+        """Returns the pieces of the model's variables in a range."""
+        pieces = bucket_range.pieces(Layout.from_sizes(self.sizes))
+        return tuple(
+            piece._replace(position=self.positions[piece.position]) for piece in pieces
         )
 
     def plus(self, position: int, size: int) -> FlatVector:
@@ -57,29 +76,25 @@ def divided(
     own: MethodSettings,
     sparse: Any,
 ) -> list[FlatVector]:
-    """Divides the variables: what each method compresses, what not, and tables.
+    """Divides the variables into flat vectors, tables last.
 
-    What travels by equal methods in equal blocks is one vector.
+    Variables of equal methods are one vector. A table is a vector by itself.
 
     Args:
         variables: The model's trainable variables.
-        assigned: The method of each.
-        is_trained: Whether each of them takes an update.
+        assigned: The method of each variable.
+        is_trained: Whether each variable takes an update.
         own: The wrapper's own method.
         sparse: Rules for the tables whose rows travel; `()`: none.
     """
     sizes = [variable.shape.num_elements() for variable in variables]
     tables = []
     for i in table_positions(variables, sparse) if sparse else ():
-        vector = _empty(assigned[i])._replace(name=f"table_{i}").plus(i, sizes[i])
-        layout = Layout.from_sizes(vector.sizes, vector.block_size)
         rows = variables[i].shape[0] if variables[i].shape else 0
-        least = max(assigned[i].settings.min_size, 1)
-        fits = sizes[i] >= least and rows < 2**INDEX_BITS
-        # Noise is of whole vectors.
-        fits = fits and not vector.method.noise_std
-        if is_trained[i] and fits and Rows.carries(vector.method, layout):
-            tables.append(vector._replace(num_rows=rows))
+        vector = _empty(assigned[i]).plus(i, sizes[i])
+        vector = vector._replace(name=f"table_{i}", num_rows=rows)
+        if is_trained[i] and _travels_as_rows(vector, assigned[i].settings.min_size):
+            tables.append(vector)
     # The wrapper's own vectors come first, and have names that files know.
     vectors = [_empty(Assigned(own, reason)) for reason in (None, "left")]
     others = len(vectors)
@@ -93,29 +108,29 @@ def divided(
             index = len(vectors)
             vectors.append(kind._replace(name=f"policy_{index - others}"))
         vectors[index] = vectors[index].plus(i, sizes[i])
-    found = []
+    # Random numbers of other vectors follow those of the wrapper's own vectors.
     end = max(sum(vector.sizes) for vector in vectors[:others])
-    for index, vector in enumerate([*vectors, *tables]):
-        if index >= others:
-            # Their random numbers follow those of the vectors before.
-            end = -(-end // CHUNK) * CHUNK
-            vector = vector._replace(stream_offset=end)
-            end += sum(vector.sizes)
-        if sum(vector.sizes):
-            found.append(vector)
-    return found
+    further = []
+    for vector in [*vectors[others:], *tables]:
+        end = -(-end // CHUNK) * CHUNK
+        further.append(vector._replace(stream_offset=end))
+        end += sum(vector.sizes)
+    return [vector for vector in [*vectors[:others], *further] if sum(vector.sizes)]
 
 
 def _empty(assigned):
-    """A vector for such variables."""
-    settings, is_compressed = assigned.settings, assigned.reason is None
-    method = settings.method if is_compressed else settings.method.uncompressed()
-    return FlatVector(
-        "compressed" if is_compressed else "plain",
-        [],
-        [],
-        method,
-        settings.method.block_size if is_compressed else "model",
-        is_compressed,
-        settings.method.name if is_compressed else "float32",
-    )
+    """Returns a vector for variables of a method, without any."""
+    method, is_compressed = assigned.settings.method, assigned.reason is None
+    if is_compressed:
+        return FlatVector("compressed", [], [], method, True)
+    return FlatVector("plain", [], [], method.uncompressed(), False)
+
+
+def _travels_as_rows(table, min_size):
+    """Returns whether rows of a table may travel by its method."""
+    (size,) = table.sizes
+    is_large_enough = size >= max(min_size, 1) and table.num_rows < 2**INDEX_BITS
+    layout = Layout.from_sizes(table.sizes, table.method.block_size)
+    # Noise is added to whole vectors.
+    has_noise = bool(table.method.noise_std)
+    return is_large_enough and not has_noise and Rows.carries(table.method, layout)

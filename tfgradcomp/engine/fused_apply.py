@@ -1,4 +1,4 @@
-"""Replies that are applied to the weights straight from their words."""
+"""Replies whose words are decoded straight into the weights."""
 
 from __future__ import annotations
 
@@ -11,37 +11,31 @@ from tfgradcomp import ops
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
 from tfgradcomp.engine import update_rules
-from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.inner_step import FusedUpdate
 
 
 class FusedApply:
-    """The buckets of a step that the inner optimizer takes without their vectors.
+    """The buckets of a step whose updates are applied without a decoded vector.
 
-    One pass reads the words and updates the weights and what the optimizer keeps of
-    them: the same bits as the decoded update and the optimizer's own step, which write
-    and read a vector each time. It takes a native operation that decodes, an inner
-    optimizer with such a step and variables of float32.
+    One pass reads the words and updates the weights and the optimizer's momenta. The
+    bits are those of decoding and the optimizer's own step, which write and read a
+    vector each. This requires a native operation that decodes, an inner optimizer with
+    such a step, and float32 variables.
 
     Attributes:
-        others: Those that go the long way, with their vectors.
+        others: The other buckets, with their decoded updates.
         positions: Positions of the variables that are updated here.
-        words: For each bucket the tensors that it is decoded from.
+        words: The tensors that each bucket is decoded from.
     """
 
     def __init__(
         self,
         inner: keras.optimizers.Optimizer,
-        updates: Sequence[tuple[GradientBucket, Vector]],
+        updates: Sequence[tuple[Bucket, Vector]],
         variables: Sequence[keras.Variable],
     ):
-        """Chooses the buckets.
-
-        Args:
-            inner: The inner optimizer.
-            updates: All buckets and their decoded replies.
-            variables: The variables of the step.
-        """
+        """Chooses among buckets with their decoded replies, for some variables."""
         self._inner = inner
         self._rule = update_rules.rule_of(inner)
         self._variables = {
@@ -50,7 +44,7 @@ class FusedApply:
             if variable.dtype == "float32"
         }
         taken = [(bucket, self._decoding(bucket, vector)) for bucket, vector in updates]
-        # The pieces of a variable are in buckets of one vector, and go one way.
+        # A variable's pieces, in buckets of one vector, are all applied alike.
         long = {bucket.vector for bucket, decoding in taken if decoding is None}
         self.others = [update for update in updates if update[0].vector in long]
         self._taken = [
@@ -62,11 +56,7 @@ class FusedApply:
         self.words = [decoding.arguments for _, decoding in self._taken]
 
     def of(self, words: Sequence[tuple[tf.Tensor, ...]]) -> FusedUpdate | None:
-        """Returns the update; None where there is nothing to update.
-
-        Args:
-            words: `words`, as they are known where the update is taken.
-        """
+        """Returns the update by `words`, as the caller's graph knows them, or None."""
         rule = self._rule
         if rule is None or not self._taken:
             return None
@@ -85,7 +75,7 @@ class FusedApply:
 
         return FusedUpdate(self.positions, apply)
 
-    def _decoding(self, bucket: GradientBucket, vector: Vector) -> DecodeOp | None:
+    def _decoding(self, bucket: Bucket, vector: Vector) -> DecodeOp | None:
         is_known = self._variables.keys() >= set(bucket.positions)
         decoding = vector.decoding if isinstance(vector, SplitVector) else None
         return decoding if self._rule and is_known else None

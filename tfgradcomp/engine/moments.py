@@ -16,13 +16,13 @@ def checked(
     """Returns a tensor or None for each gradient: None where no moment is needed.
 
     Args:
-        moments: What was handed over, or None.
+        moments: The argument of the optimizer called `name`.
         gradients: The gradients; a None has no moment.
-        compressor: Says whether moments are needed.
+        compressor: The compressor that needs moments, or needs none.
         name: Name of the optimizer.
 
     Raises:
-        ValueError: If they are needed and not given, or the other way round.
+        ValueError: If moments are needed and not given, or given and not needed.
     """
     if moments is None:
         if compressor.needs_second_moments:
@@ -31,7 +31,7 @@ def checked(
     if not compressor.needs_second_moments:
         raise ValueError(
             f"{name} takes no second moments: its compressor needs none. Leave "
-            "`second_moments` out, or take a method that does, such as VarianceBased. "
+            "`second_moments` out, or use a method such as VarianceBased. "
             f"Received: compressor={compressor}"
         )
     moments = list(moments)

@@ -19,8 +19,7 @@ def gaussian(stream: tf.Tensor, count: int) -> tf.Tensor:
 
     An element is \( (q_a + q_b) / \sqrt 2 \), where a and b are the halves of its
     random word and \( q_k \) is the quantile of \( (k + 1/2) / 2^{16} \). Logarithms
-    and cosines would differ in the last bit from one processor to another, and so would
-    the weights.
+    and cosines would differ between processors in the last bit, and so would weights.
 
     Args:
         stream: As `Context.random_stream` returns it.
@@ -36,7 +35,7 @@ def gaussian(stream: tf.Tensor, count: int) -> tf.Tensor:
 
 @functools.cache
 def _scaled_quantiles() -> np.ndarray:
-    """The quantiles over the square root of 2, rounded so that no library matters."""
+    """Returns the quantiles over the square root of 2, rounded alike everywhere."""
     count = 2**_HALF_BITS
     normal = statistics.NormalDist(0, math.sqrt(0.5))
     upper = [normal.inv_cdf((k + 0.5) / count) for k in range(count // 2, count)]

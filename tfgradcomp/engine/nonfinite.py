@@ -1,8 +1,8 @@
-"""The vote on non-finite gradients: one flag a worker, seen by all.
+"""The vote on non-finite gradients: each worker's flag, which all workers see.
 
-A flag is 0 where all is finite, else 1 + the position of the first variable whose
-gradient is not; 1 + the number of variables where every gradient is finite and yet a
-payload is not, because half floats or a momentum overflowed.
+A flag is 0 where all values are finite, otherwise 1 + the position of the first
+variable with a non-finite gradient. It is 1 + the number of variables if all gradients
+are finite and the payload is not, because half floats or a momentum overflowed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def flag_of(
 
     Args:
         is_finite: Boolean scalar, whether gradients and payload are finite.
-        x: What was compressed.
-        places: The positions of the variables that its tensors are of.
+        x: The vector that was compressed.
+        places: The position of the variable of each tensor of `x`.
         num_variables: The number of all variables.
     """
 
     def first_nonfinite():
         is_bad = tf.logical_not(tf.math.is_finite(tf.convert_to_tensor(x)))
-        # One tensor may be of any length.
+        # The last tensor's size may be unknown.
         sizes = [tensor.shape.num_elements() for tensor in x.tensors[:-1]]
         ends = tf.constant(np.cumsum(sizes, dtype=np.int64))
         part = tf.reduce_sum(tf.cast(ends <= tf.argmax(is_bad), tf.int32))
@@ -40,7 +40,7 @@ def flag_of(
 
 
 def first_of(flags: list[tf.Tensor]) -> tf.Tensor:
-    """Joins the flags of several exchanges to the first variable of each worker."""
+    """Returns each worker's flag of the first variable, of flags of several buckets."""
     if len(flags) == 1:
         return flags[0]
     table = tf.stack(flags)
@@ -49,13 +49,13 @@ def first_of(flags: list[tf.Tensor]) -> tf.Tensor:
 
 
 def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:
-    """Returns an operation that fails, naming the variable and the worker.
+    """Returns an operation that fails, with the path of the variable and the worker.
 
     Args:
         flags: All workers' flags, not all 0.
         paths: Paths of the variables.
     """
-    # A gradient before a payload: a scale that workers share spreads a NaN.
+    # A gradient comes before a payload: a scale that workers share spreads a NaN.
     seen = tf.where(flags > 0, flags, flags.dtype.max)
     rank = tf.argmin(seen, output_type=tf.int32)
     places = [*(f"the gradient of {path}" for path in paths), "the compressed gradient"]

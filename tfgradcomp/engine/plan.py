@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -24,7 +22,12 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.engine.bucket_ranges import BucketRange, cut_ranges
-from tfgradcomp.engine.device_sharded_bucket import DeviceShardedBucket, part_ranges
+from tfgradcomp.engine.device_sharded_bucket import (
+    Bucket,
+    DeviceShardedBucket,
+    StatePart,
+    part_ranges,
+)
 from tfgradcomp.engine.flat_vectors import divided
 from tfgradcomp.engine.gradient_bucket import GradientBucket
 from tfgradcomp.engine.rows_bucket import RowsBucket
@@ -39,7 +42,7 @@ from tfgradcomp.transports import (
     select_transports,
 )
 
-# Buckets by default. Each takes time to trace, and the smaller ones overlap no better.
+# More buckets by default would take longer to trace and overlap no better.
 _LEAST_BYTES, _BUCKETS = 16 * 2**20, 8
 
 FALLBACKS = (None, "float32")
@@ -47,7 +50,7 @@ FALLBACKS = (None, "float32")
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `CompressedOptimizer` that decide what travels how.
+    """The arguments of `CompressedOptimizer` that decide how each variable travels.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -64,7 +67,7 @@ class Settings:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Names of those that are attributes of the optimizer."""
+        """Returns the names of the fields that are attributes of the optimizer."""
         return [field.name for field in fields(cls)][2:]
 
     def __post_init__(self):
@@ -78,40 +81,41 @@ class Settings:
         rules_of(self.sparse, "sparse")
         if self.policy and self.fallback:
             raise ValueError(
-                "fallback='float32' is a choice for the whole model, and a policy one "
-                "for each variable. Expected: fallback=None, and 'float32' in the "
-                f"policy where it is wanted. Received: fallback={self.fallback!r}"
+                "fallback='float32' chooses for the whole model, a policy for each "
+                "variable. Expected: fallback=None, and 'float32' in the policy for "
+                f"some variables. Received: fallback={self.fallback!r}"
             )
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """The buckets of an optimizer, bound to their routes.
 
     Attributes:
         variables: The model's trainable variables.
         buckets: The buckets, those of the compressed vector first.
-        collectives: What moves vectors between the workers.
+        collectives: The collectives between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
-        uncompressed_steps: The steps that travel as float32.
-        is_fallback: Whether float32 was chosen instead of the method.
-        reasons: Why each variable is not compressed; None where it is.
-        methods: By which method each variable travels, in words.
-        policy: Which vector holds which variables, by which method, in words; empty
-            where the wrapper's own method is the only one.
         devices: The devices of workers that have several each; None where a worker is
             one device.
+        uncompressed_steps: The steps whose gradients travel as float32.
+        is_fallback: Whether float32 was chosen instead of the method.
+        reasons: Why each variable is not compressed; None where it is.
+        methods: The name of the method by which each variable travels.
+        policy: The variables and the method of each vector, in words; empty without a
+            policy.
     """
 
     variables: tuple
-    buckets: tuple[GradientBucket, ...]
+    buckets: tuple[Bucket, ...]
     collectives: Collectives
     hosts: Hosts | None
+    devices: Devices | None
     uncompressed_steps: UncompressedSteps
     is_fallback: bool
     reasons: tuple[str | None, ...]
     methods: tuple[str, ...]
-    policy: str = ""
-    devices: Devices | None = None
+    policy: str
 
     @property
     def replicas(self) -> Collectives:
@@ -124,7 +128,7 @@ class Plan(NamedTuple):
         return self.devices.per_worker if self.devices else 1
 
     def describe(self) -> str:
-        """Returns which variables travel in which bucket, and how, in words."""
+        """Returns the variables and the route of each bucket, in words."""
         buckets = [
             f"{bucket.name}: {type(bucket.route).__name__}, elements "
             f"{bucket.bucket_range.begin}:{bucket.bucket_range.end} in "
@@ -150,169 +154,200 @@ def make_plan(
 
     Args:
         variables: The model's trainable variables.
-        is_trained: Whether each of them takes an update.
+        is_trained: Whether each variable takes an update.
         settings: The optimizer's arguments.
         strategy: The strategy whose replicas are the workers, unless the transport
             has collectives of its own.
-        accumulates: Whether second moments add up over several calls.
-        is_fallback: Whether to take float32 instead of the method, as a saved state
-            says; None: decided here.
+        accumulates: Whether second moments accumulate over several calls.
+        is_fallback: Whether float32 replaces the method, as a saved state demands;
+            None: decided here.
     """
-    given, carries_plain, carries_tables = settings.transport, False, True
-    if isinstance(given, Transport):
-        collectives, carries_plain = given.collectives, given.carries_plain
-        carries_tables = given.carries_tables
-        devices = None
-    else:
+    binder = _Binder.of(settings, strategy, accumulates)
+    assigned = _assigned(variables, is_trained, settings)
+    if binder.devices and accumulates:
+        _refuse_second_moments(assigned, binder.devices)
+    sparse = settings.sparse if binder.carries_tables else ()
+    vectors = divided(variables, assigned, is_trained, settings.own, sparse)
+    buckets: list[Bucket] = []
+    for vector in vectors:
+        layout, ranges = _cut(vector, settings.bucket_bytes)
+        parts = [part for one in ranges for part in binder.parts_of(one)]
+        layouts = [part.layout(layout) for part in parts]
+        vector, transports, is_fallback = binder.choose(vector, layouts, is_fallback)
+        # All devices of a worker take the transport of the first one.
+        transports = transports[:: len(parts) // len(ranges)]
+        for index, one in enumerate(zip(transports, ranges, strict=True)):
+            name = vector.name if len(ranges) == 1 else f"{vector.name}.{index}"
+            buckets.append(binder.bind(vector, layout, name, *one))
+    quicker = "float32 is quicker on this cluster (fallback='float32')"
+    return Plan(
+        variables=tuple(variables),
+        buckets=tuple(buckets),
+        collectives=binder.collectives,
+        hosts=binder.hosts,
+        devices=binder.devices,
+        uncompressed_steps=settings.uncompressed_steps,
+        is_fallback=bool(is_fallback),
+        reasons=tuple(
+            one.reason or (quicker if is_fallback else None) for one in assigned
+        ),
+        methods=tuple(one.settings.method.name for one in assigned),
+        policy="; ".join(map(str, vectors)) if settings.policy else "",
+    )
+
+
+def _assigned(variables, is_trained, settings):
+    """Returns the method of each variable; untrained variables are not compressed."""
+    reason = "overwritten with its gradient, takes no update"
+    assigned = assign(variables, settings.own, settings.exclude, settings.policy)
+    return [
+        one if trained else one._replace(reason=reason)
+        for one, trained in zip(assigned, is_trained, strict=True)
+    ]
+
+
+def _refuse_second_moments(assigned, devices):
+    for method in [one.settings.method for one in assigned]:
+        if method.needs_second_moments:
+            raise ValueError(
+                "Second moments do not accumulate over several calls where a worker "
+                "has several devices. Use gradient_accumulation_steps=None, or a "
+                f"method that needs none. Received: method={method.name}, "
+                f"devices={devices.per_worker}"
+            )
+
+
+def _cut(vector, bucket_bytes):
+    """Returns the layout of a vector, and the ranges of its buckets."""
+    layout = Layout.from_sizes(vector.sizes, vector.method.block_size)
+    most = vector.method.compressor.most_elements
+    if most is not None:
+        # The padding that aligns a bucket is shorter than a chunk.
+        most -= CHUNK
+        layout = layout.cut(most)
+    is_cut = vector.is_compressed and vector.num_rows is None
+    if is_cut and vector.method.is_blockwise:
+        if bucket_bytes is None:
+            bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
+        return layout, cut_ranges(layout, max(bucket_bytes // 4, 1), most)
+    return layout, [BucketRange(0, layout.size)]
+
+
+@dataclass(frozen=True)
+class _Binder:
+    """Binds flat vectors to transports, between the workers that exchange.
+
+    Attributes:
+        settings: The optimizer's arguments.
+        accumulates: Whether second moments accumulate over several calls.
+        collectives: The collectives between the workers.
+        hosts: The collectives between the workers' processes; None where there is one.
+        devices: The devices of workers that have several each, or None.
+    """
+
+    settings: Settings
+    accumulates: bool
+    collectives: Collectives
+    hosts: Hosts | None
+    devices: Devices | None
+
+    @classmethod
+    def of(cls, settings, strategy, accumulates):
+        """Returns a binder for the workers of the transport, or of the strategy."""
+        given, hosts = settings.transport, across_hosts(strategy)
+        if isinstance(given, Transport):
+            return cls(settings, accumulates, given.collectives, hosts, None)
         devices = devices_of(strategy)
         collectives = devices.across if devices else for_strategy(strategy)
-    count = devices.per_worker if devices else 1
-    hosts = across_hosts(strategy)
-    buckets: list[GradientBucket] = []
-    assigned = [
-        one
-        if trained
-        else one._replace(reason="overwritten with its gradient, takes no update")
-        for one, trained in zip(
-            assign(variables, settings.own, settings.exclude, settings.policy),
-            is_trained,
-            strict=True,
-        )
-    ]
-    squares = [one for one in assigned if one.settings.method.needs_second_moments]
-    if count > 1 and accumulates and squares:
-        raise ValueError(
-            "Second moments are not added up over several calls where a worker has "
-            "several devices. Use gradient_accumulation_steps=None, or a method that "
-            f"needs none. Received: method={squares[0].settings.method.name}, "
-            f"devices={count}"
-        )
-    reasons = [one.reason for one in assigned]
-    # Float steps are of whole vectors.
-    has_tables = carries_tables and not settings.uncompressed_steps and count == 1
-    sparse = settings.sparse if has_tables else ()
-    vectors = divided(variables, assigned, is_trained, settings.own, sparse)
-    for vector in vectors:
-        is_compressed = vector.is_compressed
-        layout, ranges = _cut(vector, settings.bucket_bytes, is_compressed)
-        # One for each device, of which each bucket then has its transport.
-        parts = [part for one in ranges for part in _parts(one, devices)]
-        layouts = [part.layout(layout) for part in parts]
-        method = vector.method
-        if is_compressed and is_fallback:
-            method, is_compressed = method.uncompressed(), False
+        return cls(settings, accumulates, collectives, hosts, devices)
+
+    @property
+    def carries_tables(self) -> bool:
+        """True if rows may travel, which exclude uncompressed steps and devices."""
+        if self.settings.uncompressed_steps or self.devices:
+            return False
+        given = self.settings.transport
+        return not isinstance(given, Transport) or given.carries_tables
+
+    def parts_of(self, bucket_range):
+        """Returns the range that each device of a worker exchanges."""
+        return part_ranges(bucket_range, self.devices.per_worker if self.devices else 1)
+
+    def choose(self, vector, layouts, is_fallback):
+        """Chooses how a vector travels.
+
+        Returns:
+            The vector, uncompressed if float32 was chosen instead of the method; a
+            transport for each layout; `is_fallback`, which may be decided now.
+        """
+        if is_fallback:
+            vector = vector.uncompressed()
+        given, hosts = self.settings.transport, self.hosts
+        if not vector.is_compressed:
+            hosts = None
+            is_given = isinstance(given, Transport) and given.carries_plain
+            given = given if is_given else "auto"
         selection = select_transports(
-            given if is_compressed or carries_plain else "auto",
-            method,
-            layouts,
-            collectives,
-            hosts if is_compressed else None,
+            given, vector.method, layouts, self.collectives, hosts
         )
-        is_open = is_fallback is None and settings.fallback and vector.num_rows is None
-        if is_compressed and is_open:
+        decides = vector.is_compressed and vector.num_rows is None
+        if decides and is_fallback is None and self.settings.fallback:
             is_fallback = selection.is_float32_quicker
             if is_fallback:
-                method, is_compressed = method.uncompressed(), False
-                selection = select_transports("auto", method, layouts, collectives)
-        for index, one in enumerate(ranges):
-            name = vector.name if len(ranges) == 1 else f"{vector.name}.{index}"
-            transport = selection.transports[index * count]
-            pieces = _pieces(vector, layout, one)
-            if vector.num_rows is not None:
-                kind = method, layout, is_compressed
-                buckets.append(_rows_bucket(vector, pieces, one, transport, *kind))
-                continue
-            bind = functools.partial(
-                _bind, vector, layout, transport, method, is_compressed, settings
+                return self.choose(vector, layouts, is_fallback)
+        return vector, selection.transports, is_fallback
+
+    def bind(self, vector, layout, name, transport, bucket_range):
+        """Returns the bucket of a range of a vector, with its state."""
+        if vector.num_rows is not None:
+            return self._rows_bucket(vector, layout, name, transport, bucket_range)
+        if self.devices is None:
+            return self._bucket(vector, layout, name, transport, bucket_range)
+        parts = tuple(
+            self._bucket(
+                vector, layout, f"{name}/device{device}", transport, one, StatePart
             )
-            if devices:
-                bucket: GradientBucket = DeviceShardedBucket(
-                    name, pieces, one, bind, devices
-                )
-            else:
-                bucket = bind(one, name, accumulates)
-            buckets.append(bucket)
-    if is_fallback:
-        quicker = "float32 is quicker on this cluster (fallback='float32')"
-        reasons = [reason or quicker for reason in reasons]
-    return Plan(
-        tuple(variables),
-        tuple(buckets),
-        collectives,
-        hosts,
-        settings.uncompressed_steps,
-        bool(is_fallback),
-        tuple(reasons),
-        tuple(one.settings.method.name for one in assigned),
-        "; ".join(map(str, vectors)) if settings.policy else "",
-        devices,
-    )
+            for device, one in enumerate(self.parts_of(bucket_range))
+        )
+        return DeviceShardedBucket(vector, bucket_range, name, parts, self.devices)
 
-
-def _parts(bucket_range, devices):
-    return part_ranges(bucket_range, devices.per_worker) if devices else [bucket_range]
-
-
-def _pieces(vector, layout, bucket_range):
-    return tuple(
-        piece._replace(position=vector.positions[piece.position])
-        for piece in bucket_range.pieces(layout)
-    )
-
-
-def _bind(
-    vector,
-    layout,
-    transport,
-    method,
-    is_compressed,
-    settings,
-    bucket_range,
-    name,
-    accumulates=False,
-    create_variable=PerReplicaVariable.known,
-):
-    """Binds the method for a range of a vector, and creates its bucket."""
-    route = transport.bind(method, bucket_range.layout(layout), name)
-    uncompressed_route = None
-    if is_compressed and settings.uncompressed_steps:
-        uncompressed_route = _bind_lossless(route)
-    return GradientBucket(
-        vector.name,
-        _pieces(vector, layout, bucket_range),
+    def _bucket(
+        self,
+        vector,
+        layout,
+        name,
+        transport,
         bucket_range,
-        route,
-        is_compressed,
-        accumulates and route.method.compressor.needs_second_moments,
-        uncompressed_route,
-        vector.stream_offset,
-        create_variable=create_variable,
-    )
+        create_variable=PerReplicaVariable.known,
+    ):
+        route = transport.bind(vector.method, bucket_range.layout(layout), name)
+        uncompressed_route = None
+        if vector.is_compressed and self.settings.uncompressed_steps:
+            uncompressed_route = _bind_uncompressed(route)
+        accumulates = self.accumulates and route.method.needs_second_moments
+        return GradientBucket(
+            vector,
+            bucket_range,
+            route,
+            uncompressed_route,
+            accumulates,
+            create_variable,
+        )
+
+    @staticmethod
+    def _rows_bucket(vector, layout, name, transport, bucket_range):
+        """Binds the method of a table both ways: with all of its rows and with some."""
+        collectives = transport.collectives
+        if tf.nest.flatten(vector.method.server.init(Layout((0, 1)))):
+            # Every worker reads rows of the server's state.
+            transport = AllGather(collectives)
+        rows_route = Rows(collectives).bind(vector.method, layout, f"{name}/rows")
+        route = transport.bind(vector.method, layout, name)
+        return RowsBucket(vector, bucket_range, route, rows_route)
 
 
-def _rows_bucket(
-    vector, pieces, bucket_range, transport, method, layout, is_compressed
-):
-    """Binds the method of a table both ways: with all of its rows and with some."""
-    collectives = transport.collectives
-    if tf.nest.flatten(method.server.init(Layout((0, 1)))):
-        # Rows of the server's state are read on every worker.
-        transport = AllGather(collectives)
-    rows = Rows(collectives).bind(method, layout, f"{vector.name}/rows")
-    return RowsBucket(
-        vector.name,
-        pieces,
-        bucket_range,
-        transport.bind(method, layout, vector.name),
-        is_compressed,
-        stream_offset=vector.stream_offset,
-        rows_route=rows,
-        num_rows=vector.num_rows,
-    )
-
-
-def _bind_lossless(route):
-    """Binds a route's method for steps that travel as float32, by a rule."""
+def _bind_uncompressed(route):
+    """Binds the method of a route for uncompressed steps, by a rule."""
     method, layout = route.method.uncompressed_step(), route.layout
     own, other = (one.compressor.init(layout) for one in (route.method, method))
     try:
@@ -325,18 +360,3 @@ def _bind_lossless(route):
         ) from None
     selection = select_transports("auto", method, [layout], route.collectives)
     return selection.transports[0].bind(method, layout, f"{route.call_site}/float")
-
-
-def _cut(vector, bucket_bytes, is_compressed):
-    layout = Layout.from_sizes(vector.sizes, vector.block_size)
-    most = vector.method.compressor.most_elements
-    if most is not None:
-        # The padding that aligns a bucket is shorter than a chunk.
-        most -= CHUNK
-        layout = layout.cut(most)
-    is_cut = is_compressed and vector.num_rows is None
-    if is_cut and vector.method.is_blockwise:
-        if bucket_bytes is None:
-            bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
-        return layout, cut_ranges(layout, max(bucket_bytes // 4, 1), most)
-    return layout, [BucketRange(0, layout.size)]

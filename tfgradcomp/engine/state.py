@@ -1,9 +1,9 @@
-"""The state of a method as files hold it: in one form, whoever wrote it.
+"""The state of a method as files hold it: in one form, whichever worker wrote it.
 
 A file has each leaf of the state as a whole vector, float32 `[rows, size]`, whatever
 transport, number of workers or buckets wrote it: a row for each local worker where
-workers differ, else one. A worker that serves a part of the vector writes that part,
-zeros elsewhere, and which elements these are (`server_owned`): the files of all workers
+workers differ, otherwise one row. A worker that serves a part of the vector writes that
+part, zeros elsewhere, and the ranges of it (`server_owned`): the files of all workers
 hold the whole.
 """
 
@@ -20,17 +20,16 @@ from tfgradcomp.collectives import Collectives, SingleWorker
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.consistency_check import (
-    RestoreStatus,
     check_restored,
     lost_files,
     missing_state,
 )
-from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.plan import Plan
-from tfgradcomp.engine.step import StepVariables
+from tfgradcomp.engine.step_variables import StepVariables
 
-# What a file has besides leaves: whose it is, whether float32 was taken instead, and
-# which variables are in which vector, where a policy divides them.
+# Entries besides leaves: the worker that wrote the file, whether float32 was taken
+# instead of the method, and the variables of each vector where a policy divides them.
 _PLACE, _FALLBACK, _POLICY = "place", "fallback", "policy"
 _OWNED = "server_owned"
 
@@ -40,9 +39,9 @@ class Restored(NamedTuple):
 
     Attributes:
         rows: The vectors by the names of leaves, float32 `[rows, size]`.
-        owned: By the names of vectors, which elements of the server's state are known,
-            bool `[size]`.
-        missing: What the file lacks, in words; empty where nothing.
+        owned: Which elements of the server's state are known, bool `[size]`, by the
+            names of vectors.
+        missing: The parts that the file lacks, in words.
         origin: The rank of the worker that wrote it, and the number of workers.
     """
 
@@ -58,36 +57,32 @@ class Restored(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing is missing, and nothing known in part."""
+        """True if the whole state is known."""
         return not self.missing and not self.is_partial
 
 
 class _Leaf(NamedTuple):
-    """One variable of a bucket's state and where it belongs."""
+    """A variable of a bucket's state, with its role and its name in files."""
 
-    bucket: GradientBucket
+    bucket: Bucket
     role: str
     name: str
     variable: PerReplicaVariable
 
     def is_same_everywhere(self, num_workers: int) -> bool:
         """Returns whether it has the same value on every replica of every worker."""
-        if len(self.bucket.parts) > 1:
+        if len(self.bucket.parts) > 1 or self.role not in ("local", "server"):
             return False
-        return self.role == "local" or self._is_replicated(num_workers)
-
-    def _is_replicated(self, num_workers):
-        """Returns whether it is a server's state, and whole on every worker."""
-        owned = map(self.bucket.route.owned_range, range(num_workers))
         whole = range(self.bucket.layout.size)
-        return self.role == "server" and all(one == whole for one in owned)
+        owned = map(self.bucket.route.owned_range, range(num_workers))
+        return self.role == "local" or all(one == whole for one in owned)
 
     def place(self, rank: int, device: int) -> tuple[slice, slice]:
-        """Returns where its elements are in the vector, and in the variable.
+        """Returns the slice of the vector, and of the variable, that a device holds.
 
         Args:
             rank: The worker.
-            device: Which of the worker's devices.
+            device: Index of the device in the worker.
         """
         bucket = self.bucket.parts[device]
         route = bucket.route
@@ -124,13 +119,6 @@ def saved_fallback(store: Mapping) -> bool:
     return bool(store[_FALLBACK][()]) if _FALLBACK in store.keys() else False
 
 
-def _saved_policy(store: Mapping) -> str:
-    """Returns which vectors a file has, in words; empty where there is no policy."""
-    if _POLICY not in store.keys():
-        return ""
-    return bytes(np.asarray(store[_POLICY][()])).decode()
-
-
 class OptimizerState:
     """The state of a built optimizer, to be saved and restored.
 
@@ -141,9 +129,7 @@ class OptimizerState:
     """
 
     def __init__(self, owner: str, scalars: StepVariables, plan: Plan):
-        self._owner = owner
-        self._scalars = scalars
-        self._plan = plan
+        self._owner, self._scalars, self._plan = owner, scalars, plan
         # A state that was read and waits for the other processes.
         self._pending: Restored | None = None
         self._origins: list[tuple[int, int]] = []
@@ -152,6 +138,10 @@ class OptimizerState:
             for bucket in plan.buckets
             for role, name, variable in bucket.state.named_leaves()
         ]
+        self._sizes: dict[str, int] = {}
+        for bucket in plan.buckets:
+            size = self._sizes.get(bucket.vector, 0)
+            self._sizes[bucket.vector] = size + bucket.size
 
     def variables(self) -> list:
         """Returns the variables of the method's state."""
@@ -177,30 +167,26 @@ class OptimizerState:
                 "step joins the workers' parts: take a step before saving. "
                 f"Received: missing on this worker={self._pending.missing}"
             )
-        collectives = self._plan.collectives
-        store[_PLACE] = (collectives.process_index, collectives.num_processes)
+        own = self._plan.collectives
+        store[_PLACE] = (own.process_index, own.num_processes)
         store[_FALLBACK] = int(self._plan.is_fallback)
         if self._plan.policy:
-            text = self._plan.policy.encode()
-            store[_POLICY] = np.frombuffer(text, np.uint8)
+            store[_POLICY] = np.frombuffer(self._plan.policy.encode(), np.uint8)
         for variable in self._scalars.variables():
             store[variable.name] = variable.local_values()
         whole: dict[str, np.ndarray] = {}
         owned: dict[str, np.ndarray] = {}
         for leaf in self._leaves:
-            values = leaf.variable.local_values()
+            values, vector = leaf.variable.local_values(), leaf.bucket.vector
             workers = len(values) // self._plan.devices_per_worker
             count = workers if leaf.role in ("worker", "moments") else 1
-            shape = [count, self._sizes[leaf.bucket.vector]]
+            shape = [count, self._sizes[vector]]
             target = whole.setdefault(leaf.name, np.zeros(shape, np.float32))
-            for replica, row in enumerate(values):
-                worker, device = divmod(replica, self._plan.devices_per_worker)
-                place, source = leaf.place(self._first_rank + worker, device)
+            places = self._places(leaf, len(values))
+            for row, (worker, place, source) in zip(values, places, strict=True):
                 target[worker % count, place] = row[source]
                 if leaf.role == "server":
-                    known = owned.setdefault(
-                        leaf.bucket.vector, np.zeros(shape[1], bool)
-                    )
+                    known = owned.setdefault(vector, np.zeros(shape[1], bool))
                     known[place] = True
         for name, values in whole.items():
             store[name] = values
@@ -208,10 +194,10 @@ class OptimizerState:
             store[f"{vector}.{_OWNED}"] = _ranges(known)
 
     def restore(self, store: Mapping, joins_at_once: bool) -> None:
-        """Restores what `save` saved, here or on another worker.
+        """Restores a state that `save` saved, here or on another worker.
 
         Args:
-            store: What was saved.
+            store: The entries that `save` wrote.
             joins_at_once: True: all workers restore, and the parts that they have read
                 are joined now. False: `check_restore` and `finish_restore` follow.
 
@@ -236,13 +222,17 @@ class OptimizerState:
         """
         pending = self._pending
         if pending is None and self._plan.hosts is None:
-            # Workers of one program have all restored, or none; those of parameter
-            # servers restore nothing, and meet in steps only.
+            # All workers of one process have restored, or none. Workers of parameter
+            # servers restore nothing.
             return
-        status = RestoreStatus([])
-        if pending is not None:
-            status = RestoreStatus(pending.missing, pending.is_partial, pending.origin)
-        self._origins, is_partial = check_restored(self._processes, self._owner, status)
+        status = pending or Restored({}, {}, [], (-1, 0))
+        self._origins, is_partial = check_restored(
+            self._processes,
+            self._owner,
+            status.missing,
+            status.is_partial,
+            status.origin,
+        )
         if not is_partial:
             self._pending = None
 
@@ -265,27 +255,28 @@ class OptimizerState:
         self._pending = None
 
     def _read(self, store: Mapping) -> Restored:
-        saved = {n for n in store.keys() if n != _PLACE and not n.endswith(_OWNED)}
-        saved -= {_FALLBACK, _POLICY}
+        saved = {name for name in store.keys() if not name.endswith(_OWNED)}
+        saved -= {_PLACE, _FALLBACK, _POLICY}
         expected = {v.name for v in self._scalars.variables()}
         expected |= {leaf.name for leaf in self._leaves}
         missing = sorted(expected - saved)
         missing += [f"no place for {name}" for name in sorted(saved - expected)]
-        policy = _saved_policy(store)
+        policy = ""
+        if _POLICY in store.keys():
+            policy = bytes(np.asarray(store[_POLICY][()])).decode()
         if policy != self._plan.policy:
             missing.append(
                 f"another policy: {policy or 'none'} in the file, "
                 f"{self._plan.policy or 'none'} here"
             )
-        rows, owned = {}, {}
-        for name in expected & saved:
-            rows[name] = store[name][()]
+        rows = {name: store[name][()] for name in expected & saved}
+        owned = {}
         for leaf in self._leaves:
             if leaf.name not in rows:
                 continue
             size = self._sizes[leaf.bucket.vector]
-            if rows[leaf.name].shape[1:] != (size,):
-                found = rows[leaf.name].shape[1:]
+            found = rows[leaf.name].shape[1:]
+            if found != (size,):
                 missing.append(f"{leaf.name} of {size} elements, not {found}")
                 del rows[leaf.name]
             elif leaf.role == "server":
@@ -298,22 +289,27 @@ class OptimizerState:
     def _joined(self, restored: Restored) -> Restored:
         """Joins the parts that all processes have read; all must call it.
 
-        An element that several have read is that of the last one.
+        Of an element that several processes have read, the last one's value counts.
         """
         collectives = self._processes
         rows, owned, missing = dict(restored.rows), {}, list(restored.missing)
         rank = collectives.process_index + 1
         for vector, known in restored.owned.items():
             provider = tf.constant(np.where(known, rank, 0), tf.int32)
-            # A call site has one size for ever, and each optimizer has another.
+            # A call site has one size: optimizers of other sizes take other sites.
             size = len(known)
             provider = collectives.max(provider, f"restore/{vector}/{size}").numpy()
             owned[vector] = provider > 0
             if not owned[vector].all():
                 spans = _ranges(~owned[vector]).tolist()
                 missing.append(f"elements {spans} of {vector}.server")
-            for name in self._server_names(vector):
-                # As integers: the sum of -0.0 and 0.0 would be another zero.
+            names = [
+                leaf.name
+                for leaf in self._leaves
+                if leaf.bucket.vector == vector and leaf.role == "server"
+            ]
+            for name in dict.fromkeys(names):
+                # Bit patterns: the sum of -0.0 and 0.0 would lose the sign.
                 own = np.where(provider == rank, rows[name][0], 0).astype(np.float32)
                 words = tf.constant(own.view(np.int32))
                 words = collectives.sum(words, f"restore/{name}/{size}").numpy()
@@ -328,13 +324,22 @@ class OptimizerState:
             variable.assign_local_values(values.astype(variable.dtype))
         for leaf in self._leaves:
             values = np.zeros_like(leaf.variable.local_values())
-            devices = self._plan.devices_per_worker
-            rows = rows_for_replicas(restored.rows[leaf.name], len(values) // devices)
-            for replica, row in enumerate(rows.repeat(devices, 0)):
-                worker, device = divmod(replica, devices)
-                place, source = leaf.place(self._first_rank + worker, device)
-                values[replica, source] = row[place]
+            workers = len(values) // self._plan.devices_per_worker
+            rows = rows_for_replicas(restored.rows[leaf.name], workers)
+            places = self._places(leaf, len(values))
+            for value, (worker, place, source) in zip(values, places, strict=True):
+                value[source] = rows[worker, place]
             leaf.variable.assign_local_values(values)
+
+    def _places(self, leaf, replicas):
+        """Returns the local worker of each replica, and where a leaf is in files."""
+        own = self._plan.collectives
+        first_rank = own.process_index * own.num_workers // own.num_processes
+        places = []
+        for replica in range(replicas):
+            worker, device = divmod(replica, self._plan.devices_per_worker)
+            places.append((worker, *leaf.place(first_rank + worker, device)))
+        return places
 
     def _note_origin(self, rank, num_workers):
         own = self._plan.collectives
@@ -361,29 +366,12 @@ class OptimizerState:
         own = self._plan.collectives
         return own if own.num_processes > 1 else SingleWorker()
 
-    def _server_names(self, vector):
-        leaves = [leaf for leaf in self._leaves if leaf.bucket.vector == vector]
-        return dict.fromkeys(leaf.name for leaf in leaves if leaf.role == "server")
-
-    @property
-    def _sizes(self):
-        sizes: dict[str, int] = {}
-        for bucket in self._plan.buckets:
-            sizes[bucket.vector] = sizes.get(bucket.vector, 0) + bucket.size
-        return sizes
-
-    @property
-    def _first_rank(self):
-        """The rank of the first local replica."""
-        own = self._plan.collectives
-        return own.process_index * own.num_workers // own.num_processes
-
 
 def rows_for_replicas(values: np.ndarray, replicas: int) -> np.ndarray:
-    """Returns a row for each local replica, of the rows of as many as there were.
+    """Returns a row for each local replica, of rows saved by another number of them.
 
-    Of floats what is owed on average stays. Integers are the same on all, and a seed
-    is no exact float.
+    Floats are averaged, which conserves the mean residual. Integers are the same on all
+    workers, and a float may not hold a seed.
     """
     if len(values) == replicas:
         return values

@@ -2,117 +2,66 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
-from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.core import Context
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.engine import inner_step, nonfinite
 from tfgradcomp.engine import moments as second
-from tfgradcomp.engine.batched_all_gather import BatchedAllGather
 from tfgradcomp.engine.consistency_check import path_of
 from tfgradcomp.engine.dense import dense, touched_rows, unique_rows, with_values
+from tfgradcomp.engine.device_sharded_bucket import Bucket
+from tfgradcomp.engine.exchange import Exchange, UncompressedExchange
 from tfgradcomp.engine.fused_apply import FusedApply
-from tfgradcomp.engine.gradient_bucket import GradientBucket, Gradients
-from tfgradcomp.engine.probe import IGNORE, Probe
-from tfgradcomp.engine.rows_bucket import RowsBucket
-from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
-
-
-class StepVariables(NamedTuple):
-    """The small variables of an optimizer's own state.
-
-    Attributes:
-        seed: int64, the key of all random numbers.
-        previous_learning_rate: float32, the last non-zero learning rate.
-        skipped_steps: int64, steps skipped because a gradient was not finite.
-        traffic_counters: int64 `[3]`, where messages vary in length: steps, elements
-            sent, words that varied. Its name in files is `moved`.
-    """
-
-    seed: PerReplicaVariable
-    previous_learning_rate: PerReplicaVariable
-    skipped_steps: PerReplicaVariable
-    traffic_counters: PerReplicaVariable | None = None
-
-    @classmethod
-    def create(cls, seed: int, counts_traffic: bool) -> StepVariables:
-        """Creates the variables."""
-        counters = None
-        if counts_traffic:
-            counters = PerReplicaVariable(tf.zeros([3], tf.int64), "moved")
-        return cls(
-            PerReplicaVariable(tf.constant(seed, tf.int64), "seed"),
-            PerReplicaVariable(tf.constant(0.0), "previous_learning_rate"),
-            PerReplicaVariable(tf.constant(0, tf.int64), "skipped_steps"),
-            counters,
-        )
-
-    def variables(self) -> list[PerReplicaVariable]:
-        """Returns those that there are."""
-        return [variable for variable in self if variable is not None]
+from tfgradcomp.engine.plan import Plan
+from tfgradcomp.engine.probe import IGNORE, ObservedStep, Observer
+from tfgradcomp.engine.step_records import Gradients, StepInputs
+from tfgradcomp.engine.step_variables import StepVariables
 
 
 class Stepper:
-    """Takes the steps of an optimizer that has been built.
+    """Takes the steps of a built optimizer.
 
     Attributes:
         inner: The inner optimizer.
         buckets: The buckets of the gradient.
         scalars: The small variables.
-        collectives: What moves vectors between the replicas.
-        probe: Observes the steps; None where nobody does.
+        collectives: The collectives between the replicas, by whose number Keras has
+            divided the loss.
+        uncompressed_steps: The steps whose gradients travel as float32.
+        observers: The observers of the steps, by their names.
         sends_momenta: Whether the inner optimizer's momenta travel.
     """
 
-    probe: Probe | None = None
     sends_momenta: ClassVar[bool] = False
 
     def __init__(
         self,
         inner: keras.optimizers.Optimizer,
-        buckets: tuple[GradientBucket, ...],
+        plan: Plan,
         scalars: StepVariables,
-        collectives: Collectives,
-        variables: list,
         raises: bool,
-        uncompressed_steps: UncompressedSteps,
-        workers: Collectives | None = None,
     ):
-        """Remembers what does not change from step to step.
-
-        Args:
-            inner: The inner optimizer, built.
-            buckets: The buckets.
-            scalars: The small variables.
-            collectives: What moves vectors between the replicas, by whose number Keras
-                has divided the loss.
-            variables: All trainable variables.
-            raises: Whether a skipped step ends in an error.
-            uncompressed_steps: The steps that travel as float32.
-            workers: What the buckets exchange by, where a worker has several replicas;
-                None: `collectives`.
-        """
-        check_members(inner, buckets)
-        self._shared = BatchedAllGather(buckets)
-        self.inner = inner
-        self.buckets = buckets
-        self.scalars = scalars
-        self.collectives = collectives
-        self._workers = workers or collectives
-        self._variables = variables
+        """Takes a built inner optimizer; `raises`: whether skipped steps are errors."""
+        check_members(inner, plan.buckets)
+        self.inner, self.buckets, self.scalars = inner, plan.buckets, scalars
+        self.collectives, self._workers = plan.replicas, plan.collectives
+        self.uncompressed_steps = plan.uncompressed_steps
+        self._compressed = Exchange(plan.buckets)
+        self._uncompressed = UncompressedExchange(plan.buckets)
+        self._variables = compat.trainable_variables(inner)
         self._raises = raises
-        self._float_steps = uncompressed_steps
+        self.observers: dict[str, Observer] = {}
 
     def apply(self, gradients: list, moments: list, variables: list) -> None:
-        """Takes a step, or adds to the gradients of a later one.
+        """Takes a step, or adds to the gradients of a later step.
 
         Args:
             gradients: Tensors or `IndexedSlices`, this replica's share, which Keras
@@ -123,11 +72,10 @@ class Stepper:
         inner = self.inner
         pairs = list(zip(gradients, variables, strict=True))
         gradients = [self._formed(gradient, variable) for gradient, variable in pairs]
-        # Keras divides the loss by the number of replicas; undone first, so that
-        # clipping and the method see a replica's own mean gradient, whatever it is.
+        # Keras divides the loss by the number of replicas. This comes first, so that
+        # clipping and the method see a replica's own mean gradient.
         scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
-        steps = inner.gradient_accumulation_steps
-        if steps or inner_step.clips(inner):
+        if inner.gradient_accumulation_steps or inner_step.clips(inner):
             gradients = with_values(
                 lambda values: [g * tf.cast(scale, g.dtype) for g in values], gradients
             )
@@ -135,108 +83,109 @@ class Stepper:
             scale = 1.0
 
         def take(gradients, moments):
-            if steps:
-                gradients = self._accumulated(gradients, variables)
-            clipped = with_values(
-                lambda values: inner_step.clipped(inner, values, variables), gradients
-            )
-            factors = None
-            if inner_step.clips(inner) and any(m is not None for m in moments):
-                factors = self._by_position(
-                    second.clip_factors(clipped, gradients), variables
-                )
-            table = Gradients(
-                values=self._by_position(clipped, variables),
-                scale=scale,
-                moments=self._by_position(moments, variables),
-                clip_factors=factors,
-                calls=steps,
-            )
-            self.take(table, variables)
+            self._clip_and_take(gradients, moments, variables, scale)
 
         def accumulate(gradients, moments):
             inner_step.accumulate(inner, _all_dense(gradients, variables), variables)
             table = self._by_position(moments, variables)
             for bucket in self.buckets:
-                bucket.accumulate(table)
+                for part in bucket.parts:
+                    part.accumulate(table)
 
-        if steps:
+        if not inner.gradient_accumulation_steps:
+            take(gradients, moments)
+        else:
             is_due = inner_step.is_update_step(inner)
             conditional(is_due, take, accumulate, args=(gradients, moments))
-        else:
-            take(gradients, moments)
+
+    def _clip_and_take(self, gradients, moments, variables, scale):
+        """Takes a step by unscaled gradients; ends the window, if there is one."""
+        inner = self.inner
+        if inner.gradient_accumulation_steps:
+            gradients = self._accumulated(gradients, variables)
+        clipped = with_values(
+            lambda values: inner_step.clipped(inner, values, variables), gradients
+        )
+        factors = None
+        if inner_step.clips(inner) and any(m is not None for m in moments):
+            factors = second.clip_factors(clipped, gradients)
+            factors = self._by_position(factors, variables)
+        table = Gradients(
+            values=self._by_position(clipped, variables),
+            scale=scale,
+            moments=self._by_position(moments, variables),
+            clip_factors=factors,
+            calls=inner.gradient_accumulation_steps,
+        )
+        self.take(table, variables)
 
     def take(self, gradients: Gradients, variables: list) -> None:
-        """Exchanges the gradients of a step and updates the variables.
+        """Takes a step: a compressed or an uncompressed one, by the step counter.
 
         Args:
             gradients: This worker's gradients, over all variables.
-            variables: Those that have one.
+            variables: The variables that have one.
         """
-        if not self._float_steps:
-            return self._take(gradients, variables, False)
+        if not self.uncompressed_steps:
+            return self.take_compressed(gradients, variables)
 
-        def branch(is_uncompressed_step):
-            def take(values, moments, factors):
-                own = gradients._replace(
-                    values=values, moments=moments, clip_factors=factors
+        def branch(take):
+            def taken(values, moments, factors):
+                own = Gradients(
+                    values, gradients.scale, moments, factors, gradients.calls
                 )
-                self._take(own, variables, is_uncompressed_step)
+                take(own, variables)
 
-            return take
+            return taken
 
         conditional(
-            self._float_steps.include(self.context().step),
-            branch(True),
-            branch(False),
+            self.uncompressed_steps.include(self.context().step),
+            branch(self.take_uncompressed),
+            branch(self.take_compressed),
             args=(gradients.values, gradients.moments, gradients.clip_factors),
         )
 
-    def _take(self, gradients, variables, is_uncompressed_step):
-        context, decayed = self.context(), compat.decayed(self.inner, self._variables)
-        observed = (
-            self.probe.begin(context, is_uncompressed_step) if self.probe else None
-        )
-        observers = [
-            observed.observer_of(b) if observed else IGNORE for b in self.buckets
-        ]
-        together = [] if is_uncompressed_step else self._shared.indices
-        alone = {
-            index: bucket.exchange(
-                gradients, decayed, context, is_uncompressed_step, observers[index]
-            )
-            for index, bucket in enumerate(self.buckets)
-            if index not in together
-        }
-        shared = {}
-        if together:
-            shared = self._shared.exchange(gradients, decayed, context, observers)
-        by_index = alone | shared
-        results = [by_index[index] for index in range(len(self.buckets))]
+    def take_compressed(self, gradients: Gradients, variables: list) -> None:
+        """Takes a step whose gradients travel compressed."""
+        self._take(gradients, variables, self._compressed)
+
+    def take_uncompressed(self, gradients: Gradients, variables: list) -> None:
+        """Takes a step whose gradients travel as float32."""
+        self._take(gradients, variables, self._uncompressed)
+
+    def _take(self, gradients, variables, exchange):
+        """Exchanges the gradients of a step and updates the variables."""
+        context = self.context()
+        weights = compat.decayed(self.inner, self._variables)
+        observed = None
+        if self.observers:
+            observed = ObservedStep(self.buckets, context, exchange.is_uncompressed)
+        observers = observed.buckets if observed else [IGNORE] * len(self.buckets)
+        step = StepInputs(gradients, weights, context)
+        results = exchange.exchange_all(step, observers)
         updates, state = [], []
         for bucket, result in zip(self.buckets, results, strict=True):
             updates.append((bucket, result.update))
-            state += _pairs(bucket.state, result.state)
-        if self.scalars.traffic_counters is not None and not is_uncompressed_step:
+            state += pairs_of(bucket.state, result.state)
+        if not exchange.is_uncompressed:
             elements = [result.elements_sent for result in results]
             words = [result.variable_length_words for result in results]
-            state.append(
-                (self.scalars.traffic_counters, self._counted(elements, words))
-            )
+            state += self.scalars.counted(self.buckets, elements, words)
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
         self.commit(updates, state, flags, variables, context)
         if observed:
-            observed.end(flags, tf.convert_to_tensor(self.inner.iterations))
+            iterations = tf.convert_to_tensor(self.inner.iterations)
+            observed.end(self.observers.values(), flags, iterations)
 
     def commit(
         self,
-        updates: list[tuple[GradientBucket, Vector]],
+        updates: Sequence[tuple[Bucket, Vector]],
         state: list,
         flags: tf.Tensor,
         variables: list,
         context: Context,
     ) -> None:
-        """Updates weights and state, or nothing where a flag is not 0.
+        """Updates weights and state, or skips the step where a flag is not 0.
 
         Args:
             updates: Each bucket and its decoded reply.
@@ -246,14 +195,14 @@ class Stepper:
             context: The step.
         """
         inner = self.inner
-        direct = FusedApply(inner, updates, variables)
+        fused = FusedApply(inner, updates, variables)
         pieces: dict = {}
-        for bucket, vector in direct.others:
+        for bucket, vector in fused.others:
             pieces.update(bucket.split(vector))
         applied = {}
         for index, variable in enumerate(variables):
             position = compat.position(inner, variable)
-            if position not in direct.positions:
+            if position not in fused.positions:
                 joined = _joined(pieces, position, variable.shape)
                 applied[index] = tf.cast(joined, variable.dtype)
         previous = context.unless_zero_lr(
@@ -269,7 +218,7 @@ class Stepper:
                 else:
                     variable.assign(value)
             gradients = [applied.get(index) for index in range(len(variables))]
-            self._update(gradients, variables, direct.of(words))
+            self._update(gradients, variables, fused.of(words))
 
         def skip(applied, words, new_values, flags):
             self.drop_window()
@@ -279,24 +228,26 @@ class Stepper:
             tf.reduce_all(tf.equal(flags, 0)),
             update,
             skip,
-            args=(applied, direct.words, list(new_values), flags),
+            args=(applied, fused.words, list(new_values), flags),
         )
 
-    def _update(self, gradients, variables, direct):
-        inner_step.update(self.inner, gradients, variables, direct)
+    def _update(self, gradients, variables, fused):
+        inner_step.update(self.inner, gradients, variables, fused)
 
     def drop_window(self) -> None:
-        """Forgets the gradients that were to be accumulated, if any."""
+        """Drops the gradients that are being accumulated, if any."""
         if self.inner.gradient_accumulation_steps:
             inner_step.drop_window(self.inner)
-            self._forget_moments()
+            self.forget_moments()
 
-    def _forget_moments(self):
+    def forget_moments(self) -> None:
+        """Drops the second moments that are being accumulated."""
         for bucket in self.buckets:
-            bucket.forget()
+            for part in bucket.parts:
+                part.forget()
 
     def raise_unreported(self) -> None:
-        """Raises an error for skipped steps that could raise none, inside XLA.
+        """Raises an error for steps skipped inside XLA, which cannot raise any.
 
         Raises:
             FloatingPointError: If there were any.
@@ -311,7 +262,7 @@ class Stepper:
             )
 
     def context(self) -> Context:
-        """Returns what methods may know about this step."""
+        """Returns the context of this step, all that methods may know about it."""
         inner, scalars = self.inner, self.scalars
         rate = inner_step.learning_rate(inner)
         return Context(
@@ -325,18 +276,12 @@ class Stepper:
 
     def _formed(self, gradient, variable):
         """Returns a gradient as its bucket takes it."""
-        is_slices = isinstance(gradient, tf.IndexedSlices)
         # XLA compiles nothing whose size varies.
-        if is_slices and not in_xla() and self._is_table(variable):
-            return unique_rows(gradient, variable)
+        if isinstance(gradient, tf.IndexedSlices) and not in_xla():
+            position = [compat.position(self.inner, variable)]
+            if any(b.takes_rows and b.positions == position for b in self.buckets):
+                return unique_rows(gradient, variable)
         return dense(gradient, variable)
-
-    def _is_table(self, variable):
-        position = compat.position(self.inner, variable)
-        return any(
-            isinstance(bucket, RowsBucket) and bucket.positions == [position]
-            for bucket in self.buckets
-        )
 
     def _accumulated(self, gradients, variables):
         """Returns the mean gradients of a window; of tables, the rows touched in it."""
@@ -354,18 +299,9 @@ class Stepper:
             table[compat.position(self.inner, variable)] = value
         return table
 
-    def _counted(self, elements, words):
-        """Returns the new traffic counters, by what each bucket has sent in a step."""
-        counters = tf.convert_to_tensor(self.scalars.traffic_counters)
-        counters += tf.constant([1, 0, 0], tf.int64)
-        for bucket, *counts in zip(self.buckets, elements, words, strict=True):
-            if bucket.has_variable_length:
-                counters += tf.cast(tf.stack([0, *counts]), tf.int64)
-        return counters
-
     def _report(self, flags):
         checks = []
-        # XLA compiles no assertion; then this counts, and `fit` raises at its end.
+        # XLA compiles no assertion: there `fit` raises at its end, by the count.
         if self._raises and not in_xla():
             paths = [path_of(variable) for variable in self._variables]
             checks = [nonfinite.assertion(flags, paths)]
@@ -375,7 +311,7 @@ class Stepper:
 
 
 def check_members(
-    inner: keras.optimizers.Optimizer, buckets: tuple[GradientBucket, ...]
+    inner: keras.optimizers.Optimizer, buckets: tuple[Bucket, ...]
 ) -> None:
     """Raises ValueError if a `MultiOptimizer` inside cannot take one common step."""
     optimizers = compat.members(inner)
@@ -401,7 +337,8 @@ def check_members(
         )
 
 
-def _pairs(variables, values):
+def pairs_of(variables: Any, values: Any) -> list[tuple]:
+    """Returns pairs of a variable and its value, of two nests of one structure."""
     flat = tf.nest.flatten(variables), tf.nest.flatten(values)
     return list(zip(*flat, strict=True))
 

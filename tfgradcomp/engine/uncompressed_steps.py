@@ -1,4 +1,4 @@
-"""The steps that travel as float32, by the step counter."""
+"""The steps whose gradients travel as float32, by the step counter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class UncompressedSteps:
     """The first `warmup_steps` steps, and every `dense_every`-th step.
 
     Attributes:
-        warmup_steps: Number of steps, 0 or more.
-        dense_every: 1 or more: of so many steps the last one; None: none.
+        warmup_steps: Number of steps at the beginning, 0 or more.
+        dense_every: 1 or more; None: there are no further steps.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -33,11 +33,10 @@ class UncompressedSteps:
         return self.warmup_steps > 0 or self.dense_every is not None
 
     def include(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns whether a step is one of them.
+        """Returns whether a step is uncompressed.
 
         Args:
-            step: int64 scalar, the number of updates applied so far, the same on all
-                workers.
+            step: int64 scalar, the number of updates applied so far.
         """
         is_included = step < self.warmup_steps
         if self.dense_every is not None:
@@ -45,11 +44,7 @@ class UncompressedSteps:
         return is_included
 
     def count(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns how many steps there are among those up to `step`, this one included.
-
-        Args:
-            step: int64 scalar, as `include` takes it.
-        """
+        """Returns how many of the steps up to `step`, inclusive, are uncompressed."""
         found = tf.minimum(step + 1, self.warmup_steps)
         if self.dense_every is not None:
             later = (step + 1) // self.dense_every

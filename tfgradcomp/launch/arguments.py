@@ -51,8 +51,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if sys.platform != "linux":
         parser.error(f"needs Linux, not {sys.platform}: set TF_CONFIG for each worker")
     options.command = _command(parser, options)
-    _check_numbers(parser, options)
-    _check_cluster(parser, options)
+    for problem in _problems(options):
+        parser.error(problem)
     return options
 
 
@@ -100,32 +100,31 @@ def _command(parser, options):
     return script
 
 
-def _check_numbers(parser, options):
+def _problems(options):
+    """Yields a message for each wrong option, or wrong combination of options."""
     if options.max_restarts < 0:
-        parser.error(f"--max-restarts is {options.max_restarts}: give 0 or more")
+        yield f"--max-restarts is {options.max_restarts}: give 0 or more"
     if not 0 <= options.grace < math.inf:
-        parser.error(f"--grace is {options.grace}: give seconds, 0 or more")
+        yield f"--grace is {options.grace}: give seconds, 0 or more"
     if options.workers is not None and options.workers < 1:
-        parser.error(f"--workers is {options.workers}: give 1 or more")
+        yield f"--workers is {options.workers}: give 1 or more"
     if options.ps is not None and options.ps < 1:
-        parser.error(f"--ps is {options.ps}: give 1 or more, or leave it out")
-
-
-def _check_cluster(parser, options):
+        yield f"--ps is {options.ps}: give 1 or more, or leave it out"
     if options.ps and options.cluster:
-        parser.error("--ps goes with --workers: on several hosts set TF_CONFIG")
+        yield "--ps goes with --workers: on several hosts set TF_CONFIG"
     if options.network == "private" and options.cluster:
-        parser.error("--network private goes with --workers: hosts must reach others")
+        yield "--network private goes with --workers: hosts must reach others"
     if not (options.workers or options.cluster or described_cluster(os.environ)):
-        parser.error("no workers given: say how many with --workers N, or --cluster")
+        yield "no workers given: say how many with --workers N, or --cluster"
     if options.workers and options.cluster:
-        parser.error("--workers and --cluster exclude each other: give one of them")
+        yield "--workers and --cluster exclude each other: give one of them"
     if bool(options.cluster) != (options.index is not None):
-        parser.error("--cluster and --index belong together: give both or neither")
-    if options.cluster and not 0 <= options.index < len(options.cluster):
-        parser.error(
-            f"--index is {options.index}, but --cluster has {len(options.cluster)} "
-            f"workers: give 0 to {len(options.cluster) - 1}"
+        yield "--cluster and --index belong together: give both or neither"
+    count = len(options.cluster or [])
+    if options.cluster and not 0 <= options.index < count:
+        yield (
+            f"--index is {options.index}, but --cluster has {count} workers: "
+            f"give 0 to {count - 1}"
         )
 
 

@@ -17,7 +17,8 @@ from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
 from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
-from tfgradcomp.engine.step import Stepper, StepVariables
+from tfgradcomp.engine.step import Stepper
+from tfgradcomp.engine.step_variables import StepVariables
 from tfgradcomp.engine.summary import (
     print_summary,
     traffic_of,
@@ -128,19 +129,12 @@ class ExchangeOptimizer(OptimizerWrapper):
             is_fallback=is_fallback,
         )
         buckets = self._plan.buckets
-        varies = any(bucket.has_variable_length for bucket in buckets)
-        self._scalars = StepVariables.create(self.seed, counts_traffic=varies)
+        self._scalars = StepVariables.create(self.seed, buckets)
         self._state = OptimizerState(self.name, self._scalars, self._plan)
         compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
+        raises = self.nonfinite == "raise"
         self._stepper = self.stepper_class(
-            self.inner_optimizer,
-            buckets,
-            self._scalars,
-            self._plan.replicas,
-            variables,
-            self.nonfinite == "raise",
-            self.uncompressed_steps,
-            self._plan.collectives,
+            self.inner_optimizer, self._plan, self._scalars, raises
         )
 
     # The step.

@@ -41,19 +41,17 @@ class LocalSteps(OptimizerWrapper):
     \Delta_1 \dots \Delta_N), \qquad x_i \leftarrow \bar x \)
 
     Messages of 1 bit an element every 16 steps are 512 times fewer bytes than float32
-    in each step. With an `outer` that loses nothing and takes SGD(1), \( \bar x \) is
-    the mean of the workers' weights; with H = 1 and SGD inside as well, it is
-    synchronous SGD.
+    in each step. With an uncompressed `outer` and SGD(1), \( \bar x \) is the mean of
+    the workers' weights; with H = 1 and SGD inside as well, it is synchronous SGD.
 
-    All workers have the same weights, to the bit, after each exchange. One comes also
-    as each epoch of `fit` ends, and before `evaluate` and `predict`; `synchronize` asks
-    for one anywhere else. A model that is saved between two exchanges holds this
-    worker's weights. The inner optimizer's state is each worker's own: backups, which
-    every worker writes, hold it, and so a run that resumes between two exchanges ends
-    in the same bits.
+    All workers have the same weights, bit for bit, after each exchange. `fit` also
+    exchanges at the end of each epoch, `evaluate` and `predict` before they begin, and
+    `synchronize` anywhere else. A model that is saved between two exchanges holds this
+    worker's weights. The inner optimizer's state differs between workers. Backups hold
+    it, so that a run that resumes between two exchanges ends in the same bits.
 
     A step whose gradient is not finite is left out, on that worker alone (several
-    devices of one process do so together), and counted in `skipped_steps`. The next
+    devices of a process do so together), and counted in `skipped_steps`. The next
     `synchronize` raises an error, unless `outer.nonfinite` is `"skip"`.
 
     Args:
@@ -62,13 +60,13 @@ class LocalSteps(OptimizerWrapper):
         outer: A `CompressedOptimizer`, such as `DistEFBlockSGDM(SGD(0.7))`. Its
             learning rate multiplies whole differences of weights: about 1, less with
             momentum.
-        every: H. `"auto"`: measured in the first steps, with an exchange after each,
-            so that exchanges take about a tenth of the computing time, and at most 64.
-            `local_steps` says what came out, which is saved with the state.
-        warmup_steps: In the first steps, this many, there is an exchange after each.
+        every: H. `"auto"`: H is measured in the first steps, with an exchange after
+            each step, so that exchanges take about a tenth of the computing time; at
+            most 64. `local_steps` returns H, which is saved with the state.
+        warmup_steps: Number of steps at the start with an exchange after each.
         stagger: Whether groups of variables take turns, each every H steps, so that no
-            step carries all bytes; a group is about as large as the largest variable.
-            Each has an optimizer like `outer`, with a state of its own.
+            step carries all bytes. A group is about as large as the largest variable
+            and has an optimizer like `outer`, with its own state.
         name: Name of the optimizer.
 
     Raises:
@@ -109,13 +107,13 @@ class LocalSteps(OptimizerWrapper):
         check_integer("warmup_steps", warmup_steps, 0)
         if outer.needs_second_moments:
             raise ValueError(
-                "What `outer` compresses is a difference of weights, which has no "
-                "second moments over examples. Expected: a method without, such as "
+                "`outer` compresses a difference of weights, which has no second "
+                "moments over examples. Expected: a method that needs none, such as "
                 f"DistEFBlockSGDM. Received: outer={type(outer).__name__}"
             )
         if self.inner_optimizer.use_ema:
             raise ValueError(
-                "Averages of weights that differ between workers are of no use. "
+                "Averages of weights that differ between workers are useless. "
                 "Expected: `use_ema` of the optimizer in `outer`, which trains the "
                 "common weights. Received: inner_optimizer.use_ema=True"
             )
@@ -138,7 +136,7 @@ class LocalSteps(OptimizerWrapper):
         self._hosts = across_hosts(self._strategy)
         self.inner_optimizer.build(variables)
         self._anchors = [copy_of(self, variable) for variable in variables]
-        # Steps since all were exchanged, steps left out, and H, 0 before it is known.
+        # Steps since the last exchange, steps left out, and H (0 before it is known).
         counts = tf.constant([0, 0, self._given or 0], tf.int64)
         self._counts = PerReplicaVariable(counts, "local_steps")
         compat.track(self, [self._counts])
@@ -148,7 +146,7 @@ class LocalSteps(OptimizerWrapper):
         for outer, group in zip(self.outers, self._groups, strict=True):
             outer.build([self._anchors[position] for position in group])
         self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
-        # Observed steps are another function.
+        # Observed steps have their own function.
         self._exchange_now = tf.function(lambda *observers: self._exchange())
         self.built = True
 
@@ -157,16 +155,12 @@ class LocalSteps(OptimizerWrapper):
         return None if isinstance(self.every, str) else self.every
 
     def _outer_of(self, index):
-        """Returns the optimizer of a group: the one given, or one like it."""
+        """Returns the optimizer of a group: `outer`, or an optimizer like it."""
         if not index:
             return self.outer
-        arguments = self.outer.arguments_from(self.outer.get_config())
         # Groups draw different random numbers. A configuration holds no transport.
-        arguments |= {
-            "seed": self.outer.seed + index,
-            "transport": self.outer.transport,
-        }
-        return type(self.outer)(**arguments)
+        other = {"seed": self.outer.seed + index, "transport": self.outer.transport}
+        return type(self.outer).from_config(self.outer.get_config() | other)
 
     @property
     def variables(self):
@@ -188,7 +182,7 @@ class LocalSteps(OptimizerWrapper):
 
     @property
     def local_steps(self) -> int | None:
-        """H; None while `every="auto"` does not know it yet."""
+        """H; None while it is measured."""
         if not self.built:
             return self._given
         return int(self._counts.numpy()[2]) or None
@@ -209,24 +203,18 @@ class LocalSteps(OptimizerWrapper):
         line_length: int | None = None,
         print_fn: Callable[[str], Any] | None = None,
     ) -> None:
-        """Prints what travels in an exchange, as `outer` does, and when.
+        """Prints the summary of `outer` for an exchange, and when exchanges happen.
 
-        Args:
-            model: As `CompressedOptimizer.summary` takes it, like all arguments.
-            line_length: Characters a line.
-            print_fn: Called with each line instead of `print`.
-
-        Raises:
-            ValueError: If the optimizer is not built, and is not to be built here.
+        Arguments and errors are those of `CompressedOptimizer.summary`.
         """
         if not self.built:
             self.build(variables_to_build_for(self, model))
         for outer in self.outers:
             outer.summary(line_length=line_length, print_fn=print_fn)
         steps = self.local_steps
-        rhythm = f"every {steps} steps" if steps else 'as often as every="auto" finds'
+        when = f"every {steps} steps" if steps else 'as often as every="auto" finds'
         turns = ", the groups in turns" if len(self.outers) > 1 else ""
-        (print_fn or print)(f"An exchange {rhythm}{turns}")
+        (print_fn or print)(f"An exchange {when}{turns}")
 
     # The step.
 
@@ -280,7 +268,7 @@ class LocalSteps(OptimizerWrapper):
             conditional(counts[2] > 0, self._meet, self._meet_measured, (is_warmup,))
 
     def _meet(self, is_warmup):
-        """Exchanges the groups whose turn it is; all of them in the warm-up."""
+        """Exchanges the groups whose turn it is; all groups in the warm-up."""
         steps, _, every = tf.unstack(tf.convert_to_tensor(self._counts))
         number = len(self._groups)
         for index in range(number):
@@ -289,14 +277,14 @@ class LocalSteps(OptimizerWrapper):
             conditional(is_due, lambda i=index: self._exchange([i]), lambda: None)
 
     def _meet_measured(self, is_warmup):
-        """Exchanges all groups, until it is known how often that pays."""
+        """Exchanges all groups, and measures H."""
         variables = compat.trainable_variables(self.inner_optimizer)
         every = self._stopwatch.measure(variables, self._exchange)
         counts = tf.convert_to_tensor(self._counts)
         self._counts.assign(tf.stack([counts[0], counts[1], every]))
 
     def _exchange(self, groups=None):
-        """Exchanges what the weights have moved since the last time.
+        """Exchanges the changes of the weights since the last exchange.
 
         Args:
             groups: Indices of the groups; None for all.
@@ -321,10 +309,10 @@ class LocalSteps(OptimizerWrapper):
 
     @override
     def synchronize(self):
-        """Exchanges what the weights have moved, so that they are equal everywhere.
+        """Exchanges the changes of the weights, so that all workers are equal.
 
-        All workers must call it, outside of a graph. `fit` does as each epoch ends,
-        `evaluate` and `predict` do as they begin.
+        All workers must call it, outside of a graph. `fit` does at the end of each
+        epoch, `evaluate` and `predict` before they begin.
 
         Raises:
             FloatingPointError: On all workers, if steps were left out because a
@@ -335,8 +323,7 @@ class LocalSteps(OptimizerWrapper):
         steps, left_out, _ = self._counts.numpy().tolist()
         if not steps:
             return
-        probe = self.outer.stepper.probe
-        observers = probe.observers.values() if probe else ()
+        observers = self.outer.stepper.observers.values()
         self._strategy.run(self._exchange_now, args=(*observers,))
         rows = np.array([[left_out]])
         if self._hosts:
@@ -350,13 +337,13 @@ class LocalSteps(OptimizerWrapper):
             )
 
     def verify(self):
-        """Compares what the workers share, as `fit` does after each epoch.
+        """Compares the state that workers share, as `fit` does after each epoch.
 
-        These are the anchors and the state of `outer`, and the weights as well where no
-        step has followed an exchange. All workers must call it, outside of a graph.
+        It consists of the anchors, the state of `outer`, and the weights if no step has
+        followed an exchange. All workers must call it, outside of a graph.
 
         Raises:
-            RuntimeError: On all, if any differ.
+            RuntimeError: On all workers, if any differ.
         """
         if self.built:
             is_between = self._counts.numpy()[0]
@@ -366,7 +353,7 @@ class LocalSteps(OptimizerWrapper):
                 outer.verify()
 
     def _check_workers(self):
-        """Compares what decides when workers meet, before the first step."""
+        """Compares the arguments that decide when workers exchange."""
         if self._is_checked:
             return
         if self._hosts is not None:

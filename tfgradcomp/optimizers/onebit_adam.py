@@ -11,8 +11,8 @@ from typing_extensions import override
 from tfgradcomp import methods
 from tfgradcomp.compat.inner_optimizer import momenta
 from tfgradcomp.core.arguments import check_integer
-from tfgradcomp.engine.gradient_bucket import Gradients
 from tfgradcomp.engine.step import Stepper
+from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.frozen_variance import freeze_variance, is_plain_adam
@@ -76,11 +76,8 @@ class MomentumStepper(Stepper):
         return super().context()._replace(learning_rate=one, previous_learning_rate=one)
 
     @override
-    def _take(self, gradients, variables, is_uncompressed_step):
-        if is_uncompressed_step:
-            super()._take(gradients, variables, True)
-        else:
-            self.take_momenta(self.own_momenta(gradients), variables)
+    def take_compressed(self, gradients, variables):
+        self.take_momenta(self.own_momenta(gradients), variables)
 
     def take_momenta(self, momenta: Gradients, variables: list) -> None:
         """Exchanges momenta and updates the variables by what comes back.
@@ -89,7 +86,7 @@ class MomentumStepper(Stepper):
             momenta: Those of this worker, over all variables.
             variables: Those that have had a gradient.
         """
-        super()._take(momenta, variables, False)
+        super().take_compressed(momenta, variables)
 
     def own_momenta(self, gradients: Gradients) -> Gradients:
         """Returns the momenta that this worker's gradients make of the shared ones."""
@@ -136,7 +133,7 @@ class OneBitAdam(CompressedOptimizer):
             25 % of the training in the paper.
         refresh: None, or as in 0/1 Adam: v takes part again in steps after the warm-up
             whose distance doubles after so many of them (16 in the paper). Those steps
-            travel as float32, and what is owed waits.
+            travel as float32, while residuals wait.
         variance_floor: See above, in [0, 1]; 0 is the paper's.
         block_size: Elements a block. None: a block is a parameter tensor.
         **kwargs: Those of `CompressedOptimizer` from `transport` on, but `sparse`,

@@ -271,13 +271,15 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         """Returns the constructor's arguments that `get_config` has described.
 
         Arguments and values of files that earlier versions wrote get their new names.
+        Objects that are not serialized, such as a transport, stay as they are.
         """
-        # Keras writes an inner optimizer's schedule into the dict that it reads.
-        config = copy.deepcopy(config)
         arguments = {}
-        for name, saved in config.items():
-            value = keras.saving.deserialize_keras_object(saved, custom_objects)
-            if isinstance(value, str):
+        for name, value in config.items():
+            if isinstance(value, (dict, list, tuple)):
+                # Keras writes an inner optimizer's schedule into the dict it reads.
+                saved = copy.deepcopy(value)
+                value = keras.saving.deserialize_keras_object(saved, custom_objects)
+            elif isinstance(value, str):
                 value = _RENAMED_VALUES.get((name, value), value)
             arguments[RENAMED.get(name, name)] = value
         return arguments

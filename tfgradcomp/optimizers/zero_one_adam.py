@@ -14,7 +14,7 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine import inner_step
-from tfgradcomp.engine.gradient_bucket import Gradients
+from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
     MomentumStepper,
     OneBitAdam,
@@ -105,19 +105,19 @@ class RoundStepper(MomentumStepper):
     """
 
     round: Round
-    _float_steps: RoundSteps
+    uncompressed_steps: RoundSteps
 
     @override
-    def _take(self, gradients, variables, is_uncompressed_step):
-        kept, step = self.round, self.context().step
-        rate = tf.cast(inner_step.learning_rate(self.inner), tf.float32)
-        if is_uncompressed_step:
-            kept.rate.assign(rate)
-            super()._take(gradients, variables, True)
-            return
+    def take_uncompressed(self, gradients, variables):
+        self.round.rate.assign(self._rate())
+        super().take_uncompressed(gradients, variables)
+
+    @override
+    def take_compressed(self, gradients, variables):
+        kept, step, rate = self.round, self.context().step, self._rate()
         own = self.own_momenta(gradients)
         is_first = tf.equal(tf.convert_to_tensor(kept.steps), 0)
-        is_end = self._float_steps.end_round(step)
+        is_end = self.uncompressed_steps.end_round(step)
         told, safe = self._without_nonfinite(own.values, is_first & is_end)
         total = tf.where(is_first, rate, rate + tf.convert_to_tensor(kept.rate))
         kept.rate.assign(total)
@@ -140,6 +140,9 @@ class RoundStepper(MomentumStepper):
             take_alone,
             args=(safe,),
         )
+
+    def _rate(self):
+        return tf.cast(inner_step.learning_rate(self.inner), tf.float32)
 
     def _without_nonfinite(self, values, is_alone):
         """Returns momenta to exchange, and to take a step with alone.
@@ -354,8 +357,7 @@ class ZeroOneAdam(OneBitAdam):
         `evaluate` and `predict` do as they begin.
         """
         if self.built and self._round.steps.numpy():
-            probe = self._stepper.probe
-            observers = probe.observers.values() if probe else ()
+            observers = self._stepper.observers.values()
             self._strategy.run(self._end_now, args=(*observers,))
 
     @override

@@ -10,7 +10,11 @@ from typing_extensions import override
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.engine import inner_step, nonfinite
-from tfgradcomp.engine.step import Stepper
+from tfgradcomp.engine.exchange import Exchange, compress
+from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.probe import IGNORE
+from tfgradcomp.engine.step import Stepper, pairs_of
+from tfgradcomp.engine.step_records import StepInputs
 from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
 
 
@@ -34,17 +38,20 @@ class PushLogStepper(Stepper):
     def take(self, gradients, variables):
         log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
+        weights = compat.decayed(self.inner, self._variables)
         for bucket in self.buckets:
-            sent.append(bucket.compress(gradients, self.context()))
-            pushed.append(self._push(bucket, sent[-1]).content)
-        if self.scalars.traffic_counters is not None:
-            elements = [outgoing.elements_sent for outgoing in sent]
-            words = [push.variable_length_words for push in pushed]
-            self.scalars.traffic_counters.assign(self._counted(elements, words))
+            step = StepInputs(gradients, weights, self.context())
+            operands = bucket.operands(step, Exchange.route_of, IGNORE)
+            sent.append(compress(operands))
+            pushed.append(self._push(operands, sent[-1]).content)
+        elements = [outgoing.elements_sent for outgoing in sent]
+        words = [push.variable_length_words for push in pushed]
+        for counters, counts in self.scalars.counted(self.buckets, elements, words):
+            counters.assign(counts)
         if gradients.calls:
             # The window's gradients are pushed; other workers' pushes may come before.
             inner_step.rewind_window(self.inner)
-            self._forget_moments()
+            self.forget_moments()
         sending = [operation for push in pushed for operation in push.operations]
         announced = log.announce(rank, sending)
         known = [push.known_replies for push in pushed]
@@ -79,8 +86,9 @@ class PushLogStepper(Stepper):
             parallel_iterations=1,
         )[0]
 
-    def _push(self, bucket, sent):
+    def _push(self, operands, sent):
         """Pushes a bucket, and updates the worker's state at once."""
+        bucket, server = operands.bucket, operands.state.server
         is_finite = tf.equal(sent.flag, 0)
         tf.nest.map_structure(
             lambda variable, new: variable.assign(
@@ -89,7 +97,6 @@ class PushLogStepper(Stepper):
             bucket.state.worker,
             sent.worker_state,
         )
-        server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
         return bucket.route.push(sent.payload, server, sent.context, sent.flag)
 
     def _follow(self, pusher, variables, known):
@@ -105,18 +112,18 @@ class PushLogStepper(Stepper):
         context = self.context()
         decayed = compat.decayed(self.inner, self._variables)
         updates, state, flags = [], [], []
-        for bucket, replies in zip(self.buckets, known, strict=True):
-            server = tf.nest.map_structure(tf.convert_to_tensor, bucket.state.server)
+        buckets = cast(list[GradientBucket], self.buckets)
+        for bucket, replies in zip(buckets, known, strict=True):
+            before = tf.nest.map_structure(tf.convert_to_tensor, bucket.state)
             route = cast(PushLogRoute, bucket.route)
-            result = route.pull(route.pending_push_of(pusher, context, replies), server)
-            update, local = bucket.with_local_terms(result.update, decayed, context)
+            pending = route.pending_push_of(pusher, context, replies)
+            result = route.pull(pending, before.server)
+            weights = bucket.weights_to_decay(decayed)
+            update, local = bucket.local_terms(
+                result.update, weights, before.local, context
+            )
             updates.append((bucket, update))
-            state += _pairs(bucket.state.local, local)
-            state += _pairs(bucket.state.server, result.state)
+            state += pairs_of(bucket.state.local, local)
+            state += pairs_of(bucket.state.server, result.state)
             flags.append(result.nonfinite_flags)
         self.commit(updates, state, nonfinite.first_of(flags), variables, context)
-
-
-def _pairs(variables, values):
-    flat = tf.nest.flatten(variables), tf.nest.flatten(values)
-    return list(zip(*flat, strict=True))

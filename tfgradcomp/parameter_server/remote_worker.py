@@ -247,7 +247,7 @@ class PushingWorker(RemoteWorker):
 
     @property
     def staleness(self) -> int:
-        """See `PushLogStepper.staleness`; counted since the last `reset_metrics`."""
+        """The staleness of pushes since the last `reset_metrics`."""
         return int(self.optimizer.stepper.staleness.numpy())
 
     @override
