@@ -21,7 +21,7 @@ from tests.optimizers.test_onebit_adam import (
     train,
 )
 from tests.reference.methods import scaled_sign
-from tfgradcomp.optimizers.zero_one_adam import RoundSteps
+from tfgradcomp.optimizers.zero_one_rounds import RoundSteps
 from tfgradcomp.transports import AllGather, Loopback, Sharded
 
 STEPS, DECAY = 14, 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -68,6 +69,10 @@ class Layout:
             for begin, end in itertools.pairwise(self.row_splits)
         ]
         return replace(self, row_splits=(*itertools.chain(*pieces), self.size))
+
+    def cut_at(self, edges: Iterable[int]) -> Layout:
+        """Returns the layout with blocks cut at some elements."""
+        return replace(self, row_splits=tuple(sorted({*self.row_splits, *edges})))
 
     def part(self, begin: int, end: int) -> Layout:
         """Returns the layout of elements [begin, end), its blocks cut off there."""

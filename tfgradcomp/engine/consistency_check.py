@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import keras
 import numpy as np
@@ -133,6 +134,39 @@ def check_same_at_start(
             "one step, as by tfgradcomp.callbacks.BackupAndRestore, or none. "
             f"Received: steps={int(taken)} on this worker"
         )
+
+
+def check_same_gradients(
+    hosts: Hosts, inner: keras.optimizers.Optimizer, positions: Collection[int]
+) -> None:
+    """Compares which variables have a gradient in the steps that are being traced.
+
+    Runs eagerly. All workers must call it.
+
+    Args:
+        hosts: The collectives between the workers' processes.
+        inner: The inner optimizer.
+        positions: The variables of this worker that have a gradient.
+
+    Raises:
+        ValueError: On all workers, if a variable has a gradient on some of them only.
+    """
+    variables = compat.trainable_variables(inner)
+    mine = [int(position in positions) for position in range(len(variables))]
+    with tf.init_scope():
+        call_site = f"gradients/{len(mine)}"
+        seen = hosts.gather(tf.constant(mine, tf.int32), call_site).numpy()
+    differing = np.flatnonzero((seen != seen[0]).any(0)).tolist()
+    if not differing:
+        return
+    first = differing[0]
+    raise ValueError(
+        f"{path_of(variables[first])} has a gradient on workers "
+        f"{np.flatnonzero(seen[:, first]).tolist()} and none on the others. Expected: "
+        "the same variables with a gradient on all workers: freeze the same layers, "
+        "and pass the same variables to `apply`. Received: variables that differ="
+        f"{[path_of(variables[position]) for position in differing[:5]]}"
+    )
 
 
 def check_still_same(

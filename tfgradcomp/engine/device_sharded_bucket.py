@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
@@ -146,6 +147,13 @@ class DeviceShardedBucket(Segment):
         own = self._reduced(step.gradients, part)
         return part.operands(step._replace(gradients=own), route_of, observer)
 
+    def with_gradients(self, positions: Collection[int]) -> DeviceShardedBucket:
+        """Returns this bucket for steps in which some of its variables wait."""
+        bucket = copy.copy(self)
+        bucket.parts = tuple(part.with_gradients(positions) for part in self.parts)
+        bucket.route = bucket.parts[0].route
+        return bucket
+
     def _reduced(self, gradients: Gradients, part: GradientBucket) -> Gradients:
         """Returns a part of the worker's mean gradient, and of its second moments."""
         vector = self.flatten(gradients.values, gradients.scale)
@@ -170,6 +178,7 @@ class DeviceShardedBucket(Segment):
     def completed(self, result: BucketResult, operands: Operands) -> BucketResult:
         """Returns the result for the whole bucket, gathered inside the worker."""
         part = operands.bucket
+        result = part.completed(result, operands)
         state = tf.nest.map_structure(StatePart.padded, part.state, result.state)
         result = result._replace(state=state)
         if not self._is_cut:

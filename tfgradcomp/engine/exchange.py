@@ -28,13 +28,14 @@ class Exchange:
     results nor the bytes depend on it.
 
     Attributes:
+        buckets: The buckets, in their order.
         is_uncompressed: Whether the gradients travel as float32.
     """
 
     is_uncompressed = False
 
     def __init__(self, buckets: Sequence[Bucket]):
-        self._buckets = buckets
+        self.buckets = buckets
         vectors = [bucket.vector for bucket in buckets]
         batched = [
             index
@@ -50,7 +51,7 @@ class Exchange:
         self, step: StepInputs, observers: Sequence[ExchangeObserver]
     ) -> list[BucketResult]:
         """Returns the results of all buckets, each exchanged under its observer."""
-        pairs = list(zip(self._buckets, observers, strict=True))
+        pairs = list(zip(self.buckets, observers, strict=True))
         results = {
             index: self.exchange(bucket, step, observer)
             for index, (bucket, observer) in enumerate(pairs)

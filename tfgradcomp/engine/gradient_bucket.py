@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tfgradcomp.engine.noise import gaussian
 from tfgradcomp.engine.probe import ExchangeObserver
 from tfgradcomp.engine.segment import Segment
 from tfgradcomp.engine.step_records import BucketResult, BucketState, StepInputs
+from tfgradcomp.engine.waiting_pieces import WaitingPieces
 from tfgradcomp.transports import Route, SharedGather
 from tfgradcomp.transports.messages import has_variable_length
 from tfgradcomp.transports.rows import TouchedRows
@@ -62,9 +64,11 @@ class GradientBucket(Segment):
             model that draw random numbers.
         state: The variables of its state.
         parts: The bucket that each device of a worker exchanges; here there is one.
+        waiting: Whose state waits in this step; None: every piece takes part.
     """
 
     takes_rows = False
+    waiting: WaitingPieces | None = None
 
     def __init__(
         self,
@@ -92,18 +96,22 @@ class GradientBucket(Segment):
         self.has_variable_length = has_variable_length(route.fields)
         self.offset = vector.stream_offset + bucket_range.offset
         self.parts: tuple[GradientBucket, ...] = (self,)
-        decay = route.method.weight_decay
-        initial = BucketState(
-            worker=initial_state(route.method.compressor, self.layout),
-            moments=tf.zeros([self.layout.size]) if accumulates else (),
-            server=route.init_state(),
-            local=initial_state(decay, self.layout) if decay else (),
-        )
+        self._accumulates = accumulates
+        initial = self._initial_state()
         variables = [
             create_variable(value, f"{self.name}.{leaf}")
             for _, leaf, value in initial.named_leaves()
         ]
         self.state = tf.nest.pack_sequence_as(initial, variables)
+
+    def _initial_state(self):
+        decay = self.route.method.weight_decay
+        return BucketState(
+            worker=initial_state(self.route.method.compressor, self.layout),
+            moments=tf.zeros([self.layout.size]) if self._accumulates else (),
+            server=self.route.init_state(),
+            local=initial_state(decay, self.layout) if decay else (),
+        )
 
     @property
     def declared_routes(self) -> list[Route]:
@@ -130,12 +138,43 @@ class GradientBucket(Segment):
             context = context._replace(second_moments=moments)
         x = self.flatten(gradients.values, gradients.scale)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
+        if self.waiting:
+            initial = self._initial_state()
+            state = self.waiting.hidden(state, initial, self._owned(context))
         weights = self.weights_to_decay(step.weights)
         return Operands(self, route, x, state, weights, context, len(gradients.values))
 
     def completed(self, result: BucketResult, operands: Operands) -> BucketResult:
         """Returns the result for the whole bucket, of the result for some operands."""
-        return result
+        if self.waiting is None:
+            return result
+        owned = self._owned(operands.context)
+        state = self.waiting.kept(self.state, result.state, owned)
+        return result._replace(state=state)
+
+    def _owned(self, context):
+        """Returns the elements whose server state is held here."""
+        if self.route.exchanges_every_step:
+            return range(0)
+        return self.route.owned_range(context.rank)
+
+    def with_gradients(self, positions: Collection[int]) -> GradientBucket:
+        """Returns this bucket for steps in which some of its variables wait.
+
+        The others travel as ever, in blocks of their own. The variables that wait
+        travel as zeros, and nothing of their state changes.
+
+        Args:
+            positions: The variables that have a gradient.
+        """
+        if {*self.positions} <= {*positions}:
+            return self
+        padding = self.bucket_range.alignment_padding
+        waiting = WaitingPieces(self.pieces, padding, positions)
+        bucket = copy.copy(self)
+        bucket.waiting, bucket.parts = waiting, (bucket,)
+        bucket.route = self.route.cut_at(waiting.edges, waiting.name)
+        return bucket
 
     def weights_to_decay(self, weights: Sequence) -> SplitVector | None:
         """Returns its share of all weights, flat; None without weight decay."""

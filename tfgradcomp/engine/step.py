@@ -54,8 +54,8 @@ class Stepper:
         self.inner, self.buckets, self.scalars = inner, plan.buckets, scalars
         self.collectives, self._workers = plan.replicas, plan.collectives
         self.uncompressed_steps = plan.uncompressed_steps
-        self._compressed = Exchange(plan.buckets)
-        self._uncompressed = UncompressedExchange(plan.buckets)
+        # By the positions of the variables that have a gradient.
+        self._taking_part: dict[frozenset[int], list[Bucket]] = {}
         self._variables = compat.trainable_variables(inner)
         self._raises = raises
         self.observers: dict[str, Observer] = {}
@@ -147,30 +147,47 @@ class Stepper:
 
     def take_compressed(self, gradients: Gradients, variables: list) -> None:
         """Takes a step whose gradients travel compressed."""
-        self._take(gradients, variables, self._compressed)
+        self._take(gradients, variables, Exchange(self.taking_part(variables)))
 
     def take_uncompressed(self, gradients: Gradients, variables: list) -> None:
         """Takes a step whose gradients travel as float32."""
-        self._take(gradients, variables, self._uncompressed)
+        buckets = self.taking_part(variables)
+        self._take(gradients, variables, UncompressedExchange(buckets))
+
+    def taking_part(self, variables: list) -> list[Bucket]:
+        """Returns the buckets of a step in which some variables have a gradient.
+
+        A variable without a gradient takes no part: neither its weights nor any state
+        of it change, and buckets without any gradient are not exchanged.
+        """
+        positions = frozenset(compat.position(self.inner, v) for v in variables)
+        if positions not in self._taking_part:
+            self._taking_part[positions] = [
+                bucket.with_gradients(positions)
+                for bucket in self.buckets
+                if bucket.route.exchanges_every_step
+                or not positions.isdisjoint(bucket.positions)
+            ]
+        return self._taking_part[positions]
 
     def _take(self, gradients, variables, exchange):
         """Exchanges the gradients of a step and updates the variables."""
-        context = self.context()
+        context, buckets = self.context(), exchange.buckets
         weights = compat.decayed(self.inner, self._variables)
         observed = None
         if self.observers:
-            observed = ObservedStep(self.buckets, context, exchange.is_uncompressed)
-        observers = observed.buckets if observed else [IGNORE] * len(self.buckets)
+            observed = ObservedStep(buckets, context, exchange.is_uncompressed)
+        observers = observed.buckets if observed else [IGNORE] * len(buckets)
         step = StepInputs(gradients, weights, context)
         results = exchange.exchange_all(step, observers)
         updates, state = [], []
-        for bucket, result in zip(self.buckets, results, strict=True):
+        for bucket, result in zip(buckets, results, strict=True):
             updates.append((bucket, result.update))
             state += pairs_of(bucket.state, result.state)
         if not exchange.is_uncompressed:
             elements = [result.elements_sent for result in results]
             words = [result.variable_length_words for result in results]
-            state += self.scalars.counted(self.buckets, elements, words)
+            state += self.scalars.counted(buckets, elements, words)
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
         self.commit(updates, state, flags, variables, context)
         if observed:

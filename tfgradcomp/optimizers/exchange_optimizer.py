@@ -12,7 +12,11 @@ import tensorflow as tf
 from tfgradcomp.assignment.policy import Policy, moments_compressor
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.engine import moments as second
-from tfgradcomp.engine.consistency_check import check_same_at_start, check_still_same
+from tfgradcomp.engine.consistency_check import (
+    check_same_at_start,
+    check_same_gradients,
+    check_still_same,
+)
 from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
@@ -70,6 +74,8 @@ class ExchangeOptimizer(OptimizerWrapper):
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         self._is_checked = False
+        # Sets of variables with a gradient that the workers have compared.
+        self._compared_positions: set[frozenset[int]] = set()
         self._watchdog = ResidualWatchdog()
 
     @abc.abstractmethod
@@ -153,7 +159,8 @@ class ExchangeOptimizer(OptimizerWrapper):
         Raises:
             TypeError: If a gradient is not of a float type.
             ValueError: If the numbers of gradients and variables differ; at the first
-                step, if the workers' models differ; if second moments are missing, or
+                step, if the workers' models differ; if a variable has a gradient on
+                some workers only; if second moments are missing, or
                 given to a method that needs none; if a state was restored in part only.
             tf.errors.InvalidArgumentError: If a gradient is not finite and
                 `nonfinite="raise"`.
@@ -168,6 +175,7 @@ class ExchangeOptimizer(OptimizerWrapper):
         with keras.name_scope(self.name):
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
             if grads:
+                self._check_gradients(variables)
                 moments = [moment_of[id(variable)] for variable in variables]
                 self._stepper.apply(grads, moments, variables)
 
@@ -205,6 +213,15 @@ class ExchangeOptimizer(OptimizerWrapper):
             check_same_at_start(self._plan.hosts, self.inner_optimizer, settings)
         self._state.finish_restore()
         self._is_checked = True
+
+    def _check_gradients(self, variables):
+        """Compares which variables have a gradient, once for each set of them."""
+        inner = self.inner_optimizer
+        positions = frozenset(compat.position(inner, v) for v in variables)
+        if self._plan.hosts is None or positions in self._compared_positions:
+            return
+        check_same_gradients(self._plan.hosts, inner, positions)
+        self._compared_positions.add(positions)
 
     # Reports.
 

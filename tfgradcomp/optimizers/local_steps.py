@@ -23,7 +23,16 @@ from tfgradcomp.engine.summary import variables_to_build_for
 from tfgradcomp.engine.variable_copies import copy_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.local_step_schedule import MOST, IntervalTuner, groups_of
+from tfgradcomp.optimizers.local_step_schedule import (
+    MOST,
+    IntervalTuner,
+    UnsentSteps,
+    are_finite,
+    check_is_whole,
+    check_none_left_out,
+    check_pair,
+    groups_of,
+)
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.traffic import mean_traffic
@@ -102,21 +111,10 @@ class LocalSteps(OptimizerWrapper):
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("outer", outer, CompressedOptimizer)
+        check_pair(self.inner_optimizer, outer)
         if every != "auto":
             check_integer("every", every, 1)
         check_integer("warmup_steps", warmup_steps, 0)
-        if outer.needs_second_moments:
-            raise ValueError(
-                "`outer` compresses a difference of weights, which has no second "
-                "moments over examples. Expected: a method that needs none, such as "
-                f"DistEFBlockSGDM. Received: outer={type(outer).__name__}"
-            )
-        if self.inner_optimizer.use_ema:
-            raise ValueError(
-                "Averages of weights that differ between workers are useless. "
-                "Expected: `use_ema` of the optimizer in `outer`, which trains the "
-                "common weights. Received: inner_optimizer.use_ema=True"
-            )
         self.outer = outer
         self.keep_arguments(
             outer=outer, every=every, warmup_steps=warmup_steps, stagger=stagger
@@ -139,7 +137,8 @@ class LocalSteps(OptimizerWrapper):
         # Steps since the last exchange, steps left out, and H (0 before it is known).
         counts = tf.constant([0, 0, self._given or 0], tf.int64)
         self._counts = PerReplicaVariable(counts, "local_steps")
-        compat.track(self, [self._counts])
+        self._unsent = UnsentSteps(len(variables))
+        compat.track(self, [self._counts, self._unsent.variable])
         sizes = [variable.shape.num_elements() for variable in variables]
         self._groups = groups_of(sizes, (self._given or MOST) if self.stagger else 1)
         self.outers = [self._outer_of(index) for index in range(len(self._groups))]
@@ -147,7 +146,9 @@ class LocalSteps(OptimizerWrapper):
             outer.build([self._anchors[position] for position in group])
         self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
         # Observed steps have their own function.
-        self._exchange_now = tf.function(lambda *observers: self._exchange())
+        self._exchange_now = tf.function(
+            lambda positions, *observers: self._exchange_all(positions)
+        )
         self.built = True
 
     @property
@@ -165,7 +166,9 @@ class LocalSteps(OptimizerWrapper):
     @property
     def variables(self):
         """The inner optimizer's variables, the anchors, the variables of `outer`."""
-        own = [*self._anchors, self._counts] if self.built else []
+        own = []
+        if self.built:
+            own = [*self._anchors, self._counts, self._unsent.variable]
         outers = self.outers if self.built else [self.outer]
         own += [variable for outer in outers for variable in outer.variables]
         return self.inner_optimizer.variables + own
@@ -245,14 +248,7 @@ class LocalSteps(OptimizerWrapper):
         gradients = with_values(
             lambda values: [g * tf.cast(number, g.dtype) for g in values], gradients
         )
-        values = [getattr(gradient, "values", gradient) for gradient in gradients]
-        is_finite = tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(value)) for value in values]
-        )
-        if number > collectives.num_processes:
-            # Replicas of one process enter a conditional together.
-            flag = tf.cast(tf.logical_not(is_finite), tf.float32)[tf.newaxis]
-            is_finite = collectives.max(flag, "local_steps")[0] < 1
+        is_finite = are_finite(gradients, collectives)
         counts = tf.convert_to_tensor(self._counts)
         is_warmup = tf.convert_to_tensor(self.outer.iterations) < self.warmup_steps
 
@@ -262,50 +258,76 @@ class LocalSteps(OptimizerWrapper):
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)
         self._counts.assign(counts + tf.stack([1, left_out, 0]))
-        if self._given:
-            self._meet(is_warmup)
-        else:
-            conditional(counts[2] > 0, self._meet, self._meet_measured, (is_warmup,))
+        positions = {compat.position(self.inner_optimizer, v) for v in variables}
+        self._unsent.add(positions)
 
-    def _meet(self, is_warmup):
+        def meet(is_warmup):
+            self._meet(positions, is_warmup)
+
+        def meet_measured(_):
+            self._meet_measured(positions)
+
+        if self._given:
+            meet(is_warmup)
+        else:
+            conditional(counts[2] > 0, meet, meet_measured, (is_warmup,))
+
+    def _meet(self, positions, is_warmup):
         """Exchanges the groups whose turn it is; all groups in the warm-up."""
         steps, _, every = tf.unstack(tf.convert_to_tensor(self._counts))
         number = len(self._groups)
-        for index in range(number):
+        exchange = self._exchange if number > 1 else self._exchange_all
+        for index, group in enumerate(self._groups):
+            own = sorted(positions.intersection(group))
+            if not own:
+                continue
             turn = (index + 1) * every // number
-            is_due = tf.logical_or(tf.equal((steps - turn) % every, 0), is_warmup)
-            conditional(is_due, lambda i=index: self._exchange([i]), lambda: None)
+            is_due = is_warmup | tf.equal((steps - turn) % every, 0)
+            # The turn may never fall on a step in which these have a gradient.
+            is_due |= self._unsent.most(own) >= every
+            conditional(is_due, lambda own=own: exchange(own), lambda: None)
 
-    def _meet_measured(self, is_warmup):
+    def _meet_measured(self, positions):
         """Exchanges all groups, and measures H."""
         variables = compat.trainable_variables(self.inner_optimizer)
-        every = self._stopwatch.measure(variables, self._exchange)
+        every = self._stopwatch.measure(
+            variables, lambda: self._exchange_all(positions)
+        )
         counts = tf.convert_to_tensor(self._counts)
         self._counts.assign(tf.stack([counts[0], counts[1], every]))
 
-    def _exchange(self, groups=None):
-        """Exchanges the changes of the weights since the last exchange.
+    def _exchange(self, positions):
+        """Exchanges the changes of some weights since the last exchange.
 
         Args:
-            groups: Indices of the groups; None for all.
+            positions: The variables that have had a gradient since. The others take no
+                part: the momentum of `outer` would move them, and residuals drain.
         """
         variables = compat.trainable_variables(self.inner_optimizer)
         number = self.outer.stepper.collectives.num_workers
-        chosen = range(len(self._groups)) if groups is None else groups
-        for index in chosen:
-            anchors = [self._anchors[position] for position in self._groups[index]]
-            weights = [variables[position] for position in self._groups[index]]
+        for outer, group in zip(self.outers, self._groups, strict=True):
+            own = [position for position in group if position in positions]
+            if not own:
+                continue
+            anchors = [self._anchors[position] for position in own]
+            weights = [variables[position] for position in own]
             pairs = list(zip(anchors, weights, strict=True))
             moved = [
                 (tf.convert_to_tensor(anchor) - tf.convert_to_tensor(weight)) / number
                 for anchor, weight in pairs
             ]
             # Keras divides by N, too.
-            self.outers[index].apply(moved, anchors)
+            outer.apply(moved, anchors)
             for anchor, weight in pairs:
                 weight.assign(tf.convert_to_tensor(anchor))
-        if len(chosen) == len(self._groups):
-            self._counts.assign(tf.convert_to_tensor(self._counts) * [0, 1, 1])
+        self._unsent.clear(positions)
+
+    def _exchange_all(self, positions):
+        """Does what `_exchange` does; turns begin anew once all weights are equal."""
+        self._exchange(positions)
+        goes_on = self._unsent.most(range(len(self._anchors))) > 0
+        keeps = tf.stack([tf.cast(goes_on, tf.int64), 1, 1])
+        self._counts.assign(tf.convert_to_tensor(self._counts) * keeps)
 
     @override
     def synchronize(self):
@@ -324,17 +346,13 @@ class LocalSteps(OptimizerWrapper):
         if not steps:
             return
         observers = self.outer.stepper.observers.values()
-        self._strategy.run(self._exchange_now, args=(*observers,))
+        positions = self._unsent.positions()
+        self._strategy.run(self._exchange_now, args=(positions, *observers))
         rows = np.array([[left_out]])
         if self._hosts:
             rows = self._hosts.gather(tf.constant([left_out]), "local_steps").numpy()
-        by_rank = dict(enumerate(rows[:, 0].tolist()))
-        if rows.any() and self.outer.nonfinite == "raise":
-            raise FloatingPointError(
-                "Local steps were left out because a gradient was NaN or Inf. Lower "
-                "the learning rate, clip (clipnorm=...), or go on with "
-                f"outer.nonfinite='skip'. Received: steps left out by worker={by_rank}"
-            )
+        if self.outer.nonfinite == "raise":
+            check_none_left_out(rows[:, 0].tolist())
 
     def verify(self):
         """Compares the state that workers share, as `fit` does after each epoch.
@@ -374,6 +392,7 @@ class LocalSteps(OptimizerWrapper):
             for index, anchor in enumerate(self._anchors):
                 store[f"anchor_{index}"] = anchor.numpy()
             store["local_steps"] = self._counts.local_values()
+            store["unsent_steps"] = self._unsent.variable.local_values()
 
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved.
@@ -384,17 +403,13 @@ class LocalSteps(OptimizerWrapper):
         if not self.built:
             return
         names = [f"anchor_{index}" for index in range(len(self._anchors))]
-        missing = [name for name in (*names, "local_steps") if name not in store]
-        if missing:
-            raise ValueError(
-                f"The file holds no state of {self.name}. Expected: one that was saved "
-                "with LocalSteps and the same model; to use the weights alone, load "
-                "them into a model that is not compiled, and compile it afterwards. "
-                f"Received: missing={missing}"
-            )
+        check_is_whole(self.name, store, [*names, "local_steps"])
         for name, anchor in zip(names, self._anchors, strict=True):
             anchor.assign(store[name])
         counts = np.array(store["local_steps"])
         if self._given:
             counts[:, 2] = self._given
         self._counts.assign_local_values(counts)
+        # Version 0.2 exchanged all variables together.
+        unsent = store["unsent_steps"] if "unsent_steps" in store else counts[:, :1]
+        self._unsent.restore(np.array(unsent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,89 +10,16 @@ from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
-from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine import inner_step
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
     MomentumStepper,
     OneBitAdam,
-    VarianceSteps,
 )
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
+from tfgradcomp.optimizers.zero_one_rounds import Round, RoundSteps
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.traffic import mean_traffic
-
-
-@dataclass(frozen=True)
-class RoundSteps(VarianceSteps):
-    """The steps that travel as float32, and those that end a round.
-
-    Attributes:
-        local_steps: The most steps of a round.
-        double_every: After so many steps a round has twice as many.
-    """
-
-    local_steps: int = 1
-    double_every: int = 1
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_integer("local_steps", self.local_steps, 1)
-        check_integer("double_every", self.double_every, 1)
-
-    @override
-    def refreshes(self):
-        # A mean of gradients at weights that differ says nothing of the variance.
-        end = self.warmup_steps + self.double_every
-        is_alone = self.local_steps > 1
-        return [step for step in super().refreshes() if step < end or not is_alone]
-
-    def end_round(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns whether a step after the warm-up is the last one of a round.
-
-        Args:
-            step: int64 scalar, as `include` takes it.
-        """
-        past = step - self.warmup_steps
-        last = (self.local_steps - 1).bit_length()
-        stage = tf.minimum(past // self.double_every, last)
-        place = past - stage * self.double_every + 1
-        doubled = tf.bitwise.left_shift(tf.ones([], tf.int64), stage)
-        length = tf.minimum(doubled, self.local_steps)
-        # A round belongs to one stage.
-        is_cut = (stage < last) & tf.equal(place, self.double_every)
-        return tf.equal(place % length, 0) | is_cut
-
-
-class Round:
-    """The state of a round that has not ended, on a worker.
-
-    Attributes:
-        steps: int64, the steps that it has taken alone.
-        rate: float32, the learning rates of the round, added up.
-        starts: The weights before the first step.
-        means: The mean momenta, each weighted by its learning rate.
-    """
-
-    def __init__(self, weights: list):
-        """Creates the variables.
-
-        Args:
-            weights: The trainable variables.
-        """
-        self.steps = PerReplicaVariable(tf.zeros([], tf.int64), "round_steps")
-        self.rate = PerReplicaVariable(tf.zeros([]), "round_rate")
-        zeros = [tf.zeros(one.shape, one.dtype) for one in weights]
-        self.starts = [PerReplicaVariable(zero, "round_start") for zero in zeros]
-        self.means = [PerReplicaVariable(zero, "round_mean") for zero in zeros]
-
-    def named(self) -> dict[str, PerReplicaVariable]:
-        """Returns the variables by the names that they have in files."""
-        found = {"round_steps": self.steps, "round_rate": self.rate}
-        for index, pair in enumerate(zip(self.starts, self.means, strict=True)):
-            found[f"round_start_{index}"], found[f"round_mean_{index}"] = pair
-        return found
 
 
 class RoundStepper(MomentumStepper):
@@ -119,6 +45,7 @@ class RoundStepper(MomentumStepper):
         is_first = tf.equal(tf.convert_to_tensor(kept.steps), 0)
         is_end = self.uncompressed_steps.end_round(step)
         told, safe = self._without_nonfinite(own.values, is_first & is_end)
+        positions = {compat.position(self.inner, variable) for variable in variables}
         total = tf.where(is_first, rate, rate + tf.convert_to_tensor(kept.rate))
         kept.rate.assign(total)
         conditional(
@@ -129,7 +56,9 @@ class RoundStepper(MomentumStepper):
         )
 
         def take_alone(values):
-            conditional(is_first, lambda: self._begin(), lambda: None)
+            is_new = tf.equal(kept.unsent.most(sorted(positions)), 0)
+            conditional(is_new, lambda: self._begin(positions), lambda: None)
+            kept.unsent.add(positions)
             kept.steps.assign(tf.convert_to_tensor(kept.steps) + 1)
             table = [values[compat.position(self.inner, v)] for v in variables]
             inner_step.update(self.inner, table, variables)
@@ -175,17 +104,20 @@ class RoundStepper(MomentumStepper):
                 mean.assign(tf.cast(value, mean.dtype))
 
     def _move_means(self, values, share):
+        known = [index for index, value in enumerate(values) if value is not None]
+        is_new = tf.equal(self.round.unsent.most(known), 0)
         for mean, value in zip(self.round.means, values, strict=True):
             if value is not None:
-                before = tf.convert_to_tensor(mean)
+                before = tf.where(is_new, tf.zeros_like(mean), mean)
                 moved = (tf.cast(value, mean.dtype) - before) * tf.cast(
                     share, mean.dtype
                 )
                 mean.assign(before + moved)
 
-    def _begin(self):
-        for start, weight in zip(self.round.starts, self._variables, strict=True):
-            start.assign(tf.convert_to_tensor(weight))
+    def _begin(self, positions):
+        for position in positions:
+            weight = tf.convert_to_tensor(self._variables[position])
+            self.round.starts[position].assign(weight)
 
     def exchange(self, variables: list) -> None:
         """Ends a round: a step from its start, by the mean momentum of all workers.
@@ -194,14 +126,15 @@ class RoundStepper(MomentumStepper):
             variables: Those that have had a gradient.
         """
         kept = self.round
+        positions = {compat.position(self.inner, variable) for variable in variables}
 
         def go_back():
-            for start, weight in zip(kept.starts, self._variables, strict=True):
-                weight.assign(tf.convert_to_tensor(start))
+            for position in positions:
+                start = tf.convert_to_tensor(kept.starts[position])
+                self._variables[position].assign(start)
 
-        was_alone = tf.convert_to_tensor(kept.steps) > 0
+        was_alone = kept.unsent.most(sorted(positions)) > 0
         conditional(was_alone, go_back, lambda: None)
-        positions = {compat.position(self.inner, variable) for variable in variables}
         means = [
             tf.convert_to_tensor(mean) if index in positions else None
             for index, mean in enumerate(kept.means)
@@ -209,6 +142,7 @@ class RoundStepper(MomentumStepper):
         nothing = [None] * len(means)
         self.take_momenta(Gradients(means, moments=nothing), variables)
         kept.steps.assign(tf.zeros([], tf.int64))
+        kept.unsent.clear(positions)
 
     @override
     def _update(self, gradients, variables, direct):
@@ -219,10 +153,10 @@ class RoundStepper(MomentumStepper):
     def drop_window(self):
         super().drop_window()
         # Workers that were alone have no momentum in common.
-        was_alone = tf.convert_to_tensor(self.round.steps) > 0
-        for momentum in compat.momenta(self.inner):
+        was_alone = tf.convert_to_tensor(self.round.unsent.variable) > 0
+        for index, momentum in enumerate(compat.momenta(self.inner)):
             value = tf.convert_to_tensor(momentum)
-            momentum.assign(tf.where(was_alone, tf.zeros_like(value), value))
+            momentum.assign(tf.where(was_alone[index], tf.zeros_like(value), value))
 
 
 class ZeroOneAdam(OneBitAdam):
@@ -324,7 +258,9 @@ class ZeroOneAdam(OneBitAdam):
         if "_round" not in vars(self):
             self._round = Round(compat.trainable_variables(self))
             compat.track(self, [*self._round.named().values()])
-            self._end_now = tf.function(lambda *observers: self._end_round())
+            self._end_now = tf.function(
+                lambda positions, *observers: self._end_round(positions)
+            )
         self._stepper.round = self._round
 
     @property
@@ -343,10 +279,11 @@ class ZeroOneAdam(OneBitAdam):
         """
         return mean_traffic([super().traffic], self.local_steps)
 
-    def _end_round(self):
+    def _end_round(self, positions):
         counter = compat.step_counter(self.inner_optimizer)
         steps = tf.convert_to_tensor(counter)
-        self._stepper.exchange(compat.trainable_variables(self.inner_optimizer))
+        variables = compat.trainable_variables(self.inner_optimizer)
+        self._stepper.exchange([variables[position] for position in positions])
         counter.assign(steps)
 
     @override
@@ -356,19 +293,23 @@ class ZeroOneAdam(OneBitAdam):
         All workers must call it, outside of a graph. `fit` does as each epoch ends,
         `evaluate` and `predict` do as they begin.
         """
-        if self.built and self._round.steps.numpy():
+        if self._is_within_round():
             observers = self._stepper.observers.values()
-            self._strategy.run(self._end_now, args=(*observers,))
+            positions = self._round.unsent.positions()
+            self._strategy.run(self._end_now, args=(positions, *observers))
+
+    def _is_within_round(self):
+        return self.built and bool(self._round.unsent.positions())
 
     @override
     def verify(self, others=()):
-        if self.built and not self._round.steps.numpy():
+        if not self._is_within_round():
             super().verify(others)
 
     @override
     def save_own_variables(self, store):
         super().save_own_variables(store)
-        if self.built and self._round.steps.numpy():
+        if self._is_within_round():
             for name, variable in self._round.named().items():
                 store[name] = variable.local_values()
 
@@ -381,3 +322,7 @@ class ZeroOneAdam(OneBitAdam):
             values = variable.local_values()
             found = store[name] if name in store.keys() else np.zeros_like(values)
             variable.assign_local_values(np.array(found))
+        if own and "round_unsent_steps" not in store.keys():
+            # In version 0.2 all variables took part in a round.
+            steps = self._round.steps.local_values()[:, np.newaxis]
+            self._round.unsent.restore(steps)

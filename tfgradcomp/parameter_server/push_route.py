@@ -63,6 +63,7 @@ class PushLogRoute(Route):
     with zeros in the own row.
     """
 
+    exchanges_every_step = True
     collectives: LogCollectives
 
     def __init__(self, collectives, method, layout, call_site):

@@ -39,7 +39,7 @@ class PushLogStepper(Stepper):
         log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
         weights = compat.decayed(self.inner, self._variables)
-        for bucket in self.buckets:
+        for bucket in self.taking_part(variables):
             step = StepInputs(gradients, weights, self.context())
             operands = bucket.operands(step, Exchange.route_of, IGNORE)
             sent.append(compress(operands))
@@ -89,13 +89,17 @@ class PushLogStepper(Stepper):
     def _push(self, operands, sent):
         """Pushes a bucket, and updates the worker's state at once."""
         bucket, server = operands.bucket, operands.state.server
+        worker = sent.worker_state
+        if bucket.waiting:
+            after = bucket.state._replace(worker=worker)
+            worker = bucket.waiting.kept(bucket.state, after, range(0)).worker
         is_finite = tf.equal(sent.flag, 0)
         tf.nest.map_structure(
             lambda variable, new: variable.assign(
                 tf.where(is_finite, new, tf.convert_to_tensor(variable))
             ),
             bucket.state.worker,
-            sent.worker_state,
+            worker,
         )
         return bucket.route.push(sent.payload, server, sent.context, sent.flag)
 

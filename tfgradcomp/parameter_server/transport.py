@@ -101,6 +101,7 @@ class ParameterServerRoute(Route):
     and sends them with its next message.
     """
 
+    exchanges_every_step = True
     collectives: ServerCollectives
 
     def __init__(self, collectives, method, layout, call_site):

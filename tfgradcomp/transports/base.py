@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -66,7 +66,11 @@ class Route:
         num_max_reduced: Number of elements in these fields.
         num_workers: Python integer N.
         local_state_size: Elements of a vector of the server's state on this worker.
+        exchanges_every_step: Whether servers wait for a message in each step, also from
+            variables without a gradient. Such servers keep their state themselves.
     """
+
+    exchanges_every_step: ClassVar[bool] = False
 
     def __init__(
         self, collectives: Collectives, method: Method, layout: Layout, call_site: str
@@ -84,6 +88,24 @@ class Route:
     def rebound(self) -> Route:
         """Returns a new route, for collectives whose workers have changed."""
         return type(self)(self.collectives, self.method, self.layout, self.call_site)
+
+    def cut_at(self, edges: Iterable[int], name: str) -> Route:
+        """Returns a route whose blocks are cut at some elements, if that is possible.
+
+        A server that compresses blocks of one size gets no others: there the result is
+        this route, as it is where no edge lies inside of a block.
+
+        Args:
+            edges: Indices of elements.
+            name: Follows the name of the call site.
+        """
+        layout = self.layout.cut_at(edges)
+        alignment = self.method.server.shard_alignment
+        is_possible = alignment(layout) == alignment(self.layout)
+        if layout == self.layout or not is_possible or self.exchanges_every_step:
+            return self
+        call_site = f"{self.call_site}/{name}"
+        return type(self)(self.collectives, self.method, layout, call_site)
 
     # A step.
 

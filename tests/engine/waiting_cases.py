@@ -1,0 +1,149 @@
+"""Runs in which a variable has no gradient in some steps, on a pool's workers."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgradcomp
+from tests.cluster import strategy_and_rank
+from tests.methods import ROWS
+from tfgradcomp.collectives import assign_hosts
+
+SHAPES = [(30, 20), (700,), (9, 40)]
+STEPS, WAITS = 8, range(3, 6)
+SGD = keras.optimizers.SGD
+
+
+def _local_steps(**arguments):
+    outer = tfgradcomp.DistEFBlockSGDM(SGD(0.7), min_size=1, transport="sharded")
+    return tfgradcomp.LocalSteps(SGD(0.02, momentum=0.5), outer, **arguments)
+
+
+OTHERS = {
+    "LocalSteps": lambda: _local_steps(every=2),
+    "LocalSteps, stagger": lambda: _local_steps(every=3, stagger=True),
+    "OneBitAdam": lambda: tfgradcomp.OneBitAdam(
+        keras.optimizers.AdamW(1e-2), 2, min_size=1
+    ),
+    "ZeroOneAdam": lambda: tfgradcomp.ZeroOneAdam(
+        keras.optimizers.AdamW(1e-2), 2, local_steps=2, double_every=1, min_size=1
+    ),
+}
+
+
+def _make(name, transport):
+    if name in OTHERS:
+        return OTHERS[name]()
+    return ROWS[name].make_to_train(transport=transport, min_size=1, seed=3)
+
+
+def run(name, transport, waits, hosts=None):
+    """Trains three variables; the second has no gradient in the steps `waits`.
+
+    Returns:
+        After each step, for each local replica: the weights of each variable, and all
+        vectors of state.
+    """
+    strategy, _ = strategy_and_rank()
+    if hosts:
+        assign_hosts(strategy, hosts)
+    number = strategy.num_replicas_in_sync
+    rng = np.random.default_rng(0)
+    sizes = [int(np.prod(shape)) for shape in SHAPES]
+    table = rng.normal(size=(STEPS, number, sum(sizes))).astype("float32")
+    with strategy.scope():
+        variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
+        optimizer = _make(name, transport)
+        optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(gradients, positions):
+        def of_replica():
+            rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+            parts = tf.split(tf.gather(gradients, rank) / number, sizes)
+            grads = [tf.reshape(parts[i], SHAPES[i]) for i in positions]
+            given = {}
+            if getattr(optimizer, "needs_second_moments", False):
+                given["second_moments"] = [0.4 * g * g + 1e-4 for g in grads]
+            optimizer.apply(grads, [variables[i] for i in positions], **given)
+
+        strategy.run(of_replica)
+
+    history = []
+    for index, gradients in enumerate(table):
+        if index in (WAITS.start, WAITS.stop):
+            optimizer.synchronize()
+            history.append(_values(strategy, variables, optimizer))
+        positions = (0, 2) if index in waits else (0, 1, 2)
+        step(tf.constant(gradients), positions)
+        history.append(_values(strategy, variables, optimizer))
+    return history
+
+
+def differ():
+    """The error of workers of which one leaves out a variable."""
+    strategy, rank = strategy_and_rank()
+    with strategy.scope():
+        variables = [
+            keras.Variable(np.ones(8, "float32"), name=f"weight_{i}") for i in range(2)
+        ]
+        optimizer = tfgradcomp.TernGrad(SGD(0.1), min_size=1)
+        optimizer.build(variables)
+    used = variables[: 2 - rank]
+    gradients = [tf.ones([8]) for _ in used]
+    try:
+        strategy.run(lambda: optimizer.apply(gradients, used))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def _values(strategy, variables, optimizer):
+    local = strategy.experimental_local_results
+
+    def of(variable):
+        value = getattr(variable, "value", variable)
+        return np.stack([one.numpy() for one in local(value)])
+
+    return [of(v) for v in variables], _state_of_second(optimizer, of)
+
+
+def _state_of_second(optimizer, of):
+    """Returns the second variable's elements of all vectors of the method's state."""
+    outers = getattr(optimizer, "outers", [optimizer])
+    anchors = getattr(optimizer, "_anchors", None)
+    found = []
+    for outer in outers:
+        position = 1
+        if anchors:
+            paths = [variable.path for variable in _variables_of(outer)]
+            if anchors[1].path not in paths:
+                continue
+            position = paths.index(anchors[1].path)
+        for bucket in outer.stepper.buckets:
+            for role, name, leaf in bucket.state.named_leaves():
+                if len(bucket.parts) == 1:
+                    rows = [
+                        _own(bucket, role, position, rank, row)
+                        for rank, row in enumerate(of(leaf))
+                    ]
+                    found += [(role, name, row) for row in rows]
+    return found
+
+
+def _variables_of(optimizer):
+    return optimizer._plan.variables
+
+
+def _own(bucket, role, position, rank, row):
+    """Returns a variable's elements of a vector of state; nothing in other buckets."""
+    size = bucket.layout.size
+    owned = bucket.route.owned_range(rank) if role == "server" else range(size)
+    whole = np.zeros([size], np.float32)
+    whole[owned.start : owned.stop] = row[: len(owned)].astype(np.float32)
+    begin = bucket.bucket_range.alignment_padding
+    for piece in bucket.pieces:
+        if piece.position == position:
+            return whole[begin : begin + piece.end - piece.begin]
+        begin += piece.end - piece.begin
+    return np.zeros([0], np.float32)
