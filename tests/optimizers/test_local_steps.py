@@ -276,3 +276,13 @@ def test_bad_arguments_raise(inner, arguments, message):
     given = {"outer": dist_ef(), **arguments}
     with pytest.raises((ValueError, TypeError), match=message):
         tfgradcomp.LocalSteps(inner, **given)
+
+
+def test_a_step_left_out_raises_as_fit_ends_though_the_epoch_ends_an_interval():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    outer = tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(1.0))
+    model.compile(tfgradcomp.LocalSteps("sgd", outer, every=2), "mse")
+    x = np.ones((4, 2), "float32")
+    x[0] = np.nan
+    with pytest.raises(FloatingPointError, match=r"left out by worker=\{0: 1\}"):
+        model.fit(x, x[:, :1], batch_size=1, shuffle=False, verbose=0)

@@ -158,17 +158,21 @@ class Stepper:
         """Returns the buckets of a step in which some variables have a gradient.
 
         A variable without a gradient takes no part: neither its weights nor any state
-        of it change, and buckets without any gradient are not exchanged.
+        of it change, and buckets without any gradient are not exchanged, unless they
+        are observed.
         """
         positions = frozenset(compat.position(self.inner, v) for v in variables)
         if positions not in self._taking_part:
             self._taking_part[positions] = [
-                bucket.with_gradients(positions)
-                for bucket in self.buckets
-                if bucket.route.exchanges_every_step
-                or not positions.isdisjoint(bucket.positions)
+                bucket.with_gradients(positions) for bucket in self.buckets
             ]
-        return self._taking_part[positions]
+        return [
+            bucket
+            for bucket in self._taking_part[positions]
+            if self.observers
+            or bucket.route.exchanges_every_step
+            or not positions.isdisjoint(bucket.positions)
+        ]
 
     def _take(self, gradients, variables, exchange):
         """Exchanges the gradients of a step and updates the variables."""

@@ -122,8 +122,6 @@ class LocalSteps(OptimizerWrapper):
         self._is_checked = False
         check_strategy(self)
 
-    # Building.
-
     def build(self, variables):
         """Creates the anchors, and the state of both optimizers."""
         if not self.built:
@@ -166,10 +164,10 @@ class LocalSteps(OptimizerWrapper):
     @property
     def variables(self):
         """The inner optimizer's variables, the anchors, the variables of `outer`."""
-        own = []
+        own, outers = [], [self.outer]
         if self.built:
             own = [*self._anchors, self._counts, self._unsent.variable]
-        outers = self.outers if self.built else [self.outer]
+            outers = self.outers
         own += [variable for outer in outers for variable in outer.variables]
         return self.inner_optimizer.variables + own
 
@@ -224,10 +222,7 @@ class LocalSteps(OptimizerWrapper):
     def apply(self, grads, trainable_variables=None):
         """Takes a step on this replica alone, and an exchange if one is due.
 
-        Args:
-            grads: Gradients of this replica's share of the loss, which Keras divides
-                by the number of replicas.
-            trainable_variables: Their variables, in the same order.
+        The arguments are those of `CompressedOptimizer.apply`.
 
         Raises:
             ValueError: If there is not a gradient, or None, for each variable; if the
@@ -261,16 +256,15 @@ class LocalSteps(OptimizerWrapper):
         positions = {compat.position(self.inner_optimizer, v) for v in variables}
         self._unsent.add(positions)
 
-        def meet(is_warmup):
-            self._meet(positions, is_warmup)
-
-        def meet_measured(_):
-            self._meet_measured(positions)
-
         if self._given:
-            meet(is_warmup)
+            self._meet(positions, is_warmup)
         else:
-            conditional(counts[2] > 0, meet, meet_measured, (is_warmup,))
+            conditional(
+                counts[2] > 0,
+                lambda is_warmup: self._meet(positions, is_warmup),
+                lambda is_warmup: self._meet_measured(positions),
+                (is_warmup,),
+            )
 
     def _meet(self, positions, is_warmup):
         """Exchanges the groups whose turn it is; all groups in the warm-up."""
@@ -297,33 +291,23 @@ class LocalSteps(OptimizerWrapper):
         self._counts.assign(tf.stack([counts[0], counts[1], every]))
 
     def _exchange(self, positions):
-        """Exchanges the changes of some weights since the last exchange.
-
-        Args:
-            positions: The variables that have had a gradient since. The others take no
-                part: the momentum of `outer` would move them, and residuals drain.
-        """
+        """Exchanges what has changed of the variables that have had a gradient."""
         variables = compat.trainable_variables(self.inner_optimizer)
         number = self.outer.stepper.collectives.num_workers
         for outer, group in zip(self.outers, self._groups, strict=True):
-            own = [position for position in group if position in positions]
-            if not own:
-                continue
-            anchors = [self._anchors[position] for position in own]
-            weights = [variables[position] for position in own]
-            pairs = list(zip(anchors, weights, strict=True))
+            pairs = [(self._anchors[p], variables[p]) for p in group if p in positions]
             moved = [
                 (tf.convert_to_tensor(anchor) - tf.convert_to_tensor(weight)) / number
                 for anchor, weight in pairs
             ]
             # Keras divides by N, too.
-            outer.apply(moved, anchors)
+            outer.apply(moved, [anchor for anchor, _ in pairs])
             for anchor, weight in pairs:
                 weight.assign(tf.convert_to_tensor(anchor))
         self._unsent.clear(positions)
 
     def _exchange_all(self, positions):
-        """Does what `_exchange` does; turns begin anew once all weights are equal."""
+        """Exchanges as well, and begins turns anew once all weights are equal."""
         self._exchange(positions)
         goes_on = self._unsent.most(range(len(self._anchors))) > 0
         keeps = tf.stack([tf.cast(goes_on, tf.int64), 1, 1])
@@ -333,8 +317,7 @@ class LocalSteps(OptimizerWrapper):
     def synchronize(self):
         """Exchanges the changes of the weights, so that all workers are equal.
 
-        All workers must call it, outside of a graph. `fit` does at the end of each
-        epoch, `evaluate` and `predict` before they begin.
+        All workers must call it outside of a graph, as `fit` does after each epoch.
 
         Raises:
             FloatingPointError: On all workers, if steps were left out because a
@@ -342,23 +325,30 @@ class LocalSteps(OptimizerWrapper):
         """
         if not self.built:
             return
-        steps, left_out, _ = self._counts.numpy().tolist()
-        if not steps:
-            return
-        observers = self.outer.stepper.observers.values()
         positions = self._unsent.positions()
-        self._strategy.run(self._exchange_now, args=(positions, *observers))
-        rows = np.array([[left_out]])
-        if self._hosts:
-            rows = self._hosts.gather(tf.constant([left_out]), "local_steps").numpy()
-        if self.outer.nonfinite == "raise":
-            check_none_left_out(rows[:, 0].tolist())
+        if positions:
+            observers = self.outer.stepper.observers.values()
+            self._strategy.run(self._exchange_now, args=(positions, *observers))
+        self._check_none_left_out()
+
+    def _check_none_left_out(self):
+        if self.built and self.outer.nonfinite == "raise":
+            counts = tf.constant([self.skipped_steps])
+            if self._hosts:
+                counts = self._hosts.gather(counts, "local_steps")[:, 0]
+            check_none_left_out(counts.numpy().tolist())
+
+    @override
+    def finalize_variable_values(self, var_list):
+        # `fit` of a single process synchronizes nothing.
+        self._check_none_left_out()
+        self.inner_optimizer.finalize_variable_values(var_list)
 
     def verify(self):
         """Compares the state that workers share, as `fit` does after each epoch.
 
-        It consists of the anchors, the state of `outer`, and the weights if no step has
-        followed an exchange. All workers must call it, outside of a graph.
+        That is anchors, the state of `outer`, and weights right after an exchange. All
+        workers must call it, outside of a graph.
 
         Raises:
             RuntimeError: On all workers, if any differ.
@@ -375,16 +365,11 @@ class LocalSteps(OptimizerWrapper):
         if self._is_checked:
             return
         if self._hosts is not None:
-            settings = {
-                "local_optimizer": describe(self.inner_optimizer),
-                "every": self.every,
-                "warmup_steps": self.warmup_steps,
-                "stagger": self.stagger,
-            }
+            names = ("every", "warmup_steps", "stagger")
+            settings = {name: getattr(self, name) for name in names}
+            settings["local_optimizer"] = describe(self.inner_optimizer)
             check_same_at_start(self._hosts, self.outer.inner_optimizer, settings)
         self._is_checked = True
-
-    # State.
 
     def save_own_variables(self, store):
         """Saves the anchors and the counts, of this worker alone, by local reads."""
