@@ -10,12 +10,17 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors.base import Compressor, Identity
-from tfgradcomp.core import Component, Context, Field, Layout, State, contracts
-from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core import (
+    Component,
+    Context,
+    Field,
+    Fields,
+    Layout,
+    State,
+    Vector,
+    contracts,
+)
 from tfgradcomp.ops.block_sums import Part
-
-Fields = dict[str, tf.Tensor]
-"""Tensors by the names of the fields that declare them."""
 
 
 class Shard(NamedTuple):

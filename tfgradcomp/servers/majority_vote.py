@@ -10,10 +10,9 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.sign import Sign
 from tfgradcomp.core import Field
+from tfgradcomp.core.arguments import check_choice
 from tfgradcomp.servers.base import Server, SumField
 from tfgradcomp.servers.sign_of_mean import SignOfMean
-
-TIES = ("zero", "random")
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class MajorityVote(Server):
     compressor: Sign = Sign()
 
     def __post_init__(self):
-        if self.tie not in TIES:
-            raise ValueError(f"tie must be one of {TIES}. Received: tie={self.tie!r}")
+        check_choice("tie", self.tie, ("zero", "random"))
         if not self.quorum >= 0:
             raise ValueError(
                 f"quorum must be 0 or positive. Received: quorum={self.quorum}"

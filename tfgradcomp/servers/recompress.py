@@ -12,6 +12,7 @@ from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
+from tfgradcomp.core.arguments import check_choice
 from tfgradcomp.servers.requantize import Requantize
 
 
@@ -36,11 +37,11 @@ class Recompress(Requantize):
 
     def __post_init__(self):
         super().__post_init__()
-        residuals.check_residual_dtype(self.residual_dtype)
+        check_choice("residual_dtype", self.residual_dtype, residuals.DTYPES)
 
     @override
     def init(self, layout):
-        return {"residual": residuals.no_residual(layout, self.residual_dtype)}
+        return {"residual": tf.zeros([layout.size], self.residual_dtype)}
 
     def _kept(self, residual, context):
         return {
