@@ -32,8 +32,8 @@ def check_fields(
     Args:
         part: The compressor or the server.
         function: Name of its function that returned the tensors.
-        tensors: The tensors by name.
-        fields: The fields by name.
+        tensors: The tensors.
+        fields: The fields.
         declared_by: Name of its function that declares the fields.
         allow_others: Whether other tensors may stand beside the fields.
     """
@@ -60,11 +60,7 @@ def check_fields(
 def check_state(part: Any, function: str, state: Any, before: Any) -> None:
     """Raises ValueError unless a state has the form of the state before it.
 
-    Args:
-        part: The compressor, the server or the weight decay.
-        function: Name of its function that returned the state.
-        state: A nest of tensors.
-        before: The nest that the function was given.
+    `function` of `part`, a compressor, a server or a weight decay, returned the state.
     """
     leaves, expected = named_leaves(state), named_leaves(before)
     if leaves.keys() != expected.keys():
@@ -82,11 +78,7 @@ def check_state(part: Any, function: str, state: Any, before: Any) -> None:
 
 
 def initial_state(part: Any, layout: Layout) -> Any:
-    """Returns the state before the first step.
-
-    Args:
-        part: A compressor, a server or a weight decay.
-        layout: The layout of its vector.
+    """Returns the state of a part before the first step.
 
     Raises:
         ValueError: If a leaf is no vector of the layout's size that files can hold.

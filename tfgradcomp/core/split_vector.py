@@ -10,14 +10,10 @@ import tensorflow as tf
 
 
 class DecodeOp(NamedTuple):
-    """The native operation that has decoded a vector.
+    """The native operation that has decoded a vector: name, tensors and attributes.
 
-    Its words can be applied to the weights directly, without the vector in between.
-
-    Attributes:
-        name: Name of the operation.
-        arguments: Its tensors.
-        attributes: Its attributes; `sizes` are those of the vector's parts.
+    Its words can be applied to the weights directly, without the vector in between. The
+    attribute `sizes` has those of the vector's parts.
     """
 
     name: str

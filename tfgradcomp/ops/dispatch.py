@@ -19,12 +19,9 @@ _warned_lock = threading.Lock()
 
 
 def takes_native(op: str) -> bool:
-    """Returns whether a call made here and now runs a native op.
+    """Returns whether a call made here and now runs the native op of this name.
 
     Warns, once, if it does not although it should.
-
-    Args:
-        op: Name of the op, without the library's prefix.
 
     Raises:
         ValueError: If `TFGRADCOMP_OPS` names no mode.
