@@ -1,4 +1,4 @@
-"""BinGrad: two levels an element, placed by the block's own values."""
+"""BinGrad: two levels an element, placed by the values of the block."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def moments_missing(compressor: Compressor) -> str:
     return (
         f"{type(compressor).__name__} needs second moments, the sums over examples of "
         "the squares of a gradient's terms. `model.fit` computes them for a model that "
-        "is compiled with its optimizer; a loop of your own calls "
+        "is compiled with its optimizer; a custom loop calls "
         "`optimizer.apply(gradients, variables, second_moments=...)` with a tensor for "
         "each gradient, in its units squared. A compressor around it (Clip, "
         "Momentum, ...) cannot provide them. Received: second_moments=None"

@@ -67,7 +67,7 @@ class SplitVector:
         return tf.convert_to_tensor(self).numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        # A graph tensor raises its own error.
+        # A graph tensor raises an error.
         return np.asarray(tf.convert_to_tensor(self), dtype)
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ class Shard(NamedTuple):
         begin: Its first element.
         end: The element after its last.
         first_block: Index of the first block that reaches into it.
-        layout: What of the blocks lies within it.
+        layout: The blocks, cut off at its ends.
         parts: The subtrees whose sums make the blocks' sums.
     """
 
@@ -79,11 +79,7 @@ class Server(Component, abc.ABC):
 
     @abc.abstractmethod
     def combine(
-        self,
-        payloads: Fields,
-        state: State,
-        layout: Layout,
-        context: Context,
+        self, payloads: Fields, state: State, layout: Layout, context: Context
     ) -> tuple[Fields, State]:
         """Returns the reply to the workers' payloads, and the new state.
 
@@ -115,7 +111,7 @@ class Server(Component, abc.ABC):
         """True if each block is combined by itself."""
         return True
 
-    # The same in shards, each served by itself.
+    # The same in shards, each of which has a server.
 
     def shard_alignment(self, layout: Layout) -> int | None:
         """Returns the number of elements that divides the size of every shard.
@@ -232,15 +228,7 @@ def checked_combine(
     context: Context,
     fields: dict[str, Field],
 ) -> tuple[Fields, State]:
-    """Combines payloads, and compares reply and state with the declared ones.
-
-    Args:
-        server: The server.
-        payloads: As in `Server.combine`.
-        state: As in `Server.combine`.
-        layout: The blocks of the flat vector.
-        context: The step.
-        fields: The fields of the reply.
+    """Combines payloads, and compares the reply with `fields` and both states.
 
     Raises:
         ValueError: If the server returns a reply or a state of another form.

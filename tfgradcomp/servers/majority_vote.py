@@ -11,7 +11,8 @@ from tfgradcomp import ops
 from tfgradcomp.compressors.sign import Sign
 from tfgradcomp.core import Field
 from tfgradcomp.core.arguments import check_choice
-from tfgradcomp.servers.base import Server, SumField
+from tfgradcomp.servers.base import Server
+from tfgradcomp.servers.code_sum import CodeSum
 from tfgradcomp.servers.sign_of_mean import SignOfMean
 
 
@@ -44,9 +45,6 @@ class MajorityVote(Server):
     def _can_tie(self, num_workers):
         return num_workers % 2 == 0 or self.compressor.abstain_below > 0
 
-    def _has_zero(self, num_workers):
-        return self.quorum > 0 or (self.tie == "zero" and self._can_tie(num_workers))
-
     def _stream(self, context):
         """Returns the random stream that decides split votes, or None."""
         if self.tie == "random" and self._can_tie(context.num_workers):
@@ -55,7 +53,8 @@ class MajorityVote(Server):
 
     @override
     def reply_fields(self, layout, num_workers):
-        base = 3 if self._has_zero(num_workers) else 2
+        has_zero = self.tie == "zero" and self._can_tie(num_workers)
+        base = 3 if has_zero or self.quorum > 0 else 2
         return {"votes": Field(layout.size, base, per="element")}
 
     @override
@@ -86,9 +85,7 @@ class MajorityVote(Server):
 
     @override
     def sum_field(self, layout, num_workers):
-        codes = self.compressor.fields(layout)["codes"]
-        base = num_workers * (codes.base - 1) + 1
-        return SumField("codes", codes._replace(base=base))
+        return CodeSum(self.compressor).sum_field(layout, num_workers)
 
     @override
     def update_of_sum(self, total, payload, state, layout, context):

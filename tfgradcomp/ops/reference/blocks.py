@@ -89,7 +89,7 @@ def widths(row_splits: Sequence[int]) -> np.ndarray:
 
 
 def block_of(row_splits: Sequence[int]) -> np.ndarray:
-    """Returns the block of each element, int32; a tensor if `row_splits` is one."""
+    """Returns the block of each element, int32; a tensor where `row_splits` is."""
     width = widths(row_splits)
     if tf.is_tensor(width):
         return tf.repeat(tf.range(tf.size(width)), width)

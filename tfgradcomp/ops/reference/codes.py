@@ -65,11 +65,8 @@ def pack_ternary(
     stream: with probability min(|x_j|, limit) / s.
 
     Args:
-        x: The vector.
         limit: Largest magnitude after clipping, float32 `[num_blocks]`.
         scale: s, at least the largest clipped magnitude, float32 `[num_blocks]`.
-        row_splits: The blocks.
-        stream: The random stream.
     """
     x = tf.convert_to_tensor(x)
     magnitude, most = tf.abs(x), spread(limit, row_splits)
@@ -89,7 +86,6 @@ def sum_codes(
     adds the codes of all workers if each worker writes them in the base of their sum.
 
     Args:
-        words: The codes.
         base: Base of the codes.
         count: Number of codes of a worker.
         sum_base: Base of the result, at least N * (base - 1) + 1, its default.
@@ -121,13 +117,10 @@ def sum_levels(
     """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
 
     Args:
-        words: The codes.
         scale: float32 `[num_blocks]`.
-        row_splits: The blocks.
         base: Base of the codes.
         step: Distance of two levels, an integer in units of the scale.
         zero: Integer that counts as 0.
-        sizes: The sizes of the parts to return.
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
     levels = tf.cast(step * total - zero, tf.float32)

@@ -52,8 +52,6 @@ def find_levels(
     q = 0. A mean that would be denormal is 0. No level is -0.
 
     Args:
-        x: The vector.
-        row_splits: The blocks.
         rule: The name of a rule.
         count: Number of levels.
         sweeps: Number of sweeps of `"optimal"`.
@@ -100,9 +98,7 @@ def pack_levels(
     numbers of the stream. An element beyond the ends goes to the nearest end.
 
     Args:
-        x: The vector.
         levels: b, ascending, float32 `[num_blocks, count]`.
-        row_splits: The blocks.
         stream: The random stream. None: the code is k.
 
     Returns:

@@ -54,9 +54,7 @@ def pack_momentum_signs(
     """Packs the signs of the moving average m = beta m + (1 - beta) x.
 
     Args:
-        x: The vector.
         momentum: m.
-        beta: Coefficient of the momentum.
         warming_up: Boolean scalar: whether the signs of `x` are packed instead.
         stream: As in `pack_signs`.
 
@@ -100,7 +98,6 @@ def majority_vote(
     """Takes a majority vote over the signs of N workers.
 
     Args:
-        words: The codes.
         count: Number of codes of a worker.
         base: 2: code 1 for plus. 3: codes 0, 1, 2 for minus, an abstention, plus.
         reply_base: 3: codes 0, 1, 2 for minus, no change, plus. 2: code 1 for plus; a
@@ -134,13 +131,10 @@ def sign_error_feedback(
     """Error feedback with scaled signs: p = mu m' + x + ratio e, m' = mu m + x.
 
     Args:
-        x: The gradient.
         momentum: m, or None: p = x + ratio e.
         residual: e.
-        mu: Coefficient of the momentum.
         ratio: float32 scalar.
         moving: Boolean scalar. If it is false, the residual stays.
-        row_splits: The blocks.
 
     Returns:
         The base-2 words of the signs of p (a zero counts as plus), the mean |p| of

@@ -53,13 +53,9 @@ def pack_unambiguous(
     r = v = 0 for the elements sent, v = decay v for the others.
 
     Args:
-        x: The gradient.
         moments: The squares that v accumulates, float32 `[count]`.
         residual: r.
         variance: v.
-        alpha: The factor by which r^2 must exceed v.
-        decay: The factor of v.
-        row_splits: The blocks.
 
     Returns:
         The words of the elements sent (int32); e of each block (int8, -128 if nothing
@@ -98,14 +94,11 @@ def pack_over_threshold(
     for all elements. Words have d = 0.
 
     Args:
-        x: The gradient.
         moments: As in `pack_unambiguous`. None, as `variance`: there is no v, and an
             element is sent if |r| > t.
         residual: r.
         variance: v, or None.
         threshold: t, positive: a number, or float32 `[count]`.
-        alpha: As in `pack_unambiguous`.
-        decay: The factor of v.
 
     Returns:
         The words of the elements sent (int32); the new r; the new v (or None); and the
@@ -137,18 +130,15 @@ def mean_of_sparse(
 ) -> Vector:
     """Returns the mean of N sparse vectors, added in the order of workers.
 
-    Args:
-        words: int32 `[N, n]`, sparse words. An element that no worker sent is 0.
-        scale: float32 `[N, num_blocks]`.
-        row_splits: The blocks.
-        sizes: The sizes of the parts to return.
+    `words` are sparse words, `scale` is float32 `[N, num_blocks]`. An element that no
+    worker sent is 0.
 
     Raises:
         tf.errors.InvalidArgumentError: If words are out of order.
     """
     size = row_splits[-1]
     splits = tf.constant(row_splits[1:], tf.int32)
-    # Words that stand for no element go to one more element, with its own block.
+    # Words that stand for no element go to an additional element and block.
     index = _in_order(tf.minimum(words & ((1 << INDEX_BITS) - 1), size), size)
     scale = tf.pad(scale, [[0, 0], [0, 1]])
     d = tf.bitwise.right_shift(words, INDEX_BITS) & _MOST
