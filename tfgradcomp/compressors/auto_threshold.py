@@ -39,7 +39,7 @@ from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.vectors import add
 
 AUTO = "auto"
-ONE_IN = 32  # One element in so many passes.
+ONE_IN = 32  # The sample has this many elements for each that passes.
 AT_MOST_ONE_IN = 4  # The upper limit if some elements are ambiguous.
 SAMPLE = 2**12
 

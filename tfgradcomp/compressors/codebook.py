@@ -174,18 +174,10 @@ def check_levels(levels: int, kind: str, fits: Callable[[int], bool]) -> None:
 
 
 def outward(levels: tf.Tensor, dtype: str) -> tf.Tensor:
-    """Rounds levels to `dtype` without narrowing the range between the end levels.
+    """Rounds ascending levels, `[num_blocks, count]`, without narrowing their range.
 
     The first level of a block is rounded down, the last level up, the others to the
-    nearest number.
-
-    Args:
-        levels: Ascending, float32 `[num_blocks, count]`.
-        dtype: One of `TABLE_DTYPES`. An end level beyond the range of float16 becomes
-            infinite.
-
-    Returns:
-        The levels, still ascending.
+    nearest number. An end level beyond the range of float16 becomes infinite.
     """
     if dtype == "float32":
         return levels

@@ -122,17 +122,10 @@ def sign_feedback(
 ) -> tuple[Fields, dict, tf.Tensor | None]:
     r"""Returns the payload of scaled signs, the new state and the new momentum.
 
-    The scale shows whether x is finite: \( p = \mu m' + x + \frac{\eta_{t-1}}{\eta_t} e
-    \) with \( m' = \mu m + x \) is infinite or NaN wherever x is.
-
-    Args:
-        x: The gradient.
-        state: The state of `feedback`.
-        feedback: An `ErrorFeedback(ScaledSign())`.
-        momentum: m, or None.
-        mu: \( \mu \).
-        layout: The blocks.
-        context: The step.
+    `feedback` is an `ErrorFeedback(ScaledSign())` in this state; `momentum` is m, or
+    None. The scale shows whether x is finite: \( p = \mu m' + x +
+    \frac{\eta_{t-1}}{\eta_t} e \) with \( m' = \mu m + x \) is infinite or NaN
+    wherever x is.
     """
     codes, scale, momentum, residual = ops.sign_error_feedback(
         x,

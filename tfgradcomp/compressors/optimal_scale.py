@@ -95,5 +95,5 @@ class OptimalScale(Wrapper):
 
 
 def contracting(compressor: Compressor) -> Compressor:
-    """Returns a compressor that contracts: the one given, or an `OptimalScale`."""
+    """Returns the compressor if it contracts, else an `OptimalScale` of it."""
     return compressor if compressor.contracts else OptimalScale(compressor)

@@ -24,13 +24,7 @@ def kept(
 
     In bfloat16 it is rounded at random to a neighbour, so that nothing is lost on
     average. Rounding to the nearest number would lose every contribution that is small
-    beside the residual of many steps.
-
-    Args:
-        residual: float32.
-        dtype: One of `DTYPES`.
-        context: The step.
-        shared: Whether it is the server's residual.
+    beside the residual of many steps. The server's residual is `shared`.
     """
     if dtype == "float32":
         return residual

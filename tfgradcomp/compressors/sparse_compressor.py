@@ -148,13 +148,10 @@ class ThresholdSparsifier(SparseCompressor):
         return np.abs(state["residual"]) > self.threshold
 
     def overdue_residuals(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        r"""Returns \( |r| / \tau \) of the elements that are due.
+        r"""Returns \( |r| / \tau \) of the elements that are due after a step.
 
         An element sends the same sign for as many steps, unless later gradients cancel
         its residual. Empty for an `"auto"` threshold, which grows with r.
-
-        Args:
-            state: The state after a step.
         """
         if self.is_automatic:
             return np.zeros(0, np.float32)

@@ -29,13 +29,9 @@ def check_fields(
 ) -> None:
     """Raises ValueError unless tensors have the names, shapes and types of fields.
 
-    Args:
-        part: The compressor or the server.
-        function: Name of its function that returned the tensors.
-        tensors: The tensors.
-        fields: The fields.
-        declared_by: Name of its function that declares the fields.
-        allow_others: Whether other tensors may stand beside the fields.
+    The functions `function` and `declared_by` of `part`, a compressor or a server, have
+    returned the tensors and declared the fields. Other tensors may stand beside the
+    fields if `allow_others` is true.
     """
     declared = f"`{declared_by}` of {part}"
     missing = fields.keys() - tensors.keys()
@@ -53,7 +49,7 @@ def check_fields(
             raise ValueError(
                 f"`{function}` must return the field {name!r} as {most}"
                 f"{_text(expected)}{codes}, which {declared} declares. Return such a "
-                f"tensor, or declare another one. Received: {name}={_text(came)}"
+                f"tensor, or declare this one. Received: {name}={_text(came)}"
             )
 
 

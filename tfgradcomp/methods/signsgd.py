@@ -32,7 +32,7 @@ def signsgd(
 
     Args:
         aggregate: `"vote"`, or `"mean"`: the mean of the workers' signs, which moves an
-            element the less the more they disagree (with a learning rate \( \delta / N
+            element less where workers disagree (with a learning rate \( \delta / N
             \) for the paper's \( \delta \)).
         tie: Where an even number of workers is split: `"zero"` (the element stays) or
             `"random"`, a shared pseudo-random sign.
@@ -40,7 +40,7 @@ def signsgd(
             \( \tau \) times the mean magnitude in their block; 1.6 bits up then.
         quorum: Elements with fewer net votes stay as they are.
         noise_std: Deviation of Gaussian noise on the update, in units of a vote, the
-            same on all workers: nothing travels for it.
+            same on all workers without communication.
 
     Raises:
         ValueError: If an argument is none of the choices.

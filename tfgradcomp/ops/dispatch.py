@@ -57,7 +57,7 @@ def _obstacle(op: str, on_gpu: bool) -> str | None:
     except library.UnavailableError as error:
         return (
             f"the native ops could not be built or loaded: {error}\nWith a C++ "
-            f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
+            f"compiler installed (g++, or what CXX names), run `{_BUILD}`"
         )
     problem = library.gpu_problem(loaded) if on_gpu else None
     if problem is not None and not _is_for_cpu():
@@ -76,7 +76,7 @@ def _is_for_cpu() -> bool:
     if tf.executing_eagerly():
         device = tf.constant(0.0).device
     else:
-        # No other op needs this one, so no function runs it.
+        # No other op needs it, so no function runs it.
         device = tf.no_op().device
     return tf.DeviceSpec.from_string(device).device_type == "CPU"
 

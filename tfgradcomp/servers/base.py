@@ -132,12 +132,10 @@ class Server(Component, abc.ABC):
         return self.combine(payloads, state, shard.layout, context)
 
     def whole_reply(self, parts: Fields, layout: Layout) -> Fields:
-        """Returns the reply for the whole vector.
+        """Returns the reply for the whole vector, whose blocks `layout` has.
 
-        Args:
-            parts: The shards' replies joined: sums of parts have become those of
-                blocks.
-            layout: The blocks of the whole vector.
+        In `parts`, the shards' replies are joined: sums of parts have become those of
+        blocks.
         """
         return parts
 
@@ -157,16 +155,14 @@ class Server(Component, abc.ABC):
         """Returns the state of the shard once the whole reply is known.
 
         Args:
-            payloads: As in `combine_shard`.
+            payloads: As in `combine_shard`, like `shard` and `context`.
             part: The reply that `combine_shard` returned.
             reply: The reply for the whole vector.
             state: The state that `combine_shard` returned.
-            shard: The shard.
-            context: The step.
         """
         return state
 
-    # Payloads that are added up on their way.
+    # Payloads that are added up by the network.
 
     def sum_field(self, layout: Layout, num_workers: int) -> SumField | None:
         """Returns the field whose sum over the workers is enough for the server.
@@ -190,9 +186,7 @@ class Server(Component, abc.ABC):
             total: The tensor that `sum_field` declares: int32 words of the sums of
                 codes; or the mean of numbers.
             payload: This worker's other fields, equal on all workers.
-            state: As in `combine`.
-            layout: The blocks of the flat vector.
-            context: The step.
+            state: As in `combine`, like `layout` and `context`.
         """
         raise NotImplementedError
 
@@ -207,11 +201,9 @@ class Server(Component, abc.ABC):
         return self.uncompressed()
 
     def wait(self, state: State, context: Context) -> State:
-        """Returns the state after a step in which the server took no part.
+        """Returns the state, whole or a shard, after a step without the server.
 
-        Args:
-            state: As in `combine`, or a shard of it; elements are independent.
-            context: The step.
+        The elements are independent of each other.
         """
         return state
 

@@ -111,11 +111,7 @@ def exchanges_give_the_bits_of_a_direct_exchange(
 ) -> None:
     """Checks updates, the server's state, and that no more moves than declared.
 
-    Args:
-        method: The method.
-        layout: The blocks.
-        num_workers: Number of workers.
-        transports: The transports by name; None: all that carry the method.
+    The default `transports`, by name, are all that carry the method.
     """
     if transports is None:
         alone = Loopback(num_workers).collectives(0)
