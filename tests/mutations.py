@@ -81,7 +81,7 @@ MUTATIONS = (
     Mutation(
         "Nesterov's momentum is not multiplied in one pass",
         "tfgradcomp/compressors/momentum.py",
-        {'inner["residual"], mu, layout': 'inner["residual"], 1.0, layout'},
+        {"feedback, m, mu, layout": "feedback, m, 1.0, layout"},
         "tests/optimizers/test_trajectories.py -k DistEFBlockSGDM",
     ),
     Mutation(

@@ -14,10 +14,6 @@ _CLASSES = public_classes(__name__, Component)
 globals().update(_CLASSES)
 # Its name before version 0.3.
 Fitted = _CLASSES["OptimalScale"]
-if TYPE_CHECKING:
-    # A type checker cannot know what is found.
-    def __getattr__(name: str) -> Any: ...
-
 
 _BY_NAME = {
     kind.short_name: kind
@@ -27,7 +23,7 @@ _BY_NAME = {
 
 
 def get(identifier: str | Compressor) -> Compressor:
-    """Returns a compressor by its short name, with its defaults, or the one given.
+    """Returns the compressor of a short name, with its defaults, or the given one.
 
     Raises:
         ValueError: If the name is unknown.
@@ -45,5 +41,5 @@ def get(identifier: str | Compressor) -> Compressor:
 __all__ = sorted([*_CLASSES, "Compressed", "get"])
 
 if TYPE_CHECKING:
-
+    # A type checker cannot know what is found.
     def __getattr__(name: str) -> Any: ...

@@ -23,7 +23,7 @@ momentum, such late feedback makes weights oscillate.
 
 `Hybrid` does not take the quantile, because |r| of ambiguous elements grows while they
 wait: the quantile would grow as well, and hold back unambiguous elements. Each block
-has its own threshold, because tensors with large gradients would outgrow a common one.
+has a threshold, because tensors with large gradients would outgrow a common one.
 The threshold is no state: nothing has to be saved, and a run that resumes has the same
 bits.
 """
@@ -39,7 +39,7 @@ from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.ops.reference.vectors import add
 
 AUTO = "auto"
-ONE_IN = 32  # One element in so many passes.
+ONE_IN = 32  # The sample has this many elements for each that passes.
 AT_MOST_ONE_IN = 4  # The upper limit if some elements are ambiguous.
 SAMPLE = 2**12
 

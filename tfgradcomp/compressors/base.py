@@ -13,11 +13,14 @@ from tfgradcomp.core import (
     Component,
     Context,
     Field,
+    Fields,
     Layout,
     SplitVector,
     State,
+    Vector,
     contracts,
 )
+from tfgradcomp.core.arguments import check_choice
 
 
 class Compressed(NamedTuple):
@@ -31,11 +34,11 @@ class Compressed(NamedTuple):
             `is_all_finite` takes another pass over memory.
     """
 
-    payload: dict[str, tf.Tensor]
+    payload: Fields
     state: State
     is_finite: tf.Tensor | None = None
 
-    def is_all_finite(self, x: tf.Tensor | SplitVector) -> tf.Tensor:
+    def is_all_finite(self, x: Vector) -> tf.Tensor:
         """Returns whether the input `x` and the payload are finite."""
         if self.is_finite is not None:
             return self.is_finite
@@ -87,8 +90,8 @@ class Compressor(Component, abc.ABC):
         return ()
 
     def prepare(
-        self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
-    ) -> dict[str, tf.Tensor]:
+        self, x: Vector, state: State, layout: Layout, context: Context
+    ) -> Fields:
         """Returns this worker's part of the first round, before `compress`.
 
         Returns:
@@ -100,25 +103,19 @@ class Compressor(Component, abc.ABC):
 
     @abc.abstractmethod
     def compress(
-        self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
+        self, x: Vector, state: State, layout: Layout, context: Context
     ) -> Compressed:
         """Returns the payload of `x`, a tensor for each field, and the new state."""
 
-    def elements_sent(
-        self, payload: dict[str, tf.Tensor], layout: Layout
-    ) -> tf.Tensor | int:
+    def elements_sent(self, payload: Fields, layout: Layout) -> tf.Tensor | int:
         """Returns the number of elements that a payload has a value for."""
         return layout.size
 
     @abc.abstractmethod
-    def decompress(
-        self, payload: dict[str, tf.Tensor], layout: Layout
-    ) -> tf.Tensor | SplitVector:
+    def decompress(self, payload: Fields, layout: Layout) -> Vector:
         """Returns the float32 vector of `layout.size` that a payload stands for."""
 
-    def mean(
-        self, payloads: dict[str, tf.Tensor], layout: Layout
-    ) -> tf.Tensor | SplitVector:
+    def mean(self, payloads: Fields, layout: Layout) -> Vector:
         """Returns the mean of N decoded payloads, added in the order of ranks.
 
         Args:
@@ -153,11 +150,7 @@ class Compressor(Component, abc.ABC):
 
 
 def checked_compress(
-    compressor: Compressor,
-    x: tf.Tensor | SplitVector,
-    state: State,
-    layout: Layout,
-    context: Context,
+    compressor: Compressor, x: Vector, state: State, layout: Layout, context: Context
 ) -> Compressed:
     """Compresses `x`, and compares payload and state with the declared ones.
 
@@ -193,11 +186,7 @@ class Identity(Compressor):
     dtype: str = "float32"
 
     def __post_init__(self):
-        choices = ("float32", "bfloat16", "float16")
-        if self.dtype not in choices:
-            raise ValueError(
-                f"dtype must be one of {choices}. Received: dtype={self.dtype!r}"
-            )
+        check_choice("dtype", self.dtype, ("float32", "bfloat16", "float16"))
 
     @override
     def fields(self, layout):
@@ -246,8 +235,8 @@ class Wrapper(Compressor):
         return self.compressor.max_reduced_fields(layout)
 
     def transform(
-        self, x: tf.Tensor | SplitVector, state: State, layout: Layout, context: Context
-    ) -> tf.Tensor | SplitVector:
+        self, x: Vector, state: State, layout: Layout, context: Context
+    ) -> Vector:
         """Returns the input of the wrapped compressor."""
         raise NotImplementedError
 

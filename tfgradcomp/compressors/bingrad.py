@@ -1,4 +1,4 @@
-"""BinGrad: two levels an element, placed by the block's own values."""
+"""BinGrad: two levels an element, placed by the values of the block."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.codebook import SentCodebook
-from tfgradcomp.core.arguments import check_integer
-
-VARIANTS = ("b", "pb")
+from tfgradcomp.core.arguments import check_choice, check_integer
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,12 @@ class BinGrad(SentCodebook):
 
     def __post_init__(self):
         super().__post_init__()
+        check_choice("variant", self.variant, ("b", "pb"))
         check_integer("lloyd_steps", self.lloyd_steps, 0)
         if self.lloyd_steps and self.variant != "b":
             raise ValueError(
                 "lloyd_steps move the levels of variant 'b'; those of 'pb' are not "
-                f"means. Received: variant={self.variant!r}, "
-                f"lloyd_steps={self.lloyd_steps}"
-            )
-        if self.variant not in VARIANTS:
-            raise ValueError(
-                f"variant must be one of {VARIANTS}. Received: variant={self.variant!r}"
+                f"means. Received: variant='pb', lloyd_steps={self.lloyd_steps}"
             )
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
-from tfgradcomp.compressors.ternary import Ternary
+from tfgradcomp.compressors.ternary import Ternary, prepared_for
 from tfgradcomp.core import Layout
 
 
@@ -85,13 +84,11 @@ class _ClippedTernary(Wrapper):
 
     @override
     def prepare(self, x, state, layout, context):
-        clip = self.compressor
-        return cast(Ternary, clip.compressor).prepare_clipped(
-            x, lambda statistics: clip.limit(statistics, layout), layout
-        )
+        statistics = ops.block_statistics(x, layout.row_splits)
+        return prepared_for(statistics, self.compressor.limit(statistics, layout))
 
     @override
     def compress(self, x, state, layout, context):
         prepared = context.prepared or self.prepare(x, state, layout, context)
-        ternary = cast(Ternary, self.compressor.compressor)
-        return ternary.compress_prepared(x, state, prepared, layout, context)
+        context = context._replace(prepared=prepared)
+        return self.compressor.compressor.compress(x, state, layout, context)

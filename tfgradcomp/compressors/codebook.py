@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Compressor, all_finite
-from tfgradcomp.core import Context, Field, Layout, State, Vector
+from tfgradcomp.core import Context, Field, Fields, Layout, State, Vector
+from tfgradcomp.core.arguments import check_choice
 
 MOST_LEVELS = 257
 TABLE_DTYPES = ("float32", "float16", "bfloat16")
@@ -29,7 +31,7 @@ class BlockValues(NamedTuple):
             to one of its two adjacent levels.
     """
 
-    payload: dict[str, tf.Tensor]
+    payload: Fields
     nonfinite: tf.Tensor
     thresholds: tf.Tensor | None = None
 
@@ -61,7 +63,7 @@ class Codebook(Compressor):
         """
 
     @abc.abstractmethod
-    def table(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+    def table(self, payloads: Fields, layout: Layout) -> tf.Tensor:
         """Returns the levels that follow from the block values of N payloads.
 
         Args:
@@ -122,11 +124,7 @@ class SentCodebook(Codebook):
     """
 
     def __post_init__(self):
-        if self.table_dtype not in TABLE_DTYPES:
-            raise ValueError(
-                f"table_dtype must be one of {TABLE_DTYPES}. "
-                f"Received: table_dtype={self.table_dtype!r}"
-            )
+        check_choice("table_dtype", self.table_dtype, TABLE_DTYPES)
 
     @abc.abstractmethod
     def block_levels(
@@ -166,28 +164,20 @@ class SentCodebook(Codebook):
         return tf.reshape(levels, shape)
 
 
-def check_levels(levels: int, fits: bool, kind: str) -> None:
-    """Raises ValueError unless `levels` is an integer, at most 257, and `fits`."""
+def check_levels(levels: int, kind: str, fits: Callable[[int], bool]) -> None:
+    """Raises ValueError unless `levels` is an integer, at most 257, that `fits`."""
     is_integer = isinstance(levels, int) and not isinstance(levels, bool)
-    if not is_integer or not fits or levels > MOST_LEVELS:
+    if not is_integer or not fits(levels) or levels > MOST_LEVELS:
         raise ValueError(
             f"levels must be {kind}, at most {MOST_LEVELS}. Received: levels={levels!r}"
         )
 
 
 def outward(levels: tf.Tensor, dtype: str) -> tf.Tensor:
-    """Rounds levels to `dtype` without narrowing the range between the end levels.
+    """Rounds ascending levels, `[num_blocks, count]`, without narrowing their range.
 
     The first level of a block is rounded down, the last level up, the others to the
-    nearest number.
-
-    Args:
-        levels: Ascending, float32 `[num_blocks, count]`.
-        dtype: One of `TABLE_DTYPES`. An end level beyond the range of float16 becomes
-            infinite.
-
-    Returns:
-        The levels, still ascending.
+    nearest number. An end level beyond the range of float16 becomes infinite.
     """
     if dtype == "float32":
         return levels

@@ -11,7 +11,8 @@ from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
 from tfgradcomp.compressors.sign import ScaledSign, scale_tells_finite
-from tfgradcomp.core import Context, Layout, Vector
+from tfgradcomp.core import Context, Fields, Layout, Vector
+from tfgradcomp.core.arguments import check_choice
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class ErrorFeedback(Wrapper):
     residual_dtype: str = field(default="float32", repr=False)
 
     def __post_init__(self):
-        residuals.check_residual_dtype(self.residual_dtype)
+        check_choice("residual_dtype", self.residual_dtype, residuals.DTYPES)
 
     @override
     def init(self, layout):
-        residual = residuals.no_residual(layout, self.residual_dtype)
+        residual = tf.zeros([layout.size], self.residual_dtype)
         return {"residual": residual, "inner": super().init(layout)}
 
     @override
@@ -103,41 +104,38 @@ class _SignFeedback(Wrapper):
 
     @override
     def compress(self, x, state, layout, context):
-        residual, dtype = state["residual"], self.compressor.residual_dtype
-        payload, _, residual = sign_feedback(x, None, residual, 0.0, layout, context)
-        residual = residuals.kept(residual, dtype, context)
-        state = {**state, "residual": residual}
+        feedback = self.compressor
+        payload, state, _ = sign_feedback(
+            x, state, feedback, None, 0.0, layout, context
+        )
         return Compressed(payload, state, scale_tells_finite(payload))
 
 
 def sign_feedback(
     x: Vector,
+    state: dict,
+    feedback: ErrorFeedback,
     momentum: tf.Tensor | None,
-    residual: tf.Tensor,
     mu: float,
     layout: Layout,
     context: Context,
-) -> tuple[dict[str, tf.Tensor], tf.Tensor | None, tf.Tensor]:
-    r"""Returns the payload of scaled signs, the new momentum and the new residual.
+) -> tuple[Fields, dict, tf.Tensor | None]:
+    r"""Returns the payload of scaled signs, the new state and the new momentum.
 
-    The scale shows whether x is finite: \( p = \mu m' + x + \frac{\eta_{t-1}}{\eta_t} e
-    \) with \( m' = \mu m + x \) is infinite or NaN wherever x is.
-
-    Args:
-        x: The gradient.
-        momentum: m, or None.
-        residual: e, as it is kept.
-        mu: \( \mu \).
-        layout: The blocks.
-        context: The step.
+    `feedback` is an `ErrorFeedback(ScaledSign())` in this state; `momentum` is m, or
+    None. The scale shows whether x is finite: \( p = \mu m' + x +
+    \frac{\eta_{t-1}}{\eta_t} e \) with \( m' = \mu m + x \) is infinite or NaN
+    wherever x is.
     """
     codes, scale, momentum, residual = ops.sign_error_feedback(
         x,
         momentum,
-        residuals.read(residual),
+        residuals.read(state["residual"]),
         mu,
         context.learning_rate_ratio,
         context.learning_rate > 0,
         layout.row_splits,
     )
-    return {"codes": codes, "scale": scale}, momentum, residual
+    residual = residuals.kept(residual, feedback.residual_dtype, context)
+    payload = {"codes": codes, "scale": scale}
+    return payload, {**state, "residual": residual}, momentum

@@ -41,8 +41,7 @@ class LinearQuantization(SentCodebook):
 
     def __post_init__(self):
         super().__post_init__()
-        fits = isinstance(self.levels, int) and self.levels >= 2
-        check_levels(self.levels, fits, "an integer, at least 2")
+        check_levels(self.levels, "an integer, at least 2", lambda s: s >= 2)
 
     @property
     @override

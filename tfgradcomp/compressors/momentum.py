@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -9,17 +10,64 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
-from tfgradcomp.compressors.error_feedback import (
-    ErrorFeedback,
-    sign_feedback,
-)
+from tfgradcomp.compressors.error_feedback import ErrorFeedback, sign_feedback
 from tfgradcomp.compressors.sign import ScaledSign, Sign, scale_tells_finite
+from tfgradcomp.core import Context, Vector
 
 
 @dataclass(frozen=True)
-class Momentum(Wrapper):
+class _MomentumWrapper(Wrapper):
+    """Compresses a vector that follows from the gradient and its momentum m.
+
+    A subclass computes both.
+    """
+
+    momentum: float = 0.9
+
+    @abc.abstractmethod
+    def _next(self, x: Vector, state: dict) -> tf.Tensor:
+        """Returns the new m."""
+
+    @abc.abstractmethod
+    def _sent(self, x: Vector, m: tf.Tensor, context: Context) -> Vector:
+        """Returns the vector that is compressed, from the new m."""
+
+    def __post_init__(self):
+        check_momentum(self.momentum)
+
+    @override
+    def init(self, layout):
+        return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
+
+    @override
+    def inner_state(self, state):
+        return state["inner"]
+
+    @override
+    def transform(self, x, state, layout, context):
+        return self._sent(x, self._next(x, state), context)
+
+    @override
+    def compress(self, x, state, layout, context):
+        m = self._next(x, state)
+        sent = self._sent(x, m, context)
+        payload, inner, _ = checked_compress(
+            self.compressor, sent, state["inner"], layout, context
+        )
+        return Compressed(payload, {"momentum": m, "inner": inner})
+
+    @override
+    def uncompressed(self):
+        return replace(self, compressor=self.compressor.uncompressed())
+
+    @override
+    def uncompressed_step(self):
+        return replace(self, compressor=self.compressor.uncompressed_step())
+
+
+@dataclass(frozen=True)
+class Momentum(_MomentumWrapper):
     r"""Compresses the moving average \( m \leftarrow \beta m + (1 - \beta) g \).
 
     For the first `warmup_steps` steps g itself is compressed while m accumulates.
@@ -38,37 +86,15 @@ class Momentum(Wrapper):
         Bernstein et al., signSGD, 2018, Algorithm 2 and Appendix E.
     """
 
-    momentum: float = 0.9
     warmup_steps: int = 0
 
     def __post_init__(self):
-        check_momentum(self.momentum)
+        super().__post_init__()
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ValueError(
                 "warmup_steps must be 0, a positive integer or 'auto'. "
                 f"Received: warmup_steps={self.warmup_steps!r}"
             )
-
-    @override
-    def init(self, layout):
-        return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
-
-    @override
-    def compress(self, x, state, layout, context):
-        m = self._next(x, state)
-        sent = self._sent(x, m, context)
-        payload, inner, _ = checked_compress(
-            self.compressor, sent, state["inner"], layout, context
-        )
-        return Compressed(payload, {"momentum": m, "inner": inner})
-
-    @override
-    def inner_state(self, state):
-        return state["inner"]
-
-    @override
-    def transform(self, x, state, layout, context):
-        return self._sent(x, self._next(x, state), context)
 
     def _next(self, x, state):
         return self.momentum * state["momentum"] + (1 - self.momentum) * x
@@ -82,17 +108,9 @@ class Momentum(Wrapper):
     def fused(self):
         return _MomentumSign(self) if self.compressor == Sign() else self
 
-    @override
-    def uncompressed(self):
-        return replace(self, compressor=self.compressor.uncompressed())
-
-    @override
-    def uncompressed_step(self):
-        return replace(self, compressor=self.compressor.uncompressed_step())
-
 
 @dataclass(frozen=True)
-class NesterovMomentum(Wrapper):
+class NesterovMomentum(_MomentumWrapper):
     r"""Compresses \( \mu m + g \) after \( m \leftarrow \mu m + g \).
 
     The momentum is undamped and holds no learning rate.
@@ -113,33 +131,11 @@ class NesterovMomentum(Wrapper):
         Error-Feedback, 2019, Algorithm 4.
     """
 
-    momentum: float = 0.9
-
-    def __post_init__(self):
-        check_momentum(self.momentum)
-
-    @override
-    def init(self, layout):
-        return {"momentum": tf.zeros([layout.size]), "inner": super().init(layout)}
-
-    @override
-    def compress(self, x, state, layout, context):
-        m = self._next(x, state)
-        payload, inner, _ = checked_compress(
-            self.compressor, self.momentum * m + x, state["inner"], layout, context
-        )
-        return Compressed(payload, {"momentum": m, "inner": inner})
-
-    @override
-    def inner_state(self, state):
-        return state["inner"]
-
-    @override
-    def transform(self, x, state, layout, context):
-        return self.momentum * self._next(x, state) + x
-
     def _next(self, x, state):
         return self.momentum * state["momentum"] + x
+
+    def _sent(self, x, m, context):
+        return self.momentum * m + x
 
     @override
     def fused(self):
@@ -147,14 +143,6 @@ class NesterovMomentum(Wrapper):
         if isinstance(link, ErrorFeedback) and link.compressor == ScaledSign():
             return _NesterovSignFeedback(self)
         return self
-
-    @override
-    def uncompressed(self):
-        return replace(self, compressor=self.compressor.uncompressed())
-
-    @override
-    def uncompressed_step(self):
-        return replace(self, compressor=self.compressor.uncompressed_step())
 
 
 class _MomentumSign(Wrapper):
@@ -183,13 +171,12 @@ class _NesterovSignFeedback(Wrapper):
 
     @override
     def compress(self, x, state, layout, context):
-        inner, mu = state["inner"], self.compressor.momentum
-        payload, m, residual = sign_feedback(
-            x, state["momentum"], inner["residual"], mu, layout, context
-        )
         feedback = cast(ErrorFeedback, self.compressor.compressor)
-        residual = residuals.kept(residual, feedback.residual_dtype, context)
-        state = {"momentum": m, "inner": {**inner, "residual": residual}}
+        m, mu = state["momentum"], self.compressor.momentum
+        payload, inner, m = sign_feedback(
+            x, state["inner"], feedback, m, mu, layout, context
+        )
+        state = {"momentum": m, "inner": inner}
         return Compressed(payload, state, scale_tells_finite(payload))
 
 

@@ -16,7 +16,8 @@ from tfgradcomp.compressors.base import (
     Wrapper,
     checked_compress,
 )
-from tfgradcomp.core import Field, Layout, SplitVector
+from tfgradcomp.core import Field, Layout
+from tfgradcomp.ops.reference.vectors import in_parts
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class OptimalScale(Wrapper):
         payload, state, _ = checked_compress(self.compressor, x, state, layout, context)
         y = tf.convert_to_tensor(self.compressor.decompress(payload, layout))
         splits = layout.row_splits
-        own = ops.block_statistics(y, splits)
+        statistics = ops.block_statistics(y, splits)
         # Divided by the largest element, products neither overflow nor vanish.
-        largest = tf.cast(own.maximum, tf.float32)
+        largest = tf.cast(statistics.maximum, tf.float32)
         unit = tf.math.divide_no_nan(y, ops.spread(largest, splits))
-        product = own.maximum * ops.block_statistics(unit * x, splits).sum
-        factor = tf.math.divide_no_nan(product, own.sum_of_squares)
+        product = statistics.maximum * ops.block_statistics(unit * x, splits).sum
+        factor = tf.math.divide_no_nan(product, statistics.sum_of_squares)
         is_normal = largest >= np.finfo(np.float32).tiny
         factor = tf.where(is_normal, tf.cast(factor, tf.float32), 1.0)
         return Compressed({"factor": factor, **payload}, state)
@@ -84,19 +85,15 @@ class OptimalScale(Wrapper):
     def decompress(self, payload, layout):
         inner = {name: payload[name] for name in super().fields(layout)}
         y = self.compressor.decompress(inner, layout)
-        return _split(y * ops.spread(payload["factor"], layout.row_splits), layout)
+        factor = ops.spread(payload["factor"], layout.row_splits)
+        return in_parts(y * factor, layout.sizes)
 
     @override
     def mean(self, payloads, layout):
         # The mean of the wrapped compressor ignores the factors.
-        return _split(Compressor.mean(self, payloads, layout), layout)
-
-
-def _split(vector, layout):
-    """Returns a flat vector as tensors of the layout's sizes, if it has any."""
-    return SplitVector(tf.split(vector, layout.sizes)) if layout.sizes else vector
+        return in_parts(Compressor.mean(self, payloads, layout), layout.sizes)
 
 
 def contracting(compressor: Compressor) -> Compressor:
-    """Returns a compressor that contracts: the one given, or an `OptimalScale`."""
+    """Returns the compressor if it contracts, else an `OptimalScale` of it."""
     return compressor if compressor.contracts else OptimalScale(compressor)

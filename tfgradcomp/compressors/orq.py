@@ -50,9 +50,8 @@ class ORQ(SentCodebook):
 
     def __post_init__(self):
         super().__post_init__()
-        s = self.levels
-        fits = isinstance(s, int) and s >= 3 and (s - 1) & (s - 2) == 0
-        check_levels(s, fits, "a power of two plus 1, at least 3")
+        text = "a power of two plus 1, at least 3"
+        check_levels(self.levels, text, lambda s: s >= 3 and (s - 1) & (s - 2) == 0)
         is_integer = isinstance(self.refine, int) and not isinstance(self.refine, bool)
         if not is_integer or self.refine < 0:
             raise ValueError(

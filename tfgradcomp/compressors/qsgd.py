@@ -13,8 +13,7 @@ from tfgradcomp import ops
 from tfgradcomp.compressors.codebook import BlockValues, Codebook, check_levels
 from tfgradcomp.compressors.uniform_levels import AddableCodes
 from tfgradcomp.core import Field
-
-NORMS = ("max", "l2")
+from tfgradcomp.core.arguments import check_choice
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,9 @@ class QSGD(Codebook, AddableCodes):
     share_norm: bool = False
 
     def __post_init__(self):
-        is_odd = isinstance(self.levels, int) and self.levels % 2 == 1
-        fits = is_odd and self.levels >= 3
-        check_levels(self.levels, fits, "an odd integer, at least 3")
-        if self.norm not in NORMS:
-            raise ValueError(
-                f"norm must be one of {NORMS}. Received: norm={self.norm!r}"
-            )
+        text = "an odd integer, at least 3"
+        check_levels(self.levels, text, lambda s: s >= 3 and s % 2 == 1)
+        check_choice("norm", self.norm, ("max", "l2"))
 
     @property
     @override

@@ -5,22 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.core import Context, Layout
-from tfgradcomp.core.arguments import check_choice
+from tfgradcomp.core import Context
 
 DTYPES = ("float32", "bfloat16")
 # The stream of random words. Workers' words differ, the server's are shared.
 _STREAM = 5
-
-
-def check_residual_dtype(dtype: str) -> None:
-    """Raises ValueError unless residuals can be kept in `dtype`."""
-    check_choice("residual_dtype", dtype, DTYPES)
-
-
-def no_residual(layout: Layout, dtype: str) -> tf.Tensor:
-    """Returns the residual before the first step."""
-    return tf.zeros([layout.size], dtype)
 
 
 def read(residual: tf.Tensor) -> tf.Tensor:
@@ -31,17 +20,11 @@ def read(residual: tf.Tensor) -> tf.Tensor:
 def kept(
     residual: tf.Tensor, dtype: str, context: Context, shared: bool = False
 ) -> tf.Tensor:
-    """Returns a residual in the type in which it is kept.
+    """Returns a float32 residual in the type in which it is kept.
 
-    In bfloat16 it is rounded at random to one of its two neighbours, so that nothing is
-    lost on average. Rounding to the nearest number would lose every contribution that
-    is small beside the residual of many steps.
-
-    Args:
-        residual: float32.
-        dtype: One of `DTYPES`.
-        context: The step.
-        shared: Whether it is the server's residual.
+    In bfloat16 it is rounded at random to a neighbour, so that nothing is lost on
+    average. Rounding to the nearest number would lose every contribution that is small
+    beside the residual of many steps. The server's residual is `shared`.
     """
     if dtype == "float32":
         return residual
@@ -51,13 +34,9 @@ def kept(
 def waiting(
     residual: tf.Tensor, dtype: str, context: Context, shared: bool = False
 ) -> tf.Tensor:
-    """Returns a residual that a step does not send, in units of that step's rate.
+    """Returns a kept residual that a step does not send, in units of the step's rate.
 
-    Args:
-        residual: The kept residual.
-        dtype: One of `DTYPES`.
-        context: The step.
-        shared: Whether it is the server's residual.
+    The arguments are those of `kept`.
     """
     before = read(residual)
     after = context.unless_zero_lr(context.learning_rate_ratio * before, before)

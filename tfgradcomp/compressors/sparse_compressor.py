@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -15,8 +15,8 @@ from tfgradcomp import ops
 from tfgradcomp.compressors import index_coding
 from tfgradcomp.compressors.auto_threshold import AUTO, find_thresholds
 from tfgradcomp.compressors.base import Compressed, Compressor, Identity
-from tfgradcomp.core import Context, Field, Layout
-from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core import Context, Field, Fields, Layout, Vector
+from tfgradcomp.core.arguments import check_choice
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,7 @@ class SparseCompressor(Compressor):
     most_elements: ClassVar[int | None] = 2**ops.INDEX_BITS - 1
 
     def __post_init__(self):
-        if self.index_coding not in index_coding.CODINGS:
-            raise ValueError(
-                f"index_coding must be one of {index_coding.CODINGS}. "
-                f"Received: index_coding={self.index_coding!r}"
-            )
+        check_choice("index_coding", self.index_coding, index_coding.CODINGS)
 
     @override
     def fields(self, layout):
@@ -55,7 +51,7 @@ class SparseCompressor(Compressor):
 
     @override
     def uncompressed_step(self):
-        return _Waiting(self)
+        return _Waiting(compressor=self)
 
     def message(self, words: tf.Tensor) -> tf.Tensor:
         """Returns the field `words` for the words of the elements that are sent."""
@@ -66,7 +62,7 @@ class SparseCompressor(Compressor):
         return index_coding.decode(messages, self.index_coding, self.value_bits)
 
     @abc.abstractmethod
-    def scale(self, payloads: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+    def scale(self, payloads: Fields, layout: Layout) -> tf.Tensor:
         """Returns the magnitude of the value d = 0, float32 `[N, num_blocks]`."""
 
     @override
@@ -93,13 +89,21 @@ class ThresholdSparsifier(SparseCompressor):
     """Sends a signed threshold for each element that a rule selects.
 
     Subclasses have an attribute `threshold`: a number, or `"auto"` for a threshold of
-    each block that `find_thresholds` computes in each step. Each worker computes its
-    own thresholds, which travel as the field `thresholds`.
+    each block that `find_thresholds` computes in each step. Each worker computes
+    them for itself; they travel as the field `thresholds`.
     """
 
     def __post_init__(self):
         super().__post_init__()
-        check_threshold(self.threshold)
+        threshold: float | str = self.threshold
+        fits = threshold == AUTO
+        if isinstance(threshold, numbers.Real):
+            fits = 0 < threshold < float("inf")
+        if not fits:
+            raise ValueError(
+                "threshold must be positive and finite, in the units of a gradient, or "
+                f"{AUTO!r}. Received: threshold={threshold!r}"
+            )
 
     @property
     def is_automatic(self) -> bool:
@@ -117,51 +121,37 @@ class ThresholdSparsifier(SparseCompressor):
         self,
         x: Vector,
         moments: Vector | None,
-        state: dict[str, tf.Tensor],
+        state: Fields,
         layout: Layout,
         context: Context,
         alpha: float = 1.0,
         decay: float = 1.0,
     ) -> Compressed:
         """Returns the result of `tfgradcomp.ops.pack_over_threshold`."""
-        own, threshold = {}, self.threshold
+        payload, threshold = {}, self.threshold
+        residual, variance = state["residual"], state.get("variance")
         if self.is_automatic:
-            splits = layout.row_splits
-            own["thresholds"] = find_thresholds(
-                x, state["residual"], splits, moments, state.get("variance"), alpha
+            payload["thresholds"] = find_thresholds(
+                x, residual, layout.row_splits, moments, variance, alpha
             )
-            threshold = ops.spread(own["thresholds"], splits)
+            threshold = ops.spread(payload["thresholds"], layout.row_splits)
         words, residual, variance, nonfinite = ops.pack_over_threshold(
-            x,
-            moments,
-            state["residual"],
-            state.get("variance"),
-            threshold,
-            alpha,
-            decay,
+            x, moments, residual, variance, threshold, alpha, decay
         )
+        payload["words"] = self.message(words)
         new = {"residual": residual, "variance": variance}
-        return Compressed(
-            {**own, "words": self.message(words)},
-            {
-                name: context.unless_zero_lr(new[name], old)
-                for name, old in state.items()
-            },
-            tf.equal(nonfinite, 0),
-        )
+        state = {k: context.unless_zero_lr(new[k], old) for k, old in state.items()}
+        return Compressed(payload, state, tf.equal(nonfinite, 0))
 
     def is_due(self, state: dict[str, np.ndarray]) -> np.ndarray:
         """Returns which elements the rule selects by their residuals alone."""
         return np.abs(state["residual"]) > self.threshold
 
     def overdue_residuals(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        r"""Returns \( |r| / \tau \) of the elements that are due.
+        r"""Returns \( |r| / \tau \) of the elements that are due after a step.
 
         An element sends the same sign for as many steps, unless later gradients cancel
         its residual. Empty for an `"auto"` threshold, which grows with r.
-
-        Args:
-            state: The state after a step.
         """
         if self.is_automatic:
             return np.zeros(0, np.float32)
@@ -175,26 +165,14 @@ class ThresholdSparsifier(SparseCompressor):
 
 
 @dataclass(frozen=True)
-class _Waiting(Compressor):
+class _Waiting(Identity):
     """Sends the input alone; the residual of a `SparseCompressor` waits."""
 
-    compressor: SparseCompressor
-
-    @override
-    def fields(self, layout):
-        return Identity().fields(layout)
+    compressor: SparseCompressor = field(kw_only=True)
 
     @override
     def init(self, layout):
         return self.compressor.init(layout)
-
-    @override
-    def compress(self, x, state, layout, context):
-        return Identity().compress(x, state, layout, context)
-
-    @override
-    def decompress(self, payload, layout):
-        return Identity().decompress(payload, layout)
 
 
 def moments_missing(compressor: Compressor) -> str:
@@ -202,23 +180,11 @@ def moments_missing(compressor: Compressor) -> str:
     return (
         f"{type(compressor).__name__} needs second moments, the sums over examples of "
         "the squares of a gradient's terms. `model.fit` computes them for a model that "
-        "is compiled with its optimizer; a loop of your own calls "
+        "is compiled with its optimizer; a custom loop calls "
         "`optimizer.apply(gradients, variables, second_moments=...)` with a tensor for "
         "each gradient, in its units squared. A compressor around it (Clip, "
         "Momentum, ...) cannot provide them. Received: second_moments=None"
     )
-
-
-def check_threshold(threshold: float | str) -> None:
-    """Raises ValueError unless it is "auto" or a positive finite number."""
-    fits = threshold == AUTO
-    if isinstance(threshold, numbers.Real):
-        fits = 0 < threshold < float("inf")
-    if not fits:
-        raise ValueError(
-            "threshold must be positive and finite, in the units of a gradient, or "
-            f"{AUTO!r}. Received: threshold={threshold!r}"
-        )
 
 
 def check_unambiguity(alpha: float, zeta: float) -> None:

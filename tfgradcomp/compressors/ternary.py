@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, all_finite
 from tfgradcomp.compressors.uniform_levels import UniformLevels
-from tfgradcomp.core import Context, Field, Layout, SplitVector, State
+from tfgradcomp.core import Field, Fields
 
 
 @dataclass(frozen=True)
@@ -56,44 +55,12 @@ class Ternary(UniformLevels):
 
     @override
     def prepare(self, x, state, layout, context):
-        return self.prepare_clipped(x, None, layout)
-
-    def prepare_clipped(
-        self, x: tf.Tensor | SplitVector, limit: Callable | None, layout: Layout
-    ) -> dict[str, tf.Tensor]:
-        """Returns the scales of `x`, and whether it is finite, in one pass over memory.
-
-        Args:
-            x: The vector.
-            limit: Function from the `tfgradcomp.ops.Statistics` of the blocks to the
-                greatest magnitude of each, float32 `[num_blocks]`. None: no limit.
-            layout: The blocks.
-        """
         statistics = ops.block_statistics(x, layout.row_splits)
-        if limit is None:
-            limits = tf.fill([layout.num_blocks], math.inf)
-        else:
-            limits = limit(statistics)
-        return {
-            "scale": tf.minimum(tf.cast(statistics.maximum, tf.float32), limits),
-            "limit": limits,
-            "nonfinite": statistics.nonfinite,
-        }
+        return prepared_for(statistics, tf.fill([layout.num_blocks], math.inf))
 
     @override
     def compress(self, x, state, layout, context):
         prepared = context.prepared or self.prepare(x, state, layout, context)
-        return self.compress_prepared(x, state, prepared, layout, context)
-
-    def compress_prepared(
-        self,
-        x: tf.Tensor | SplitVector,
-        state: State,
-        prepared: dict[str, tf.Tensor],
-        layout: Layout,
-        context: Context,
-    ) -> Compressed:
-        """Compresses `x`, clipped to the limits and scales of `prepare_clipped`."""
         scale = prepared["scale"]
         codes = ops.pack_ternary(
             x,
@@ -103,9 +70,9 @@ class Ternary(UniformLevels):
             context.random_stream(),
         )
         # A shared scale may be infinite because of another worker.
-        own = tf.reduce_all(tf.equal(prepared["nonfinite"], 0))
+        is_finite = tf.reduce_all(tf.equal(prepared["nonfinite"], 0))
         payload = {"codes": codes, "scale": scale}
-        return Compressed(payload, state, own & all_finite([scale]))
+        return Compressed(payload, state, is_finite & all_finite([scale]))
 
     @property
     @override
@@ -115,3 +82,14 @@ class Ternary(UniformLevels):
     @override
     def scale(self, payload, layout):
         return payload["scale"]
+
+
+def prepared_for(statistics: ops.Statistics, limit: tf.Tensor) -> Fields:
+    """Returns the result of `Ternary.prepare` for a vector that is clipped.
+
+    Args:
+        statistics: The statistics of the blocks before clipping.
+        limit: The greatest magnitude of each block, float32 `[num_blocks]`.
+    """
+    scale = tf.minimum(tf.cast(statistics.maximum, tf.float32), limit)
+    return {"scale": scale, "limit": limit, "nonfinite": statistics.nonfinite}

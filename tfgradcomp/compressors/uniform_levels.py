@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressor
-from tfgradcomp.core import Layout, Vector
+from tfgradcomp.core import Fields, Layout, Vector
 
 
 class AddableCodes(Compressor):
@@ -30,12 +30,10 @@ class AddableCodes(Compressor):
         """The level z that stands for 0, in scales above the lowest."""
 
     @abc.abstractmethod
-    def scale(self, payload: dict[str, tf.Tensor], layout: Layout) -> tf.Tensor:
+    def scale(self, payload: Fields, layout: Layout) -> tf.Tensor:
         """Returns s, float32 `[num_blocks]`."""
 
-    def scale_of_mean(
-        self, payload: dict[str, tf.Tensor], layout: Layout, count: int
-    ) -> tf.Tensor:
+    def scale_of_mean(self, payload: Fields, layout: Layout, count: int) -> tf.Tensor:
         r"""Returns \( s / N \), float32 `[num_blocks]`."""
         # Not `/`: a graph would multiply by the reciprocal instead.
         return tf.math.divide_no_nan(self.scale(payload, layout), count)
@@ -45,7 +43,7 @@ class AddableCodes(Compressor):
         words: tf.Tensor,
         base: int | None,
         count: int,
-        payload: dict[str, tf.Tensor],
+        payload: Fields,
         layout: Layout,
     ) -> Vector:
         r"""Returns \( \frac{s}{N} (k \sum_i c_i - N z) \), the mean of N vectors.

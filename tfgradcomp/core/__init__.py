@@ -2,7 +2,7 @@
 
 from tfgradcomp.core.component import Component, State
 from tfgradcomp.core.context import Context
-from tfgradcomp.core.field import Field
+from tfgradcomp.core.field import Field, Fields
 from tfgradcomp.core.layout import Layout, VaryingLayout
 from tfgradcomp.core.split_vector import SplitVector, Vector
 
@@ -10,6 +10,7 @@ __all__ = [
     "Component",
     "Context",
     "Field",
+    "Fields",
     "Layout",
     "SplitVector",
     "State",

@@ -17,13 +17,12 @@ class Component:
     """A frozen dataclass that Keras can save: compressors, servers, local terms.
 
     Subclasses are registered with Keras as `package>ClassName`. The names of this
-    package's own classes are pinned by `registered_package`, so that a class may move
-    to another file; those of users are registered under their module's package.
+    package's classes are pinned by `registered_package`, so that a class may move to
+    another file; those of users are registered under their module's package.
 
     Attributes:
         registered_package: Package under which Keras knows this package's classes.
-        registered_name: Name under which saved files know the class, if it is not the
-            class' own name.
+        registered_name: Name in saved files, if it is not that of the class.
     """
 
     registered_package: ClassVar[str] = "tfgradcomp"

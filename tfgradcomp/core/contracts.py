@@ -29,13 +29,9 @@ def check_fields(
 ) -> None:
     """Raises ValueError unless tensors have the names, shapes and types of fields.
 
-    Args:
-        part: The compressor or the server.
-        function: Name of its function that returned the tensors.
-        tensors: The tensors by name.
-        fields: The fields by name.
-        declared_by: Name of its function that declares the fields.
-        allow_others: Whether other tensors may stand beside the fields.
+    The functions `function` and `declared_by` of `part`, a compressor or a server, have
+    returned the tensors and declared the fields. Other tensors may stand beside the
+    fields if `allow_others` is true.
     """
     declared = f"`{declared_by}` of {part}"
     missing = fields.keys() - tensors.keys()
@@ -53,18 +49,14 @@ def check_fields(
             raise ValueError(
                 f"`{function}` must return the field {name!r} as {most}"
                 f"{_text(expected)}{codes}, which {declared} declares. Return such a "
-                f"tensor, or declare another one. Received: {name}={_text(came)}"
+                f"tensor, or declare this one. Received: {name}={_text(came)}"
             )
 
 
 def check_state(part: Any, function: str, state: Any, before: Any) -> None:
     """Raises ValueError unless a state has the form of the state before it.
 
-    Args:
-        part: The compressor, the server or the weight decay.
-        function: Name of its function that returned the state.
-        state: A nest of tensors.
-        before: The nest that the function was given.
+    `function` of `part`, a compressor, a server or a weight decay, returned the state.
     """
     leaves, expected = named_leaves(state), named_leaves(before)
     if leaves.keys() != expected.keys():
@@ -82,11 +74,7 @@ def check_state(part: Any, function: str, state: Any, before: Any) -> None:
 
 
 def initial_state(part: Any, layout: Layout) -> Any:
-    """Returns the state before the first step.
-
-    Args:
-        part: A compressor, a server or a weight decay.
-        layout: The layout of its vector.
+    """Returns the state of a part before the first step.
 
     Raises:
         ValueError: If a leaf is no vector of the layout's size that files can hold.

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from tfgradcomp.core.word_format import words_for
+
+Fields = dict[str, tf.Tensor]
+"""Tensors by the names of the fields that declare them."""
 
 
 class Field(NamedTuple):

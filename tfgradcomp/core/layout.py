@@ -44,8 +44,7 @@ class Layout:
         else:
             step = max(total, 1) if block_size == "model" else int(block_size)
             splits = [*range(0, total, step), total]
-        own = tuple(int(size) for size in sizes)
-        return cls(tuple(int(s) for s in splits), own or None)
+        return cls(tuple(map(int, splits)), tuple(map(int, sizes)) or None)
 
     @property
     def size(self) -> int:
@@ -93,11 +92,11 @@ class VaryingLayout(Layout):
     def from_size(
         cls, size: tf.Tensor, block_size: int | str | None = None
     ) -> VaryingLayout:
-        """Cuts a vector into blocks.
+        """Cuts a vector of at least one element into blocks.
 
         Args:
-            size: Its elements, at least 1.
-            block_size: An integer, or None or `"model"` for one block.
+            size: The number of elements.
+            block_size: An integer, or None or `"model"` for a single block.
         """
         size = tf.cast(size, tf.int64)
         if isinstance(block_size, int):

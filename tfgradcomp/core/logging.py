@@ -9,7 +9,7 @@ logger = logging.getLogger("tfgradcomp")
 
 
 class _UnlessConfigured(logging.StreamHandler):
-    """Writes to stderr as long as the program has configured no logging of its own."""
+    """Writes to stderr as long as the program has configured no logging."""
 
     def emit(self, record):
         if not logging.getLogger().handlers:

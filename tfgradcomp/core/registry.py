@@ -10,10 +10,7 @@ def public_classes(package: str, base: type) -> dict[str, type]:
     """Returns the subclasses of `base` that a package's modules define, by name.
 
     A class is public unless its name, or that of its module, begins with an underscore.
-
-    Args:
-        package: Name of an imported package; subpackages are not searched.
-        base: The class that they derive from.
+    The package is imported; its subpackages are not searched.
 
     Raises:
         ValueError: If two modules define a class of the same name.
@@ -27,8 +24,8 @@ def public_classes(package: str, base: type) -> dict[str, type]:
         for name, value in vars(module).items():
             # `list[int]` passes for an instance of `type` on Python 3.10.
             is_class = issubclass(type(value), type) and issubclass(value, base)
-            is_own = is_class and value.__module__ == module.__name__
-            if not is_own or name.startswith("_"):
+            is_defined_here = is_class and value.__module__ == module.__name__
+            if not is_defined_here or name.startswith("_"):
                 continue
             if name in found:
                 raise ValueError(

@@ -10,14 +10,10 @@ import tensorflow as tf
 
 
 class DecodeOp(NamedTuple):
-    """The native operation that has decoded a vector.
+    """The native operation that has decoded a vector: name, tensors and attributes.
 
-    Its words can be applied to the weights directly, without the vector in between.
-
-    Attributes:
-        name: Name of the operation.
-        arguments: Its tensors.
-        attributes: Its attributes; `sizes` are those of the vector's parts.
+    Its words can be applied to the weights directly, without the vector in between. The
+    attribute `sizes` has those of the vector's parts.
     """
 
     name: str
@@ -71,7 +67,7 @@ class SplitVector:
         return tf.convert_to_tensor(self).numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        # A graph tensor raises its own error.
+        # A graph tensor raises an error.
         return np.asarray(tf.convert_to_tensor(self), dtype)
 
     def __len__(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tfgradcomp import compressors
 from tfgradcomp.compressors import (
     Compressor,
@@ -68,7 +70,7 @@ def dist_ef_sgd(
     return Method(
         ErrorFeedback(contraction, residual_dtype=residual_dtype),
         Recompress(contraction, residual_dtype=residual_dtype),
-        weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
+        weight_decay=_decay(weight_decay),
         block_size="model" if block_size is None else block_size,
         name="DistEFSGD",
     )
@@ -107,7 +109,7 @@ def dist_ef_block_sgd(
     return Method(
         ErrorFeedback(ScaledSign(), residual_dtype=residual_dtype),
         Recompress(ScaledSign(), residual_dtype=residual_dtype),
-        weight_decay=None if weight_decay is None else WeightDecay(weight_decay),
+        weight_decay=_decay(weight_decay),
         block_size=block_size,
         name="DistEFBlockSGD",
     )
@@ -132,8 +134,7 @@ def dist_ef_block_sgdm(
         momentum: \( \mu \) in [0, 1).
         block_size: Elements a block. None: a block is a parameter tensor.
         weight_decay: \( \lambda \), or None.
-        allow_inner_momentum: Whether the inner optimizer may have momentum of its own
-            on top.
+        allow_inner_momentum: Whether the inner optimizer may have momentum, too.
         residual_dtype: As for `dist_ef_sgd`.
 
     Raises:
@@ -152,13 +153,15 @@ def dist_ef_block_sgdm(
         Zheng, Huang, Kwok, Communication-Efficient Distributed Blockwise Momentum SGD
         with Error-Feedback, 2019, Algorithm 4, Appendix A.
     """
-    decay = None if weight_decay is None else WeightDecay(weight_decay, momentum)
-    feedback = ErrorFeedback(ScaledSign(), residual_dtype=residual_dtype)
-    return Method(
-        NesterovMomentum(feedback, momentum),
-        Recompress(ScaledSign(), residual_dtype=residual_dtype),
-        weight_decay=decay,
-        block_size=block_size,
+    plain = dist_ef_block_sgd(block_size, residual_dtype=residual_dtype)
+    return replace(
+        plain,
+        compressor=NesterovMomentum(plain.compressor, momentum),
+        weight_decay=_decay(weight_decay, momentum),
         refuses_inner_momentum=not allow_inner_momentum,
         name="DistEFBlockSGDM",
     )
+
+
+def _decay(rate: float | None, momentum: float = 0.0) -> WeightDecay | None:
+    return None if rate is None else WeightDecay(rate, momentum)

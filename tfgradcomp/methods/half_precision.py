@@ -1,4 +1,4 @@
-"""The baseline that everybody has: half floats and an ordinary all-reduce."""
+"""The usual baseline: half floats and an ordinary all-reduce."""
 
 from __future__ import annotations
 

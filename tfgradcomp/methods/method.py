@@ -16,7 +16,7 @@ MIN_SIZE = 1024
 
 @dataclass(frozen=True)
 class Method(Component):
-    """A compressor for the workers, a server, and what a paper says besides.
+    """A compressor for the workers, a server, and the other arguments of a paper.
 
     Methods of equal mathematics are equal, whatever their names. A method holds no
     variable and knows neither the number of workers nor the transport.
@@ -111,8 +111,8 @@ class Method(Component):
     def fused(self) -> Method:
         """Returns the method with chains of components replaced by one-pass kernels.
 
-        The payloads, the states and the bits stay the same. Nothing else decides what
-        is fused: whoever runs a method calls this once, when it binds it.
+        The payloads, the states and the bits stay the same. Transports call it once,
+        when they bind the method; nothing else decides what is fused.
         """
         return replace(
             self, compressor=self.compressor.fused(), server=self.server.fused()

@@ -22,8 +22,7 @@ def natural_compression(
         block_size: Elements a block, for each of which a byte is sent as well. None: a
             block is a parameter tensor.
         reply: `"float32"`, or `"requantize"`: the mean rounded to powers of two again.
-        error_feedback: Whether a worker adds what it lost to its next gradient; with a
-            quantized reply the server does so, too.
+        error_feedback: As for `orq`; no factor is needed.
 
     Raises:
         ValueError: If an argument is out of range.

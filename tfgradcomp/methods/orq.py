@@ -19,10 +19,10 @@ def orq(
     r"""\( s = 2^K + 1 \) levels an element, chosen for each block anew, unbiased.
 
     Worker: of each block of d elements the levels \( b_1 < \dots < b_s \) from its
-    smallest to its largest element, where the middle one of \( b_l \) and \( b_r \) is
+    smallest to its largest element, where the middle of \( b_l \) and \( b_r \) is
     the m-th largest element between them, \( m = \lceil \sum_j (v_j - b_l) / (b_r -
     b_l) \rceil \); v between two levels goes up with probability \( (v - b_{k-1}) /
-    (b_k - b_{k-1}) \). Server: the mean of what that stands for.
+    (b_k - b_{k-1}) \). Server: the mean of the decoded vectors.
 
     A worker sends \( \log_2 s \) bits an element (s = 3, 5, 9: 1.6, 2.5, 3.2) and
     \( 32 s / d \) for its levels. The learning rate is that of uncompressed training.
@@ -32,14 +32,14 @@ def orq(
         block_size: d, elements a block. None: a block is a parameter tensor.
         clip_factor: c: each block is clipped to \( \pm c\sigma \) first; the paper
             takes 1.7 or 2.5 for few levels. None for no clipping.
-        refine: Sweeps that move every level to its best place between its neighbours;
-            without, 9 levels have 1 to 4 % more error than the best.
-        reply: `"float32"`, or `"requantize"`: the mean with s levels of its own,
-            rounded at random again.
+        refine: Sweeps that move every level to its best place between its neighbours.
+            Without sweeps, the error of 9 levels is 1 to 4 % above the least error.
+        reply: `"float32"`, or `"requantize"`: the mean, rounded at random to s
+            levels again.
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
             quantized reply the server does so, too. Each block is then multiplied by
-            the factor that fits it best (`tfgradcomp.compressors.OptimalScale`): what
-            rounding adds may be larger than the gradient, and would grow without bound.
+            the factor that fits it best (`tfgradcomp.compressors.OptimalScale`): the
+            rounding error may be larger than the gradient and would accumulate.
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as
             not finite.
@@ -96,8 +96,8 @@ def bingrad(
         error_feedback: As for `orq`; variant `"b"` without clipping needs no factor.
         table_dtype: As for `orq`.
         lloyd_steps: Number of times that the two levels of `"b"` move to the means of
-            what is nearer to each. Without, a block in six has more error than with
-            the scaled sign.
+            the elements nearer to each. With 0, a block in six has more error than
+            with the scaled sign.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -18,7 +18,7 @@ def qsgd(
 
     Worker: the s levels of a block are \( \|v\| (2k / (s - 1) - 1) \), \( k = 0 \ldots
     s - 1 \); v between two of them goes up with probability \( (v - b_{k-1}) / (b_k -
-    b_{k-1}) \). Server: the mean. A worker sends \( \log_2 s \) bits an element and one
+    b_{k-1}) \). Server: the mean. A worker sends \( \log_2 s \) bits an element and a
     number a block. The learning rate is that of uncompressed training.
 
     Args:
@@ -26,7 +26,7 @@ def qsgd(
         block_size: Elements a block. None: a block is a parameter tensor.
         norm: `"max"`: the largest magnitude, or `"l2"`: the root of the sum of
             squares, which sends more zeros and has more variance.
-        reply: `"float32"`; `"requantize"`: the mean rounded to levels of its own; or
+        reply: `"float32"`; `"requantize"`: the mean rounded to its levels; or
             `"shared"`: all workers take the levels of the largest norm, so that codes
             are added up and the reply, \( \log_2(N(s - 1) + 1) \) bits an element, is
             the exact mean. That costs a small all-reduce and some variance.
@@ -62,7 +62,7 @@ def linear_quantization(
 ) -> Method:
     r"""Levels at evenly spaced quantiles of each block, unbiased: a baseline of ORQ's.
 
-    Worker: level k of a block of n elements is the one of rank \( k (n - 1) / (s - 1)
+    Worker: level k of a block of n elements has the rank \( k (n - 1) / (s - 1)
     \); rounding, server and traffic are those of `orq`. All levels are used equally
     often, and the shape of the gradient suffers.
 
@@ -106,8 +106,7 @@ def scaled_sign(
     Args:
         block_size: d, elements a block. None: a block is a parameter tensor.
         reply: `"float32"`, or `"requantize"`: the scaled sign of the mean.
-        error_feedback: Whether a worker adds what it lost to its next gradient; with a
-            quantized reply the server does so, too.
+        error_feedback: As for `orq`; no factor is needed.
 
     Raises:
         ValueError: If an argument is out of range.

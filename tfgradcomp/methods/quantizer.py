@@ -15,8 +15,6 @@ from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.methods.method import Method
 from tfgradcomp.servers import CodeSum, Mean, Recompress, Requantize, Server
 
-REPLIES = ("float32", "requantize")
-
 
 def quantizer(
     name: str,
@@ -29,30 +27,27 @@ def quantizer(
 ) -> Method:
     """Returns the method that quantizes each block and replies the mean.
 
+    The arguments are those of `orq` and `qsgd`. With error feedback, a quantizer that
+    does not contract becomes an `OptimalScale`, for a number a block.
+
     Args:
         name: Name of the method.
         compressor: The quantizer, stateless.
-        block_size: Elements a block. None: a block is a parameter tensor.
-        reply: `"float32"`; `"requantize"`: the mean, quantized in the same way; or
-            `"shared"`, if `can_share_levels`: the sum of codes of levels that all
-            workers share.
-        error_feedback: Whether a worker adds its error to the next gradient; with a
-            quantized reply the server does so, too. A quantizer that does not contract
-            becomes an `OptimalScale`, for a number a block.
+        block_size: Elements a block.
+        reply: `"float32"`, `"requantize"` or `"shared"`.
+        error_feedback: Whether a worker adds its error to the next gradient.
         clip_factor: Workers clip blocks at this many deviations; None for no clipping.
         can_share_levels: Whether `reply` may be `"shared"`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
     if block_size is not None:
         check_integer("block_size", block_size, 1)
-    check_choice("reply", reply, (*REPLIES, "shared") if can_share_levels else REPLIES)
+    shared = ("shared",) if can_share_levels else ()
+    check_choice("reply", reply, ("float32", "requantize", *shared))
     check_choice("error_feedback", error_feedback, (False, True))
     if error_feedback and reply == "shared":
         raise ValueError(
             "The codes of reply='shared' are added up, and error feedback would "
-            "need a factor of each worker's own. Take reply='requantize'. "
+            "need a different factor for each worker. Take reply='requantize'. "
             f"Received: {reply=}, {error_feedback=}"
         )
     sent = compressor if clip_factor is None else Clip(compressor, clip_factor)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tfgradcomp.compressors import Momentum, Sign
 from tfgradcomp.compressors.momentum import warmup_steps_for
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.methods.method import Method
-from tfgradcomp.servers import CodeSum, MajorityVote, Server
-
-AGGREGATES = ("vote", "mean")
+from tfgradcomp.servers import CodeSum, MajorityVote
 
 
 def signsgd(
@@ -33,7 +32,7 @@ def signsgd(
 
     Args:
         aggregate: `"vote"`, or `"mean"`: the mean of the workers' signs, which moves an
-            element the less the more they disagree (with a learning rate \( \delta / N
+            element less where workers disagree (with a learning rate \( \delta / N
             \) for the paper's \( \delta \)).
         tie: Where an even number of workers is split: `"zero"` (the element stays) or
             `"random"`, a shared pseudo-random sign.
@@ -41,7 +40,7 @@ def signsgd(
             \( \tau \) times the mean magnitude in their block; 1.6 bits up then.
         quorum: Elements with fewer net votes stay as they are.
         noise_std: Deviation of Gaussian noise on the update, in units of a vote, the
-            same on all workers: nothing travels for it.
+            same on all workers without communication.
 
     Raises:
         ValueError: If an argument is none of the choices.
@@ -59,7 +58,15 @@ def signsgd(
         for Non-Convex Problems, 2018, Algorithms 1 and 3, Section 6.
     """
     sign = Sign(abstain_below)
-    server = _server(sign, aggregate, tie, quorum)
+    check_choice("aggregate", aggregate, ("vote", "mean"))
+    check_integer("quorum", quorum, 0)
+    if aggregate == "mean" and quorum:
+        raise ValueError(
+            "A quorum is a rule of aggregate='vote'; the mean of signs has none. "
+            f"Received: aggregate='mean', quorum={quorum}"
+        )
+    vote = MajorityVote(tie, quorum, sign)
+    server = vote if aggregate == "vote" else CodeSum(sign)
     return Method(sign, server, noise_std=noise_std, name="SignSGD")
 
 
@@ -88,8 +95,7 @@ def signum(
         abstain_below: As for `signsgd`, of the momentum.
         quorum: As for `signsgd`.
         noise_std: As for `signsgd`.
-        allow_inner_momentum: Whether the inner optimizer may have momentum of its own
-            on top.
+        allow_inner_momentum: Whether the inner optimizer may have momentum, too.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer has
@@ -107,27 +113,13 @@ def signum(
         Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation
         for Non-Convex Problems, 2018, Algorithms 2 and 3, Appendix E.
     """
-    sign = Sign(abstain_below)
-    server = _server(sign, aggregate, tie, quorum)
+    signs = signsgd(aggregate, tie, abstain_below, quorum, noise_std)
     steps: Any = warmup_steps
     if warmup_steps == "auto":
         steps = warmup_steps_for(momentum)
-    return Method(
-        Momentum(sign, momentum, steps),
-        server,
-        noise_std=noise_std,
+    return replace(
+        signs,
+        compressor=Momentum(signs.compressor, momentum, steps),
         refuses_inner_momentum=not allow_inner_momentum,
         name="Signum",
     )
-
-
-def _server(sign: Sign, aggregate: str, tie: str, quorum: int) -> Server:
-    check_choice("aggregate", aggregate, AGGREGATES)
-    check_integer("quorum", quorum, 0)
-    if aggregate == "mean" and quorum:
-        raise ValueError(
-            "A quorum is a rule of aggregate='vote'; the mean of signs has none. "
-            f"Received: aggregate='mean', quorum={quorum}"
-        )
-    vote = MajorityVote(tie, quorum, sign)
-    return vote if aggregate == "vote" else CodeSum(sign)

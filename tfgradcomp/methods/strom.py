@@ -15,17 +15,16 @@ def strom(threshold: float | str, index_coding: str = "fixed") -> Method:
     Server: the mean; zero for an element that no worker has sent.
 
     The learning rate is that of uncompressed training. `traffic.ratio` is the number
-    of elements over those sent. XLA (`jit_compile=True`) is for one worker only.
+    of elements over those sent. XLA (`jit_compile=True`) needs a single worker.
 
     Args:
         threshold: \( \tau \), positive, in the units of a mean gradient; or
-            `"auto"`: in each step and for each variable, a worker takes the value that
-            |r| of one element in 32 exceeds.
-            An element sends one \( \tau \) a step, so a number should be about as large
-            as |r| where it is sent. If it is far smaller, a residual is sent late, in
-            many steps of one sign; `fit` then warns once.
+            `"auto"`: in each step and for each variable, the value that |r| of one
+            element in 32 exceeds. An element sends \( \pm\tau \) once a step, so a
+            number should be about as large as |r| where it is sent. If it is far
+            smaller, a residual is sent late, in many steps; `fit` then warns once.
         index_coding: `"fixed"`: 32 bits an element. `"delta"`: 1 bit and the gap to
-            the one before, less than half of that, for a little arithmetic.
+            the element before, less than half of that, for a little arithmetic.
 
     Raises:
         ValueError: If an argument is out of range.

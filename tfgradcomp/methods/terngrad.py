@@ -28,7 +28,7 @@ def terngrad(
         clip_factor: c; None for no clipping, which costs accuracy.
         block_size: Elements a block. None: a block is a parameter tensor.
         share_scaler: Whether s is the maximum over workers, which costs a small
-            all-reduce. Else each worker has its own, and the reply is float32.
+            all-reduce. Else scales differ between workers, and the reply is float32.
 
     Raises:
         ValueError: If an argument is out of range.

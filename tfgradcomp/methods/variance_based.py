@@ -26,13 +26,13 @@ def variance_based(
     compression ratio. XLA (`jit_compile=True`) is for one worker only.
 
     Args:
-        alpha: \( \alpha \), 1 to 2: the larger, the less is sent, the later.
+        alpha: \( \alpha \), 1 to 2. With a larger value, less is sent, and later.
         zeta: \( \zeta \) in [0, 1], the decay of v.
         microbatches: Number of groups of examples, at least 2, whose gradients stand
-            for those of the examples: less memory and time, and less is known. None:
-            each example by itself.
+            for those of the examples. Groups need less memory and time, and tell less
+            about the variance. None: each example by itself.
         index_coding: `"fixed"`: 32 bits an element. `"delta"`: 4 bits and the gap to
-            the one before, about half of that, for a little arithmetic.
+            the element before, about half of that, for a little arithmetic.
 
     Raises:
         ValueError: If an argument is out of range.

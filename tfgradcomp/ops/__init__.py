@@ -1,7 +1,8 @@
 """The operations of compression: native where they can be, else pure TensorFlow.
 
 Both give the same bits. `python -m tfgradcomp.ops --info` shows which library is in
-use. The environment variable `TFGRADCOMP_OPS` is read at each call or trace:
+use; `tfgradcomp.ops.reference` explains the arguments that operations share. The
+environment variable `TFGRADCOMP_OPS` is read at each call or trace:
 
 - `auto` (default): native if the library loads and has the operation; else the
   reference, with one warning that says what to do.

@@ -24,8 +24,6 @@ class Part(NamedTuple):
         block: Index of the block.
         level: Height of the subtree; it has at most `2**level` chunks.
         index: Its place among the block's subtrees of that height.
-        begin: Its first element.
-        end: The element after its last.
     """
 
     block: int
@@ -38,10 +36,7 @@ class Part(NamedTuple):
 def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
     """Cuts each block's share of elements [begin, end) into the fewest subtrees.
 
-    Args:
-        row_splits: The blocks of the whole vector.
-        begin: A multiple of `CHUNK`.
-        end: A multiple of `CHUNK`, or the end of the vector.
+    `begin` and `end` are multiples of `CHUNK`, or the end of the vector.
     """
     parts = []
     for block, (start, stop) in enumerate(itertools.pairwise(row_splits)):
@@ -60,16 +55,9 @@ def parts_of(row_splits: Sequence[int], begin: int, end: int) -> list[Part]:
             ):
                 level += 1
             after = min(low + (1 << level), count)
-            elements = (first + low) * CHUNK, (first + after) * CHUNK
-            parts.append(
-                Part(
-                    block,
-                    level,
-                    low >> level,
-                    max(start, elements[0]),
-                    min(stop, elements[1]),
-                )
-            )
+            part_begin = max(start, (first + low) * CHUNK)
+            part_end = min(stop, (first + after) * CHUNK)
+            parts.append(Part(block, level, low >> level, part_begin, part_end))
             low = after
     return parts
 
@@ -79,10 +67,7 @@ def add_up(
 ) -> tf.Tensor:
     """Returns the sum of each block, float64 `[num_blocks]`.
 
-    Args:
-        sums: The sum of each part, float64.
-        parts: The parts of all blocks; a part may occur twice.
-        row_splits: The blocks of the whole vector.
+    `sums` are those of the parts of all blocks; a part may occur twice.
     """
     counts = [_chunks(*block) for block in itertools.pairwise(row_splits)]
     heights = [(count - 1).bit_length() for count in counts]

@@ -63,11 +63,8 @@ class BuildError(Exception):
 class TensorFlow(NamedTuple):
     """The facts about a TensorFlow that a build needs.
 
-    Attributes:
-        version: `tf.__version__`.
-        revision: The commit that it was built from.
-        compile_flags: Result of `tf.sysconfig.get_compile_flags`.
-        link_flags: Result of `tf.sysconfig.get_link_flags`.
+    `revision` is the commit that it was built from. The flags are those of
+    `tf.sysconfig`.
     """
 
     version: str
@@ -77,11 +74,7 @@ class TensorFlow(NamedTuple):
 
 
 def ask_tensorflow(python: str = sys.executable) -> TensorFlow:
-    """Asks a Python interpreter for the facts about its TensorFlow.
-
-    Raises:
-        BuildError: If the interpreter cannot import TensorFlow.
-    """
+    """Asks a Python interpreter for the facts about its TensorFlow."""
     # Isolated (-I), it sees the installed packages in pip's build environment, too.
     command = [python, "-I", "-c", _ASK_TENSORFLOW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -92,11 +85,7 @@ def ask_tensorflow(python: str = sys.executable) -> TensorFlow:
 
 
 def source_folder() -> Path:
-    """Returns the folder of the C++ sources, in the package or beside it.
-
-    Raises:
-        BuildError: If there is no such folder.
-    """
+    """Returns the folder of the C++ sources, in the package or beside it."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "custom_ops", package.parent / "custom_ops"):
         if (folder / "kernels.h").is_file():
@@ -122,10 +111,7 @@ def source_hash() -> str:
 def library_name(tensorflow: TensorFlow, cuda: bool, ready_made: bool = False) -> str:
     """Returns the file name of the library that fits a TensorFlow on this machine.
 
-    Args:
-        tensorflow: The TensorFlow that the library fits.
-        cuda: Whether the library has CUDA kernels.
-        ready_made: Whether a wheel carries the library.
+    A wheel carries the `ready_made` libraries.
     """
     # The places of the headers (-I) do not matter.
     facts = sorted(f for f in tensorflow.compile_flags if not f.startswith("-I"))
@@ -143,14 +129,11 @@ def library_name(tensorflow: TensorFlow, cuda: bool, ready_made: bool = False) -
 
 
 def find_nvcc() -> tuple[str | None, str]:
-    """Returns the path of the nvcc to build with and a text about it.
+    """Returns the nvcc to build with, or None, and its path or why there is none.
 
     The toolkit that `CUDA_HOME` or `CUDA_PATH` names is taken without a check. Else a
     toolkit is taken that the driver of this machine can run, CUDA 12 before any other.
     Without a driver, as on a machine that only builds, any toolkit will do.
-
-    Returns:
-        The path and the path again, or None and the reason why there is none.
     """
     if os.environ.get("TFGRADCOMP_CUDA") == "0":
         return None, "left out: TFGRADCOMP_CUDA=0"
@@ -217,16 +200,13 @@ def build_library(
     say: Callable = print,
     ready_made: bool = False,
 ) -> Path:
-    """Builds the library of ops into a folder, in one piece.
+    """Builds the library of ops into a folder, and returns its path.
 
     Args:
         folder: Folder to build into. It is made if it is missing.
         tensorflow: The TensorFlow that the library shall fit.
         say: Function that is called with a line if CUDA is left out, and why.
         ready_made: Whether the library is for a wheel.
-
-    Returns:
-        The path of the library.
 
     Raises:
         BuildError: If a compiler is missing or fails, with its output.
@@ -241,7 +221,10 @@ def build_library(
         gpu_objects: list[str] = []
         if nvcc is not None:
             try:
-                gpu_objects, cuda = _compile_cuda(nvcc, scratch)
+                nvcc_flags, cuda = cuda_flags(nvcc)
+                files = sorted((source_folder() / "cuda").glob("*.cu"))
+                kernels = [(file, [nvcc, *nvcc_flags]) for file in files]
+                gpu_objects = _compile(kernels, scratch)
             except BuildError as error:
                 nvcc, cuda = None, f"left out: {error}"
         if nvcc is None:
@@ -265,14 +248,7 @@ def build_library(
 def build_cpu_library(path: str | os.PathLike) -> Path:
     """Builds the CPU kernels alone, without TensorFlow: the C functions of cpu/cpu.h.
 
-    Args:
-        path: File of the library.
-
-    Returns:
-        The path of the library.
-
-    Raises:
-        BuildError: If a compiler is missing or fails, with its output.
+    It returns the path of the library, as `build_library` does.
     """
     with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
         _link(_compile(_cpu_jobs(), scratch), [], Path(path))
@@ -325,11 +301,7 @@ def _compile(jobs: list[tuple[Path, list[str]]], scratch: str) -> list[str]:
 
 
 def cuda_flags(nvcc: str) -> tuple[list[str], str]:
-    """Returns the flags for CUDA kernels, and a text that names what they build.
-
-    Raises:
-        BuildError: If this nvcc does not run, or knows none of the architectures.
-    """
+    """Returns the flags for CUDA kernels, and a text that names what they build."""
     known = {
         int(line.rpartition("_")[2])
         for line in _run([nvcc, "--list-gpu-arch"]).split()
@@ -345,13 +317,6 @@ def cuda_flags(nvcc: str) -> tuple[list[str], str]:
     release = _run([nvcc, "--version"]).partition("release ")[2].partition(",")[0]
     names = " ".join(f"sm_{n}" for n in taken) + f" and PTX of compute_{ptx}"
     return [*flags, "-cudart", "static", *codes], f"{release}: {names}"
-
-
-def _compile_cuda(nvcc: str, scratch: str) -> tuple[list[str], str]:
-    """Returns the object files of the CUDA kernels, and a text that describes them."""
-    flags, built_with = cuda_flags(nvcc)
-    files = sorted((source_folder() / "cuda").glob("*.cu"))
-    return _compile([(file, [nvcc, *flags]) for file in files], scratch), built_with
 
 
 def _link(

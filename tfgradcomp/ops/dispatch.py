@@ -19,12 +19,9 @@ _warned_lock = threading.Lock()
 
 
 def takes_native(op: str) -> bool:
-    """Returns whether a call made here and now runs a native op.
+    """Returns whether a call made here and now runs the native op of this name.
 
     Warns, once, if it does not although it should.
-
-    Args:
-        op: Name of the op, without the library's prefix.
 
     Raises:
         ValueError: If `TFGRADCOMP_OPS` names no mode.
@@ -60,7 +57,7 @@ def _obstacle(op: str, on_gpu: bool) -> str | None:
     except library.UnavailableError as error:
         return (
             f"the native ops could not be built or loaded: {error}\nWith a C++ "
-            f"compiler installed (g++, or the one that CXX names), run `{_BUILD}`"
+            f"compiler installed (g++, or what CXX names), run `{_BUILD}`"
         )
     problem = library.gpu_problem(loaded) if on_gpu else None
     if problem is not None and not _is_for_cpu():
@@ -79,7 +76,7 @@ def _is_for_cpu() -> bool:
     if tf.executing_eagerly():
         device = tf.constant(0.0).device
     else:
-        # No other op needs this one, so no function runs it.
+        # No other op needs it, so no function runs it.
         device = tf.no_op().device
     return tf.DeviceSpec.from_string(device).device_type == "CPU"
 

@@ -29,12 +29,7 @@ class UnavailableError(RuntimeError):
 
 
 class Library(NamedTuple):
-    """A loaded library.
-
-    Attributes:
-        path: The file of the library.
-        operations: The module with the ops of the library.
-    """
+    """A loaded library: its file, and the module with its ops."""
 
     path: Path
     operations: ModuleType
@@ -117,9 +112,7 @@ def find_library(broken: Collection[Path] = ()) -> Path | None:
 
     The cache has what was built on this machine or on purpose, by `--build`. It goes
     before the library that was installed; a wheel's ready-made library comes last.
-
-    Args:
-        broken: Files that do not load.
+    `broken` files are those that do not load.
     """
     cached = cache_folder()
     would_add_cuda = gpu_is_visible() and build.find_nvcc()[0] is not None
@@ -179,11 +172,7 @@ def _load_or_build() -> Library:
 
 
 def _own_cache_folder() -> Path:
-    """Makes the folder of built libraries, and returns it.
-
-    Raises:
-        BuildError: If other users may write into it.
-    """
+    """Makes the folder of built libraries, and returns it."""
     folder = cache_folder()
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

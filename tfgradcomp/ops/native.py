@@ -29,10 +29,10 @@ def call(
     Args:
         op: Name of the op.
         arguments: Inputs and attributes of the op, by name.
-        vectors: Names of the arguments that may be a `SplitVector` or None. The op
-            takes a list of tensors and a scale.
-        optional: Names of other arguments that may be None. The op takes a list of at
-            most one value.
+        vectors: Names of the arguments that may be a `SplitVector` or None, of which
+            the op takes a list of tensors and a scale.
+        optional: Names of other arguments that may be None, of which the op takes a
+            list of at most one value.
     """
     given = dict(arguments)
     for name in vectors:
@@ -45,15 +45,10 @@ def call(
 
 
 def decode(op: str, arguments: dict[str, Any], applicable: bool) -> Vector:
-    """Calls an op that decodes a vector.
+    """Calls an op that decodes a vector, with the arguments of its reference.
 
-    On a GPU the op writes one tensor, which is split afterwards.
-
-    Args:
-        op: Name of the op.
-        arguments: Arguments of its reference, by name, which include `sizes`: those of
-            the parts to return, or None for one tensor.
-        applicable: Whether `apply_decoded` shall be able to use the result.
+    On a GPU the op writes a single tensor, which is split afterwards. `applicable`
+    makes the result usable for `apply_decoded`.
     """
     given = dict(arguments)
     sizes = given.pop("sizes")

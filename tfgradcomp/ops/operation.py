@@ -28,21 +28,14 @@ class Operation(Generic[P, R]):
             reference.
         static: Name of an argument that the native op must know when a graph is built.
             If this argument is a tensor, the reference runs.
-        vectors: Names of the arguments that may be a `SplitVector`, whose tensors and
-            scale the native op takes as they are.
-        optional: Names of the arguments that may be None and of which the native op
-            takes a list of at most one value.
+        vectors: As for `native.call`.
+        optional: As for `native.call`.
         arguments: Function from the arguments of the reference, given by name, to those
             of the native op. None: they are the same.
         results: Function from the outputs of the native op to the results of the
             reference. None: they are the same.
         applicable: Whether the library has an op `apply_<op>`, which updates variables
             by the vector that `op` decodes.
-
-    Attributes:
-        reference: As in the arguments.
-        op: Name of the native op, without the library's prefix.
-        applicable: As in the arguments.
     """
 
     __name__: str
@@ -78,11 +71,7 @@ class Operation(Generic[P, R]):
         return self.reference(*args, **kwargs)
 
     def native(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Runs the native op, whatever the environment says.
-
-        Raises:
-            UnavailableError: If there is no library.
-        """
+        """Runs the native op, whatever the environment says."""
         arguments = self._bind(args, kwargs)
         if "sizes" in arguments:
             return decode(self.op, arguments, self.applicable)

@@ -12,13 +12,8 @@ from tfgradcomp.servers.base import SumField as SumField
 
 _CLASSES = public_classes(__name__, Server)
 globals().update(_CLASSES)
-if TYPE_CHECKING:
-    # A type checker cannot know what is found.
-    def __getattr__(name: str) -> Any: ...
-
-
 __all__ = sorted([*_CLASSES, "Shard", "SumField"])
 
 if TYPE_CHECKING:
-
+    # A type checker cannot know what is found.
     def __getattr__(name: str) -> Any: ...

@@ -10,12 +10,17 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors.base import Compressor, Identity
-from tfgradcomp.core import Component, Context, Field, Layout, State, contracts
-from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core import (
+    Component,
+    Context,
+    Field,
+    Fields,
+    Layout,
+    State,
+    Vector,
+    contracts,
+)
 from tfgradcomp.ops.block_sums import Part
-
-Fields = dict[str, tf.Tensor]
-"""Tensors by the names of the fields that declare them."""
 
 
 class Shard(NamedTuple):
@@ -25,7 +30,7 @@ class Shard(NamedTuple):
         begin: Its first element.
         end: The element after its last.
         first_block: Index of the first block that reaches into it.
-        layout: What of the blocks lies within it.
+        layout: The blocks, cut off at its ends.
         parts: The subtrees whose sums make the blocks' sums.
     """
 
@@ -74,11 +79,7 @@ class Server(Component, abc.ABC):
 
     @abc.abstractmethod
     def combine(
-        self,
-        payloads: Fields,
-        state: State,
-        layout: Layout,
-        context: Context,
+        self, payloads: Fields, state: State, layout: Layout, context: Context
     ) -> tuple[Fields, State]:
         """Returns the reply to the workers' payloads, and the new state.
 
@@ -110,7 +111,7 @@ class Server(Component, abc.ABC):
         """True if each block is combined by itself."""
         return True
 
-    # The same in shards, each served by itself.
+    # The same in shards, each of which has a server.
 
     def shard_alignment(self, layout: Layout) -> int | None:
         """Returns the number of elements that divides the size of every shard.
@@ -131,12 +132,10 @@ class Server(Component, abc.ABC):
         return self.combine(payloads, state, shard.layout, context)
 
     def whole_reply(self, parts: Fields, layout: Layout) -> Fields:
-        """Returns the reply for the whole vector.
+        """Returns the reply for the whole vector, whose blocks `layout` has.
 
-        Args:
-            parts: The shards' replies joined: sums of parts have become those of
-                blocks.
-            layout: The blocks of the whole vector.
+        In `parts`, the shards' replies are joined: sums of parts have become those of
+        blocks.
         """
         return parts
 
@@ -156,16 +155,14 @@ class Server(Component, abc.ABC):
         """Returns the state of the shard once the whole reply is known.
 
         Args:
-            payloads: As in `combine_shard`.
+            payloads: As in `combine_shard`, like `shard` and `context`.
             part: The reply that `combine_shard` returned.
             reply: The reply for the whole vector.
             state: The state that `combine_shard` returned.
-            shard: The shard.
-            context: The step.
         """
         return state
 
-    # Payloads that are added up on their way.
+    # Payloads that are added up by the network.
 
     def sum_field(self, layout: Layout, num_workers: int) -> SumField | None:
         """Returns the field whose sum over the workers is enough for the server.
@@ -189,9 +186,7 @@ class Server(Component, abc.ABC):
             total: The tensor that `sum_field` declares: int32 words of the sums of
                 codes; or the mean of numbers.
             payload: This worker's other fields, equal on all workers.
-            state: As in `combine`.
-            layout: The blocks of the flat vector.
-            context: The step.
+            state: As in `combine`, like `layout` and `context`.
         """
         raise NotImplementedError
 
@@ -206,11 +201,9 @@ class Server(Component, abc.ABC):
         return self.uncompressed()
 
     def wait(self, state: State, context: Context) -> State:
-        """Returns the state after a step in which the server took no part.
+        """Returns the state, whole or a shard, after a step without the server.
 
-        Args:
-            state: As in `combine`, or a shard of it; elements are independent.
-            context: The step.
+        The elements are independent of each other.
         """
         return state
 
@@ -227,15 +220,7 @@ def checked_combine(
     context: Context,
     fields: dict[str, Field],
 ) -> tuple[Fields, State]:
-    """Combines payloads, and compares reply and state with the declared ones.
-
-    Args:
-        server: The server.
-        payloads: As in `Server.combine`.
-        state: As in `Server.combine`.
-        layout: The blocks of the flat vector.
-        context: The step.
-        fields: The fields of the reply.
+    """Combines payloads, and compares the reply with `fields` and both states.
 
     Raises:
         ValueError: If the server returns a reply or a state of another form.

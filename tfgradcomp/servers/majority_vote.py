@@ -10,10 +10,10 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.sign import Sign
 from tfgradcomp.core import Field
-from tfgradcomp.servers.base import Server, SumField
+from tfgradcomp.core.arguments import check_choice
+from tfgradcomp.servers.base import Server
+from tfgradcomp.servers.code_sum import CodeSum
 from tfgradcomp.servers.sign_of_mean import SignOfMean
-
-TIES = ("zero", "random")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class MajorityVote(Server):
     compressor: Sign = Sign()
 
     def __post_init__(self):
-        if self.tie not in TIES:
-            raise ValueError(f"tie must be one of {TIES}. Received: tie={self.tie!r}")
+        check_choice("tie", self.tie, ("zero", "random"))
         if not self.quorum >= 0:
             raise ValueError(
                 f"quorum must be 0 or positive. Received: quorum={self.quorum}"
@@ -45,9 +44,6 @@ class MajorityVote(Server):
 
     def _can_tie(self, num_workers):
         return num_workers % 2 == 0 or self.compressor.abstain_below > 0
-
-    def _has_zero(self, num_workers):
-        return self.quorum > 0 or (self.tie == "zero" and self._can_tie(num_workers))
 
     def _stream(self, context):
         """Returns the random stream that decides split votes, or None."""
@@ -57,7 +53,8 @@ class MajorityVote(Server):
 
     @override
     def reply_fields(self, layout, num_workers):
-        base = 3 if self._has_zero(num_workers) else 2
+        has_zero = self.tie == "zero" and self._can_tie(num_workers)
+        base = 3 if has_zero or self.quorum > 0 else 2
         return {"votes": Field(layout.size, base, per="element")}
 
     @override
@@ -88,9 +85,7 @@ class MajorityVote(Server):
 
     @override
     def sum_field(self, layout, num_workers):
-        codes = self.compressor.fields(layout)["codes"]
-        base = num_workers * (codes.base - 1) + 1
-        return SumField("codes", codes._replace(base=base))
+        return CodeSum(self.compressor).sum_field(layout, num_workers)
 
     @override
     def update_of_sum(self, total, payload, state, layout, context):

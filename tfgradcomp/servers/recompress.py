@@ -12,12 +12,13 @@ from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
+from tfgradcomp.core.arguments import check_choice
 from tfgradcomp.servers.requantize import Requantize
 
 
 @dataclass(frozen=True)
 class Recompress(Requantize):
-    r"""Compresses the mean with a residual of its own.
+    r"""Compresses the mean, with a residual at the server.
 
     \( \tilde p = \frac1N \sum_i \Delta^{(i)} + \frac{\eta_{t-1}}{\eta_t} \tilde e \),
     replies \( \tilde\Delta = C(\tilde p) \), \( \tilde e \leftarrow \tilde p -
@@ -36,18 +37,15 @@ class Recompress(Requantize):
 
     def __post_init__(self):
         super().__post_init__()
-        residuals.check_residual_dtype(self.residual_dtype)
+        check_choice("residual_dtype", self.residual_dtype, residuals.DTYPES)
 
     @override
     def init(self, layout):
-        return {"residual": residuals.no_residual(layout, self.residual_dtype)}
+        return {"residual": tf.zeros([layout.size], self.residual_dtype)}
 
-    def _kept(self, residual, context):
-        return {
-            "residual": residuals.kept(
-                residual, self.residual_dtype, context, shared=True
-            )
-        }
+    def _state(self, residual, context):
+        dtype = self.residual_dtype
+        return {"residual": residuals.kept(residual, dtype, context, shared=True)}
 
     @override
     def combine(self, payloads, state, layout, context):
@@ -57,7 +55,7 @@ class Recompress(Requantize):
         server = context.at_server()
         reply = checked_compress(self.compressor, p, (), layout, server).payload
         left = p - self.compressor.decompress(reply, layout)
-        return reply, self._kept(context.unless_zero_lr(left, residual), context)
+        return reply, self._state(context.unless_zero_lr(left, residual), context)
 
     @override
     def wait(self, state, context):
@@ -68,11 +66,9 @@ class Recompress(Requantize):
 
     @override
     def fused(self):
-        return (
-            _RecompressSigns(self.compressor, self.residual_dtype)
-            if self.compressor == ScaledSign()
-            else self
-        )
+        if self.compressor != ScaledSign():
+            return self
+        return _RecompressSigns(self.compressor, self.residual_dtype)
 
 
 class _RecompressSigns(Recompress):
@@ -128,7 +124,7 @@ class _RecompressSigns(Recompress):
             reply["scale"][shard.first_block : after],
             shard.layout.row_splits,
         )
-        return self._kept(residual, context)
+        return self._state(residual, context)
 
     @override
     def combine(self, payloads, state, layout, context):
@@ -141,4 +137,4 @@ class _RecompressSigns(Recompress):
             layout.row_splits,
         )
         reply = {"codes": codes, "scale": scale}
-        return reply, self._kept(residual, context)
+        return reply, self._state(residual, context)

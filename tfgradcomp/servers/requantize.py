@@ -18,8 +18,9 @@ from tfgradcomp.servers.base import Server
 class Requantize(Server):
     r"""Replies \( C(\frac1N \sum_i \Delta^{(i)}) \).
 
-    The error of C is lost; `Recompress` keeps it. Random rounding draws its own
-    numbers, equal wherever the server is, so the reply of an unbiased C is unbiased.
+    The error of C is lost; `Recompress` keeps it. Random rounding draws other
+    numbers than the workers, equal wherever the server is, so the reply of an unbiased
+    C is unbiased.
 
     Attributes:
         compressor: C, stateless, of both the payloads and the reply.

@@ -126,7 +126,7 @@ def check_transport(
 
 
 def configurations_restore_the_method(method: Method) -> None:
-    """Checks that a method is equal to the one that its configuration describes."""
+    """Checks that a method is equal to the method that its configuration describes."""
     config = json.dumps(keras.saving.serialize_keras_object(method))
     restored = keras.saving.deserialize_keras_object(json.loads(config))
     require(restored == method, f"methods must be equal. Received: restored={restored}")

@@ -22,19 +22,16 @@ def require(holds: Any, message: str) -> None:
 def require_same_bits(what: str, found: Any, expected: Any) -> None:
     """Raises ContractError unless two nests have the same bits, -0.0 and NaN included.
 
-    Args:
-        what: Description of both nests, for the message.
-        found: The first nest.
-        expected: The second nest.
+    `what` describes both nests, for the message.
     """
-    one, other = (
+    nests = [
         {name: np.asarray(leaf) for name, leaf in named_leaves(nest).items()}
         for nest in (found, expected)
-    )
-    forms = [{n: (a.dtype.name, a.shape) for n, a in v.items()} for v in (one, other)]
+    ]
+    forms = [{n: (a.dtype.name, a.shape) for n, a in v.items()} for v in nests]
     require(forms[0] == forms[1], f"{what} differ. Received: {forms[0]} and {forms[1]}")
-    for name, a in one.items():
-        b = other[name]
+    for name, a in nests[0].items():
+        b = nests[1][name]
         rows = [v.reshape(v.size, 1).view(np.uint8) for v in (a, b)]
         places = np.flatnonzero((rows[0] != rows[1]).any(1))
         for place in places[:1]:

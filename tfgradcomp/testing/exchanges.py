@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives, Loopback
 from tfgradcomp.core import Layout
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.engine.probe import TimedCollectives
 from tfgradcomp.methods import Method
 from tfgradcomp.testing.errors import require, require_same_bits
 from tfgradcomp.testing.inputs import make_context
@@ -26,40 +26,18 @@ MakeTransport = Callable[[Collectives], Transport]
 _SUM_TOLERANCE = 0.05
 
 
-class RecordingCollectives(Collectives):
+class RecordingCollectives(TimedCollectives):
     """Collectives that pass calls on, and record each call's kind and bytes."""
 
     def __init__(self, collectives: Collectives):
-        self._collectives = collectives
-        self.num_workers = collectives.num_workers
-        self.process_index = collectives.process_index
-        self.num_processes = collectives.num_processes
+        super().__init__(collectives, self._record)
         self.calls: list[tuple[str, int]] = []
 
-    @property
-    @override
-    def rank(self):
-        return self._collectives.rank
-
-    @override
-    def gather(self, vector, call_site):
-        return self._pass_on("gather", vector, call_site)
-
-    @override
-    def all_to_all(self, rows, call_site):
-        return self._pass_on("all_to_all", rows, call_site)
-
-    @override
-    def sum(self, vector, call_site):
-        return self._pass_on("sum", vector, call_site)
-
-    @override
-    def max(self, vector, call_site):
-        return self._pass_on("max", vector, call_site)
-
-    def _pass_on(self, kind, vector, call_site):
-        self.calls.append((kind, vector.shape.num_elements() * vector.dtype.size))
-        return getattr(self._collectives, kind)(vector, call_site)
+    def _record(self, note, tensors):
+        event, kind = note.split()
+        if event == "enter":
+            (vector,) = tensors
+            self.calls.append((kind, vector.shape.num_elements() * vector.dtype.size))
 
 
 class WorkerRun(NamedTuple):
@@ -133,11 +111,7 @@ def exchanges_give_the_bits_of_a_direct_exchange(
 ) -> None:
     """Checks updates, the server's state, and that no more moves than declared.
 
-    Args:
-        method: The method.
-        layout: The blocks.
-        num_workers: Number of workers.
-        transports: The transports by name; None: all that carry the method.
+    The default `transports`, by name, are all that carry the method.
     """
     if transports is None:
         alone = Loopback(num_workers).collectives(0)
@@ -149,7 +123,7 @@ def exchanges_give_the_bits_of_a_direct_exchange(
         runs = run(num_workers, transport, method, layout)
         for worker in runs:
             _check_calls(worker, runs[0], messages.has_variable_length(fields))
-        # A ring adds numbers in an order of its own.
+        # A ring adds numbers in another order.
         is_sum = transport is AllReduce and all(f.base is None for f in fields.values())
         for step, (update, state) in enumerate(direct):
             if is_sum:
@@ -180,7 +154,7 @@ def _check_states(name, runs, step, state):
 def _check_calls(worker, first, is_variable):
     declared = [(call.kind, 4 * call.words) for call in worker.route.calls]
     calls = [(kind, -(-size // 4) * 4) for kind, size in worker.calls]
-    # Each call is followed by a gather of a size of its own.
+    # Each call is followed by a gather of a size that varies.
     variable = calls[1::2] if is_variable else []
     fixed = calls[::2] if is_variable else calls
     require(

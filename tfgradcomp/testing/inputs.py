@@ -69,14 +69,8 @@ def compress(
 ) -> Compressed:
     """Compresses `x` after the first round, as a route does.
 
-    Args:
-        compressor: The compressor.
-        x: The vector.
-        state: The compressor's state.
-        layout: The blocks.
-        context: The step.
-        reduce: Function from the name of a declared field and this worker's part to
-            the maximum over all workers.
+    `reduce` turns the name of a declared field and this worker's part into the maximum
+    over all workers.
     """
     prepared = compressor.prepare(x, state, layout, context)
     declared = compressor.max_reduced_fields(layout)

@@ -89,7 +89,7 @@ def widths(row_splits: Sequence[int]) -> np.ndarray:
 
 
 def block_of(row_splits: Sequence[int]) -> np.ndarray:
-    """Returns the block of each element, int32; a tensor if `row_splits` is one."""
+    """Returns the block of each element, int32; a tensor where `row_splits` is."""
     width = widths(row_splits)
     if tf.is_tensor(width):
         return tf.repeat(tf.range(tf.size(width)), width)
@@ -121,8 +121,8 @@ def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor
     # Most chunks lie within one block. For the others, each block takes its elements.
     cut = np.flatnonzero(end - begin < CHUNK)
     place = np.arange(CHUNK)
-    own = (place >= begin[cut, np.newaxis]) & (place < end[cut, np.newaxis])
-    pieces = tf.where(own, tf.gather(chunks, chunk[cut]), tf.zeros([], y.dtype))
+    is_inside = (place >= begin[cut, np.newaxis]) & (place < end[cut, np.newaxis])
+    pieces = tf.where(is_inside, tf.gather(chunks, chunk[cut]), tf.zeros([], y.dtype))
     parts = tf.concat(
         [_reduce_chunks(chunks, combine), _reduce_chunks(pieces, combine)], 0
     )
@@ -149,10 +149,10 @@ def _reduce_varying(y: tf.Tensor, row_splits: tf.Tensor, combine) -> tf.Tensor:
     block = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
     chunk = _varying_ranges(counts) + tf.gather(first, block)
     place = chunk[:, tf.newaxis] * CHUNK + tf.range(CHUNK, dtype=tf.int64)
-    own = place >= tf.gather(starts, block)[:, tf.newaxis]
-    own &= place < tf.gather(ends, block)[:, tf.newaxis]
+    is_inside = place >= tf.gather(starts, block)[:, tf.newaxis]
+    is_inside &= place < tf.gather(ends, block)[:, tf.newaxis]
     chunks = tf.reshape(tf.pad(y, [[0, -tf.size(y) % CHUNK]]), [-1, CHUNK])
-    pieces = tf.where(own, tf.gather(chunks, chunk), tf.zeros([], y.dtype))
+    pieces = tf.where(is_inside, tf.gather(chunks, chunk), tf.zeros([], y.dtype))
 
     def halve(parts, counts):
         begins = tf.cumsum(counts, exclusive=True)

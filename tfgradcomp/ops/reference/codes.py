@@ -65,11 +65,8 @@ def pack_ternary(
     stream: with probability min(|x_j|, limit) / s.
 
     Args:
-        x: float32 `[count]`.
         limit: Largest magnitude after clipping, float32 `[num_blocks]`.
         scale: s, at least the largest clipped magnitude, float32 `[num_blocks]`.
-        row_splits: The blocks.
-        stream: The random stream.
     """
     x = tf.convert_to_tensor(x)
     magnitude, most = tf.abs(x), spread(limit, row_splits)
@@ -82,20 +79,16 @@ def pack_ternary(
 def sum_codes(
     words: tf.Tensor, base: int, count: int, sum_base: int | None = None
 ) -> tf.Tensor:
-    """Adds up the codes of N workers.
+    """Adds up the codes of N workers, and packs the sums.
 
     Words whose `sum_base` holds the largest total can be added further, as plain int32
     numbers that wrap: their digits add up without a carry. So an ordinary all-reduce
     adds the codes of all workers if each worker writes them in the base of their sum.
 
     Args:
-        words: int32 `[N, words]`, of codes in `[0, base)`.
         base: Base of the codes.
         count: Number of codes of a worker.
         sum_base: Base of the result, at least N * (base - 1) + 1, its default.
-
-    Returns:
-        The words of the sums.
 
     Raises:
         ValueError: If `sum_base` is too small or above 2**32.
@@ -124,16 +117,10 @@ def sum_levels(
     """Decodes evenly spaced levels: scale * (step * sum_i code_i - zero).
 
     Args:
-        words: int32 `[N, words]`, the codes of N workers.
         scale: float32 `[num_blocks]`.
-        row_splits: The blocks.
         base: Base of the codes.
         step: Distance of two levels, an integer in units of the scale.
         zero: Integer that counts as 0.
-        sizes: Sizes of the parts to return, or None for one tensor.
-
-    Returns:
-        float32 `[count]`, or `SplitVector` of it, flat tensors.
     """
     total = tf.reduce_sum(unpack_codes(words, base, row_splits[-1]), axis=0)
     levels = tf.cast(step * total - zero, tf.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -19,9 +18,8 @@ from tfgradcomp.ops.reference.random_numbers import uniform
 from tfgradcomp.ops.reference.vectors import (
     SIGN,
     exponent,
-    in_parts,
     length,
-    ordered_mean,
+    mean_of_workers,
 )
 
 
@@ -54,8 +52,6 @@ def find_levels(
     q = 0. A mean that would be denormal is 0. No level is -0.
 
     Args:
-        x: float32 `[size]`.
-        row_splits: The blocks.
         rule: The name of a rule.
         count: Number of levels.
         sweeps: Number of sweeps of `"optimal"`.
@@ -102,9 +98,7 @@ def pack_levels(
     numbers of the stream. An element beyond the ends goes to the nearest end.
 
     Args:
-        x: float32 `[size]`.
         levels: b, ascending, float32 `[num_blocks, count]`.
-        row_splits: The blocks.
         stream: The random stream. None: the code is k.
 
     Returns:
@@ -131,14 +125,7 @@ def mean_of_levels(
 ) -> Vector:
     """Returns the mean of N vectors of levels, added in the order of workers.
 
-    Args:
-        words: int32 `[N, words]`, codes of base `count`.
-        levels: The levels of the codes, float32 `[N, num_blocks, count]`.
-        row_splits: The blocks.
-        sizes: As in `sum_levels`.
-
-    Returns:
-        float32 `[size]`, or `SplitVector` of it.
+    The codes are of base `count`, where `levels` is float32 `[N, num_blocks, count]`.
     """
     count = levels.shape[-1]
 
@@ -147,19 +134,14 @@ def mean_of_levels(
         place = count * block_of(row_splits) + codes
         return tf.gather(tf.reshape(table, [-1]), place)
 
-    sent = zip(tf.unstack(words), tf.unstack(levels), strict=True)
-    vectors = itertools.starmap(decode, sent)
-    return in_parts(ordered_mean(vectors, words.shape[0]), sizes)
+    return mean_of_workers(decode, [words, levels], sizes)
 
 
 def _inner_levels_below(x, table, first, num_inner) -> tf.Tensor:
     """Counts the inner levels that are <= x, by bisection.
 
-    Args:
-        x: float32 `[size]`.
-        table: The levels of all blocks, flat.
-        first: Where in the table the block of each element begins.
-        num_inner: Number of inner levels of a block; those of a block are ascending.
+    The flat `table` has the levels of all blocks. Those of an element's block begin at
+    `first`, and `num_inner` of them are inner levels.
     """
     k = tf.zeros_like(x, tf.int32)
     # For 255 inner levels: steps of 128, 64, ... 1.
@@ -189,12 +171,9 @@ def _sorted_in_blocks(key: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
 
 
 def _fixed_point(bits, top, row_splits) -> tf.Tensor:
-    """Returns q of `find_levels`, int64.
+    """Returns q of `find_levels`, int64, for elements with these `bits`.
 
-    Args:
-        bits: The bits of the elements.
-        top: The exponent field of the largest magnitude of each block.
-        row_splits: The blocks.
+    `top` is the exponent field of the largest magnitude of each block.
     """
     scale = _power_of_two(156 - top)
     x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)

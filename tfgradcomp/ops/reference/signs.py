@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -14,9 +13,8 @@ from tfgradcomp.ops.reference.random_numbers import coins
 from tfgradcomp.ops.reference.vectors import (
     add,
     count_nonfinite,
-    in_parts,
     length,
-    ordered_mean,
+    mean_of_workers,
 )
 
 
@@ -25,8 +23,8 @@ def pack_signs(x: Vector, stream: tf.Tensor | None = None) -> tf.Tensor:
 
     Args:
         x: The vector. A NaN has the sign of its sign bit.
-        stream: Random stream whose `coins` are the codes of exact zeros, +0 and -0.
-            None: zeros count as plus.
+        stream: Its `coins` are the codes of exact zeros, +0 and -0. None: zeros count
+            as plus.
     """
     return pack_signs_checked(x, stream)[0]
 
@@ -56,9 +54,7 @@ def pack_momentum_signs(
     """Packs the signs of the moving average m = beta m + (1 - beta) x.
 
     Args:
-        x: float32 `[count]`.
-        momentum: m, float32 `[count]`.
-        beta: Coefficient of the momentum.
+        momentum: m.
         warming_up: Boolean scalar: whether the signs of `x` are packed instead.
         stream: As in `pack_signs`.
 
@@ -80,14 +76,7 @@ def mean_of_signs(
 ) -> Vector:
     """Returns the mean of N vectors of scaled signs, added in the order of workers.
 
-    Args:
-        words: int32 `[N, words]`, base 2.
-        scale: float32 `[N, num_blocks]`.
-        row_splits: The blocks.
-        sizes: As in `sum_levels`.
-
-    Returns:
-        float32 `[count]`, or `SplitVector` of it.
+    The codes are of base 2; `scale` is float32 `[N, num_blocks]`.
     """
 
     def decode(signs, scale):
@@ -95,9 +84,7 @@ def mean_of_signs(
         is_plus = unpack_codes(signs, 2, row_splits[-1]) > 0
         return tf.where(is_plus, magnitude, -magnitude)
 
-    sent = zip(tf.unstack(words), tf.unstack(scale), strict=True)
-    vectors = itertools.starmap(decode, sent)
-    return in_parts(ordered_mean(vectors, words.shape[0]), sizes)
+    return mean_of_workers(decode, [words, scale], sizes)
 
 
 def majority_vote(
@@ -111,14 +98,12 @@ def majority_vote(
     """Takes a majority vote over the signs of N workers.
 
     Args:
-        words: int32 `[N, words]`. Base 2: code 1 for plus. Base 3: codes 0, 1, 2 for
-            minus, an abstention, plus.
         count: Number of codes of a worker.
-        base: 2 or 3.
+        base: 2: code 1 for plus. 3: codes 0, 1, 2 for minus, an abstention, plus.
         reply_base: 3: codes 0, 1, 2 for minus, no change, plus. 2: code 1 for plus; a
             split vote counts as minus.
         quorum: With base-3 replies, fewer net votes than this count as no change.
-        stream: Random stream whose `coins` decide split votes, 1 for plus.
+        stream: Its `coins` decide split votes, 1 for plus.
 
     Returns:
         The words of the reply.
@@ -146,13 +131,10 @@ def sign_error_feedback(
     """Error feedback with scaled signs: p = mu m' + x + ratio e, m' = mu m + x.
 
     Args:
-        x: float32 `[count]`.
-        momentum: m, float32 `[count]`, or None: p = x + ratio e.
-        residual: e, float32 `[count]`.
-        mu: Coefficient of the momentum.
+        momentum: m, or None: p = x + ratio e.
+        residual: e.
         ratio: float32 scalar.
         moving: Boolean scalar. If it is false, the residual stays.
-        row_splits: The blocks.
 
     Returns:
         The base-2 words of the signs of p (a zero counts as plus), the mean |p| of
@@ -221,18 +203,9 @@ def mean_sign_residual(
 ) -> tf.Tensor:
     """Second half of `mean_sign_error_feedback`: the new residual.
 
-    Args:
-        sent_words: As in the first half.
-        sent_scale: As in the first half.
-        residual: As in the first half.
-        ratio: As in the first half.
-        moving: Boolean scalar. If it is false, the residual stays.
-        words: The words that the first half returned.
-        scale: The mean |p| of each block, float32 `[num_blocks]`.
-        row_splits: The blocks.
-
-    Returns:
-        The new residual, p less the scaled signs.
+    That is p less the scaled signs, or the residual as it was unless `moving`. `words`
+    are those that the first half returned; `scale` is the mean |p| of each block,
+    float32 `[num_blocks]`. The other arguments are those of the first half.
     """
     p = add(mean_of_signs(sent_words, sent_scale, row_splits), ratio * residual)
     left = p - mean_of_signs(words[tf.newaxis], scale[tf.newaxis], row_splits)

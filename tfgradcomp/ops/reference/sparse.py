@@ -28,8 +28,7 @@ from tfgradcomp.ops.reference.vectors import (
     add,
     count_nonfinite,
     exponent,
-    in_parts,
-    ordered_mean,
+    mean_of_workers,
 )
 
 _NORMAL, _INFINITE = 0x00800000, 0x7F800000  # Bits of the least number of each kind.
@@ -54,13 +53,9 @@ def pack_unambiguous(
     r = v = 0 for the elements sent, v = decay v for the others.
 
     Args:
-        x: float32 `[count]`.
         moments: The squares that v accumulates, float32 `[count]`.
-        residual: r, float32 `[count]`.
-        variance: v, float32 `[count]`.
-        alpha: The factor by which r^2 must exceed v.
-        decay: The factor of v.
-        row_splits: The blocks.
+        residual: r.
+        variance: v.
 
     Returns:
         The words of the elements sent (int32); e of each block (int8, -128 if nothing
@@ -99,14 +94,11 @@ def pack_over_threshold(
     for all elements. Words have d = 0.
 
     Args:
-        x: float32 `[count]`.
         moments: As in `pack_unambiguous`. None, as `variance`: there is no v, and an
             element is sent if |r| > t.
-        residual: r, float32 `[count]`.
-        variance: v, float32 `[count]`, or None.
-        threshold: t, positive: a number, or one for each element, float32 `[count]`.
-        alpha: As in `pack_unambiguous`.
-        decay: The factor of v.
+        residual: r.
+        variance: v, or None.
+        threshold: t, positive: a number, or float32 `[count]`.
 
     Returns:
         The words of the elements sent (int32); the new r; the new v (or None); and the
@@ -138,42 +130,33 @@ def mean_of_sparse(
 ) -> Vector:
     """Returns the mean of N sparse vectors, added in the order of workers.
 
-    Args:
-        words: int32 `[N, n]`, sparse words.
-        scale: float32 `[N, num_blocks]`.
-        row_splits: The blocks.
-        sizes: As in `sum_levels`.
-
-    Returns:
-        float32 `[count]`, 0 where no worker sent an element, or `SplitVector` of it.
+    `words` are sparse words, `scale` is float32 `[N, num_blocks]`. An element that no
+    worker sent is 0.
 
     Raises:
         tf.errors.InvalidArgumentError: If words are out of order.
     """
-    size, num_workers = row_splits[-1], words.shape[0]
+    size = row_splits[-1]
     splits = tf.constant(row_splits[1:], tf.int32)
-    # Words that stand for no element go to one more element, with its own block.
+    # Words that stand for no element go to an additional element and block.
     index = _in_order(tf.minimum(words & ((1 << INDEX_BITS) - 1), size), size)
     scale = tf.pad(scale, [[0, 0], [0, 1]])
     d = tf.bitwise.right_shift(words, INDEX_BITS) & _MOST
     power = tf.bitcast(tf.bitwise.left_shift(127 - d, 23), tf.float32)
 
-    def decode(worker):
-        block = tf.searchsorted(splits, index[worker], side="right")
-        value = tf.gather(scale[worker], block) * power[worker]
-        value = tf.where(words[worker] < 0, -value, value)
-        return tf.math.unsorted_segment_sum(value, index[worker], size + 1)
+    def decode(words, scale, index, power):
+        block = tf.searchsorted(splits, index, side="right")
+        value = tf.gather(scale, block) * power
+        value = tf.where(words < 0, -value, value)
+        return tf.math.unsorted_segment_sum(value, index, size + 1)[:size]
 
-    vectors = map(decode, range(num_workers))
-    return in_parts(ordered_mean(vectors, num_workers)[:size], sizes)
+    return mean_of_workers(decode, [words, scale, index, power], sizes)
 
 
 def _in_order(index: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the indices of received words after a check of their order.
 
-    Args:
-        index: The indices; `size` for a word that stands for no element.
-        size: Number of elements.
+    A word that stands for no element has the index `size`.
     """
     if in_xla():
         return index

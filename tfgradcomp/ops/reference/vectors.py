@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,9 +24,21 @@ def add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return a - tf.bitcast(tf.bitcast(b, tf.int32) ^ SIGN, tf.float32)
 
 
-def ordered_mean(terms: Iterable[tf.Tensor], count: int) -> tf.Tensor:
-    """Returns the mean of float32 tensors, which are added in their order."""
-    return divide(functools.reduce(add, terms), count)
+def mean_of_workers(
+    decode: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    sizes: Sequence[int] | None,
+) -> Vector:
+    """Returns the mean of N decoded vectors, added in the order of workers.
+
+    Args:
+        decode: Function from the tensors of a worker to float32 `[count]`.
+        tensors: Tensors with a leading axis of workers.
+        sizes: As in `in_parts`.
+    """
+    workers = zip(*map(tf.unstack, tensors), strict=True)
+    total = functools.reduce(add, itertools.starmap(decode, workers))
+    return in_parts(divide(total, tensors[0].shape[0]), sizes)
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
