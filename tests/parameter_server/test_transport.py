@@ -18,8 +18,8 @@ from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
 from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
+from tfgradcomp.parameter_server.channel import RoundChannel
 from tfgradcomp.parameter_server.division import Relay, WholeVector, division_for
-from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.parameter_server.transport import ParameterServer
 from tfgradcomp.servers import Recompress, Requantize
 from tfgradcomp.testing.exchanges import flag_of, moments_of, run

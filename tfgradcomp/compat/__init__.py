@@ -1,8 +1,8 @@
 """Adapters, the only folder that uses private names of Keras and TensorFlow.
 
-An adapter wraps one private name. Its docstring says what the public API lacks, so that
-the adapter can go when a later version has it. Features are in the folders above.
-`versions.py` has the versions that were tested.
+An adapter wraps a private name. Its docstring, or its file's, says what the public API
+lacks, so that the adapter can go when a later version has it. Features are in the
+folders above. `versions.py` has the versions that were tested.
 """
 
 import keras

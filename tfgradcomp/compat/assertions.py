@@ -10,11 +10,10 @@ import tensorflow as tf
 def checked(x: tf.Tensor, is_valid: tf.Tensor, message: Sequence) -> tf.Tensor:
     """Returns a tensor whose computation fails if it is not valid.
 
-    TensorFlow puts all assertions of a graph into one sequence and has no option to
-    leave it. Where one process has several replicas in one graph, the next replica's
-    assertion would wait for the collectives before this replica's, and these
-    collectives for the next replica: for ever. A function of tensors is no part of the
-    sequence, whatever it asserts.
+    TensorFlow puts all assertions of a graph into a sequence, without an option. If a
+    process has several replicas in a graph, the next replica's assertion would wait
+    for the collectives before this replica's, and these collectives for the next
+    replica: for ever. A function of tensors is no part of the sequence.
 
     Args:
         x: The tensor to check.
@@ -33,7 +32,7 @@ def checked(x: tf.Tensor, is_valid: tf.Tensor, message: Sequence) -> tf.Tensor:
     arguments = [tf.convert_to_tensor(value) for value in (x, is_valid, *message)]
     if tf.executing_eagerly():
         return identity(*arguments)
-    specs = [tf.TensorSpec(one.shape, one.dtype) for one in arguments]
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in arguments]
     traced = tf.function(identity, autograph=False).get_concrete_function(*specs)
     call = tf.raw_ops.PartitionedCall
     (valid,) = call(args=arguments, Tout=[x.dtype], f=traced)

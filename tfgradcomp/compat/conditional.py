@@ -21,8 +21,8 @@ def conditional(
 
     Args:
         predicate: bool scalar, equal in all replicas.
-        then: Called where the predicate holds.
-        otherwise: Called where it does not.
+        then: The branch if the predicate holds.
+        otherwise: The other branch.
         args: Nest of per-replica tensors for either branch.
     """
     if runs_without_merge_call():

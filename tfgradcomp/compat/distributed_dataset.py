@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,28 +10,22 @@ from tensorflow.python.distribute import input_lib
 
 from tfgradcomp.compat.replace import replace
 
+replace_next_batch = functools.partial(
+    replace, input_lib.DistributedIteratorBase, "get_next"
+)
+"""Makes all strategies' iterators advance by `function(original, iterator, name=None)`.
 
-def replace_next_batch(function: Callable) -> None:
-    """Makes the iterators of all strategies return their next batch by a function.
+TensorFlow hands out empty batches to replicas whose data have ended; it has no option
+to end the iteration for all.
+"""
 
-    TensorFlow hands out empty batches to replicas whose data have ended; it has no
-    option to end the iteration for all.
+replace_count_of_replicas_with_data = functools.partial(
+    replace, input_lib, "_calculate_replicas_with_values"
+)
+"""Replaces the count of replicas with data, by which an iteration goes on or ends.
 
-    Args:
-        function: Called as `function(original, iterator, name=None)`.
-    """
-    replace(input_lib.DistributedIteratorBase, "get_next", function)
-
-
-def replace_count_of_replicas_with_data(function: Callable) -> None:
-    """Makes iterators count the replicas that have data by a function.
-
-    TensorFlow decides by this count, which is not public, whether an iteration goes on.
-
-    Args:
-        function: Called as `function(original, strategy, input_workers, optionals)`.
-    """
-    replace(input_lib, "_calculate_replicas_with_values", function)
+The function is called as `function(original, strategy, input_workers, optionals)`.
+"""
 
 
 def has_optional_batches(iterator: Any) -> bool:
@@ -52,17 +45,16 @@ def is_endless(dataset: Any) -> bool:
 
 
 def expect_end(dataset: Any) -> None:
-    """Makes an endless dataset of a strategy be read as one that may end.
+    """Makes a strategy's endless dataset be read as if it could end.
 
-    TensorFlow asks other workers for their data only if its own may end, and has no
-    public option for it.
+    Otherwise TensorFlow does not ask other workers whether their data have ended.
     """
     dataset._cardinality = tf.data.UNKNOWN_CARDINALITY
     dataset._enable_get_next_as_optional = True
 
 
 def specs_of_replica(dataset: Any) -> list[tf.TypeSpec]:
-    """Returns the specifications of one replica's batch, flattened.
+    """Returns the specifications of a replica's batch, flattened.
 
     The public `element_spec` nests the specifications of all local replicas in a
     private type.
@@ -74,10 +66,7 @@ def specs_of_replica(dataset: Any) -> list[tf.TypeSpec]:
 
 
 def make_batches_optional(strategy: tf.distribute.MirroredStrategy) -> None:
-    """Makes replicas of a strategy expect the end of any finite dataset.
-
-    TensorFlow does so for several processes; for one process it has no option.
-    """
+    """Makes replicas expect the end of any finite dataset, as in several processes."""
     extended = strategy.extended
     distribute = extended._experimental_distribute_dataset
 
@@ -93,8 +82,8 @@ def make_batches_optional(strategy: tf.distribute.MirroredStrategy) -> None:
 def raise_end_of_data() -> tf.Tensor:
     """Raises `OutOfRangeError`, also inside of a graph; returns what is never computed.
 
-    TensorFlow has no operation for it, and no public handle of an iterator. The
-    iterator's own `get_next` may be traced some thirty times only.
+    TensorFlow has no operation for it, and no public handle of an iterator. An
+    iterator's `get_next` may be traced some thirty times only.
     """
     (nothing,) = tf.raw_ops.IteratorGetNext(
         iterator=_exhausted()._iterator_resource,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -11,58 +11,38 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfgradcomp.compat.replace import replace
 
+replace_begin_of_pass = functools.partial(replace, TFEpochIterator, "__iter__")
+"""Makes a pass over the data begin by `function(original, epoch_iterator)`.
+
+Keras has no callback between the data's creation and a pass over it.
+"""
+
+replace_warning_of_early_end = functools.partial(
+    replace, TFEpochIterator, "_interrupted_warning"
+)
+"""Makes Keras warn of an early end of data by `function(original, epoch_iterator)`.
+
+Keras' warning cannot be switched off or explained.
+"""
+
 
 def epoch_iterator_of(frame: FrameType) -> Any:
-    """Returns the epoch iterator of a frame of Keras' `fit`.
-
-    Keras keeps it in a local variable only.
-    """
+    """Returns the epoch iterator of a frame of Keras' `fit`, a local variable there."""
     return frame.f_locals["epoch_iterator"]
 
 
-def replace_begin_of_pass(function: Callable) -> None:
-    """Makes each pass over the data begin by a function.
-
-    Keras has no callback between the data's creation and a pass over it.
-
-    Args:
-        function: Called as `function(original, epoch_iterator)`.
-    """
-    replace(TFEpochIterator, "__iter__", function)
-
-
-def replace_warning_of_early_end(function: Callable) -> None:
-    """Makes Keras warn by a function that the data have ended early.
-
-    Keras' warning cannot be switched off or explained.
-
-    Args:
-        function: Called as `function(original, epoch_iterator)`.
-    """
-    replace(TFEpochIterator, "_interrupted_warning", function)
-
-
 def distributed_dataset(epoch_iterator: Any) -> Any:
-    """Returns the dataset of the strategy that an epoch reads.
-
-    Keras makes it of the user's data and shows it nowhere.
-    """
+    """Returns the strategy's dataset, which Keras has made of the user's data."""
     return epoch_iterator._distributed_dataset
 
 
 def number_of_batches(epoch_iterator: Any) -> int | None:
-    """Returns the number of batches of a pass, as far as Keras knows it.
-
-    Keras shows the number to its progress bar only.
-    """
+    """Returns the number of batches of a pass, as far as Keras knows it."""
     return epoch_iterator._num_batches
 
 
 def set_number_of_batches(epoch_iterator: Any, count: int | None) -> None:
-    """Sets the number of batches of a pass.
-
-    The public `steps_per_epoch` is an argument of `fit`, read before the loop.
-    """
+    """Sets the number of batches; `fit` reads `steps_per_epoch` before the loop."""
     epoch_iterator._num_batches = count
 
 

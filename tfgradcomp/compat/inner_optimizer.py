@@ -1,4 +1,4 @@
-"""Keras' optimizers: variables and settings without a public name."""
+"""Keras' optimizers: variables and settings that have no public name to read them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 def forget_variables(optimizer: Optimizer) -> None:
-    """Removes the variables of an optimizer that wraps another one.
-
-    Keras' constructor creates them, without an option; the inner optimizer has its own.
-    """
+    """Removes the variables that Keras' constructor gives to a wrapping optimizer."""
     for name in (
         "_iterations",
         "_learning_rate",
@@ -36,7 +33,7 @@ def filtered(
     Keras does so within `apply` only.
 
     Raises:
-        ValueError: If the optimizer was not built with one of the variables, or if
+        ValueError: If the optimizer was not built with all of the variables, or if
             there is no gradient at all.
     """
     optimizer._check_variables_are_known(variables)
@@ -53,26 +50,17 @@ def is_overwritten(optimizer: Optimizer, variable: keras.Variable) -> bool:
 
 
 def position(optimizer: Optimizer, variable: keras.Variable) -> int:
-    """Returns the index of a variable among those that the optimizer was built with.
-
-    Keras has no public access to the order.
-    """
+    """Returns the index of a variable among those that the optimizer was built with."""
     return optimizer._get_variable_index(variable)
 
 
 def strategy_of(optimizer: Optimizer) -> tf.distribute.Strategy:
-    """Returns the strategy that the optimizer was created under.
-
-    Keras does not show it.
-    """
+    """Returns the strategy that the optimizer was created under."""
     return optimizer._distribution_strategy
 
 
 def trainable_variables(optimizer: Optimizer) -> list:
-    """Returns the variables that the optimizer was built with.
-
-    The public `variables` are the optimizer's own.
-    """
+    """Returns the variables that the optimizer was built with."""
     return optimizer._trainable_variables
 
 
@@ -94,56 +82,34 @@ def step_counter(optimizer: Optimizer) -> keras.Variable:
 
 
 def decayed(optimizer: Optimizer, variables: list) -> list:
-    """Returns the variables, None for each that is excluded from weight decay.
-
-    The public `exclude_from_weight_decay` only writes the exclusions.
-    """
+    """Returns the variables, None for each that is excluded from weight decay."""
     return [v if optimizer._use_weight_decay(v) else None for v in variables]
 
 
 def momenta(optimizer: Optimizer) -> list:
-    """Returns Adam's first moments, in the order of the variables.
-
-    Keras gives them no public name, other than SGD's `momentums`.
-    """
+    """Returns Adam's first moments, in the order of the variables."""
     return optimizer._momentums
 
 
 def velocities(optimizer: Optimizer) -> list:
-    """Returns Adam's second moments, in the order of the variables.
-
-    Keras gives them no public name.
-    """
+    """Returns Adam's second moments, in the order of the variables."""
     return optimizer._velocities
 
 
 def members(optimizer: Optimizer) -> list:
-    """Returns the optimizers in a `MultiOptimizer`; of any other one, itself.
-
-    Keras has the class since 3.15 only.
-    """
-    return (
-        optimizer.optimizers if isinstance(optimizer, MULTI_OPTIMIZER) else [optimizer]
-    )
+    """Returns the optimizers in a `MultiOptimizer`, or else the optimizer itself."""
+    is_multi = isinstance(optimizer, MULTI_OPTIMIZER)
+    return optimizer.optimizers if is_multi else [optimizer]
 
 
 def member_indices(optimizer: Optimizer, variables: list) -> list[int]:
-    """Returns for each variable the index of the member that trains it.
-
-    A `MultiOptimizer` does not show how it has divided the variables.
-    """
+    """Returns, for variables of a `MultiOptimizer`, the index of each one's member."""
     indices = optimizer._var_to_optimizer_idx
     return [indices[optimizer._var_key(variable)] for variable in variables]
 
 
 def refuse_wrappers_in_multi_optimizer(message: str) -> None:
-    """Makes `MultiOptimizer` raise ValueError if it is given a wrapper.
-
-    Keras has no public hook in its construction.
-
-    Args:
-        message: The beginning of the error's message.
-    """
+    """Makes `MultiOptimizer` raise a ValueError with `message` if it gets a wrapper."""
 
     def checked(original, optimizer, *args, **kwargs):
         original(optimizer, *args, **kwargs)

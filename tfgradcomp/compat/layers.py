@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,29 +11,19 @@ from keras.src import backend
 
 from tfgradcomp.compat.replace import replace
 
+intercept_layer_calls = partial(replace, keras.Operation, "__call__")
+"""Makes Keras call operations by `function(original, operation, *args, **kwargs)`.
 
-def intercept_layer_calls(function: Callable) -> None:
-    """Makes every call of a Keras operation go through a function; installed once.
+Keras has no public hook around a call.
+"""
 
-    Keras has no public hook around a call.
+intercept_batch_statistics = partial(
+    replace, keras.layers.BatchNormalization, "_moments"
+)
+"""Replaces a batch's mean and variance by `function(original, layer, *args, **kwargs)`.
 
-    Args:
-        function: Called as `function(original, operation, *args, **kwargs)` in place of
-            `original(operation, *args, **kwargs)`, whose result it returns.
-    """
-    replace(keras.Operation, "__call__", function)
-
-
-def intercept_batch_statistics(function: Callable) -> None:
-    """Makes batch normalization compute its statistics by a function; installed once.
-
-    The layer has no public method for the statistics alone.
-
-    Args:
-        function: Called as `function(original, layer, *args, **kwargs)`; returns the
-            batch's mean and variance, as `original` does.
-    """
-    replace(keras.layers.BatchNormalization, "_moments", function)
+The layer has no public method for the statistics alone.
+"""
 
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
@@ -70,10 +60,7 @@ def embeddings_of(layer: keras.layers.Embedding) -> keras.Variable:
 
 
 def is_rematerialized(layer: keras.layers.Layer) -> bool:
-    """Returns whether the backward pass computes the layer's outputs once more.
-
-    Keras has no public name for a layer's own mode.
-    """
+    """Returns whether the backward pass computes the layer's outputs once more."""
     return layer._remat_mode is not None
 
 

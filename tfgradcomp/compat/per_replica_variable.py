@@ -13,11 +13,11 @@ from tfgradcomp.compat.replace import replaced_attribute
 
 
 class PerReplicaVariable(keras.Variable):
-    """A variable with a value of its own on each replica.
+    """A variable with another value on each replica.
 
     Keras has no such variable. TensorFlow aggregates its `on_read` variables whenever
     they are read outside of a step, which takes all workers. Here reading and saving
-    use local values only, so that one worker can save by itself.
+    use local values only, so that a worker can save alone.
 
     Args:
         value: Tensor, the first value on every replica. TensorFlow sends the value of
@@ -48,10 +48,7 @@ class PerReplicaVariable(keras.Variable):
         return cls(value, name, is_known=True)
 
     def _unsent(self):
-        """Makes every worker begin with its own first value, sent to no worker.
-
-        TensorFlow has no public option for it.
-        """
+        """Makes every worker begin with its first value, without a public option."""
 
         def initial_value(*, initial_value, **_):
             return initial_value
@@ -60,12 +57,7 @@ class PerReplicaVariable(keras.Variable):
         return replaced_attribute(self._strategy.extended, name, initial_value)
 
     def delegate_to(self, read: Callable, write: Callable) -> None:
-        """Makes reading, saving and restoring use values elsewhere.
-
-        Args:
-            read: Function in place of `local_values`.
-            write: Function in place of `assign_local_values`.
-        """
+        """Replaces `local_values` and `assign_local_values`, also when saving."""
         self._read, self._write = read, write
 
     def _locals(self):
@@ -78,7 +70,7 @@ class PerReplicaVariable(keras.Variable):
         return np.stack([value.numpy() for value in self._locals()])
 
     def assign_local_values(self, values: np.ndarray) -> None:
-        """Assigns one value to each local replica, in the order of `local_values`."""
+        """Assigns a value to each local replica, in the order of `local_values`."""
         if self._write:
             self._write(values)
             return
@@ -86,16 +78,10 @@ class PerReplicaVariable(keras.Variable):
             variable.assign(value)
 
     def rows_at(self, rows: tf.Tensor, width: int) -> tf.Tensor:
-        """Returns some rows of a table, which the variable holds as a vector.
-
-        Only these rows are read, whatever the table's size.
-
-        Args:
-            rows: Indices of the rows.
-            width: Elements of a row.
+        """Reads rows of `width` elements of a table, which is held as a vector.
 
         Returns:
-            The rows' elements, one after the other.
+            The rows' elements, as a vector. No other rows are read.
         """
         return tf.raw_ops.ResourceGather(
             resource=self.value.handle,
@@ -104,7 +90,7 @@ class PerReplicaVariable(keras.Variable):
         )
 
     def assign_rows(self, rows: tf.IndexedSlices) -> None:
-        """Assigns some rows of a table, which the variable holds as a vector."""
+        """Assigns rows of a table, which is held as a vector."""
         elements = _elements_of(rows.indices, rows.values.shape[1])
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=self.value.handle,

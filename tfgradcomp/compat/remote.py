@@ -22,18 +22,18 @@ _NUM_WORKERS: contextvars.ContextVar[int | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """Runs the eager operations of this thread by an executor of their own.
+    """Runs the eager operations of this thread by a separate executor.
 
     Threads that share an executor get each other's errors, and TensorFlow has no public
     executor.
     """
-    own = executor.new_executor(enable_async=False)
+    separate = executor.new_executor(enable_async=False)
     try:
-        with context.executor_scope(own):
+        with context.executor_scope(separate):
             yield
     finally:
         # Otherwise the executor would report its errors again when it is deleted.
-        own.clear_error()
+        separate.clear_error()
 
 
 def host_device() -> str:
@@ -64,16 +64,15 @@ def _made_here(original, value, ctx, *args, **kwargs):
 def forget_errors() -> None:
     """Makes operations of this thread possible again after a task was lost.
 
-    TensorFlow raises the error of a lost task in all later operations and has no public
-    way to clear it.
+    Otherwise TensorFlow raises the error of the lost task in all later operations.
     """
     context.context().executor.clear_error()
 
 
 def reconnect() -> None:
-    """Connects to tasks that were started again; all tasks must run.
+    """Connects to tasks that were started again, and keeps the others' variables.
 
-    Variables of the other tasks are kept. TensorFlow has no public function for it.
+    All tasks must run. TensorFlow has no public function for it.
     """
     context.context().update_server_def(context.get_server_def())
 
@@ -82,23 +81,14 @@ def call(function: Any, arguments: Sequence, captures: Sequence) -> Any:
     """Calls a concrete function with other tensors in place of its captures.
 
     The public call always takes the tensors that were captured.
-
-    Args:
-        function: A concrete function of tensors.
-        arguments: Its arguments.
-        captures: The tensors in place of the captures, in their order.
     """
     return function._call_flat(arguments, captures)
 
 
 def build(model: keras.Model, spec: Any) -> None:
-    """Creates all variables of a compiled model: its own, metrics', the optimizer's.
+    """Creates all variables of a compiled model for data of an `element_spec`.
 
-    The public `build` creates the model's own only.
-
-    Args:
-        model: A Keras model.
-        spec: The `element_spec` of the dataset that it is trained on.
+    The public `build` creates no variables of metrics and of the optimizer.
     """
     model._symbolic_build(data_batch=_ranked(spec))
 

@@ -9,12 +9,9 @@ from typing import Any
 
 
 def replace(owner: Any, name: str, replacement: Callable) -> None:
-    """Makes `owner.name(...)` call `replacement(original, ...)`; only the first time.
+    """Makes `owner.name(...)` call `replacement(original, ...)`.
 
-    Args:
-        owner: A class or a module.
-        name: Name of a function in it.
-        replacement: Takes the original function first, then its arguments.
+    `owner` is a class or a module. Later calls for the same name have no effect.
     """
     original = getattr(owner, name)
     if not hasattr(original, "_tfgradcomp_original"):
@@ -30,15 +27,10 @@ def replace(owner: Any, name: str, replacement: Callable) -> None:
 
 @contextlib.contextmanager
 def replaced_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives one object another attribute for as long as the context lasts.
+    """Gives an object another attribute for as long as the context lasts.
 
     The object's `__setattr__`, by which Keras tracks layers and variables, is not
     called.
-
-    Args:
-        instance: The object.
-        name: Name of the attribute.
-        value: Value of the attribute in the context.
     """
     attributes = vars(instance)
     had_attribute, before = name in attributes, attributes.get(name)

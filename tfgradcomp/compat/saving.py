@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import keras
@@ -19,16 +20,11 @@ _BACKUP_PATHS = (
     "_prev_training_metadata_path",
 )
 
+replace_checkpoint = partial(replace, keras.callbacks.ModelCheckpoint, "_save_model")
+"""Makes `ModelCheckpoint` save by `function(original, callback, *args, **kwargs)`.
 
-def replace_checkpoint(function: Callable) -> None:
-    """Makes `ModelCheckpoint` save by a function.
-
-    The callback creates its folder there, with no public hook before it.
-
-    Args:
-        function: Called as `function(original, callback, *args, **kwargs)`.
-    """
-    replace(keras.callbacks.ModelCheckpoint, "_save_model", function)
+The callback creates its folder there, with no public hook before it.
+"""
 
 
 def move_backup(callback: keras.callbacks.BackupAndRestore, folder: str) -> None:
@@ -42,8 +38,5 @@ def move_backup(callback: keras.callbacks.BackupAndRestore, folder: str) -> None
 
 
 def saved_children(item: Any) -> Iterable[tuple[str, Any]] | None:
-    """Returns names and values of the attributes that Keras saves; None if it has none.
-
-    Keras' files of weights have these names, but Keras does not list them.
-    """
+    """Returns names and values of attributes, as in Keras' files; None if not saved."""
     return saving_lib._walk_saveable(item) if isinstance(item, KerasSaveable) else None

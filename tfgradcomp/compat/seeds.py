@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -15,6 +15,19 @@ from tfgradcomp.compat.replace import replace
 GLOBAL_GENERATOR = "global_seed_generator"
 """The key of the global generator in Keras' state: no constant before Keras 3.13."""
 
+replace_global_seed_generator = partial(
+    replace, seed_generator, "global_seed_generator"
+)
+"""Makes Keras take its global generator from `function(original)`; it has no setter."""
+
+replace_start_of_replicas = partial(
+    replace, mirrored_run._MirroredReplicaThread, "__init__"
+)
+"""Replaces the creation of replicas' threads, where TensorFlow has no public hook.
+
+The function is called as `function(original, thread, *args, **kwargs)`.
+"""
+
 
 def global_seed_generator() -> keras.random.SeedGenerator:
     """Returns the generator of random numbers without a seed, created if need be.
@@ -24,31 +37,9 @@ def global_seed_generator() -> keras.random.SeedGenerator:
     return seed_generator.global_seed_generator()
 
 
-def replace_global_seed_generator(function: Callable) -> None:
-    """Makes Keras take its global generator from a function.
-
-    Keras cannot be given a generator of its own.
-
-    Args:
-        function: Called as `function(original)`.
-    """
-    replace(seed_generator, "global_seed_generator", function)
-
-
 def state_of_thread() -> dict[str, Any]:
-    """Returns the global state that Keras keeps for this thread.
+    """Returns the private global state that Keras keeps for this thread.
 
-    Keras has no public access to it. `clear_session` makes another one.
+    `clear_session` creates another state.
     """
     return vars(global_state.GLOBAL_STATE_TRACKER)
-
-
-def replace_start_of_replicas(function: Callable) -> None:
-    """Makes threads of replicas be created by a function.
-
-    TensorFlow has no public hook there.
-
-    Args:
-        function: Called as `function(original, thread, *args, **kwargs)`.
-    """
-    replace(mirrored_run._MirroredReplicaThread, "__init__", function)

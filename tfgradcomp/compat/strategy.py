@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -11,12 +11,18 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 
 from tfgradcomp.compat.replace import replace
 
+replace_reduction = partial(replace, CollectiveAllReduceExtended, "_reduce_to")
+"""Makes multi-worker strategies reduce by `function(original, *args, **kwargs)`.
+
+Keras reads metrics of all workers by this reduction, which has no public hook.
+"""
+
 
 def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether the strategy spans several processes.
 
     The public type does not say so: a `MultiWorkerMirroredStrategy` without a cluster
-    has one process.
+    has a single process.
     """
     return (
         isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -30,14 +36,3 @@ def runs_without_merge_call() -> bool:
     TensorFlow decides it by the strategy and has no public function for it.
     """
     return tf.__internal__.distribute.strategy_supports_no_merge_call()
-
-
-def replace_reduction(function: Callable) -> None:
-    """Makes a multi-worker strategy reduce values by a function.
-
-    Keras reads metrics of all workers by this reduction, which has no public hook.
-
-    Args:
-        function: Called as `function(original, *args, **kwargs)`.
-    """
-    replace(CollectiveAllReduceExtended, "_reduce_to", function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,30 +11,21 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfgradcomp.compat.replace import replace
 
+replace_train_step = partial(replace, keras_trainer.TensorFlowTrainer, "train_step")
+"""Makes models take steps by `function(original, model, data)`, which returns the logs.
 
-def replace_train_step(function: Callable) -> None:
-    """Makes `model.fit` take its steps by a function, unless a model overrides them.
+Models that override `train_step` keep theirs. Keras has no way to change the step of
+models that others have written.
+"""
 
-    Keras has no way to change the step of models that others have written.
+replace_finite_update = partial(
+    replace, keras.optimizers.LossScaleOptimizer, "_stateful_handle_finite_grads"
+)
+"""Replaces the update by finite gradients, inside the conditional for overflows.
 
-    Args:
-        function: Called as `function(original, model, data)`; returns the logs.
-    """
-    replace(keras_trainer.TensorFlowTrainer, "train_step", function)
-
-
-def replace_finite_update(function: Callable) -> None:
-    """Makes `LossScaleOptimizer` apply finite gradients by a function.
-
-    The public `apply` is outside of the conditional that skips an overflow.
-
-    Args:
-        function: Called as `function(original, optimizer, gradients, variables)` inside
-            that conditional.
-    """
-    replace(
-        keras.optimizers.LossScaleOptimizer, "_stateful_handle_finite_grads", function
-    )
+The function is called as `function(original, optimizer, gradients, variables)`. The
+public `apply` is outside of that conditional.
+"""
 
 
 def predict_in_training(model: keras.Model, x: Any) -> Any:
@@ -58,15 +49,7 @@ def compute_loss(
 
 
 def track_loss(model: keras.Model, loss: tf.Tensor, batch_size: tf.Tensor) -> None:
-    """Adds the loss of a train step to the mean in the logs.
-
-    Keras has no public name for this metric.
-
-    Args:
-        model: The model.
-        loss: The loss that `compute_loss` returned.
-        batch_size: Number of examples, the weight of this loss in the mean.
-    """
+    """Adds the result of `compute_loss` to the mean in the logs, a private metric."""
     model._loss_tracker.update_state(
         keras_trainer.loss_module.unscale_loss_for_distribution(loss),
         sample_weight=batch_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -15,17 +15,31 @@ from tfgradcomp.compat.replace import replace
 
 _Trainer = keras_trainer.TensorFlowTrainer
 
+replace_loop = partial(replace, _Trainer)
+"""Replaces a method, `fit`, `evaluate` or `predict`, of every model by a function.
 
-def replace_loop(kind: str, function: Callable) -> None:
-    """Makes every model run `fit`, `evaluate` or `predict` by a function.
+Keras calls callbacks within a loop only, and none when a loop ends by an error.
+"""
 
-    Keras calls callbacks within a loop only, and none when a loop ends by an error.
+replace_symbolic_build = partial(replace, _Trainer, "_maybe_symbolic_build")
+"""Replaces the build before a model's first step.
 
-    Args:
-        kind: Name of the method.
-        function: Called as `function(original, model, *args, **kwargs)`.
-    """
-    replace(_Trainer, kind, function)
+The function is called as `function(original, model, iterator=None, data_batch=None)`.
+Keras builds from a batch, with no public way to give it a specification.
+"""
+
+replace_step_compilation = partial(replace, _Trainer, "_make_function")
+"""Makes every model compile its steps by `function(original, model, step_function)`.
+
+Only a subclass can override the public `train_step`, `test_step` and `predict_step`.
+"""
+
+replace_reduction_of_logs = partial(replace, keras_trainer, "reduce_per_replica")
+"""Replaces the reduction of a step's results over replicas.
+
+The function is called as `function(original, values, strategy, reduction)`. Keras has
+no public hook between a step and its logs.
+"""
 
 
 def add_property(name: str, descriptor: Any) -> None:
@@ -38,7 +52,7 @@ def add_property(name: str, descriptor: Any) -> None:
 
 
 def code_of_loop(kind: str) -> CodeType:
-    """Returns the code of Keras' own `fit`, `evaluate` or `predict`.
+    """Returns the code of Keras' `fit`, `evaluate` or `predict`.
 
     Keras does not tell who reads a flag; the reader's code does.
     """
@@ -58,41 +72,6 @@ def frame_of_fit(model: keras.Model, frame: FrameType | None) -> FrameType | Non
     return None
 
 
-def replace_symbolic_build(function: Callable) -> None:
-    """Makes every model be built before its first step by a function.
-
-    Keras builds from a batch, with no public way to give it a specification.
-
-    Args:
-        function: Called as
-            `function(original, model, iterator=None, data_batch=None)`.
-    """
-    replace(_Trainer, "_maybe_symbolic_build", function)
-
-
-def replace_step_compilation(function: Callable) -> None:
-    """Makes every model compile its steps by a function.
-
-    The public `train_step`, `test_step` and `predict_step` can be overridden by a
-    subclass only.
-
-    Args:
-        function: Called as `function(original, model, step_function)`.
-    """
-    replace(_Trainer, "_make_function", function)
-
-
-def replace_reduction_of_logs(function: Callable) -> None:
-    """Makes the trainer reduce the results of a step's replicas by a function.
-
-    Keras has no public hook between a step and its logs.
-
-    Args:
-        function: Called as `function(original, values, strategy, reduction)`.
-    """
-    replace(keras_trainer, "reduce_per_replica", function)
-
-
 def strategy_at_creation(model: keras.Model) -> tf.distribute.Strategy | None:
     """Returns the strategy that a model was created under, if any.
 
@@ -102,10 +81,7 @@ def strategy_at_creation(model: keras.Model) -> tf.distribute.Strategy | None:
 
 
 def first_epoch(model: keras.Model) -> int:
-    """Returns the epoch that a callback has set for `fit` to begin with, or 0.
-
-    The public `initial_epoch` is an argument of `fit`, out of a callback's reach.
-    """
+    """Returns the epoch that a callback has set for `fit` to begin with, or 0."""
     return model._initial_epoch or 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
@@ -18,10 +16,7 @@ def tensorflow_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
 
 
 def tensorflow_variables(variable: keras.Variable) -> list[tf.Variable]:
-    """Returns the TensorFlow variable, then its components on local replicas.
-
-    Keras names neither of them.
-    """
+    """Returns the TensorFlow variable, then its components on local replicas."""
     strategy = tf.distribute.get_strategy()
     value = tensorflow_variable(variable)
     return [value, *strategy.experimental_local_results(value)]
@@ -33,8 +28,5 @@ def add_number_conversions() -> None:
     TensorFlow's other variables have these conversions; `DistributedVariable` has not.
     """
     for kind in (float, int):
-        setattr(DistributedVariable, f"__{kind.__name__}__", _conversion_to(kind))
-
-
-def _conversion_to(kind: type) -> Callable:
-    return lambda variable: kind(variable.numpy())
+        name = f"__{kind.__name__}__"
+        setattr(DistributedVariable, name, lambda self, kind=kind: kind(self.numpy()))

@@ -8,18 +8,13 @@ from __future__ import annotations
 import re
 import warnings
 
-# From the first version to the one before the last.
+# The first version that was tested, and the first that was not.
 TENSORFLOW = ((2, 20), (2, 22))
 KERAS = ((3, 10), (3, 16))
 
 
 def check(backend: str, keras_version: str, tensorflow_version: str) -> None:
     """Checks the backend of Keras, and warns of versions that were not tested.
-
-    Args:
-        backend: Name of Keras' backend.
-        keras_version: The value of `keras.__version__`.
-        tensorflow_version: The value of `tf.__version__`.
 
     Raises:
         ImportError: If the backend is not TensorFlow.

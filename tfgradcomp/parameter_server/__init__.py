@@ -1,6 +1,6 @@
 """Training with parameter servers: weights stay on the workers, words travel."""
 
-from tfgradcomp.parameter_server.push_transport import PushLogTransport
+from tfgradcomp.parameter_server.push_stepper import PushLogTransport
 from tfgradcomp.parameter_server.trainer import ParameterServerTrainer
 from tfgradcomp.parameter_server.transport import ParameterServer
 

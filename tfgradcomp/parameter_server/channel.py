@@ -1,4 +1,4 @@
-"""The parts that `RoundChannel` and `PushLog` have in common."""
+"""Channels between workers and parameter servers; those of rounds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.collectives import CollectiveCall
-from tfgradcomp.parameter_server.queues import Queues, ServerEndpoint
+from tfgradcomp.parameter_server.queues import QueueKey, Queues, ServerEndpoint
 from tfgradcomp.parameter_server.server_state import ServerStates
 
 
@@ -24,10 +25,6 @@ class Channel:
         num_workers: N.
         states: `ServerStates.whole` of an earlier channel, or an empty dictionary.
         capacities: As in `Queues`.
-
-    Attributes:
-        queues: The queues.
-        states: The servers' states.
     """
 
     def __init__(
@@ -52,13 +49,65 @@ class Channel:
         raise NotImplementedError
 
 
-class WorkerEndpoint:
-    """A worker's end of a channel.
+class RoundChannel(Channel):
+    """A channel in which servers wait for a message from every worker."""
 
-    Attributes:
-        channel: A `RoundChannel` or a `PushLog`.
-        peer: The worker's rank, which names its queues.
-    """
+    def send(
+        self,
+        name: str,
+        endpoint: ServerEndpoint,
+        peer: int,
+        messages: Sequence[tf.Tensor],
+    ) -> None:
+        """Sends int32 vectors of the worker `peer` to the servers, in their order.
+
+        The first call for a name, which is the same on all workers, sets the endpoint.
+        """
+        self._endpoints.setdefault(name, endpoint)
+        for server, message in enumerate(messages):
+            self.queues.enqueue(QueueKey("up", name, server, peer), message)
+
+    def receive(self, name: str, peer: int) -> list[tf.Tensor]:
+        """Waits, for the worker `peer`, for the servers' replies at an endpoint."""
+        return [
+            self.queues.dequeue(QueueKey("down", name, server, peer), words)
+            for server, words in enumerate(self._endpoints[name].reply_words)
+        ]
+
+    @override
+    def serve(self, server):
+        """Returns the function of a number of rounds by which a server answers."""
+
+        @tf.function(autograph=False)
+        def serve(rounds):
+            with tf.device(self.devices[server]):
+                return tf.while_loop(
+                    lambda index: index < rounds,
+                    lambda index: (self._serve_round(server, index),),
+                    [tf.constant(0)],
+                    parallel_iterations=1,
+                )[0]
+
+        return serve.get_concrete_function(tf.TensorSpec([], tf.int32))
+
+    def _serve_round(self, server, index):
+        peers = range(self.num_workers)
+        for name, endpoint in self._endpoints.items():
+            if server >= len(endpoint.words):
+                continue
+            words = endpoint.words[server]
+            rows = [
+                self.queues.dequeue(QueueKey("up", name, server, peer), words)
+                for peer in peers
+            ]
+            reply = endpoint.answer(server, _stacked(rows))
+            for peer in peers:
+                self.queues.enqueue(QueueKey("down", name, server, peer), reply)
+        return index + 1
+
+
+class WorkerEndpoint:
+    """A worker's end of a channel; the rank `peer` names the worker's queues."""
 
     _rank: Any
 
@@ -71,11 +120,11 @@ class WorkerEndpoint:
         return self._rank
 
     def join(self, channel: Any, peer: int) -> None:
-        """Moves to another channel; functions traced before stay with the old one."""
+        """Moves to a channel; functions that were traced before stay with the last."""
         self.channel, self.peer, self._rank = channel, peer, peer
 
     def words_sent(self, call: CollectiveCall) -> float:
-        """Returns the words that a worker sends for a call: each goes to one server."""
+        """Returns the words that a worker sends for a call, each to a single server."""
         return call.words
 
     @contextlib.contextmanager
@@ -86,3 +135,11 @@ class WorkerEndpoint:
             yield
         finally:
             self._rank = self.peer
+
+
+def _stacked(rows):
+    """Stacks messages; shorter messages are padded with zeros."""
+    if all(row.shape.is_fully_defined() for row in rows):
+        return tf.stack(rows)
+    longest = tf.reduce_max([tf.size(row) for row in rows])
+    return tf.stack([tf.pad(row, [[0, longest - tf.size(row)]]) for row in rows])

@@ -15,21 +15,14 @@ from tfgradcomp.parameter_server.membership import Membership
 class ClusterCheckpoint:
     """Lets the chief's optimizer save and restore the state of a whole cluster.
 
-    Files look like those of a process with one replica per worker.
-
-    Args:
-        membership: The workers that take part.
+    Files look like those of a process with a replica per worker.
     """
 
     def __init__(self, membership: Membership):
         self._membership = membership
 
     def attach(self, optimizer: CompressedOptimizer) -> None:
-        """Delegates the chief's variables to those of workers and servers.
-
-        Args:
-            optimizer: The chief's optimizer, with the same buckets as the workers'.
-        """
+        """Delegates the variables of the chief's optimizer to workers and servers."""
         on_workers = self._read_workers, self._restore_workers
         on_servers = self._read_servers, self._restore_servers
         for index, variable in enumerate(_worker_variables(optimizer)):

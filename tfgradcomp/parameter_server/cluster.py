@@ -59,7 +59,7 @@ class Cluster:
     """
 
     def __init__(self, addresses: dict[str, str]):
-        self._addresses = addresses
+        self.addresses = addresses
         self.devices = [*addresses]
         self._status = {
             device: grpc.insecure_channel(address, _CHANNEL_OPTIONS).unary_unary(
@@ -69,10 +69,6 @@ class Cluster:
         }
         self.workers = [device for device in addresses if "/job:worker/" in device]
         self.servers = [device for device in addresses if "/job:ps/" in device]
-
-    def address(self, device: str) -> str:
-        """Returns the host and port of a task."""
-        return self._addresses[device]
 
     def presences(
         self, devices: Iterable[str], seconds: float = _PROBE_SECONDS
@@ -86,7 +82,7 @@ class Cluster:
         if not _is_silence(error):
             return Presence.ANSWERS
         # The kernel accepts connections for a stopped process.
-        host, _, port = self._addresses[device].rpartition(":")
+        host, _, port = self.addresses[device].rpartition(":")
         try:
             address = host.strip("[]"), int(port)
             socket.create_connection(address, _PROBE_SECONDS).close()
@@ -125,15 +121,9 @@ class Cluster:
         return gone | restarted
 
     def check_servers(self, lost: Collection[str] = ()) -> None:
-        """Checks that no parameter server is lost.
+        """Raises a ConnectionError if a parameter server is gone, or among the `lost`.
 
         A stopped server may continue; `Heartbeat` reports it and limits the wait.
-
-        Args:
-            lost: Devices of tasks that are known to be lost.
-
-        Raises:
-            ConnectionError: If a parameter server is lost.
         """
         presences = self.presences(self.servers)
         gone = [d for d, p in presences.items() if d in lost or p is Presence.GONE]
@@ -158,10 +148,8 @@ def _is_silence(error):
 def cluster_of_chief() -> Cluster:
     """Returns the cluster that `TF_CONFIG` describes; only the chief returns.
 
-    Workers and parameter servers serve here until they are stopped.
-
-    Raises:
-        ValueError: If the cluster lacks a chief, workers or parameter servers.
+    Workers and parameter servers serve here until they are stopped. A cluster without a
+    chief, workers or parameter servers is a ValueError.
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     spec = resolver.cluster_spec()

@@ -41,8 +41,7 @@ class Report(NamedTuple):
 class DeviceCalls:
     """Calls that were started for devices, and their reports.
 
-    Attributes:
-        running: The devices of running calls, one entry per call.
+    `running` has the device of each running call.
     """
 
     def __init__(self, cluster: Cluster, stragglers: Stragglers):
@@ -62,9 +61,8 @@ class DeviceCalls:
     def next(self, errors: dict[str, Exception]) -> Report:
         """Returns the next report; after an error, the wait for it is limited.
 
-        Raises:
-            ConnectionError: If a parameter server is lost.
-            RuntimeError: If no call reports in time after an error.
+        If none comes in time, raises a ConnectionError where a server is gone, or else
+        a RuntimeError.
         """
         report = self._wait(errors)
         if report.has_ended and report.device in self.running:

@@ -1,4 +1,4 @@
-"""Divisions of a vector among parameter servers: shards, one server, or relays."""
+"""Divisions of a vector among parameter servers: whole, as shards or as relays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfgradcomp.transports.sharding import Division, Sharding
 
 
 class WholeVector(Division):
-    """A vector that one server has as a whole."""
+    """A vector that the first server has as a whole."""
 
     def __init__(self, method: Method, layout: Layout, num_workers: int):
         super().__init__(method, layout, num_workers)

@@ -21,9 +21,7 @@ HEADER_WORDS = messages.message_words(_FIELDS)
 def write_header(flag: tf.Tensor, context: Context) -> tf.Tensor:
     """Returns the header of a worker's message, int32 `[HEADER_WORDS]`.
 
-    Args:
-        flag: int32 scalar, 0 if all gradients of the worker are finite.
-        context: The step.
+    `flag` is an int32 scalar, 0 if all gradients of the worker are finite.
     """
     values = {"flag": flag, **context._asdict()}
     return messages.pack({n: values[n][tf.newaxis] for n in _FIELDS}, _FIELDS)
@@ -32,9 +30,8 @@ def write_header(flag: tf.Tensor, context: Context) -> tf.Tensor:
 def read_header(headers: tf.Tensor, context: Context) -> tuple[tf.Tensor, Context]:
     """Returns the workers' flags, and the step from the first worker's header.
 
-    Args:
-        headers: The header of each worker, int32 `[N, HEADER_WORDS]`.
-        context: Any step of these workers, for all attributes that are not in headers.
+    `headers` are int32 `[N, HEADER_WORDS]`. `context` may be any step of these workers:
+    it gives the attributes that are not in headers.
     """
     values = messages.unpack(headers[0], _FIELDS)
     of_step = {name: values[name][0] for name in _FIELDS if name != "flag"}

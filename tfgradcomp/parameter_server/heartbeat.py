@@ -1,12 +1,11 @@
 """A heartbeat that detects stopped workers and servers.
 
 A thread of the chief probes all tasks regularly, by RPCs with a deadline. After
-`TFGRADCOMP_STALL_WARNING` seconds (60) without an answer, it logs the task in one line.
-A worker that does not answer for twice as long counts as lost: the thread closes the
-chief's connections to the worker, so that all calls of the worker end in errors, as if
-its process had been killed. A parameter server holds state that exists nowhere else, so
-the chief waits for it; after `TFGRADCOMP_STALL_TIMEOUT` seconds (unset: never) the
-chief ends.
+`TFGRADCOMP_STALL_WARNING` seconds (60) without an answer, it logs the task. A worker
+that does not answer for twice as long counts as lost: the thread closes the chief's
+connections to it, so that all its calls end in errors, as if its process had been
+killed. A parameter server holds state that exists nowhere else, so the chief waits for
+it; after `TFGRADCOMP_STALL_TIMEOUT` seconds (unset: never) the chief ends.
 """
 
 from __future__ import annotations
@@ -63,6 +62,7 @@ class Heartbeat(threading.Thread):
             now = time.monotonic()
             passed, last = min(now - last, _MOST_SECONDS), now
             for device, presence in presences.items():
+                address = self._cluster.addresses[device]
                 if presence is Presence.ANSWERS:
                     silence[device] = 0.0
                     if device in warned:
@@ -73,24 +73,20 @@ class Heartbeat(threading.Thread):
                 seconds = silence[device]
                 if seconds >= min(self._limits) and device not in warned:
                     warned.add(device)
-                    self._warn(device, presence, seconds)
+                    text = "%s at %s %s, for %.0f s now"
+                    logger.warning(text, device, address, presence.value, seconds)
                 if self._is_lost(device, presence, seconds):
                     # Repeatedly, because gRPC waits 20 s for a new connection.
-                    disconnect(self._cluster.address(device))
+                    disconnect(address)
                 if presence is Presence.SILENT and device in self._cluster.servers:
                     self._limits.end_if_late(
                         seconds,
                         "the chief ends, because %s at %s has not answered for %.0f s. "
                         "Restart all tasks and resume from the last checkpoint.",
                         device,
-                        self._cluster.address(device),
+                        address,
                         seconds,
                     )
-
-    def _warn(self, device, presence, seconds):
-        address = self._cluster.address(device)
-        text = "%s at %s %s, for %.0f s now"
-        logger.warning(text, device, address, presence.value, seconds)
 
     def _is_lost(self, device, presence, seconds):
         if presence is Presence.GONE:

@@ -12,10 +12,7 @@ from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
 from tfgradcomp.parameter_server.cluster import TASK_LOST, Cluster, met_closed_queue
 from tfgradcomp.parameter_server.model_factory import ModelFactory
-from tfgradcomp.parameter_server.remote_worker import (
-    RemoteWorker,
-    shared_values,
-)
+from tfgradcomp.parameter_server.remote_worker import RemoteWorker, shared_values
 from tfgradcomp.parameter_server.transport import ParameterServer
 
 _ATTEMPTS = 5
@@ -24,13 +21,7 @@ _ATTEMPTS = 5
 class Membership:
     """The workers that take part in a training, and their channel.
 
-    Args:
-        cluster: The tasks.
-        models: The factory of the workers' models.
-        transport_class: The class of the workers' transports.
-        worker_class: The class of the workers.
-        waits_for_lost: Whether training waits for the restart of a lost worker.
-        **channel_arguments: Further arguments of the channel.
+    With `waits_for_lost`, training waits for the restart of a lost worker.
 
     Attributes:
         workers: The workers, by rank.
@@ -85,11 +76,8 @@ class Membership:
     def recover(self, errors: dict[str, Exception]) -> None:
         """Continues without lost workers, including those lost during recovery.
 
-        Args:
-            errors: The errors of a training step or another action, by device.
-
-        Raises:
-            Exception: The error that caused the others, if no worker is lost.
+        `errors` are those of an action, by device. If no worker is lost, raises the
+        error that caused the others.
         """
         lost = set()
         for _ in range(_ATTEMPTS):
@@ -106,9 +94,8 @@ class Membership:
     def resume_without(self, lost: set[str]) -> None:
         """Continues without the tasks of lost devices, or waits for them.
 
-        Raises:
-            ConnectionError: If a parameter server is lost.
-            RuntimeError: If all workers are lost.
+        Raises a ConnectionError if a parameter server is lost, and a RuntimeError if
+        all workers are lost.
         """
         self._cluster.check_servers(lost)
         devices = self._devices()

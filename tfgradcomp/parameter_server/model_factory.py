@@ -14,13 +14,9 @@ from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class ModelFactory:
-    """Makes compiled models, each with its own optimizer.
+    """Makes compiled models, each with a copy of the optimizer and of the metrics.
 
-    Args:
-        make_model: Function that returns a new Keras model, not compiled.
-        optimizer: The optimizer to copy.
-        loss: As in `keras.Model.compile`.
-        metrics: As in `keras.Model.compile`.
+    `make_model` must return a new Keras model, not compiled, at each call.
     """
 
     def __init__(
@@ -46,9 +42,8 @@ class ModelFactory:
     ) -> RemoteWorker:
         """Returns a new worker of a class, with its model on its device.
 
-        Raises:
-            ValueError: If `make_model` returns the same model again, or if Keras would
-                scale losses.
+        Raises a ValueError if `make_model` returns the same model again, or if Keras
+        would scale losses.
         """
         with tf.device(device):
             optimizer = self._new_optimizer(transport=transport)

@@ -1,8 +1,8 @@
 """Parameter servers without a barrier: a log of pushes that every worker applies.
 
 A worker pushes its gradient without waiting for others. The servers answer each push
-separately, as if there were one worker, and put the reply into a queue for every pair
-of a worker and a pusher, in the order of the pusher's pushes. The first server also
+separately, as if there were no other, and put the reply into a queue for every pair of
+a worker and a pusher, in the order of the pusher's pushes. The first server also
 records the order of all pushes. Every worker applies all replies in that order, so the
 weights depend only on the position in the log, and no push is lost or applied twice.
 
@@ -24,7 +24,7 @@ from tfgradcomp.parameter_server.channel import Channel
 from tfgradcomp.parameter_server.queues import QueueKey, ServerEndpoint, unless_gone
 
 _ORDER = "order"
-# All workers push into one queue on a server. A message begins with the index of its
+# All workers push into the same queue. A message begins with the index of its
 # endpoint, in the order of declaration, and the pusher's rank.
 _PUSHES = "pushes"
 _INDEX_OF_ORDER = 0
@@ -32,14 +32,10 @@ _STALENESS_PER_WORKER = 8
 
 
 def bound_of_staleness(max_staleness: int | None, num_workers: int) -> int:
-    """Returns how many pushes of other workers may precede a worker's own push.
+    """Returns how many pushes of other workers may precede a worker's push.
 
-    Args:
-        max_staleness: The user's bound; None: eight times the number of workers.
-        num_workers: N.
-
-    Raises:
-        ValueError: If the bound is less than N, since all workers may push at a time.
+    Raises a ValueError if the bound is less than N, since all workers may push at a
+    time. The default is 8 N.
     """
     if max_staleness is None:
         return _STALENESS_PER_WORKER * num_workers
@@ -107,9 +103,9 @@ class PushLog(Channel):
         peer: int,
         pusher: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Returns the servers' replies at an endpoint to the next push of `pusher`.
+        """Returns the replies, for the worker `peer`, to the next push of `pusher`.
 
-        `reply_words` has the words of each reply; the worker `peer` pulls.
+        `reply_words` has the number of words of each server's reply.
         """
         replies = []
         for server, words in enumerate(reply_words):
@@ -126,7 +122,7 @@ class PushLog(Channel):
         """Returns the function by which a server answers until `stop`."""
 
         def answer_at(name, endpoint):
-            # Servers do not see each other: each has its own endpoints.
+            # Servers do not see each other: each answers at its endpoints.
             if server < len(endpoint.words):
                 return functools.partial(self._answer, name, endpoint, server)
             return None
@@ -171,7 +167,6 @@ class PushLog(Channel):
                 if rank == pusher and endpoint.is_reply_known:
                     continue
                 self.queues.enqueue(_reply_key(name, server, rank, pusher), reply)
-            return tf.constant(True)
 
         self._switch(message[0], hand_out)
 
@@ -182,14 +177,19 @@ class PushLog(Channel):
             # The pusher waits until its push has room with every other worker.
             with tf.control_dependencies(passed):
                 self._enter(pusher, message)
-            return tf.constant(True)
 
         self._switch(message[0], pass_on)
 
     def _enter(self, rank, message):
         return self.queues.enqueue(QueueKey("down", _ORDER, 0, rank), message)
 
-    def _switch(self, pusher, branch):
+    def _switch(self, pusher, call):
+        """Calls a function of the pusher's rank, which is an integer there."""
+
+        def branch(rank):
+            call(rank)
+            return tf.constant(True)
+
         ranks = range(self.num_workers)
         tf.switch_case(pusher, [functools.partial(branch, rank) for rank in ranks])
 

@@ -1,7 +1,7 @@
 """The route of workers that do not wait for each other: pushes into a `PushLog`.
 
-Without a first round, a shared scale is the maximum of a worker's own scale and those
-that the others last pushed. It is never smaller than the own scale, so ternary codes
+Without a first round, a shared scale is the maximum of the worker's scale and those
+that the others last pushed. It is never smaller than the worker's, so ternary codes
 stay unbiased.
 """
 
@@ -17,16 +17,12 @@ from tfgradcomp.collectives.base import SingleWorker
 from tfgradcomp.core import Context
 from tfgradcomp.parameter_server.channel import WorkerEndpoint
 from tfgradcomp.parameter_server.division import division_for
-from tfgradcomp.parameter_server.header import (
-    HEADER_WORDS,
-    read_header,
-    write_header,
-)
+from tfgradcomp.parameter_server.header import HEADER_WORDS, read_header, write_header
 from tfgradcomp.parameter_server.queues import ServerEndpoint, total
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Words
 from tfgradcomp.transports.messages import variable_length_words
 
-# The key in `Context.prepared` of the own maxima, from `reduce_max` to `push`.
+# The key in `Context.prepared` of this worker's maxima, from `reduce_max` to `push`.
 _LOCAL_MAXIMA = "local_maxima"
 
 
@@ -60,7 +56,7 @@ class PushLogRoute(Route):
 
     Message and reply carry the maxima that the pusher has for the first round. The
     route's state holds the last maxima of the other workers, `[N, num_max_reduced]`,
-    with zeros in the own row.
+    with zeros in this worker's row.
     """
 
     exchanges_every_step = True
@@ -69,7 +65,7 @@ class PushLogRoute(Route):
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
         self._log = collectives.channel
-        # Deferred replies need rounds, so one server holds such a state.
+        # Deferred replies need rounds, so a single server holds such a state.
         is_deferred = method.server.deferred_reply(layout, 1)
         servers = 1 if is_deferred else len(self._log.devices)
         self._division = division_for(method, layout, 1, servers)
@@ -122,7 +118,7 @@ class PushLogRoute(Route):
     ) -> PendingExchange:
         """Returns the exchange with which `pull` decodes the next push of `pusher`.
 
-        `known_replies` are the replies to this worker's own push, if known.
+        `known_replies` are the replies to this worker's push, if known.
         """
         return PendingExchange(context, Pushed(pusher, (), known_replies))
 

@@ -1,4 +1,4 @@
-"""The step of a worker that does not wait for other workers."""
+"""The step and the transport of workers that do not wait for each other."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from tfgradcomp.engine.gradient_bucket import GradientBucket
 from tfgradcomp.engine.probe import IGNORE
 from tfgradcomp.engine.step import Stepper, pairs_of
 from tfgradcomp.engine.step_records import StepInputs
+from tfgradcomp.parameter_server.push_log import PushLog
 from tfgradcomp.parameter_server.push_route import LogCollectives, PushLogRoute
+from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class PushLogStepper(Stepper):
-    """Pushes a gradient, then applies the log up to and including its own push.
+    """Pushes a gradient, then applies the log up to and including this push.
 
     The routes of its buckets are `PushLogRoute`s.
 
     Attributes:
         staleness: int64 variable, the number of pushes of other workers between the
-            weights of a gradient and its push, summed over all own pushes.
+            weights of a gradient and its push, summed over this worker's pushes.
     """
 
     collectives: LogCollectives
@@ -104,7 +106,7 @@ class PushLogStepper(Stepper):
         return bucket.route.push(sent.payload, server, sent.context, sent.flag)
 
     def _follow(self, pusher, variables, known):
-        """Applies a worker's next push; `known` has the replies to the own push."""
+        """Applies a worker's next push; `known` has the replies to this worker's."""
         if self.inner.gradient_accumulation_steps:
             inner_step.go_to_end_of_window(self.inner)
         context = self.context()
@@ -125,3 +127,13 @@ class PushLogStepper(Stepper):
             state += pairs_of(bucket.state.server, result.state)
             flags.append(result.nonfinite_flags)
         self.commit(updates, state, nonfinite.first_of(flags), variables, context)
+
+
+class PushLogTransport(ParameterServer):
+    """Pushes gradients to the parameter servers without a barrier, into a `PushLog`."""
+
+    route_class = PushLogRoute
+    carries_plain = True
+    collectives_class = LogCollectives
+    channel_class = PushLog
+    stepper_class = PushLogStepper

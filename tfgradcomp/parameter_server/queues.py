@@ -28,7 +28,7 @@ class ServerEndpoint(NamedTuple):
 
 
 def total(*words: int | None) -> int | None:
-    """Returns a sum of words; None if one of them varies."""
+    """Returns a sum of words; None if any of them varies."""
     known = [count for count in words if count is not None]
     return sum(known) if len(known) == len(words) else None
 
@@ -41,7 +41,7 @@ class QueueKey(NamedTuple):
         call_site: Name of the call site.
         server: Index of the server that has the queue.
         peer: The rank of the worker that uses the queue; None: all workers.
-        pusher: The rank of the worker whose pushes the queue is for, if only one.
+        pusher: The rank of the only worker whose pushes the queue is for, if any.
     """
 
     direction: str
@@ -97,8 +97,7 @@ class Queues:
     def close(self, *directions: str) -> None:
         """Closes the queues of directions, `"up"` or `"down"`.
 
-        Operations that wait for a message in an empty queue, or for room in a full
-        queue, end with an error.
+        Operations that wait for a message or for room in a queue end with an error.
         """
         new = {*directions} - self._closed
         self._closed |= new

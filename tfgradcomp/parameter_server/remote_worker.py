@@ -20,12 +20,10 @@ _STEPS = tf.TensorSpec([], tf.int32)
 
 
 class RemoteWorker:
-    """A worker's model, data and optimizer, driven from the chief.
+    """A worker's compiled model, its data and its optimizer, driven from the chief.
 
     Attributes:
         device: The worker's device, `/job:worker/...`.
-        model: The worker's compiled model.
-        optimizer: The optimizer of that model.
         spec: The `element_spec` of the worker's dataset.
         traced: The worker's functions, which other workers may share.
     """
@@ -43,8 +41,7 @@ class RemoteWorker:
     def open(self, dataset_fn: Callable, num_workers: int, rank: int) -> None:
         """Opens the worker's dataset, if it is not open.
 
-        Raises:
-            ValueError: If `dataset_fn` does not return an endless dataset.
+        Raises a ValueError if `dataset_fn` does not return an endless dataset.
         """
         if self._iterator is None:
             context = tf.distribute.InputContext(num_workers, rank, num_workers)
@@ -121,11 +118,7 @@ class RemoteWorker:
         """Returns the variables of the worker's functions."""
         model, optimizer = self.model, self.optimizer
         found = [*model.variables, *model.metrics_variables, *optimizer.variables]
-        return [
-            *(variable.value for variable in found),
-            self._requested,
-            self._received,
-        ]
+        return [*(v.value for v in found), self._requested, self._received]
 
     def _step(self, index, iterator):
         with tf.control_dependencies([self._requested.assign_add(1)]):
@@ -202,12 +195,9 @@ class RemoteWorker:
     def take_seeds(self, seeds: list[int], rank: int) -> None:
         """Starts new random streams of the layers, such as dropout.
 
-        The streams depend only on the step and the arguments, so that a resumed
-        training draws the same numbers as an uninterrupted one.
-
-        Args:
-            seeds: A seed for each generator, the same for all workers.
-            rank: The worker's rank.
+        The streams depend only on the step, the rank and the generators' seeds, which
+        are the same for all workers, so that a resumed training draws the same numbers
+        as an uninterrupted training.
         """
         states = seed_states(self.model).values()
         with tf.device(self.device):
@@ -284,7 +274,7 @@ def shared_values(model: keras.Model) -> list[np.ndarray]:
 
     Their order is the same in the models of the chief and of all workers.
     """
-    return values_of(_shared_variables(model))
+    return [variable.numpy() for variable in _shared_variables(model)]
 
 
 def assign_shared_values(model: keras.Model, values: list[np.ndarray]) -> None:
@@ -304,8 +294,3 @@ def _shared_variables(model):
         scalars.skipped_steps,
         *tf.nest.flatten([bucket.state.local for bucket in stepper.buckets]),
     ]
-
-
-def values_of(variables: list) -> list[np.ndarray]:
-    """Returns the variables' values, as arrays."""
-    return [variable.numpy() for variable in variables]

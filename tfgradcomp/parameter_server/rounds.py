@@ -16,7 +16,7 @@ from tfgradcomp.compat import remote
 from tfgradcomp.parameter_server.cluster import Cluster
 from tfgradcomp.parameter_server.device_calls import DeviceCalls, Report
 from tfgradcomp.parameter_server.membership import Membership
-from tfgradcomp.parameter_server.push_transport import PushLogTransport
+from tfgradcomp.parameter_server.push_stepper import PushLogTransport
 from tfgradcomp.parameter_server.remote_worker import (
     STALENESS,
     PushingWorker,
@@ -27,13 +27,7 @@ from tfgradcomp.parameter_server.transport import ParameterServer
 
 
 class Outcome(NamedTuple):
-    """The outcome of an attempt to take steps.
-
-    Attributes:
-        steps: Number of steps that all workers have committed.
-        logs: The metrics' values after these steps.
-        errors: The errors of tasks, by device.
-    """
+    """The steps that all workers have committed, logs after them, errors by device."""
 
     steps: int
     logs: dict[str, float]
@@ -41,12 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Rounds:
-    """Lets the workers of a membership take steps, and recovers from lost workers.
-
-    Attributes:
-        transport_class: The class of the workers' transports.
-        worker_class: The class of the workers.
-    """
+    """Lets the workers of a membership take steps, and recovers from lost workers."""
 
     transport_class: ClassVar[type[ParameterServer]]
     worker_class: ClassVar[type[RemoteWorker]]
@@ -68,20 +57,15 @@ class Rounds:
         self._steps_at_once = rounds_at_once * self._batches_per_round
 
     def run(self, done: int, end: int) -> tuple[int, dict[str, float]]:
-        """Lets the workers take some of the steps from `done` to `end`.
+        """Takes some of the steps from `done` to `end`; returns their number, and logs.
 
-        A step takes a batch of every worker, or of one worker without a barrier.
-
-        Returns:
-            The number of steps, and the logs.
+        A step takes a batch of every worker, or of a single worker without a barrier.
         """
-        membership = self._membership
-        before = self._rounds
-        outcome = self.take(done, end)
-        self._rounds += outcome.steps // self._batches_per_round
-        logs = outcome.logs
-        if outcome.errors:
-            membership.recover(outcome.errors)
+        membership, before = self._membership, self._rounds
+        steps, logs, errors = self.take(done, end)
+        self._rounds += steps // self._batches_per_round
+        if errors:
+            membership.recover(errors)
             # The remaining workers may have committed some of the steps.
             self._rounds = membership.with_recovery(
                 lambda: membership.workers[0].rounds()
@@ -193,12 +177,7 @@ class PushRounds(Rounds):
 
 
 class ProgressReporter:
-    """Informs callbacks of steps that workers have taken without a barrier.
-
-    Attributes:
-        steps: Number of reported steps.
-        logs: The last reported logs.
-    """
+    """Informs callbacks of steps without a barrier; has their number and last logs."""
 
     def __init__(self, worker, callbacks, done, steps_per_push):
         self.steps, self.logs = 0, {}

@@ -1,8 +1,9 @@
 """The states of methods on parameter servers, and their form as whole vectors.
 
 A round ends for all workers or for none, so either all workers commit it or no worker
-does. A server learns the outcome from the step of the next messages. Until then, it
-keeps the state before the last round.
+does. A server learns the outcome from the step of the next messages, because no worker
+sends messages of a committed step again. Until then, it keeps the state before the last
+round.
 """
 
 from __future__ import annotations
@@ -20,16 +21,7 @@ from tfgradcomp.transports.sharding import Division, Sharding
 
 
 class ServerState:
-    """A server's state before and after the last round.
-
-    Workers may not have committed a round that the server has answered. The step of the
-    next messages decides, because no worker sends messages of a committed step again.
-
-    Args:
-        division: The division of the method's vector among the servers.
-        index: Index of the server.
-        initial: The first state.
-    """
+    """The state of the server with an index, before and after the last round."""
 
     _stores_after = True
 
@@ -40,12 +32,9 @@ class ServerState:
         self._step = tf.Variable(tf.constant(-1, tf.int64))
 
     def next(self, context: Context, rows: tf.Tensor, deferred: tf.Tensor) -> tf.Tensor:
-        """Returns the reply of a round.
+        """Returns the reply to the workers' words, int32 `[N, payload_words]`.
 
-        Args:
-            context: The step.
-            rows: The workers' words, int32 `[N, payload_words]`.
-            deferred: Words of the fields of `deferred_reply` in the last whole reply.
+        `deferred` has the words of the `deferred_reply` in the last whole reply.
         """
         current = self._current(context.step, deferred)
         reply, state = self._division.combine(self._index, rows, current, context)
@@ -69,12 +58,9 @@ class ServerState:
     def follow(
         self, context: Context, rows: tf.Tensor, is_valid: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the reply to a push, which is committed if it is valid.
+        """Returns the reply to a pusher's words, int32 `[1, payload_words]`.
 
-        Args:
-            context: The step.
-            rows: The pusher's words, int32 `[1, payload_words]`.
-            is_valid: Boolean scalar, whether all workers apply the push.
+        The push is committed if `is_valid`, which tells whether all workers apply it.
         """
         current = tf.nest.map_structure(tf.convert_to_tensor, self._after)
         reply, state = self._division.combine(self._index, rows, current, context)
@@ -85,11 +71,9 @@ class ServerState:
         return reply
 
     def leaves(self, step: int, kept: State) -> list[np.ndarray]:
-        """Returns the vectors of the state for the messages of `step`.
+        """Returns the vectors of the state after a number of committed steps.
 
-        Args:
-            step: Number of steps that the workers have committed.
-            kept: A worker's part of the servers' state, as arrays.
+        `kept` is a worker's part of the servers' state, as arrays.
         """
         deferred = tf.bitcast(kept["deferred"], tf.int32) if "deferred" in kept else ()
         current = self._current(tf.constant(step, tf.int64), deferred)
@@ -107,8 +91,6 @@ class DeferredState(ServerState):
 
     These data are the words received and replied in that round, and the fields of
     `deferred_reply`, which the workers send with their next messages.
-
-    `context` may be of any step: its constant attributes are used.
     """
 
     _stores_after = False
@@ -169,10 +151,7 @@ class DeferredState(ServerState):
 class ServerStates:
     """The states of all servers, by call site.
 
-    Args:
-        devices: Names of the servers' devices.
-        num_workers: N.
-        inherited: `whole` of earlier servers, or an empty dictionary.
+    `inherited` is `whole` of earlier servers, or an empty dictionary.
     """
 
     def __init__(
@@ -222,7 +201,7 @@ class ServerStates:
     def whole_at(
         self, call_site: str, step: int, kept: dict[str, State]
     ) -> list[np.ndarray]:
-        """Returns the vectors of the state at one call site, like `whole`."""
+        """Returns the vectors of the state at a call site, like `whole`."""
         parts = []
         for index, device in enumerate(self._devices):
             if (call_site, index) in self._states:

@@ -54,10 +54,7 @@ class Stragglers:
         self._limits.end_if_late(seconds, reason, seconds)
 
     def _batches(self):
-        """Returns the numbers of batches requested and received, by worker's device.
-
-        Workers that do not answer are left out.
-        """
+        """Returns `RemoteWorker.batches` by device, of the workers that answer."""
         found: dict = {}
 
         def read(worker):

@@ -24,7 +24,6 @@ from tfgradcomp.parameter_server.push_log import bound_of_staleness
 from tfgradcomp.parameter_server.remote_worker import (
     assign_shared_values,
     shared_values,
-    values_of,
 )
 from tfgradcomp.parameter_server.rounds import BarrierRounds, PushRounds
 from tfgradcomp.transports import Traffic
@@ -227,7 +226,7 @@ class ParameterServerTrainer:
     def weights_of_workers(self) -> list[list[np.ndarray]]:
         """Returns the current trainable weights of each worker."""
         workers = self._membership.workers
-        return [values_of(worker.model.trainable_variables) for worker in workers]
+        return [[v.numpy() for v in w.model.trainable_variables] for w in workers]
 
     def _train_epoch(self, epoch, steps, rounds, callbacks, validation_data):
         membership = self._membership
@@ -270,10 +269,11 @@ class ParameterServerTrainer:
         workers = self._membership.workers
         assign_shared_values(self.model, shared_values(workers[0].model))
         # Weights without gradients, such as moving averages, differ between workers.
-        by_worker = [values_of(w.model.non_trainable_weights) for w in workers]
-        for variable, *values in zip(
+        by_worker = [worker.model.non_trainable_weights for worker in workers]
+        for variable, *others in zip(
             self.model.non_trainable_weights, *by_worker, strict=True
         ):
+            values = [other.numpy() for other in others]
             if np.issubdtype(values[0].dtype, np.floating):
                 variable.assign(np.mean(values, axis=0))
 

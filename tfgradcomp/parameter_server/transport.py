@@ -1,7 +1,7 @@
 """The transport through parameter servers, in rounds of all workers.
 
 A worker's step puts a message into a queue on each server and takes the reply out of
-another queue. A separate function runs on each server: it takes one message from each
+another queue. A separate function runs on each server: it takes a message from each
 worker, in the order of ranks, runs the server's rule and puts the reply into the queues
 of all workers. Tracing a worker's step declares the messages and the rule.
 
@@ -19,15 +19,14 @@ from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.engine.step import Stepper
-from tfgradcomp.parameter_server.channel import Channel, WorkerEndpoint
-from tfgradcomp.parameter_server.division import Relay, division_for
-from tfgradcomp.parameter_server.header import (
-    HEADER_WORDS,
-    read_header,
-    write_header,
+from tfgradcomp.parameter_server.channel import (
+    Channel,
+    RoundChannel,
+    WorkerEndpoint,
 )
+from tfgradcomp.parameter_server.division import Relay, division_for
+from tfgradcomp.parameter_server.header import HEADER_WORDS, read_header, write_header
 from tfgradcomp.parameter_server.queues import ServerEndpoint, total
-from tfgradcomp.parameter_server.round_channel import RoundChannel
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import (
     ExchangeResult,
@@ -40,7 +39,7 @@ from tfgradcomp.transports.messages import has_variable_length
 
 
 class ServerCollectives(WorkerEndpoint, Collectives):
-    """One worker's view of a `RoundChannel`."""
+    """A worker's view of a `RoundChannel`."""
 
     @override
     def join(self, channel, peer):
@@ -80,13 +79,13 @@ class ServerCollectives(WorkerEndpoint, Collectives):
 
         words = tuple(part.shape[0] for part in parts)
         times = self.num_workers if kind == "gather" else 1
-        endpoint = ServerEndpoint(
-            words, tuple(times * count for count in words), answer
+        reply_words = tuple(times * count for count in words)
+        endpoint, name = (
+            ServerEndpoint(words, reply_words, answer),
+            f"{kind}/{call_site}",
         )
-        name = f"{kind}/{call_site}"
-        self.channel.send(
-            name, endpoint, self.peer, [tf.bitcast(part, tf.int32) for part in parts]
-        )
+        sent = [tf.bitcast(part, tf.int32) for part in parts]
+        self.channel.send(name, endpoint, self.peer, sent)
         shape = [self.num_workers, -1] if kind == "gather" else [-1]
         replies = [
             tf.reshape(reply, shape) for reply in self.channel.receive(name, self.peer)
@@ -181,7 +180,7 @@ class ParameterServerRoute(Route):
 
 
 class ParameterServer(Transport):
-    """Divides the vector among the parameter servers, or gives it to the first one.
+    """Divides the vector among the parameter servers, or gives it to the first server.
 
     Attributes:
         collectives_class: The class of the workers' ends of a channel.

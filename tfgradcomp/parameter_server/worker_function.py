@@ -21,10 +21,8 @@ _RANK = tf.TensorSpec([], tf.int32)
 class WorkerFunction:
     """A traced function of a worker's rank and data, without a device.
 
-    Args:
-        call: Function of the rank, an int32 scalar, an iterator and further arguments.
-        iterator: The iterator of the first worker.
-        specs: The specifications of the further arguments.
+    `call` is a function of the rank, an int32 scalar, an iterator and further arguments
+    with the specifications `specs`.
     """
 
     def __init__(self, call: Callable, iterator: Any, *specs: tf.TensorSpec):
