@@ -155,15 +155,25 @@ class Row(NamedTuple):
         )
 
     @property
-    def message_kinds(self) -> tuple:
-        """The server's class and the kinds of fields, which transports cut and join."""
+    def wire_kinds(self) -> tuple:
+        """The server's class and state, and the kinds of fields, that transports cut.
+
+        A transport carries methods with equal kinds in the same way.
+        """
         layout = Layout((0, 8))
         fields = [
             *self.compressor.fields(layout).values(),
             *self.server.reply_fields(layout, 3).values(),
         ]
         kinds = [(field.per, field.base is None) for field in fields]
-        return (type(self.server), *kinds, *self.needs)
+        has_round = bool(self.compressor.max_reduced_fields(layout))
+        lengths = self.variable_length, has_round
+        return (type(self.server), self.server_state, *kinds, *lengths)
+
+    @property
+    def message_kinds(self) -> tuple:
+        """The kinds of messages, and the needs: what buckets cut and join."""
+        return (*self.wire_kinds, *self.needs)
 
     def takes(self, argument: str) -> bool:
         """Returns whether the wrapper has an argument of this name."""

@@ -52,13 +52,13 @@ MUTATIONS = (
         "error feedback drops its residual",
         "tfgradcomp/compressors/error_feedback.py",
         {'x + context.learning_rate_ratio * residuals.read(state["residual"])': "x"},
-        "tests/compressors/test_error_feedback.py",
+        "tests/optimizers/test_trajectories.py -k 'BinGrad and feedback'",
     ),
     Mutation(
         "the residual is not rescaled with the learning rate",
         "tfgradcomp/compressors/error_feedback.py",
         {"context.learning_rate_ratio * residuals.read": "residuals.read"},
-        "tests/compressors/test_error_feedback.py",
+        "tests/optimizers/test_trajectories.py -k 'BinGrad and feedback'",
     ),
     Mutation(
         "shards are cut inside of the chunks of a sum",

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests import reference
 from tests.compressors.test_sparse_compressor import LAYOUT, gradients, step
-from tfgradcomp.compressors import Hybrid, Strom, auto_threshold
+from tfgradcomp.compressors import Hybrid, auto_threshold
 from tfgradcomp.compressors.auto_threshold import find_thresholds
 from tfgradcomp.core import SplitVector
 
@@ -109,44 +109,6 @@ def test_each_block_has_its_own_of_an_evenly_spaced_sample(sample, varies, monke
     r = np.float32(0.5) * x + residual
     np.testing.assert_array_equal(found, rule_of(r, LAYOUT.row_splits, sample))
     assert (found != rule_of(r, LAYOUT.row_splits)).any() == (sample < 300)
-
-
-@pytest.mark.parametrize("kind", [Strom, Hybrid])
-def test_sent_and_owed_add_up_and_few_outgrow_the_threshold(kind):
-    compressor = kind("auto", index_coding="delta")
-    state, r, v, shares, ratios = compressor.init(LAYOUT), 0.0, None, [], []
-    for g in gradients(np.random.default_rng(1)):
-        total = g.sum(0).astype(np.float32)
-        moments = np.square(g).sum(0) if kind is Hybrid else None
-        r = (r + total).astype(np.float32)
-        splits = LAYOUT.row_splits
-        if kind is Hybrid:
-            moments = moments.astype(np.float32)
-            v = np.asarray(state["variance"]) + moments
-        threshold = reference.spread(rule_of(r, splits, v=v), splits)
-        where = np.abs(r) > threshold
-        if kind is Hybrid:
-            where &= r * r > 2 * v
-            t = np.where(where, threshold, 0)
-            v = 0.999 * np.maximum(v - 2 * np.abs(r) * t + t * t, 0)
-        decoded, state, finite, count = step(compressor, total, moments, state)
-        assert finite and count == np.count_nonzero(where)
-        np.testing.assert_array_equal(decoded, np.sign(r) * threshold * where)
-        shares.append(where.mean())
-        ratios += [*(np.abs(r) / threshold)[where]]
-        r = r - decoded
-        np.testing.assert_array_equal(state["residual"], r)
-        if kind is Hybrid:
-            np.testing.assert_allclose(state["variance"], v, rtol=1e-4, atol=1e-6)
-    assert np.mean(shares) > 0.01
-    # A fixed threshold of the first step's size is outgrown many times here.
-    if kind is Strom:
-        # 2 of 40, 1 of 1, 10 of 300 and 2 of 59.
-        assert max(shares) == 15 / 400 and max(ratios) < 2
-    else:
-        # A quarter of each.
-        assert max(shares) <= (10 + 1 + 75 + 15) / 400
-        assert np.quantile(ratios, 0.9) < 4
 
 
 def outgrown(compressor):

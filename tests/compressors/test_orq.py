@@ -85,49 +85,6 @@ def descent(v, levels):
             return cost[ranks[:-1], ranks[1:]].sum()
 
 
-SHAPES = {
-    "normal": lambda rng: rng.normal(size=300),
-    "duplicates": lambda rng: rng.integers(-3, 4, size=200),
-    "two values": lambda rng: rng.choice([-0.5, 2.0], size=50),
-    "one sided": lambda rng: rng.exponential(size=100),
-    "outlier": lambda rng: np.append(rng.normal(size=99), 1000.0),
-    "three": lambda rng: rng.normal(size=3),
-    "two": lambda rng: rng.normal(size=2),
-}
-
-
-@pytest.mark.parametrize("draw", SHAPES.values(), ids=SHAPES)
-def test_the_middle_of_three_levels_is_the_best_there_is(draw):
-    for seed in range(20):
-        v = draw(np.random.default_rng(seed)).astype(np.float32)
-        (found,) = error_of(ORQ(3), v[None])
-        wide = v.astype(np.float64)
-        tried = [
-            reference.rounding_error(wide, [wide.min(), b, wide.max()]) for b in wide
-        ]
-        size = np.sum(wide**2)
-        assert min(tried) - 1e-9 * size <= found <= min(tried) + 1e-6 * size
-
-
-@pytest.mark.parametrize("draw", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize(("levels", "sweeps"), [(3, 0), (5, 0), (9, 0), (9, 3)])
-def test_levels_are_those_of_the_recursion(draw, levels, sweeps):
-    for seed in range(5):
-        v = draw(np.random.default_rng(seed)).astype(np.float32)
-        (table,) = levels_of(ORQ(levels, sweeps), v[None])
-        np.testing.assert_array_equal(
-            table, reference.optimal_levels(v, levels, sweeps)
-        )
-        # Corollary 1.1.
-        assert (table[0], table[-1]) == (v.min(), v.max())
-
-
-@every_kind
-def test_orq_3_is_no_worse_than_qsgd_3_on_any_block(kind):
-    rows = blocks_of(kind)
-    assert (error_of(ORQ(3), rows) <= error_of(QSGD(3), rows) * (1 + 1e-6)).all()
-
-
 @every_kind
 @pytest.mark.parametrize("levels", [5, 9])
 def test_the_error_is_close_to_the_optimum_and_below_the_baselines(kind, levels):
@@ -172,47 +129,6 @@ def test_every_number_of_levels(levels):
     assert (np.diff(table) >= 0).all()
     expected = [reference.optimal_levels(v, levels) for v in rows]
     np.testing.assert_array_equal(table, expected)
-
-
-def test_values_are_rounded_to_the_two_levels_beside_them():
-    splits = [0, 100, 101, 350]
-    x = np.random.default_rng(3).normal(size=350).astype(np.float32)
-    for step, rank in ((0, 0), (17, 3)):
-        _, _, vector, _ = compress(ORQ(5), x, splits, seed=8, step=step, rank=rank)
-        expected = reference.quantize(
-            *(x, splits, lambda v: reference.optimal_levels(v, 5)),
-            reference.uniform(350, 8, step, rank),
-        )
-        np.testing.assert_array_equal(vector, expected)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        np.array([0.5]),
-        np.full(20, -3.0),
-        np.zeros(20),
-        np.array([1.0, 2.0]),
-        np.repeat([-1.0, 0.0, 5.0], 7),
-    ],
-    ids=["one", "constant", "zeros", "two", "three values"],
-)
-def test_blocks_of_few_values_are_kept(block):
-    for levels in (3, 9):
-        if len(np.unique(block)) <= 3:
-            _, _, vector, finite = compress(ORQ(levels, 3), block, [0, len(block)])
-            np.testing.assert_array_equal(vector, block)
-            assert finite
-
-
-def test_the_last_bucket_has_levels_of_its_own():
-    x = np.random.default_rng(0).normal(size=300).astype(np.float32)
-    x[256:] *= 1e-3
-    _, table, vector, _ = compress(ORQ(9), x, [0, 128, 256, 300])
-    np.testing.assert_array_equal(
-        table[2], reference.optimal_levels(x[256:], 9).astype(np.float32)
-    )
-    assert np.abs(vector[256:]).max() <= np.abs(x[256:]).max() < 0.01
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

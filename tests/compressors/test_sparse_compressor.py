@@ -11,7 +11,6 @@ from tfgradcomp.compressors import Hybrid, Momentum, Strom, VarianceBased
 from tfgradcomp.core import Layout, SplitVector
 
 LAYOUT = Layout.from_sizes([40, 1, 300, 59])
-CODINGS = pytest.mark.parametrize("coding", ["fixed", "delta"])
 
 
 def context(moments=None, rate=0.1):
@@ -125,3 +124,23 @@ def test_a_vector_that_indices_cannot_reach_is_refused():
         tf.function(
             lambda x, r: Strom(1.0).compress(x, {"residual": r}, layout, context())
         ).get_concrete_function(size, size)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_the_simplified_criterion_is_that_of_the_variance(alpha):
+    """Appendix A: (3) is (1) with alpha' = alpha (B - 1) / (B - alpha)."""
+    batch = 16
+    g = next(gradients(np.random.default_rng(4))).repeat(2, 0)
+    g = g + np.random.default_rng(5).normal(size=g.shape) / 8
+    mean, variance = g.mean(0), g.var(0, ddof=1)
+    strict = alpha * (batch - 1) / (batch - alpha)
+    expected = strict / batch * variance < mean**2
+    compressor = VarianceBased(alpha)
+    decoded, *_ = step(
+        compressor, mean, np.square(g / batch).sum(0), compressor.init(LAYOUT)
+    )
+    assert 20 < np.count_nonzero(expected) < LAYOUT.size - 20
+    # But for what is too small to be sent.
+    np.testing.assert_array_equal(decoded != 0, expected & (decoded != 0))
+    near = np.abs(mean) > 0.02 * np.abs(mean).max()
+    np.testing.assert_array_equal((decoded != 0)[near], expected[near])

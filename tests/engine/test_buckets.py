@@ -30,7 +30,7 @@ BLOCKS = {"block_size": 300}
 CASES = [
     (1 + i % 3, row, blocks, size)
     for i, row in enumerate(BY_MESSAGE)
-    for blocks, size in (({}, (1, 1700 * 4)[i // 3 % 2]), (BLOCKS, 1))
+    for blocks, size in (({}, (1, 1700 * 4)[i // 3 % 2]), (BLOCKS, 600 * 4))
     if (row.takes("block_size") if blocks else "block_size" not in row.arguments)
 ]
 
@@ -101,7 +101,8 @@ def test_a_large_model_is_cut_into_eighths(monkeypatch):
     assert bits_of(whole) == bits_of(cut)
 
 
-@rows(lambda row: len(row.transports) > 1, by=lambda row: row.message_kinds)
+# The test above has all states of workers.
+@rows(lambda row: len(row.transports) > 1, by=lambda row: row.wire_kinds)
 def test_any_bucketing_gives_the_same_bits_on_every_transport(row):
     blocks = blocks_of(row)
     whole, _ = train(row, 3, **blocks)
@@ -120,7 +121,7 @@ def test_a_run_resumes_in_other_buckets(row):
     blocks = blocks_of(row)
     uninterrupted, _ = train(row, 2, range(6), **blocks)
     saved, _ = train(row, 2, range(3), bucket_bytes=3000 * 4, **blocks)
-    rest, _ = train(row, 2, range(3, 6), saved, bucket_bytes=1, **blocks)
+    rest, _ = train(row, 2, range(3, 6), saved, bucket_bytes=1200 * 4, **blocks)
     assert bits_of(rest) == bits_of(uninterrupted)
 
 
@@ -140,7 +141,7 @@ SERVING = select(
 def test_a_run_resumes_on_any_transport_in_any_buckets(row, saved_by, resumed, size):
     blocks = blocks_of(row)
     uninterrupted, _ = train(row, 3, range(6), **blocks)
-    first = {"transport": BY_NAME[saved_by], "bucket_bytes": 1, **blocks}
+    first = {"transport": BY_NAME[saved_by], "bucket_bytes": 1200 * 4, **blocks}
     saved, _ = train(row, 3, range(3), **first)
     then = {"transport": BY_NAME[resumed], "bucket_bytes": size, **blocks}
     rest, _ = train(row, 3, range(3, 6), saved, **then)

@@ -213,7 +213,7 @@ def train_with_threshold(threshold):
 
 
 @pytest.mark.parametrize(
-    "kind", ["virtual", pytest.param("multi_worker", marks=pytest.mark.slow)]
+    "kind", ["multi_worker", pytest.param("virtual", marks=pytest.mark.slow)]
 )
 def test_one_of_several_workers_warns(pools, kind):
     run, warning = pools(2, kind).run, "outgrown its threshold"

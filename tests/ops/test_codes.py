@@ -27,14 +27,14 @@ def test_a_bad_base_is_refused(base):
 
 
 @pytest.mark.parametrize("base", cases.BASES)
-@pytest.mark.parametrize("size", cases.SIZES)
-def test_codes_and_words(ops, base, size):
-    codes = cases.codes(base, size)
-    words = ops.pack_codes(tf.constant(codes), base)
-    same(words, oracle.pack(codes.view(np.uint32), base))
-    assert words.shape == [words_for(size, base)]
-    assert words_for(size, base) == -(-size // oracle.digits_per_word(base))
-    same(ops.unpack_codes(words, base, size), codes)
+def test_codes_and_words(ops, base):
+    for size in cases.SIZES:
+        codes = cases.codes(base, size)
+        words = ops.pack_codes(tf.constant(codes), base)
+        same(words, oracle.pack(codes.view(np.uint32), base), size)
+        assert words.shape == [words_for(size, base)]
+        assert words_for(size, base) == -(-size // oracle.digits_per_word(base))
+        same(ops.unpack_codes(words, base, size), codes, size)
 
 
 @pytest.mark.parametrize("base", [2, 3, 5, 9, 256, 65536, 2**32])
@@ -92,13 +92,11 @@ def test_the_same_words_inside_compiled_functions(base):
 
 @pytest.mark.parametrize("base", [2, 3, 5, 17, 257])
 @pytest.mark.parametrize("workers", cases.WORKERS)
-@pytest.mark.parametrize("size", [0, 1, 21, 1000])
-def test_sums_of_codes(ops, base, workers, size):
-    words = cases.words(base, workers, size)
-    same(
-        ops.sum_codes(tf.constant(words), base, size),
-        oracle.sum_codes(words, base, size),
-    )
+def test_sums_of_codes(ops, base, workers):
+    for size in (0, 1, 21, 1000):
+        words = cases.words(base, workers, size)
+        total = ops.sum_codes(tf.constant(words), base, size)
+        same(total, oracle.sum_codes(words, base, size), size)
 
 
 @pytest.mark.parametrize(

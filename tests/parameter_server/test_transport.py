@@ -112,7 +112,7 @@ class Cluster:
     "num_servers",
     [1, 2, 3],
     lambda row: True,
-    lambda row: row.message_kinds,
+    lambda row: row.wire_kinds,
     # Only one row of variable length is quick.
     lambda row: row.variable_length and row.name != "VarianceBased",
 )

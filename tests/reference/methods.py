@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from fractions import Fraction
 
 import numpy as np
 
@@ -187,17 +188,24 @@ def top_k(x, ratio):
 # Quantizers: the levels of one block in ascending order, and rounding to them.
 
 
+def fixed(v):
+    """The integers that stand for a block's elements, and their unit."""
+    exponent = math.frexp(max(abs(float(e)) for e in v))[1]
+    unit = Fraction(2) ** (exponent - 30)
+    tiny = 2.0**-126
+    return [round(Fraction(float(e)) / unit) * (abs(e) >= tiny) for e in v], unit
+
+
 def optimal_levels(v, count, sweeps=0):
     """ORQ: the ends, middles of middles, then `sweeps` of moves between neighbours."""
-    v = np.sort(np.asarray(v, np.float64))
+    v = np.sort(v)
+    q, _ = fixed(v)
     ranks = [0] * (count - 1) + [len(v) - 1]
 
     def middle(left, right):
-        low, high = v[left], v[right]
-        if low == high:
-            return right
-        m = np.sum(v[left : right + 1] - low) / (high - low)
-        return right + 1 - max(math.ceil(m - 1e-9), 1)
+        width = max(q[right] - q[left], 1)
+        total = sum(e - q[left] for e in q[left : right + 1])
+        return right + 1 - max(math.ceil(Fraction(total, width)), 1)
 
     step = count - 1
     while step > 1:
@@ -212,8 +220,8 @@ def optimal_levels(v, count, sweeps=0):
 
 def quantile_levels(v, count):
     """Linear: rank k (n - 1) / (count - 1), halves upwards."""
-    places = np.arange(count) * (len(v) - 1) / (count - 1)
-    return np.sort(v)[np.floor(places + 0.5).astype(int)]
+    ranks = [Fraction(k * (len(v) - 1), count - 1) for k in range(count)]
+    return np.sort(v)[[math.floor(rank + Fraction(1, 2)) for rank in ranks]]
 
 
 def even_levels(v, count, norm="max"):
@@ -225,9 +233,11 @@ def even_levels(v, count, norm="max"):
 
 def symmetric_levels(v):
     """BinGrad-pb: n b = sum of the |v| >= b, as nearly as an element comes to it."""
-    a = np.sort(np.abs(np.asarray(v, np.float64)))
-    distance = [abs(len(a) * b - a[a >= b].sum()) for b in a]
-    b = a[np.argmin(distance)]
+    a = np.sort(np.abs(v))
+    q, _ = fixed(a)
+    sums = [sum(q[np.searchsorted(a, b) :]) for b in a]
+    distances = [abs(len(a) * e - s) for e, s in zip(q, sums, strict=True)]
+    b = a[distances.index(min(distances))]
     return np.array([-b, b])
 
 

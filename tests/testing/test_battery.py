@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from tests.methods import ROWS
-from tests.selection import rows
 from tfgradcomp import methods, ops, testing
 from tfgradcomp.compressors import Compressed, Identity, Ternary
 from tfgradcomp.core import Field, SplitVector
@@ -20,8 +19,17 @@ from tfgradcomp.transports import AllGather, AllReduce, ExchangeResult, Sharded
 from tfgradcomp.transports.all_gather import AllGatherRoute
 from tfgradcomp.transports.auto import BY_NAME
 
+# With nine levels in another row; a decay is none of the contracts.
+REPEATED = ("ORQ, two-way error feedback", "DistEFBlockSGD")
 
-@rows()
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in REPEATED))
+        for name, row in ROWS.items()
+    ],
+)
 def test_every_method_keeps_its_contracts(row):
     check_method(row.method, largest=row.largest)
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
-from tests.methods import ROWS, parts_of
+from tests.methods import ROWS
 from tests.pairwise import pairwise, parametrize_pairwise
 from tests.selection import rows, select
 from tfgradcomp.collectives import Loopback, SingleWorker
@@ -41,22 +41,17 @@ LAYOUTS = {
     "buckets": Layout.from_sizes([50_000], 2048),
 }
 WORKERS = (3, 1, 2, 4, 5)
-BY_METHOD = select(by=lambda row: (row.compressor, row.server))
-# Each method on the layout with all kinds of cuts. For each class of server and of
-# compressor, with its inner compressors, one method is quick.
-KINDS = select(by=lambda row: (type(row.server), *map(type, parts_of(row.compressor))))
+# Each kind of message, beside what `check_method` exchanges for each row: up to three
+# workers, other layouts.
+BY_WIRE = select(by=lambda row: row.wire_kinds)
+# Each method on the layout with all kinds of cuts; quickly, each kind of message.
 LONG = [
     pytest.param(
-        *("long", 2 + i % 4, row), marks=[] if row in KINDS else pytest.mark.slow
+        *("long", 2 + i % 4, row), marks=[] if row in BY_WIRE else pytest.mark.slow
     )
-    for i, row in enumerate(BY_METHOD)
+    for i, row in enumerate(select(by=lambda row: (row.compressor, row.server)))
 ]
-
-
-# Each kind of message, beside what `check_method` exchanges: up to three workers, other
-# layouts.
-BY_MESSAGE = select(by=lambda row: row.message_kinds)
-SHORT = pairwise(["one", "ragged", "one block"], (4, 5), BY_MESSAGE)
+SHORT = pairwise(["one", "ragged", "one block"], (4, 5), BY_WIRE)
 every_sum = parametrize_pairwise(
     dtype=["float32", "bfloat16", "float16"], layout=LAYOUTS, workers=WORKERS
 )
@@ -77,7 +72,7 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(layout, workers, ro
     exchanges_give_the_bits_of_a_direct_exchange(row.method, layout, workers)
 
 
-@pytest.mark.parametrize("row", BY_MESSAGE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", BY_WIRE, ids=lambda row: row.name)
 def test_what_arrives_is_not_equal_anyway(row):
     first, second = run(2, DirectExchange, row.method, LAYOUTS["ragged"])[0].steps
     assert bits(first[0]) != bits(second[0])
