@@ -161,24 +161,21 @@ def test_a_window_with_a_nan_is_dropped_with_its_moments():
 
 
 def test_variables_without_a_gradient_wait():
-    """A None has no moment; what its residual holds stays."""
+    """A None has no moment; residual and variance stay, whatever would be sent."""
     variables = make_variables(SHAPES)
     optimizer = make("VarianceBased")
     g, m = draw()
     applied(optimizer, g, m, variables)
     before = [x[35:68] for x in state_of_worker(optimizer)]
-    # And what is sent late, as it was too small beside others.
-    waits = before[0] ** 2 <= 1.2 * before[1]
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         optimizer.apply(
             [tf.constant(g[0]), None, tf.constant(g[2])],
             variables,
             second_moments=[m[0], None, m[2]],
         )
-    residual, variance = (x[35:68] for x in state_of_worker(optimizer))
-    assert before[0].any() and waits.sum() > 20
-    np.testing.assert_array_equal(residual[waits], before[0][waits])
-    np.testing.assert_allclose(variance[waits], 0.999 * before[1][waits], 1e-6)
+    assert before[0].any() and before[1].any()
+    for leaf, old in zip(state_of_worker(optimizer), before, strict=True):
+        np.testing.assert_array_equal(leaf[35:68], old)
 
 
 def test_slices_with_repeated_rows_equal_their_dense_gradient():
