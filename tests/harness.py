@@ -78,18 +78,22 @@ class Replicas:
         # Conversion by autograph would take most of the time.
         self.function = tf.function(self.step_eagerly, autograph=False)
 
-    def step(self, gradients, moments=None):
+    def step(self, gradients, moments=None, positions=None):
         """Takes a step.
 
         Args:
             gradients: The mean gradients of all replicas, `[N, size]`.
             moments: Second moments in the same units, `[N, size]`.
+            positions: The variables that have a gradient; all, if not given.
         """
-        given = [] if moments is None else [tf.constant(moments)]
-        self.function(tf.constant(gradients), *given)
+        given = {} if moments is None else {"moments": tf.constant(moments)}
+        if positions is not None:
+            given["positions"] = positions
+        self.function(tf.constant(gradients), **given)
 
-    def step_eagerly(self, gradients, moments=None):
+    def step_eagerly(self, gradients, moments=None, positions=None):
         """Takes a step outside of a function."""
+        chosen = range(len(self.variables)) if positions is None else positions
 
         def of_replica():
             context = tf.distribute.get_replica_context()
@@ -99,8 +103,11 @@ class Replicas:
             given = {}
             if moments is not None:
                 scaled = tf.gather(moments, rank) / self.number**2
-                given["second_moments"] = self._parts(scaled)
-            self.optimizer.apply(own, self.variables, **given)
+                parts = self._parts(scaled)
+                given["second_moments"] = [parts[i] for i in chosen]
+            given_gradients = [own[i] for i in chosen]
+            variables = [self.variables[i] for i in chosen]
+            self.optimizer.apply(given_gradients, variables, **given)
 
         self.strategy.run(of_replica)
 

@@ -7,23 +7,16 @@ from tests.engine import waiting_cases
 from tests.methods import ROWS
 
 WAITS = waiting_cases.WAITS
-CASES = [
-    (name, transport)
-    for name, row in ROWS.items()
-    for transport in row.transports[:1] + row.transports[-1:]
-]
 QUICK = ("TernGrad", "Strom", "DistEFBlockSGDM", "ORQ, 3 levels", "VarianceBased")
 CASES = [
-    *(
-        pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow)
-        for case in dict.fromkeys(CASES)
-    ),
-    *((name, "auto") for name in waiting_cases.OTHERS),
-]
+    pytest.param(name, transport, marks=() if name in QUICK else pytest.mark.slow)
+    for name, row in ROWS.items()
+    for transport in dict.fromkeys((row.transports[0], row.transports[-1]))
+] + [(name, "auto") for name in waiting_cases.OTHERS]
 
 
-def is_by_tensor(name):
-    """Whether each tensor is a block, which the other variables do not influence."""
+def has_tensor_blocks(name):
+    """Returns whether a block is a tensor, so that tensors have no common scale."""
     if name not in ROWS:
         return True
     method = ROWS[name].make_to_train().method
@@ -48,7 +41,7 @@ def test_what_has_no_gradient_waits(virtual, name, transport):
     for one, other in zip(waiting, steady, strict=True):
         if name in ROWS:
             np.testing.assert_array_equal(one[0][1], one[0][1][[0] * 2])
-        if is_by_tensor(name):
+        if has_tensor_blocks(name):
             np.testing.assert_array_equal(one[0][0], other[0][0])
             np.testing.assert_array_equal(one[0][2], other[0][2])
 

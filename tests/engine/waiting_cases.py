@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
+from tests.harness import Replicas
 from tests.methods import ROWS
 from tfgradcomp.collectives import assign_hosts
 
@@ -47,36 +48,19 @@ def run(name, transport, waits, hosts=None):
     strategy, _ = strategy_and_rank()
     if hosts:
         assign_hosts(strategy, hosts)
-    number = strategy.num_replicas_in_sync
-    rng = np.random.default_rng(0)
-    sizes = [int(np.prod(shape)) for shape in SHAPES]
-    table = rng.normal(size=(STEPS, number, sum(sizes))).astype("float32")
-    with strategy.scope():
-        variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
-        optimizer = _make(name, transport)
-        optimizer.build(variables)
-
-    @tf.function(autograph=False)
-    def step(gradients, positions):
-        def of_replica():
-            rank = tf.distribute.get_replica_context().replica_id_in_sync_group
-            parts = tf.split(tf.gather(gradients, rank) / number, sizes)
-            grads = [tf.reshape(parts[i], SHAPES[i]) for i in positions]
-            given = {}
-            if getattr(optimizer, "needs_second_moments", False):
-                given["second_moments"] = [0.4 * g * g + 1e-4 for g in grads]
-            optimizer.apply(grads, [variables[i] for i in positions], **given)
-
-        strategy.run(of_replica)
-
+    replicas = Replicas(lambda: _make(name, transport), [np.ones(s) for s in SHAPES])
+    optimizer, size = replicas.optimizer, sum(int(np.prod(shape)) for shape in SHAPES)
+    table = np.random.default_rng(0).normal(size=(STEPS, replicas.number, size))
     history = []
-    for index, gradients in enumerate(table):
+    for index, gradients in enumerate(table.astype("float32")):
         if index in (WAITS.start, WAITS.stop):
             optimizer.synchronize()
-            history.append(_values(strategy, variables, optimizer))
-        positions = (0, 2) if index in waits else (0, 1, 2)
-        step(tf.constant(gradients), positions)
-        history.append(_values(strategy, variables, optimizer))
+            history.append(_values(replicas))
+        moments = None
+        if getattr(optimizer, "needs_second_moments", False):
+            moments = 0.4 * gradients**2 + np.float32(1e-4)
+        replicas.step(gradients, moments, (0, 2) if index in waits else (0, 1, 2))
+        history.append(_values(replicas))
     return history
 
 
@@ -98,14 +82,15 @@ def differ():
     return "no error"
 
 
-def _values(strategy, variables, optimizer):
-    local = strategy.experimental_local_results
+def _values(replicas):
+    local = replicas.strategy.experimental_local_results
 
     def of(variable):
         value = getattr(variable, "value", variable)
         return np.stack([one.numpy() for one in local(value)])
 
-    return [of(v) for v in variables], _state_of_second(optimizer, of)
+    state = _state_of_second(replicas.optimizer, of)
+    return [of(variable) for variable in replicas.variables], state
 
 
 def _state_of_second(optimizer, of):
@@ -116,7 +101,7 @@ def _state_of_second(optimizer, of):
     for outer in outers:
         position = 1
         if anchors:
-            paths = [variable.path for variable in _variables_of(outer)]
+            paths = [variable.path for variable in outer._plan.variables]
             if anchors[1].path not in paths:
                 continue
             position = paths.index(anchors[1].path)
@@ -129,10 +114,6 @@ def _state_of_second(optimizer, of):
                     ]
                     found += [(role, name, row) for row in rows]
     return found
-
-
-def _variables_of(optimizer):
-    return optimizer._plan.variables
 
 
 def _own(bucket, role, position, rank, row):

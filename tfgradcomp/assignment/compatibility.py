@@ -71,3 +71,23 @@ def _refuse_momentum(method: Method, optimizer: keras.optimizers.Optimizer) -> N
                     "keras.optimizers.SGD(learning_rate), or allow_inner_momentum=True."
                     f" Received: inner_optimizer={type(inner).__name__}({name}={value})"
                 )
+
+
+def check_local_steps(inner: keras.optimizers.Optimizer, outer: Any) -> None:
+    """Checks that an optimizer goes with local steps, another with the common ones.
+
+    Raises:
+        ValueError: If the first averages weights, or the second needs second moments.
+    """
+    if outer.needs_second_moments:
+        raise ValueError(
+            "`outer` compresses a difference of weights, which has no second moments "
+            "over examples. Expected: a method that needs none, such as "
+            f"DistEFBlockSGDM. Received: outer={type(outer).__name__}"
+        )
+    if inner.use_ema:
+        raise ValueError(
+            "Averages of weights that differ between workers are useless. Expected: "
+            "`use_ema` of the optimizer in `outer`, which trains the common weights. "
+            "Received: inner_optimizer.use_ema=True"
+        )

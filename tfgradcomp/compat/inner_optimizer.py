@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -52,6 +53,11 @@ def is_overwritten(optimizer: Optimizer, variable: keras.Variable) -> bool:
 def position(optimizer: Optimizer, variable: keras.Variable) -> int:
     """Returns the index of a variable among those that the optimizer was built with."""
     return optimizer._get_variable_index(variable)
+
+
+def positions(optimizer: Optimizer, variables: Iterable) -> frozenset[int]:
+    """Returns the indices of variables, as `position` does of a single one."""
+    return frozenset(position(optimizer, variable) for variable in variables)
 
 
 def strategy_of(optimizer: Optimizer) -> tf.distribute.Strategy:

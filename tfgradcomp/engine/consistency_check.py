@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -229,6 +230,18 @@ def missing_state(missing: list[str]) -> str:
         "model that is not compiled, and compile it afterwards. "
         f"Received: missing on this worker={missing}"
     )
+
+
+def check_holds_local_steps(owner: str, store: Any, names: Sequence[str]) -> None:
+    """Raises ValueError if a file lacks a part of the state."""
+    missing = [name for name in names if name not in store]
+    if missing:
+        raise ValueError(
+            f"The file holds no state of {owner}. Expected: one that was saved with "
+            "LocalSteps and the same model; to use the weights alone, load them into a "
+            "model that is not compiled, and compile it afterwards. "
+            f"Received: missing={missing}"
+        )
 
 
 def path_of(variable: keras.Variable | tf.Variable) -> str:

@@ -64,7 +64,7 @@ class GradientBucket(Segment):
             model that draw random numbers.
         state: The variables of its state.
         parts: The bucket that each device of a worker exchanges; here there is one.
-        waiting: Whose state waits in this step; None: every piece takes part.
+        waiting: The pieces that take no part in the step; None where all do.
     """
 
     takes_rows = False
@@ -140,17 +140,20 @@ class GradientBucket(Segment):
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
         if self.waiting:
             initial = self._initial_state()
-            state = self.waiting.hidden(state, initial, self._owned(context))
+            state = self.waiting.merged(state, initial, self._owned(context))
         weights = self.weights_to_decay(step.weights)
         return Operands(self, route, x, state, weights, context, len(gradients.values))
 
     def completed(self, result: BucketResult, operands: Operands) -> BucketResult:
         """Returns the result for the whole bucket, of the result for some operands."""
-        if self.waiting is None:
-            return result
-        owned = self._owned(operands.context)
-        state = self.waiting.kept(self.state, result.state, owned)
+        state = self.without_waiting(result.state, operands.context)
         return result._replace(state=state)
+
+    def without_waiting(self, state: BucketState, context: Context) -> BucketState:
+        """Returns a new state, with the old one of pieces that wait."""
+        if self.waiting is None:
+            return state
+        return self.waiting.merged(state, self.state, self._owned(context))
 
     def _owned(self, context):
         """Returns the elements whose server state is held here."""
@@ -161,8 +164,8 @@ class GradientBucket(Segment):
     def with_gradients(self, positions: Collection[int]) -> GradientBucket:
         """Returns this bucket for steps in which some of its variables wait.
 
-        The others travel as ever, in blocks of their own. The variables that wait
-        travel as zeros, and nothing of their state changes.
+        The variables that wait travel as zeros, and nothing of their state changes.
+        Blocks are cut between them and the others.
 
         Args:
             positions: The variables that have a gradient.

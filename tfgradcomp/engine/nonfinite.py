@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.collectives import Collectives
+from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.core.split_vector import SplitVector
 
 
@@ -70,3 +72,36 @@ def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:
         ]
     )
     return tf.debugging.Assert(tf.reduce_all(tf.equal(flags, 0)), [message])
+
+
+def are_finite(gradients: list, collectives: Collectives) -> tf.Tensor:
+    """Returns whether all gradients of this process are finite, a boolean scalar."""
+    values = [getattr(gradient, "values", gradient) for gradient in gradients]
+    is_finite = all_finite(values)
+    if collectives.num_workers == collectives.num_processes:
+        return is_finite
+    # Replicas of one process enter a conditional together.
+    flag = tf.cast(tf.logical_not(is_finite), tf.float32)[tf.newaxis]
+    return collectives.max(flag, "local_steps")[0] < 1
+
+
+def check_none_left_out(count: int, hosts: Collectives | None) -> None:
+    """Compares how many local steps the workers have left out; all must call it.
+
+    Args:
+        count: The number on this worker.
+        hosts: The collectives between the workers' processes; None where there is one.
+
+    Raises:
+        FloatingPointError: On all workers, if any has left out a step.
+    """
+    counts = tf.constant([[count]])
+    if hosts is not None:
+        counts = hosts.gather(counts[0], "local_steps")
+    by_worker = dict(enumerate(counts[:, 0].numpy().tolist()))
+    if any(by_worker.values()):
+        raise FloatingPointError(
+            "Local steps were left out because a gradient was NaN or Inf. Lower the "
+            "learning rate, clip (clipnorm=...), or go on with outer.nonfinite='skip'. "
+            f"Received: steps left out by worker={by_worker}"
+        )

@@ -54,8 +54,8 @@ class Stepper:
         self.inner, self.buckets, self.scalars = inner, plan.buckets, scalars
         self.collectives, self._workers = plan.replicas, plan.collectives
         self.uncompressed_steps = plan.uncompressed_steps
-        # By the positions of the variables that have a gradient.
-        self._taking_part: dict[frozenset[int], list[Bucket]] = {}
+        # By kind, and by the positions of the variables that have a gradient.
+        self._exchanges: dict[tuple, Exchange] = {}
         self._variables = compat.trainable_variables(inner)
         self._raises = raises
         self.observers: dict[str, Observer] = {}
@@ -147,32 +147,32 @@ class Stepper:
 
     def take_compressed(self, gradients: Gradients, variables: list) -> None:
         """Takes a step whose gradients travel compressed."""
-        self._take(gradients, variables, Exchange(self.taking_part(variables)))
+        self._take(gradients, variables, self.exchange_of(variables))
 
     def take_uncompressed(self, gradients: Gradients, variables: list) -> None:
         """Takes a step whose gradients travel as float32."""
-        buckets = self.taking_part(variables)
-        self._take(gradients, variables, UncompressedExchange(buckets))
+        exchange = self.exchange_of(variables, UncompressedExchange)
+        self._take(gradients, variables, exchange)
 
-    def taking_part(self, variables: list) -> list[Bucket]:
-        """Returns the buckets of a step in which some variables have a gradient.
+    def exchange_of(self, variables: list, kind: type[Exchange] = Exchange) -> Exchange:
+        """Returns the exchange of a step in which some variables have a gradient.
 
-        A variable without a gradient takes no part: neither its weights nor any state
-        of it change, and buckets without any gradient are not exchanged, unless they
-        are observed.
+        The others take no part: neither their weights nor any state of them change, and
+        buckets without any gradient are not exchanged, unless they are observed.
         """
-        positions = frozenset(compat.position(self.inner, v) for v in variables)
-        if positions not in self._taking_part:
-            self._taking_part[positions] = [
-                bucket.with_gradients(positions) for bucket in self.buckets
-            ]
-        return [
-            bucket
-            for bucket in self._taking_part[positions]
-            if self.observers
-            or bucket.route.exchanges_every_step
-            or not positions.isdisjoint(bucket.positions)
-        ]
+        positions, is_observed = compat.positions(self.inner, variables), self.observers
+        key = kind, positions, bool(is_observed)
+        if key not in self._exchanges:
+            self._exchanges[key] = kind(
+                [
+                    bucket.with_gradients(positions)
+                    for bucket in self.buckets
+                    if is_observed
+                    or bucket.route.exchanges_every_step
+                    or not positions.isdisjoint(bucket.positions)
+                ]
+            )
+        return self._exchanges[key]
 
     def _take(self, gradients, variables, exchange):
         """Exchanges the gradients of a step and updates the variables."""

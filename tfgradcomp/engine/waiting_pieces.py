@@ -46,26 +46,16 @@ class WaitingPieces:
         number = sum(1 << index for index, waiting in enumerate(waits) if waiting)
         self.name = f"without_{number:x}"
 
-    def hidden(
-        self, state: BucketState, initial: BucketState, owned: range
+    def merged(
+        self, state: BucketState, waiting: BucketState, owned: range
     ) -> BucketState:
-        """Returns a state with the first one in place of what waits.
+        """Returns a state in which the pieces that wait have another state.
 
         Args:
-            state: The values before the step.
-            initial: The values before the first step.
+            state: The state of the other pieces.
+            waiting: The state of the pieces that wait.
             owned: The elements whose server state is held here.
         """
-        return self._merged(state, initial, owned)
-
-    def kept(
-        self, before: BucketState, after: BucketState, owned: range
-    ) -> BucketState:
-        """Returns the state after a step, with that before it of what waits."""
-        return self._merged(after, before, owned)
-
-    def _merged(self, state, waiting, owned):
-        """Joins the leaves of `state` with those of `waiting` where a piece waits."""
 
         def merged(role, values, others):
             if role != "server":

@@ -217,7 +217,7 @@ class ExchangeOptimizer(OptimizerWrapper):
     def _check_gradients(self, variables):
         """Compares which variables have a gradient, once for each set of them."""
         inner = self.inner_optimizer
-        positions = frozenset(compat.position(inner, v) for v in variables)
+        positions = compat.positions(inner, variables)
         if self._plan.hosts is None or positions in self._compared_positions:
             return
         check_same_gradients(self._plan.hosts, inner, positions)

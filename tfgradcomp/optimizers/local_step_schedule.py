@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,57 +38,6 @@ def groups_of(sizes: Sequence[int], most: int) -> list[list[int]]:
     return sorted(sorted(group) for group in groups if group)
 
 
-def are_finite(gradients: list, collectives: Collectives) -> tf.Tensor:
-    """Returns whether all gradients of this process are finite, a boolean scalar."""
-    values = [getattr(gradient, "values", gradient) for gradient in gradients]
-    is_finite = tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(value)) for value in values]
-    )
-    if collectives.num_workers == collectives.num_processes:
-        return is_finite
-    # Replicas of one process enter a conditional together.
-    flag = tf.cast(tf.logical_not(is_finite), tf.float32)[tf.newaxis]
-    return collectives.max(flag, "local_steps")[0] < 1
-
-
-def check_none_left_out(counts: list[int]) -> None:
-    """Raises FloatingPointError if any worker has left out steps."""
-    if any(counts):
-        raise FloatingPointError(
-            "Local steps were left out because a gradient was NaN or Inf. Lower the "
-            "learning rate, clip (clipnorm=...), or go on with outer.nonfinite='skip'. "
-            f"Received: steps left out by worker={dict(enumerate(counts))}"
-        )
-
-
-def check_pair(inner: Any, outer: Any) -> None:
-    """Raises ValueError if two optimizers cannot take local and common steps."""
-    if outer.needs_second_moments:
-        raise ValueError(
-            "`outer` compresses a difference of weights, which has no second moments "
-            "over examples. Expected: a method that needs none, such as "
-            f"DistEFBlockSGDM. Received: outer={type(outer).__name__}"
-        )
-    if inner.use_ema:
-        raise ValueError(
-            "Averages of weights that differ between workers are useless. Expected: "
-            "`use_ema` of the optimizer in `outer`, which trains the common weights. "
-            "Received: inner_optimizer.use_ema=True"
-        )
-
-
-def check_is_whole(owner: str, store: Any, names: list[str]) -> None:
-    """Raises ValueError if a file lacks a part of the state."""
-    missing = [name for name in names if name not in store]
-    if missing:
-        raise ValueError(
-            f"The file holds no state of {owner}. Expected: one that was saved with "
-            "LocalSteps and the same model; to use the weights alone, load them into a "
-            "model that is not compiled, and compile it afterwards. "
-            f"Received: missing={missing}"
-        )
-
-
 class UnsentSteps:
     """The local steps of each variable since its last exchange, on this worker.
 
@@ -109,10 +57,10 @@ class UnsentSteps:
         """Counts from 0 again, after an exchange of some variables."""
         self.variable.assign(self.variable * (1 - self._is_among(positions)))
 
-    def most(self, positions: Sequence[int]) -> tf.Tensor:
+    def most(self, positions: Collection[int]) -> tf.Tensor:
         """Returns the largest number of some variables."""
         counts = tf.convert_to_tensor(self.variable)
-        return tf.reduce_max(tf.gather(counts, [*positions]))
+        return tf.reduce_max(tf.gather(counts, sorted(positions)))
 
     def positions(self) -> tuple[int, ...]:
         """Returns the variables with a step that was not exchanged, outside a graph."""

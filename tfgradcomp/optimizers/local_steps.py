@@ -10,12 +10,18 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.assignment.compatibility import check_local_steps
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
-from tfgradcomp.engine.consistency_check import check_same_at_start, describe
+from tfgradcomp.engine import nonfinite
+from tfgradcomp.engine.consistency_check import (
+    check_holds_local_steps,
+    check_same_at_start,
+    describe,
+)
 from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.dense import with_values
 from tfgradcomp.engine.inner_step import apply_alone
@@ -27,10 +33,6 @@ from tfgradcomp.optimizers.local_step_schedule import (
     MOST,
     IntervalTuner,
     UnsentSteps,
-    are_finite,
-    check_is_whole,
-    check_none_left_out,
-    check_pair,
     groups_of,
 )
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
@@ -111,7 +113,7 @@ class LocalSteps(OptimizerWrapper):
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("outer", outer, CompressedOptimizer)
-        check_pair(self.inner_optimizer, outer)
+        check_local_steps(self.inner_optimizer, outer)
         if every != "auto":
             check_integer("every", every, 1)
         check_integer("warmup_steps", warmup_steps, 0)
@@ -243,7 +245,7 @@ class LocalSteps(OptimizerWrapper):
         gradients = with_values(
             lambda values: [g * tf.cast(number, g.dtype) for g in values], gradients
         )
-        is_finite = are_finite(gradients, collectives)
+        is_finite = nonfinite.are_finite(gradients, collectives)
         counts = tf.convert_to_tensor(self._counts)
         is_warmup = tf.convert_to_tensor(self.outer.iterations) < self.warmup_steps
 
@@ -253,7 +255,7 @@ class LocalSteps(OptimizerWrapper):
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)
         self._counts.assign(counts + tf.stack([1, left_out, 0]))
-        positions = {compat.position(self.inner_optimizer, v) for v in variables}
+        positions = compat.positions(self.inner_optimizer, variables)
         self._unsent.add(positions)
 
         if self._given:
@@ -272,7 +274,7 @@ class LocalSteps(OptimizerWrapper):
         number = len(self._groups)
         exchange = self._exchange if number > 1 else self._exchange_all
         for index, group in enumerate(self._groups):
-            own = sorted(positions.intersection(group))
+            own = positions.intersection(group)
             if not own:
                 continue
             turn = (index + 1) * every // number
@@ -332,16 +334,14 @@ class LocalSteps(OptimizerWrapper):
         self._check_none_left_out()
 
     def _check_none_left_out(self):
-        if self.built and self.outer.nonfinite == "raise":
-            counts = tf.constant([self.skipped_steps])
-            if self._hosts:
-                counts = self._hosts.gather(counts, "local_steps")[:, 0]
-            check_none_left_out(counts.numpy().tolist())
+        if self.outer.nonfinite == "raise":
+            nonfinite.check_none_left_out(self.skipped_steps, self._hosts)
 
     @override
     def finalize_variable_values(self, var_list):
         # `fit` of a single process synchronizes nothing.
-        self._check_none_left_out()
+        if self.built and self._hosts is None:
+            self._check_none_left_out()
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def verify(self):
@@ -388,7 +388,7 @@ class LocalSteps(OptimizerWrapper):
         if not self.built:
             return
         names = [f"anchor_{index}" for index in range(len(self._anchors))]
-        check_is_whole(self.name, store, [*names, "local_steps"])
+        check_holds_local_steps(self.name, store, [*names, "local_steps"])
         for name, anchor in zip(names, self._anchors, strict=True):
             anchor.assign(store[name])
         counts = np.array(store["local_steps"])

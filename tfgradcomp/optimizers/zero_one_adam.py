@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.conditional import conditional
+from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.engine import inner_step
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
@@ -45,7 +46,7 @@ class RoundStepper(MomentumStepper):
         is_first = tf.equal(tf.convert_to_tensor(kept.steps), 0)
         is_end = self.uncompressed_steps.end_round(step)
         told, safe = self._without_nonfinite(own.values, is_first & is_end)
-        positions = {compat.position(self.inner, variable) for variable in variables}
+        positions = compat.positions(self.inner, variables)
         total = tf.where(is_first, rate, rate + tf.convert_to_tensor(kept.rate))
         kept.rate.assign(total)
         conditional(
@@ -56,7 +57,7 @@ class RoundStepper(MomentumStepper):
         )
 
         def take_alone(values):
-            is_new = tf.equal(kept.unsent.most(sorted(positions)), 0)
+            is_new = tf.equal(kept.unsent.most(positions), 0)
             conditional(is_new, lambda: self._begin(positions), lambda: None)
             kept.unsent.add(positions)
             kept.steps.assign(tf.convert_to_tensor(kept.steps) + 1)
@@ -80,9 +81,7 @@ class RoundStepper(MomentumStepper):
         raise an error, the exchange finds it.
         """
         known = [value for value in values if value is not None]
-        is_finite = tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(value)) for value in known]
-        )
+        is_finite = all_finite(known)
         safe = [
             None if value is None else tf.where(is_finite, value, before)
             for value, before in zip(values, compat.momenta(self.inner), strict=True)
@@ -126,14 +125,14 @@ class RoundStepper(MomentumStepper):
             variables: Those that have had a gradient.
         """
         kept = self.round
-        positions = {compat.position(self.inner, variable) for variable in variables}
+        positions = compat.positions(self.inner, variables)
 
         def go_back():
             for position in positions:
                 start = tf.convert_to_tensor(kept.starts[position])
                 self._variables[position].assign(start)
 
-        was_alone = kept.unsent.most(sorted(positions)) > 0
+        was_alone = kept.unsent.most(positions) > 0
         conditional(was_alone, go_back, lambda: None)
         means = [
             tf.convert_to_tensor(mean) if index in positions else None

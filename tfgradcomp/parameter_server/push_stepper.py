@@ -41,7 +41,7 @@ class PushLogStepper(Stepper):
         log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
         weights = compat.decayed(self.inner, self._variables)
-        for bucket in self.taking_part(variables):
+        for bucket in self.exchange_of(variables).buckets:
             step = StepInputs(gradients, weights, self.context())
             operands = bucket.operands(step, Exchange.route_of, IGNORE)
             sent.append(compress(operands))
@@ -91,17 +91,15 @@ class PushLogStepper(Stepper):
     def _push(self, operands, sent):
         """Pushes a bucket, and updates the worker's state at once."""
         bucket, server = operands.bucket, operands.state.server
-        worker = sent.worker_state
-        if bucket.waiting:
-            after = bucket.state._replace(worker=worker)
-            worker = bucket.waiting.kept(bucket.state, after, range(0)).worker
+        after = bucket.state._replace(worker=sent.worker_state)
+        after = bucket.without_waiting(after, sent.context)
         is_finite = tf.equal(sent.flag, 0)
         tf.nest.map_structure(
             lambda variable, new: variable.assign(
                 tf.where(is_finite, new, tf.convert_to_tensor(variable))
             ),
             bucket.state.worker,
-            worker,
+            after.worker,
         )
         return bucket.route.push(sent.payload, server, sent.context, sent.flag)
 

@@ -80,10 +80,8 @@ class ServerCollectives(WorkerEndpoint, Collectives):
         words = tuple(part.shape[0] for part in parts)
         times = self.num_workers if kind == "gather" else 1
         reply_words = tuple(times * count for count in words)
-        endpoint, name = (
-            ServerEndpoint(words, reply_words, answer),
-            f"{kind}/{call_site}",
-        )
+        endpoint = ServerEndpoint(words, reply_words, answer)
+        name = f"{kind}/{call_site}"
         sent = [tf.bitcast(part, tf.int32) for part in parts]
         self.channel.send(name, endpoint, self.peer, sent)
         shape = [self.num_workers, -1] if kind == "gather" else [-1]
