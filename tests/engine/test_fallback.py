@@ -86,6 +86,17 @@ def test_a_resumed_run_takes_the_saved_choice(first, second):
     assert len(names) == len(set(names))
 
 
+def test_a_load_that_would_change_a_traced_step_raises():
+    optimizer, variables = make(FREE)
+    train(optimizer, variables, range(3))
+    saved = save(optimizer, variables)
+    again, others = make(SLOW)
+    before = train(again, others, range(3))
+    with pytest.raises(ValueError, match="used float32.*chosen DistEFBlockSGDM here"):
+        load(again, others, saved)
+    assert [bits(v.numpy()) for v in others] == before
+
+
 def test_a_state_of_the_fallback_is_refused_without_it():
     optimizer, variables = make(FREE)
     train(optimizer, variables, range(3))

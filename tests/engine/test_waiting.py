@@ -7,12 +7,22 @@ from tests.engine import waiting_cases
 from tests.methods import ROWS
 
 WAITS = waiting_cases.WAITS
-QUICK = ("TernGrad", "Strom", "DistEFBlockSGDM", "ORQ, 3 levels", "VarianceBased")
-CASES = [
-    pytest.param(name, transport, marks=() if name in QUICK else pytest.mark.slow)
+# They differ in their state; each pair takes two trainings.
+QUICK = {
+    ("Strom", "all_gather"),
+    ("DistEFBlockSGDM", "sharded"),
+    ("LocalSteps, stagger", "auto"),
+    ("ZeroOneAdam", "auto"),
+}
+PAIRS = [
+    (name, transport)
     for name, row in ROWS.items()
     for transport in dict.fromkeys((row.transports[0], row.transports[-1]))
 ] + [(name, "auto") for name in waiting_cases.OTHERS]
+CASES = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+    for pair in PAIRS
+]
 
 
 def has_tensor_blocks(name):

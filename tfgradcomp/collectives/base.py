@@ -57,6 +57,13 @@ class Collectives:
         """This worker's index in [0, N); read it within a step."""
         raise NotImplementedError
 
+    def renewed(self) -> Collectives:
+        """Returns collectives of the same workers whose call sites are others.
+
+        Two optimizers have call sites of the same names.
+        """
+        return self
+
     def words_sent(self, call: CollectiveCall) -> float:
         """Returns the 32-bit words that a worker sends for a call."""
         return call.words_sent(self.num_workers)

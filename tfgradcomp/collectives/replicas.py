@@ -8,6 +8,7 @@ anywhere in a graph.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from typing import NamedTuple
@@ -72,11 +73,20 @@ class Replicas(Collectives):
         ]
         self.num_workers = num_workers
         self.process_index, self.num_processes = process_index, num_processes
+        self._take_keys()
+
+    def _take_keys(self):
         instance = 1 + next(_instances)
         self._name = f"exchange {instance}"
         self._next_key = _FIRST_KEY + _KEYS_PER_INSTANCE * instance
         self._end_key = self._next_key + _KEYS_PER_INSTANCE
         self._keys: dict = {}
+
+    @override
+    def renewed(self):
+        other = copy.copy(self)
+        other._take_keys()
+        return other
 
     @property
     @override

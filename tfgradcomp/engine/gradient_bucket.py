@@ -12,13 +12,14 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Context, SplitVector, State
 from tfgradcomp.core.contracts import check_state, initial_state
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.engine.bucket_ranges import BucketRange
 from tfgradcomp.engine.flat_vectors import FlatVector
 from tfgradcomp.engine.noise import gaussian
 from tfgradcomp.engine.probe import ExchangeObserver
 from tfgradcomp.engine.segment import Segment
 from tfgradcomp.engine.step_records import BucketResult, BucketState, StepInputs
-from tfgradcomp.engine.waiting_pieces import WaitingPieces
+from tfgradcomp.engine.waiting_pieces import merged, waiting_elements
 from tfgradcomp.transports import Route, SharedGather
 from tfgradcomp.transports.messages import has_variable_length
 from tfgradcomp.transports.rows import TouchedRows
@@ -64,11 +65,11 @@ class GradientBucket(Segment):
             model that draw random numbers.
         state: The variables of its state.
         parts: The bucket that each device of a worker exchanges; here there is one.
-        waiting: The pieces that take no part in the step; None where all do.
+        waiting: The elements that take no part in the step; None where all do.
     """
 
     takes_rows = False
-    waiting: WaitingPieces | None = None
+    waiting: WaitingElements | None = None
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class GradientBucket(Segment):
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
         if self.waiting:
             initial = self._initial_state()
-            state = self.waiting.merged(state, initial, self._owned(context))
+            state = merged(self.waiting, state, initial, self._owned(context))
         weights = self.weights_to_decay(step.weights)
         return Operands(self, route, x, state, weights, context, len(gradients.values))
 
@@ -153,7 +154,7 @@ class GradientBucket(Segment):
         """Returns a new state, with the old one of pieces that wait."""
         if self.waiting is None:
             return state
-        return self.waiting.merged(state, self.state, self._owned(context))
+        return merged(self.waiting, state, self.state, self._owned(context))
 
     def _owned(self, context):
         """Returns the elements whose server state is held here."""
@@ -173,10 +174,10 @@ class GradientBucket(Segment):
         if {*self.positions} <= {*positions}:
             return self
         padding = self.bucket_range.alignment_padding
-        waiting = WaitingPieces(self.pieces, padding, positions)
+        waiting = waiting_elements(self.pieces, padding, positions)
         bucket = copy.copy(self)
         bucket.waiting, bucket.parts = waiting, (bucket,)
-        bucket.route = self.route.cut_at(waiting.edges, waiting.name)
+        bucket.route = self.route.without(waiting)
         return bucket
 
     def weights_to_decay(self, weights: Sequence) -> SplitVector | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import tensorflow as tf
 
@@ -256,6 +256,8 @@ class _Binder:
         """Returns a binder for the workers of the transport, or of the strategy."""
         given, hosts = settings.transport, across_hosts(strategy)
         if isinstance(given, Transport):
+            given = given.renewed()
+            settings = replace(settings, transport=given)
             return cls(settings, accumulates, given.collectives, hosts, None)
         devices = devices_of(strategy)
         collectives = devices.across if devices else for_strategy(strategy)

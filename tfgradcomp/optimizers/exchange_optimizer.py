@@ -279,12 +279,22 @@ class ExchangeOptimizer(OptimizerWrapper):
 
         Raises:
             ValueError: On all workers, if the state is not complete on one of them.
-                Before the first step, `apply` raises it.
+                Before the first step, `apply` raises it. If `fallback="float32"` chose
+                otherwise in the file, and a step has been taken here.
         """
         if not can_restore(self.name, self.built, store):
             return
         is_fallback = saved_fallback(store)
         if is_fallback != self._plan.is_fallback and self.fallback:
+            if self._is_checked:
+                names = {True: "float32", False: self.method.name}
+                raise ValueError(
+                    f"The state of {self.name} was saved by a training that used "
+                    f"{names[is_fallback]}, and fallback='float32' has chosen "
+                    f"{names[not is_fallback]} here. Expected: a file that is loaded "
+                    "before the first step, or a model that is compiled with a new "
+                    f"optimizer. Received: steps={int(self.iterations)}"
+                )
             with self._strategy.scope():
                 self._bind(is_fallback)
         self._state.restore(store, joins_at_once=self._is_checked)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,13 +24,17 @@ def is_plain_adam(optimizer: Any) -> bool:
     )
 
 
-def freeze_variance(
+@contextlib.contextmanager
+def frozen_variance(
     optimizer: Any,
     is_own_step: Callable[[tf.Tensor], tf.Tensor],
     count: Callable[[tf.Tensor], tf.Tensor],
     floor: float,
-) -> None:
-    r"""Replaces an optimizer's update step by one with a frozen variance in some steps.
+) -> Iterator[None]:
+    r"""Gives an optimizer an update step that freezes the variance in some steps.
+
+    The optimizer has its own update step again after the context, so that another
+    wrapper of the same optimizer takes Keras' steps.
 
     A step with a frozen variance takes the momentum in place of a gradient: it assigns
     \( m \) and leaves \( v \) as it is. The other steps are Keras' own. In the
@@ -74,3 +79,9 @@ def freeze_variance(
         )
 
     optimizer.update_step = update_step
+    try:
+        yield
+    finally:
+        # Replicas are threads, and each of them has set it: the first one removes it.
+        # Keras applies an update once all of them have come to it.
+        vars(optimizer).pop("update_step", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from tfgradcomp.engine.step import Stepper
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.frozen_variance import freeze_variance, is_plain_adam
+from tfgradcomp.optimizers.frozen_variance import frozen_variance, is_plain_adam
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 
 _NOT_TAKEN = ("sparse", "dense_every", "policy")
@@ -30,9 +31,12 @@ class VarianceSteps(UncompressedSteps):
     Attributes:
         refresh: After the warm-up, the distance from one such step to the next is 1,
             and doubles after so many of them; None: there are none.
+        variance_floor: In all other steps, the root of the variance is at least this
+            part of its root mean square over the variable.
     """
 
     refresh: int | None = None
+    variance_floor: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -68,6 +72,19 @@ class MomentumStepper(Stepper):
     """Exchanges the workers' momenta instead of their gradients, after the warm-up."""
 
     sends_momenta = True
+    uncompressed_steps: VarianceSteps
+
+    @override
+    def apply(self, gradients, moments, variables):
+        with self.frozen_variance():
+            super().apply(gradients, moments, variables)
+
+    def frozen_variance(self) -> AbstractContextManager:
+        """Returns a context in which v is frozen in all but the uncompressed steps."""
+        steps = self.uncompressed_steps
+        return frozen_variance(
+            self.inner, steps.include, steps.count, steps.variance_floor
+        )
 
     @override
     def context(self):
@@ -194,12 +211,8 @@ class OneBitAdam(CompressedOptimizer):
                 f"{type(inner).__name__}, amsgrad={getattr(inner, 'amsgrad', None)}"
             )
         self.keep_arguments(refresh=refresh, variance_floor=variance_floor)
-        self.uncompressed_steps = VarianceSteps(warmup_steps, refresh=refresh)
-        freeze_variance(
-            inner,
-            lambda step: self.uncompressed_steps.include(step),
-            lambda step: self.uncompressed_steps.count(step),
-            variance_floor,
+        self.uncompressed_steps = VarianceSteps(
+            warmup_steps, refresh=refresh, variance_floor=variance_floor
         )
 
     @classmethod

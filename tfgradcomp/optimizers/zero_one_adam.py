@@ -247,6 +247,7 @@ class ZeroOneAdam(OneBitAdam):
         self.uncompressed_steps = RoundSteps(
             warmup_steps,
             refresh=refresh,
+            variance_floor=variance_floor,
             local_steps=local_steps,
             double_every=double_every,
         )
@@ -282,7 +283,8 @@ class ZeroOneAdam(OneBitAdam):
         counter = compat.step_counter(self.inner_optimizer)
         steps = tf.convert_to_tensor(counter)
         variables = compat.trainable_variables(self.inner_optimizer)
-        self._stepper.exchange([variables[position] for position in positions])
+        with self._stepper.frozen_variance():
+            self._stepper.exchange([variables[position] for position in positions])
         counter.assign(steps)
 
     @override

@@ -7,6 +7,7 @@ stay unbiased.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from tfgradcomp.collectives.base import SingleWorker
 from tfgradcomp.core import Context
+from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.parameter_server.channel import WorkerEndpoint
 from tfgradcomp.parameter_server.division import division_for
 from tfgradcomp.parameter_server.header import HEADER_WORDS, read_header, write_header
@@ -60,6 +62,7 @@ class PushLogRoute(Route):
     """
 
     exchanges_every_step = True
+    _waiting: WaitingElements | None = None
     collectives: LogCollectives
 
     def __init__(self, collectives, method, layout, call_site):
@@ -72,6 +75,13 @@ class PushLogRoute(Route):
         self._maxima = self.num_max_reduced
         # Without a state, a reply depends on the message alone.
         self._is_reply_known = not tf.nest.flatten(self._division.init_state(0))
+
+    @override
+    def without(self, waiting):
+        # The servers hold the state of the elements that wait.
+        other = copy.copy(self)
+        other._waiting = waiting
+        return other
 
     @override
     def init_state(self):
@@ -166,7 +176,9 @@ class PushLogRoute(Route):
             if self._is_reply_known:
                 reply, _ = division.combine(server, payload, (), at_server)
             else:
-                state = self._log.states.get(self.call_site, server, division, context)
+                state = self._log.states.get(
+                    self.call_site, server, division, context, self._waiting
+                )
                 reply = state.follow(at_server, payload, tf.equal(flags[0], 0))
             return tf.concat([flags, reply, last[0]], 0)
 

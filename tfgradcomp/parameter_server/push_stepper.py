@@ -35,12 +35,15 @@ class PushLogStepper(Stepper):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.staleness = PerReplicaVariable(tf.constant(0, tf.int64), "staleness")
+        self._trained = self._variables
 
     @override
     def take(self, gradients, variables):
         log, rank = self.collectives.channel, self.collectives.rank
         sent, pushed = [], []
         weights = compat.decayed(self.inner, self._variables)
+        # Which variables wait is the same in all steps of a training.
+        self._trained = variables
         for bucket in self.exchange_of(variables).buckets:
             step = StepInputs(gradients, weights, self.context())
             operands = bucket.operands(step, Exchange.route_of, IGNORE)
@@ -60,7 +63,7 @@ class PushLogStepper(Stepper):
 
         def follow(_, count):
             pusher = log.next(self.collectives.peer)
-            self._follow(pusher, variables, known)
+            self._follow(pusher, known)
             return pusher, count + 1
 
         # Until then, this worker must not make room in the log for other pushes.
@@ -78,7 +81,7 @@ class PushLogStepper(Stepper):
         log, peer = self.collectives.channel, self.collectives.peer
 
         def follow(pusher):
-            self._follow(pusher, self._variables, [()] * len(self.buckets))
+            self._follow(pusher, [()] * len(self.buckets))
             return (log.next(peer),)
 
         return tf.while_loop(
@@ -103,14 +106,15 @@ class PushLogStepper(Stepper):
         )
         return bucket.route.push(sent.payload, server, sent.context, sent.flag)
 
-    def _follow(self, pusher, variables, known):
+    def _follow(self, pusher, known):
         """Applies a worker's next push; `known` has the replies to this worker's."""
         if self.inner.gradient_accumulation_steps:
             inner_step.go_to_end_of_window(self.inner)
         context = self.context()
         decayed = compat.decayed(self.inner, self._variables)
         updates, state, flags = [], [], []
-        buckets = cast(list[GradientBucket], self.buckets)
+        variables = self._trained
+        buckets = cast(list[GradientBucket], self.exchange_of(variables).buckets)
         for bucket, replies in zip(buckets, known, strict=True):
             before = tf.nest.map_structure(tf.convert_to_tensor, bucket.state)
             route = cast(PushLogRoute, bucket.route)
@@ -120,8 +124,9 @@ class PushLogStepper(Stepper):
             update, local = bucket.local_terms(
                 result.update, weights, before.local, context
             )
+            after = bucket.without_waiting(before._replace(local=local), context)
             updates.append((bucket, update))
-            state += pairs_of(bucket.state.local, local)
+            state += pairs_of(bucket.state.local, after.local)
             state += pairs_of(bucket.state.server, result.state)
             flags.append(result.nonfinite_flags)
         self.commit(updates, state, nonfinite.first_of(flags), variables, context)

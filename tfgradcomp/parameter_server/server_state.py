@@ -16,13 +16,20 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.core import Context, State
+from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.sharding import Division, Sharding
 
 
 class ServerState:
-    """The state of the server with an index, before and after the last round."""
+    """The state of the server with an index, before and after the last round.
 
+    Attributes:
+        waiting: The elements of the whole vector that take no part in the steps; None
+            where all do.
+    """
+
+    waiting: WaitingElements | None = None
     _stores_after = True
 
     def __init__(self, division: Division, index: int, initial: State):
@@ -37,11 +44,27 @@ class ServerState:
         `deferred` has the words of the `deferred_reply` in the last whole reply.
         """
         current = self._current(context.step, deferred)
-        reply, state = self._division.combine(self._index, rows, current, context)
+        reply, state = self._combined(rows, current, context)
         _assign(self._before, current)
         self._keep(context, rows, reply, state)
         self._step.assign(context.step)
         return reply
+
+    def _combined(self, rows, current, context):
+        """Returns the reply and the next state; the state of what waits stays."""
+        division, index = self._division, self._index
+        before = self._joined(current, division.init_state(index))
+        reply, state = division.combine(index, rows, before, context)
+        return reply, self._joined(state, current)
+
+    def _joined(self, state, waiting):
+        """Returns a state in which the elements that wait have another state."""
+        if self.waiting is None:
+            return state
+        owned = self._division.owned_range(self._index)
+        return tf.nest.map_structure(
+            lambda *pair: self.waiting.joined(*pair, owned), state, waiting
+        )
 
     def _current(self, step, deferred):
         """Returns the state for the messages of `step`."""
@@ -63,7 +86,7 @@ class ServerState:
         The push is committed if `is_valid`, which tells whether all workers apply it.
         """
         current = tf.nest.map_structure(tf.convert_to_tensor, self._after)
-        reply, state = self._division.combine(self._index, rows, current, context)
+        reply, state = self._combined(rows, current, context)
         chosen = tf.nest.map_structure(
             lambda old, new: tf.where(is_valid, new, old), current, state
         )
@@ -137,7 +160,9 @@ class DeferredState(ServerState):
         whole = messages.unpack(deferred, sharding.deferred_reply)
 
         def after():
-            return sharding.finish(self._index, rows, words, whole, before, context)
+            first = self._joined(before, sharding.init_state(self._index))
+            found = sharding.finish(self._index, rows, words, whole, first, context)
+            return self._joined(found, before)
 
         return tf.cond(step > self._step, after, lambda: before)
 
@@ -166,11 +191,17 @@ class ServerStates:
         self._owned: dict[tuple[str, int], slice] = {}
 
     def get(
-        self, call_site: str, index: int, division: Division, context: Context
+        self,
+        call_site: str,
+        index: int,
+        division: Division,
+        context: Context,
+        waiting: WaitingElements | None = None,
     ) -> ServerState:
         """Returns a server's state at a call site, created at its first use.
 
-        `context` may be of any step: its constant attributes are used.
+        `context` may be of any step: its constant attributes are used. `waiting` are
+        the elements that take no part in the steps that are being traced.
         """
         key = call_site, index
         if key not in self._states:
@@ -188,6 +219,7 @@ class ServerStates:
                     )
                 else:
                     self._states[key] = ServerState(division, index, initial)
+        self._states[key].waiting = waiting
         return self._states[key]
 
     def whole(self, step: int, kept: dict[str, State]) -> dict[str, list[np.ndarray]]:

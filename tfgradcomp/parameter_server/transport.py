@@ -12,12 +12,14 @@ depends on other servers' replies, the workers send these with the next messages
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.collectives import Collectives
+from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.parameter_server.channel import (
     Channel,
@@ -99,6 +101,7 @@ class ParameterServerRoute(Route):
     """
 
     exchanges_every_step = True
+    _waiting: WaitingElements | None = None
     collectives: ServerCollectives
 
     def __init__(self, collectives, method, layout, call_site):
@@ -109,6 +112,13 @@ class ParameterServerRoute(Route):
         )
         self._deferred_words = messages.message_words(self._division.deferred_reply)
         self._endpoint_name = f"exchange/{call_site}"
+
+    @override
+    def without(self, waiting):
+        # The servers hold the state of the elements that wait.
+        other = copy.copy(self)
+        other._waiting = waiting
+        return other
 
     @override
     def init_state(self):
@@ -154,7 +164,9 @@ class ParameterServerRoute(Route):
         def answer(server, rows):
             headers, deferred, words = tf.split(rows, [*head, -1], axis=1)
             flags, at_server = read_header(headers, context)
-            state = self._channel.states.get(self.call_site, server, division, context)
+            state = self._channel.states.get(
+                self.call_site, server, division, context, self._waiting
+            )
             reply = state.next(at_server, words, deferred[0])
             return tf.concat([flags, reply], 0)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from tfgradcomp.collectives import CollectiveCall, Collectives
 from tfgradcomp.compressors.base import Compressed, checked_compress
 from tfgradcomp.core import Context, Field, Layout, State, contracts
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.methods import Method
 
 
@@ -89,22 +91,17 @@ class Route:
         """Returns a new route, for collectives whose workers have changed."""
         return type(self)(self.collectives, self.method, self.layout, self.call_site)
 
-    def cut_at(self, edges: Iterable[int], name: str) -> Route:
-        """Returns a route whose blocks are cut at some elements, if that is possible.
+    def without(self, waiting: WaitingElements) -> Route:
+        """Returns a route for steps in which some elements take no part.
 
-        A server that compresses blocks of one size gets no others: there the result is
-        this route, as it is where no edge lies inside of a block.
-
-        Args:
-            edges: Indices of elements.
-            name: Follows the name of the call site.
+        Blocks are cut between these elements and the others. A server that compresses
+        blocks of one size gets no others: there the result is this route.
         """
-        layout = self.layout.cut_at(edges)
+        layout = self.layout.cut_at(waiting.edges)
         alignment = self.method.server.shard_alignment
-        is_possible = alignment(layout) == alignment(self.layout)
-        if layout == self.layout or not is_possible or self.exchanges_every_step:
+        if layout == self.layout or alignment(layout) != alignment(self.layout):
             return self
-        call_site = f"{self.call_site}/{name}"
+        call_site = f"{self.call_site}/{waiting.name}"
         return type(self)(self.collectives, self.method, layout, call_site)
 
     # A step.
@@ -297,6 +294,12 @@ class Transport:
 
     def __init__(self, collectives: Collectives):
         self.collectives = collectives
+
+    def renewed(self) -> Transport:
+        """Returns this transport for another optimizer, with call sites of its own."""
+        other = copy.copy(self)
+        other.collectives = self.collectives.renewed()
+        return other
 
     def supports(self, method: Method, layout: Layout) -> bool:
         """Returns whether this transport can carry the payloads of a fused method."""
