@@ -73,3 +73,9 @@ def test_workers_compare_which_variables_have_a_gradient(pools):
     for message in results:
         assert "has a gradient on workers [0] and none on the others" in message
         assert "weight_1" in message
+
+
+def test_workers_compare_what_is_frozen_as_fit_begins(pools):
+    results, _ = pools(2, "multi_worker").run(waiting_cases.freeze_on_one, timeout=120)
+    for message in results:
+        assert "dense/kernel is frozen on workers [1] and trained on the oth" in message

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tests.harness import Replicas
+from tests.harness import Replicas, fit, make_model
 from tests.methods import ROWS
 from tfgradcomp.collectives import assign_hosts
 
@@ -77,6 +77,20 @@ def differ():
     gradients = [tf.ones([8]) for _ in used]
     try:
         strategy.run(lambda: optimizer.apply(gradients, used))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def freeze_on_one():
+    """The error of `fit` where a layer is frozen, and the model compiled, on one."""
+    _, rank = strategy_and_rank()
+    model = fit(make_model(lambda: tfgradcomp.TernGrad(SGD(0.1), min_size=1), (3, 2)))
+    if rank == 1:
+        model.layers[0].trainable = False
+        model.compile(model.optimizer, "mse")
+    try:
+        fit(model)
     except ValueError as error:
         return str(error)
     return "no error"

@@ -17,6 +17,7 @@ from tests.transports.test_transports import LAYOUTS
 from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compressors import ScaledSign, Strom
 from tfgradcomp.core import Layout
+from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.methods import Method
 from tfgradcomp.parameter_server.channel import RoundChannel
 from tfgradcomp.parameter_server.division import Relay, WholeVector, division_for
@@ -32,7 +33,7 @@ WORKERS, STEPS = 3, 3
 class Cluster:
     """Workers and servers on this process' CPU."""
 
-    def __init__(self, num_servers, method, layout, states=None):
+    def __init__(self, num_servers, method, layout, states=None, waiting=None):
         self.layout = layout
         self.channel = RoundChannel(
             uuid.uuid4().hex, ["CPU:0"] * num_servers, WORKERS, states or {}
@@ -41,6 +42,8 @@ class Cluster:
             ParameterServer.at(self.channel, rank).bind(method, layout, "site")
             for rank in range(WORKERS)
         ]
+        if waiting:
+            self.routes = [route.without(waiting) for route in self.routes]
         route = self.routes[0]
         # A worker's states: of its compressor, and of the route.
         own = route.method.compressor.init(layout)
@@ -208,6 +211,38 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
             assert bits(update) == bits(direct[2][0])
         (whole,) = again.whole_states(3)
         assert bits(whole) == bits(direct[2][1][0])
+
+
+@pytest.mark.parametrize(
+    ("num_servers", "name"), [(1, "DistEFBlockSGDM"), (3, "DistEFSGD")]
+)
+def test_a_server_leaves_what_has_no_gradient(num_servers, name):
+    sizes = 300, 500, 1300
+    method, layout = ROWS[name].method, Layout.from_sizes(sizes, None)
+    waiting = WaitingElements(
+        [(0, 300, False), (300, 800, True), (800, 2100, False)], ""
+    )
+    first = Cluster(num_servers, method, layout)
+    first.round(0)
+    before = first.whole_states(1)
+    heirs = [
+        Cluster(num_servers, method, layout, {"site": before}, selection)
+        for selection in (waiting, None)
+    ]
+    for heir in heirs:
+        heir.states = [
+            (state, own)
+            for (state, _), (_, own) in zip(first.states, heir.states, strict=True)
+        ]
+    updates = [[heir.round(number)[0][0] for number in (1, 2)] for heir in heirs]
+    (old,), (new,), (other,) = before, *(heir.whole_states(3) for heir in heirs)
+    assert np.abs(old[300:800]).max() > 0
+    np.testing.assert_array_equal(new[300:800], old[300:800])
+    for part in (slice(0, 300), slice(800, 2100)):
+        np.testing.assert_array_equal(new[part], other[part])
+        assert np.all(new[part] != old[part])
+        for one, another in zip(*updates, strict=True):
+            np.testing.assert_array_equal(one[part], another[part])
 
 
 def test_closed_queues_end_the_round_for_all_tasks():

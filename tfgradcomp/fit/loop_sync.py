@@ -11,7 +11,11 @@ import keras
 from tfgradcomp.collectives.call_sites import SITES
 from tfgradcomp.core.logging import logger
 from tfgradcomp.fit.signals import LoopSignals, signals_of
-from tfgradcomp.fit.statistics import average_statistics, copy_first_worker
+from tfgradcomp.fit.statistics import (
+    average_statistics,
+    check_same_frozen,
+    copy_first_worker,
+)
 from tfgradcomp.fit.wrappers import wrappers_of
 
 STOP_FLAGS = {
@@ -75,6 +79,15 @@ class LoopSync:
     def wrappers(self) -> list:
         """The wrappers that train the model."""
         return wrappers_of(self.model)
+
+    def check_same_frozen(self) -> None:
+        """Compares which weights are frozen.
+
+        Raises:
+            ValueError: On all workers, if a weight is frozen on some of them only.
+        """
+        if self.signals:
+            check_same_frozen(self.model, self.signals.hosts)
 
     def synchronize_weights(self) -> None:
         """Makes the weights equal on all workers."""

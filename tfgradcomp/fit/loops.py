@@ -63,7 +63,9 @@ def _run_loop(kind, original, model, *args, **kwargs):
     if kind == "fit":
         begin_counting(strategy)
     with entered(loop):
-        if kind != "fit":
+        if kind == "fit":
+            loop.check_same_frozen()
+        else:
             loop.synchronize_weights()
             loop.average_statistics()
         return original(model, *args, **kwargs)

@@ -23,6 +23,7 @@ from tfgradcomp.compat.layers import (
     own_trainable_variables,
 )
 from tfgradcomp.compat.variables import tensorflow_variable
+from tfgradcomp.core.digest import digest64
 from tfgradcomp.fit.wrappers import optimizers_of
 
 
@@ -74,6 +75,35 @@ def copy_first_worker(model: keras.Model, hosts: Collectives) -> list[str]:
         rows = hosts.gather(tf.constant(first), f"statistics/{len(first)}").numpy()
         unequal.assign(rows[0])
     return unequal.paths
+
+
+def check_same_frozen(model: keras.Model, hosts: Collectives) -> None:
+    """Compares which weights are frozen; all workers must call it.
+
+    Models with other numbers of weights are compared before the first step.
+
+    Args:
+        model: The model.
+        hosts: The collectives between the processes.
+
+    Raises:
+        ValueError: On all workers, if a weight is frozen on some of them only.
+    """
+    variables = _variables(model, own_trainable_variables)
+    mine = np.array([variable.trainable for variable in variables], np.int32)
+    key = [len(mine), digest64(mine.tobytes())]
+    seen = hosts.gather(tf.constant(key, tf.int64), "fit/frozen").numpy()
+    if (seen[:, 0] != len(mine)).any() or (seen == seen[0]).all():
+        return
+    seen = hosts.gather(tf.constant(mine), f"fit/frozen/{len(mine)}").numpy()
+    differing = np.flatnonzero((seen != seen[0]).any(0)).tolist()
+    raise ValueError(
+        f"{variables[differing[0]].path} is frozen on workers "
+        f"{np.flatnonzero(seen[:, differing[0]] == 0).tolist()} and trained on the "
+        "others. Expected: the same layers with trainable=False on all workers. "
+        "Received: weights that differ="
+        f"{[variables[index].path for index in differing[:5]]}"
+    )
 
 
 def digest_of_weights(model: keras.Model) -> str:
