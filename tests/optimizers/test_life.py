@@ -27,6 +27,17 @@ def test_a_life(pools, name, workers):
     assert not failures, "\n".join(failures.values())
 
 
+@pytest.mark.parametrize("name", ["TernGrad", "LocalSteps", "OneBitAdam"])
+@pytest.mark.parametrize("shapes", [[(0, 4)], [(5,), (0, 4)]])
+def test_variables_without_elements(name, shapes):
+    optimizer = life_cases.make_optimizer(name)
+    variables = [keras.Variable(np.ones(shape, "float32")) for shape in shapes]
+    for _ in range(3):
+        optimizer.apply([tf.ones(shape) for shape in shapes], variables)
+    assert int(optimizer.iterations) == 3
+    assert all(np.all(variable.numpy() != 1) for variable in variables)
+
+
 def test_two_optimizers_with_one_transport(pools):
     virtual = pools(3, "virtual")
     (shared,), _ = virtual.run(life_cases.share, AllGather, timeout=60)

@@ -372,6 +372,9 @@ def _joined(updates, position, shape):
     """Joins the pieces of a variable's update."""
     own = sorted(piece for piece in updates if piece.position == position)
     parts = [updates[piece] for piece in own]
+    if not parts:
+        # A variable without elements has none.
+        return tf.zeros(shape)
     if isinstance(parts[0], tf.IndexedSlices):
         values = tf.reshape(parts[0].values, [-1, *shape[1:]])
         return tf.IndexedSlices(values, parts[0].indices, tf.constant([*shape]))
