@@ -255,7 +255,7 @@ def steps_of(optimizer, variables, observer=None):
     def take(gradients):
         optimizer.apply(gradients, variables)
 
-    step = tf.function(take)
+    step = tf.function(take, autograph=False)
     rng = np.random.default_rng(2)
     for _ in range(2):
         step([tf.constant(rng.normal(size=s), tf.float32) for s in SHAPES])

@@ -38,7 +38,7 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
     layout = LAYOUTS["tensors"]
     compressor = row.compressor
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile, autograph=False)
     def step_of(x, state, step, rank, previous_rate):
         context = make_context(
             step, 5, rank, previous_rate=previous_rate, moments=second_moments_of(x)

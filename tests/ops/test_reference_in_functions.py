@@ -75,7 +75,9 @@ def traced():
             np.float32(0.75),
         )
     ]
-    graph = tf.function(dense).get_concrete_function(*arguments, splits)
+    graph = tf.function(dense, autograph=False).get_concrete_function(
+        *arguments, splits
+    )
     expected = [*dense(*arguments, splits), *sparse(*arguments[:2], splits)]
     return graph, arguments, splits, expected
 
@@ -89,7 +91,7 @@ def traced():
 def test_the_same_bits_inside_functions(traced, jit_compile):
     graph, arguments, splits, expected = traced
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile, autograph=False)
     def everything(x, m, *others):
         return [*graph(x, m, *others), *sparse(x, m, splits)]
 

@@ -52,7 +52,7 @@ def exchanged(row, x, layout):
     by=lambda row: row.compressor,
 )
 def test_a_variable_layout_gives_the_bits_of_a_fixed_layout(row, block_size):
-    @tf.function(input_signature=[tf.TensorSpec([WORKERS, None])])
+    @tf.function(input_signature=[tf.TensorSpec([WORKERS, None])], autograph=False)
     def varying(x):
         return exchanged(row, x, VaryingLayout.from_size(tf.shape(x)[1], block_size))
 

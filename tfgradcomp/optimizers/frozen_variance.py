@@ -57,7 +57,9 @@ def frozen_variance(
         given = ops.cast(gradient, dtype)
         index = position(optimizer, variable)
         m, v = momenta(optimizer)[index], velocities(optimizer)[index]
-        by_gradient = m.value + ops.multiply(ops.subtract(given, m), 1 - optimizer.beta_1)
+        by_gradient = m.value + ops.multiply(
+            ops.subtract(given, m), 1 - optimizer.beta_1
+        )
         squares = ops.subtract(ops.square(given), v)
         refreshed = v.value + ops.multiply(squares, 1 - optimizer.beta_2)
         optimizer.assign(m, ops.where(is_own, by_gradient, given))

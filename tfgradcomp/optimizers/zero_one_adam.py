@@ -259,7 +259,8 @@ class ZeroOneAdam(OneBitAdam):
             self._round = Round(compat.trainable_variables(self))
             compat.track(self, [*self._round.named().values()])
             self._end_now = tf.function(
-                lambda positions, *observers: self._end_round(positions)
+                lambda positions, *observers: self._end_round(positions),
+                autograph=False,
             )
         self._stepper.round = self._round
 

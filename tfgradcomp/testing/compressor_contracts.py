@@ -178,7 +178,7 @@ def steps_can_be_traced(method: Method, layout: Layout) -> None:
     """Checks that a step in a tf.function flags NaN."""
     compressor = method.fused().compressor
 
-    @tf.function
+    @tf.function(autograph=False)
     def is_finite(tensors):
         x, state = SplitVector(tensors), compressor.init(layout)
         context = make_context(1, 5, 1, moments=second_moments_of(x))

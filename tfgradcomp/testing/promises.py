@@ -23,7 +23,7 @@ _DEVIATIONS = 5
 def draw(method: Method, x: np.ndarray, layout: Layout, draws: int) -> np.ndarray:
     """Returns the decoded payloads of first steps that differ in their coins alone."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def samples():
         return tf.map_fn(
             lambda step: decoded_step(method.compressor, x, layout, step=step, seed=11),
