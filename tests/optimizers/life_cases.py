@@ -162,7 +162,10 @@ def clipnorm_set(make):
     for model in (early, late):
         model.optimizer.clipnorm = 1e-3
         assert model.optimizer.clipnorm == 1e-3
-    assert digest(_fit(late)) == digest(_fit(early)) != digest(_fit(_model(make)))
+    assert digest(_fit(late)) == digest(_fit(early))
+    # Signs do not depend on the norm.
+    if _exchanging(late.optimizer).method.is_scaled:
+        assert digest(early) != digest(_fit(_model(make)))
 
 
 @check
