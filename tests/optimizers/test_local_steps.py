@@ -1,5 +1,7 @@
 """Local steps on real workers against NumPy, and against their sum."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -258,7 +260,11 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
     lines = []
     optimizer.summary(print_fn=lines.append)
     assert "variable" in lines[2] and "DistEFBlockSGDM" in lines[2]
-    assert lines[-1] == "An exchange every 4 steps"
+    assert "Bytes an exchange and worker: 168 sent, 168 received" in lines[-3]
+    assert lines[-2:] == [
+        "Mean bytes a step: 42 sent, 42 received",
+        "An exchange every 4 steps",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,3 +292,54 @@ def test_a_step_left_out_raises_as_fit_ends_though_the_epoch_ends_an_interval():
     x[0] = np.nan
     with pytest.raises(FloatingPointError, match=r"left out by worker=\{0: 1\}"):
         model.fit(x, x[:, :1], batch_size=1, shuffle=False, verbose=0)
+
+
+def test_groups_share_the_outer_optimizer_whose_steps_are_rounds():
+    rates, every, steps = [1.0, 0.5, 0.25], 6, 16
+    outer = identity()
+    outer.inner_optimizer.momentum = 0.5
+    optimizer = tfgradcomp.LocalSteps(SGD(0.125), outer, every, stagger=True)
+    variables = [keras.Variable(v) for v in split(start(GROUPED), GROUPED)]
+    optimizer.build(variables)
+    step = tf.function(lambda *gradients: optimizer.apply(gradients, variables))
+    weights, anchors, velocities = (
+        split(values, GROUPED)
+        for values in (start(GROUPED), start(GROUPED), 0 * start(GROUPED))
+    )
+    # The groups' turns: after 2, 4 and 6 steps, and every 6 steps from there.
+    turns = {2: (0,), 4: (1, 2), 0: (3,)}
+    for number in range(1, steps + 1):
+        rate = outer.learning_rate = rates[(number - 1) // every]
+        gradients = split(gradients_of(steps, 1, GROUPED)[number - 1, 0], GROUPED)
+        step(*map(tf.constant, gradients))
+        weights = [w - 0.125 * g for w, g in zip(weights, gradients, strict=True)]
+        for i in turns.get(number % every, ()):
+            velocities[i] = 0.5 * velocities[i] - rate * (anchors[i] - weights[i])
+            weights[i] = anchors[i] = anchors[i] + velocities[i]
+        for variable, expected in zip(variables, weights, strict=True):
+            np.testing.assert_allclose(variable.numpy(), expected, 1e-6, 1e-6)
+    assert int(outer.iterations) == steps // every
+
+
+@pytest.mark.parametrize("rule", ["last", "layer:Dense", lambda v: "dense" in v.path])
+def test_rules_of_groups_see_the_whole_model(rule):
+    widths = {"dense": 8, "dense_1": 9}
+    layers = [keras.layers.EinsumDense("bi,ij->bj", (9,), bias_axes="j", name="first")]
+    layers += [keras.layers.Dense(width, name=name) for name, width in widths.items()]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    arguments = {"exclude": rule, "min_size": 1, "policy": [("first", "float32")]}
+    outer = tfgradcomp.DistEFBlockSGD(SGD(1.0), **arguments)
+    alone = tfgradcomp.DistEFBlockSGD(SGD(1.0), **arguments)
+    optimizer = tfgradcomp.LocalSteps("sgd", outer, every=3, stagger=True)
+    model.compile(optimizer, "mse")
+    lines, expected = [], []
+    optimizer.summary(print_fn=lines.append)
+    alone.summary(model, print_fn=expected.append)
+    assert len(optimizer.outers) == 3
+
+    def cells(lines):
+        rows = [re.split(" {2,}", line) for line in lines]
+        return [(row[0], *row[2:3], row[-1]) for row in rows if "/" in row[0]]
+
+    assert cells(lines) == cells(expected)
+    assert len(cells(lines)) == 6
