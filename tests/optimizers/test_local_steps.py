@@ -159,6 +159,101 @@ def test_groups_of_variables_take_turns(pools):
     np.testing.assert_array_equal(weights[-1], [own.mean(0)] * 2)
 
 
+def assign_between(every, steps, assigned, stagger=False, outer=identity):
+    """The weights of this worker's replicas by steps; some are assigned in between.
+
+    Args:
+        every: H.
+        steps: Number of steps.
+        assigned: By steps, before which it is done: the variable, and its value by
+            worker; None where a worker leaves it alone.
+        stagger: The optimizer's argument.
+        outer: Function that returns the outer optimizer.
+    """
+    replicas = Replicas(
+        lambda: tfgradcomp.LocalSteps(SGD(0.125), outer(), every, stagger=stagger),
+        split(start(GROUPED), GROUPED),
+    )
+    _, rank = strategy_and_rank()
+    seen = []
+    for step, gradients in enumerate(gradients_of(steps, replicas.number, GROUPED)):
+        position, values = assigned.get(step, (0, {}))
+        if values.get(rank) is not None:
+            variable = replicas.variables[position]
+            variable.assign(np.full(variable.shape, values[rank]))
+        replicas.step(gradients)
+        seen.append(replicas.weights())
+    replicas.optimizer.synchronize()
+    replicas.optimizer.verify()
+    return np.stack([*seen, replicas.weights()])
+
+
+def expected_between(workers, every, steps, assigned, stagger=False):
+    """What `assign_between` returns for a mean without loss, on all workers."""
+    own, anchors = np.stack([start(GROUPED)] * workers)[np.newaxis].repeat(2, 0)
+    ends = np.cumsum([0, *map(np.prod, GROUPED)])
+    groups = [(0, 1), (1, 3), (3, 4)] if stagger else [(0, 4)]
+    seen = []
+
+    def exchange(first, last):
+        part = slice(ends[first], ends[last])
+        change = (anchors - own)[:, part].mean(0)
+        own[:, part] = anchors[:, part] = anchors[0, part] - change
+
+    for step, gradients in enumerate(gradients_of(steps, workers, GROUPED)):
+        position, values = assigned.get(step, (0, {}))
+        for rank, value in values.items():
+            part = slice(ends[position], ends[position + 1])
+            own[rank, part] = anchors[rank, part] = value
+        own -= 0.125 * gradients
+        for index, group in enumerate(groups):
+            turn = (index + 1) * every // len(groups)
+            if (step + 1 - turn) % every == 0:
+                exchange(*group)
+        seen.append(own.copy())
+    for group in groups:
+        exchange(*group)
+    return np.stack([*seen, own])
+
+
+@pytest.mark.parametrize("stagger", [False, True])
+def test_an_assigned_weight_is_the_anchor(pools, stagger):
+    # The last one stands before the end, which is an exchange as well.
+    both = {3: (0, {0: 2.0, 1: 2.0}), 9: (3, {0: -1.5, 1: -1.5})}
+    case = (6, 10, both, stagger)
+    (found,), _ = pools(2, "virtual").run(assign_between, *case)
+    np.testing.assert_array_equal(found, expected_between(2, *case))
+
+
+ALONE = {
+    "worker 0": {1: (0, {0: 2.0}), 5: (3, {0: 0.5})},
+    "worker 1": {1: (0, {1: 2.0}), 5: (3, {1: 0.5})},
+    "different values": {2: (0, {0: 1.0, 1: 3.0})},
+}
+
+
+def assign_alone(cases):
+    """The weights of several cases; compares all other shared state at their ends."""
+
+    def with_shared_state():
+        inner = SGD(0.7, use_ema=True, ema_momentum=0.5)
+        return tfgradcomp.DistEFBlockSGDM(inner, min_size=1, weight_decay=0.1)
+
+    found = []
+    for assigned in cases:
+        assign_between(3, 8, assigned, outer=with_shared_state)
+        found.append(assign_between(3, 8, assigned))
+    return found
+
+
+def test_all_workers_take_the_first_ones_assigned_weights(pools):
+    answers = pools(2).run(assign_alone, [*ALONE.values()], timeout=120).answers
+    for index, assigned in enumerate(ALONE.values()):
+        found = np.concatenate([answer[index] for answer in answers], axis=1)
+        expected = expected_between(2, 3, 8, assigned)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.slow  # A cluster's minute; the rule is seen below.
 def test_workers_measure_how_often_an_exchange_pays(pools):
     case = {"inner": "sgd", "outer": "dist_ef", "every": "auto", "steps": 12}

@@ -14,6 +14,7 @@ from typing_extensions import override
 from tfgradcomp.assignment.compatibility import check_local_steps
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.assignments import assignments_ignored
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
@@ -223,7 +224,7 @@ class LocalSteps(OptimizerWrapper):
         if not grads:
             return
         self._check_workers()
-        with keras.name_scope(self.name):
+        with keras.name_scope(self.name), assignments_ignored():
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
             if grads:
                 self._take(grads, variables)
@@ -311,7 +312,8 @@ class LocalSteps(OptimizerWrapper):
         positions = self._unsent.positions()
         if positions:
             observers = self.outer.stepper.observers.values()
-            self._strategy.run(self._exchange_now, args=(positions, *observers))
+            with assignments_ignored():
+                self._strategy.run(self._exchange_now, args=(positions, *observers))
         self._check_none_left_out()
 
     def _check_none_left_out(self):
@@ -357,6 +359,7 @@ class LocalSteps(OptimizerWrapper):
                 store[f"anchor_{index}"] = anchor.numpy()
             store["local_steps"] = self._counts.local_values()
             store["unsent_steps"] = self._unsent.variable.local_values()
+            store["assigned"] = self._groups.assigned.flags.local_values()
 
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved.
@@ -377,3 +380,5 @@ class LocalSteps(OptimizerWrapper):
         # Version 0.2 exchanged all variables together.
         unsent = store["unsent_steps"] if "unsent_steps" in store else counts[:, :1]
         self._unsent.restore(np.array(unsent))
+        assigned = store["assigned"] if "assigned" in store else 0 * counts[:, :1]
+        self._groups.assigned.restore(np.array(assigned))

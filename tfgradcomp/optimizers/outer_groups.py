@@ -9,7 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.optimizer_step import averages_of
 from tfgradcomp.engine.summary import joined, print_summary
+from tfgradcomp.optimizers.assigned_weights import AssignedWeights
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.traffic import mean_traffic
@@ -26,6 +28,7 @@ class OuterGroups:
         groups: The positions of each group's variables.
         outers: `outer` for the first group; for another group, a wrapper with the same
             arguments around the same optimizer.
+        assigned: The weights that a program assigns.
     """
 
     def __init__(
@@ -52,6 +55,9 @@ class OuterGroups:
         self.outers = [outer, *(kind(**arguments | {"seed": one}) for one in seeds)]
         for one, group in zip(self.outers, groups, strict=True):
             one.build(anchors, group)
+        self.assigned = AssignedWeights(weights, anchors, outer.plan.collectives)
+        for one in self.outers:
+            one.stepper.notice = self.assigned
 
     def exchange(self, positions: Collection[int], ends_round: bool = True) -> None:
         """Exchanges what has changed of some variables.
@@ -79,6 +85,8 @@ class OuterGroups:
                 ],
                 anchors,
             )
+            if own:
+                self.assigned.end_exchange(own, _other_results(one, own))
             for anchor, weight in zip(anchors, weights, strict=True):
                 weight.assign(tf.convert_to_tensor(anchor))
         if not ends_round:
@@ -125,3 +133,11 @@ class OuterGroups:
         outer, *more = self.outers
         shared = [variable for one in more for variable in one.shared_state()]
         outer.verify([*shared, *others])
+
+
+def _other_results(outer, positions):
+    """Returns what an exchange computes from anchors besides the anchors themselves."""
+    decays = tf.nest.flatten([bucket.state.local for bucket in outer.plan.buckets])
+    inner = outer.inner_optimizer
+    averages = averages_of(inner) if inner.use_ema else []
+    return [*decays, *(averages[position] for position in positions if averages)]
