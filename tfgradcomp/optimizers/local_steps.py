@@ -364,10 +364,12 @@ class LocalSteps(OptimizerWrapper):
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved.
 
+        A file without any state leaves all as it is: its weights are assigned.
+
         Raises:
-            ValueError: If it is not of such an optimizer.
+            ValueError: If it is the state of another optimizer.
         """
-        if not self.built:
+        if not self.built or not store.keys():
             return
         names = [f"anchor_{index}" for index in range(len(self._anchors))]
         check_holds_local_steps(self.name, store, [*names, "local_steps"])
