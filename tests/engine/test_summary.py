@@ -154,5 +154,11 @@ def test_within_a_scale_of_the_loss():
     model.compile(
         keras.optimizers.LossScaleOptimizer(tfgradcomp.TernGrad(SGD(0.1))), "mse"
     )
-    lines = lines_of(model.optimizer.inner_optimizer)
-    assert "TernGrad" in "\n".join(lines)
+    assert "TernGrad" in "\n".join(lines_of(model.optimizer))
+    assert model.optimizer.traffic.elements_compressed == 6000
+    assert model.optimizer.skipped_steps == 0
+    for name in ("_plan", "no_such_name"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+            getattr(model.optimizer, name)
+    others = keras.optimizers.LossScaleOptimizer(SGD(momentum=0.5))
+    assert not hasattr(others, "momentum")

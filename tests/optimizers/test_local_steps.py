@@ -1,5 +1,7 @@
 """Local steps on real workers against NumPy, and against their sum."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -157,6 +159,101 @@ def test_groups_of_variables_take_turns(pools):
     np.testing.assert_array_equal(weights[-1], [own.mean(0)] * 2)
 
 
+def assign_between(every, steps, assigned, stagger=False, outer=identity):
+    """The weights of this worker's replicas by steps; some are assigned in between.
+
+    Args:
+        every: H.
+        steps: Number of steps.
+        assigned: By steps, before which it is done: the variable, and its value by
+            worker; None where a worker leaves it alone.
+        stagger: The optimizer's argument.
+        outer: Function that returns the outer optimizer.
+    """
+    replicas = Replicas(
+        lambda: tfgradcomp.LocalSteps(SGD(0.125), outer(), every, stagger=stagger),
+        split(start(GROUPED), GROUPED),
+    )
+    _, rank = strategy_and_rank()
+    seen = []
+    for step, gradients in enumerate(gradients_of(steps, replicas.number, GROUPED)):
+        position, values = assigned.get(step, (0, {}))
+        if values.get(rank) is not None:
+            variable = replicas.variables[position]
+            variable.assign(np.full(variable.shape, values[rank]))
+        replicas.step(gradients)
+        seen.append(replicas.weights())
+    replicas.optimizer.synchronize()
+    replicas.optimizer.verify()
+    return np.stack([*seen, replicas.weights()])
+
+
+def expected_between(workers, every, steps, assigned, stagger=False):
+    """What `assign_between` returns for a mean without loss, on all workers."""
+    own, anchors = np.stack([start(GROUPED)] * workers)[np.newaxis].repeat(2, 0)
+    ends = np.cumsum([0, *map(np.prod, GROUPED)])
+    groups = [(0, 1), (1, 3), (3, 4)] if stagger else [(0, 4)]
+    seen = []
+
+    def exchange(first, last):
+        part = slice(ends[first], ends[last])
+        change = (anchors - own)[:, part].mean(0)
+        own[:, part] = anchors[:, part] = anchors[0, part] - change
+
+    for step, gradients in enumerate(gradients_of(steps, workers, GROUPED)):
+        position, values = assigned.get(step, (0, {}))
+        for rank, value in values.items():
+            part = slice(ends[position], ends[position + 1])
+            own[rank, part] = anchors[rank, part] = value
+        own -= 0.125 * gradients
+        for index, group in enumerate(groups):
+            turn = (index + 1) * every // len(groups)
+            if (step + 1 - turn) % every == 0:
+                exchange(*group)
+        seen.append(own.copy())
+    for group in groups:
+        exchange(*group)
+    return np.stack([*seen, own])
+
+
+@pytest.mark.parametrize("stagger", [False, True])
+def test_an_assigned_weight_is_the_anchor(pools, stagger):
+    # The last one stands before the end, which is an exchange as well.
+    both = {3: (0, {0: 2.0, 1: 2.0}), 9: (3, {0: -1.5, 1: -1.5})}
+    case = (6, 10, both, stagger)
+    (found,), _ = pools(2, "virtual").run(assign_between, *case)
+    np.testing.assert_array_equal(found, expected_between(2, *case))
+
+
+ALONE = {
+    "worker 0": {1: (0, {0: 2.0}), 5: (3, {0: 0.5})},
+    "worker 1": {1: (0, {1: 2.0}), 5: (3, {1: 0.5})},
+    "different values": {2: (0, {0: 1.0, 1: 3.0})},
+}
+
+
+def assign_alone(cases):
+    """The weights of several cases; compares all other shared state at their ends."""
+
+    def with_shared_state():
+        inner = SGD(0.7, use_ema=True, ema_momentum=0.5)
+        return tfgradcomp.DistEFBlockSGDM(inner, min_size=1, weight_decay=0.1)
+
+    found = []
+    for assigned in cases:
+        assign_between(3, 8, assigned, outer=with_shared_state)
+        found.append(assign_between(3, 8, assigned))
+    return found
+
+
+def test_all_workers_take_the_first_ones_assigned_weights(pools):
+    answers = pools(2).run(assign_alone, [*ALONE.values()], timeout=120).answers
+    for index, assigned in enumerate(ALONE.values()):
+        found = np.concatenate([answer[index] for answer in answers], axis=1)
+        expected = expected_between(2, 3, 8, assigned)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.slow  # A cluster's minute; the rule is seen below.
 def test_workers_measure_how_often_an_exchange_pays(pools):
     case = {"inner": "sgd", "outer": "dist_ef", "every": "auto", "steps": 12}
@@ -258,7 +355,11 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
     lines = []
     optimizer.summary(print_fn=lines.append)
     assert "variable" in lines[2] and "DistEFBlockSGDM" in lines[2]
-    assert lines[-1] == "An exchange every 4 steps"
+    assert "Bytes an exchange and worker: 168 sent, 168 received" in lines[-3]
+    assert lines[-2:] == [
+        "Mean bytes a step: 42 sent, 42 received",
+        "An exchange every 4 steps",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,3 +387,54 @@ def test_a_step_left_out_raises_as_fit_ends_though_the_epoch_ends_an_interval():
     x[0] = np.nan
     with pytest.raises(FloatingPointError, match=r"left out by worker=\{0: 1\}"):
         model.fit(x, x[:, :1], batch_size=1, shuffle=False, verbose=0)
+
+
+def test_groups_share_the_outer_optimizer_whose_steps_are_rounds():
+    rates, every, steps = [1.0, 0.5, 0.25], 6, 16
+    outer = identity()
+    outer.inner_optimizer.momentum = 0.5
+    optimizer = tfgradcomp.LocalSteps(SGD(0.125), outer, every, stagger=True)
+    variables = [keras.Variable(v) for v in split(start(GROUPED), GROUPED)]
+    optimizer.build(variables)
+    step = tf.function(lambda *gradients: optimizer.apply(gradients, variables))
+    weights, anchors, velocities = (
+        split(values, GROUPED)
+        for values in (start(GROUPED), start(GROUPED), 0 * start(GROUPED))
+    )
+    # The groups' turns: after 2, 4 and 6 steps, and every 6 steps from there.
+    turns = {2: (0,), 4: (1, 2), 0: (3,)}
+    for number in range(1, steps + 1):
+        rate = outer.learning_rate = rates[(number - 1) // every]
+        gradients = split(gradients_of(steps, 1, GROUPED)[number - 1, 0], GROUPED)
+        step(*map(tf.constant, gradients))
+        weights = [w - 0.125 * g for w, g in zip(weights, gradients, strict=True)]
+        for i in turns.get(number % every, ()):
+            velocities[i] = 0.5 * velocities[i] - rate * (anchors[i] - weights[i])
+            weights[i] = anchors[i] = anchors[i] + velocities[i]
+        for variable, expected in zip(variables, weights, strict=True):
+            np.testing.assert_allclose(variable.numpy(), expected, 1e-6, 1e-6)
+    assert int(outer.iterations) == steps // every
+
+
+@pytest.mark.parametrize("rule", ["last", "layer:Dense", lambda v: "dense" in v.path])
+def test_rules_of_groups_see_the_whole_model(rule):
+    widths = {"dense": 8, "dense_1": 9}
+    layers = [keras.layers.EinsumDense("bi,ij->bj", (9,), bias_axes="j", name="first")]
+    layers += [keras.layers.Dense(width, name=name) for name, width in widths.items()]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    arguments = {"exclude": rule, "min_size": 1, "policy": [("first", "float32")]}
+    outer = tfgradcomp.DistEFBlockSGD(SGD(1.0), **arguments)
+    alone = tfgradcomp.DistEFBlockSGD(SGD(1.0), **arguments)
+    optimizer = tfgradcomp.LocalSteps("sgd", outer, every=3, stagger=True)
+    model.compile(optimizer, "mse")
+    lines, expected = [], []
+    optimizer.summary(print_fn=lines.append)
+    alone.summary(model, print_fn=expected.append)
+    assert len(optimizer.outers) == 3
+
+    def cells(lines):
+        rows = [re.split(" {2,}", line) for line in lines]
+        return [(row[0], *row[2:3], row[-1]) for row in rows if "/" in row[0]]
+
+    assert cells(lines) == cells(expected)
+    assert len(cells(lines)) == 6

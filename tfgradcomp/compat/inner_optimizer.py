@@ -127,3 +127,21 @@ def refuse_wrappers_in_multi_optimizer(message: str) -> None:
         replace(MULTI_OPTIMIZER, "__init__", checked)
         # A function that chooses optimizers is first called there.
         replace(MULTI_OPTIMIZER, "build", checked)
+
+
+def show_through_loss_scale(kind: type[Optimizer]) -> None:
+    """Makes a `LossScaleOptimizer` answer with the attributes of a `kind` inside it.
+
+    `compile` puts it around an optimizer by itself, and it forwards a few names only.
+    """
+
+    def attribute(scaler, name):
+        inner = vars(scaler).get("inner_optimizer")
+        if name.startswith("_") or not isinstance(inner, kind):
+            raise AttributeError(
+                f"{type(scaler).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(inner, name)
+
+    # Python asks it for names that are not found otherwise.
+    setattr(keras.optimizers.LossScaleOptimizer, "__getattr__", attribute)  # noqa: B010

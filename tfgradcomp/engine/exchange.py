@@ -68,7 +68,7 @@ class Exchange:
     ) -> BucketResult:
         """Compresses a gradient, carries it to the server and decodes the reply."""
         operands = bucket.operands(step, self.route_of, observer)
-        sent = compress(operands, observer)
+        sent = compress(operands, observer, step.notice)
         reply = self._carry(operands, sent)
         return bucket.completed(finish(operands, sent, reply, observer), operands)
 
@@ -77,7 +77,7 @@ class Exchange:
         gather, prepared = self._gather, []
         for bucket, observer in batch:
             operands = bucket.operands(step, self.route_of, observer)
-            prepared.append((operands, compress(operands, observer)))
+            prepared.append((operands, compress(operands, observer, step.notice)))
             gather = observer.timed(gather)
         replies = gather.exchange(
             [(sent.payload, sent.context, sent.flag) for _, sent in prepared],
@@ -122,7 +122,9 @@ class UncompressedExchange(Exchange):
 
 
 def compress(
-    operands: Operands, observer: ExchangeObserver = IGNORE
+    operands: Operands,
+    observer: ExchangeObserver = IGNORE,
+    notice: tf.Tensor | None = None,
 ) -> CompressedBucket:
     """Compresses this worker's mean gradient, after the first round if there is one."""
     route, x, state = operands.route, operands.x, operands.state
@@ -136,6 +138,7 @@ def compress(
     padding = len(x.tensors) - len(positions)
     places = positions[:1] * padding + positions
     flag = nonfinite.flag_of(is_finite, x, places, operands.num_variables)
+    flag = nonfinite.with_notice(flag, notice)
     compressor = route.method.compressor
     elements_sent = compressor.elements_sent(compressed.payload, route.layout)
     observer.note("encoded", compressed.payload)

@@ -3,6 +3,8 @@
 A flag is 0 where all values are finite, otherwise 1 + the position of the first
 variable with a non-finite gradient. It is 1 + the number of variables if all gradients
 are finite and the payload is not, because half floats or a momentum overflowed.
+
+A notice, which a worker may have for the others, travels as a higher bit of the flag.
 """
 
 from __future__ import annotations
@@ -15,6 +17,19 @@ import tensorflow as tf
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.core.split_vector import SplitVector
+
+# Larger than all flags, and a flag is less than 2**24.
+_NOTICE = 2**23
+
+
+def with_notice(flag: tf.Tensor, notice: tf.Tensor | None) -> tf.Tensor:
+    """Returns a flag that carries a notice, 0 or 1, if there is one."""
+    return flag if notice is None else flag + _NOTICE * notice
+
+
+def without_notices(flags: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns all workers' flags alone, and the largest of their notices."""
+    return flags % _NOTICE, tf.reduce_max(flags // _NOTICE)
 
 
 def flag_of(
@@ -46,8 +61,10 @@ def first_of(flags: list[tf.Tensor]) -> tf.Tensor:
     if len(flags) == 1:
         return flags[0]
     table = tf.stack(flags)
-    first = tf.reduce_min(tf.where(table > 0, table, table.dtype.max), axis=0)
-    return tf.where(tf.reduce_any(table > 0, axis=0), first, 0)
+    places = table % _NOTICE
+    first = tf.reduce_min(tf.where(places > 0, places, table.dtype.max), axis=0)
+    first = tf.where(tf.reduce_any(places > 0, axis=0), first, 0)
+    return first + tf.reduce_max(table - places, axis=0)
 
 
 def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:

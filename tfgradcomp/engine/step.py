@@ -22,7 +22,7 @@ from tfgradcomp.engine.exchange import Exchange, UncompressedExchange
 from tfgradcomp.engine.fused_apply import FusedApply
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.probe import IGNORE, ObservedStep, Observer
-from tfgradcomp.engine.step_records import Gradients, StepInputs
+from tfgradcomp.engine.step_records import Gradients, Notice, StepInputs
 from tfgradcomp.engine.step_variables import StepVariables
 
 
@@ -37,10 +37,12 @@ class Stepper:
             divided the loss.
         uncompressed_steps: The steps whose gradients travel as float32.
         observers: The observers of the steps, by their names.
+        notice: What the workers tell each other with each step, or None.
         sends_momenta: Whether the inner optimizer's momenta travel.
     """
 
     sends_momenta: ClassVar[bool] = False
+    notice: Notice | None = None
 
     def __init__(
         self,
@@ -182,7 +184,10 @@ class Stepper:
         if self.observers:
             observed = ObservedStep(buckets, context, exchange.is_uncompressed)
         observers = observed.buckets if observed else [IGNORE] * len(buckets)
-        step = StepInputs(gradients, weights, context)
+        notice = None
+        if self.notice:
+            notice = self.notice.tell(compat.positions(self.inner, variables))
+        step = StepInputs(gradients, weights, context, notice)
         results = exchange.exchange_all(step, observers)
         updates, state = [], []
         for bucket, result in zip(buckets, results, strict=True):
@@ -193,6 +198,9 @@ class Stepper:
             words = [result.variable_length_words for result in results]
             state += self.scalars.counted(buckets, elements, words)
         flags = nonfinite.first_of([result.nonfinite_flags for result in results])
+        if self.notice and notice is not None:
+            flags, told = nonfinite.without_notices(flags)
+            self.notice.hear(told)
         self.commit(updates, state, flags, variables, context)
         if observed:
             iterations = tf.convert_to_tensor(self.inner.iterations)

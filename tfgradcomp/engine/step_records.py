@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
@@ -40,11 +40,23 @@ class StepInputs(NamedTuple):
         weights: All variables, in the order of the model; None for each that is
             excluded from weight decay.
         context: The step.
+        notice: What this worker tells the others: 0 or 1, int32; None: nothing is told.
     """
 
     gradients: Gradients
     weights: Sequence
     context: Context
+    notice: tf.Tensor | None = None
+
+
+class Notice(Protocol):
+    """A bit that each worker tells all others with the gradients of a step."""
+
+    def tell(self, positions: Collection[int]) -> tf.Tensor | None:
+        """Returns this worker's bit, int32, where some variables have a gradient."""
+
+    def hear(self, told: tf.Tensor) -> None:
+        """Takes the largest bit of all workers."""
 
 
 class BucketState(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -60,11 +61,28 @@ def traffic_of(plan: Plan, counters: PerReplicaVariable | None) -> Traffic:
     )
 
 
+def joined(plans: Sequence[Plan]) -> Plan:
+    """Returns the plan of a model whose variables several plans divide."""
+    owners = {
+        position: plan
+        for plan in plans
+        for bucket in plan.buckets
+        for position in bucket.positions
+    }
+    first, number = plans[0], len(plans[0].variables)
+    return replace(
+        first,
+        buckets=tuple(bucket for plan in plans for bucket in plan.buckets),
+        reasons=tuple(owners.get(i, first).reasons[i] for i in range(number)),
+    )
+
+
 def print_summary(
     plan: Plan,
     traffic: Traffic,
     line_length: int | None = None,
     print_fn: Callable[[str], Any] | None = None,
+    exchange: str = "a step",
 ) -> None:
     """Prints a row for each variable of a plan, then totals.
 
@@ -74,11 +92,12 @@ def print_summary(
         line_length: The most characters of a line; the last column is folded. None: any
             number.
         print_fn: Called with each line instead of `print`.
+        exchange: What the traffic is of, in words.
     """
     write = print_fn or print
     for line in _table(_rows(plan), line_length):
         write(line)
-    for line in _totals(plan, traffic):
+    for line in _totals(plan, traffic, exchange):
         for part in textwrap.wrap(line, line_length or len(line)):
             write(part)
 
@@ -160,7 +179,7 @@ def _table(rows: Iterable[tuple[str, ...]], line_length: int | None) -> Iterable
     yield rule
 
 
-def _totals(plan: Plan, traffic: Traffic) -> Iterable[str]:
+def _totals(plan: Plan, traffic: Traffic, exchange: str) -> Iterable[str]:
     elements = traffic.elements_compressed + traffic.elements_plain
     yield (
         f"Compressed: {traffic.elements_compressed:,} of {elements:,} elements; "
@@ -173,7 +192,7 @@ def _totals(plan: Plan, traffic: Traffic) -> Iterable[str]:
         )
     ring = 4 * CollectiveCall("sum", elements).words_sent(traffic.num_workers)
     yield (
-        f"Bytes a step and worker: {_number(traffic.bytes_sent, ',.0f')} sent, "
+        f"Bytes {exchange} and worker: {_number(traffic.bytes_sent, ',.0f')} sent, "
         f"{_number(traffic.bytes_received, ',.0f')} received; float32 by a ring: "
         f"{ring:,.0f} each way"
     )

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfgradcomp.collectives.base import Collectives
 from tfgradcomp.collectives.comparison import compare
+from tfgradcomp.compat.assignments import note_assignment
 from tfgradcomp.compat.layers import (
     flatten_layers,
     own_non_trainable_variables,
@@ -74,7 +75,7 @@ def copy_first_worker(model: keras.Model, hosts: Collectives) -> list[str]:
         first = np.concatenate([v[0].ravel().astype("float64") for v in unequal.values])
         rows = hosts.gather(tf.constant(first), f"statistics/{len(first)}").numpy()
         unequal.assign(rows[0])
-    return unequal.paths
+    return [variable.path for variable in unequal.variables]
 
 
 def check_same_frozen(model: keras.Model, hosts: Collectives) -> None:
@@ -152,12 +153,12 @@ class _Unequal(NamedTuple):
     """The variables whose values differ between any two replicas.
 
     Attributes:
-        paths: Their paths.
+        variables: The variables.
         components: Their variables on the local replicas.
         values: The values of these, an array `[local replicas, ...]` for each.
     """
 
-    paths: list[str]
+    variables: list[keras.Variable]
     components: list[tuple]
     values: list[np.ndarray]
 
@@ -171,7 +172,7 @@ class _Unequal(NamedTuple):
         values = [np.stack([c.numpy() for c in local]) for local in components]
         chosen = np.flatnonzero(compare(values, hosts).any(0))
         return cls(
-            [variables[i].path for i in chosen],
+            [variables[i] for i in chosen],
             [components[i] for i in chosen],
             [values[i] for i in chosen],
         )
@@ -184,3 +185,5 @@ class _Unequal(NamedTuple):
             for component in local:
                 shaped = tf.constant(part.reshape(component.shape))
                 component.assign(tf.cast(shaped, component.dtype))
+        for variable in self.variables:
+            note_assignment(variable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import keras
@@ -18,7 +18,7 @@ from tfgradcomp.engine.consistency_check import (
     check_still_same,
 )
 from tfgradcomp.engine.create_variables import create_variables
-from tfgradcomp.engine.plan import Settings, make_plan
+from tfgradcomp.engine.plan import Plan, Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
 from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
 from tfgradcomp.engine.step import Stepper
@@ -87,6 +87,11 @@ class ExchangeOptimizer(OptimizerWrapper):
         """
 
     @property
+    def plan(self) -> Plan:
+        """The plan of the built optimizer."""
+        return self._plan
+
+    @property
     def stepper(self) -> Stepper:
         """The stepper of the built optimizer, with its buckets and variables."""
         return self._stepper
@@ -111,9 +116,15 @@ class ExchangeOptimizer(OptimizerWrapper):
         """True if `apply` needs second moments."""
         return moments_compressor(self.method, self._policy).needs_second_moments
 
-    def build(self, variables):
-        """Creates the state of the method and of the inner optimizer."""
+    def build(self, variables, group: Collection[int] | None = None):
+        """Creates the state of the method and of the inner optimizer.
+
+        Args:
+            variables: The variables that the inner optimizer trains.
+            group: The positions of those that are exchanged here; None: all.
+        """
         if not self.built:
+            self._group = range(len(variables)) if group is None else group
             create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
@@ -128,7 +139,11 @@ class ExchangeOptimizer(OptimizerWrapper):
         self._plan = make_plan(
             originals_of(variables),
             # A variable that Keras overwrites with its gradient takes no update.
-            [not compat.is_overwritten(self.inner_optimizer, v) for v in variables],
+            [
+                index in self._group
+                and not compat.is_overwritten(self.inner_optimizer, variable)
+                for index, variable in enumerate(variables)
+            ],
             self.plan_settings(),
             self._strategy,
             accumulates=bool(self.inner_optimizer.gradient_accumulation_steps),
@@ -198,9 +213,13 @@ class ExchangeOptimizer(OptimizerWrapper):
                 differ.
         """
         if self.built:
-            self._watchdog.look(self._plan)
-            shared = [*self._state.shared_variables(), *others]
+            shared = [*self.shared_state(), *others]
             check_still_same(self._plan.hosts, self.inner_optimizer, shared)
+
+    def shared_state(self) -> list:
+        """Returns the method's state that workers share; warns as `verify` does."""
+        self._watchdog.look(self._plan)
+        return self._state.shared_variables()
 
     def _check_workers(self):
         """Compares the workers, and finishes a restore, before the first step."""

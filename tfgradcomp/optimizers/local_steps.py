@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from typing_extensions import override
 from tfgradcomp.assignment.compatibility import check_local_steps
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.assignments import assignments_ignored
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
@@ -35,9 +37,9 @@ from tfgradcomp.optimizers.local_step_schedule import (
     UnsentSteps,
     groups_of,
 )
+from tfgradcomp.optimizers.outer_groups import OuterGroups
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
-from tfgradcomp.transports.traffic import mean_traffic
 
 
 class LocalSteps(OptimizerWrapper):
@@ -76,8 +78,9 @@ class LocalSteps(OptimizerWrapper):
             most 64. `local_steps` returns H, which is saved with the state.
         warmup_steps: Number of steps at the start with an exchange after each.
         stagger: Whether groups of variables take turns, each every H steps, so that no
-            step carries all bytes. A group is about as large as the largest variable
-            and has an optimizer like `outer`, with its own state.
+            step carries all bytes. A group is about as large as the largest variable.
+            Rules in `outer` see the whole model, and a round, in which each group has
+            its turn, is one step of its optimizer.
         name: Name of the optimizer.
 
     Raises:
@@ -140,10 +143,10 @@ class LocalSteps(OptimizerWrapper):
         self._unsent = UnsentSteps(len(variables))
         compat.track(self, [self._counts, self._unsent.variable])
         sizes = [variable.shape.num_elements() for variable in variables]
-        self._groups = groups_of(sizes, (self._given or MOST) if self.stagger else 1)
-        self.outers = [self._outer_of(index) for index in range(len(self._groups))]
-        for outer, group in zip(self.outers, self._groups, strict=True):
-            outer.build([self._anchors[position] for position in group])
+        groups = groups_of(sizes, (self._given or MOST) if self.stagger else 1)
+        self._groups = OuterGroups(self.outer, variables, self._anchors, groups)
+        # Keras saves what it finds among the attributes.
+        self.outers = self._groups.outers
         self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
         # Observed steps have their own function.
         self._exchange_now = tf.function(
@@ -155,22 +158,13 @@ class LocalSteps(OptimizerWrapper):
     def _given(self) -> int | None:
         return None if isinstance(self.every, str) else self.every
 
-    def _outer_of(self, index):
-        """Returns the optimizer of a group: `outer`, or an optimizer like it."""
-        if not index:
-            return self.outer
-        # Groups draw different random numbers. A configuration holds no transport.
-        other = {"seed": self.outer.seed + index, "transport": self.outer.transport}
-        return type(self.outer).from_config(self.outer.get_config() | other)
-
     @property
     def variables(self):
         """The inner optimizer's variables, the anchors, the variables of `outer`."""
-        own, outers = [], [self.outer]
+        own = self.outer.variables
         if self.built:
             own = [*self._anchors, self._counts, self._unsent.variable]
-            outers = self.outers
-        own += [variable for outer in outers for variable in outer.variables]
+            own += self._groups.variables()
         return self.inner_optimizer.variables + own
 
     @property
@@ -197,8 +191,9 @@ class LocalSteps(OptimizerWrapper):
         Raises:
             ValueError: If the optimizer is not built yet.
         """
-        parts = [outer.traffic for outer in getattr(self, "outers", [self.outer])]
-        return mean_traffic(parts, self.local_steps or 1)
+        if not self.built:
+            return self.outer.traffic
+        return self._groups.traffic(self.local_steps or 1)
 
     def summary(
         self,
@@ -212,12 +207,7 @@ class LocalSteps(OptimizerWrapper):
         """
         if not self.built:
             self.build(variables_to_build_for(self, model))
-        for outer in self.outers:
-            outer.summary(line_length=line_length, print_fn=print_fn)
-        steps = self.local_steps
-        when = f"every {steps} steps" if steps else 'as often as every="auto" finds'
-        turns = ", the groups in turns" if len(self.outers) > 1 else ""
-        (print_fn or print)(f"An exchange {when}{turns}")
+        self._groups.print_summary(self.local_steps, line_length, print_fn)
 
     # The step.
 
@@ -234,7 +224,7 @@ class LocalSteps(OptimizerWrapper):
         if not grads:
             return
         self._check_workers()
-        with keras.name_scope(self.name):
+        with keras.name_scope(self.name), assignments_ignored():
             grads, variables = compat.filtered(self.inner_optimizer, grads, variables)
             if grads:
                 self._take(grads, variables)
@@ -271,17 +261,20 @@ class LocalSteps(OptimizerWrapper):
     def _meet(self, positions, is_warmup):
         """Exchanges the groups whose turn it is; all groups in the warm-up."""
         steps, _, every = tf.unstack(tf.convert_to_tensor(self._counts))
-        number = len(self._groups)
+        number = len(self._groups.groups)
         exchange = self._exchange if number > 1 else self._exchange_all
-        for index, group in enumerate(self._groups):
-            own = positions.intersection(group)
-            if not own:
-                continue
+        turns = {
+            index: own
+            for index, group in enumerate(self._groups.groups)
+            if (own := positions.intersection(group))
+        }
+        for index, own in turns.items():
             turn = (index + 1) * every // number
             is_due = is_warmup | tf.equal((steps - turn) % every, 0)
             # The turn may never fall on a step in which these have a gradient.
             is_due |= self._unsent.most(own) >= every
-            conditional(is_due, lambda own=own: exchange(own), lambda: None)
+            take = functools.partial(exchange, own, index == max(turns))
+            conditional(is_due, take, lambda: None)
 
     def _meet_measured(self, positions):
         """Exchanges all groups, and measures H."""
@@ -292,25 +285,14 @@ class LocalSteps(OptimizerWrapper):
         counts = tf.convert_to_tensor(self._counts)
         self._counts.assign(tf.stack([counts[0], counts[1], every]))
 
-    def _exchange(self, positions):
+    def _exchange(self, positions, ends_round=True):
         """Exchanges what has changed of the variables that have had a gradient."""
-        variables = compat.trainable_variables(self.inner_optimizer)
-        number = self.outer.stepper.collectives.num_workers
-        for outer, group in zip(self.outers, self._groups, strict=True):
-            pairs = [(self._anchors[p], variables[p]) for p in group if p in positions]
-            moved = [
-                (tf.convert_to_tensor(anchor) - tf.convert_to_tensor(weight)) / number
-                for anchor, weight in pairs
-            ]
-            # Keras divides by N, too.
-            outer.apply(moved, [anchor for anchor, _ in pairs])
-            for anchor, weight in pairs:
-                weight.assign(tf.convert_to_tensor(anchor))
+        self._groups.exchange(positions, ends_round)
         self._unsent.clear(positions)
 
-    def _exchange_all(self, positions):
+    def _exchange_all(self, positions, ends_round=True):
         """Exchanges as well, and begins turns anew once all weights are equal."""
-        self._exchange(positions)
+        self._exchange(positions, ends_round)
         goes_on = self._unsent.most(range(len(self._anchors))) > 0
         keeps = tf.stack([tf.cast(goes_on, tf.int64), 1, 1])
         self._counts.assign(tf.convert_to_tensor(self._counts) * keeps)
@@ -330,7 +312,8 @@ class LocalSteps(OptimizerWrapper):
         positions = self._unsent.positions()
         if positions:
             observers = self.outer.stepper.observers.values()
-            self._strategy.run(self._exchange_now, args=(positions, *observers))
+            with assignments_ignored():
+                self._strategy.run(self._exchange_now, args=(positions, *observers))
         self._check_none_left_out()
 
     def _check_none_left_out(self):
@@ -356,9 +339,7 @@ class LocalSteps(OptimizerWrapper):
         if self.built:
             is_between = self._counts.numpy()[0]
             weights = compat.trainable_variables(self.inner_optimizer)
-            self.outer.verify([] if is_between else weights)
-            for outer in self.outers[1:]:
-                outer.verify()
+            self._groups.verify([] if is_between else weights)
 
     def _check_workers(self):
         """Compares the arguments that decide when workers exchange."""
@@ -378,14 +359,17 @@ class LocalSteps(OptimizerWrapper):
                 store[f"anchor_{index}"] = anchor.numpy()
             store["local_steps"] = self._counts.local_values()
             store["unsent_steps"] = self._unsent.variable.local_values()
+            store["assigned"] = self._groups.assigned.flags.local_values()
 
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved.
 
+        A file without any state leaves all as it is: its weights are assigned.
+
         Raises:
-            ValueError: If it is not of such an optimizer.
+            ValueError: If it is the state of another optimizer.
         """
-        if not self.built:
+        if not self.built or not store.keys():
             return
         names = [f"anchor_{index}" for index in range(len(self._anchors))]
         check_holds_local_steps(self.name, store, [*names, "local_steps"])
@@ -398,3 +382,5 @@ class LocalSteps(OptimizerWrapper):
         # Version 0.2 exchanged all variables together.
         unsent = store["unsent_steps"] if "unsent_steps" in store else counts[:, :1]
         self._unsent.restore(np.array(unsent))
+        assigned = store["assigned"] if "assigned" in store else 0 * counts[:, :1]
+        self._groups.assigned.restore(np.array(assigned))
