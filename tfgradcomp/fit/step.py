@@ -70,28 +70,36 @@ def _compile_step(original, model, step_function):
             f"Received: jit_compile=True, strategy={type(strategy).__name__} with "
             f"{strategy.num_replicas_in_sync} replicas"
         )
-    is_of_several = is_multi_worker(strategy)
-    is_stock_test = getattr(step_function, "__func__", None) is keras.Model.test_step
-    sits_out = is_stock_test and (is_of_several or reads_as_processes(strategy))
-    if not (is_of_several or sits_out):
+    if strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
+    is_stock_test = getattr(step_function, "__func__", None) is keras.Model.test_step
+    sits_out = is_stock_test and (
+        is_multi_worker(strategy) or reads_as_processes(strategy)
+    )
 
-    def test_step_unless_empty(data):
-        # A worker's share of the last batches may be empty, and oneDNN's convolutions
-        # fail on empty tensors.
-        rows = tf.shape(tf.nest.flatten(data)[0])[0]
-        return tf.cond(rows > 0, lambda: step_function(data), model.get_metrics_result)
-
-    def step_then_logs(data):
-        logs = step_function(data)
+    def step(data):
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        batch = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        if sits_out:
+            # A worker's share of the last batches may be empty, and oneDNN's
+            # convolutions fail on empty tensors.
+            return tf.cond(
+                tf.shape(batch[0])[0] > 0,
+                lambda: step_function(data),
+                model.get_metrics_result,
+            )
+        # Where the data end instead of a batch, no worker may begin an exchange that
+        # needs no batch (noise, positions): half of a collective would be left behind
+        # for the next one of its name.
+        with tf.control_dependencies(batch):
+            logs = step_function(data)
         if model.optimizer is None:
             return logs
-        # Where a step ends in an error, no worker may begin to reduce its logs: half of
-        # a collective would be left behind for the next one of its name.
+        # The same holds for the reduction of logs where a step ends in an error.
         with tf.control_dependencies([tf.identity(model.optimizer.iterations)]):
             return tf.nest.map_structure(tf.identity, logs)
 
-    return original(model, test_step_unless_empty if sits_out else step_then_logs)
+    return original(model, step)
 
 
 def _reduce_logs(original, values, strategy, reduction):
