@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tfgradcomp.compat.replace import replace
@@ -29,6 +30,11 @@ Keras' warning cannot be switched off or explained.
 def epoch_iterator_of(frame: FrameType) -> Any:
     """Returns the epoch iterator of a frame of Keras' `fit`, a local variable there."""
     return frame.f_locals["epoch_iterator"]
+
+
+def strategy_of(epoch_iterator: Any) -> tf.distribute.Strategy:
+    """Returns the strategy that trains or evaluates the model."""
+    return epoch_iterator._distribute_strategy
 
 
 def distributed_dataset(epoch_iterator: Any) -> Any:

@@ -9,6 +9,7 @@ signs, and convolutions on a CPU fail.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -98,24 +99,20 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
 
 def has_rows(optional: tf.experimental.Optional) -> tf.Tensor:
     """Returns 1 if an optional batch has rows, otherwise 0."""
-
-    def of_value():
-        leaves = keras.tree.flatten(optional.get_value())
-        rows = [_count_rows(leaf) for leaf in leaves if _is_batched(leaf)]
-        return tf.cast(rows[0] > 0, tf.int64) if rows else tf.constant(1, tf.int64)
-
-    return tf.cond(optional.has_value(), of_value, lambda: tf.constant(0, tf.int64))
+    return tf.cond(
+        optional.has_value(),
+        lambda: tf.cast(count_rows(optional.get_value()) > 0, tf.int64),
+        lambda: tf.constant(0, tf.int64),
+    )
 
 
-def _is_batched(leaf):
-    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-        return True
-    return tf.is_tensor(leaf) and leaf.shape.rank != 0
-
-
-def _count_rows(leaf):
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows()
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, tf.int64)[0]
+def count_rows(batch: Any) -> tf.Tensor:
+    """Returns the number of rows of a batch; 1 if nothing in it has rows."""
+    for leaf in keras.tree.flatten(batch):
+        if isinstance(leaf, tf.RaggedTensor):
+            return leaf.nrows(tf.int64)
+        if isinstance(leaf, tf.SparseTensor):
+            return leaf.dense_shape[0]
+        if tf.is_tensor(leaf) and leaf.shape.rank != 0:
+            return tf.shape(leaf, tf.int64)[0]
+    return tf.constant(1, tf.int64)

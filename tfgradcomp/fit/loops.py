@@ -23,6 +23,7 @@ from tfgradcomp.collectives.call_sites import SITES
 from tfgradcomp.compat.epoch_iterator import (
     replace_begin_of_pass,
     replace_warning_of_early_end,
+    strategy_of,
 )
 from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.strategy import replace_reduction
@@ -106,12 +107,24 @@ def _end_training(original, callbacks, logs=None):
 
 
 def _begin_pass(original, epoch_iterator):
-    """Begins a pass over the data with the same number of batches on all workers."""
+    """Begins a pass over the data with the same number of batches on all workers.
+
+    Raises:
+        RuntimeError: If the loop is Keras' own, without `_run_loop` around it.
+    """
     loop = innermost_loop()
     if loop:
         loop.batches = 0
         if loop.signals:
             agree_on_length(loop, loop.signals, epoch_iterator)
+    elif strategy_of(epoch_iterator).num_replicas_in_sync > 1:
+        raise RuntimeError(
+            "This loop of Keras does not keep step with the other workers, because "
+            "`fit`, `evaluate` or `predict` was looked up before tfgradcomp replaced "
+            "it. Call `tfgradcomp.enable_multi_worker_fit()` at the program's start, "
+            "before any code keeps or patches these methods of `keras.Model`. "
+            f"Received: strategy={type(strategy_of(epoch_iterator)).__name__}"
+        )
     return original(epoch_iterator)
 
 

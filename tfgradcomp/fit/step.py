@@ -11,14 +11,13 @@ from tfgradcomp.collectives.replicas import for_strategy
 from tfgradcomp.compat.distributed_dataset import specs_of_replica
 from tfgradcomp.compat.epoch_iterator import distributed_dataset
 from tfgradcomp.compat.replace import replace
-from tfgradcomp.compat.strategy import is_multi_worker
 from tfgradcomp.compat.trainer import (
     replace_reduction_of_logs,
     replace_step_compilation,
     replace_symbolic_build,
     strategy_at_creation,
 )
-from tfgradcomp.fit.process_reading import reads_as_processes
+from tfgradcomp.fit.end_of_data import count_rows
 from tfgradcomp.fit.signals import signals_of
 
 _collectives_of = functools.cache(for_strategy)
@@ -29,6 +28,7 @@ def adapt_steps() -> None:
     replace_symbolic_build(_build)
     replace_step_compilation(_compile_step)
     replace_reduction_of_logs(_reduce_logs)
+    replace(keras.Model, "predict_step", _predict_step)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
 
 
@@ -70,28 +70,53 @@ def _compile_step(original, model, step_function):
             f"Received: jit_compile=True, strategy={type(strategy).__name__} with "
             f"{strategy.num_replicas_in_sync} replicas"
         )
-    is_of_several = is_multi_worker(strategy)
-    is_stock_test = getattr(step_function, "__func__", None) is keras.Model.test_step
-    sits_out = is_stock_test and (is_of_several or reads_as_processes(strategy))
-    if not (is_of_several or sits_out):
+    if strategy.num_replicas_in_sync == 1:
         return original(model, step_function)
+    is_stock_test = getattr(step_function, "__func__", None) is keras.Model.test_step
 
-    def test_step_unless_empty(data):
-        # A worker's share of the last batches may be empty, and oneDNN's convolutions
-        # fail on empty tensors.
-        rows = tf.shape(tf.nest.flatten(data)[0])[0]
-        return tf.cond(rows > 0, lambda: step_function(data), model.get_metrics_result)
-
-    def step_then_logs(data):
-        logs = step_function(data)
+    def step(data):
+        if is_stock_test:
+            # A replica's share of the last batches may be empty, and LSTMs and
+            # oneDNN's convolutions fail on empty tensors.
+            return tf.cond(
+                count_rows(data) > 0,
+                lambda: step_function(data),
+                model.get_metrics_result,
+            )
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        batch = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        # Where the data end instead of a batch, no worker may begin an exchange that
+        # needs no batch (noise, positions): half of a collective would be left behind
+        # for the next one of its name.
+        with tf.control_dependencies(batch):
+            logs = step_function(data)
         if model.optimizer is None:
             return logs
-        # Where a step ends in an error, no worker may begin to reduce its logs: half of
-        # a collective would be left behind for the next one of its name.
+        # The same holds for the reduction of logs where a step ends in an error.
         with tf.control_dependencies([tf.identity(model.optimizer.iterations)]):
             return tf.nest.map_structure(tf.identity, logs)
 
-    return original(model, test_step_unless_empty if sits_out else step_then_logs)
+    return original(model, step)
+
+
+def _predict_step(original, model, data):
+    """Predicts a row of zeros where a replica's share is empty, and drops it again."""
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return original(model, data)
+    rows = count_rows(data)
+
+    def add_row_if_empty(leaf):
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+            return leaf
+        shape = tf.concat([[1], tf.shape(leaf)[1:]], 0)
+        row = functools.partial(tf.zeros, shape, leaf.dtype)
+        return tf.cond(rows > 0, lambda: leaf, row)
+
+    outputs = original(model, keras.tree.map_structure(add_row_if_empty, data))
+    factor = tf.minimum(rows, 1)
+    return keras.tree.map_structure(
+        lambda leaf: leaf[: tf.shape(leaf, tf.int64)[0] * factor], outputs
+    )
 
 
 def _reduce_logs(original, values, strategy, reduction):

@@ -9,10 +9,10 @@ import os
 
 import tensorflow as tf
 
+from tfgradcomp.compat.distributed_dataset import make_batches_optional
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.fit import enable_multi_worker_fit
-from tfgradcomp.fit.process_reading import read_as_processes
 from tfgradcomp.launch.environment import described_cluster, share_of_cores
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -83,7 +83,9 @@ def virtual_workers(num_workers: int) -> tf.distribute.MirroredStrategy:
         ) from None
     names = [f"CPU:{rank}" for rank in range(num_workers)]
     strategy = tf.distribute.MirroredStrategy(names)
-    read_as_processes(strategy)
+    # Finite datasets as each of several processes reads them: no step knows the number
+    # of its rows. Where it is known, TensorFlow turns a division by it into a product.
+    make_batches_optional(strategy)
     # Optimizers without a wrapper then take the same steps as in N processes.
     enable_multi_worker_fit()
     logger.info(
