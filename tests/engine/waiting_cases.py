@@ -15,14 +15,15 @@ STEPS, WAITS = 8, range(3, 6)
 SGD = keras.optimizers.SGD
 
 
-def _local_steps(**arguments):
+def local_steps(momentum=0.5, **arguments):
+    """An optimizer whose differences of weights travel as one bit, in shards."""
     outer = tfgradcomp.DistEFBlockSGDM(SGD(0.7), min_size=1, transport="sharded")
-    return tfgradcomp.LocalSteps(SGD(0.02, momentum=0.5), outer, **arguments)
+    return tfgradcomp.LocalSteps(SGD(0.02, momentum), outer, **arguments)
 
 
 OTHERS = {
-    "LocalSteps": lambda: _local_steps(every=2),
-    "LocalSteps, stagger": lambda: _local_steps(every=3, stagger=True),
+    "LocalSteps": lambda: local_steps(every=2),
+    "LocalSteps, stagger": lambda: local_steps(every=3, stagger=True),
     "OneBitAdam": lambda: tfgradcomp.OneBitAdam(
         keras.optimizers.AdamW(1e-2), 2, min_size=1
     ),

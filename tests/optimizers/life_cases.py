@@ -14,11 +14,18 @@ import numpy as np
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tests.engine.waiting_cases import OTHERS
+from tests.engine import waiting_cases
+from tests.engine.waiting_cases import local_steps
 from tests.harness import Replicas, digest, fit, make_model
 from tests.methods import ROWS
 from tfgradcomp.collectives import for_strategy
 
+# A file keeps the state of the inner optimizer of one worker.
+OTHERS = {
+    **waiting_cases.OTHERS,
+    "LocalSteps": lambda: local_steps(0.0, every=2),
+    "LocalSteps, stagger": lambda: local_steps(0.0, every=3, stagger=True),
+}
 CHECKS = {}
 
 

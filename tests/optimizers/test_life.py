@@ -8,16 +8,15 @@ import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.engine.waiting_cases import OTHERS
 from tests.methods import ROWS
 from tests.optimizers import life_cases
 from tfgradcomp.transports import AllGather
 
 # Each takes twenty trainings.
-QUICK = {("DistEFBlockSGDM", 1), ("LocalSteps", 3)}
+QUICK = {("DistEFBlockSGDM", 1), ("LocalSteps", 1)}
 CASES = [
     pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
-    for pair in itertools.product((*ROWS, *OTHERS), (1, 3))
+    for pair in itertools.product((*ROWS, *life_cases.OTHERS), (1, 3))
 ]
 
 
