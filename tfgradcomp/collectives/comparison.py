@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -12,14 +12,15 @@ from tfgradcomp.core.digest import digest64
 
 
 def compare(
-    values: Sequence[Iterable[np.ndarray]], hosts: Collectives | None
+    values: Iterable[Iterable[np.ndarray]], hosts: Collectives | None
 ) -> np.ndarray:
     """Returns for each worker which of its values differ from the majority's.
 
     All workers must call it, outside of a graph. It exchanges two integers per value.
 
     Args:
-        values: For each value, the arrays of this process' replicas.
+        values: For each value, the arrays of this process' replicas. They are read one
+            after the other.
         hosts: The collectives between the processes; None for a single process.
 
     Returns:
@@ -27,9 +28,9 @@ def compare(
         other, or if they differ from most workers; without a majority, worker 0 is
         the reference.
     """
-    if not values:
-        return np.zeros([1, 0], bool)
     hashes = [[digest64(value.tobytes()) for value in local] for local in values]
+    if not hashes:
+        return np.zeros([1, 0], bool)
     # If local replicas differ, the comparison between workers does not matter.
     rows = np.array([[local[0], len({*local}) > 1] for local in hashes], np.int64)
     table = rows[np.newaxis]

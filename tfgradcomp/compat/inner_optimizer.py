@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.strategy import first_values_unsent
 
 # Not there before Keras 3.15.
 MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -24,6 +25,20 @@ def forget_variables(optimizer: Optimizer) -> None:
         "_trainable_variables_indices",
     ):
         del vars(optimizer)[name]
+
+
+def create_without_exchange() -> None:
+    """Makes Keras' optimizers begin with the counter and the rate of their worker.
+
+    Keras has those of the first worker sent to all. Workers whose scripts create other
+    optimizers would wait for each other before their settings can be compared.
+    """
+    replace(Optimizer, "__init__", _create)
+
+
+def _create(original, optimizer, *args, **kwargs):
+    with first_values_unsent(tf.distribute.get_strategy()):
+        original(optimizer, *args, **kwargs)
 
 
 def filtered(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.compat.replace import replaced_attribute
+from tfgradcomp.compat.strategy import first_values_unsent
 
 
 class PerReplicaVariable(keras.Variable):
@@ -30,7 +30,7 @@ class PerReplicaVariable(keras.Variable):
         self._strategy = tf.distribute.get_strategy()
         self._read: Callable | None = None
         self._write: Callable | None = None
-        with self._unsent() if is_known else contextlib.nullcontext():
+        with first_values_unsent(self._strategy) if is_known else nullcontext():
             super().__init__(
                 lambda shape, dtype: value,
                 shape=value.shape,
@@ -46,15 +46,6 @@ class PerReplicaVariable(keras.Variable):
     def known(cls, value: tf.Tensor, name: str) -> PerReplicaVariable:
         """Creates a variable whose first value all workers know; it is not sent."""
         return cls(value, name, is_known=True)
-
-    def _unsent(self):
-        """Makes every worker begin with its first value, without a public option."""
-
-        def initial_value(*, initial_value, **_):
-            return initial_value
-
-        name = "_get_variable_creator_initial_value"
-        return replaced_attribute(self._strategy.extended, name, initial_value)
 
     def delegate_to(self, read: Callable, write: Callable) -> None:
         """Replaces `local_values` and `assign_local_values`, also when saving."""

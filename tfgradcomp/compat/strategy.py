@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 
 import tensorflow as tf
@@ -9,7 +11,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
 
-from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.replace import replace, replaced_attribute
 
 replace_reduction = partial(replace, CollectiveAllReduceExtended, "_reduce_to")
 """Makes multi-worker strategies reduce by `function(original, *args, **kwargs)`.
@@ -28,6 +30,21 @@ def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
         isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         and strategy.extended._in_multi_worker_mode()
     )
+
+
+@contextlib.contextmanager
+def first_values_unsent(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Makes new variables begin with each worker's value while the context lasts.
+
+    TensorFlow sends the value of the first worker to all others, and has no option.
+    """
+
+    def initial_value(*, initial_value, **_):
+        return initial_value
+
+    name = "_get_variable_creator_initial_value"
+    with replaced_attribute(strategy.extended, name, initial_value):
+        yield
 
 
 def runs_without_merge_call() -> bool:

@@ -10,6 +10,7 @@ import keras
 
 from tfgradcomp.collectives.call_sites import SITES
 from tfgradcomp.core.logging import logger
+from tfgradcomp.engine.settings_check import check_same_settings
 from tfgradcomp.fit.signals import LoopSignals, signals_of
 from tfgradcomp.fit.statistics import (
     average_statistics,
@@ -80,13 +81,14 @@ class LoopSync:
         """The wrappers that train the model."""
         return wrappers_of(self.model)
 
-    def check_same_frozen(self) -> None:
-        """Compares which weights are frozen.
+    def check_same_start(self) -> None:
+        """Compares the optimizers' settings, and which weights are frozen.
 
         Raises:
-            ValueError: On all workers, if a weight is frozen on some of them only.
+            ValueError: On all workers, if the workers differ.
         """
         if self.signals:
+            check_same_settings(self.signals.hosts, self.model.optimizer)
             check_same_frozen(self.model, self.signals.hosts)
 
     def synchronize_weights(self) -> None:

@@ -65,7 +65,7 @@ def _run_loop(kind, original, model, *args, **kwargs):
         begin_counting(strategy)
     with entered(loop):
         if kind == "fit":
-            loop.check_same_frozen()
+            loop.check_same_start()
         else:
             loop.synchronize_weights()
             loop.average_statistics()

@@ -169,12 +169,12 @@ class _Unequal(NamedTuple):
         """Compares the replicas; all workers must call it."""
         results_of = model.distribute_strategy.experimental_local_results
         components = [results_of(tensorflow_variable(v)) for v in variables]
-        values = [np.stack([c.numpy() for c in local]) for local in components]
-        chosen = np.flatnonzero(compare(values, hosts).any(0))
+        is_other = compare(([c.numpy() for c in local] for local in components), hosts)
+        chosen = np.flatnonzero(is_other.any(0))
         return cls(
             [variables[i] for i in chosen],
             [components[i] for i in chosen],
-            [values[i] for i in chosen],
+            [np.stack([c.numpy() for c in components[i]]) for i in chosen],
         )
 
     def assign(self, flat: np.ndarray) -> None:

@@ -35,16 +35,6 @@ from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.transports import Traffic
 
-# Settings that an equal plan does not show to be equal.
-_COMPARED = (
-    "method",
-    "uncompressed_steps",
-    "microbatches",
-    "seed",
-    "nonfinite",
-    "verify_every",
-)
-
 
 class ExchangeOptimizer(OptimizerWrapper):
     """An optimizer that exchanges gradients by a plan.
@@ -124,11 +114,15 @@ class ExchangeOptimizer(OptimizerWrapper):
             group: The positions of those that are exchanged here; None: all.
         """
         if not self.built:
+            # Whoever divides the variables has compared the settings.
+            self._compares_settings = group is None
             self._group = range(len(variables)) if group is None else group
             create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
         self._strategy = check_strategy(self)
+        if self._compares_settings:
+            self.check_settings(self._strategy)
         self.inner_optimizer.build(variables)
         self._bind()
         self.built = True
@@ -227,9 +221,8 @@ class ExchangeOptimizer(OptimizerWrapper):
             return
         self._state.check_restore()
         if self._plan.hosts is not None:
-            settings = {name: getattr(self, name) for name in _COMPARED}
-            settings["plan"] = self._plan.describe()
-            check_same_at_start(self._plan.hosts, self.inner_optimizer, settings)
+            plan = self._plan.describe()
+            check_same_at_start(self._plan.hosts, self.inner_optimizer, plan)
         self._state.finish_restore()
         self._is_checked = True
 

@@ -22,7 +22,6 @@ from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.consistency_check import (
     check_holds_local_steps,
     check_same_at_start,
-    describe,
 )
 from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.dense import with_values
@@ -135,6 +134,7 @@ class LocalSteps(OptimizerWrapper):
     def _build(self, variables):
         self._strategy = check_strategy(self)
         self._hosts = across_hosts(self._strategy)
+        self.check_settings(self._strategy)
         self.inner_optimizer.build(variables)
         self._anchors = [copy_of(self, variable) for variable in variables]
         # Steps since the last exchange, steps left out, and H (0 before it is known).
@@ -150,7 +150,8 @@ class LocalSteps(OptimizerWrapper):
         self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
         # Observed steps have their own function.
         self._exchange_now = tf.function(
-            lambda positions, *observers: self._exchange_all(positions)
+            lambda positions, *observers: self._exchange_all(positions),
+            autograph=False,
         )
         self.built = True
 
@@ -342,14 +343,11 @@ class LocalSteps(OptimizerWrapper):
             self._groups.verify([] if is_between else weights)
 
     def _check_workers(self):
-        """Compares the arguments that decide when workers exchange."""
+        """Compares the models before the first step."""
         if self._is_checked:
             return
         if self._hosts is not None:
-            names = ("every", "warmup_steps", "stagger")
-            settings = {name: getattr(self, name) for name in names}
-            settings["local_optimizer"] = describe(self.inner_optimizer)
-            check_same_at_start(self._hosts, self.outer.inner_optimizer, settings)
+            check_same_at_start(self._hosts, self.outer.inner_optimizer)
         self._is_checked = True
 
     def save_own_variables(self, store):

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, TypeAlias
 import keras
 import tensorflow as tf
 
+from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.engine.settings_check import check_same_settings
 
 InnerOptimizer: TypeAlias = keras.optimizers.Optimizer | str | dict
 """A Keras optimizer, its name or its config."""
@@ -167,6 +169,16 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable as the inner optimizer does, without an exchange."""
         self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+    def check_settings(self, strategy: tf.distribute.Strategy) -> None:
+        """Compares the settings of all workers, before the first other exchange.
+
+        Raises:
+            ValueError: On all workers, if they differ.
+        """
+        hosts = across_hosts(strategy)
+        if hosts is not None:
+            check_same_settings(hosts, self)
 
     def synchronize(self):
         """Makes weights equal on all workers, where they are not after each step."""
