@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfgradcomp
+from tests import harness
 from tests.cluster import strategy_and_rank
 from tests.harness import Replicas
 from tests.helpers import split
@@ -107,6 +108,57 @@ def test_all_workers_take_the_first_ones_assigned_weights(pools):
         found = np.concatenate([answer[index] for answer in answers], axis=1)
         expected = expected_between(2, 3, 8, assigned)
         np.testing.assert_array_equal(found, expected)
+
+
+class Assign(keras.callbacks.Callback):
+    """Assigns 1, 2, ... on some workers: in a step, or after the first epoch."""
+
+    def __init__(self, ranks, batch=None):
+        super().__init__()
+        self.ranks, self.batch = ranks, batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self._assign()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.batch is None and epoch == 0:
+            self._assign()
+
+    def _assign(self):
+        if strategy_and_rank()[1] in self.ranks:
+            weights = self.model.get_weights()
+            self.model.set_weights([1.0 + 0 * weight for weight in weights])
+
+
+FITS = {((0, 1), 1): 1.0, ((0,), None): 1.0, ((1,), None): None, ((1,), 1): None}
+
+
+def fit_between():
+    """The weights before and after trainings of rate 0, by the keys of `FITS`."""
+
+    def make():
+        outer = tfgradcomp.DistEFBlockSGDM(SGD(1.0), min_size=1)
+        return tfgradcomp.LocalSteps(SGD(0.0), outer, every=4)
+
+    found = {}
+    for ranks, batch in FITS:
+        model = harness.make_model(make, steps_per_execution=1 + (batch is None))
+        callbacks = [Assign(ranks, batch)]
+        before = np.concatenate([w.ravel() for w in model.get_weights()])
+        x = np.ones((24, 8), "float32")
+        model.fit(x, x[:, :2], batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
+        after = np.concatenate([w.ravel() for w in model.get_weights()])
+        found[ranks, batch] = before, after
+    return found
+
+
+def test_fit_keeps_what_callbacks_of_worker_0_assign(pools):
+    for found in pools(2).run(fit_between, timeout=120).answers:
+        for case, value in FITS.items():
+            before, after = found[case]
+            expected = before if value is None else np.full(before.shape, value)
+            np.testing.assert_array_equal(after, expected, err_msg=str(case))
 
 
 class LastAfterOptimizer(keras.Model):
