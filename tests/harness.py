@@ -178,10 +178,10 @@ class Worker:
 
     def load(self, saved: Saved):
         """Takes what Keras would read from this worker's file."""
-        self.optimizer.load_own_variables(saved.state)
-        self.optimizer.inner_optimizer.load_own_variables(saved.inner)
         for variable, value in zip(self.variables, saved.weights, strict=True):
             variable.assign(value)
+        self.optimizer.load_own_variables(saved.state)
+        self.optimizer.inner_optimizer.load_own_variables(saved.inner)
 
     def _parts(self, values):
         if isinstance(values, np.ndarray) and values.ndim == 1:

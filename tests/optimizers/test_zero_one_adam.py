@@ -65,13 +65,14 @@ def zero_one(transport, **arguments):
     )
 
 
-def train_with(workers, transport=AllGather, bad=(), **arguments):
+def train_with(workers, transport=AllGather, bad=(), assigned=(), **arguments):
     """Trains; returns the weights of each worker by steps and after the end.
 
     Args:
         workers: N.
         transport: Function from collectives to a transport.
         bad: Steps and ranks with an infinity.
+        assigned: Steps and ranks before which the first variable becomes 2.
         arguments: More arguments of the optimizer.
     """
 
@@ -82,6 +83,8 @@ def train_with(workers, transport=AllGather, bad=(), **arguments):
             gradients = [g / workers for g in gradients_of(step, rank)]
             if (step, rank) in bad:
                 gradients[2][7] = np.inf
+            if (step, rank) in assigned:
+                worker.variables[0].assign(np.full(SHAPES[0], 2.0))
             worker.step(gradients)
             seen.append(worker.weights())
         for _ in range(2):
@@ -91,7 +94,7 @@ def train_with(workers, transport=AllGather, bad=(), **arguments):
     return Loopback(workers, timeout=60).run(run)
 
 
-def trajectory(workers, bad=()):
+def trajectory(workers, bad=(), assigned=()):
     """Lu et al. 2022, Algorithm 1, by mean momenta; the last round ends early."""
     x = flat(v.numpy() for v in make_variables(SHAPES)).astype(float)
     cuts = np.cumsum([0, *(int(np.prod(shape)) for shape in SHAPES)])
@@ -119,6 +122,12 @@ def trajectory(workers, bad=()):
         if alone is None:
             alone, own = np.tile(x, [workers, 1]), np.tile(m, [workers, 1])
             sums, total = 0, 0
+        for rank in range(workers):
+            if (step, rank) in assigned:
+                alone = alone.copy()
+                alone[rank, : cuts[1]] = 2.0
+                # A round starts from the weights of worker 0.
+                x = np.where((np.arange(x.size) < cuts[1]) & (rank == 0), 2.0, x)
         if step < STEPS:
             before = own
             own = BETA_1 * own + (1 - BETA_1) * g
@@ -155,6 +164,16 @@ def test_workers_are_alone_in_a_round_and_agree_at_its_end(workers, transport, b
     for index in (*range(WARM_UP), *ENDS, -1):
         assert len({bits(seen[index]) for seen, _ in trained}) == 1
     assert len({bits(seen[7]) for seen, _ in trained}) == workers
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_round_starts_from_what_worker_0_has_assigned(rank):
+    assigned = [(8, rank)]
+    trained = train_with(2, assigned=assigned)
+    expected = np.stack([*trajectory(2, assigned=assigned)], axis=1)
+    for own, (seen, _) in zip(expected, trained, strict=True):
+        np.testing.assert_allclose(seen, own, rtol=1e-4, atol=1e-5)
+    assert bits(trained[0][0][-1]) == bits(trained[1][0][-1])
 
 
 def test_one_step_a_round_is_one_bit_adam_to_the_bit():

@@ -8,6 +8,7 @@ anywhere in a graph.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -37,6 +38,8 @@ from tfgradcomp.core.digest import digest64
 _FIRST_KEY = 0x54470000
 _KEYS_PER_INSTANCE = 1 << 16
 _instances = itertools.count()
+# Call sites where processes meet that may run different programs.
+_FIRST_SITES = ("watch", "settings", "text of settings")
 # TensorFlow's all-to-all names a transfer by both ranks without a separator. With more
 # devices in one process, the transfers from 1 to 11 and from 11 to 1 have one name.
 _MOST_LOCAL_RANKS = 11
@@ -200,27 +203,53 @@ class Hosts(Replicas):
     For values of a process that do not depend on its replicas: logs, decisions.
     """
 
-    def __init__(
-        self, group: str, addresses: list[str], process_index: int, num_processes: int
-    ):
-        super().__init__(
-            num_processes, f"hosts of {group}", process_index, num_processes
-        )
+    def __init__(self, strategy: tf.distribute.Strategy):
+        process_index, num_processes = process_of(strategy)
+        group = f"hosts of {group_of(strategy)}"
+        super().__init__(num_processes, group, process_index, num_processes)
+        self._strategy = strategy
+        addresses = addresses_of(strategy)
         self._hosts = [address.rpartition(":")[0] for address in addresses]
         self._watchdog: StallWatchdog | None = None
+        # Other objects and call sites, which these processes may differ in, count not.
+        for index, site in enumerate(_FIRST_SITES):
+            self._keys[f"gather of {site}"] = _FIRST_KEY + index
 
     def watch(self) -> None:
         """Starts a watchdog over the other processes, once; all processes must call it.
 
         Raises:
             ValueError: If a limit in the environment is not a number of seconds.
+            RuntimeError: If another process runs another program.
         """
         if self._watchdog is not None:
             return
         self._watchdog = StallWatchdog(self.rank, Limits.of_environment())
         port = self._watchdog.listen(self._hosts[self.rank])
+        self._watchdog.begin()
+        self._meet()
         ports = self.gather(tf.constant([port]), "watch").numpy()[:, 0].tolist()
-        self._watchdog.begin([*zip(self._hosts, ports, strict=True)])
+        self._watchdog.peers = [*zip(self._hosts, ports, strict=True)]
+
+    def _meet(self):
+        """Meets the other processes in a collective of the strategy.
+
+        A variable is sent to all processes as it is created. If another process comes
+        to another collective of the strategy meanwhile, such as those of a plain Keras
+        optimizer, TensorFlow compares their types: no other one is float64.
+        """
+        is_within = tf.distribute.has_strategy()
+        scope = contextlib.nullcontext() if is_within else self._strategy.scope()
+        try:
+            with scope, tf.init_scope():
+                tf.Variable(tf.zeros([], tf.float64))
+        except tf.errors.OpError as error:
+            raise RuntimeError(
+                "Another worker has ended, or runs another program. Expected: the same "
+                "script on all workers, with the same models and optimizers: a plain "
+                "Keras optimizer and one of tfgradcomp do not train together. "
+                f"Received: worker={self.rank}"
+            ) from error
 
     @property
     @override
@@ -321,5 +350,4 @@ def across_hosts(strategy: tf.distribute.Strategy) -> Hosts | None:
     """Returns the collectives between a strategy's processes; None for one process."""
     if not is_multi_worker(strategy):
         return None
-    addresses = addresses_of(strategy)
-    return Hosts(group_of(strategy), addresses, *process_of(strategy))
+    return Hosts(strategy)

@@ -84,12 +84,16 @@ def _seconds(name: str, default: float) -> float:
 
 
 class StallWatchdog(threading.Thread):
-    """Reports this process' collectives to other processes, and asks for theirs."""
+    """Reports this process' collectives to other processes, and asks for theirs.
+
+    Attributes:
+        peers: Hosts and ports of all processes, by rank; empty before they are known.
+    """
 
     def __init__(self, rank: int, limits: Limits):
         super().__init__(name="tfgradcomp-watch", daemon=True)
         self.rank, self.limits = rank, limits
-        self._peers: list[tuple[str, int]] = []
+        self.peers: list[tuple[str, int]] = []
         self._is_over = threading.Event()
 
     def listen(self, host: str) -> int:
@@ -102,9 +106,8 @@ class StallWatchdog(threading.Thread):
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         return listener.getsockname()[1]
 
-    def begin(self, peers: list[tuple[str, int]]) -> None:
-        """Starts the watchdog over the hosts and ports of all processes, by rank."""
-        self._peers = peers
+    def begin(self) -> None:
+        """Starts the watchdog."""
         # When the interpreter exits, no thread may execute TensorFlow code.
         atexit.register(self.end)
         self.start()
@@ -124,7 +127,7 @@ class StallWatchdog(threading.Thread):
         if it ended first.
         """
         deadline = time.monotonic() + _LEADER_SECONDS
-        for address in self._peers[1:]:
+        for address in self.peers[1:]:
             while time.monotonic() < deadline and _ask(address) is not None:
                 time.sleep(0.02)
 
@@ -150,7 +153,12 @@ class StallWatchdog(threading.Thread):
 
     def _situation(self, site: str, calls: dict[str, Calls], seconds: float) -> str:
         late = []
-        for rank, address in enumerate(self._peers):
+        if not self.peers:
+            late.append(
+                "the others have not created a compressed optimizer. They are late, or "
+                "their script differs, as with a plain Keras optimizer"
+            )
+        for rank, address in enumerate(self.peers):
             if rank == self.rank:
                 continue
             answer = _ask(address)

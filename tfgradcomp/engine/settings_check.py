@@ -26,6 +26,7 @@ from tfgradcomp.version import __version__
 
 # They may differ: Keras numbers names, and modules move between versions.
 _IGNORED = ("name", "module", "registered_name", "shared_object_id", "build_config")
+_MESSAGE_WORDS = 1024
 
 
 def settings_of(optimizer: keras.optimizers.Optimizer | None) -> dict[str, str]:
@@ -72,10 +73,16 @@ def check_same_settings(
         _warn_of_slow(hosts, np.flatnonzero(seen[:, 2] == 0).tolist())
         if (seen[:, 0] == seen[0, 0]).all():
             return
-        size = int(seen[:, 1].max())
-        padded = np.frombuffer(content.ljust(size), np.uint8).astype(np.int32)
-        rows = hosts.gather(tf.constant(padded), f"settings/{size}").numpy()
-    workers = [json.loads(row.astype(np.uint8).tobytes()) for row in rows]
+        count = -(-int(seen[:, 1].max()) // (4 * _MESSAGE_WORDS))
+        # Blanks do not count in JSON.
+        padded = content.ljust(4 * _MESSAGE_WORDS * count)
+        messages = np.split(np.frombuffer(padded, np.int32), count)
+        gathered = [
+            hosts.gather(tf.constant(message), "text of settings").numpy()
+            for message in messages
+        ]
+    rows = np.concatenate(gathered, 1)
+    workers = [json.loads(row.tobytes()) for row in rows]
     names = dict.fromkeys(name for settings in workers for name in settings)
     # Not given at all is a value as well.
     found = {name: [one.get(name, "none") for one in workers] for name in names}

@@ -106,7 +106,7 @@ class ExchangeOptimizer(OptimizerWrapper):
         """True if `apply` needs second moments."""
         return moments_compressor(self.method, self._policy).needs_second_moments
 
-    def build(self, variables, group: Collection[int] | None = None):
+    def build(self, variables: Any, group: Collection[int] | None = None) -> None:
         """Creates the state of the method and of the inner optimizer.
 
         Args:

@@ -62,6 +62,9 @@ class LocalSteps(OptimizerWrapper):
     worker's weights. The inner optimizer's state differs between workers. Backups hold
     it, so that a run that resumes between two exchanges ends in the same bits.
 
+    A weight that a program assigns between two exchanges (`set_weights`, a callback) is
+    the new anchor; all workers take that of worker 0 at the next exchange.
+
     A step whose gradient is not finite is left out, on that worker alone (several
     devices of a process do so together), and counted in `skipped_steps`. The next
     `synchronize` raises an error, unless `outer.nonfinite` is `"skip"`.

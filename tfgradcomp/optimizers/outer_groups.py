@@ -49,7 +49,9 @@ class OuterGroups:
         self.groups = groups
         self._weights, self._anchors = weights, anchors
         kind, own = type(outer), vars(outer)
-        arguments = {name: own.get(name) for name in kind.argument_names}
+        arguments: dict[str, Any] = {
+            name: own.get(name) for name in kind.argument_names
+        }
         # Groups draw different random numbers.
         seeds = [outer.seed + index for index in range(1, len(groups))]
         self.outers = [outer, *(kind(**arguments | {"seed": one}) for one in seeds)]

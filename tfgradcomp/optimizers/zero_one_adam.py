@@ -9,6 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.assignments import assignments_ignored, note_restore
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.engine import inner_step
@@ -140,6 +141,7 @@ class RoundStepper(MomentumStepper):
         ]
         nothing = [None] * len(means)
         self.take_momenta(Gradients(means, moments=nothing), variables)
+        kept.assigned.end_exchange(positions, variables)
         kept.steps.assign(tf.zeros([], tf.int64))
         kept.unsent.clear(positions)
 
@@ -256,13 +258,20 @@ class ZeroOneAdam(OneBitAdam):
     def _bind(self, is_fallback=None):
         super()._bind(is_fallback)
         if "_round" not in vars(self):
-            self._round = Round(compat.trainable_variables(self))
+            weights = compat.trainable_variables(self)
+            self._round = Round(weights, self._plan.collectives)
             compat.track(self, [*self._round.named().values()])
             self._end_now = tf.function(
                 lambda positions, *observers: self._end_round(positions),
                 autograph=False,
             )
         self._stepper.round = self._round
+        self._stepper.notice = self._round.assigned
+
+    @override
+    def apply(self, grads, trainable_variables=None, second_moments=None):
+        with assignments_ignored():
+            super().apply(grads, trainable_variables, second_moments)
 
     @property
     def variables(self):
@@ -298,7 +307,8 @@ class ZeroOneAdam(OneBitAdam):
         if self._is_within_round():
             observers = self._stepper.observers.values()
             positions = self._round.unsent.positions()
-            self._strategy.run(self._end_now, args=(positions, *observers))
+            with assignments_ignored():
+                self._strategy.run(self._end_now, args=(positions, *observers))
 
     def _is_within_round(self):
         return self.built and bool(self._round.unsent.positions())
@@ -318,6 +328,8 @@ class ZeroOneAdam(OneBitAdam):
     @override
     def load_own_variables(self, store):
         own = self._round.named() if self.built else {}
+        if own:
+            note_restore(self._round.assigned)
         names = [name for name in store.keys() if name not in own]
         super().load_own_variables({name: store[name] for name in names})
         for name, variable in own.items():

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.collectives import Collectives
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.optimizers.assigned_weights import AssignedWeights
 from tfgradcomp.optimizers.local_step_schedule import UnsentSteps
 from tfgradcomp.optimizers.onebit_adam import VarianceSteps
 
@@ -63,19 +65,22 @@ class Round:
         unsent: The steps of each variable.
         starts: The weights before the first step.
         means: The mean momenta, each weighted by its learning rate.
+        assigned: The weights that a program assigns, which a round then starts from.
     """
 
-    def __init__(self, weights: list):
+    def __init__(self, weights: list, collectives: Collectives):
         """Creates the variables.
 
         Args:
             weights: The trainable variables.
+            collectives: The collectives between the workers.
         """
         self.steps = PerReplicaVariable(tf.zeros([], tf.int64), "round_steps")
         self.rate = PerReplicaVariable(tf.zeros([]), "round_rate")
         self.unsent = UnsentSteps(len(weights))
         zeros = [tf.zeros(one.shape, one.dtype) for one in weights]
         self.starts = [PerReplicaVariable(zero, "round_start") for zero in zeros]
+        self.assigned = AssignedWeights(weights, self.starts, collectives)
         self.means = [PerReplicaVariable(zero, "round_mean") for zero in zeros]
 
     def named(self) -> dict[str, PerReplicaVariable]:
@@ -84,6 +89,7 @@ class Round:
             "round_steps": self.steps,
             "round_rate": self.rate,
             "round_unsent_steps": self.unsent.variable,
+            "round_assigned": self.assigned.flags,
         }
         for index, pair in enumerate(zip(self.starts, self.means, strict=True)):
             found[f"round_start_{index}"], found[f"round_mean_{index}"] = pair
