@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfgradcomp
@@ -121,12 +122,26 @@ def case_lengths(way):
     return answer
 
 
+class Places(layers.Layer):
+    """Adds a row of a table by place, and noise: neither needs a batch."""
+
+    def build(self, shape):
+        self.table = layers.Embedding(shape[2], shape[3])
+        self.noise = layers.Dropout(0.1)
+        self.table.build()
+
+    def call(self, x, training=None):
+        table = self.table(keras.ops.arange(x.shape[2]))
+        return x + self.noise(table, training=training)
+
+
 def case_tail(folder):
     """The last batch has a row for one worker only: convolutions, normalization."""
     images = np.random.default_rng(8).normal(size=(25, 8, 8, 1)).astype("float32")
     model = compiled(
         lambda: [
             layers.Conv2D(16, 3),
+            Places(name="places"),
             layers.BatchNormalization(name="normalization"),
             layers.Flatten(),
             layers.Dense(3),
@@ -135,6 +150,7 @@ def case_tail(folder):
         inputs=(8, 8, 1),
     )
     moving_mean = model.get_layer("normalization").moving_mean
+    seeds = model.get_layer("places").noise.seed_generator.state
     batches = Batches()
     backup = tfgradcomp.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
     before = []
@@ -148,6 +164,7 @@ def case_tail(folder):
         "batches": batches.seen,
         "digest": first,
         "unchanged": digest(model) == first,
+        "drawn": [int(state[1]) for state in local_values(seeds)],
         "before": before[-1],
         "after": local_values(moving_mean),
     }
@@ -177,6 +194,16 @@ def case_short_batches(way):
     """Returns the error of batches with one row for all replicas together."""
     model = make(METHODS["terngrad"], **WAYS[way])
     return error_of_fit(model, X[:7], 1, batch_size=1)
+
+
+def case_foreign_loops():
+    """Returns the errors of Keras' own loops, looked up before they were replaced."""
+    model, errors = make(METHODS["terngrad"]), []
+    for method in (keras.Model.fit, keras.Model.evaluate):
+        with pytest.raises(RuntimeError) as error:
+            method.__wrapped__(model, X, Y, verbose=0)
+        errors.append(str(error.value))
+    return errors
 
 
 class Counter(layers.Layer):

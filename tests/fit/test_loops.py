@@ -93,6 +93,8 @@ def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     assert (before[0] != before[1]).any()
     for answer in answers:
         assert answer["batches"] == [0, 1, 0, 1]
+        # A step that lacks rows changes nothing.
+        assert {*answer["drawn"]} == {4}
         assert answer["unchanged"]
         for after in answer["after"]:
             np.testing.assert_allclose(after, before.mean(0), rtol=1e-6)
@@ -123,6 +125,12 @@ def test_values_that_callbacks_set_by_worker_become_those_of_worker_0(pools):
 def test_batches_with_fewer_rows_than_replicas_are_refused(pools, cluster, way):
     for message in pools(*cluster).run(loop_cases.case_short_batches, way).answers:
         assert "Received: rows for 1 of 2 replicas" in message
+
+
+def test_loops_that_keep_no_step_are_refused(pools):
+    for errors in pools(2).run(loop_cases.case_foreign_loops).answers:
+        for error in errors:
+            assert "This loop of Keras does not keep step with the other" in error
 
 
 def test_only_floating_statistics_are_averaged(pools):
