@@ -112,3 +112,12 @@ def _error_of(function):
     except ValueError as error:
         return str(error)
     return "no error"
+
+
+def plain_on_one():
+    """The error of `fit` where worker 1 has an optimizer of Keras, and its own `fit`."""
+    try:
+        _fit("no wrapper")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tfgradcomp
 from tests.engine import settings_cases
 from tests.engine.settings_cases import PAIRS
+from tests.pool import WorkerPool
 from tfgradcomp.engine import settings_check
 from tfgradcomp.engine.settings_check import settings_of
 
@@ -20,6 +21,17 @@ def test_scripts_that_differ_raise_on_all_workers(pools, where):
         for answers in found:
             assert "The settings of the workers differ" in answers[name], name
             assert PAIRS[name][2] in answers[name]
+
+
+@pytest.mark.slow  # A pool of its own, whose workers have not met before.
+def test_an_optimizer_of_keras_on_one_worker_ends_both():
+    pool = WorkerPool(2)
+    try:
+        first, second = pool.run(settings_cases.plain_on_one, timeout=60).answers
+    finally:
+        pool.close()
+    assert first.startswith("RuntimeError: Another worker has ended, or runs another")
+    assert "Error" in second
 
 
 def test_versions_are_settings(monkeypatch):
