@@ -38,8 +38,8 @@ class AssignedWeights:
             anchors: What their changes are counted from.
             collectives: The collectives between the workers.
         """
-        self._anchors, self._collectives = anchors, collectives
-        self._positions = {id(weight): index for index, weight in enumerate(weights)}
+        self._weights, self._anchors = weights, anchors
+        self._collectives = collectives
         zeros = tf.zeros([len(weights)], tf.int32)
         self.flags = PerReplicaVariable.known(zeros, "assigned")
         self._told = PerReplicaVariable.known(tf.constant(0), "assigned_told")
@@ -47,7 +47,7 @@ class AssignedWeights:
 
     def assigned(self, variable: keras.Variable) -> None:
         """Makes an assigned weight this worker's anchor."""
-        position = self._positions[id(variable)]
+        position = [weight is variable for weight in self._weights].index(True)
         self._anchors[position].assign(tensorflow_variable(variable))
         flags = self.flags.local_values()
         flags[:, position] = 1

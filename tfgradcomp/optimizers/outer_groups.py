@@ -58,8 +58,6 @@ class OuterGroups:
         for one, group in zip(self.outers, groups, strict=True):
             one.build(anchors, group)
         self.assigned = AssignedWeights(weights, anchors, outer.plan.collectives)
-        for one in self.outers:
-            one.stepper.notice = self.assigned
 
     def exchange(self, positions: Collection[int], ends_round: bool = True) -> None:
         """Exchanges what has changed of some variables.
@@ -78,6 +76,8 @@ class OuterGroups:
             weights = [self._weights[position] for position in own]
             if one is not outer:
                 counter.assign(step)
+            # A file may have made another stepper.
+            one.stepper.notice = self.assigned
             # Keras divides by N, too.
             one.apply(
                 [
