@@ -1,5 +1,9 @@
 """Scripts that differ end in an error on all workers, and nobody waits."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import pytest
 import tensorflow as tf
@@ -7,9 +11,18 @@ import tensorflow as tf
 import tfgradcomp
 from tests.engine import settings_cases
 from tests.engine.settings_cases import PAIRS
-from tests.pool import WorkerPool
 from tfgradcomp.engine import settings_check
 from tfgradcomp.engine.settings_check import settings_of
+from tfgradcomp.launch.environment import worker_env
+from tfgradcomp.launch.ports import local_address, reserve_ports
+
+# A strategy comes first in a process.
+PLAIN_ON_ONE = """
+from tests.cluster import strategy_and_rank
+strategy_and_rank()
+from tests.engine import settings_cases
+settings_cases.plain_on_one()
+"""
 
 
 @pytest.mark.parametrize("where", ["fit", "loops"])
@@ -23,15 +36,29 @@ def test_scripts_that_differ_raise_on_all_workers(pools, where):
             assert PAIRS[name][2] in answers[name]
 
 
-@pytest.mark.slow  # A pool of its own, whose workers have not met before.
+@pytest.mark.slow  # Processes that end.
 def test_an_optimizer_of_keras_on_one_worker_ends_both():
-    pool = WorkerPool(2)
+    locks = reserve_ports(2)
+    cluster = {"worker": [local_address(lock) for lock in locks]}
+    base = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLAIN_ON_ONE],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=worker_env(base, cluster, {"type": "worker", "index": rank}, 2, 0),
+        )
+        for rank in range(2)
+    ]
     try:
-        first, second = pool.run(settings_cases.plain_on_one, timeout=60).answers
+        errors = [process.communicate(timeout=100)[1] for process in processes]
     finally:
-        pool.close()
-    assert first.startswith("RuntimeError: Another worker has ended, or runs another")
-    assert "Error" in second
+        for process in processes:
+            process.kill()
+        for lock in locks:
+            lock.close()
+    assert "RuntimeError: Another worker has ended, or runs another" in errors[0]
+    assert all(process.returncode for process in processes)
 
 
 def test_versions_are_settings(monkeypatch):

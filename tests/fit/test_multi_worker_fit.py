@@ -298,7 +298,6 @@ def test_building_a_model_opens_no_iterator(ask):
     ("what", "message"),
     [
         ("models", "The models of workers [1] differ"),
-        ("arguments", "The optimizer arguments of workers [1] differ"),
         ("weights", "The weights or the step counts of workers [1]"),
     ],
 )
