@@ -50,3 +50,28 @@ def test_survivors_of_different_rounds_raise():
         membership.resume_without({"c"})
     with pytest.raises(RuntimeError, match="All workers are gone"):
         membership.resume_without({"a", "b", "c"})
+
+
+def test_a_failed_start_frees_its_queues():
+    freed = []
+    queues = SimpleNamespace(free=lambda: freed.append("queues"))
+
+    class Channels:
+        @staticmethod
+        def channel_class(*args):
+            return SimpleNamespace(queues=queues)
+
+        @staticmethod
+        def at(channel, rank):
+            return None
+
+    def make_worker(*args):
+        raise ValueError("a model that cannot be built")
+
+    cluster = SimpleNamespace(workers=["a"], servers=["s"], devices=["a"])
+    models = SimpleNamespace(make_worker=make_worker)
+    membership = Membership(cluster, models, Channels, None, waits_for_lost=False)
+    with pytest.raises(ValueError, match="cannot be built"):
+        membership.begin(None)
+    assert freed == ["queues"]
+    assert membership.channel is None

@@ -59,7 +59,7 @@ class RowsBucket(GradientBucket):
             return super().operands(step, route_of, observer)
         observer.note("ready", [gradient])
         rows_route = observer.timed(self.rows_route)
-        touched = rows_route.agree(gradient.indices)
+        touched = rows_route.agree(gradient.indices, self.num_rows)
         rows = touched.rows
         worker, server, local = (
             tf.nest.map_structure(lambda leaf: leaf.rows_at(rows, self.width), nest)

@@ -160,6 +160,21 @@ class Membership:
         channel = self._transport_class.channel_class(
             name, servers, len(devices), states, **self._channel_arguments
         )
+        try:
+            workers = self._connected(channel, devices, old, shared)
+            serving = {
+                device: channel.serve(index)
+                for index, device in enumerate(self._cluster.servers)
+            }
+        except BaseException:
+            channel.queues.free()
+            raise
+        if self.channel:
+            self.channel.queues.free()
+        self.channel, self.workers, self.serving = channel, workers, serving
+
+    def _connected(self, channel, devices, old, shared):
+        """Returns the workers of devices on a channel, each with a rank."""
         by_device = {worker.device: worker for worker in old}
         workers: list = []
         for rank, device in enumerate(devices):
@@ -171,13 +186,7 @@ class Membership:
             if shared and device not in by_device:
                 worker.take(shared)
             workers.append(worker)
-        serving = {
-            device: channel.serve(index)
-            for index, device in enumerate(self._cluster.servers)
-        }
-        if self.channel:
-            self.channel.queues.free()
-        self.channel, self.workers, self.serving = channel, workers, serving
+        return workers
 
 
 def _cause(errors):

@@ -61,9 +61,9 @@ class ServerState:
         """Returns a state in which the elements that wait have another state."""
         if self.waiting is None:
             return state
-        owned = self._division.owned_range(self._index)
+        elements, owned = self.waiting, self._division.owned_range(self._index)
         return tf.nest.map_structure(
-            lambda *pair: self.waiting.joined(*pair, owned), state, waiting
+            lambda value, other: elements.joined(value, other, owned), state, waiting
         )
 
     def _current(self, step, deferred):

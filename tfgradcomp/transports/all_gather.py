@@ -27,6 +27,7 @@ class AllGatherRoute(Route):
         super().__init__(collectives, method, layout, call_site)
         self._is_variable = messages.has_variable_length(self.fields)
         self._fixed_words = messages.fixed_words(self.fields)
+        self._most_words = messages.message_words(self.fields) - self._fixed_words
 
     @override
     def push(self, payload, state, context, flag):
@@ -42,7 +43,9 @@ class AllGatherRoute(Route):
         rows = self.collectives.gather(tf.concat(parts, 0), self.call_site)
         count = tf.size(rest)
         if self.num_workers > 1:
-            count = padded_size(tf.reduce_max(rows[:, 1]))
+            # A length that no payload has must not cost memory.
+            longest = tf.clip_by_value(tf.reduce_max(rows[:, 1]), 0, self._most_words)
+            count = padded_size(longest)
             rest = messages.padded(rest, count)
         rest = self.collectives.gather(rest, f"{self.call_site}/variable")
         rows = tf.concat([rows[:, :1], rows[:, 2:], rest], 1)

@@ -70,22 +70,27 @@ class RowsRoute(Route):
     are cut into blocks of the same size.
     """
 
-    def agree(self, indices: tf.Tensor) -> TouchedRows:
+    def agree(self, indices: tf.Tensor, num_rows: int) -> TouchedRows:
         """Returns the union of the rows that the workers have touched.
 
         Args:
             indices: int32, this worker's rows, without duplicates.
+            num_rows: Number of rows of the table. Messages with other rows or lengths
+                than it has come from no worker; such rows are left out.
         """
         words: tf.Tensor | int = 0
         if self.num_workers > 1:
             encoded = index_coding.encode(tf.sort(indices), "delta", value_bits=1)
             size = tf.size(encoded)[tf.newaxis]
             sizes = self.collectives.gather(size, f"{self.call_site}/size")
-            count = padded_size(tf.reduce_max(sizes))
+            # A header, and a word for each row at most.
+            longest = tf.clip_by_value(tf.reduce_max(sizes), 0, 1 + num_rows)
+            count = padded_size(longest)
             padded = messages.padded(encoded, count)
             gathered = self.collectives.gather(padded, f"{self.call_site}/indices")
             indices = index_coding.decode(gathered, "delta", value_bits=1)
-            indices = tf.boolean_mask(indices, indices >= 0)
+            is_row = (indices >= 0) & (indices < num_rows)
+            indices = tf.boolean_mask(indices, is_row)
             words = 1 + count
         rows = tf.sort(tf.unique(indices).y)
         count = tf.size(rows)
