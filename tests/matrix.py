@@ -59,7 +59,7 @@ TESTS = (
     f"{_FIT}_identity_compressor_is_plain_keras",
     f"{_FIT}_stock_fit_is_that_of_one_process_on_the_global_batch",
     f"{_FIT}_predict_and_evaluate_see_every_row_in_order",
-    f"{_FIT}_a_worker_without_rows_sits_out_an_evaluation",
+    f"{_FIT}_a_worker_without_rows_evaluates_and_predicts",
     f"{_FIT}_dict_inputs",
     f"{_FIT}_one_overflow_skips_and_halves_everywhere",
     f"{_FIT}_workers_that_share_paths_do_not_spoil_files",

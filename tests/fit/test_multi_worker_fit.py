@@ -40,7 +40,15 @@ FIXED = ("terngrad", "dist_ef_block_sgdm", "orq")
 # Sizes that vary: with moments, with a threshold, with both.
 VARYING = ("variance_based", "strom", "hybrid")
 # Call sites of other exchanges: at the start, and at the end of epochs.
-BESIDES = ("fingerprint", "restore/status", "watch", "compare/", "gradients/")
+BESIDES = (
+    "compare/",
+    "fingerprint",
+    "fit/frozen",
+    "gradients/",
+    "restore/status",
+    "settings",
+    "watch",
+)
 TWO_OR_THREE = ["two", pytest.param("three", marks=pytest.mark.slow)]
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests import reference
-from tests.cluster import strategy_and_rank
 from tests.harness import Replicas
 from tests.helpers import split
 from tfgradcomp.compressors import Identity
@@ -187,25 +186,6 @@ def test_compressed_differences_follow_their_formula(pools):
             own = np.stack([anchor] * 3)
         np.testing.assert_allclose(weights[step], own, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(weights[-1], [weights[-1][0]] * 3)
-
-
-def error_of_different_arguments():
-    """The sentence that a worker gets where H is its rank plus one."""
-    _, rank = strategy_and_rank()
-    replicas = Replicas(
-        lambda: tfgradcomp.LocalSteps("sgd", identity(), every=1 + rank),
-        split(start(), SHAPES),
-    )
-    try:
-        replicas.step_eagerly(gradients_of(1, 2)[0])
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_workers_that_would_not_meet_raise(pools):
-    for error in pools(2).run(error_of_different_arguments).answers:
-        assert "every=" in error and "workers [1] differ" in error
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,6 @@ def test_arguments_are_saved_and_nothing_is_warned_of(recwarn):
     assert (
         again.uncompressed_steps
         == optimizer.uncompressed_steps
-        == VarianceSteps(7, refresh=16)
+        == VarianceSteps(7, refresh=16, variance_floor=0.1)
     )
     assert not [one for one in recwarn if "Error feedback" in str(one.message)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.replace import replace
-from tfgradcomp.compat.strategy import first_values_unsent
+from tfgradcomp.compat.strategy import first_values_unsent, is_multi_worker
 
 # Not there before Keras 3.15.
 MULTI_OPTIMIZER: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -37,7 +38,9 @@ def create_without_exchange() -> None:
 
 
 def _create(original, optimizer, *args, **kwargs):
-    with first_values_unsent(tf.distribute.get_strategy()):
+    strategy = tf.distribute.get_strategy()
+    is_shared = is_multi_worker(strategy)
+    with first_values_unsent(strategy) if is_shared else contextlib.nullcontext():
         original(optimizer, *args, **kwargs)
 
 

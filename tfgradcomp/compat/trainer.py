@@ -72,6 +72,17 @@ def frame_of_fit(model: keras.Model, frame: FrameType | None) -> FrameType | Non
     return None
 
 
+def is_in_loop() -> bool:
+    """Returns whether Keras' `fit`, `evaluate` or `predict` is among the callers."""
+    codes = [code_of_loop(kind) for kind in ("fit", "evaluate", "predict")]
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def strategy_at_creation(model: keras.Model) -> tf.distribute.Strategy | None:
     """Returns the strategy that a model was created under, if any.
 

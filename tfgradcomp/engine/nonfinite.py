@@ -58,6 +58,8 @@ def flag_of(
 
 def first_of(flags: list[tf.Tensor]) -> tf.Tensor:
     """Returns each worker's flag of the first variable, of flags of several buckets."""
+    if not flags:
+        return tf.zeros([0], tf.int32)
     if len(flags) == 1:
         return flags[0]
     table = tf.stack(flags)

@@ -27,7 +27,7 @@ from tfgradcomp.compat.epoch_iterator import (
 )
 from tfgradcomp.compat.replace import replace
 from tfgradcomp.compat.strategy import replace_reduction
-from tfgradcomp.compat.trainer import replace_loop
+from tfgradcomp.compat.trainer import is_in_loop, replace_loop
 from tfgradcomp.fit.end_of_data import begin_counting, check_steps, end_epochs_together
 from tfgradcomp.fit.loop_sync import (
     STOP_FLAGS,
@@ -117,7 +117,7 @@ def _begin_pass(original, epoch_iterator):
         loop.batches = 0
         if loop.signals:
             agree_on_length(loop, loop.signals, epoch_iterator)
-    elif strategy_of(epoch_iterator).num_replicas_in_sync > 1:
+    elif _is_several(epoch_iterator) and is_in_loop():
         raise RuntimeError(
             "This loop of Keras does not keep step with the other workers, because "
             "`fit`, `evaluate` or `predict` was looked up before tfgradcomp replaced "
@@ -126,6 +126,10 @@ def _begin_pass(original, epoch_iterator):
             f"Received: strategy={type(strategy_of(epoch_iterator)).__name__}"
         )
     return original(epoch_iterator)
+
+
+def _is_several(epoch_iterator):
+    return strategy_of(epoch_iterator).num_replicas_in_sync > 1
 
 
 def _warn_of_early_end(original, epoch_iterator):
