@@ -12,7 +12,6 @@ QUICK = {
     ("Strom", "all_gather"),
     ("DistEFBlockSGDM", "sharded"),
     ("LocalSteps, stagger", "auto"),
-    ("ZeroOneAdam", "auto"),
 }
 PAIRS = [
     (name, transport)

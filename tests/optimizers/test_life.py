@@ -13,7 +13,7 @@ from tests.optimizers import life_cases
 from tfgradcomp.transports import AllGather
 
 # Each takes twenty trainings.
-QUICK = {("DistEFBlockSGDM", 1), ("LocalSteps", 1)}
+QUICK = {("DistEFBlockSGDM", 1)}
 CASES = [
     pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
     for pair in itertools.product((*ROWS, *life_cases.OTHERS), (1, 3))
