@@ -28,7 +28,7 @@ def compare(
         other, or if they differ from most workers; without a majority, worker 0 is
         the reference.
     """
-    hashes = [[digest64(value.tobytes()) for value in local] for local in values]
+    hashes = [[digest64(value) for value in local] for local in values]
     if not hashes:
         return np.zeros([1, 0], bool)
     # If local replicas differ, the comparison between workers does not matter.

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 
-def digest64(*contents: bytes) -> int:
-    """Returns 64 bits of a hash, as the integer that an int64 tensor takes."""
-    digest = hashlib.blake2b(digest_size=8)
-    for content in contents:
-        digest.update(content)
-    return int.from_bytes(digest.digest(), "little", signed=True)
+
+def digest64(content: bytes | np.ndarray) -> int:
+    """Returns 64 bits of a hash, as the integer that an int64 tensor takes.
+
+    Args:
+        content: Bytes, or an array, which is not copied.
+    """
+    if isinstance(content, np.ndarray):
+        content = np.ravel(content).view(np.uint8)  # type: ignore[assignment]
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

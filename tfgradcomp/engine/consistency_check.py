@@ -95,12 +95,12 @@ def check_same_at_start(
     lines = [f"{path_of(v)} {tuple(v.shape)} {v.dtype}" for v in variables]
     with tf.init_scope():
         taken = _local_values(compat.step_counter(inner))[0]
-        weights = [digest64(_local_values(v)[0].tobytes()) for v in variables]
+        weights = [digest64(_local_values(v)[0]) for v in variables]
         mine = [
             len(lines),
             digest64("\n".join(lines).encode()),
             digest64(plan.encode()),
-            digest64(np.array([*weights, taken], np.int64).tobytes()),
+            digest64(np.array([*weights, taken], np.int64)),
         ]
         seen = hosts.gather(tf.constant(mine, tf.int64), "fingerprint").numpy()
     differs = seen != seen[0]

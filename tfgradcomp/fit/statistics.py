@@ -92,7 +92,7 @@ def check_same_frozen(model: keras.Model, hosts: Collectives) -> None:
     """
     variables = _variables(model, own_trainable_variables)
     mine = np.array([variable.trainable for variable in variables], np.int32)
-    key = [len(mine), digest64(mine.tobytes())]
+    key = [len(mine), digest64(mine)]
     seen = hosts.gather(tf.constant(key, tf.int64), "fit/frozen").numpy()
     if (seen[:, 0] != len(mine)).any() or (seen == seen[0]).all():
         return
