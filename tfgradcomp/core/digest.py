@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,8 @@ def digest64(content: bytes | np.ndarray) -> int:
     Args:
         content: Bytes, or an array, which is not copied.
     """
+    data: Any = content
     if isinstance(content, np.ndarray):
-        content = np.ravel(content).view(np.uint8)  # type: ignore[assignment]
-    digest = hashlib.blake2b(content, digest_size=8).digest()
+        data = np.ravel(content).view(np.uint8)
+    digest = hashlib.blake2b(data, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
