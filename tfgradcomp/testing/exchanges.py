@@ -100,7 +100,7 @@ def run(
             words += int(result.variable_length_words)
         return WorkerRun(seen, recording.calls, words, route)
 
-    return Loopback(num_workers, timeout=60).run(worker)
+    return Loopback(num_workers).run(worker)
 
 
 def exchanges_give_the_bits_of_a_direct_exchange(
