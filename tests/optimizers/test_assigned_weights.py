@@ -50,7 +50,7 @@ def assign_between(every, steps, assigned, stagger=False, outer=half):
 
 
 def expected_between(workers, every, steps, assigned, stagger=False):
-    """What `assign_between` returns for half the mean change, on all workers."""
+    """Returns what each worker should see where half the mean change is applied."""
     own, anchors = np.stack([start(GROUPED)] * workers)[np.newaxis].repeat(2, 0)
     ends = np.cumsum([0, *map(np.prod, GROUPED)])
     groups = [(0, 1), (1, 3), (3, 4)] if stagger else [(0, 4)]

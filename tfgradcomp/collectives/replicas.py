@@ -211,7 +211,8 @@ class Hosts(Replicas):
         addresses = addresses_of(strategy)
         self._hosts = [address.rpartition(":")[0] for address in addresses]
         self._watchdog: StallWatchdog | None = None
-        # Other objects and call sites, which these processes may differ in, count not.
+        # These keys do not depend on the objects and call sites created before, which
+        # may differ between processes that run different programs.
         for index, site in enumerate(_FIRST_SITES):
             self._keys[f"gather of {site}"] = _FIRST_KEY + index
 

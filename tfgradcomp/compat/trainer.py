@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -65,22 +66,23 @@ def frame_of_fit(model: keras.Model, frame: FrameType | None) -> FrameType | Non
     Keras does not tell whether a model is in `fit`.
     """
     code = code_of_loop("fit")
-    while frame is not None:
-        if frame.f_code is code and frame.f_locals["self"] is model:
-            return frame
-        frame = frame.f_back
+    for caller in _callers(frame):
+        if caller.f_code is code and caller.f_locals["self"] is model:
+            return caller
     return None
 
 
 def is_in_loop() -> bool:
     """Returns whether Keras' `fit`, `evaluate` or `predict` is among the callers."""
     codes = [code_of_loop(kind) for kind in ("fit", "evaluate", "predict")]
-    frame = inspect.currentframe()
+    return any(caller.f_code in codes for caller in _callers(inspect.currentframe()))
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields a frame, and the frames of its callers."""
     while frame is not None:
-        if frame.f_code in codes:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 def strategy_at_creation(model: keras.Model) -> tf.distribute.Strategy | None:

@@ -149,17 +149,51 @@ def check_same_gradients(
     with tf.init_scope():
         call_site = f"gradients/{len(mine)}"
         seen = hosts.gather(tf.constant(mine, tf.int32), call_site).numpy()
-    differing = np.flatnonzero((seen != seen[0]).any(0)).tolist()
-    if not differing:
+    if (seen == seen[0]).all():
         return
-    first = differing[0]
+    paths, workers = _differing(variables, seen)
     raise ValueError(
-        f"{path_of(variables[first])} has a gradient on workers "
-        f"{np.flatnonzero(seen[:, first]).tolist()} and none on the others. Expected: "
-        "the same variables with a gradient on all workers: freeze the same layers, "
-        "and pass the same variables to `apply`. Received: variables that differ="
-        f"{[path_of(variables[position]) for position in differing[:5]]}"
+        f"{paths[0]} has a gradient on workers {workers} and none on the others. "
+        "Expected: the same variables with a gradient on all workers: freeze the same "
+        "layers, and pass the same variables to `apply`. "
+        f"Received: variables that differ={paths[:5]}"
     )
+
+
+def check_same_frozen(hosts: Hosts, variables: Sequence[keras.Variable]) -> None:
+    """Compares which weights are frozen; all workers must call it.
+
+    Models with other numbers of weights are compared before the first step.
+
+    Args:
+        hosts: The collectives between the workers' processes.
+        variables: The trained variables of a model, frozen or not.
+
+    Raises:
+        ValueError: On all workers, if a weight is frozen on some of them only.
+    """
+    mine = np.array([not variable.trainable for variable in variables], np.int32)
+    key = [len(mine), digest64(mine)]
+    seen = hosts.gather(tf.constant(key, tf.int64), "fit/frozen").numpy()
+    if (seen[:, 0] != len(mine)).any() or (seen == seen[0]).all():
+        return
+    seen = hosts.gather(tf.constant(mine), f"fit/frozen/{len(mine)}").numpy()
+    paths, workers = _differing(variables, seen)
+    raise ValueError(
+        f"{paths[0]} is frozen on workers {workers} and trained on the others. "
+        "Expected: the same layers with trainable=False on all workers. "
+        f"Received: weights that differ={paths[:5]}"
+    )
+
+
+def _differing(variables, seen):
+    """Returns the paths whose entries of `seen`, `[N, size]`, differ between workers.
+
+    The workers with a 1 for the first of them follow.
+    """
+    differing = np.flatnonzero((seen != seen[0]).any(0)).tolist()
+    paths = [path_of(variables[position]) for position in differing]
+    return paths, np.flatnonzero(seen[:, differing[0]]).tolist()
 
 
 def check_still_same(

@@ -10,12 +10,13 @@ import keras
 
 from tfgradcomp.collectives.call_sites import SITES
 from tfgradcomp.core.logging import logger
+from tfgradcomp.engine.consistency_check import check_same_frozen
 from tfgradcomp.engine.settings_check import check_same_settings
 from tfgradcomp.fit.signals import LoopSignals, signals_of
 from tfgradcomp.fit.statistics import (
     average_statistics,
-    check_same_frozen,
     copy_first_worker,
+    trained_variables,
 )
 from tfgradcomp.fit.wrappers import wrappers_of
 
@@ -89,7 +90,7 @@ class LoopSync:
         """
         if self.signals:
             check_same_settings(self.signals.hosts, self.model.optimizer)
-            check_same_frozen(self.model, self.signals.hosts)
+            check_same_frozen(self.signals.hosts, trained_variables(self.model))
 
     def synchronize_weights(self) -> None:
         """Makes the weights equal on all workers."""

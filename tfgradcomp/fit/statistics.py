@@ -24,7 +24,6 @@ from tfgradcomp.compat.layers import (
     own_trainable_variables,
 )
 from tfgradcomp.compat.variables import tensorflow_variable
-from tfgradcomp.core.digest import digest64
 from tfgradcomp.fit.wrappers import optimizers_of
 
 
@@ -65,7 +64,7 @@ def copy_first_worker(model: keras.Model, hosts: Collectives) -> list[str]:
         The paths of the variables that differed.
     """
     everything = [
-        *_variables(model, own_trainable_variables),
+        *trained_variables(model),
         *statistics_of(model),
         *_learning_rates(model),
     ]
@@ -78,39 +77,15 @@ def copy_first_worker(model: keras.Model, hosts: Collectives) -> list[str]:
     return [variable.path for variable in unequal.variables]
 
 
-def check_same_frozen(model: keras.Model, hosts: Collectives) -> None:
-    """Compares which weights are frozen; all workers must call it.
-
-    Models with other numbers of weights are compared before the first step.
-
-    Args:
-        model: The model.
-        hosts: The collectives between the processes.
-
-    Raises:
-        ValueError: On all workers, if a weight is frozen on some of them only.
-    """
-    variables = _variables(model, own_trainable_variables)
-    mine = np.array([variable.trainable for variable in variables], np.int32)
-    key = [len(mine), digest64(mine)]
-    seen = hosts.gather(tf.constant(key, tf.int64), "fit/frozen").numpy()
-    if (seen[:, 0] != len(mine)).any() or (seen == seen[0]).all():
-        return
-    seen = hosts.gather(tf.constant(mine), f"fit/frozen/{len(mine)}").numpy()
-    differing = np.flatnonzero((seen != seen[0]).any(0)).tolist()
-    raise ValueError(
-        f"{variables[differing[0]].path} is frozen on workers "
-        f"{np.flatnonzero(seen[:, differing[0]] == 0).tolist()} and trained on the "
-        "others. Expected: the same layers with trainable=False on all workers. "
-        "Received: weights that differ="
-        f"{[variables[index].path for index in differing[:5]]}"
-    )
+def trained_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the trained variables of all layers, frozen or not."""
+    return _variables(model, own_trainable_variables)
 
 
 def digest_of_weights(model: keras.Model) -> str:
     """Returns a hash of all trained variables, frozen or not."""
     digest = hashlib.sha256()
-    for variable in _variables(model, own_trainable_variables):
+    for variable in trained_variables(model):
         if not variable.overwrite_with_gradient:
             digest.update(variable.numpy().tobytes())
     return digest.hexdigest()
@@ -123,7 +98,7 @@ def statistics_of(model: keras.Model) -> list[keras.Variable]:
     The states of a stateful layer are left out: they belong to the rows of its batch.
     """
     kept = _variables(model, own_non_trainable_variables, with_stateful=False)
-    trained = _variables(model, own_trainable_variables)
+    trained = trained_variables(model)
     scales = [v for v in trained if v.overwrite_with_gradient]
     return [*(v for v in kept if tf.as_dtype(v.dtype).is_floating), *scales]
 

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfgradcomp.compat.inner_optimizer import create_without_exchange
+from tfgradcomp.compat.inner_optimizer import (
+    create_without_exchange,
+    show_through_loss_scale,
+)
 from tfgradcomp.core.registry import public_classes
 from tfgradcomp.optimizers.wrapper import OptimizerWrapper
 
 # `tfgradcomp.TernGrad(SGD(...))` comes here before it creates the inner optimizer.
 create_without_exchange()
+show_through_loss_scale(OptimizerWrapper)
 _CLASSES = public_classes(__name__, OptimizerWrapper)
 # Base classes of wrappers, which are no optimizers by themselves.
 for _name in ("OptimizerWrapper", "ExchangeOptimizer", "MethodWrapper"):

@@ -114,14 +114,13 @@ class ExchangeOptimizer(OptimizerWrapper):
             group: The positions of those that are exchanged here; None: all.
         """
         if not self.built:
-            # Whoever divides the variables has compared the settings.
-            self._compares_settings = group is None
-            self._group = range(len(variables)) if group is None else group
+            self._group = group
             create_variables(self.inner_optimizer, self._build, variables)
 
     def _build(self, variables):
         self._strategy = check_strategy(self)
-        if self._compares_settings:
+        if self._group is None:
+            # Otherwise the divider of the variables has compared the settings.
             self.check_settings(self._strategy)
         self.inner_optimizer.build(variables)
         self._bind()
@@ -134,7 +133,7 @@ class ExchangeOptimizer(OptimizerWrapper):
             originals_of(variables),
             # A variable that Keras overwrites with its gradient takes no update.
             [
-                index in self._group
+                (self._group is None or index in self._group)
                 and not compat.is_overwritten(self.inner_optimizer, variable)
                 for index, variable in enumerate(variables)
             ],

@@ -101,7 +101,6 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
             "A compressed optimizer goes around all optimizers together, so that a "
             "step is skipped as a whole: TernGrad(MultiOptimizer(...))."
         )
-        compat.show_through_loss_scale(OptimizerWrapper)
         super().__init__(learning_rate=0.0, name=name or inner.name)
         compat.forget_variables(self)
         self.inner_optimizer = inner

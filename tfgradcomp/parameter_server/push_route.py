@@ -7,7 +7,6 @@ stay unbiased.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,12 +15,12 @@ from typing_extensions import override
 
 from tfgradcomp.collectives.base import SingleWorker
 from tfgradcomp.core import Context
-from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.parameter_server.channel import WorkerEndpoint
 from tfgradcomp.parameter_server.division import division_for
 from tfgradcomp.parameter_server.header import HEADER_WORDS, read_header, write_header
 from tfgradcomp.parameter_server.queues import ServerEndpoint, total
-from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, Words
+from tfgradcomp.parameter_server.transport import ServerRoute
+from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Words
 from tfgradcomp.transports.messages import variable_length_words
 
 # The key in `Context.prepared` of this worker's maxima, from `reduce_max` to `push`.
@@ -53,7 +52,7 @@ class Pushed(NamedTuple):
     variable_length_words: tf.Tensor | int = 0
 
 
-class PushLogRoute(Route):
+class PushLogRoute(ServerRoute):
     """Pushes messages into a log, and pulls the servers' replies to all pushes.
 
     Message and reply carry the maxima that the pusher has for the first round. The
@@ -61,8 +60,6 @@ class PushLogRoute(Route):
     with zeros in this worker's row.
     """
 
-    exchanges_every_step = True
-    _waiting: WaitingElements | None = None
     collectives: LogCollectives
 
     def __init__(self, collectives, method, layout, call_site):
@@ -75,13 +72,6 @@ class PushLogRoute(Route):
         self._maxima = self.num_max_reduced
         # Without a state, a reply depends on the message alone.
         self._is_reply_known = not tf.nest.flatten(self._division.init_state(0))
-
-    @override
-    def without(self, waiting):
-        # The servers hold the state of the elements that wait.
-        other = copy.copy(self)
-        other._waiting = waiting
-        return other
 
     @override
     def init_state(self):

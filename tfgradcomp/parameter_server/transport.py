@@ -93,15 +93,27 @@ class ServerCollectives(WorkerEndpoint, Collectives):
         return tf.bitcast(tf.concat(replies, -1), vector.dtype)
 
 
-class ParameterServerRoute(Route):
+class ServerRoute(Route):
+    """A route to servers that hold the server's state themselves."""
+
+    exchanges_every_step = True
+    _waiting: WaitingElements | None = None
+
+    @override
+    def without(self, waiting):
+        # The servers hold the state of the elements that wait.
+        other = copy.copy(self)
+        other._waiting = waiting
+        return other
+
+
+class ParameterServerRoute(ServerRoute):
     """Messages to the servers of a `RoundChannel`, and their replies to all workers.
 
     The servers hold the server's state. A worker keeps the fields of `deferred_reply`,
     and sends them with its next message.
     """
 
-    exchanges_every_step = True
-    _waiting: WaitingElements | None = None
     collectives: ServerCollectives
 
     def __init__(self, collectives, method, layout, call_site):
@@ -112,13 +124,6 @@ class ParameterServerRoute(Route):
         )
         self._deferred_words = messages.message_words(self._division.deferred_reply)
         self._endpoint_name = f"exchange/{call_site}"
-
-    @override
-    def without(self, waiting):
-        # The servers hold the state of the elements that wait.
-        other = copy.copy(self)
-        other._waiting = waiting
-        return other
 
     @override
     def init_state(self):
