@@ -215,9 +215,9 @@ def test_padding_keeps_the_places_of_chunks():
     bucket = BucketRange(600, 705)
     assert bucket.alignment_padding == 88
     assert bucket.offset == 512
-    assert bucket.layout(layout) == Layout((0, 88, 188, 193), (88, 100, 5))
+    assert bucket.layout(layout) == Layout((0, 88, 188, 193), ((88,), (100,), (5,)))
     assert bucket.pieces(layout) == [Piece(1, 0, 100), Piece(2, 0, 5)]
-    assert BucketRange(0, 600).layout(layout) == Layout((0, 600), (600,))
+    assert BucketRange(0, 600).layout(layout) == Layout((0, 600), ((600,),))
 
 
 def test_parts_of_devices_keep_the_places_of_chunks():

@@ -66,6 +66,10 @@ class Compressor(Component, abc.ABC):
         contracts: Whether the error is smaller than the input, at least on average, so
             that error feedback may follow; see `OptimalScale`.
         needs_second_moments: Whether `context.second_moments` must be given.
+        needs_whole_tensors: Whether no tensor may be cut, because shapes matter. Then
+            the vectors of its state may have another size than the layout: `init` of a
+            layout is the concatenation of `init` of its tensors.
+        hears_reply: Whether the state depends on the reply (`received`).
         most_elements: Greatest number of elements of a vector; None for no limit.
     """
 
@@ -75,6 +79,8 @@ class Compressor(Component, abc.ABC):
     is_blockwise: ClassVar[bool] = True
     contracts: ClassVar[bool] = False
     needs_second_moments: ClassVar[bool] = False
+    needs_whole_tensors: ClassVar[bool] = False
+    hears_reply: ClassVar[bool] = False
     most_elements: ClassVar[int | None] = None
 
     @abc.abstractmethod
@@ -84,6 +90,17 @@ class Compressor(Component, abc.ABC):
     def max_reduced_fields(self, layout: Layout) -> dict[str, Field]:
         """Declares a first round: tensors that are reduced to their maximum."""
         return {}
+
+    def mean_reduced_fields(self, layout: Layout) -> dict[str, Field]:
+        """Declares a first round: numbers that are reduced to their mean.
+
+        Their type is one that can be added: float32, float16, bfloat16 or float64.
+        """
+        return {}
+
+    def first_round(self, layout: Layout) -> dict[str, Field]:
+        """Returns the fields of the first round, maxima first."""
+        return {**self.max_reduced_fields(layout), **self.mean_reduced_fields(layout)}
 
     def init(self, layout: Layout) -> State:
         """Returns the state before the first step."""
@@ -95,7 +112,7 @@ class Compressor(Component, abc.ABC):
         """Returns this worker's part of the first round, before `compress`.
 
         Returns:
-            A tensor for each of `max_reduced_fields`, and any other tensor that
+            A tensor for each field of the first round, and any other tensor that
             `compress` would have to compute again. `compress` finds them in
             `context.prepared`, with the declared fields reduced over the workers.
         """
@@ -106,6 +123,21 @@ class Compressor(Component, abc.ABC):
         self, x: Vector, state: State, layout: Layout, context: Context
     ) -> Compressed:
         """Returns the payload of `x`, a tensor for each field, and the new state."""
+
+    def received(
+        self, state: State, update: Vector, layout: Layout, context: Context
+    ) -> State:
+        """Returns the new state once the reply has come.
+
+        It is called if `hears_reply` is true, and not in uncompressed steps.
+
+        Args:
+            state: The state that `compress` returned.
+            update: The decoded reply, the same on all workers.
+            layout: The blocks of the flat vector.
+            context: The step, as `compress` saw it.
+        """
+        return state
 
     def elements_sent(self, payload: Fields, layout: Layout) -> tf.Tensor | int:
         """Returns the number of elements that a payload has a value for."""
@@ -147,6 +179,23 @@ class Compressor(Component, abc.ABC):
         `Method.fused` calls it.
         """
         return self
+
+
+def checked_prepare(
+    compressor: Compressor, x: Vector, state: State, layout: Layout, context: Context
+) -> Fields:
+    """Prepares `x`, and compares the result with the declared first round.
+
+    Raises:
+        ValueError: If the compressor returns fields of another form.
+    """
+    prepared = compressor.prepare(x, state, layout, context)
+    for declared_by in ("max_reduced_fields", "mean_reduced_fields"):
+        fields = getattr(compressor, declared_by)(layout)
+        contracts.check_fields(
+            compressor, "prepare", prepared, fields, declared_by, allow_others=True
+        )
+    return prepared
 
 
 def checked_compress(
@@ -226,6 +275,16 @@ class Wrapper(Compressor):
     def most_elements(self):  # type: ignore[override]
         return self.compressor.most_elements
 
+    @property
+    @override
+    def needs_whole_tensors(self):  # type: ignore[override]
+        return self.compressor.needs_whole_tensors
+
+    @property
+    @override
+    def hears_reply(self):  # type: ignore[override]
+        return self.compressor.hears_reply
+
     @override
     def fields(self, layout):
         return self.compressor.fields(layout)
@@ -233,6 +292,10 @@ class Wrapper(Compressor):
     @override
     def max_reduced_fields(self, layout):
         return self.compressor.max_reduced_fields(layout)
+
+    @override
+    def mean_reduced_fields(self, layout):
+        return self.compressor.mean_reduced_fields(layout)
 
     def transform(
         self, x: Vector, state: State, layout: Layout, context: Context
@@ -246,7 +309,7 @@ class Wrapper(Compressor):
 
     @override
     def prepare(self, x, state, layout, context):
-        if not self.max_reduced_fields(layout):
+        if not self.first_round(layout):
             return {}
         transformed = self.transform(x, state, layout, context)
         inner = self.inner_state(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -79,6 +80,45 @@ class ErrorFeedback(Wrapper):
     @override
     def fused(self):
         return _SignFeedback(self) if self.compressor == ScaledSign() else self
+
+
+@dataclass(frozen=True)
+class MeanErrorFeedback(ErrorFeedback):
+    r"""Keeps what the workers' common update lacks of this worker's input.
+
+    \( p = g + \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
+    \( e \leftarrow p - u \) with the update u that all workers apply. So the mean of
+    all e is what is missing in u, whatever C does.
+
+    Attributes:
+        compressor: C.
+        residual_dtype: `"float32"`.
+
+    References:
+        Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
+        for Distributed Optimization, 2019, Algorithm 2.
+    """
+
+    hears_reply: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_choice("residual_dtype", self.residual_dtype, ("float32",))
+
+    @override
+    def compress(self, x, state, layout, context):
+        p = self.transform(x, state, layout, context)
+        compressed = checked_compress(
+            self.compressor, p, state["inner"], layout, context
+        )
+        waiting = context.unless_zero_lr(p, state["residual"])
+        return compressed._replace(
+            state={"residual": waiting, "inner": compressed.state}
+        )
+
+    @override
+    def received(self, state, update, layout, context):
+        left = state["residual"] - update
+        return {**state, "residual": context.unless_zero_lr(left, state["residual"])}
 
 
 class _Waiting(ErrorFeedback):

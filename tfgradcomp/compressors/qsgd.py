@@ -59,7 +59,7 @@ class QSGD(Codebook, AddableCodes):
 
     @override
     def block_fields(self, layout):
-        return {"norm": Field(layout.num_blocks, per="block")}
+        return {"norm": Field(layout.num_blocks, per="block", shared=self.share_norm)}
 
     @override
     def max_reduced_fields(self, layout):

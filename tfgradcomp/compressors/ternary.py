@@ -45,13 +45,15 @@ class Ternary(UniformLevels):
     def fields(self, layout):
         return {
             "codes": Field(layout.size, base=3, per="element"),
-            "scale": Field(layout.num_blocks, per="block"),
+            "scale": self._scale_field(layout),
         }
 
     @override
     def max_reduced_fields(self, layout):
-        scale = Field(layout.num_blocks, per="block")
-        return {"scale": scale} if self.share_scaler else {}
+        return {"scale": self._scale_field(layout)} if self.share_scaler else {}
+
+    def _scale_field(self, layout):
+        return Field(layout.num_blocks, per="block", shared=self.share_scaler)
 
     @override
     def prepare(self, x, state, layout, context):

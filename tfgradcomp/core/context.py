@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfgradcomp.core.component import State
 from tfgradcomp.core.split_vector import Vector
 
 # Elements that share one block of random bits. Vectors are cut between such blocks.
@@ -26,8 +27,9 @@ class Context(NamedTuple):
             `DRAWN_TOGETHER`.
         second_moments: If the vector is a sum over examples, the sums of the squares
             of its terms, element by element; None if they are not known.
-        prepared: The result of `Compressor.prepare`, with its `max_reduced_fields`
+        prepared: The result of `Compressor.prepare`, with the fields of the first round
             reduced over all workers; None if there is no first round.
+        server_state: The state of a server that is `read_by_workers`; else `()`.
     """
 
     step: tf.Tensor
@@ -39,6 +41,7 @@ class Context(NamedTuple):
     offset: int = 0
     second_moments: Vector | None = None
     prepared: dict[str, tf.Tensor] | None = None
+    server_state: State = ()
 
     @property
     def learning_rate_ratio(self) -> tf.Tensor:
@@ -47,7 +50,7 @@ class Context(NamedTuple):
 
     def at_server(self) -> Context:
         """Returns the step as the server sees it, the same wherever the server is."""
-        return self._replace(rank=-1, prepared=None)
+        return self._replace(rank=-1, prepared=None, server_state=())
 
     def unless_zero_lr(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         """Returns `new`, or `old` in a step whose learning rate is 0.

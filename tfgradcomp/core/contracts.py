@@ -73,23 +73,55 @@ def check_state(part: Any, function: str, state: Any, before: Any) -> None:
             )
 
 
-def initial_state(part: Any, layout: Layout) -> Any:
+def initial_state(part: Any, layout: Layout, by_tensor: bool = False) -> Any:
     """Returns the state of a part before the first step.
 
+    Args:
+        part: A compressor, a server or a weight decay.
+        layout: The blocks and tensors of the vector.
+        by_tensor: Whether no tensor is ever cut, so that a leaf may have another number
+            of items than the tensor has elements.
+
     Raises:
-        ValueError: If a leaf is no vector of the layout's size that files can hold.
+        ValueError: If a leaf is no vector of the right size that files can hold.
     """
     state = part.init(layout)
-    for name, leaf in named_leaves(state).items():
-        came = _spec(leaf)
-        if came.shape != [layout.size] or came.dtype.name not in STATE_DTYPES:
+    leaves = named_leaves(state)
+    sizes = leaf_sizes(part, layout, by_tensor)
+    for (name, leaf), items in zip(leaves.items(), sizes, strict=True):
+        came, size = _spec(leaf), sum(items)
+        if came.shape != [size] or came.dtype.name not in STATE_DTYPES:
+            reason = (
+                "as many items as `init` returns for its tensors together"
+                if by_tensor
+                else "a state is saved and divided as the gradient is, by elements. "
+                "Spread a single number over such a vector"
+            )
             raise ValueError(
                 f"`init` of {part} must return the state {name!r} as "
-                f"float32 [{layout.size}]: a state is saved and divided as the "
-                "gradient is, by elements. Spread a single number over such a vector. "
-                f"Received: {name}={_text(came)}"
+                f"float32 [{size}]: {reason}. Received: {name}={_text(came)}"
             )
     return state
+
+
+def leaf_sizes(
+    part: Any, layout: Layout, by_tensor: bool = False
+) -> list[tuple[int, ...]]:
+    """Returns the items of each tensor in each leaf of a state.
+
+    The arguments are those of `initial_state`.
+    """
+    sizes = layout.sizes or (layout.size,)
+    if not by_tensor:
+        return [sizes] * len(named_leaves(part.init(layout)))
+    with tf.Graph().as_default():
+        # Nothing is computed: only the static shapes are read.
+        of_tensors = [
+            named_leaves(part.init(Layout.from_shapes([shape]))).values()
+            for shape in layout.shapes or ((layout.size,),)
+        ]
+        rows = [[leaf.shape[0] for leaf in leaves] for leaves in of_tensors]
+    return list(zip(*rows, strict=True))
 
 
 def check_vector(part: Any, function: str, vector: Any, layout: Layout) -> None:

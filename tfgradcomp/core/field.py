@@ -30,6 +30,9 @@ class Field(NamedTuple):
             is then the maximum. Only the last field of a method may have a variable
             length. Its type is int32, and -1 means no item, because messages are padded
             with -1.
+        shared: Whether all workers have the same tensor, because it follows from a
+            first round or from shared random numbers. It travels only to servers that
+            are no workers.
     """
 
     count: int  # type: ignore[assignment]  # It hides tuple.count.
@@ -38,6 +41,7 @@ class Field(NamedTuple):
     per: str | None = None
     items_per_block: int = 1
     variable_length: bool = False
+    shared: bool = False
 
     @property
     def length(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -19,32 +20,46 @@ class Layout:
 
     Attributes:
         row_splits: `num_blocks + 1` increasing offsets, the first 0.
-        sizes: Elements of each tensor that the vector is made of. Compressors that can
-            do so decode a vector as a `SplitVector` of these sizes. None if the tensors
-            are unknown or do not matter.
+        shapes: The shape of each tensor that the vector is made of, in order; a part of
+            a tensor is a vector. None if the tensors are unknown or do not matter.
     """
 
     row_splits: tuple[int, ...]
-    sizes: tuple[int, ...] | None = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
-    def from_sizes(
-        cls, sizes: list[int], block_size: int | str | None = None
+    def from_shapes(
+        cls, shapes: Iterable[Sequence[int]], block_size: int | str | None = None
     ) -> Layout:
         """Cuts the concatenation of tensors into blocks.
 
         Args:
-            sizes: Elements of each tensor.
+            shapes: The shape of each tensor.
             block_size: Elements of the flat vector in a block; the last block may be
                 shorter. None: a block is a tensor. `"model"`: one block.
         """
-        total = sum(sizes)
+        known = tuple(tuple(map(int, shape)) for shape in shapes)
+        edges = [0, *itertools.accumulate(map(math.prod, known))]
+        total = edges[-1]
         if block_size is None:
-            splits = [0, *itertools.accumulate(sizes)]
-        else:
-            step = max(total, 1) if block_size == "model" else int(block_size)
-            splits = [*range(0, total, step), total]
-        return cls(tuple(map(int, splits)), tuple(map(int, sizes)) or None)
+            return cls(tuple(edges), known or None)
+        step = max(total, 1) if block_size == "model" else int(block_size)
+        return cls((*range(0, total, step), total), known or None)
+
+    @classmethod
+    def from_sizes(
+        cls, sizes: Iterable[int], block_size: int | str | None = None
+    ) -> Layout:
+        """Does what `from_shapes` does, for vectors of some sizes."""
+        return cls.from_shapes([(size,) for size in sizes], block_size)
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Elements of each tensor; None if the tensors are unknown.
+
+        Compressors that can do so decode a vector as a `SplitVector` of these sizes.
+        """
+        return None if self.shapes is None else tuple(map(math.prod, self.shapes))
 
     @property
     def size(self) -> int:

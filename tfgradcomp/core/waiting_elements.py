@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -26,6 +27,17 @@ class WaitingElements:
         """The elements where others begin or cease to wait."""
         waiting = [(b, e) for b, e, is_waiting in self.spans if is_waiting and b < e]
         return {edge for span in waiting for edge in span}
+
+    def of_items(self, sizes: Sequence[int]) -> WaitingElements:
+        """Returns the selection of items in a vector of another size.
+
+        Args:
+            sizes: Items of each tensor; the last spans are those of tensors.
+        """
+        waits = [is_waiting for *_, is_waiting in self.spans[-len(sizes) :]]
+        pairs = itertools.pairwise([0, *itertools.accumulate(sizes)])
+        spans = [(*pair, waiting) for pair, waiting in zip(pairs, waits, strict=True)]
+        return replace(self, spans=spans)
 
     def joined(
         self, values: tf.Tensor, others: tf.Tensor, owned: range | None = None

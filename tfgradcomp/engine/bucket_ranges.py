@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from typing import NamedTuple
 
 from tfgradcomp.core import Layout
@@ -47,11 +48,17 @@ class BucketRange(NamedTuple):
     def layout(self, layout: Layout) -> Layout:
         """Returns the layout of the range, of the vector's layout."""
         splits = layout.part(self.begin, self.end).row_splits
-        sizes = [end - begin for _, begin, end in self.pieces(layout)]
+        shapes = [self._shape(piece, layout) for piece in self.pieces(layout)]
         if self.alignment_padding:
             splits = (0, *(self.alignment_padding + split for split in splits))
-            sizes = [self.alignment_padding, *sizes]
-        return Layout(splits, tuple(sizes))
+            shapes = [(self.alignment_padding,), *shapes]
+        return Layout(splits, tuple(shapes))
+
+    @staticmethod
+    def _shape(piece, layout):
+        """Returns the shape of a piece: that of its tensor, or of a part of it."""
+        shape, size = layout.shapes[piece.position], piece.end - piece.begin
+        return shape if size == math.prod(shape) else (size,)
 
     def pieces(self, layout: Layout) -> list[Piece]:
         """Returns the pieces of the vector's tensors in the range."""

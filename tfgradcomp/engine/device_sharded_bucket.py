@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,18 +26,25 @@ from tfgradcomp.transports import Route
 ALIGNMENT = 4
 
 
-def part_ranges(whole: BucketRange, devices: int) -> list[BucketRange]:
+def part_ranges(
+    whole: BucketRange, devices: int, edges: Sequence[int] | None = None
+) -> list[BucketRange]:
     """Returns the range of each device: equal parts, rounded to four elements.
 
     Where that leaves a device without an element, each has the whole range.
+
+    Args:
+        whole: The range of the bucket.
+        devices: Number of devices.
+        edges: Where the range may be cut; the nearest ones are taken. None: anywhere.
     """
     size = whole.end - whole.begin
-    cuts = [
-        -(-(whole.begin + size * device // devices) // ALIGNMENT) * ALIGNMENT
-        for device in range(1, devices)
-    ]
-    edges = [whole.begin, *cuts, whole.end]
-    pairs = list(itertools.pairwise(edges))
+    cuts = [whole.begin + size * device // devices for device in range(1, devices)]
+    if edges is None:
+        cuts = [-(-cut // ALIGNMENT) * ALIGNMENT for cut in cuts]
+    else:
+        cuts = [min(edges, key=lambda edge: abs(edge - cut)) for cut in cuts]
+    pairs = list(itertools.pairwise([whole.begin, *cuts, whole.end]))
     if any(begin >= end for begin, end in pairs):
         pairs = [(whole.begin, whole.end)] * devices
     return [BucketRange(begin, end) for begin, end in pairs]
@@ -117,7 +124,7 @@ class DeviceShardedBucket(Segment):
         ]
         self._widest = max(part.size for part in self.parts)
         leaves = zip(*(tf.nest.flatten(part.state) for part in self.parts), strict=True)
-        names = [f"{name}.{leaf}" for _, leaf, _ in first.state.named_leaves()]
+        names = [f"{name}.{leaf.name}" for leaf in first.leaves]
         variables = list(map(_variable, names, leaves))
         self.state = tf.nest.pack_sequence_as(first.state, variables)
 

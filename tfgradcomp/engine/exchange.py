@@ -154,7 +154,8 @@ def finish(
     observer: ExchangeObserver,
 ) -> BucketResult:
     """Adds weight decay and noise to a reply, and joins the new states."""
-    before = operands.state
+    before, route = operands.state, operands.route
+    worker = route.received(sent.worker_state, reply, sent.context)
     observer.exchanged(operands.x, before.worker, sent, reply.update)
     update, local = operands.bucket.local_terms(
         reply.update, operands.weights, before.local, sent.context
@@ -162,7 +163,7 @@ def finish(
     moments = tf.nest.map_structure(tf.zeros_like, before.moments)
     return BucketResult(
         update,
-        BucketState(sent.worker_state, moments, reply.state, local),
+        BucketState(worker, moments, reply.state, local),
         reply.nonfinite_flags,
         sent.elements_sent,
         reply.variable_length_words,

@@ -22,7 +22,7 @@ class FlatVector(NamedTuple):
     Attributes:
         name: Name of the vector, also in files.
         positions: Positions of the variables in the model.
-        sizes: Elements of each variable.
+        shapes: The shape of each variable.
         method: The method.
         is_compressed: Whether the method compresses; otherwise float32 travels.
         num_rows: Rows of a table whose gradient may travel as rows, and which is a
@@ -33,11 +33,16 @@ class FlatVector(NamedTuple):
 
     name: str
     positions: list[int]
-    sizes: list[int]
+    shapes: list[tuple[int, ...]]
     method: Method
     is_compressed: bool
     num_rows: int | None = None
     stream_offset: int = 0
+
+    @property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return Layout.from_shapes(self.shapes).size
 
     def __str__(self):
         travels_as = self.method.name if self.is_compressed else "float32"
@@ -57,15 +62,15 @@ class FlatVector(NamedTuple):
 
     def pieces(self, bucket_range: BucketRange) -> tuple[Piece, ...]:
         """Returns the pieces of the model's variables in a range."""
-        pieces = bucket_range.pieces(Layout.from_sizes(self.sizes))
+        pieces = bucket_range.pieces(Layout.from_shapes(self.shapes))
         return tuple(
             piece._replace(position=self.positions[piece.position]) for piece in pieces
         )
 
-    def plus(self, position: int, size: int) -> FlatVector:
+    def plus(self, position: int, shape: Sequence[int]) -> FlatVector:
         """Returns the vector with one variable more."""
         return self._replace(
-            positions=[*self.positions, position], sizes=[*self.sizes, size]
+            positions=[*self.positions, position], shapes=[*self.shapes, tuple(shape)]
         )
 
 
@@ -87,11 +92,11 @@ def divided(
         own: The wrapper's own method.
         sparse: Rules for the tables whose rows travel; `()`: none.
     """
-    sizes = [variable.shape.num_elements() for variable in variables]
     tables = []
     for i in table_positions(variables, sparse) if sparse else ():
-        rows = variables[i].shape[0] if variables[i].shape else 0
-        vector = _empty(assigned[i]).plus(i, sizes[i])
+        shape = variables[i].shape
+        rows = shape[0] if shape else 0
+        vector = _empty(assigned[i]).plus(i, shape)
         vector = vector._replace(name=f"table_{i}", num_rows=rows)
         if is_trained[i] and _travels_as_rows(vector, assigned[i].settings.min_size):
             tables.append(vector)
@@ -107,15 +112,15 @@ def divided(
         if index is None:
             index = len(vectors)
             vectors.append(kind._replace(name=f"policy_{index - others}"))
-        vectors[index] = vectors[index].plus(i, sizes[i])
+        vectors[index] = vectors[index].plus(i, variables[i].shape)
     # Random numbers of other vectors follow those of the wrapper's own vectors.
-    end = max(sum(vector.sizes) for vector in vectors[:others])
+    end = max(vector.size for vector in vectors[:others])
     further = []
     for vector in [*vectors[others:], *tables]:
         end = -(-end // CHUNK) * CHUNK
         further.append(vector._replace(stream_offset=end))
-        end += sum(vector.sizes)
-    return [vector for vector in [*vectors[:others], *further] if sum(vector.sizes)]
+        end += vector.size
+    return [vector for vector in [*vectors[:others], *further] if vector.size]
 
 
 def _empty(assigned):
@@ -128,9 +133,8 @@ def _empty(assigned):
 
 def _travels_as_rows(table, min_size):
     """Returns whether rows of a table may travel by its method."""
-    (size,) = table.sizes
-    is_large_enough = size >= max(min_size, 1) and table.num_rows < 2**INDEX_BITS
-    layout = Layout.from_sizes(table.sizes, table.method.block_size)
+    is_large_enough = table.size >= max(min_size, 1) and table.num_rows < 2**INDEX_BITS
+    layout = Layout.from_shapes(table.shapes, table.method.block_size)
     # Noise is added to whole vectors.
     has_noise = bool(table.method.noise_std)
     return is_large_enough and not has_noise and Rows.carries(table.method, layout)

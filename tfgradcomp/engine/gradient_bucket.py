@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import tensorflow as tf
 
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Context, SplitVector, State
-from tfgradcomp.core.contracts import check_state, initial_state
+from tfgradcomp.core.contracts import check_state, initial_state, leaf_sizes
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.engine.bucket_ranges import BucketRange
 from tfgradcomp.engine.flat_vectors import FlatVector
-from tfgradcomp.engine.noise import gaussian
 from tfgradcomp.engine.probe import ExchangeObserver
 from tfgradcomp.engine.segment import Segment
-from tfgradcomp.engine.step_records import BucketResult, BucketState, StepInputs
+from tfgradcomp.engine.step_records import (
+    BucketResult,
+    BucketState,
+    StateLeaf,
+    StepInputs,
+)
 from tfgradcomp.engine.waiting_pieces import merged, waiting_elements
+from tfgradcomp.ops.normal import gaussian
 from tfgradcomp.transports import Route, SharedGather
 from tfgradcomp.transports.messages import has_variable_length
 from tfgradcomp.transports.rows import TouchedRows
@@ -64,6 +69,7 @@ class GradientBucket(Segment):
         offset: Index of its first element, padding included, among all elements of the
             model that draw random numbers.
         state: The variables of its state.
+        leaves: The leaves of its state, in the order of `tf.nest.flatten`.
         parts: The bucket that each device of a worker exchanges; here there is one.
         waiting: The elements that take no part in the step; None where all do.
     """
@@ -99,20 +105,39 @@ class GradientBucket(Segment):
         self.parts: tuple[GradientBucket, ...] = (self,)
         self._accumulates = accumulates
         initial = self._initial_state()
+        self.leaves = self._leaves(initial)
+        values = tf.nest.flatten(initial)
         variables = [
-            create_variable(value, f"{self.name}.{leaf}")
-            for _, leaf, value in initial.named_leaves()
+            create_variable(value, f"{self.name}.{leaf.name}")
+            for leaf, value in zip(self.leaves, values, strict=True)
         ]
         self.state = tf.nest.pack_sequence_as(initial, variables)
 
     def _initial_state(self):
-        decay = self.route.method.weight_decay
+        method, layout = self.route.method, self.layout
+        decay, by_tensor = method.weight_decay, method.needs_whole_tensors
         return BucketState(
-            worker=initial_state(self.route.method.compressor, self.layout),
+            worker=initial_state(method.compressor, layout, by_tensor),
             moments=tf.zeros([self.layout.size]) if self._accumulates else (),
             server=self.route.init_state(),
-            local=initial_state(decay, self.layout) if decay else (),
+            local=initial_state(decay, layout) if decay else (),
         )
+
+    def _leaves(self, state):
+        """Returns the leaves of a state."""
+        method, layout = self.route.method, self.layout
+        items = {}
+        if method.needs_whole_tensors:
+            halves = {"worker": method.compressor, "server": method.server}
+            items = {r: iter(leaf_sizes(h, layout, True)) for r, h in halves.items()}
+        by_element, leaves = layout.sizes or (), []
+        for role, name, _ in state.named_leaves():
+            sizes = next(items[role]) if role in items else by_element
+            if role == "server" and sizes != by_element:
+                # Only servers of whole vectors have such a leaf: all are equal.
+                role, name = "local", name.replace("server", "local", 1)
+            leaves.append(StateLeaf(role, name, sizes))
+        return leaves
 
     @property
     def declared_routes(self) -> list[Route]:
@@ -141,7 +166,7 @@ class GradientBucket(Segment):
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
         if self.waiting:
             initial = self._initial_state()
-            state = merged(self.waiting, state, initial, self._owned(context))
+            state = self._merged(state, initial, context)
         weights = self.weights_to_decay(step.weights)
         return Operands(self, route, x, state, weights, context, len(gradients.values))
 
@@ -154,13 +179,15 @@ class GradientBucket(Segment):
         """Returns a new state, with the old one of pieces that wait."""
         if self.waiting is None:
             return state
-        return merged(self.waiting, state, self.state, self._owned(context))
+        return self._merged(state, self.state, context)
 
-    def _owned(self, context):
-        """Returns the elements whose server state is held here."""
+    def _merged(self, state, waiting, context):
+        """Returns a state in which the elements that wait have another state."""
+        owned = self.route.owned_range(context.rank)
         if self.route.exchanges_every_step:
-            return range(0)
-        return self.route.owned_range(context.rank)
+            owned = range(0)
+        elements = cast(WaitingElements, self.waiting)
+        return merged(elements, self.leaves, state, waiting, owned)
 
     def with_gradients(self, positions: Collection[int]) -> GradientBucket:
         """Returns this bucket for steps in which some of its variables wait.

@@ -171,7 +171,7 @@ def make_plan(
     buckets: list[Bucket] = []
     for vector in vectors:
         layout, ranges = _cut(vector, settings.bucket_bytes)
-        parts = [part for one in ranges for part in binder.parts_of(one)]
+        parts = [part for one in ranges for part in binder.parts_of(vector, one)]
         layouts = [part.layout(layout) for part in parts]
         vector, transports, is_fallback = binder.choose(vector, layouts, is_fallback)
         # All devices of a worker take the transport of the first one.
@@ -219,7 +219,7 @@ def _refuse_second_moments(assigned, devices):
 
 def _cut(vector, bucket_bytes):
     """Returns the layout of a vector, and the ranges of its buckets."""
-    layout = Layout.from_sizes(vector.sizes, vector.method.block_size)
+    layout = Layout.from_shapes(vector.shapes, vector.method.block_size)
     most = vector.method.compressor.most_elements
     if most is not None:
         # The padding that aligns a bucket is shorter than a chunk.
@@ -229,7 +229,9 @@ def _cut(vector, bucket_bytes):
     if is_cut and vector.method.is_blockwise:
         if bucket_bytes is None:
             bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
-        return layout, cut_ranges(layout, max(bucket_bytes // 4, 1), most)
+        whole = Layout.from_shapes(vector.shapes)
+        blocks = whole if vector.method.needs_whole_tensors else layout
+        return layout, cut_ranges(blocks, max(bucket_bytes // 4, 1), most)
     return layout, [BucketRange(0, layout.size)]
 
 
@@ -271,9 +273,13 @@ class _Binder:
         given = self.settings.transport
         return not isinstance(given, Transport) or given.carries_tables
 
-    def parts_of(self, bucket_range):
+    def parts_of(self, vector, bucket_range):
         """Returns the range that each device of a worker exchanges."""
-        return part_ranges(bucket_range, self.devices.per_worker if self.devices else 1)
+        edges = None
+        if vector.method.needs_whole_tensors:
+            edges = Layout.from_shapes(vector.shapes).row_splits
+        count = self.devices.per_worker if self.devices else 1
+        return part_ranges(bucket_range, count, edges)
 
     def choose(self, vector, layouts, is_fallback):
         """Chooses how a vector travels.
@@ -309,7 +315,7 @@ class _Binder:
             self._bucket(
                 vector, layout, f"{name}/device{device}", transport, one, StatePart
             )
-            for device, one in enumerate(self.parts_of(bucket_range))
+            for device, one in enumerate(self.parts_of(vector, bucket_range))
         )
         return DeviceShardedBucket(vector, bucket_range, name, parts, self.devices)
 

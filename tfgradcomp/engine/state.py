@@ -9,6 +9,7 @@ hold the whole.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
@@ -17,15 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Collectives, SingleWorker
-from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.consistency_check import (
     check_restored,
     lost_files,
     missing_state,
 )
-from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.plan import Plan
+from tfgradcomp.engine.saved_leaf import SavedLeaf
 from tfgradcomp.engine.step_variables import StepVariables
 
 # Entries besides leaves: the worker that wrote the file, whether float32 was taken
@@ -59,43 +59,6 @@ class Restored(NamedTuple):
     def is_whole(self) -> bool:
         """True if the whole state is known."""
         return not self.missing and not self.is_partial
-
-
-class _Leaf(NamedTuple):
-    """A variable of a bucket's state, with its role and its name in files."""
-
-    bucket: Bucket
-    role: str
-    name: str
-    variable: PerReplicaVariable
-
-    def is_same_everywhere(self, num_workers: int) -> bool:
-        """Returns whether it has the same value on every replica of every worker."""
-        if len(self.bucket.parts) > 1 or self.role not in ("local", "server"):
-            return False
-        whole = range(self.bucket.layout.size)
-        owned = map(self.bucket.route.owned_range, range(num_workers))
-        return self.role == "local" or all(one == whole for one in owned)
-
-    def place(self, rank: int, device: int) -> tuple[slice, slice]:
-        """Returns the slice of the vector, and of the variable, that a device holds.
-
-        Args:
-            rank: The worker.
-            device: Index of the device in the worker.
-        """
-        bucket = self.bucket.parts[device]
-        route = bucket.route
-        owned = range(bucket.layout.size)
-        if self.role == "server":
-            owned = route.owned_range(rank)
-        padding = bucket.bucket_range.alignment_padding
-        first, last = max(owned.start, padding), max(owned.stop, padding)
-        offset = bucket.bucket_range.offset
-        return (
-            slice(offset + first, offset + last),
-            slice(first - owned.start, last - owned.start),
-        )
 
 
 def can_restore(owner: str, is_built: bool, store: Mapping) -> bool:
@@ -134,14 +97,24 @@ class OptimizerState:
         self._pending: Restored | None = None
         self._origins: list[tuple[int, int]] = []
         self._leaves = [
-            _Leaf(bucket, role, f"{bucket.vector}.{name}", variable)
+            SavedLeaf(bucket, index, variable)
             for bucket in plan.buckets
-            for role, name, variable in bucket.state.named_leaves()
+            for index, variable in enumerate(tf.nest.flatten(bucket.state))
         ]
+        # By names of leaves: where each part begins, and the number of items.
+        self._begins: dict[str, dict[int, int]] = {}
         self._sizes: dict[str, int] = {}
-        for bucket in plan.buckets:
-            size = self._sizes.get(bucket.vector, 0)
-            self._sizes[bucket.vector] = size + bucket.size
+        for name in dict.fromkeys(leaf.name for leaf in self._leaves):
+            counts = {
+                begin: count
+                for leaf in self._leaves
+                if leaf.name == name
+                for begin, _, count in leaf.items()
+            }
+            begins = sorted(counts)
+            ends = [*itertools.accumulate(counts[begin] for begin in begins)]
+            self._begins[name] = dict(zip(begins, [0, *ends], strict=False))
+            self._sizes[name] = ends[-1]
 
     def variables(self) -> list:
         """Returns the variables of the method's state."""
@@ -180,7 +153,7 @@ class OptimizerState:
             values, vector = leaf.variable.local_values(), leaf.bucket.vector
             workers = len(values) // self._plan.devices_per_worker
             count = workers if leaf.role in ("worker", "moments") else 1
-            shape = [count, self._sizes[vector]]
+            shape = [count, self._sizes[leaf.name]]
             target = whole.setdefault(leaf.name, np.zeros(shape, np.float32))
             places = self._places(leaf, len(values))
             for row, (worker, place, source) in zip(values, places, strict=True):
@@ -274,7 +247,7 @@ class OptimizerState:
         for leaf in self._leaves:
             if leaf.name not in rows:
                 continue
-            size = self._sizes[leaf.bucket.vector]
+            size = self._sizes[leaf.name]
             found = rows[leaf.name].shape[1:]
             if found != (size,):
                 missing.append(f"{leaf.name} of {size} elements, not {found}")
@@ -335,10 +308,10 @@ class OptimizerState:
         """Returns the local worker of each replica, and where a leaf is in files."""
         own = self._plan.collectives
         first_rank = own.process_index * own.num_workers // own.num_processes
-        places = []
+        places, begins = [], self._begins[leaf.name]
         for replica in range(replicas):
             worker, device = divmod(replica, self._plan.devices_per_worker)
-            places.append((worker, *leaf.place(first_rank + worker, device)))
+            places.append((worker, *leaf.place(first_rank + worker, device, begins)))
         return places
 
     def _note_origin(self, rank, num_workers):

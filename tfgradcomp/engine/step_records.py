@@ -59,6 +59,21 @@ class Notice(Protocol):
         """Takes the largest bit of all workers."""
 
 
+class StateLeaf(NamedTuple):
+    """A vector of a bucket's state.
+
+    Attributes:
+        role: `"worker"`: differs between workers; `"moments"` as well; `"server"`: cut
+            by elements between the servers; `"local"`: the same on all workers.
+        name: Name in files.
+        sizes: Items of each tensor of the bucket's layout.
+    """
+
+    role: str
+    name: str
+    sizes: tuple[int, ...]
+
+
 class BucketState(NamedTuple):
     """The state of a bucket by its roles: nests of variables, or of their values.
 

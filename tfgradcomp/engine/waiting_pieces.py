@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.engine.bucket_ranges import Piece
-from tfgradcomp.engine.step_records import BucketState
+from tfgradcomp.engine.step_records import BucketState, StateLeaf
 
 
 def waiting_elements(
@@ -37,6 +37,7 @@ def waiting_elements(
 
 def merged(
     elements: WaitingElements,
+    leaves: Sequence[StateLeaf],
     state: BucketState,
     waiting: BucketState,
     owned: range,
@@ -45,26 +46,19 @@ def merged(
 
     Args:
         elements: The elements that wait.
+        leaves: The leaves of the state.
         state: The state of the other elements.
         waiting: The state of the elements that wait.
         owned: The elements whose server state is held here; empty where servers have
             it, and where it stays as it is.
     """
 
-    def join(role, values, others):
-        if role != "server":
-            return elements.joined(values, others)
+    def joined(leaf, values, others):
+        values, others = map(tf.convert_to_tensor, (values, others))
+        if leaf.role != "server":
+            return elements.of_items(leaf.sizes).joined(values, others)
         return elements.joined(values, others, owned) if owned else values
 
-    return BucketState(
-        *(
-            tf.nest.map_structure(
-                lambda value, other, role=role: join(
-                    role, tf.convert_to_tensor(value), tf.convert_to_tensor(other)
-                ),
-                values,
-                getattr(waiting, role),
-            )
-            for role, values in state._asdict().items()
-        )
-    )
+    pairs = zip(tf.nest.flatten(state), tf.nest.flatten(waiting), strict=True)
+    values = [joined(leaf, *pair) for leaf, pair in zip(leaves, pairs, strict=True)]
+    return tf.nest.pack_sequence_as(state, values)

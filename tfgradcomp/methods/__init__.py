@@ -14,6 +14,7 @@ from tfgradcomp.methods.half_precision import half_precision
 from tfgradcomp.methods.method import Method
 from tfgradcomp.methods.natural import natural_compression
 from tfgradcomp.methods.orq import bingrad, orq
+from tfgradcomp.methods.power_sgd import power_sgd
 from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
 from tfgradcomp.methods.signsgd import signsgd, signum
 from tfgradcomp.methods.strom import strom
@@ -31,6 +32,7 @@ __all__ = [
     "linear_quantization",
     "natural_compression",
     "orq",
+    "power_sgd",
     "qsgd",
     "scaled_sign",
     "signsgd",

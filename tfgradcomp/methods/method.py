@@ -77,6 +77,11 @@ class Method(Component):
         return self.compressor.needs_second_moments
 
     @property
+    def needs_whole_tensors(self) -> bool:
+        """True if no tensor may be cut."""
+        return self.compressor.needs_whole_tensors
+
+    @property
     def is_scaled(self) -> bool:
         """True if updates are as large as gradients; False for signs."""
         part = self.compressor

@@ -11,7 +11,7 @@ from tfgradcomp.core.split_vector import SplitVector, Vector
 from tfgradcomp.core.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
 from tfgradcomp.ops.native import apply_decoded
 from tfgradcomp.ops.operation import Operation
-from tfgradcomp.ops.reference import blocks, codes, levels, signs, sparse
+from tfgradcomp.ops.reference import blocks, codes, levels, low_rank, signs, sparse
 from tfgradcomp.ops.reference.blocks import Statistics, mean_of_sums, spread, widths
 from tfgradcomp.ops.reference.random_numbers import coins, random_bits, uniform
 
@@ -88,6 +88,11 @@ pack_over_threshold = Operation(
     ),
 )
 mean_of_sparse = Operation(sparse.mean_of_sparse)
+
+multiply_matrices = Operation(low_rank.multiply_matrices, vectors=["x"])
+multiply_transposed = Operation(low_rank.multiply_transposed, vectors=["x"])
+multiply_factors = Operation(low_rank.multiply_factors)
+orthonormalize = Operation(low_rank.orthonormalize)
 
 OPERATIONS: dict[str, Operation] = {
     name: value for name, value in list(globals().items()) if type(value) is Operation

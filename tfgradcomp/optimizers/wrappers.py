@@ -17,6 +17,17 @@ class TernGrad(MethodWrapper, function=methods.terngrad):
     """
 
 
+class PowerSGD(MethodWrapper, function=methods.power_sgd):
+    """Factors of low rank of each matrix, in two all-reduces.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(tfgradcomp.PowerSGD(inner, rank=2), "mse")
+        ```
+    """
+
+
 class SignSGD(MethodWrapper, function=methods.signsgd):
     """One bit an element, up and down.
 

@@ -21,7 +21,11 @@ from tfgradcomp.parameter_server.header import HEADER_WORDS, read_header, write_
 from tfgradcomp.parameter_server.queues import ServerEndpoint, total
 from tfgradcomp.parameter_server.transport import ServerRoute
 from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Words
-from tfgradcomp.transports.messages import variable_length_words
+from tfgradcomp.transports.messages import (
+    joined_numbers,
+    split_numbers,
+    variable_length_words,
+)
 
 # The key in `Context.prepared` of this worker's maxima, from `reduce_max` to `push`.
 _LOCAL_MAXIMA = "local_maxima"
@@ -83,10 +87,11 @@ class PushLogRoute(ServerRoute):
     def reduce_max(self, prepared, state):
         if not self.max_reduced_fields:
             return prepared
-        local = self._local_maxima(prepared)
+        local = joined_numbers(prepared, self.max_reduced_fields)
         last = tf.convert_to_tensor(state["last"])
         maxima = tf.maximum(local, tf.reduce_max(last, axis=0))
-        return self._with_maxima(prepared, maxima) | {_LOCAL_MAXIMA: local}
+        shared = split_numbers(maxima, self.max_reduced_fields)
+        return {**prepared, **shared, _LOCAL_MAXIMA: local}
 
     @override
     def push(self, payload, state, context, flag):

@@ -135,8 +135,19 @@ class PushLogStepper(Stepper):
 class PushLogTransport(ParameterServer):
     """Pushes gradients to the parameter servers without a barrier, into a `PushLog`."""
 
+    payload_kind = (
+        f"{ParameterServer.payload_kind}; a mean over all workers, and state that "
+        "depends on the reply, need a barrier"
+    )
     route_class = PushLogRoute
     carries_plain = True
     collectives_class = LogCollectives
     channel_class = PushLog
     stepper_class = PushLogStepper
+
+    @override
+    def supports(self, method, layout):
+        compressor = method.compressor
+        has_mean = bool(compressor.mean_reduced_fields(layout))
+        needs_barrier = has_mean or compressor.hears_reply
+        return super().supports(method, layout) and not needs_barrier

@@ -204,7 +204,8 @@ class ParameterServer(Transport):
     """
 
     payload_kind = (
-        "messages of fixed size, and of variable size if the server has no state"
+        "messages of fixed size, and of variable size if the server has no state; "
+        "factors of matrices need servers on all workers"
     )
     carries_tables = False
     route_class: ClassVar[type[Route]] = ParameterServerRoute
@@ -219,5 +220,7 @@ class ParameterServer(Transport):
 
     @override
     def supports(self, method, layout):
+        if method.compressor.needs_whole_tensors or method.server.read_by_workers:
+            return False
         varies = has_variable_length(method.compressor.fields(layout))
         return not varies or Relay.supports(method, layout)

@@ -65,9 +65,14 @@ class Server(Component, abc.ABC):
     A server computes the same reply from the same payloads on every transport. A
     subclass declares its reply (`reply_fields`), writes it (`combine`), reads it
     (`decompress`) and names its `uncompressed` form. All other methods have defaults.
+
+    Attributes:
+        read_by_workers: Whether compressors read the state (`Context.server_state`):
+            then every worker must be a server of the whole vector.
     """
 
     registered_package: ClassVar[str] = "tfgradcomp.servers"
+    read_by_workers: ClassVar[bool] = False
 
     @abc.abstractmethod
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
@@ -167,8 +172,8 @@ class Server(Component, abc.ABC):
     def sum_field(self, layout: Layout, num_workers: int) -> SumField | None:
         """Returns the field whose sum over the workers is enough for the server.
 
-        The other fields of a payload must then be equal on all workers. None if the
-        server needs more than a sum.
+        The other fields of a payload must then be `shared`. None if the server needs
+        more than a sum.
         """
         return None
 
@@ -256,11 +261,13 @@ class Mean(Server):
     @override
     def sum_field(self, layout, num_workers):
         fields = self.compressor.fields(layout)
-        ((name, field), *others) = fields.items()
+        (name, *others) = [n for n, field in fields.items() if not field.shared]
+        field = fields[name]
         is_numbers = field.base is None and not field.variable_length
         return SumField(name, field) if is_numbers and not others else None
 
     @override
     def update_of_sum(self, total, payload, state, layout, context):
-        (name,) = self.compressor.fields(layout)
-        return self.update({name: total[tf.newaxis]}, state, layout, context)
+        name, _ = self.sum_field(layout, context.num_workers)
+        payloads = {n: v[tf.newaxis] for n, v in {**payload, name: total}.items()}
+        return self.update(payloads, state, layout, context)

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.compressors import Compressor
+from tfgradcomp.compressors.base import checked_prepare
 from tfgradcomp.core import Field, Layout, SplitVector
-from tfgradcomp.core.contracts import check_fields, check_vector
+from tfgradcomp.core.contracts import check_vector
 from tfgradcomp.methods import Method
 from tfgradcomp.testing.errors import require, require_finite, require_same_bits
 from tfgradcomp.testing.inputs import (
@@ -81,9 +82,7 @@ def the_first_round_is_as_declared(method: Method, layout: Layout) -> None:
     """Checks the parts of a first round; a lone worker needs no round."""
     compressor, x = method.compressor, tf.constant(gradient_of(layout))
     state, context = compressor.init(layout), make_context(moments=second_moments_of(x))
-    prepared = compressor.prepare(x, state, layout, context)
-    declared = compressor.max_reduced_fields(layout)
-    check_fields(compressor, "prepare", prepared, declared, "max_reduced_fields", True)
+    checked_prepare(compressor, x, state, layout, context)
     require_same_bits(
         "the results with a first round of one worker, and without a round",
         compress(compressor, x, state, layout, context)[:2],
@@ -117,6 +116,8 @@ def decoded_vectors_do_not_depend_on_tensor_sizes(
 ) -> None:
     """Checks vectors that are decoded in the parts that the layout names."""
     compressor, whole = method.compressor, Layout(layout.row_splits)
+    if compressor.needs_whole_tensors:
+        return
     payload = first_step(compressor, gradient_of(layout), layout).payload
     pair = {name: tf.stack([value, value]) for name, value in payload.items()}
     for decode, given in ((compressor.decompress, payload), (compressor.mean, pair)):

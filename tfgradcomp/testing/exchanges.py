@@ -91,7 +91,8 @@ def run(
             sent, context = route.compress(x, state, server_state, context)
             flag = tf.constant(flag_of(rank, step))
             result = route.exchange(sent.payload, server_state, context, flag)
-            state, server_state = sent.state, result.state
+            state = route.received(sent.state, result, context)
+            server_state = result.state
             sent_flags = [flag_of(other, step) for other in range(num_workers)]
             flags, expected = result.nonfinite_flags, np.array(sent_flags, np.int32)
             require_same_bits("received and sent flags", flags, expected)

@@ -69,11 +69,11 @@ def compress(
 ) -> Compressed:
     """Compresses `x` after the first round, as a route does.
 
-    `reduce` turns the name of a declared field and this worker's part into the maximum
-    over all workers.
+    `reduce` turns the name of a field of the first round and this worker's part into
+    the maximum or mean over all workers.
     """
     prepared = compressor.prepare(x, state, layout, context)
-    declared = compressor.max_reduced_fields(layout)
+    declared = compressor.first_round(layout)
     reduced = {name: reduce(name, prepared[name]) for name in declared}
     context = context._replace(prepared={**prepared, **reduced})
     return checked_compress(compressor, x, state, layout, context)
@@ -109,10 +109,13 @@ def payloads_of(
         inputs.append((x, state, layout, context))
     parts = [compressor.prepare(*each) for each in inputs]
 
-    def largest(name, part):
-        return tf.reduce_max([part[name] for part in parts], 0)
+    maxima = compressor.max_reduced_fields(layout)
 
-    payloads = [compress(compressor, *each, largest).payload for each in inputs]
+    def reduce(name, part):
+        over = tf.reduce_max if name in maxima else tf.reduce_mean
+        return over([part[name] for part in parts], 0)
+
+    payloads = [compress(compressor, *each, reduce).payload for each in inputs]
     stacked = {}
     for name, field in compressor.fields(layout).items():
         values = [payload[name] for payload in payloads]

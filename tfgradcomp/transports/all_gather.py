@@ -23,6 +23,8 @@ class AllGatherRoute(Route):
     lengths.
     """
 
+    sends_shared_fields = False
+
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
         self._is_variable = messages.has_variable_length(self.fields)
@@ -34,7 +36,7 @@ class AllGatherRoute(Route):
         if not self._is_variable:
             message = self.message(payload, flag)
             rows = self.collectives.gather(message, self.call_site)
-            return PendingExchange(context, (rows, 0))
+            return PendingExchange(context, (rows, 0, payload))
         words = messages.pack(payload, self.fields)
         rest = words[self._fixed_words :]
         # In a graph, concatenation with a field of unknown size loses the static size.
@@ -49,7 +51,7 @@ class AllGatherRoute(Route):
             rest = messages.padded(rest, count)
         rest = self.collectives.gather(rest, f"{self.call_site}/variable")
         rows = tf.concat([rows[:, :1], rows[:, 2:], rest], 1)
-        return PendingExchange(context, (rows, count))
+        return PendingExchange(context, (rows, count, payload))
 
     def message(self, payload: dict[str, tf.Tensor], flag: tf.Tensor) -> tf.Tensor:
         """Returns the flag, followed by the words of a payload of fixed length."""
@@ -58,8 +60,9 @@ class AllGatherRoute(Route):
 
     @override
     def pull(self, pending, state):
-        rows, variable_length_words = pending.content
+        rows, variable_length_words, payload = pending.content
         payloads = messages.unpack(rows[:, 1:], self.fields)
+        payloads = self.with_shared(payloads, payload)
         update, state = self.method.server.update(
             payloads, state, self.layout, pending.context
         )
@@ -116,8 +119,10 @@ class SharedGather:
         rows = self.collectives.gather(tf.concat(parts, 0), "shared")
         parts = tf.split(rows, self._sizes, axis=1)
         return [
-            route.checked(route.pull(PendingExchange(context, (part, 0)), state), state)
-            for route, (_, context, _), part, state in zip(
+            route.checked(
+                route.pull(PendingExchange(context, (part, 0, payload)), state), state
+            )
+            for route, (payload, context, _), part, state in zip(
                 self._routes, outgoing, parts, states, strict=True
             )
         ]

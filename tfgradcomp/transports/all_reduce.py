@@ -23,6 +23,8 @@ class AllReduceRoute(Route):
     floats do not overflow.
     """
 
+    sends_shared_fields = False
+
     def __init__(self, collectives, method, layout, call_site):
         super().__init__(collectives, method, layout, call_site)
         self._name, self._sum = method.server.sum_field(layout, self.num_workers)
@@ -93,6 +95,5 @@ class AllReduce(Transport):
         summed = method.server.sum_field(layout, self.collectives.num_workers)
         if summed is None:
             return False
-        fields = method.compressor.fields(layout)
-        shared = method.compressor.max_reduced_fields(layout)
-        return fields.keys() - shared.keys() == {summed.name}
+        fields = method.compressor.fields(layout).items()
+        return {name for name, field in fields if not field.shared} == {summed.name}

@@ -75,7 +75,8 @@ def name_by_rule(method: Method, layout: Layout, collectives: Collectives) -> st
 
     All other payloads use all-gather.
     """
-    is_codes = any(f.base for f in method.compressor.fields(layout).values())
+    fields = method.compressor.fields(layout).values()
+    is_codes = any(field.base for field in fields if not field.shared)
     can_sum = "all_reduce" in supported_names(method, layout, collectives)
     return "all_reduce" if can_sum and not is_codes else "all_gather"
 

@@ -10,11 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import CollectiveCall, Collectives
-from tfgradcomp.compressors.base import Compressed, checked_compress
-from tfgradcomp.core import Context, Field, Layout, State, contracts
+from tfgradcomp.compressors.base import (
+    Compressed,
+    checked_compress,
+    checked_prepare,
+)
+from tfgradcomp.core import Context, Field, Fields, Layout, State, contracts
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.core.waiting_elements import WaitingElements
 from tfgradcomp.methods import Method
+from tfgradcomp.transports.messages import (
+    joined_numbers,
+    message_words,
+    split_numbers,
+)
 
 
 class Words(NamedTuple):
@@ -63,16 +72,19 @@ class Route:
         method: The method, with chains of components fused.
         layout: The blocks of the flat vector.
         call_site: Name of the call site, the same on all workers.
-        fields: The fields of a payload.
-        max_reduced_fields: The fields of the first round; empty if there is none.
+        fields: The fields of a payload that travel.
+        max_reduced_fields: The fields that are reduced to their maximum.
         num_max_reduced: Number of elements in these fields.
         num_workers: Python integer N.
         local_state_size: Elements of a vector of the server's state on this worker.
         exchanges_every_step: Whether servers wait for a message in each step, also from
             variables without a gradient. Such servers keep their state themselves.
+        sends_shared_fields: Whether servers need the `shared` fields of a payload in
+            messages; workers that are servers have them.
     """
 
     exchanges_every_step: ClassVar[bool] = False
+    sends_shared_fields: ClassVar[bool] = True
 
     def __init__(
         self, collectives: Collectives, method: Method, layout: Layout, call_site: str
@@ -82,9 +94,17 @@ class Route:
         self.layout = layout
         self.call_site = call_site
         self.num_workers = collectives.num_workers
-        self.fields = method.compressor.fields(layout)
-        self.max_reduced_fields = method.compressor.max_reduced_fields(layout)
+        compressor = method.compressor
+        self.fields = {
+            name: field
+            for name, field in compressor.fields(layout).items()
+            if self.sends_shared_fields or not field.shared
+        }
+        self.max_reduced_fields = compressor.max_reduced_fields(layout)
         self.num_max_reduced = sum(f.count for f in self.max_reduced_fields.values())
+        self._means: dict[str, dict[str, Field]] = {}
+        for name, field in compressor.mean_reduced_fields(layout).items():
+            self._means.setdefault(field.dtype, {})[name] = field
         self.local_state_size = layout.size
 
     def rebound(self) -> Route:
@@ -108,7 +128,8 @@ class Route:
 
     def init_state(self) -> State:
         """Returns the part of the server's first state that this worker holds."""
-        return contracts.initial_state(self.method.server, self.layout)
+        by_tensor = self.method.needs_whole_tensors
+        return contracts.initial_state(self.method.server, self.layout, by_tensor)
 
     def compress(
         self, x: Vector, state: State, server_state: State, context: Context
@@ -122,28 +143,21 @@ class Route:
             context: The step.
 
         Returns:
-            The result, and the step with the reduced maxima of the first round.
+            The result, and the step with the result of the first round.
 
         Raises:
             ValueError: If the compressor returns tensors of other names, shapes or
                 types than it declares.
         """
         compressor, layout = self.method.compressor, self.layout
-        prepared = compressor.prepare(x, state, layout, context)
-        contracts.check_fields(
-            compressor,
-            "prepare",
-            prepared,
-            self.max_reduced_fields,
-            "max_reduced_fields",
-            allow_others=True,
-        )
-        context = context._replace(prepared=self.reduce_max(prepared, server_state))
+        if self.method.server.read_by_workers:
+            context = context._replace(server_state=server_state)
+        prepared = checked_prepare(compressor, x, state, layout, context)
+        prepared = self.reduce_mean(self.reduce_max(prepared, server_state))
+        context = context._replace(prepared=prepared)
         return checked_compress(compressor, x, state, layout, context), context
 
-    def reduce_max(
-        self, prepared: dict[str, tf.Tensor], state: State
-    ) -> dict[str, tf.Tensor]:
+    def reduce_max(self, prepared: Fields, state: State) -> Fields:
         """Takes the first round: replaces values by their maxima over all workers.
 
         Args:
@@ -152,17 +166,21 @@ class Route:
         """
         if not self.max_reduced_fields:
             return prepared
-        local = self._local_maxima(prepared)
-        return self._with_maxima(prepared, self.collectives.max(local, self.call_site))
+        local = joined_numbers(prepared, self.max_reduced_fields)
+        maxima = self.collectives.max(local, self.call_site)
+        return {**prepared, **split_numbers(maxima, self.max_reduced_fields)}
 
-    def _local_maxima(self, prepared):
-        """Joins the fields of the first round to one vector."""
-        return tf.concat([prepared[name] for name in self.max_reduced_fields], 0)
+    def reduce_mean(self, prepared: Fields) -> Fields:
+        """Takes the first round: replaces values by their means over all workers.
 
-    def _with_maxima(self, prepared, maxima):
-        sizes = [field.count for field in self.max_reduced_fields.values()]
-        parts = tf.split(maxima, sizes)
-        return {**prepared, **dict(zip(self.max_reduced_fields, parts, strict=True))}
+        There is a collective for each type of numbers. Numbers are divided by N before
+        the sum, so that half floats do not overflow.
+        """
+        for dtype, fields in self._means.items():
+            local = joined_numbers(prepared, fields) / self.num_workers
+            means = self.collectives.sum(local, f"{self.call_site}/{dtype}")
+            prepared = {**prepared, **split_numbers(means, fields)}
+        return prepared
 
     def push(
         self,
@@ -190,6 +208,35 @@ class Route:
             state: The part of the server's state that this worker holds.
         """
         raise NotImplementedError
+
+    def with_shared(self, payloads: Fields, payload: Fields) -> Fields:
+        """Returns all workers' payloads, with the shared fields of this worker's.
+
+        Args:
+            payloads: The fields that travelled, with a leading axis of workers.
+            payload: This worker's fields.
+        """
+        others = payload.keys() - payloads.keys()
+        shared = {name: tf.stack([payload[name]] * self.num_workers) for name in others}
+        return {name: {**payloads, **shared}[name] for name in payload}
+
+    def received(self, state: State, result: ExchangeResult, context: Context) -> State:
+        """Returns the compressor's state after an exchange.
+
+        Args:
+            state: The state that `compress` returned.
+            result: The result of the exchange.
+            context: The step that `compress` returned.
+
+        Raises:
+            ValueError: If the new state has not the form of the old one.
+        """
+        compressor = self.method.compressor
+        if not compressor.hears_reply:
+            return state
+        new = compressor.received(state, result.update, self.layout, context)
+        contracts.check_state(compressor, "received", new, state)
+        return new
 
     def exchange(
         self,
@@ -227,8 +274,9 @@ class Route:
         Collectives whose size varies from step to step are left out.
         """
         count = self.num_max_reduced
-        first_round = [CollectiveCall("max", count)] if count else []
-        return first_round + self._exchange_calls()
+        maxima = [CollectiveCall("max", count)] if count else []
+        means = [CollectiveCall("sum", message_words(f)) for f in self._means.values()]
+        return maxima + means + self._exchange_calls()
 
     def _exchange_calls(self) -> list[CollectiveCall]:
         """Returns the collectives of `exchange`; by default it declares none."""

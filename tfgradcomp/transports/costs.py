@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from tfgradcomp.transports.base import Transport
 
 _PROBE_WORDS = 64, 1 << 15, 1 << 17, 1 << 19
 _PROBE_SECONDS = 0.01
-_PROBE_ELEMENTS = 1 << 17, 1 << 20
+_PROBE_SHAPES = (1 << 8, 1 << 9), (1 << 10, 1 << 10)
 _ROUNDS = 5
 
 
@@ -126,7 +127,7 @@ def typical_block_size(layout: Layout) -> int:
     """Returns the size of the block of the middle element, at most a probe's size."""
     middle = layout.blocks_in(layout.size // 2, layout.size // 2 + 1).start
     width = layout.row_splits[middle + 1] - layout.row_splits[middle]
-    return min(width, _PROBE_ELEMENTS[0])
+    return min(width, math.prod(_PROBE_SHAPES[0]))
 
 
 @functools.cache
@@ -141,8 +142,8 @@ def _seconds_per_element(kind, method, num_workers, block_size):
         previous_learning_rate=tf.constant(1.0),
     )
 
-    def seconds(size):
-        layout = Layout.from_sizes([size], block_size)
+    def seconds(shape):
+        layout, size = Layout.from_shapes([shape], block_size), math.prod(shape)
         collectives = SimulatedCollectives(num_workers)
         route = kind(collectives).bind(method, layout, "probe")
         x = tf.constant(np.random.default_rng(0).normal(size=size), tf.float32)
@@ -156,8 +157,8 @@ def _seconds_per_element(kind, method, num_workers, block_size):
 
         return least_seconds(step)
 
-    few, many = _PROBE_ELEMENTS
-    low, high = seconds(few), seconds(many)
+    low, high = map(seconds, _PROBE_SHAPES)
+    few, many = map(math.prod, _PROBE_SHAPES)
     # Load on the machine during the shorter probe must not reduce the cost to zero.
     return max(high - low, high / 8) / (many - few)
 

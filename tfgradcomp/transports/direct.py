@@ -13,6 +13,8 @@ from tfgradcomp.transports.base import ExchangeResult, PendingExchange, Route, T
 class DirectRoute(Route):
     """Gathers each field separately, unpacked, and runs the server on every worker."""
 
+    sends_shared_fields = False
+
     @override
     def push(self, payload, state, context, flag):
         gather, site = self.collectives.gather, self.call_site
@@ -23,6 +25,7 @@ class DirectRoute(Route):
                 sizes = gather(tf.shape(values), f"{site}/{name}/size")
                 values = messages.padded(values, tf.reduce_max(sizes))
             payloads[name] = gather(values, f"{site}/{name}")
+        payloads = self.with_shared(payloads, payload)
         flags = gather(flag[tf.newaxis], f"{site}/flag")[:, 0]
         return PendingExchange(context, (payloads, flags))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfgradcomp.core import Field
+from tfgradcomp.core import Field, Fields
 from tfgradcomp.ops import NOTHING
 
 
@@ -84,6 +84,17 @@ def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
         payload[name] = _numbers(part, field) if field.base is None else part
         begin = end
     return payload
+
+
+def joined_numbers(tensors: Fields, fields: dict[str, Field]) -> tf.Tensor:
+    """Returns the numbers of fields of one type as a vector."""
+    return tf.concat([tensors[name] for name in fields], 0)
+
+
+def split_numbers(vector: tf.Tensor, fields: dict[str, Field]) -> Fields:
+    """Returns the fields that `joined_numbers` joined."""
+    parts = tf.split(vector, [field.count for field in fields.values()])
+    return dict(zip(fields, parts, strict=True))
 
 
 def _numbers(words, field):

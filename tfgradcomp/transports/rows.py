@@ -52,7 +52,7 @@ class TouchedRowsRoute(AllGatherRoute):
         message = tf.concat([flag[tf.newaxis], words], 0)
         rows = self._gather_padded(message, f"{self.call_site}/message")
         return PendingExchange(
-            context, (rows, tf.shape(rows)[1] + self.num_max_reduced)
+            context, (rows, tf.shape(rows)[1] + self.num_max_reduced, payload)
         )
 
     def _gather_padded(self, vector, call_site):
@@ -126,8 +126,14 @@ class Rows(Transport):
     @staticmethod
     def carries(method: Method, layout: Layout) -> bool:
         """Returns whether rows of a table can use this transport."""
-        fields = method.compressor.fields(layout).values()
-        return not method.compressor.needs_second_moments and all(
+        compressor = method.compressor
+        needs_more = (
+            compressor.needs_second_moments
+            or compressor.needs_whole_tensors
+            or compressor.hears_reply
+            or compressor.mean_reduced_fields(layout)
+        )
+        return not needs_more and all(
             field.per in ("element", "block") and not field.variable_length
-            for field in fields
+            for field in compressor.fields(layout).values()
         )

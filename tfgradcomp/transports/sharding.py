@@ -143,7 +143,8 @@ class Sharding(Division):
         """Returns whether a method's payloads can be cut into shards."""
         fields = method.compressor.fields(layout).values()
         alignment = method.server.shard_alignment(layout)
-        return alignment is not None and all(field.per for field in fields)
+        can_cut = alignment is not None and all(field.per for field in fields)
+        return can_cut and not method.server.read_by_workers
 
     @override
     def owned_range(self, index):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.helpers import bits, make_context, make_variables
-from tfgradcomp.engine.noise import gaussian
+from tfgradcomp.ops.normal import gaussian
 
 
 def test_the_numbers_are_normal():
