@@ -38,6 +38,8 @@ from tfgradcomp.compressors import (
     Hybrid,
     Identity,
     LinearQuantization,
+    LowRank,
+    MeanErrorFeedback,
     Momentum,
     NaturalCompression,
     NesterovMomentum,
@@ -54,6 +56,7 @@ from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.servers import (
     CodeSum,
+    FactorMean,
     MajorityVote,
     Mean,
     MeanOfSigns,
@@ -67,6 +70,10 @@ SHARDS = ("all_gather", "sharded")
 SUMS = ("all_gather", "all_reduce", "sharded")
 
 
+# A matrix and a vector.
+LAYOUT = Layout.from_shapes([(8, 16), (8,)])
+
+
 class Row(NamedTuple):
     """A method, the wrapper that builds it, and what tests may expect of it.
 
@@ -76,7 +83,7 @@ class Row(NamedTuple):
         method: The method that the wrapper builds with these arguments.
         kind: What a payload keeps of the input: `"exact"`; `"rounded"` to `digits`
             bits; `"unbiased"`; `"contracting"`; `"sign"`; `"sign or zero"`; `"late"`:
-            some elements now and the others later.
+            some elements now and the others later; `"low rank"`: factors of matrices.
         target: Function from the input of a first step and its row splits to what the
             payload stands for (the clipped input, the momentum, ...).
         kept: Of a contracting row, function from the target and its row splits to the
@@ -135,7 +142,7 @@ class Row(NamedTuple):
     @property
     def adds_numbers(self) -> bool:
         """Whether an all-reduce adds numbers, in an order of its own."""
-        fields = self.compressor.fields(Layout((0, 8))).values()
+        fields = self.compressor.fields(LAYOUT).values()
         return "all_reduce" in self.transports and all(f.base is None for f in fields)
 
     @property
@@ -150,7 +157,8 @@ class Row(NamedTuple):
             self.server_state,
             self.needs_second_moments,
             self.variable_length,
-            bool(self.compressor.max_reduced_fields(Layout((0, 8)))),
+            bool(self.compressor.first_round(LAYOUT)),
+            self.compressor.hears_reply,
             self.method.weight_decay is not None,
         )
 
@@ -160,13 +168,12 @@ class Row(NamedTuple):
 
         A transport carries methods with equal kinds in the same way.
         """
-        layout = Layout((0, 8))
         fields = [
-            *self.compressor.fields(layout).values(),
-            *self.server.reply_fields(layout, 3).values(),
+            *self.compressor.fields(LAYOUT).values(),
+            *self.server.reply_fields(LAYOUT, 3).values(),
         ]
         kinds = [(field.per, field.base is None) for field in fields]
-        has_round = bool(self.compressor.max_reduced_fields(layout))
+        has_round = bool(self.compressor.first_round(LAYOUT))
         lengths = self.variable_length, has_round
         return (type(self.server), self.server_state, *kinds, *lengths)
 
@@ -234,6 +241,12 @@ UNAMBIGUOUS = {
     "largest": 1e15,
     "state": ("residual", "variance"),
     "needs_second_moments": True,
+}
+LOW_RANK = {
+    "kind": "low rank",
+    "is_random": True,
+    "transports": ("all_gather", "all_reduce"),
+    "state": ("residual",),
 }
 LOW_THRESHOLD = {"learning_rate": 0.05, "in_training": {"threshold": 0.01}}
 # fmt: off
@@ -318,6 +331,11 @@ _TABLE = [
     row("NaturalCompression", {}, NaturalCompression(), Mean(NaturalCompression()),
         **UNBIASED, levels=reference.powers_of_two),
     row("ScaledSign", {}, ScaledSign(), Mean(ScaledSign()), **MEAN_SIGN),
+    # Factors of matrices.
+    row("PowerSGD", {"rank": 1}, MeanErrorFeedback(LowRank(1)), FactorMean(LowRank(1)),
+        **LOW_RANK, server_state=("factors",)),
+    row("PowerSGD, drawn factors", {"rank": 2, "reuse_query": False},
+        MeanErrorFeedback(LowRank(2)), Mean(LowRank(2)), **LOW_RANK),
     # Some elements now, the others later.
     row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),
     row("VarianceBased, gaps", {"alpha": 1.1, "zeta": 0.9, "index_coding": "delta"},
@@ -382,6 +400,7 @@ SAVED_ARGUMENTS = {
         table_dtype="float16"),
     "NaturalCompression": dict(
         block_size=None, reply="requantize", error_feedback=True),
+    "PowerSGD": dict(rank=3, reuse_query=False),
     "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
     "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
     "Strom": dict(threshold=0.25, index_coding="delta"),

@@ -64,6 +64,33 @@ class FirstRound(Identity):
 
 
 @dataclass(frozen=True)
+class FirstMean(FirstRound):
+    """Agrees on a mean first, and makes the same faults."""
+
+    def max_reduced_fields(self, layout):
+        return {}
+
+    def mean_reduced_fields(self, layout):
+        return super().max_reduced_fields(layout)
+
+
+@dataclass(frozen=True)
+class Hearing(Identity):
+    """Keeps a number a tensor, and makes a fault when the reply has come."""
+
+    hears_reply = needs_whole_tensors = True
+
+    fault: str = ""
+
+    def init(self, layout):
+        per_tensor = 1 if self.fault != "long" else layout.num_blocks
+        return {"count": tf.zeros([per_tensor * len(layout.shapes)])}
+
+    def received(self, state, update, layout, context):
+        return {"count": update} if self.fault == "grows" else state
+
+
+@dataclass(frozen=True)
 class Stateful(Identity):
     """Keeps a state, and makes a fault there."""
 
@@ -160,6 +187,22 @@ FAULTS = [
         "`prepare` must return the field 'scale' as float32 [2], which "
         "`max_reduced_fields` of FirstRound(",
         "scale=float32 [3]",
+    ),
+    (
+        FirstMean("float32", "longer"),
+        "`prepare` must return the field 'scale'",
+        "`mean_reduced_fields` of FirstMean(",
+    ),
+    (
+        Hearing("float32", "long"),
+        "'count' as float32 [2]: as many items as `init` returns for its tensors",
+        "count=float32 [4]",
+    ),
+    (
+        Hearing("float32", "grows"),
+        "`received` of Hearing(",
+        "'count' as float32 [2]",
+        "count=float32 [10]",
     ),
     (FirstRound("float32", "half"), "'scale' as float32 [2]", "scale=float16 [2]"),
     (FirstRound("float32", "misnamed"), "fields ['scale']", "fields=['top']"),

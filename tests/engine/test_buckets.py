@@ -127,7 +127,11 @@ def test_a_run_resumes_in_other_buckets(row):
 
 # Ternary codes that are fitted have the server's state of the others, and slow steps.
 SERVING = select(
-    lambda row: row.server_state and row.name != "DistEFSGD, ternary",
+    lambda row: (
+        row.server_state
+        and "sharded" in row.transports
+        and row.name != "DistEFSGD, ternary"
+    ),
     by=lambda row: row.needs,
 )
 

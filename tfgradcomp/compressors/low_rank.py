@@ -100,7 +100,8 @@ class Matrices(NamedTuple):
         """
         table = tf.reshape(right, [-1, rank])
         of_matrix = np.repeat(np.arange(len(self.widths)), self.widths)
-        is_used = tf.math.segment_max(tf.abs(table), of_matrix) > 0
+        count = len(self.widths)
+        is_used = tf.math.unsorted_segment_max(tf.abs(table), of_matrix, count) > 0
 
         def fill():
             numbers = tf.reshape(self.drawn(rank, context), [-1, rank])

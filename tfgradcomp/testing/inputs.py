@@ -18,7 +18,9 @@ from tfgradcomp.transports import messages
 LAYOUTS = {
     "one": Layout.from_sizes([1]),
     "ones": Layout.from_sizes([1, 1, 1]),
-    "tensors": Layout.from_sizes([35, 33, 1, 30, 1, 1, 2, 64, 64]),
+    "tensors": Layout.from_shapes(
+        [(5, 7), (33,), (1,), (30,), (), (1,), (2,), (2, 2, 16), (64,)]
+    ),
     "buckets": Layout.from_sizes([100, 31], 32),
     "model": Layout.from_sizes([7, 90], "model"),
 }

@@ -305,11 +305,14 @@ class Route:
         """Joins a vector of the server's state.
 
         Args:
-            parts: The vector `[local_state_size]` as each worker holds it, by ranks.
+            parts: The vector `[local_state_size]` as each worker holds it, by ranks; or
+                one of another size, which all workers hold.
 
         Returns:
             The vector, `[layout.size]`.
         """
+        if len(parts[0]) != self.local_state_size:
+            return parts[0]
         whole = np.zeros([self.layout.size], np.float32)
         for rank, part in enumerate(parts):
             owned = self.owned_range(rank)
@@ -317,7 +320,9 @@ class Route:
         return whole
 
     def from_whole(self, whole: np.ndarray, rank: int) -> np.ndarray:
-        """Returns a worker's part, `[local_state_size]`, of a whole vector."""
+        """Returns a worker's part of a whole vector, as `to_whole` joins it."""
+        if len(whole) != self.layout.size:
+            return whole
         owned = self.owned_range(rank)
         part = np.zeros([self.local_state_size], np.float32)
         part[: len(owned)] = whole[owned.start : owned.stop]

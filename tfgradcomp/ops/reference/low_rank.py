@@ -120,9 +120,10 @@ def orthonormalize(x: tf.Tensor, rows: Sequence[int], rank: int) -> tf.Tensor:
     r"""Returns orthonormal columns that span those of each factor.
 
     Modified Gram-Schmidt in float64, column by column: v loses its part along each
-    earlier column b, \( v \leftarrow v - (b^\top v) b \), and once more along each, so
-    that it is orthogonal even where little is left of it; then it becomes
-    \( v / (\|v\| + 10^{-100}) \). A column of zeros stays zero.
+    earlier column b, \( v \leftarrow v - (b^\top v) b \), and becomes
+    \( v / \|v\| \). If at most \( 10^{-10} \) of its length is left, it depends on the
+    earlier columns, and what is left is an error of rounding: such a column becomes
+    zero.
 
     Args:
         x: A factor for each matrix, float32 `[sum(rows) * rank]`.
@@ -136,10 +137,13 @@ def orthonormalize(x: tf.Tensor, rows: Sequence[int], rank: int) -> tf.Tensor:
     for factor in _factors(x, rows, rank):
         basis: list[tf.Tensor] = []
         for column in tf.unstack(tf.cast(factor, tf.float64), axis=1):
-            for other in 2 * basis:
+            before = tf.sqrt(_dot(column, column))
+            for other in basis:
                 column = column - _dot(other, column) * other
             length = tf.sqrt(_dot(column, column))
-            basis.append(column / (length + 1e-100))
+            is_dependent = length <= 1e-10 * before
+            unit = column / tf.where(is_dependent, 1.0, length)
+            basis.append(tf.where(is_dependent, 0.0, unit))
         results.append(tf.cast(tf.stack(basis, axis=1), tf.float32))
     return _joined(results)
 
