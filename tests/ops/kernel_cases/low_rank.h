@@ -58,7 +58,7 @@ void ForEachCallOfLowRank(Inputs& in, bool independent_of_blocks, Run&& run) {
     if (m != 0) heights.push_back(n);
     left -= m == 0 ? n : n * m;
   };
-  for (int turn = 0; turn < 4; ++turn) {
+  for (int turn = 0; turn < 10; ++turn) {
     for (const auto& [n, m] : kShapes) {
       if ((m == 0 ? n : n * m) <= left) add(n, m);
     }
