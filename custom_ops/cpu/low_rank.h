@@ -18,11 +18,6 @@ class Zeros {
 constexpr int64_t kUnitElements = int64_t{1} << 14;
 // Columns that are taken together: rows of a factor's transpose stay in the cache.
 constexpr int64_t kSpan = 512;
-// Rows of a matrix that are read together, and columns of a factor, so that all sums
-// have a register.
-constexpr int kRowTile = kWidth == 16 ? 4 : 1;
-constexpr int kRankTile = kWidth == 4 ? 2 : 4;
-constexpr int kPartsOfSum = kLanesOfSum / kWidth;
 
 constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
@@ -31,21 +26,19 @@ struct Constant {
   static constexpr int kValue = Value;
 };
 
-// Calls body(tile, k) for tiles of the columns of factors: `tile` is a constant, and
-// the tile has the columns k, k + 1, ... of that number.
-template <typename Body>
-inline __attribute__((always_inline)) void EachRankTile(int64_t rank,
-                                                        const Body& body) {
-  int64_t k = 0;
-  for (; k + kRankTile <= rank; k += kRankTile) {
-    body(Constant<kRankTile>(), k);
-  }
-  if (kRankTile > 2 && k + 2 <= rank) {
-    body(Constant<2>(), k);
-    k += 2;
-  }
-  if (k < rank) body(Constant<1>(), k);
+// Calls body(tile, k) for tiles of the columns k < rank of factors: `tile` is a
+// constant, the number of columns from k on, at most `Most`, which is a power of two.
+template <int Most, typename Body>
+inline __attribute__((always_inline)) void EachRankTile(int64_t rank, const Body& body,
+                                                        int64_t k = 0) {
+  for (; k + Most <= rank; k += Most) body(Constant<Most>(), k);
+  if constexpr (Most > 1) EachRankTile<Most / 2>(rank, body, k);
 }
+
+// How many elements behind those that are read to prefetch: those of rows that are read
+// soon. Pieces of rows are too short for a processor to see that they follow each
+// other.
+inline int64_t Ahead(int64_t rows) { return rows > 1024 ? rows : 1024; }
 
 // The tensors of a call, each cut into units of about as much work.
 class Units {
@@ -97,7 +90,7 @@ class Units {
 class Columns {
  public:
   Columns(const float* factor, int64_t rows, int64_t rank)
-      : stride(RoundUp(rows, kLanesOfSum)), data_(rank * stride) {
+      : stride(RoundUp(rows, kLanesOfSum) + kLanesOfSum), data_(rank * stride) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t k = 0; k < rank; ++k) data_[k * stride + i] = factor[i * rank + k];
     }
@@ -118,132 +111,124 @@ class Pieces {
   Pieces(const CutVector<T>& vector, int64_t size) : part_(vector, size) {}
 
   T* ToRead(int i, int64_t begin, int64_t count) {
-    if (Finds(begin, count)) return part_.At(begin);
-    part_.EachPiece(begin, begin + count, [&](T* p, int64_t at, int64_t number) {
-      memcpy(buffers_[i] + (at - begin), p, number * sizeof(T));
-    });
-    return buffers_[i];
+    if (!part_.Holds(begin, begin + count)) return Find(i, begin, count);
+    return part_.At(begin);
   }
 
   T* ToWrite(int i, int64_t begin, int64_t count) {
-    return Finds(begin, count) ? part_.At(begin) : buffers_[i];
+    if (!part_.Holds(begin, begin + count)) part_.Seek(begin);
+    return part_.Holds(begin, begin + count) ? part_.At(begin) : buffers_[i];
   }
   // After the piece has been written.
-  void Wrote(const float* piece, int64_t begin, int64_t count) {
-    if (Finds(begin, count) && piece == part_.At(begin)) return;
+  void Wrote(int i, const float* piece, int64_t begin, int64_t count) {
+    if (piece != buffers_[i]) return;
     part_.EachPiece(begin, begin + count, [&](T* p, int64_t at, int64_t number) {
       memcpy(p, piece + (at - begin), number * sizeof(T));
     });
   }
 
  private:
-  bool Finds(int64_t begin, int64_t count) {
-    if (part_.Holds(begin, begin + count)) return true;
+  __attribute__((noinline)) T* Find(int i, int64_t begin, int64_t count) {
     part_.Seek(begin);
-    return part_.Holds(begin, begin + count);
+    if (part_.Holds(begin, begin + count)) return part_.At(begin);
+    part_.EachPiece(begin, begin + count, [&](T* p, int64_t at, int64_t number) {
+      memcpy(buffers_[i] + (at - begin), p, number * sizeof(T));
+    });
+    return buffers_[i];
   }
 
   PartOfVector<T> part_;
   alignas(kCacheLine) float buffers_[Count][Most];
 };
 
-// Copies the last elements of rows, less than a vector, and fills them up with zeros.
-template <int Rows, int Count>
-inline void CopyTails(const float* const (&rows)[Rows], int64_t begin, int64_t end,
-                      float (&tails)[Rows][Count]) {
-  memset(tails, 0, sizeof(tails));
-  for (int r = 0; r < Rows; ++r) {
-    memcpy(tails[r], rows[r] + begin, (end - begin) * sizeof(float));
-  }
-}
-
 // -- M Q --------------------------------------------------------------------------
 
+// Sums by lanes have so many vectors.
+constexpr int kPartsOfSum = kLanesOfSum / kWidth;
+// Columns of the factor that are taken together, so that all sums have a register.
+constexpr int kColumnsMultiplied = kWidth == 4 ? 2 : 4;
 // The elements of a row that its lanes add at a time.
 constexpr int64_t kRowChunk = kLanesOfSum * kLaneSteps;
-using RowPieces = Pieces<const float, kRowTile, kRowChunk>;
+using RowPieces = Pieces<const float, 1, kRowChunk>;
 
-// Adds the products of `count` elements of some rows and of `Rank` columns to the sums
-// of lanes.
+// The sums of a row's products with `Rank` columns of the factor, by lanes.
+template <int Rank>
+using LaneSums = F[Rank][kPartsOfSum];
+
+// Adds up the products of `count` elements of a row. The first ones of the row set the
+// sums, others are added to them.
 template <int Rank>
 inline __attribute__((always_inline)) void AddChunk(
-    const float* const (&rows)[kRowTile], const float* columns, int64_t stride,
-    int64_t count, F scale, F (&totals)[kRowTile][Rank][kPartsOfSum]) {
-  F sums[kRowTile][Rank][kPartsOfSum] = {};
-  const auto add = [&](const float* const(&from)[kRowTile], int64_t at,
-                       int64_t i) __attribute__((always_inline)) {
+    const float* row, const float* columns, int64_t stride, int64_t count, F scale,
+    bool is_first, int64_t ahead, LaneSums<Rank>& totals) {
+  LaneSums<Rank> sums;
+#pragma GCC unroll 8
+  for (int k = 0; k < Rank; ++k) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kPartsOfSum; ++part) sums[k][part] = Set(0);
+  }
+  const auto add = [&](const float* x, int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int part = 0; part < kPartsOfSum; ++part) {
-      F column[Rank];
-#pragma GCC unroll 4
+      if (part == 0) __builtin_prefetch(x + ahead);
+      const F factor = Mul(scale, Load(x + part * kWidth));
+#pragma GCC unroll 8
       for (int k = 0; k < Rank; ++k) {
-        column[k] = Load(columns + k * stride + i + part * kWidth);
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRowTile; ++r) {
-        const F x = Mul(scale, Load(from[r] + at + part * kWidth));
-#pragma GCC unroll 4
-        for (int k = 0; k < Rank; ++k) {
-          sums[r][k][part] = Add(sums[r][k][part], Mul(x, column[k]));
-        }
+        const F column = Load(columns + k * stride + i + part * kWidth);
+        sums[k][part] = Add(sums[k][part], Mul(factor, column));
       }
     }
   };
   int64_t i = 0;
-  for (; i + kLanesOfSum <= count; i += kLanesOfSum) add(rows, i, i);
+  for (; i + kLanesOfSum <= count; i += kLanesOfSum) add(row + i, i);
   if (i < count) {
-    alignas(kCacheLine) float tails[kRowTile][kLanesOfSum];
-    CopyTails(rows, i, count, tails);
-    const float* from[kRowTile];
-    for (int r = 0; r < kRowTile; ++r) from[r] = tails[r];
-    add(from, 0, i);
+    alignas(kCacheLine) float tail[kLanesOfSum] = {};
+    memcpy(tail, row + i, (count - i) * sizeof(float));
+    add(tail, i);
   }
-  for (int r = 0; r < kRowTile; ++r) {
-    for (int k = 0; k < Rank; ++k) {
-      for (int part = 0; part < kPartsOfSum; ++part) {
-        totals[r][k][part] = Add(totals[r][k][part], sums[r][k][part]);
-      }
+#pragma GCC unroll 8
+  for (int k = 0; k < Rank; ++k) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kPartsOfSum; ++part) {
+      // A sum that begins with 0 is never -0, so that 0 need not be added.
+      totals[k][part] = is_first ? sums[k][part] : Add(totals[k][part], sums[k][part]);
     }
   }
 }
 
 // The first steps of adding lanes, until they are a vector.
 inline F Fold(const F (&lanes)[kPartsOfSum]) {
-  F sum[kPartsOfSum];
-  memcpy(&sum, &lanes, sizeof(sum));
-  for (int half = kPartsOfSum / 2; half > 0; half /= 2) {
-    for (int part = 0; part < half; ++part)
-      sum[part] = Add(sum[part], sum[part + half]);
+  if constexpr (kPartsOfSum == 1) {
+    return lanes[0];
+  } else if constexpr (kPartsOfSum == 2) {
+    return Add(lanes[0], lanes[1]);
+  } else {
+    return Add(Add(lanes[0], lanes[2]), Add(lanes[1], lanes[3]));
   }
-  return sum[0];
 }
 
-// Rows that are taken together, so that lanes of many sums are added at once.
+// Rows that are taken together, so that a chunk of the factor stays in the cache, and
+// the lanes of many sums are added at once.
 constexpr int kRowsTogether = 16;
 
-// The products of up to kRowsTogether rows and `Rank` columns.
+// The products of up to kRowsTogether rows and `Rank` columns of the factor.
 template <int Rank>
 void MultiplyRows(const MatrixTensor& tensor, int64_t first, int64_t last, F scale,
                   const float* columns, int64_t stride, RowPieces& pieces,
                   float (&products)[kRowsTogether * Rank]) {
-  F lanes[kRowsTogether * Rank] = {};
-  for (int64_t row = first; row < last; row += kRowTile) {
-    F totals[kRowTile][Rank][kPartsOfSum] = {};
-    for (int64_t column = 0; column < tensor.columns; column += kRowChunk) {
-      const int64_t count = Smaller(kRowChunk, tensor.columns - column);
-      const float* rows[kRowTile];
-      for (int r = 0; r < kRowTile; ++r) {
-        // In place of a row behind the last one, the last one again.
-        const int64_t begin = Smaller(row + r, last - 1) * tensor.columns + column;
-        rows[r] = pieces.ToRead(r, tensor.element + begin, count);
-      }
-      AddChunk<Rank>(rows, columns + column, stride, count, scale, totals);
+  LaneSums<Rank> totals[kRowsTogether];
+  const int64_t ahead = Ahead(2 * tensor.columns);
+  for (int64_t column = 0; column < tensor.columns; column += kRowChunk) {
+    const int64_t count = Smaller(kRowChunk, tensor.columns - column);
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t begin = tensor.element + row * tensor.columns + column;
+      AddChunk<Rank>(pieces.ToRead(0, begin, count), columns + column, stride, count,
+                     scale, column == 0, ahead, totals[row - first]);
     }
-    for (int r = 0; r < kRowTile; ++r) {
-      for (int k = 0; k < Rank; ++k) {
-        lanes[(row - first + r) * Rank + k] = Fold(totals[r][k]);
-      }
-    }
+  }
+  F lanes[kRowsTogether * Rank];
+  for (int64_t i = 0; i < kRowsTogether * Rank; ++i) {
+    lanes[i] = i / Rank < last - first ? Fold(totals[i / Rank][i % Rank]) : Set(0);
   }
   for (int i = 0; i < kRowsTogether * Rank; i += kWidth) {
     SumLanes(products + i, lanes + i);
@@ -262,7 +247,7 @@ void Kernel(const Parallel& parallel, const MultiplyMatrices& args) {
     RowPieces pieces(args.x, args.size);
     for (int64_t first = begin; first < end; first += kRowsTogether) {
       const int64_t last = Smaller(end, first + kRowsTogether);
-      EachRankTile(args.rank, [&](auto tile, int64_t k) {
+      EachRankTile<kColumnsMultiplied>(args.rank, [&](auto tile, int64_t k) {
         constexpr int kTile = decltype(tile)::kValue;
         float products[kRowsTogether * kTile];
         MultiplyRows<kTile>(tensor, first, last, scale, columns.Of(k), columns.stride,
@@ -278,14 +263,25 @@ void Kernel(const Parallel& parallel, const MultiplyMatrices& args) {
 
 // -- M^T P ------------------------------------------------------------------------
 
-constexpr int kRowsAdded = 4;  // At a time; divides kLaneSteps.
+constexpr int kRowsAdded = 4;     // At a time; divides kLaneSteps.
+constexpr int kColumnsAdded = 4;  // Of the factor.
+
+// Copies the last elements of rows, less than a vector, and fills them up with zeros.
+template <int Rows, int Count>
+inline void CopyTails(const float* const (&rows)[Rows], int64_t begin, int64_t end,
+                      float (&tails)[Rows][Count]) {
+  memset(tails, 0, sizeof(tails));
+  for (int r = 0; r < Rows; ++r) {
+    memcpy(tails[r], rows[r] + begin, (end - begin) * sizeof(float));
+  }
+}
 
 // Adds products of `count` columns of the matrix, in kRowsAdded rows, and of `Rank`
 // columns of the factor.
 template <int Rank>
 inline __attribute__((always_inline)) void AddRows(
     const float* const (&rows)[kRowsAdded], const float* const (&left)[kRowsAdded],
-    int64_t count, F scale, float* sums) {
+    int64_t count, F scale, float* sums, int64_t stride, int64_t ahead) {
   F factor[kRowsAdded][Rank];
 #pragma GCC unroll 4
   for (int r = 0; r < kRowsAdded; ++r) {
@@ -296,15 +292,17 @@ inline __attribute__((always_inline)) void AddRows(
                        __attribute__((always_inline)) {
                          F x[kRowsAdded];
 #pragma GCC unroll 4
-                         for (int r = 0; r < kRowsAdded; ++r)
+                         for (int r = 0; r < kRowsAdded; ++r) {
+                           __builtin_prefetch(from[r] + at + ahead);
                            x[r] = Mul(scale, Load(from[r] + at));
+                         }
 #pragma GCC unroll 4
                          for (int k = 0; k < Rank; ++k) {
-                           F sum = Load(sums + k * kSpan + i);
+                           F sum = Load(sums + k * stride + i);
 #pragma GCC unroll 4
                            for (int r = 0; r < kRowsAdded; ++r)
                              sum = Add(sum, Mul(x[r], factor[r][k]));
-                           Store(sums + k * kSpan + i, sum);
+                           Store(sums + k * stride + i, sum);
                          }
                        };
   int64_t i = 0;
@@ -334,15 +332,17 @@ void Kernel(const Parallel& parallel, const MultiplyTransposed& args) {
       return;
     }
     const F scale = Set(args.x.scale);
+    const int64_t ahead = Ahead(kRowsAdded * tensor.columns);
     Pieces<const float, kRowsAdded, kSpan> pieces(args.x, args.size);
     // `rank` rows of kSpan sums each.
     const Zeros<float> totals(rank * kSpan), sums(rank * kSpan);
     const Zeros<float> no_row(kSpan), no_factor(rank);
     for (int64_t column = begin; column < end; column += kSpan) {
       const int64_t count = Smaller(kSpan, end - column);
-      memset(totals, 0, rank * kSpan * sizeof(float));
+      const int64_t stride = RoundUp(count, kWidth);
+      memset(totals, 0, rank * stride * sizeof(float));
       for (int64_t chunk = 0; chunk < tensor.rows; chunk += kLaneSteps) {
-        memset(sums, 0, rank * kSpan * sizeof(float));
+        memset(sums, 0, rank * stride * sizeof(float));
         const int64_t last = Smaller(tensor.rows, chunk + kLaneSteps);
         for (int64_t row = chunk; row < last; row += kRowsAdded) {
           const float *rows[kRowsAdded], *left[kRowsAdded];
@@ -352,20 +352,20 @@ void Kernel(const Parallel& parallel, const MultiplyTransposed& args) {
             rows[r] = exists ? pieces.ToRead(r, tensor.element + at, count) : no_row;
             left[r] = exists ? args.left + tensor.left + (row + r) * rank : no_factor;
           }
-          EachRankTile(rank, [&](auto tile, int64_t k) {
+          EachRankTile<kColumnsAdded>(rank, [&](auto tile, int64_t k) {
             const float* factor[kRowsAdded];
             for (int r = 0; r < kRowsAdded; ++r) factor[r] = left[r] + k;
             AddRows<decltype(tile)::kValue>(rows, factor, count, scale,
-                                            sums + k * kSpan);
+                                            sums + k * stride, stride, ahead);
           });
         }
-        for (int64_t i = 0; i < rank * kSpan; i += kWidth) {
+        for (int64_t i = 0; i < rank * stride; i += kWidth) {
           Store(totals + i, Add(Load(totals + i), Load(sums + i)));
         }
       }
       for (int64_t i = 0; i < count; ++i) {
         for (int64_t k = 0; k < rank; ++k) {
-          to[(column + i) * rank + k] = totals[k * kSpan + i];
+          to[(column + i) * rank + k] = totals[k * stride + i];
         }
       }
     }
@@ -470,7 +470,7 @@ void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
           }
         }
         for (int r = 0; r < number; ++r) {
-          pieces.Wrote(rows[r], first + r * tensor.columns, count);
+          pieces.Wrote(r, rows[r], first + r * tensor.columns, count);
         }
       }
     }

@@ -141,18 +141,19 @@ def matrices(size):
     return [list(axis) for axis in zip(*chosen, strict=True)]
 
 
-def with_others(factors, others, shapes):
-    """Returns the factors of matrices with the other elements between them."""
-    rows, columns, rank = shapes
-    parts = []
-    for n, m in zip(rows, columns, strict=True):
-        source, count = (factors, m * rank) if m else (others, n)
-        parts.append(source[:count])
-        if m:
-            factors = factors[count:]
-        else:
-            others = others[count:]
-    return np.concatenate(parts)
+def products(x, rank, kind="normal"):
+    """Returns calls of the products of `matrices` and factors of a rank."""
+    rows, columns = matrices(x.size)
+    is_matrix = np.array(columns) > 0
+    left = floats(rank * int(np.sum(rows, where=is_matrix)), kind, 5)
+    right = floats(rank * sum(columns), kind, 6)
+    counts = np.where(is_matrix, rank * np.array(columns), rows)
+    values = floats(counts.sum(), kind, 7)
+    return [
+        ("multiply_matrices", (x, right, rows, columns, rank)),
+        ("multiply_transposed", (x, left, rows, columns, rank)),
+        ("multiply_factors", (left, values, rows, columns, rank)),
+    ]
 
 
 def calls(size, layout="one", workers=3, kind="normal"):
@@ -260,21 +261,8 @@ def calls(size, layout="one", workers=3, kind="normal"):
         sent = sparse_words(workers, size, share)
         result.append(("mean_of_sparse", (sent, scales, splits)))
     if size:
-        rows, columns = matrices(size)
-        heights = [n for n, m in zip(rows, columns, strict=True) if m]
         for rank in (1, 3, 4):
-            left = floats(rank * sum(heights), kind, 5)
-            right = floats(rank * sum(columns), kind, 6)
-            others = floats(size, "normal", 7)[: sum(rows) - sum(heights)]
-            shapes = rows, columns, rank
-            result += [
-                ("multiply_matrices", (x, right, *shapes)),
-                ("multiply_transposed", (x, left, *shapes)),
-                (
-                    "multiply_factors",
-                    (left, with_others(right, others, shapes), *shapes),
-                ),
-            ]
+            result += products(x, rank, kind)
         # One whose columns depend on each other, and one of a column of zeros.
         tall = [1, 70, max(1, size // 3)]
         factors = floats(3 * sum(tall), kind, 8).reshape(-1, 3)

@@ -76,6 +76,7 @@ def test_results_that_go_past_the_caches():
     table = tf.constant(cases.positive([2, len(splits) - 1, 3]))
     sent = tf.constant(cases.sparse_words(2, STREAMED, 0.01))
     stream = tf.constant([7, 3, 0], tf.int64)
+    products = cases.products(x.numpy(), 3)[-1]
     for name, args in (
         ("unpack_codes", (ternary[0], 3, STREAMED)),
         ("sum_levels", (signs[:1], scale[0], splits, 2, 2, 1)),
@@ -96,6 +97,8 @@ def test_results_that_go_past_the_caches():
         ("pack_unambiguous", (x, m * m, e, m * m, 1.5, 0.9, splits)),
         ("pack_over_threshold", (x, m * m, e, m * m, 0.8, 1.5, 0.9)),
         ("mean_of_sparse", (sent, scale, splits, PARTS_OF_STREAMED)),
+        products,
+        (products[0], (*products[1], PARTS_OF_STREAMED)),
     ):
         cases.same_results(
             getattr(native, name)(*args), getattr(reference, name)(*args), name
@@ -164,6 +167,8 @@ def digests_of_results():
         ("pack_unambiguous", (parts, x * x, x, abs(momentum), 1.5, 0.9, splits)),
         ("pack_over_threshold", (x, parts, x, abs(momentum), 0.8, 1.5, 0.9)),
     ]
+    for name, (_, *args) in cases.products(x.numpy(), 4)[:2]:
+        cut.append((name, (parts, *args)))
     for what, name, args in [*made(shape), *(("cut " + c[0], *c) for c in cut)]:
         digest = hashlib.sha256()
         for array in cases.flat(on_tensors(native, name, args)):
