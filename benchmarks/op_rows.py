@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 from workloads import resnet_50, sizes
 
-from tfgradcomp.core import SplitVector
+from tfgradcomp.compressors.low_rank import Matrices
+from tfgradcomp.core import Layout, SplitVector
 from tfgradcomp.ops import uniform
 
 
@@ -118,6 +121,7 @@ def make_rows(size: int) -> list[Row]:
         _error_feedback,
         _server_error_feedback,
         _sparse,
+        _low_rank,
     )
     return [row for family in families for row in family(inputs)]
 
@@ -442,6 +446,49 @@ def _sparse(inputs: Inputs) -> list[Row]:
             lambda ops: (
                 lambda w, s: ops.mean_of_sparse(w, s, layers),
                 (sent, inputs.scales(4, len(layers) - 1)),
+            ),
+        ),
+    ]
+
+
+def _low_rank(inputs: Inputs) -> list[Row]:
+    rank, shapes, left = 4, [], inputs.size
+    for shape in itertools.cycle(resnet_50()):
+        if math.prod(shape) > left:
+            break
+        shapes.append(shape)
+        left -= math.prod(shape)
+    matrices = Matrices.of(Layout.from_shapes([*shapes, (left,)]), rank)
+    of_left = inputs.x[: rank * sum(matrices.heights)]
+    of_right = inputs.x[: rank * sum(matrices.widths)]
+    values = inputs.x[: rank * sum(matrices.widths) + matrices.others]
+    return [
+        Row(
+            "matrices times factors of rank 4",
+            lambda ops: (
+                lambda x, q: ops.multiply_matrices(x, q, *matrices, rank),
+                (inputs.x, of_right),
+            ),
+        ),
+        Row(
+            "transposed matrices times factors",
+            lambda ops: (
+                lambda x, p: ops.multiply_transposed(x, p, *matrices, rank),
+                (inputs.x, of_left),
+            ),
+        ),
+        Row(
+            "products of factors of rank 4",
+            lambda ops: (
+                lambda p, q: ops.multiply_factors(p, q, *matrices, rank),
+                (of_left, values),
+            ),
+        ),
+        Row(
+            "orthonormal factors of rank 4",
+            lambda ops: (
+                lambda p: ops.orthonormalize(p, matrices.heights, rank),
+                (of_left,),
             ),
         ),
     ]

@@ -26,8 +26,11 @@ READERS = (
     "sign_error_feedback",
     "pack_unambiguous",
     "pack_over_threshold",
+    "multiply_matrices",
+    "multiply_transposed",
 )
 WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels", "mean_of_sparse")
+WRITERS += ("multiply_factors",)
 
 
 # -- The class ----------------------------------------------------------------------
