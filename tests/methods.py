@@ -16,6 +16,7 @@ import tfgradcomp
 from tests import reference
 from tests.promises import (
     clipped,
+    clipped_to,
     damped,
     ends,
     even,
@@ -30,6 +31,7 @@ from tests.promises import (
     saturated,
 )
 from tfgradcomp.compressors import (
+    DGC,
     ORQ,
     QSGD,
     BinGrad,
@@ -281,6 +283,13 @@ _TABLE = [
         WeightDecay(0.01, 0.9), **MEAN_SIGN, target=nesterov(0.9),
         state=("momentum", "residual"), server_state=("residual",),
         holds_momentum=True),
+    # Momentum that is sent in part.
+    row("DGC", {"ratio": 0.25}, DGC(0.25), Mean(DGC(0.25)),
+        **TOP, state=("momentum", "residual"), holds_momentum=True),
+    row("DGC, ramp", {"ratio": 0.1, "clip_norm": 2.0, "density_steps": 10},
+        DGC(0.1, 0.9, 2.0, 10), Mean(DGC(0.1, 0.9, 2.0, 10)),
+        **TOP, target=clipped_to(2.0), state=("momentum", "residual"),
+        variable_length=True, holds_momentum=True),
     # Quantizers.
     row("ORQ, 3 levels", {"levels": 3}, ORQ(3), Mean(ORQ(3)),
         **UNBIASED, levels=optimal(3)),
@@ -369,6 +378,9 @@ SAVED_ARGUMENTS = {
         residual_dtype="bfloat16",
         momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
     "HalfPrecision": dict(dtype="float16"),
+    "DGC": dict(
+        ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7,
+        allow_inner_momentum=True),
     "ORQ": dict(
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
         error_feedback=True, table_dtype="float16"),

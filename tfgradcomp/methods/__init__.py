@@ -5,6 +5,7 @@ server's half. A wrapper of a similar name makes an optimizer of it: `terngrad` 
 `tfgradcomp.TernGrad`.
 """
 
+from tfgradcomp.methods.dgc import dgc
 from tfgradcomp.methods.dist_ef import (
     dist_ef_block_sgd,
     dist_ef_block_sgdm,
@@ -23,6 +24,7 @@ from tfgradcomp.methods.variance_based import hybrid, variance_based
 __all__ = [
     "Method",
     "bingrad",
+    "dgc",
     "dist_ef_block_sgd",
     "dist_ef_block_sgdm",
     "dist_ef_sgd",

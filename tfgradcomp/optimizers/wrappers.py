@@ -67,6 +67,17 @@ class DistEFBlockSGDM(MethodWrapper, function=methods.dist_ef_block_sgdm):
     """
 
 
+class DGC(MethodWrapper, function=methods.dgc):
+    """The largest of accumulated momenta: one element in a thousand a step.
+
+    Example:
+        ```python
+        optimizer = tfgradcomp.DGC(keras.optimizers.SGD(0.1), density_steps=500)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        ```
+    """
+
+
 class ORQ(MethodWrapper, function=methods.orq):
     r"""\( s = 2^K + 1 \) levels an element, chosen for each block anew, unbiased.
 
