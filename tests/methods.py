@@ -321,6 +321,9 @@ _TABLE = [
     row("QSGD, shared norms", {"levels": 5, "reply": "shared"},
         QSGD(5, share_norm=True), CodeSum(QSGD(5, share_norm=True)),
         **UNBIASED, levels=even(5), transports=SUMS),
+    row("Int8", {}, QSGD(255), Mean(QSGD(255)), **UNBIASED, levels=even(255)),
+    row("Int4", {"reply": "requantize"}, QSGD(15), Requantize(QSGD(15)),
+        **UNBIASED, levels=even(15)),
     row("LinearQuantization", {"levels": 7},
         LinearQuantization(7), Mean(LinearQuantization(7)),
         **UNBIASED, levels=quantiles(7)),
@@ -389,6 +392,8 @@ SAVED_ARGUMENTS = {
         error_feedback=True, table_dtype="bfloat16", lloyd_steps=3),
     "QSGD": dict(
         levels=5, block_size=None, norm="l2", reply="requantize", error_feedback=True),
+    "Int8": dict(block_size=None, reply="requantize", error_feedback=True),
+    "Int4": dict(block_size=256, reply="requantize", error_feedback=True),
     "LinearQuantization": dict(
         levels=4, block_size=None, reply="requantize", error_feedback=True,
         table_dtype="float16"),

@@ -12,6 +12,7 @@ from tfgradcomp.methods.dist_ef import (
     dist_ef_sgd,
 )
 from tfgradcomp.methods.half_precision import half_precision
+from tfgradcomp.methods.integers import int4, int8
 from tfgradcomp.methods.method import Method
 from tfgradcomp.methods.natural import natural_compression
 from tfgradcomp.methods.orq import bingrad, orq
@@ -30,6 +31,8 @@ __all__ = [
     "dist_ef_sgd",
     "half_precision",
     "hybrid",
+    "int4",
+    "int8",
     "linear_quantization",
     "natural_compression",
     "orq",

@@ -109,6 +109,26 @@ class QSGD(MethodWrapper, function=methods.qsgd):
     """
 
 
+class Int8(MethodWrapper, function=methods.int8):
+    """Integers from -127 to 127 times a scale a block: eight bits an element.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.Int8("adam"), "mse")
+        ```
+    """
+
+
+class Int4(MethodWrapper, function=methods.int4):
+    """Integers from -7 to 7 times a scale a block: four bits an element.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.Int4("adam", block_size=512), "mse")
+        ```
+    """
+
+
 class LinearQuantization(MethodWrapper, function=methods.linear_quantization):
     """Levels at evenly spaced quantiles of each block, unbiased: a baseline of ORQ's.
 
