@@ -13,10 +13,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/methods/field.md"
 NOT_HERE = "not here"
 NAMES = {
     "GRACE": """none, adapsparse, adaq, dgc, efsignsgd, fp16, inceptionn, natural,
-        qsgd, signsgd, signum, sketch, terngrad, threshold, topk, u8bit""",
-    "PyTorch": """fp16_compress_hook, bf16_compress_hook, quantization_pertensor_hook,
+        onebit, powersgd, qsgd, randomk, signsgd, signum, sketch, terngrad, threshold,
+        topk, u8bit""",
+    "PyTorch": """fp16_compress_hook, bf16_compress_hook, powerSGD_hook,
+        batched_powerSGD_hook, quantization_pertensor_hook,
         quantization_perchannel_hook, post_localSGD_hook""",
-    "DeepSpeed": """OneBitAdam, ZeroOneAdam, ZeRO++ INT4 gradients,
+    "DeepSpeed": """OneBitAdam, ZeroOneAdam, OneBitLamb, ZeRO++ INT4 gradients,
         ZeRO++ INT8 gradients, ZeRO++ INT8 weights""",
     "torchft": "fp8, int8, LocalSGD, DiLoCo",
     "CGX": "1 bit, 2 to 8 bits, bits by layer",
@@ -26,6 +28,7 @@ SCOPE = {
     **{name: getattr(tfgradcomp, name) for name in tfgradcomp.__all__},
     "SGD": keras.optimizers.SGD,
     "Adam": keras.optimizers.Adam,
+    "Lamb": keras.optimizers.Lamb,
     "methods": tfgradcomp.methods,
 }
 ROW = re.compile(r"^\| (.+?) \| (.+?) \| ?(.*?) ?\|$", re.M)
