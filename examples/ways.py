@@ -58,6 +58,11 @@ def top_k(optimizer, steps, **common):
     )
 
 
+def dgc(optimizer, steps, **common):
+    """Return DGC whose density falls to one element in a hundred in a tenth."""
+    return tfgradcomp.DGC(optimizer, 0.01, density_steps=steps // 30, **common)
+
+
 def local_steps(optimizer, steps, **common):
     """Return local steps whose sums are exchanged with one bit an element."""
     outer = tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(1.0), **common)
@@ -92,6 +97,7 @@ WAYS = {
     "DistEFSGD": wrapped("DistEFSGD", "SGD"),
     "DistEFBlockSGD": wrapped("DistEFBlockSGD", "SGD"),
     "DistEFBlockSGDM": wrapped("DistEFBlockSGDM", inner="SGD"),
+    "DGC": Way("momentum", dgc, "VarianceBased", inner="SGD"),
     "OneBitAdam": Way("Adam", onebit_adam, "DistEFBlockSGD", whole_tables=True),
     "ZeroOneAdam": Way(
         "Adam", zero_one_adam, "DistEFBlockSGD", local_steps=16, whole_tables=True
@@ -99,6 +105,8 @@ WAYS = {
     "ORQ": wrapped("ORQ"),
     "BinGrad": wrapped("BinGrad"),
     "QSGD": wrapped("QSGD"),
+    "Int8": wrapped("Int8"),
+    "Int4": wrapped("Int4"),
     "LinearQuantization": wrapped("LinearQuantization"),
     "NaturalCompression": wrapped("NaturalCompression"),
     "ScaledSign": wrapped("ScaledSign"),

@@ -16,6 +16,7 @@ import tfgradcomp
 from tests import reference
 from tests.promises import (
     clipped,
+    clipped_to,
     damped,
     ends,
     even,
@@ -30,6 +31,7 @@ from tests.promises import (
     saturated,
 )
 from tfgradcomp.compressors import (
+    DGC,
     ORQ,
     QSGD,
     BinGrad,
@@ -294,6 +296,13 @@ _TABLE = [
         WeightDecay(0.01, 0.9), **MEAN_SIGN, target=nesterov(0.9),
         state=("momentum", "residual"), server_state=("residual",),
         holds_momentum=True),
+    # Momentum that is sent in part.
+    row("DGC", {"ratio": 0.25}, DGC(0.25), Mean(DGC(0.25)),
+        **TOP, state=("momentum", "residual"), holds_momentum=True),
+    row("DGC, ramp", {"ratio": 0.1, "clip_norm": 2.0, "density_steps": 10},
+        DGC(0.1, 0.9, 2.0, 10), Mean(DGC(0.1, 0.9, 2.0, 10)),
+        **TOP, target=clipped_to(2.0), state=("momentum", "residual"),
+        variable_length=True, holds_momentum=True),
     # Quantizers.
     row("ORQ, 3 levels", {"levels": 3}, ORQ(3), Mean(ORQ(3)),
         **UNBIASED, levels=optimal(3)),
@@ -325,6 +334,9 @@ _TABLE = [
     row("QSGD, shared norms", {"levels": 5, "reply": "shared"},
         QSGD(5, share_norm=True), CodeSum(QSGD(5, share_norm=True)),
         **UNBIASED, levels=even(5), transports=SUMS),
+    row("Int8", {}, QSGD(255), Mean(QSGD(255)), **UNBIASED, levels=even(255)),
+    row("Int4", {"reply": "requantize"}, QSGD(15), Requantize(QSGD(15)),
+        **UNBIASED, levels=even(15)),
     row("LinearQuantization", {"levels": 7},
         LinearQuantization(7), Mean(LinearQuantization(7)),
         **UNBIASED, levels=quantiles(7)),
@@ -387,6 +399,9 @@ SAVED_ARGUMENTS = {
         residual_dtype="bfloat16",
         momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
     "HalfPrecision": dict(dtype="float16"),
+    "DGC": dict(
+        ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7,
+        allow_inner_momentum=True),
     "ORQ": dict(
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
         error_feedback=True, table_dtype="float16"),
@@ -395,6 +410,8 @@ SAVED_ARGUMENTS = {
         error_feedback=True, table_dtype="bfloat16", lloyd_steps=3),
     "QSGD": dict(
         levels=5, block_size=None, norm="l2", reply="requantize", error_feedback=True),
+    "Int8": dict(block_size=None, reply="requantize", error_feedback=True),
+    "Int4": dict(block_size=256, reply="requantize", error_feedback=True),
     "LinearQuantization": dict(
         levels=4, block_size=None, reply="requantize", error_feedback=True,
         table_dtype="float16"),

@@ -13,6 +13,11 @@ def clipped(factor):
     return lambda x, splits: reference.clip(x, splits, factor)
 
 
+def clipped_to(norm):
+    """Shortens a vector to a norm."""
+    return lambda x, splits: reference.clip_norm(x, norm)
+
+
 def nesterov(momentum):
     """The first step of Nesterov momentum."""
     return lambda x, splits: np.float32(momentum) * x + x

@@ -185,6 +185,12 @@ def top_k(x, ratio):
     return result
 
 
+def clip_norm(x, most):
+    """Shortens a vector to a norm, as float32."""
+    norm = max(np.linalg.norm(np.asarray(x, np.float64)), most)
+    return x * np.float32(most / norm)
+
+
 # Quantizers: the levels of one block in ascending order, and rounding to them.
 
 

@@ -5,12 +5,14 @@ server's half. A wrapper of a similar name makes an optimizer of it: `terngrad` 
 `tfgradcomp.TernGrad`.
 """
 
+from tfgradcomp.methods.dgc import dgc
 from tfgradcomp.methods.dist_ef import (
     dist_ef_block_sgd,
     dist_ef_block_sgdm,
     dist_ef_sgd,
 )
 from tfgradcomp.methods.half_precision import half_precision
+from tfgradcomp.methods.integers import int4, int8
 from tfgradcomp.methods.method import Method
 from tfgradcomp.methods.natural import natural_compression
 from tfgradcomp.methods.orq import bingrad, orq
@@ -24,11 +26,14 @@ from tfgradcomp.methods.variance_based import hybrid, variance_based
 __all__ = [
     "Method",
     "bingrad",
+    "dgc",
     "dist_ef_block_sgd",
     "dist_ef_block_sgdm",
     "dist_ef_sgd",
     "half_precision",
     "hybrid",
+    "int4",
+    "int8",
     "linear_quantization",
     "natural_compression",
     "orq",
