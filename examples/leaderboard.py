@@ -41,7 +41,7 @@ COMPUTE_SECONDS = 0.01
 LINKS = {"seconds_100mbit": 1e8, "seconds_1gbit": 1e9}
 COLUMNS = ("accuracy", "bytes", *LINKS)
 # Learning rates of the quick form.
-QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "sign": 3e-3}
+QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "LAMB": 0.05, "sign": 3e-3}
 # How the plot shows float32.
 PLAIN = {"marker": "s", "color": "black"}
 # Points behind float32 from which on the quick form fails.

@@ -205,8 +205,8 @@ class OneBitLAMB(OneBitAdam):
 
     Args:
         inner_optimizer: `keras.optimizers.Lamb`.
-        warmup_steps: Steps of plain LAMB, 1 or more: until v has settled, some 15 to
-            25 % of the training in the paper.
+        warmup_steps: Steps of plain LAMB, 1 or more: until v has settled, as with
+            `OneBitAdam`.
         coefficient_beta: \( \beta_c \), in [0, 1).
         coefficient_range: The least and the largest scaling coefficient that counts.
         factor_range: The least and the largest r.
