@@ -182,6 +182,13 @@ def test_other_arguments_are_refused(arguments, message):
         )
 
 
+def test_an_inner_optimizer_that_has_trained_is_refused():
+    variables, trained = make_variables(SHAPES), lamb()
+    trained.build(variables)
+    with pytest.raises(ValueError, match="from the first step on.* built=True"):
+        tfgradcomp.OneBitLAMB(trained, 5).build(variables)
+
+
 def test_it_is_no_method_of_single_layers():
     with pytest.raises(ValueError, match="Received: OneBitLAMB.for_layers"):
         tfgradcomp.OneBitLAMB.for_layers(warmup_steps=5)

@@ -176,7 +176,7 @@ class OneBitAdam(CompressedOptimizer):
     """
 
     stepper_class: ClassVar[type[MomentumStepper]] = FrozenVarianceStepper
-    refused_arguments = ("sparse", "dense_every", "policy")
+    refused_arguments: ClassVar[tuple[str, ...]] = ("sparse", "dense_every", "policy")
 
     def __init__(
         self,

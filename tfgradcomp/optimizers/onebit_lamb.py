@@ -216,7 +216,8 @@ class OneBitLAMB(OneBitAdam):
         **kwargs: Those that `OneBitAdam` takes, but `refresh`.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer is another.
+        ValueError: If an argument is out of range, or the inner optimizer is another;
+            at the first step, if the inner optimizer has trained before.
 
     Example:
         ```python
@@ -275,6 +276,18 @@ class OneBitLAMB(OneBitAdam):
                 "Expected: keras.optimizers.Lamb, with Keras' own update_step. "
                 f"Received: inner_optimizer={type(inner).__name__}"
             )
+
+    @override
+    def _build(self, variables):
+        lamb = self.inner_optimizer
+        if lamb.built:
+            raise ValueError(
+                "1-bit LAMB averages the layers' coefficients from the first step on. "
+                "Expected: an inner optimizer that is new, not one that has trained or "
+                f"belongs to another wrapper. Received: inner_optimizer={lamb.name}, "
+                "built=True"
+            )
+        super()._build(variables)
 
     @override
     def _bind(self, is_fallback=None):
