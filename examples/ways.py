@@ -74,6 +74,11 @@ def onebit_adam(optimizer, steps, **common):
     return tfgradcomp.OneBitAdam(optimizer, steps // 5, **common)
 
 
+def onebit_lamb(optimizer, steps, **common):
+    """Return 1-bit LAMB with a fifth of all steps as warm-up."""
+    return tfgradcomp.OneBitLAMB(optimizer, steps // 5, **common)
+
+
 def zero_one_adam(optimizer, steps, **common):
     """Return 0/1 Adam that reaches its 16 local steps early."""
     return tfgradcomp.ZeroOneAdam(
@@ -91,6 +96,7 @@ WAYS = {
     "momentum": Way("momentum", unwrapped),
     "SGD": Way("SGD", unwrapped),
     "Adam": Way("Adam", unwrapped),
+    "LAMB": Way("LAMB", unwrapped),
     "TernGrad": wrapped("TernGrad"),
     "SignSGD": wrapped("SignSGD", rate="sign", factor=0.2),
     "Signum": wrapped("Signum", inner="SGD", rate="sign"),
@@ -99,6 +105,7 @@ WAYS = {
     "DistEFBlockSGDM": wrapped("DistEFBlockSGDM", inner="SGD"),
     "DGC": Way("momentum", dgc, "VarianceBased", inner="SGD"),
     "OneBitAdam": Way("Adam", onebit_adam, "DistEFBlockSGD", whole_tables=True),
+    "OneBitLAMB": Way("LAMB", onebit_lamb, "DistEFBlockSGD", whole_tables=True),
     "ZeroOneAdam": Way(
         "Adam", zero_one_adam, "DistEFBlockSGD", local_steps=16, whole_tables=True
     ),
@@ -134,6 +141,8 @@ def make_optimizer(way: Way, rates: dict[str, float], steps: int, **common):
     inner = way.inner or way.baseline
     if inner == "Adam":
         optimizer = keras.optimizers.Adam(schedule)
+    elif inner == "LAMB":
+        optimizer = keras.optimizers.Lamb(schedule)
     else:
         momentum = 0.9 if inner == "momentum" else 0.0
         optimizer = keras.optimizers.SGD(schedule, momentum=momentum)

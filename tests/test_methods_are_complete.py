@@ -24,8 +24,8 @@ BLOCKS = Layout.from_sizes([5000], 512)
 # Pinned: files that users have saved hold them.
 REGISTERED = {
     "tfgradcomp": """BinGrad CompressedOptimizer DistEFBlockSGD DistEFBlockSGDM
-        DistEFSGD HalfPrecision Hybrid LinearQuantization ORQ OneBitAdam QSGD ScaledSign
-        SignSGD Signum Strom TernGrad VarianceBased ZeroOneAdam""",
+        DistEFSGD HalfPrecision Hybrid LinearQuantization ORQ OneBitAdam OneBitLAMB QSGD
+        ScaledSign SignSGD Signum Strom TernGrad VarianceBased ZeroOneAdam""",
     "tfgradcomp.compressors": """BinGrad Clip ErrorFeedback Hybrid Identity
         LinearQuantization Momentum NesterovMomentum ORQ QSGD ScaledSign Sign Strom
         Ternary TopK VarianceBased WeightDecay""",
@@ -47,7 +47,7 @@ def concrete(package, base):
 
 
 WRAPPERS = concrete(optimizers, optimizers.CompressedOptimizer)
-# Those that go around SGD; the other two have files of tests of their own.
+# Those that go around SGD; the other three have files of tests of their own.
 AROUND_SGD = [k for k in WRAPPERS if not issubclass(k, optimizers.OneBitAdam)]
 COMPRESSORS = concrete(compressors, compressors.Compressor)
 SERVERS = concrete(servers, servers.Server)

@@ -27,6 +27,9 @@ OTHERS = {
     "OneBitAdam": lambda: tfgradcomp.OneBitAdam(
         keras.optimizers.AdamW(1e-2), 2, min_size=1
     ),
+    "OneBitLAMB": lambda: tfgradcomp.OneBitLAMB(
+        keras.optimizers.Lamb(1e-2, weight_decay=1e-3), 2, min_size=1
+    ),
     "ZeroOneAdam": lambda: tfgradcomp.ZeroOneAdam(
         keras.optimizers.AdamW(1e-2), 2, local_steps=2, double_every=1, min_size=1
     ),
