@@ -34,6 +34,7 @@ from tfgradcomp.compressors import (
     DGC,
     ORQ,
     QSGD,
+    AlternatingLowRank,
     BinGrad,
     Clip,
     ErrorFeedback,
@@ -345,9 +346,12 @@ _TABLE = [
     row("ScaledSign", {}, ScaledSign(), Mean(ScaledSign()), **MEAN_SIGN),
     # Factors of matrices.
     row("PowerSGD", {"rank": 1}, MeanErrorFeedback(LowRank(1)), FactorMean(LowRank(1)),
-        **LOW_RANK, server_state=("factors",)),
+        **LOW_RANK, server_state=("right",)),
     row("PowerSGD, drawn factors", {"rank": 2, "reuse_query": False},
         MeanErrorFeedback(LowRank(2)), Mean(LowRank(2)), **LOW_RANK),
+    row("PowerSGD, one factor a step", {"rank": 1, "alternate": True},
+        MeanErrorFeedback(AlternatingLowRank(1)), FactorMean(AlternatingLowRank(1)),
+        **LOW_RANK, server_state=("left", "right")),
     # Some elements now, the others later.
     row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),
     row("VarianceBased, gaps", {"alpha": 1.1, "zeta": 0.9, "index_coding": "delta"},
@@ -417,7 +421,7 @@ SAVED_ARGUMENTS = {
         table_dtype="float16"),
     "NaturalCompression": dict(
         block_size=None, reply="requantize", error_feedback=True),
-    "PowerSGD": dict(rank=3, reuse_query=False),
+    "PowerSGD": dict(rank=3, reuse_query=False, alternate=False),
     "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
     "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
     "Strom": dict(threshold=0.25, index_coding="delta"),

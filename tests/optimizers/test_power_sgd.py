@@ -11,6 +11,7 @@ import tfgradcomp
 from tests.harness import Worker
 from tests.helpers import Rates, bits
 from tests.optimizers.trajectories import RATES, SEED, Run
+from tests.pairwise import parametrize_pairwise
 from tfgradcomp.checkpoint.state_file import join_groups
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.compressors import MeanErrorFeedback, TopK
@@ -34,18 +35,15 @@ del CARRIERS["sharded"]
 
 
 class PowerSGD:
-    """Vogels et al., Algorithms 1 and 2, in float64."""
+    """Vogels et al., Algorithms 1 and 2, and ACP-SGD, in float64."""
 
-    def __init__(self, workers, reuse_query):
+    def __init__(self, workers, reuse_query=True, alternate=False):
         self.errors = [np.zeros((workers, *shape)) for shape in SHAPES]
-        self.right = {}
-        self.reuse_query = reuse_query
+        self.kept = {}
+        self.reuse_query, self.alternate = reuse_query, alternate
         self.previous_rate = 0.0
 
     def update(self, step, gradients, weights, rate):
-        matrices = Matrices.of(LAYOUT, RANK)
-        drawn = matrices.drawn(RANK, make_context(step, SEED))
-        drawn = np.split(np.reshape(drawn, [-1, RANK]).astype(float), [12])
         ratio = self.previous_rate / rate if rate else 0.0
         parts = np.split(gradients, LAYOUT.row_splits[1:-1], axis=1)
         updates = []
@@ -55,30 +53,50 @@ class PowerSGD:
                 updates.append(given.mean(0))
                 continue
             m = given.reshape(len(given), -1, shape[-1])
-            q = self.right.get(i) if self.reuse_query else None
-            q = drawn[i - 1] if q is None else q
-            basis, _ = np.linalg.qr(np.mean(m @ q, axis=0))
-            q = np.mean(m.transpose(0, 2, 1) @ basis, axis=0)
-            self.right[i] = q
-            updates.append((basis @ q.T).reshape(shape))
+            product = self.alternating if self.alternate else self.product
+            updates.append(product(i, m, step).reshape(shape))
             if rate:
                 self.errors[i] = given - updates[-1]
         self.previous_rate = rate or self.previous_rate
         return np.concatenate([update.reshape(-1) for update in updates])
 
+    def product(self, i, m, step):
+        q = self.kept.get(i) if self.reuse_query else None
+        q = drawn(step, i, m.shape[2]) if q is None else q
+        basis, _ = np.linalg.qr(np.mean(m @ q, axis=0))
+        self.kept[i] = np.mean(m.transpose(0, 2, 1) @ basis, axis=0)
+        return basis @ self.kept[i].T
 
-@pytest.mark.parametrize("transport", CARRIERS)
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("reuse_query", [True, False])
-def test_twenty_steps_equal_those_of_numpy(reuse_query, workers, transport):
+    def alternating(self, i, m, step):
+        m = m.transpose(0, 2, 1) if step % 2 == 0 else m
+        factor = self.kept.get(i)
+        factor = drawn(step, i, m.shape[2]) if factor is None else factor
+        basis, _ = np.linalg.qr(factor)
+        self.kept[i] = np.mean(m @ basis, axis=0)
+        product = self.kept[i] @ basis.T
+        return product.T if step % 2 == 0 else product
+
+
+def drawn(step, i, count):
+    """The normal numbers of a matrix: as many rows as its factor has."""
+    counts = [count if position == i else 0 for position in range(len(SHAPES))]
+    numbers = Matrices.of(LAYOUT, RANK).drawn(counts, RANK, make_context(step, SEED))
+    return np.reshape(numbers, [-1, RANK]).astype(np.float64)
+
+
+@parametrize_pairwise(
+    arguments=[{}, {"reuse_query": False}, {"alternate": True}],
+    workers=[1, 2, 3],
+    transport=[*CARRIERS],
+)
+def test_twenty_steps_equal_those_of_numpy(arguments, workers, transport):
     def make(transport):
         inner = keras.optimizers.SGD(Rates(LONG), momentum=0.6)
-        return tfgradcomp.PowerSGD(
-            inner, RANK, reuse_query, transport=transport, seed=SEED
-        )
+        given = {**arguments, "transport": transport, "seed": SEED}
+        return tfgradcomp.PowerSGD(inner, RANK, **given)
 
     run = Run(make, workers, SHAPES, CARRIERS[transport], LONG)
-    reference = PowerSGD(workers, reuse_query)
+    reference = PowerSGD(workers, **arguments)
     run.follows(reference.update, momentum=0.6, atol=1e-4 / len(LONG))
 
 
@@ -103,11 +121,11 @@ def train(workers, steps, saved=None, carrier="all_reduce", **arguments):
 
 def test_files_hold_whole_factors_once_whatever_wrote_them():
     whole, cut = train(2, range(3)), train(2, range(3), bucket_bytes=1)
-    for name in ("compressed.worker.residual", "compressed.local.factors"):
+    for name in ("compressed.worker.residual", "compressed.local.right"):
         assert bits(whole[1].state[name]) == bits(cut[1].state[name])
-    factors = cut[0].state["compressed.local.factors"]
+    factors = cut[0].state["compressed.local.right"]
     assert factors.shape == (1, RANK * (12 + 10))
-    assert bits(factors) == bits(cut[1].state["compressed.local.factors"])
+    assert bits(factors) == bits(cut[1].state["compressed.local.right"])
 
 
 def test_a_run_resumes_on_another_transport_in_other_buckets():
@@ -136,8 +154,8 @@ def test_another_number_of_workers_keeps_the_factors_and_the_mean_residual(tmp_p
     (first, *others) = train(3, range(3, 5), alone)
     assert all(bits(first.weights[1]) == bits(other.weights[1]) for other in others)
     # With the same state and gradients, workers go on alike: nothing was lost.
-    factors = given.state["compressed.local.factors"]
-    assert bits(factors) == bits(saved[1].state["compressed.local.factors"])
+    factors = given.state["compressed.local.right"]
+    assert bits(factors) == bits(saved[1].state["compressed.local.right"])
 
 
 @pytest.mark.parametrize("kind", [ParameterServer, PushLogTransport])
