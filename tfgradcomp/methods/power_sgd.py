@@ -33,8 +33,7 @@ def power_sgd(
             numbers, and half of the arithmetic.
 
     Raises:
-        ValueError: If `rank` is no positive integer, or if `alternate` is true and
-            `reuse_query` is not.
+        ValueError: If `rank` is no positive integer.
 
     Example:
         ```python
@@ -50,11 +49,6 @@ def power_sgd(
         Zhang, Zhang, Shi, Chu, Li, Evaluation and Optimization of Gradient Compression
         for Distributed Deep Learning, 2023, Section IV.
     """
-    if alternate and not reuse_query:
-        raise ValueError(
-            "alternate=True takes the factor of the last step. Expected: "
-            f"reuse_query=True. Received: reuse_query={reuse_query!r}"
-        )
     compressor = AlternatingLowRank(rank) if alternate else LowRank(rank)
     server = FactorMean(compressor) if reuse_query else Mean(compressor)
     return Method(MeanErrorFeedback(compressor), server, min_size=0, name="PowerSGD")
