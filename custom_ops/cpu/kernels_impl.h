@@ -17,4 +17,5 @@
 #include "error_feedback.h"
 #include "sparse.h"
 #include "rounding.h"
+#include "low_rank.h"
 // clang-format on

@@ -129,6 +129,13 @@ inline D WidenRow(const F* group, int row) {
   return {_mm256_cvtps_pd(_mm256_castps256_ps128(group[row])),
           _mm256_cvtps_pd(_mm256_extractf128_ps(group[row], 1))};
 }
+inline D LoadDoubles(const double* p) {
+  return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+}
+inline void StoreDoubles(double* p, D a) {
+  _mm256_storeu_pd(p, a.low);
+  _mm256_storeu_pd(p + 4, a.high);
+}
 inline D SetDoubles(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
 inline D Add(D a, D b) {
   return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)};
@@ -149,6 +156,20 @@ inline double SumLanes(D a) {
   const __m128d two =
       _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+inline void SumLanes(float* p, const F* v) {
+  // Halves of two vectors, then quarters of four, then eighths of eight.
+  const auto halves = [&](int i) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20),
+                         _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
+  };
+  const auto quarters = [&](int i) {
+    const F a = halves(i), b = halves(i + 1);
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+  };
+  const F a = quarters(0), b = quarters(2);
+  _mm256_storeu_ps(
+      p, _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD)));
 }
 inline void StorePairs(float* p, D low, D high) {
   const __m128 low0 = _mm256_cvtpd_ps(low.low), low4 = _mm256_cvtpd_ps(low.high);

@@ -111,6 +111,8 @@ inline D WidenRow(const F* group, int row) {
   return _mm512_cvtps_pd(row % 2 == 0 ? _mm512_castps512_ps256(vector)
                                       : _mm512_extractf32x8_ps(vector, 1));
 }
+inline D LoadDoubles(const double* p) { return _mm512_loadu_pd(p); }
+inline void StoreDoubles(double* p, D a) { _mm512_storeu_pd(p, a); }
 inline D SetDoubles(double x) { return _mm512_set1_pd(x); }
 inline D Add(D a, D b) { return _mm512_add_pd(a, b); }
 inline D Sub(D a, D b) { return _mm512_sub_pd(a, b); }
@@ -125,6 +127,25 @@ inline double SumLanes(D a) {
   const __m128d two =
       _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+inline void SumLanes(float* p, const F* v) {
+  // Halves of two vectors, then quarters of four, and so on.
+  const auto halves = [&](int i) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x44),
+                         _mm512_shuffle_f32x4(v[i], v[i + 4], 0xEE));
+  };
+  const auto quarters = [&](int i) {
+    const F a = halves(i), b = halves(i + 8);
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88),
+                         _mm512_shuffle_f32x4(a, b, 0xDD));
+  };
+  const auto eighths = [&](int i) {
+    const F a = quarters(i), b = quarters(i + 1);
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE));
+  };
+  const F a = eighths(0), b = eighths(2);
+  _mm512_storeu_ps(
+      p, _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD)));
 }
 inline void StorePairs(float* p, D low, D high) {
   const __m512i pairs =

@@ -126,6 +126,8 @@ inline D WidenWords(const uint32_t* p) {
 inline D WidenRow(const F* group, int row) {
   return Widen(reinterpret_cast<const float*>(group + 2 * row));
 }
+inline D LoadDoubles(const double* p) { return LoadAs<D>(p); }
+inline void StoreDoubles(double* p, D a) { memcpy(p, &a, sizeof(a)); }
 inline D SetDoubles(double x) { return x - D{}; }
 inline D Add(D a, D b) { return a + b; }
 inline D Sub(D a, D b) { return a - b; }
@@ -142,6 +144,12 @@ inline D Floor(D a) {
 // Lanes by halves: the last step of word_format.h's order.
 inline double SumLanes(D a) {
   return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+// p[i] is the sum of the lanes of v[i], by halves, for kWidth vectors.
+inline void SumLanes(float* p, const F* v) {
+  for (int i = 0; i < kWidth; ++i) {
+    p[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
+  }
 }
 // low[0], high[0], low[1], ... as sixteen float32.
 inline void StorePairs(float* p, D low, D high) {

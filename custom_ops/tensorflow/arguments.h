@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../kernels.h"
+#include "../matrices.h"
 #include "../word_format.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -184,6 +185,54 @@ inline absl::Status CheckThreshold(float threshold) {
   if (threshold > 0 && std::isfinite(threshold)) return absl::OkStatus();
   return Invalid("threshold must be positive and finite. Received: threshold=",
                  threshold);
+}
+
+// The shapes of the tensors of a vector, and the rank of their factors; returns the
+// sizes of the arrays.
+inline absl::Status CheckMatrices(const std::vector<int64_t>& rows,
+                                  const std::vector<int64_t>& columns, int64_t rank,
+                                  MatrixTensor* sizes) {
+  bool fits = rows.size() == columns.size() && rank >= 1 && rank <= kMaxCount;
+  __int128 total = 0;  // Of the elements of all arrays, which bounds each of them.
+  for (size_t i = 0; fits && i < rows.size(); ++i) {
+    const int64_t n = rows[i], m = columns[i];
+    fits = n >= 0 && n <= kMaxCount && m >= 0 && m <= kMaxCount && (n > 0 || m == 0);
+    if (fits) total += m == 0 ? n : __int128{n} * m + (__int128{n} + m) * rank;
+    fits = fits && total <= kMaxCount;
+  }
+  if (!fits) {
+    return Invalid(
+        "rows and columns must be as many numbers, none negative, and positive in the "
+        "rows of matrices; rank must be positive, and no vector may have more than "
+        "2**48 elements. Received: rows=[",
+        absl::StrJoin(rows, ", "), "], columns=[", absl::StrJoin(columns, ", "),
+        "], rank=", rank);
+  }
+  *sizes = EachTensor(rows.data(), columns.data(), static_cast<int64_t>(rows.size()),
+                      rank, [](const MatrixTensor&, int64_t) {});
+  return absl::OkStatus();
+}
+
+// The rows of factors, and their rank; returns the number of their elements.
+inline absl::Status CheckFactors(const std::vector<int64_t>& rows, int64_t rank,
+                                 int64_t* size) {
+  bool fits = rank >= 1 && rank <= kMaxCount;
+  __int128 total = 0;
+  for (int64_t n : rows) {
+    fits = fits && n >= 1 && n <= kMaxCount;
+    // With the scratch memory of a factor.
+    if (fits) total += (__int128{n} + kLanesOfSum) * rank;
+    fits = fits && total <= kMaxCount;
+  }
+  if (!fits) {
+    return Invalid(
+        "rows and rank must be positive, and no vector may have more than 2**48 "
+        "elements. Received: rows=[",
+        absl::StrJoin(rows, ", "), "], rank=", rank);
+  }
+  *size = 0;
+  for (int64_t n : rows) *size += n * rank;
+  return absl::OkStatus();
 }
 
 }  // namespace tfgradcomp

@@ -7,6 +7,7 @@
 #include "codes_kernels.h"
 #include "error_feedback_kernels.h"
 #include "levels_kernels.h"
+#include "low_rank_kernels.h"
 #include "rounding_kernels.h"
 #include "signs_kernels.h"
 #include "sparse_kernels.h"

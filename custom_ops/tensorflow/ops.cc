@@ -13,6 +13,7 @@
 #include "codes_ops.h"
 #include "error_feedback_ops.h"
 #include "levels_ops.h"
+#include "low_rank_ops.h"
 #include "rounding_ops.h"
 #include "signs_ops.h"
 #include "sparse_ops.h"

@@ -16,6 +16,9 @@ SENT = dict(
     ratio=0.5,
     row_splits=[0, 2, 5],
 )
+# A matrix and another element.
+MATRICES = dict(rows=[2, 1], columns=[2, 0], rank=2)
+FACTOR = np.array([1, 2, 3, 5], np.float32)
 GATHERED = dict(x=X, moments=X, residual=X, variance=X, alpha=1.5, decay=0.999)
 # Valid arguments of each operation.
 CALLS = {
@@ -68,6 +71,10 @@ CALLS = {
         row_splits=[0, 2, 5],
     ),
     "round_to_bfloat16": dict(x=X, stream=STREAM),
+    "multiply_matrices": dict(MATRICES, x=X, right=FACTOR),
+    "multiply_transposed": dict(MATRICES, x=X, left=FACTOR),
+    "multiply_factors": dict(MATRICES, left=FACTOR, right=X),
+    "orthonormalize": dict(x=X, rows=[2, 3], rank=1),
 }
 HUGE = 2**40
 NO_WORKERS, LONG_WORDS = np.zeros((0, 1), np.int32), np.zeros((2, 2), np.int32)
@@ -101,6 +108,12 @@ BAD_GATHERED = dict(
     variance=BAD_VECTOR,
     alpha=[-1.0, np.inf, np.nan],
     decay=[-0.1, 1.1, np.nan],
+)
+BAD_FACTOR = [X, FACTOR[:3], FACTOR[np.newaxis], np.float32(1)]
+BAD_MATRICES = dict(
+    rows=[[2], [2, 2], [1, 2], [-2, 1], [2, -1], [0, 5], [HUGE, 1], [2**46, 1]],
+    columns=[[2], [1, 1], [0, 0], [-2, 0], [2, -1], [HUGE, 0]],
+    rank=[0, -1, 1, 3, HUGE, 2**62],
 )
 BAD_SENT = dict(
     sent_words=BAD_WORDS,
@@ -224,4 +237,14 @@ BAD = {
         row_splits=[*BAD_SPLITS_FIRST, [0, 2, 2**28]],
     ),
     "round_to_bfloat16": dict(x=[ONE[0], X[np.newaxis]], stream=BAD_STREAM),
+    "multiply_matrices": dict(BAD_MATRICES, x=BAD_X, right=BAD_FACTOR),
+    "multiply_transposed": dict(BAD_MATRICES, x=BAD_X, left=BAD_FACTOR),
+    "multiply_factors": dict(
+        BAD_MATRICES, left=BAD_FACTOR, right=BAD_VECTOR, sizes=BAD_SIZES
+    ),
+    "orthonormalize": dict(
+        x=BAD_VECTOR,
+        rows=[[2], [2, 3, 0], [5, 0], [7, -2], [HUGE], [2**62, 2**62]],
+        rank=[0, -1, 2, HUGE, 2**62],
+    ),
 }

@@ -121,6 +121,40 @@ def positive(shape, seed=0):
     return (rng.random(shape) + 0.1).astype(np.float32)
 
 
+def matrices(size):
+    """Returns the rows and columns of tensors of `size` elements in all.
+
+    The last matrix is large if there is room. Other elements have 0 columns.
+    """
+    shapes = [(1, 1), (2, 3), (1, 0), (65, 64), (7, 130), (1, 5), (64, 129), (9, 1)]
+    shapes += [(0, 0), (3, 1100), (130, 17), (2, 0)]
+    chosen = []
+    for rows, columns in shapes:
+        count = rows * (columns or 1)
+        if count <= size:
+            chosen.append((rows, columns))
+            size -= count
+    wide = 527
+    if size >= wide:
+        chosen.append((size // wide, wide))
+    chosen.append((size % wide, 0))
+    return [list(axis) for axis in zip(*chosen, strict=True)]
+
+
+def with_others(factors, others, shapes):
+    """Returns the factors of matrices with the other elements between them."""
+    rows, columns, rank = shapes
+    parts = []
+    for n, m in zip(rows, columns, strict=True):
+        source, count = (factors, m * rank) if m else (others, n)
+        parts.append(source[:count])
+        if m:
+            factors = factors[count:]
+        else:
+            others = others[count:]
+    return np.concatenate(parts)
+
+
 def calls(size, layout="one", workers=3, kind="normal"):
     """Returns calls of every operation: (label, function, arguments).
 
@@ -225,6 +259,28 @@ def calls(size, layout="one", workers=3, kind="normal"):
     for share in (0, 0.3, 1):
         sent = sparse_words(workers, size, share)
         result.append(("mean_of_sparse", (sent, scales, splits)))
+    if size:
+        rows, columns = matrices(size)
+        heights = [n for n, m in zip(rows, columns, strict=True) if m]
+        for rank in (1, 3, 4):
+            left = floats(rank * sum(heights), kind, 5)
+            right = floats(rank * sum(columns), kind, 6)
+            others = floats(size, "normal", 7)[: sum(rows) - sum(heights)]
+            shapes = rows, columns, rank
+            result += [
+                ("multiply_matrices", (x, right, *shapes)),
+                ("multiply_transposed", (x, left, *shapes)),
+                (
+                    "multiply_factors",
+                    (left, with_others(right, others, shapes), *shapes),
+                ),
+            ]
+        # One whose columns depend on each other, and one of a column of zeros.
+        tall = [1, 70, max(1, size // 3)]
+        factors = floats(3 * sum(tall), kind, 8).reshape(-1, 3)
+        factors[1:71, 2] = factors[1:71, 0] - factors[1:71, 1]
+        factors[71:, 1] = 0
+        result.append(("orthonormalize", (factors.ravel(), tall, 3)))
     return [(f"{i}: {name}", name, args) for i, (name, args) in enumerate(result)]
 
 

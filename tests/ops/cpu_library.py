@@ -34,6 +34,10 @@ RESULTS = {
     "pack_unambiguous": "words exponents new_residual new_variance nonfinite",
     "pack_over_threshold": "words new_residual new_variance nonfinite",
     "mean_of_sparse": "values",
+    "multiply_matrices": "products",
+    "multiply_transposed": "factors",
+    "multiply_factors": "values",
+    "orthonormalize": "basis",
 }
 SPARSE = ("pack_unambiguous", "pack_over_threshold")
 RULES = ("optimal", "quantiles", "symmetric", "means")
@@ -170,6 +174,9 @@ def _inputs(name, given):
         size = sum(part.size for part in x) if isinstance(x, list) else len(x)
     elif "codes" in given:
         size = len(given["codes"])
+    elif name == "multiply_factors":
+        shapes = zip(given["rows"], given["columns"], strict=True)
+        size = sum(n * (m or 1) for n, m in shapes)
     else:
         size = given["row_splits"][-1] if "row_splits" in given else given["count"]
     inputs |= {"size": size, "num_blocks": blocks}
@@ -194,6 +201,12 @@ def _inputs(name, given):
         inputs["one_minus_beta"] = 1 - given["beta"]
     if "rule" in given:
         inputs["rule"] = RULES.index(given["rule"])
+    if "rank" in given:
+        inputs["num_tensors"] = inputs["num_factors"] = len(given["rows"])
+        for axis in given.keys() & {"rows", "columns"}:
+            inputs[axis] = np.array(given[axis], np.int64)
+    if name == "orthonormalize":
+        inputs["scratch"] = np.full(size + 15 * len(given["rows"]) * given["rank"], 7.0)
     if "levels" in given:
         inputs["count"] = given["levels"].shape[-1]
     if name == "sum_codes":
@@ -222,6 +235,12 @@ def _output(field, name, inputs):
         return np.full(-(-size // digits_per_word(base)), -1, np.int32)
     if field == "codes":
         return np.full([*inputs["words"].shape[:-1], size], -1, np.int32)
+    if field in ("products", "factors"):
+        rows, columns = inputs["rows"], inputs["columns"]
+        count = inputs["rank"] * (rows * (columns > 0)).sum()
+        if field == "factors":
+            count = (inputs["rank"] * columns + rows * (columns == 0)).sum()
+        return np.full(count, 7, np.float32)
     shape, dtype = {
         "nonfinite": (1, np.int64),
         "rounded": (size, np.uint16),

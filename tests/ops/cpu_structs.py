@@ -77,4 +77,11 @@ STRUCTS = {
     "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
     "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
     "RoundToBfloat16": "p:x i:size p:stream p:rounded",
+    "MultiplyMatrices": "c:x i:size p:rows p:columns i:num_tensors p:right i:rank "
+    "p:products",
+    "MultiplyTransposed": "c:x i:size p:rows p:columns i:num_tensors p:left i:rank "
+    "p:factors",
+    "MultiplyFactors": "p:left p:right i:size p:rows p:columns i:num_tensors i:rank "
+    "c:values",
+    "Orthonormalize": "p:x i:size p:rows i:num_factors i:rank p:scratch p:basis",
 }

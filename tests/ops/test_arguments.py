@@ -52,7 +52,9 @@ def test_vectors_may_be_empty(name):
     if name != "find_levels":  # There it is the number of levels.
         empty["count"] = 0
     nothing = np.zeros(0, np.float32)
-    vectors = "x", "moments", "momentum", "residual", "variance", "limit", "codes"
+    empty["rows"], empty["columns"] = [], []
+    vectors = "left", "right"
+    vectors += "x", "moments", "momentum", "residual", "variance", "limit", "codes"
     for argument in vectors:
         dtype = np.asarray(CALLS[name].get(argument, nothing)).dtype
         empty[argument] = nothing.astype(dtype)

@@ -52,7 +52,7 @@ def decode(op: str, arguments: dict[str, Any], applicable: bool) -> Vector:
     """
     given = dict(arguments)
     sizes = given.pop("sizes")
-    count = int(given["row_splits"][-1])
+    count = _count(given)
     writes_parts = sizes is not None and not library.gpu_is_visible()
     parts = [int(size) for size in sizes] if writes_parts else [count]
     given |= {"count": count, "num_values": len(parts), "sizes": parts}
@@ -99,6 +99,14 @@ def apply_decoded(
         offsets=list(offsets),
         **decoding.attributes,
     )
+
+
+def _count(given: dict[str, Any]) -> int:
+    """Returns the number of elements that an op decodes."""
+    if "row_splits" in given:
+        return int(given["row_splits"][-1])
+    shapes = zip(given["rows"], given["columns"], strict=False)  # The op checks it.
+    return sum(rows * (columns or 1) for rows, columns in shapes)
 
 
 def _op(name: str) -> Callable:

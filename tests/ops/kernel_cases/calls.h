@@ -20,6 +20,7 @@
 #include "error_feedback.h"
 #include "inputs.h"
 #include "levels.h"
+#include "low_rank.h"
 #include "signs.h"
 #include "sparse.h"
 #include "votes.h"
@@ -35,6 +36,7 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   ForEachCallOfSigns(in, independent_of_blocks, run);
   ForEachCallOfErrorFeedback(in, run);
   ForEachCallOfLevels(in, run);
+  ForEachCallOfLowRank(in, independent_of_blocks, run);
   ForEachCallOfSparse(in, independent_of_blocks, run);
   ForEachCallOfVotes(in, independent_of_blocks, run);
 }

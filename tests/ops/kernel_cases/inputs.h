@@ -177,6 +177,8 @@ class Inputs {
     return all;
   }
 
+  Array<float> Floats(int64_t count) { return Numbers(count); }
+
   int64_t size, num_workers, num_blocks;
   Array<int64_t> row_splits;
   Array<float> x, momentum, residual;  // [size]

@@ -6,10 +6,12 @@ product takes part in. Each matrix has a factor with `rank` columns on its left
 (`rows[t]` rows) or on its right (`columns[t]` rows). The factors of all matrices are
 one vector, row by row, in the order of the matrices.
 
-A sum of n products is that of its chunks: 64 consecutive products at a time are added
-in their order, beginning with 0, and then the chunks in theirs, beginning with 0.
-Products and sums are rounded to their type, so that the bits do not depend on the
-processor; `tf.matmul` promises no order.
+A sum of n products has L lanes: product i is one of lane i % L. A lane adds its
+products in their order, `LANE_STEPS` at a time, beginning with 0, and then these sums
+in theirs, beginning with 0. Lanes are added by halves: lanes l and l + L/2, and so on.
+L is `LANES`, for as many sums beside each other; or 1 where the columns of a matrix are
+beside each other already. Products and sums are rounded to their type, so that the bits
+do not depend on the processor; `tf.matmul` promises no order.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
-from tfgradcomp.ops.reference.vectors import add
+from tfgradcomp.ops.reference.vectors import add, in_parts
 
-CHUNK = 64
+LANES = 16
+LANE_STEPS = 64
 
 
 def multiply_matrices(
@@ -32,7 +35,9 @@ def multiply_matrices(
     columns: Sequence[int],
     rank: int,
 ) -> tf.Tensor:
-    r"""Returns \( M Q \) of each matrix M: the factors on the left.
+    r"""Returns \( M Q \) of each matrix M, the factors on the left.
+
+    The sums have `LANES` lanes.
 
     Args:
         x: The matrices and the other elements, float32.
@@ -47,7 +52,7 @@ def multiply_matrices(
     factors = _factors(right, columns, rank)
     parts = _tensors(x, rows, columns)
     products = [
-        _product(part, factor)
+        _product(part, factor, LANES)
         for part, factor in zip(parts, factors, strict=True)
         if factor is not None
     ]
@@ -61,7 +66,9 @@ def multiply_transposed(
     columns: Sequence[int],
     rank: int,
 ) -> tf.Tensor:
-    r"""Returns \( M^\top P \) of each matrix M: the factors on the right.
+    r"""Returns \( M^\top P \) of each matrix M, the factors on the right.
+
+    The sums have one lane.
 
     Args:
         x: As for `multiply_matrices`, like `rows`, `columns` and `rank`.
@@ -77,7 +84,7 @@ def multiply_transposed(
     factors = _factors(left, _rows_of_matrices(rows, columns), rank)
     parts = _tensors(x, rows, columns)
     products = [
-        part if factor is None else _product(tf.transpose(part), factor)
+        part if factor is None else _product(tf.transpose(part), factor, lanes=1)
         for part, factor in zip(parts, factors, strict=True)
     ]
     return _joined(products)
@@ -85,45 +92,48 @@ def multiply_transposed(
 
 def multiply_factors(
     left: tf.Tensor,
-    values: tf.Tensor,
+    right: tf.Tensor,
     rows: Sequence[int],
     columns: Sequence[int],
     rank: int,
-) -> tf.Tensor:
+    sizes: Sequence[int] | None = None,
+) -> Vector:
     r"""Returns \( P Q^\top \) of each matrix, and the other elements.
 
     An element is the sum of `rank` products in their order.
 
     Args:
         left: P of each matrix, as for `multiply_transposed`.
-        values: Q of each matrix and the other elements, as `multiply_transposed`
+        right: Q of each matrix and the other elements, as `multiply_transposed`
             returns them.
         rows: Rows of each tensor.
         columns: Columns of each matrix; 0 for other tensors.
         rank: Columns of each factor, positive.
+        sizes: As in `in_parts`.
 
     Returns:
         float32, the elements of all tensors.
     """
     factors = _factors(left, _rows_of_matrices(rows, columns), rank)
-    sizes = [m * rank if m else n for n, m in zip(rows, columns, strict=True)]
-    parts = tf.split(tf.convert_to_tensor(values), sizes)
-    return _joined(
+    counts = [m * rank if m else n for n, m in zip(rows, columns, strict=True)]
+    parts = tf.split(tf.convert_to_tensor(right), counts)
+    values = _joined(
         [
             part if factor is None else _outer(factor, tf.reshape(part, [-1, rank]))
             for part, factor in zip(parts, factors, strict=True)
         ]
     )
+    return in_parts(values, sizes)
 
 
 def orthonormalize(x: tf.Tensor, rows: Sequence[int], rank: int) -> tf.Tensor:
     r"""Returns orthonormal columns that span those of each factor.
 
-    Modified Gram-Schmidt in float64, column by column: v loses its part along each
-    earlier column b, \( v \leftarrow v - (b^\top v) b \), and becomes
-    \( v / \|v\| \). If at most \( 10^{-10} \) of its length is left, it depends on the
-    earlier columns, and what is left is an error of rounding: such a column becomes
-    zero.
+    Modified Gram-Schmidt in float64, by sums of `LANES` lanes, column by column: v
+    loses its part along each earlier column b, \( v \leftarrow v - (b^\top v) b \),
+    and becomes \( v / \|v\| \). If at most \( 10^{-10} \) of its length is left, it
+    depends on the earlier columns, and what is left is an error of rounding: such a
+    column becomes zero.
 
     Args:
         x: A factor for each matrix, float32 `[sum(rows) * rank]`.
@@ -172,29 +182,33 @@ def _joined(parts):
     return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
 
 
-def _product(matrix, factor):
+def _product(matrix, factor, lanes):
     """Returns the product `[n, rank]` of a matrix `[n, m]` and a factor `[m, rank]`."""
-    fill = -matrix.shape[1] % CHUNK
-    matrix = tf.pad(matrix, [[0, 0], [0, fill]])
-    factor = tf.pad(factor, [[0, fill], [0, 0]])
-    # By place in the chunk, so that a loop takes the places one after the other.
-    matrix = tf.transpose(tf.reshape(matrix, [matrix.shape[0], -1, CHUNK]), [2, 0, 1])
-    factor = tf.transpose(tf.reshape(factor, [-1, CHUNK, factor.shape[1]]), [1, 0, 2])
-    matrix = matrix[..., tf.newaxis]
+    fill = -matrix.shape[1] % (LANE_STEPS * lanes)
+    matrix = tf.pad(matrix, [[0, 0], [0, fill]])[..., tf.newaxis]
+    factor = tf.pad(factor, [[0, fill], [0, 0]])[tf.newaxis]
 
-    def product(place):
-        return matrix[place] * factor[place][tf.newaxis]
+    def by_step(table):
+        table = tf.reshape(
+            table, [table.shape[0], -1, LANE_STEPS, lanes, table.shape[2]]
+        )
+        return tf.transpose(table, [2, 1, 0, 3, 4])
 
-    shape = [matrix.shape[1], matrix.shape[2], factor.shape[2]]
-    chunks = _sum_in_order(product, CHUNK, shape, matrix.dtype)
-    return _sum_in_order(
-        lambda chunk: chunks[:, chunk], shape[1], [shape[0], shape[2]], matrix.dtype
+    matrix, factor = by_step(matrix), by_step(factor)
+    shape = [*matrix.shape[1:4], factor.shape[4]]
+    sums = _sum_in_order(
+        lambda step: matrix[step] * factor[step], LANE_STEPS, shape, matrix.dtype
     )
+    total = _sum_in_order(lambda i: sums[i], shape[0], shape[1:], matrix.dtype)
+    while lanes > 1:
+        lanes //= 2
+        total = total[:, :lanes] + total[:, lanes:]
+    return total[:, 0]
 
 
 def _dot(a, b):
     """Returns the sum of the products of two vectors, a scalar."""
-    return _product(a[tf.newaxis], b[:, tf.newaxis])[0, 0]
+    return _product(a[tf.newaxis], b[:, tf.newaxis], LANES)[0, 0]
 
 
 def _sum_in_order(term, count, shape, dtype):

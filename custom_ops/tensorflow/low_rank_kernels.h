@@ -1,0 +1,152 @@
+// The ops' kernels for factors of matrices.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_LOW_RANK_KERNELS_H_
+#define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_LOW_RANK_KERNELS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "../kernels.h"
+#include "../matrices.h"
+#include "arguments.h"
+#include "kernel_op.h"
+
+namespace tfgradcomp {
+
+// The attributes of an op on matrices.
+class MatricesOfOp {
+ public:
+  absl::Status Read(OpKernelConstruction* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("rows", &rows_));
+    TF_RETURN_IF_ERROR(context->GetAttr("columns", &columns_));
+    TF_RETURN_IF_ERROR(context->GetAttr("rank", &rank_));
+    return CheckMatrices(rows_, columns_, rank_, &sizes_);
+  }
+
+  template <typename Args>
+  void Fill(Args* args) const {
+    args->size = sizes_.element;
+    args->rows = rows_.data();
+    args->columns = columns_.data();
+    args->num_tensors = static_cast<int64_t>(rows_.size());
+    args->rank = rank_;
+  }
+
+  // The sizes of the arrays.
+  const MatrixTensor& sizes() const { return sizes_; }
+
+ private:
+  std::vector<int64_t> rows_, columns_;
+  int64_t rank_;
+  MatrixTensor sizes_;
+};
+
+// Reads the parts of x, and their number.
+template <typename Device, typename Args>
+absl::Status PartsOfMatrices(OpKernelContext* context, const MatricesOfOp& matrices,
+                             Memory* memory, Args* args, int* num_parts) {
+  TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, num_parts));
+  const int64_t size = args->size;
+  matrices.Fill(args);
+  if (size == args->size) return absl::OkStatus();
+  return Invalid("x must have the ", args->size,
+                 " elements of all tensors. Received: x of ", size, " elements");
+}
+
+template <typename Device>
+class MultiplyMatricesOp : public KernelOp<Device, MultiplyMatrices> {
+ public:
+  explicit MultiplyMatricesOp(OpKernelConstruction* context)
+      : KernelOp<Device, MultiplyMatrices>(context) {
+    OP_REQUIRES_OK(context, matrices_.Read(context));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MultiplyMatrices* args,
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(
+        PartsOfMatrices<Device>(context, matrices_, memory, args, &parts));
+    const MatrixTensor& sizes = matrices_.sizes();
+    TF_RETURN_IF_ERROR(Vector(context, parts, "right", sizes.right, &args->right));
+    return Output(context, 0, TensorShape({sizes.left}), &args->products);
+  }
+
+  MatricesOfOp matrices_;
+};
+
+template <typename Device>
+class MultiplyTransposedOp : public KernelOp<Device, MultiplyTransposed> {
+ public:
+  explicit MultiplyTransposedOp(OpKernelConstruction* context)
+      : KernelOp<Device, MultiplyTransposed>(context) {
+    OP_REQUIRES_OK(context, matrices_.Read(context));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MultiplyTransposed* args,
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(
+        PartsOfMatrices<Device>(context, matrices_, memory, args, &parts));
+    const MatrixTensor& sizes = matrices_.sizes();
+    TF_RETURN_IF_ERROR(Vector(context, parts, "left", sizes.left, &args->left));
+    return Output(context, 0, TensorShape({sizes.value}), &args->factors);
+  }
+
+  MatricesOfOp matrices_;
+};
+
+template <typename Device>
+class MultiplyFactorsOp : public ValuesOp<Device, MultiplyFactors> {
+ public:
+  explicit MultiplyFactorsOp(OpKernelConstruction* context)
+      : ValuesOp<Device, MultiplyFactors>(context) {
+    OP_REQUIRES_OK(context, matrices_.Read(context));
+    OP_REQUIRES_OK(context,
+                   CheckSizes(this->sizes_, static_cast<int64_t>(this->sizes_.size()),
+                              matrices_.sizes().element));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MultiplyFactors* args,
+                       Memory* memory) const override {
+    matrices_.Fill(args);
+    const MatrixTensor& sizes = matrices_.sizes();
+    TF_RETURN_IF_ERROR(Vector(context, 0, "left", sizes.left, &args->left));
+    TF_RETURN_IF_ERROR(Vector(context, 1, "right", sizes.value, &args->right));
+    return OutputParts<Device>(context, this->sizes_, memory, args);
+  }
+
+  MatricesOfOp matrices_;
+};
+
+template <typename Device>
+class OrthonormalizeOp : public KernelOp<Device, Orthonormalize> {
+ public:
+  explicit OrthonormalizeOp(OpKernelConstruction* context)
+      : KernelOp<Device, Orthonormalize>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
+    OP_REQUIRES_OK(context, context->GetAttr("rank", &rank_));
+    OP_REQUIRES_OK(context, CheckFactors(rows_, rank_, &size_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, Orthonormalize* args,
+                       Memory* memory) const override {
+    args->size = size_;
+    args->rows = rows_.data();
+    args->num_factors = static_cast<int64_t>(rows_.size());
+    args->rank = rank_;
+    TF_RETURN_IF_ERROR(Vector(context, 0, "x", size_, &args->x));
+    TF_RETURN_IF_ERROR(Scratch(context, ScratchOf(*args), memory, &args->scratch));
+    return Output(context, 0, TensorShape({size_}), &args->basis);
+  }
+
+  std::vector<int64_t> rows_;
+  int64_t rank_, size_;
+};
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_LOW_RANK_KERNELS_H_
