@@ -104,7 +104,9 @@ class AlternatingLowRank(LowRank):
             return others
         factors = self.factors(payload, layout)
         values = matrices.joined(factors["right"], others, self.rank)
-        return ops.multiply_factors(factors["left"], values, *matrices, self.rank)
+        return ops.multiply_factors(
+            factors["left"], values, *matrices, self.rank, layout.sizes
+        )
 
     @override
     def kept(self, layout):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Compressor, Identity
+from tfgradcomp.compressors.base import Compressed, Compressor, Identity, all_finite
 from tfgradcomp.core import Context, Field, Fields, Layout, Vector
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.context import DRAWN_TOGETHER
@@ -77,8 +77,12 @@ class Matrices(NamedTuple):
     def others_of(self, x: Vector) -> tf.Tensor:
         """Returns the elements of a vector that are sent as they are."""
         sizes = [n * (m or 1) for n, m in zip(*self, strict=True)]
-        parts = zip(tf.split(tf.convert_to_tensor(x), sizes), self.columns, strict=True)
-        others = [part for part, width in parts if not width]
+        ends, flat = itertools.accumulate(sizes), tf.convert_to_tensor(x)
+        others = [
+            flat[end - size : end]
+            for end, size, width in zip(ends, sizes, self.columns, strict=True)
+            if not width
+        ]
         return tf.concat([*others, tf.zeros([0])], 0)
 
     def split(self, values: tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -205,7 +209,9 @@ class LowRank(Compressor):
             right = matrices.filled(right, matrices.columns, self.rank, context)
         else:
             right = matrices.drawn(matrices.columns, self.rank, context)
-        return {"products": ops.multiply_matrices(x, right, *matrices, self.rank)}
+        products = ops.multiply_matrices(x, right, *matrices, self.rank)
+        # In the mean, another worker's numbers may be infinite.
+        return {"products": products, "is_finite": all_finite([products])}
 
     @override
     def compress(self, x, state, layout, context):
@@ -217,7 +223,9 @@ class LowRank(Compressor):
         products = prepared["products"]
         basis = ops.orthonormalize(products, matrices.heights, self.rank)
         values = ops.multiply_transposed(x, basis, *matrices, self.rank)
-        return Compressed({"values": values, "basis": basis}, state)
+        # No element of a matrix is lost in its products: NaN and infinities stay.
+        is_finite = prepared["is_finite"] & all_finite([values])
+        return Compressed({"values": values, "basis": basis}, state, is_finite)
 
     @override
     def elements_sent(self, payload, layout):
@@ -229,7 +237,7 @@ class LowRank(Compressor):
         if not matrices.heights:
             return payload["values"]
         return ops.multiply_factors(
-            payload["basis"], payload["values"], *matrices, self.rank
+            payload["basis"], payload["values"], *matrices, self.rank, layout.sizes
         )
 
     @override
