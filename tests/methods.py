@@ -46,6 +46,7 @@ from tfgradcomp.compressors import (
     NaturalCompression,
     NesterovMomentum,
     OptimalScale,
+    RandomK,
     ScaledSign,
     Sign,
     Strom,
@@ -69,6 +70,7 @@ from tfgradcomp.servers import (
 
 GATHER = ("all_gather",)
 SHARDS = ("all_gather", "sharded")
+ADDED = ("all_gather", "all_reduce")
 SUMS = ("all_gather", "all_reduce", "sharded")
 
 
@@ -85,7 +87,8 @@ class Row(NamedTuple):
         method: The method that the wrapper builds with these arguments.
         kind: What a payload keeps of the input: `"exact"`; `"rounded"` to `digits`
             bits; `"unbiased"`; `"contracting"`; `"sign"`; `"sign or zero"`; `"late"`:
-            some elements now and the others later; `"low rank"`: factors of matrices.
+            some elements now and the others later; `"low rank"`: factors of matrices;
+            `"drawn"`: elements that all workers draw, multiplied.
         target: Function from the input of a first step and its row splits to what the
             payload stands for (the clipped input, the momentum, ...).
         kept: Of a contracting row, function from the target and its row splits to the
@@ -247,7 +250,7 @@ UNAMBIGUOUS = {
 LOW_RANK = {
     "kind": "low rank",
     "is_random": True,
-    "transports": ("all_gather", "all_reduce"),
+    "transports": ADDED,
     "state": ("residual",),
 }
 LOW_THRESHOLD = {"learning_rate": 0.05, "in_training": {"threshold": 0.01}}
@@ -303,6 +306,12 @@ _TABLE = [
         DGC(0.1, 0.9, 2.0, 10), Mean(DGC(0.1, 0.9, 2.0, 10)),
         **TOP, target=clipped_to(2.0), state=("momentum", "residual"),
         variable_length=True, holds_momentum=True),
+    # Elements that all workers draw.
+    row("RandomK", {"ratio": 0.25}, ErrorFeedback(RandomK(0.25)), Mean(RandomK(0.25)),
+        **FITTED, transports=ADDED, state=("residual",)),
+    row("RandomK, unbiased", {"ratio": 0.3, "error_feedback": False},
+        RandomK(0.3, True), Mean(RandomK(0.3, True)),
+        kind="drawn", is_random=True, transports=ADDED),
     # Quantizers.
     row("ORQ, 3 levels", {"levels": 3}, ORQ(3), Mean(ORQ(3)),
         **UNBIASED, levels=optimal(3)),
@@ -402,6 +411,7 @@ SAVED_ARGUMENTS = {
     "DGC": dict(
         ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7,
         allow_inner_momentum=True),
+    "RandomK": dict(ratio=0.125, error_feedback=False),
     "ORQ": dict(
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
         error_feedback=True, table_dtype="float16"),

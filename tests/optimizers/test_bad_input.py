@@ -89,6 +89,8 @@ OWN = [
     ("DGC", {"momentum": 1.0}, "momentum must be in [0, 1) ... momentum=1.0"),
     ("DGC", {"clip_norm": 0}, "clip_norm must be positive ... clip_norm=0"),
     ("DGC", {"density_steps": -1}, "density_steps must be an integer ... =-1"),
+    ("RandomK", {"ratio": 1.5}, "ratio must be in (0, 1] ... ratio=1.5"),
+    ("RandomK", {"error_feedback": 2}, "error_feedback must be ... =2"),
     ("TernGrad", {"clip_factor": -2.5}, "clip_factor must be positive ... =-2.5"),
     ("TernGrad", {"clip_factor": float("nan")}, "must be positive ... nan"),
     ("TernGrad", {"block_size": "x"}, "block_size must be ... block_size='x'"),

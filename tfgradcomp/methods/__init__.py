@@ -18,6 +18,7 @@ from tfgradcomp.methods.natural import natural_compression
 from tfgradcomp.methods.orq import bingrad, orq
 from tfgradcomp.methods.power_sgd import power_sgd
 from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
+from tfgradcomp.methods.random_k import random_k
 from tfgradcomp.methods.signsgd import signsgd, signum
 from tfgradcomp.methods.strom import strom
 from tfgradcomp.methods.terngrad import terngrad
@@ -39,6 +40,7 @@ __all__ = [
     "orq",
     "power_sgd",
     "qsgd",
+    "random_k",
     "scaled_sign",
     "signsgd",
     "signum",

@@ -89,6 +89,17 @@ class DGC(MethodWrapper, function=methods.dgc):
     """
 
 
+class RandomK(MethodWrapper, function=methods.random_k):
+    """The values of a few elements that all workers draw together.
+
+    Example:
+        ```python
+        optimizer = tfgradcomp.RandomK(keras.optimizers.SGD(0.01), ratio=0.05)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        ```
+    """
+
+
 class ORQ(MethodWrapper, function=methods.orq):
     r"""\( s = 2^K + 1 \) levels an element, chosen for each block anew, unbiased.
 
