@@ -25,6 +25,7 @@ from tests.promises import (
     kept_by_a_tenth,
     kept_by_means,
     kept_by_signs,
+    kept_by_two_means,
     nesterov,
     optimal,
     quantiles,
@@ -36,6 +37,7 @@ from tfgradcomp.compressors import (
     QSGD,
     BinGrad,
     Clip,
+    ColumnMeans,
     ErrorFeedback,
     Hybrid,
     Identity,
@@ -235,6 +237,7 @@ SIGN = {
 }
 MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
 TWO_SIDES = {"kind": "contracting", "kept": kept_by_means}
+MEANS = {"kind": "contracting", "kept": kept_by_two_means, "transports": GATHER}
 FITTED = {"kind": "contracting", "kept": kept_by_a_fit, "is_random": True}
 TOP = {"kind": "contracting", "kept": kept_by_a_tenth, "transports": GATHER}
 TWO_WAY = {"state": ("residual",), "server_state": ("residual",)}
@@ -299,6 +302,10 @@ _TABLE = [
         WeightDecay(0.01, 0.9), **MEAN_SIGN, target=nesterov(0.9),
         state=("momentum", "residual"), server_state=("residual",),
         holds_momentum=True),
+    row("OneBitSGD", {}, ErrorFeedback(ColumnMeans()), Mean(ColumnMeans()),
+        **MEANS, state=("residual",)),
+    row("OneBitSGD, requantized", {"reply": "requantize"},
+        ErrorFeedback(ColumnMeans()), Recompress(ColumnMeans()), **MEANS, **TWO_WAY),
     # Momentum that is sent in part.
     row("DGC", {"ratio": 0.25}, DGC(0.25), Mean(DGC(0.25)),
         **TOP, state=("momentum", "residual"), holds_momentum=True),
@@ -408,6 +415,7 @@ SAVED_ARGUMENTS = {
         residual_dtype="bfloat16",
         momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
     "HalfPrecision": dict(dtype="float16"),
+    "OneBitSGD": dict(reply="requantize"),
     "DGC": dict(
         ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7,
         allow_inner_momentum=True),

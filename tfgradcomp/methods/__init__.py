@@ -15,6 +15,7 @@ from tfgradcomp.methods.half_precision import half_precision
 from tfgradcomp.methods.integers import int4, int8
 from tfgradcomp.methods.method import Method
 from tfgradcomp.methods.natural import natural_compression
+from tfgradcomp.methods.one_bit_sgd import one_bit_sgd
 from tfgradcomp.methods.orq import bingrad, orq
 from tfgradcomp.methods.power_sgd import power_sgd
 from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
@@ -37,6 +38,7 @@ __all__ = [
     "int8",
     "linear_quantization",
     "natural_compression",
+    "one_bit_sgd",
     "orq",
     "power_sgd",
     "qsgd",

@@ -78,6 +78,17 @@ class DistEFBlockSGDM(MethodWrapper, function=methods.dist_ef_block_sgdm):
     """
 
 
+class OneBitSGD(MethodWrapper, function=methods.one_bit_sgd):
+    """1-bit SGD: signs with two means a column, and error feedback.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(tfgradcomp.OneBitSGD(inner), "mse")
+        ```
+    """
+
+
 class DGC(MethodWrapper, function=methods.dgc):
     """The largest of accumulated momenta: one element in a thousand a step.
 
