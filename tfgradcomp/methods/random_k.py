@@ -17,8 +17,8 @@ def random_k(ratio: float = 0.01, error_feedback: bool = True) -> Method:
     the mean; zero for an element that was not drawn. Indices do not travel: 32 bits for
     each element drawn, which an all-reduce can add up whatever N is.
 
-    An element waits for d / k steps on average, and then its sum is applied at once. Use
-    SGD without momentum, which would go on with such a sum as if it were new.
+    An element waits for d / k steps on average, and then its sum is applied at once.
+    Use SGD without momentum, which would go on with such a sum as if it were new.
 
     Args:
         ratio: Share k / d of the elements that is sent, in (0, 1]; at least one
