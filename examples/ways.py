@@ -103,7 +103,10 @@ WAYS = {
     "DistEFSGD": wrapped("DistEFSGD", "SGD"),
     "DistEFBlockSGD": wrapped("DistEFBlockSGD", "SGD"),
     "DistEFBlockSGDM": wrapped("DistEFBlockSGDM", inner="SGD"),
+    "OneBitSGD": wrapped("OneBitSGD", "SGD"),
     "DGC": Way("momentum", dgc, "VarianceBased", inner="SGD"),
+    "RandomK": wrapped("RandomK", "SGD", arguments={"ratio": 0.1}),
+    "PowerSGD": wrapped("PowerSGD"),
     "OneBitAdam": Way("Adam", onebit_adam, "DistEFBlockSGD", whole_tables=True),
     "OneBitLAMB": Way("LAMB", onebit_lamb, "DistEFBlockSGD", whole_tables=True),
     "ZeroOneAdam": Way(

@@ -49,6 +49,11 @@ def kept_by_means(v, splits):
     return np.sum(reference.bingrad_b(v, splits) ** 2)
 
 
+def kept_by_two_means(v, splits):
+    """The signs' two means of each column keep more than a scale of the vector."""
+    return kept_by_signs(v, [0, len(v)])
+
+
 def kept_by_a_fit(v, splits):
     """Whatever was drawn, a fit takes away nothing; `test_fitted.py` says how much."""
     return 1e-12 * np.sum(v**2)

@@ -9,7 +9,8 @@ import pytest
 
 import tfgradcomp
 from tests.benchmarks.scripts import import_script
-from tests.methods import ROWS, SAVED_ARGUMENTS, halves_of, parts_of
+from tests.methods import ROWS, halves_of, parts_of
+from tests.saved_arguments import SAVED_ARGUMENTS
 from tests.selection import rows
 from tfgradcomp import compressors, optimizers, servers
 from tfgradcomp.collectives import Loopback

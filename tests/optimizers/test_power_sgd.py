@@ -160,7 +160,7 @@ def test_another_number_of_workers_keeps_the_factors_and_the_mean_residual(tmp_p
 
 @pytest.mark.parametrize("kind", [ParameterServer, PushLogTransport])
 def test_servers_that_are_no_workers_raise(kind):
-    with pytest.raises(ValueError, match="factors of matrices need servers on all"):
+    with pytest.raises(ValueError, match="of matrices need servers on all workers"):
         kind(Loopback(1).collectives(0)).bind(
             tfgradcomp.methods.power_sgd(), LAYOUT, "site"
         )

@@ -164,6 +164,9 @@ class Workers:
             return np.stack(
                 [self._at_random(v, map(rounded, t), i) for v, t, i in drawn]
             )
+        if kind == "RandomK":
+            drawn = np_methods.drawn(len(rows[0]), part.ratio, self.seed, self.step)
+            return rows * (drawn if part.unbiased else drawn > 0)
         return np.stack([self._rounded(kind, part, v) for v in rows])
 
     def _ternary(self, v, scale, rank):

@@ -174,6 +174,14 @@ class LowRank(Compressor):
     Attributes:
         rank: r.
 
+    Example:
+        ```python
+        inner, c = keras.optimizers.SGD(0.1, momentum=0.9), LowRank(2)
+        optimizer = CompressedOptimizer(
+            inner, MeanErrorFeedback(c), FactorMean(c), min_size=0
+        )
+        ```
+
     References:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
         for Distributed Optimization, 2019, Algorithm 1.

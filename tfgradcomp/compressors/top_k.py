@@ -81,7 +81,7 @@ def check_size(compressor: Compressor, layout: Layout) -> None:
     """Raises ValueError if a vector has more elements than there are indices."""
     if layout.size > _MOST_ELEMENTS:
         raise ValueError(
-            f"{type(compressor).__name__} sends int32 indices, so a vector may have at "
+            f"{type(compressor).__name__} has int32 indices, so a vector may have at "
             f"most {_MOST_ELEMENTS} elements. Exclude some variables (exclude=...). "
             f"Received: a vector of {layout.size} elements"
         )

@@ -78,12 +78,34 @@ class DistEFBlockSGDM(MethodWrapper, function=methods.dist_ef_block_sgdm):
     """
 
 
+class OneBitSGD(MethodWrapper, function=methods.one_bit_sgd):
+    """1-bit SGD: signs with two means a column, and error feedback.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(tfgradcomp.OneBitSGD(inner), "mse")
+        ```
+    """
+
+
 class DGC(MethodWrapper, function=methods.dgc):
     """The largest of accumulated momenta: one element in a thousand a step.
 
     Example:
         ```python
         optimizer = tfgradcomp.DGC(keras.optimizers.SGD(0.1), density_steps=500)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        ```
+    """
+
+
+class RandomK(MethodWrapper, function=methods.random_k):
+    """The values of a few elements that all workers draw together.
+
+    Example:
+        ```python
+        optimizer = tfgradcomp.RandomK(keras.optimizers.SGD(0.01), ratio=0.05)
         model.compile(optimizer, "sparse_categorical_crossentropy")
         ```
     """

@@ -19,6 +19,12 @@ class FactorMean(Mean):
     Attributes:
         compressor: The workers' compressor.
 
+    Example:
+        ```python
+        inner, c = keras.optimizers.SGD(0.1, momentum=0.9), LowRank(2)
+        optimizer = CompressedOptimizer(inner, MeanErrorFeedback(c), FactorMean(c))
+        ```
+
     References:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
         for Distributed Optimization, 2019, Section 3 ("warm start").
