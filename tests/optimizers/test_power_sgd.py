@@ -9,7 +9,7 @@ import pytest
 
 import tfgradcomp
 from tests.harness import Worker
-from tests.helpers import Rates, bits
+from tests.helpers import Rates, bits, make_variables
 from tests.optimizers.trajectories import RATES, SEED, Run
 from tests.pairwise import parametrize_pairwise
 from tfgradcomp.checkpoint.state_file import join_groups
@@ -170,3 +170,18 @@ def test_what_depends_on_the_reply_needs_a_barrier():
     method = Method(MeanErrorFeedback(TopK(0.5)), Mean(TopK(0.5)))
     with pytest.raises(ValueError, match="depends on the reply, need a barrier"):
         PushLogTransport(Loopback(1).collectives(0)).bind(method, LAYOUT, "site")
+
+
+def test_bits_of_an_element_are_those_of_both_rounds():
+    def build(rank, collectives):
+        optimizer = make(CARRIERS["all_reduce"](collectives))
+        optimizer.build(make_variables(SHAPES))
+        return optimizer.traffic
+
+    traffic, *_ = Loopback(3).run(build)
+    others, slots = 7 + 1 + 15, 3 * 3
+    words = RANK * (20 + 12 + 24 + 10) + others
+    assert traffic.bits_per_element_up == 32 * words / LAYOUT.size
+    assert traffic.bits_per_element_reply == 32 * words / LAYOUT.size
+    # A ring of three sends a sum 2 (N - 1) / N times.
+    assert traffic.words_sent == pytest.approx(4 / 3 * (words + slots))
