@@ -33,6 +33,7 @@ WAYS = {
     "Signum": lambda: tfgradcomp.Signum(SGD(1e-4)),
     "DistEFBlockSGDM": lambda: tfgradcomp.DistEFBlockSGDM(SGD(RATE)),
     "ORQ": lambda: tfgradcomp.ORQ(sgd()),
+    "PowerSGD": lambda: tfgradcomp.PowerSGD(sgd(), rank=4),
     "LocalSteps": lambda: tfgradcomp.LocalSteps(
         sgd(), tfgradcomp.DistEFBlockSGDM(SGD(0.7)), every=16
     ),

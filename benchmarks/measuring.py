@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 FLOAT32, GLOO = "float32", "gloo all-reduce, one vector"
 OF_TENSORFLOW = (FLOAT32, "float16", "bfloat16")
 OF_TORCH = (GLOO, "DDP", "DDP, float16", "DDP, PowerSGD rank 1")
-METHODS = "TernGrad,SignSGD,Signum,DistEFBlockSGDM"
+METHODS = "TernGrad,SignSGD,Signum,DistEFBlockSGDM,PowerSGD"
 TRANSPORTS = "all_gather,sharded,auto"
 # The step that a variant is compared with; plain SGD for all others.
 PLAIN = {"Signum": "SGD, momentum", "DistEFBlockSGDM": "SGD, Nesterov"}

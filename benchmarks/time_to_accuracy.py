@@ -35,7 +35,7 @@ import data  # noqa: E402
 
 WORKERS = 4
 KERAS = ("float32", "float16", "TernGrad", "Signum", "DistEFBlockSGDM", "ORQ")
-KERAS += ("LocalSteps",)
+KERAS += ("PowerSGD", "LocalSteps")
 TORCH = ("DDP, float16", "DDP, PowerSGD rank 4")
 # Steps that are not timed, and steps that are. Local steps come sixteen at a time.
 TIMED, TIMED_LOCAL = (4, 6), (16, 32)

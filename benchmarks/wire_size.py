@@ -135,7 +135,7 @@ def write(name: str, titles: list[str], rows: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    variables = [keras.Variable(keras.ops.zeros([n])) for n in SIZES]
+    variables = [keras.Variable(keras.ops.zeros(shape)) for shape in resnet_50()]
     titles = ["method", "bits up", f"bits in the reply, N = {WORKERS[-1]}"]
     write("wire size", titles, [row(name, make) for name, make in methods().items()])
     titles = ["method", "indices", "elements / sent", "bits of one that is sent"]

@@ -41,7 +41,7 @@ COMPUTE_SECONDS = 0.01
 LINKS = {"seconds_100mbit": 1e8, "seconds_1gbit": 1e9}
 COLUMNS = ("accuracy", "bytes", *LINKS)
 # Learning rates of the quick form.
-QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "sign": 3e-3}
+QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "LAMB": 0.05, "sign": 3e-3}
 # How the plot shows float32.
 PLAIN = {"marker": "s", "color": "black"}
 # Points behind float32 from which on the quick form fails.
@@ -95,22 +95,22 @@ def synthetic(batches, steps, each, tested, at_once, *more):
 TASKS = {
     "CNN": Task(
         models.make_lenet,
-        {"momentum": 0.05, "SGD": 0.2, "Adam": 1e-3, "sign": 1e-3},
+        {"momentum": 0.05, "SGD": 0.2, "Adam": 1e-3, "LAMB": 0.03, "sign": 1e-3},
         images(200, 16),
     ),
     "embedding": Task(
         models.make_bag_of_words,
-        {"momentum": 0.1, "SGD": 0.5, "Adam": 1e-2, "sign": 3e-3},
+        {"momentum": 0.1, "SGD": 0.5, "Adam": 1e-2, "LAMB": 0.03, "sign": 3e-3},
         synthetic(texts.bag_batches, 250, 16, 3000, 1000),
     ),
     "ResNet": Task(
         models.make_resnet,
-        {"momentum": 0.1, "SGD": 0.5, "Adam": 3e-3, "sign": 1e-3},
+        {"momentum": 0.1, "SGD": 0.5, "Adam": 3e-3, "LAMB": 0.01, "sign": 1e-3},
         images(150, 8),
     ),
     "transformer": Task(
         models.make_transformer,
-        {"momentum": 0.05, "SGD": 0.3, "Adam": 3e-3, "sign": 1e-3},
+        {"momentum": 0.05, "SGD": 0.3, "Adam": 3e-3, "LAMB": 0.01, "sign": 1e-3},
         # Of six letters.
         synthetic(texts.letter_batches, 200, 4, 400, 200, 6),
     ),

@@ -58,6 +58,11 @@ def top_k(optimizer, steps, **common):
     )
 
 
+def dgc(optimizer, steps, **common):
+    """Return DGC whose density falls to one element in a hundred in a tenth."""
+    return tfgradcomp.DGC(optimizer, 0.01, density_steps=steps // 30, **common)
+
+
 def local_steps(optimizer, steps, **common):
     """Return local steps whose sums are exchanged with one bit an element."""
     outer = tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(1.0), **common)
@@ -67,6 +72,11 @@ def local_steps(optimizer, steps, **common):
 def onebit_adam(optimizer, steps, **common):
     """Return 1-bit Adam with a fifth of all steps for its squares to settle."""
     return tfgradcomp.OneBitAdam(optimizer, steps // 5, **common)
+
+
+def onebit_lamb(optimizer, steps, **common):
+    """Return 1-bit LAMB with a fifth of all steps as warm-up."""
+    return tfgradcomp.OneBitLAMB(optimizer, steps // 5, **common)
 
 
 def zero_one_adam(optimizer, steps, **common):
@@ -86,19 +96,27 @@ WAYS = {
     "momentum": Way("momentum", unwrapped),
     "SGD": Way("SGD", unwrapped),
     "Adam": Way("Adam", unwrapped),
+    "LAMB": Way("LAMB", unwrapped),
     "TernGrad": wrapped("TernGrad"),
     "SignSGD": wrapped("SignSGD", rate="sign", factor=0.2),
     "Signum": wrapped("Signum", inner="SGD", rate="sign"),
     "DistEFSGD": wrapped("DistEFSGD", "SGD"),
     "DistEFBlockSGD": wrapped("DistEFBlockSGD", "SGD"),
     "DistEFBlockSGDM": wrapped("DistEFBlockSGDM", inner="SGD"),
+    "OneBitSGD": wrapped("OneBitSGD", "SGD"),
+    "DGC": Way("momentum", dgc, "VarianceBased", inner="SGD"),
+    "RandomK": wrapped("RandomK", "SGD", arguments={"ratio": 0.1}),
+    "PowerSGD": wrapped("PowerSGD"),
     "OneBitAdam": Way("Adam", onebit_adam, "DistEFBlockSGD", whole_tables=True),
+    "OneBitLAMB": Way("LAMB", onebit_lamb, "DistEFBlockSGD", whole_tables=True),
     "ZeroOneAdam": Way(
         "Adam", zero_one_adam, "DistEFBlockSGD", local_steps=16, whole_tables=True
     ),
     "ORQ": wrapped("ORQ"),
     "BinGrad": wrapped("BinGrad"),
     "QSGD": wrapped("QSGD"),
+    "Int8": wrapped("Int8"),
+    "Int4": wrapped("Int4"),
     "LinearQuantization": wrapped("LinearQuantization"),
     "NaturalCompression": wrapped("NaturalCompression"),
     "ScaledSign": wrapped("ScaledSign"),
@@ -126,6 +144,8 @@ def make_optimizer(way: Way, rates: dict[str, float], steps: int, **common):
     inner = way.inner or way.baseline
     if inner == "Adam":
         optimizer = keras.optimizers.Adam(schedule)
+    elif inner == "LAMB":
+        optimizer = keras.optimizers.Lamb(schedule)
     else:
         momentum = 0.9 if inner == "momentum" else 0.0
         optimizer = keras.optimizers.SGD(schedule, momentum=momentum)

@@ -87,6 +87,9 @@ FITS = {
     "OneBitAdam": lambda: tfgradcomp.OneBitAdam(
         keras.optimizers.Adam(1e-3), 4, transport="sharded", min_size=50
     ),
+    "OneBitLAMB": lambda: tfgradcomp.OneBitLAMB(
+        keras.optimizers.Lamb(1e-3), 4, transport="sharded", min_size=50
+    ),
     "ZeroOneAdam": lambda: tfgradcomp.ZeroOneAdam(
         keras.optimizers.AdamW(1e-3),
         4,

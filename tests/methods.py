@@ -16,6 +16,7 @@ import tfgradcomp
 from tests import reference
 from tests.promises import (
     clipped,
+    clipped_to,
     damped,
     ends,
     even,
@@ -24,16 +25,20 @@ from tests.promises import (
     kept_by_a_tenth,
     kept_by_means,
     kept_by_signs,
+    kept_by_two_means,
     nesterov,
     optimal,
     quantiles,
     saturated,
 )
 from tfgradcomp.compressors import (
+    DGC,
     ORQ,
     QSGD,
+    AlternatingLowRank,
     BinGrad,
     Clip,
+    ColumnMeans,
     ErrorFeedback,
     Hybrid,
     Identity,
@@ -44,6 +49,7 @@ from tfgradcomp.compressors import (
     NaturalCompression,
     NesterovMomentum,
     OptimalScale,
+    RandomK,
     ScaledSign,
     Sign,
     Strom,
@@ -67,6 +73,7 @@ from tfgradcomp.servers import (
 
 GATHER = ("all_gather",)
 SHARDS = ("all_gather", "sharded")
+ADDED = ("all_gather", "all_reduce")
 SUMS = ("all_gather", "all_reduce", "sharded")
 
 
@@ -83,7 +90,8 @@ class Row(NamedTuple):
         method: The method that the wrapper builds with these arguments.
         kind: What a payload keeps of the input: `"exact"`; `"rounded"` to `digits`
             bits; `"unbiased"`; `"contracting"`; `"sign"`; `"sign or zero"`; `"late"`:
-            some elements now and the others later; `"low rank"`: factors of matrices.
+            some elements now and the others later; `"low rank"`: factors of matrices;
+            `"drawn"`: elements that all workers draw, multiplied.
         target: Function from the input of a first step and its row splits to what the
             payload stands for (the clipped input, the momentum, ...).
         kept: Of a contracting row, function from the target and its row splits to the
@@ -230,6 +238,7 @@ SIGN = {
 }
 MEAN_SIGN = {"kind": "contracting", "kept": kept_by_signs}
 TWO_SIDES = {"kind": "contracting", "kept": kept_by_means}
+MEANS = {"kind": "contracting", "kept": kept_by_two_means, "transports": GATHER}
 FITTED = {"kind": "contracting", "kept": kept_by_a_fit, "is_random": True}
 TOP = {"kind": "contracting", "kept": kept_by_a_tenth, "transports": GATHER}
 TWO_WAY = {"state": ("residual",), "server_state": ("residual",)}
@@ -245,7 +254,7 @@ UNAMBIGUOUS = {
 LOW_RANK = {
     "kind": "low rank",
     "is_random": True,
-    "transports": ("all_gather", "all_reduce"),
+    "transports": ADDED,
     "state": ("residual",),
 }
 LOW_THRESHOLD = {"learning_rate": 0.05, "in_training": {"threshold": 0.01}}
@@ -294,6 +303,23 @@ _TABLE = [
         WeightDecay(0.01, 0.9), **MEAN_SIGN, target=nesterov(0.9),
         state=("momentum", "residual"), server_state=("residual",),
         holds_momentum=True),
+    row("OneBitSGD", {}, ErrorFeedback(ColumnMeans()), Mean(ColumnMeans()),
+        **MEANS, state=("residual",)),
+    row("OneBitSGD, requantized", {"reply": "requantize"},
+        ErrorFeedback(ColumnMeans()), Recompress(ColumnMeans()), **MEANS, **TWO_WAY),
+    # Momentum that is sent in part.
+    row("DGC", {"ratio": 0.25}, DGC(0.25), Mean(DGC(0.25)),
+        **TOP, state=("momentum", "residual"), holds_momentum=True),
+    row("DGC, ramp", {"ratio": 0.1, "clip_norm": 2.0, "density_steps": 10},
+        DGC(0.1, 0.9, 2.0, 10), Mean(DGC(0.1, 0.9, 2.0, 10)),
+        **TOP, target=clipped_to(2.0), state=("momentum", "residual"),
+        variable_length=True, holds_momentum=True),
+    # Elements that all workers draw.
+    row("RandomK", {"ratio": 0.25}, ErrorFeedback(RandomK(0.25)), Mean(RandomK(0.25)),
+        **FITTED, transports=ADDED, state=("residual",)),
+    row("RandomK, unbiased", {"ratio": 0.3, "error_feedback": False},
+        RandomK(0.3, True), Mean(RandomK(0.3, True)),
+        kind="drawn", is_random=True, transports=ADDED),
     # Quantizers.
     row("ORQ, 3 levels", {"levels": 3}, ORQ(3), Mean(ORQ(3)),
         **UNBIASED, levels=optimal(3)),
@@ -325,6 +351,9 @@ _TABLE = [
     row("QSGD, shared norms", {"levels": 5, "reply": "shared"},
         QSGD(5, share_norm=True), CodeSum(QSGD(5, share_norm=True)),
         **UNBIASED, levels=even(5), transports=SUMS),
+    row("Int8", {}, QSGD(255), Mean(QSGD(255)), **UNBIASED, levels=even(255)),
+    row("Int4", {"reply": "requantize"}, QSGD(15), Requantize(QSGD(15)),
+        **UNBIASED, levels=even(15)),
     row("LinearQuantization", {"levels": 7},
         LinearQuantization(7), Mean(LinearQuantization(7)),
         **UNBIASED, levels=quantiles(7)),
@@ -333,9 +362,12 @@ _TABLE = [
     row("ScaledSign", {}, ScaledSign(), Mean(ScaledSign()), **MEAN_SIGN),
     # Factors of matrices.
     row("PowerSGD", {"rank": 1}, MeanErrorFeedback(LowRank(1)), FactorMean(LowRank(1)),
-        **LOW_RANK, server_state=("factors",)),
+        **LOW_RANK, server_state=("right",)),
     row("PowerSGD, drawn factors", {"rank": 2, "reuse_query": False},
         MeanErrorFeedback(LowRank(2)), Mean(LowRank(2)), **LOW_RANK),
+    row("PowerSGD, one factor a step", {"rank": 1, "alternate": True},
+        MeanErrorFeedback(AlternatingLowRank(1)), FactorMean(AlternatingLowRank(1)),
+        **LOW_RANK, server_state=("left", "right")),
     # Some elements now, the others later.
     row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),
     row("VarianceBased, gaps", {"alpha": 1.1, "zeta": 0.9, "index_coding": "delta"},
@@ -369,44 +401,6 @@ _TABLE = [
     composed("Nesterov", NesterovMomentum(ErrorFeedback(Identity()), 0.5), Mean(),
              **EXACT, target=nesterov(0.5), state=("momentum", "residual")),
 ]
-# Of each wrapper's own arguments a value other than the default.
-SAVED_ARGUMENTS = {
-    "TernGrad": dict(clip_factor=None, block_size=100, share_scaler=False),
-    "SignSGD": dict(aggregate="vote", tie="random", abstain_below=0.25, quorum=2,
-        noise_std=0.5),
-    "Signum": dict(
-        momentum=0.5, warmup_steps="auto", aggregate="mean", tie="random",
-        abstain_below=0.5, quorum=0, noise_std=0.25, allow_inner_momentum=True),
-    "DistEFSGD": dict(
-        compressor=ORQ(5), weight_decay=0.25, block_size=512, residual_dtype="bfloat16"
-    ),
-    "DistEFBlockSGD": dict(
-        block_size=77, weight_decay=0.125, residual_dtype="bfloat16"
-    ),
-    "DistEFBlockSGDM": dict(
-        residual_dtype="bfloat16",
-        momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
-    "HalfPrecision": dict(dtype="float16"),
-    "ORQ": dict(
-        levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
-        error_feedback=True, table_dtype="float16"),
-    "BinGrad": dict(
-        variant="b", block_size=100, clip_factor=1.7, reply="requantize",
-        error_feedback=True, table_dtype="bfloat16", lloyd_steps=3),
-    "QSGD": dict(
-        levels=5, block_size=None, norm="l2", reply="requantize", error_feedback=True),
-    "LinearQuantization": dict(
-        levels=4, block_size=None, reply="requantize", error_feedback=True,
-        table_dtype="float16"),
-    "NaturalCompression": dict(
-        block_size=None, reply="requantize", error_feedback=True),
-    "PowerSGD": dict(rank=3, reuse_query=False),
-    "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
-    "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
-    "Strom": dict(threshold=0.25, index_coding="delta"),
-    "Hybrid": dict(
-        threshold=0.25, alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
-}
 # fmt: on
 ROWS = {one.name: one for one in _TABLE}
 

@@ -13,6 +13,11 @@ def clipped(factor):
     return lambda x, splits: reference.clip(x, splits, factor)
 
 
+def clipped_to(norm):
+    """Shortens a vector to a norm."""
+    return lambda x, splits: reference.clip_norm(x, norm)
+
+
 def nesterov(momentum):
     """The first step of Nesterov momentum."""
     return lambda x, splits: np.float32(momentum) * x + x
@@ -42,6 +47,11 @@ def kept_by_a_tenth(v, splits):
 def kept_by_means(v, splits):
     """Sum over blocks of the squared length of the means of two sides."""
     return np.sum(reference.bingrad_b(v, splits) ** 2)
+
+
+def kept_by_two_means(v, splits):
+    """The signs' two means of each column keep more than a scale of the vector."""
+    return kept_by_signs(v, [0, len(v)])
 
 
 def kept_by_a_fit(v, splits):

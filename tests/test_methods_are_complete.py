@@ -9,7 +9,8 @@ import pytest
 
 import tfgradcomp
 from tests.benchmarks.scripts import import_script
-from tests.methods import ROWS, SAVED_ARGUMENTS, halves_of, parts_of
+from tests.methods import ROWS, halves_of, parts_of
+from tests.saved_arguments import SAVED_ARGUMENTS
 from tests.selection import rows
 from tfgradcomp import compressors, optimizers, servers
 from tfgradcomp.collectives import Loopback
@@ -24,8 +25,8 @@ BLOCKS = Layout.from_sizes([5000], 512)
 # Pinned: files that users have saved hold them.
 REGISTERED = {
     "tfgradcomp": """BinGrad CompressedOptimizer DistEFBlockSGD DistEFBlockSGDM
-        DistEFSGD HalfPrecision Hybrid LinearQuantization ORQ OneBitAdam QSGD ScaledSign
-        SignSGD Signum Strom TernGrad VarianceBased ZeroOneAdam""",
+        DistEFSGD HalfPrecision Hybrid LinearQuantization ORQ OneBitAdam OneBitLAMB QSGD
+        ScaledSign SignSGD Signum Strom TernGrad VarianceBased ZeroOneAdam""",
     "tfgradcomp.compressors": """BinGrad Clip ErrorFeedback Hybrid Identity
         LinearQuantization Momentum NesterovMomentum ORQ QSGD ScaledSign Sign Strom
         Ternary TopK VarianceBased WeightDecay""",
@@ -47,7 +48,7 @@ def concrete(package, base):
 
 
 WRAPPERS = concrete(optimizers, optimizers.CompressedOptimizer)
-# Those that go around SGD; the other two have files of tests of their own.
+# Those that go around SGD; the other three have files of tests of their own.
 AROUND_SGD = [k for k in WRAPPERS if not issubclass(k, optimizers.OneBitAdam)]
 COMPRESSORS = concrete(compressors, compressors.Compressor)
 SERVERS = concrete(servers, servers.Server)

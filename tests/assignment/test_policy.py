@@ -98,8 +98,8 @@ def test_gathered_vectors_share_a_message():
         # Float32, Strom's two, whose length varies, the largest gradient, all others.
         assert sites == ["plain", "policy_0", "policy_0/variable", "policy_1", "shared"]
         sizes = dict(calls)
-        # A flag, a scale and 35 bits; a flag, a scale and 30 of 20 to a word.
-        assert sizes["shared"] == (1 + 1 + 2) + (1 + 1 + 2)
+        # A flag, a scale and 35 bits; a flag and 30 codes, 20 to a word.
+        assert sizes["shared"] == (1 + 1 + 2) + (1 + 2)
         assert traffic.elements_compressed == 98
 
 

@@ -95,8 +95,8 @@ def test_what_travels_is_the_sum_over_the_methods():
 
     for traffic in Loopback(2, timeout=60).run(worker):
         # A flag, scales, and a bit each of 35 and of 1: each in a word of its own, or
-        # in two. A flag and a scale, 20 digits a word, and the round of the scale.
-        own, of_policy = 1 + 2 + 2, (1 + 1 + 2) + 1
+        # in two. A flag, 20 digits a word, and the round of the scale.
+        own, of_policy = 1 + 2 + 2, (1 + 2) + 1
         plain = 33 + 2 * 3
         assert traffic.words_sent == own + of_policy + plain
         assert (traffic.elements_compressed, traffic.elements_plain) == (66, 33)

@@ -183,9 +183,9 @@ def test_words_of_two_workers():
         return optimizer.traffic
 
     for traffic in Loopback(2, timeout=60).run(worker):
-        # 20 codes a word, one scale, one status; the scale's own round; and the ten
+        # 20 codes a word, one status; the scale's own round; and the ten
         # floats with three numbers of status a worker.
-        expected = (500 + 1 + 1) + 1 + (10 + 6)
+        expected = (500 + 1) + 1 + (10 + 6)
         assert traffic.words_sent == traffic.words_received == expected
         assert traffic.bytes_sent == 4 * expected
         assert traffic.elements_plain == 10

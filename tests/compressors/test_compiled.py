@@ -72,9 +72,10 @@ def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
                 assert set(sent[0]) == set(sent[1])
             elif field.base is not None:
                 np.testing.assert_array_equal(payload[name], expected[name])
-        np.testing.assert_allclose(
-            vector, compressor.decompress(expected, layout), rtol=1e-5, atol=0
-        )
+        decoded = np.asarray(compressor.decompress(expected, layout))
+        # XLA adds in another order.
+        least = 1e-6 * np.abs(decoded).max() if row.kind == "low rank" else 0
+        np.testing.assert_allclose(vector, decoded, rtol=1e-5, atol=least)
         for new, old in zip(
             tf.nest.flatten(new_state), tf.nest.flatten(expected_state), strict=True
         ):

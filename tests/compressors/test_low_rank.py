@@ -15,6 +15,10 @@ LAYOUT = Layout.from_shapes(SHAPES)
 RANK = 2
 
 
+def drawn_by(matrices, context):
+    return matrices.drawn(matrices.columns, RANK, context)
+
+
 def test_matrices_are_kernels_that_their_factors_halve():
     matrices = Matrices.of(LAYOUT, RANK)
     assert matrices.rows == (20, 10, 36, 1, 130)
@@ -68,24 +72,26 @@ def test_columns_of_zeros_are_drawn_and_others_stay():
     right[:10, 1] = 0
     right[18:] = 0
     context = make_context(step=3, seed=5)
-    filled = matrices.filled(tf.constant(right.reshape(-1)), RANK, context)
+    filled = matrices.filled(
+        tf.constant(right.reshape(-1)), matrices.columns, RANK, context
+    )
     filled = np.reshape(filled, [-1, RANK])
-    drawn = np.reshape(matrices.drawn(RANK, context), [-1, RANK])
+    drawn = np.reshape(drawn_by(matrices, context), [-1, RANK])
     expected = np.where(right == 0, drawn, right)
     np.testing.assert_array_equal(filled, expected)
     assert abs(drawn.mean()) < 0.3 and 0.7 < drawn.std() < 1.3
     # All workers draw the same, and other numbers in another step.
-    assert bits(matrices.drawn(RANK, make_context(3, 5, 1, 2))) == bits(drawn)
-    assert bits(matrices.drawn(RANK, make_context(4, 5))) != bits(drawn)
+    assert bits(drawn_by(matrices, make_context(3, 5, 1, 2))) == bits(drawn)
+    assert bits(drawn_by(matrices, make_context(4, 5))) != bits(drawn)
 
 
 def test_what_a_matrix_draws_does_not_depend_on_where_vectors_are_cut():
-    whole = Matrices.of(LAYOUT, RANK).drawn(RANK, make_context(3, 5))
+    whole = drawn_by(Matrices.of(LAYOUT, RANK), make_context(3, 5))
     begin = LAYOUT.row_splits[2] // 128 * 128
     padding = LAYOUT.row_splits[2] - begin
     rest = Matrices.of(Layout.from_shapes([(padding,), *SHAPES[2:]]), RANK)
     context = make_context(3, 5)._replace(offset=begin)
-    assert bits(rest.drawn(RANK, context)) == bits(whole[10 * RANK :])
+    assert bits(drawn_by(rest, context)) == bits(whole[10 * RANK :])
 
 
 @pytest.mark.parametrize("rank", [1, 3, 5])

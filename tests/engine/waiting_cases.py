@@ -27,6 +27,9 @@ OTHERS = {
     "OneBitAdam": lambda: tfgradcomp.OneBitAdam(
         keras.optimizers.AdamW(1e-2), 2, min_size=1
     ),
+    "OneBitLAMB": lambda: tfgradcomp.OneBitLAMB(
+        keras.optimizers.Lamb(1e-2, weight_decay=1e-3), 2, min_size=1
+    ),
     "ZeroOneAdam": lambda: tfgradcomp.ZeroOneAdam(
         keras.optimizers.AdamW(1e-2), 2, local_steps=2, double_every=1, min_size=1
     ),
@@ -121,25 +124,27 @@ def _state_of_second(optimizer, of):
                 continue
             position = paths.index(anchors[1].path)
         for bucket in outer.stepper.buckets:
-            for role, name, leaf in bucket.state.named_leaves():
-                if len(bucket.parts) == 1:
-                    rows = [
-                        _own(bucket, role, position, rank, row)
-                        for rank, row in enumerate(of(leaf))
-                    ]
-                    found += [(role, name, row) for row in rows]
+            if len(bucket.parts) > 1:
+                continue
+            variables = tf.nest.flatten(bucket.state)
+            for leaf, variable in zip(bucket.leaves, variables, strict=True):
+                rows = [
+                    _own(bucket, leaf, position, rank, row)
+                    for rank, row in enumerate(of(variable))
+                ]
+                found += [(leaf.role, leaf.name, row) for row in rows]
     return found
 
 
-def _own(bucket, role, position, rank, row):
-    """Returns a variable's elements of a vector of state; nothing in other buckets."""
-    size = bucket.layout.size
-    owned = bucket.route.owned_range(rank) if role == "server" else range(size)
-    whole = np.zeros([size], np.float32)
-    whole[owned.start : owned.stop] = row[: len(owned)].astype(np.float32)
-    begin = bucket.bucket_range.alignment_padding
-    for piece in bucket.pieces:
+def _own(bucket, leaf, position, rank, row):
+    """Returns a variable's items of a vector of state; nothing in other buckets."""
+    whole = row.astype(np.float32)
+    if leaf.role == "server":
+        owned = bucket.route.owned_range(rank)
+        whole = np.zeros([bucket.layout.size], np.float32)
+        whole[owned.start : owned.stop] = row[: len(owned)].astype(np.float32)
+    parts = np.split(whole, np.cumsum(leaf.sizes)[:-1])[-len(bucket.pieces) :]
+    for piece, part in zip(bucket.pieces, parts, strict=True):
         if piece.position == position:
-            return whole[begin : begin + piece.end - piece.begin]
-        begin += piece.end - piece.begin
+            return part
     return np.zeros([0], np.float32)

@@ -85,6 +85,12 @@ CASES = {
         ),
         lambda model: dataset(model, 20),
     ),
+    "1-bit LAMB": (
+        lambda: tfgradcomp.OneBitLAMB(
+            keras.optimizers.Lamb(1e-2), 4, transport="all_gather", min_size=50
+        ),
+        lambda model: dataset(model, 20),
+    ),
     "uncompressed": (stock, lambda model: arrays(model, shuffle=False)),
 }
 

@@ -23,7 +23,8 @@ def sgd(**arguments):
 
 def quantizers():
     wrappers = dict.fromkeys(row.wrapper for row in ROWS.values())
-    return [w for w in wrappers if "reply" in getattr(tfgradcomp, w).argument_names]
+    common = {"reply", "block_size"}
+    return [w for w in wrappers if common <= {*getattr(tfgradcomp, w).argument_names}]
 
 
 def raises(text, error=ValueError):
@@ -85,6 +86,13 @@ OWN = [
     ("DistEFBlockSGDM", {"block_size": 1.5}, "block_size must be ... =1.5"),
     ("DistEFBlockSGDM", {"weight_decay": -1}, "weight_decay must be ... =-1"),
     ("DistEFBlockSGDM", {"momentum": 1.0}, "momentum must be in [0, 1) ... =1.0"),
+    ("DGC", {"ratio": 0.0}, "ratio must be in (0, 1] ... ratio=0.0"),
+    ("DGC", {"momentum": 1.0}, "momentum must be in [0, 1) ... momentum=1.0"),
+    ("DGC", {"clip_norm": 0}, "clip_norm must be positive ... clip_norm=0"),
+    ("DGC", {"density_steps": -1}, "density_steps must be an integer ... =-1"),
+    ("OneBitSGD", {"reply": "shared"}, "reply must be one of ... reply='shared'"),
+    ("RandomK", {"ratio": 1.5}, "ratio must be in (0, 1] ... ratio=1.5"),
+    ("RandomK", {"error_feedback": 2}, "error_feedback must be ... =2"),
     ("TernGrad", {"clip_factor": -2.5}, "clip_factor must be positive ... =-2.5"),
     ("TernGrad", {"clip_factor": float("nan")}, "must be positive ... nan"),
     ("TernGrad", {"block_size": "x"}, "block_size must be ... block_size='x'"),

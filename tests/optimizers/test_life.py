@@ -26,7 +26,7 @@ def test_a_life(pools, name, workers):
     assert not failures, "\n".join(failures.values())
 
 
-@pytest.mark.parametrize("name", ["TernGrad", "LocalSteps", "OneBitAdam"])
+@pytest.mark.parametrize("name", ["TernGrad", "LocalSteps", "OneBitAdam", "OneBitLAMB"])
 @pytest.mark.parametrize("shapes", [[(0, 4)], [(5,), (0, 4)]])
 def test_variables_without_elements(name, shapes):
     optimizer = life_cases.make_optimizer(name)

@@ -38,7 +38,14 @@ def onebit(transport, refresh=None):
     )
 
 
-def train(workers, make=onebit, steps=range(STEPS), saved=None, transport=AllGather):
+def train(
+    workers,
+    make=onebit,
+    steps=range(STEPS),
+    saved=None,
+    transport=AllGather,
+    gradients_of=gradients_of,
+):
     """Trains; returns what each worker saves, and its weights by steps.
 
     Args:
@@ -47,6 +54,7 @@ def train(workers, make=onebit, steps=range(STEPS), saved=None, transport=AllGat
         steps: Numbers of the steps.
         saved: What each worker goes on from.
         transport: Function from collectives to a transport.
+        gradients_of: Function of a step and a rank.
     """
 
     def run(rank, collectives):

@@ -8,8 +8,9 @@ import pytest
 
 import tfgradcomp
 from tests.helpers import Rates
-from tests.methods import SAVED_ARGUMENTS, parts_of
+from tests.methods import parts_of
 from tests.pairwise import parametrize_pairwise
+from tests.saved_arguments import SAVED_ARGUMENTS
 from tests.selection import required_arguments, rows, select
 from tfgradcomp.compressors import WeightDecay
 

@@ -77,8 +77,10 @@ OTHERS = [
         kind="late"),
 ]
 # fmt: on
-# Methods that know shapes have trajectories of their own (test_power_sgd.py).
-SHAPELESS = [row for row in (*ROWS.values(), *OTHERS) if row.kind != "low rank"]
+# Methods that know shapes have trajectories of their own (test_power_sgd.py, ...).
+SHAPELESS = [
+    row for row in (*ROWS.values(), *OTHERS) if not row.method.needs_whole_tensors
+]
 METHODS, SPARSE = (
     [row for row in SHAPELESS if (row.kind == "late") == is_late]
     for is_late in (False, True)

@@ -90,7 +90,7 @@ def test_workers_use_the_last_known_scales_and_apply_one_log(servers):
 @rows_in_turns(
     "servers",
     [1, 2],
-    lambda row: row.kind != "low rank",
+    lambda row: not row.method.needs_whole_tensors,
     lambda row: row.needs,
     # A test below has Strom's.
     lambda row: row.variable_length and not row.needs_second_moments,

@@ -114,7 +114,7 @@ class Cluster:
 @rows_in_turns(
     "num_servers",
     [1, 2, 3],
-    lambda row: row.kind != "low rank",
+    lambda row: not row.method.needs_whole_tensors,
     lambda row: row.wire_kinds,
     # Only one row of variable length is quick.
     lambda row: row.variable_length and row.name != "VarianceBased",

@@ -185,6 +185,22 @@ def top_k(x, ratio):
     return result
 
 
+def drawn(size, ratio, seed, step):
+    """Sizes of the ranges at the elements that random-k draws of them; else 0."""
+    count = max(1, math.ceil(ratio * size))
+    result = np.zeros(size)
+    for s, word in enumerate(random_bits(count, seed, step, None, 7).tolist()):
+        begin, end = s * size // count, (s + 1) * size // count
+        result[begin + (end - begin) * word // 2**32] = end - begin
+    return result
+
+
+def clip_norm(x, most):
+    """Shortens a vector to a norm, as float32."""
+    norm = max(np.linalg.norm(np.asarray(x, np.float64)), most)
+    return x * np.float32(most / norm)
+
+
 # Quantizers: the levels of one block in ascending order, and rounding to them.
 
 

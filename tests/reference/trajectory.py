@@ -80,6 +80,8 @@ class Workers:
         elif kind == "NesterovMomentum":
             self.m = part.momentum * self.m + rows
             rows = part.momentum * self.m + rows
+        elif kind == "DGC":
+            return self._accumulated(part, rows)
         elif kind == "ErrorFeedback" and not self.loses_nothing:
             p = rows + self.ratio * self.e
             sent = self._send(part.compressor, p)
@@ -88,6 +90,23 @@ class Workers:
         elif kind != "ErrorFeedback":
             return self._decoded(part, rows, range(len(rows)))
         return self._send(part.compressor, rows)
+
+    def _accumulated(self, part, rows):
+        """Returns the momenta that DGC sends."""
+        if part.clip_norm is not None:
+            most = part.clip_norm * len(rows) ** 0.5
+            rows = np.stack([np_methods.clip_norm(g, most) for g in rows])
+        u = part.momentum * self.m + rows
+        v, sent = self.e + u, u
+        if not self.loses_nothing:
+            density = part.ratio
+            if part.density_steps:
+                density = max(density, 0.25 ** (1 + self.step // part.density_steps))
+            chosen = np.stack([np_methods.top_k(own, density) for own in v])
+            sent, u, v = chosen, np.where(chosen, 0, u), np.where(chosen, 0, v)
+            self.e = v if self.rate else self.e
+        self.m = u if self.rate else self.m
+        return sent
 
     def _combine(self, sent):
         """Returns the server's reply."""
@@ -145,6 +164,9 @@ class Workers:
             return np.stack(
                 [self._at_random(v, map(rounded, t), i) for v, t, i in drawn]
             )
+        if kind == "RandomK":
+            drawn = np_methods.drawn(len(rows[0]), part.ratio, self.seed, self.step)
+            return rows * (drawn if part.unbiased else drawn > 0)
         return np.stack([self._rounded(kind, part, v) for v in rows])
 
     def _ternary(self, v, scale, rank):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.codebook import SentCodebook
+from tfgradcomp.core import Vector
 from tfgradcomp.core.arguments import check_choice, check_integer
 
 
@@ -82,13 +84,22 @@ class BinGrad(SentCodebook):
         low, edge, high = tf.unstack(means, axis=1)
         for _ in range(self.lloyd_steps):
             edge = _normal(0.5 * low + 0.5 * high)
-            low, high = _means_of_sides(x, edge, layout)
+            low, high = means_of_sides(x, edge, splits)
         return tf.stack([low, high], 1), nonfinite, edge[:, tf.newaxis]
 
 
-def _means_of_sides(x, edge, layout):
-    """Returns the means of the elements below and above the edge of their block."""
-    splits = layout.row_splits
+def means_of_sides(
+    x: Vector, edge: tf.Tensor, splits: Sequence[int]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the means of the elements below the edge of their block, and of others.
+
+    A mean of no elements is the edge.
+
+    Args:
+        x: The vector.
+        edge: float32 `[num_blocks]`.
+        splits: Where the blocks begin and end.
+    """
     x = _normal(tf.convert_to_tensor(x))
     is_below = x < ops.spread(edge, splits)
 

@@ -94,6 +94,12 @@ class MeanErrorFeedback(ErrorFeedback):
         compressor: C.
         residual_dtype: `"float32"`.
 
+    Example:
+        ```python
+        inner, c = keras.optimizers.SGD(0.1), TopK(0.01)
+        optimizer = CompressedOptimizer(inner, MeanErrorFeedback(c), Mean(c))
+        ```
+
     References:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
         for Distributed Optimization, 2019, Algorithm 2.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,8 +13,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Compressor, Identity
-from tfgradcomp.core import Context, Field, Layout
+from tfgradcomp.compressors.base import Compressed, Compressor, Identity, all_finite
+from tfgradcomp.core import Context, Field, Fields, Layout, Vector
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.context import DRAWN_TOGETHER
 from tfgradcomp.ops.normal import gaussian
@@ -68,44 +69,86 @@ class Matrices(NamedTuple):
         """Elements that are sent as they are."""
         return sum(self.rows) - sum(self.heights)
 
-    def right_factors(self, values: tf.Tensor, rank: int) -> tf.Tensor:
-        """Returns the matrices' factors among the values of a payload."""
-        sizes = [m * rank if m else n for n, m in zip(*self, strict=True)]
-        parts = zip(tf.split(values, sizes), self.columns, strict=True)
-        return tf.concat([part for part, width in parts if width], 0)
+    @property
+    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Rows of each tensor's left and right factors; 0 where there are none."""
+        return tuple(n if m else 0 for n, m in zip(*self, strict=True)), self.columns
 
-    def drawn(self, rank: int, context: Context) -> tf.Tensor:
-        """Returns normal numbers for a right factor of each matrix.
+    def others_of(self, x: Vector) -> tf.Tensor:
+        """Returns the elements of a vector that are sent as they are."""
+        sizes = [n * (m or 1) for n, m in zip(*self, strict=True)]
+        ends, flat = itertools.accumulate(sizes), tf.convert_to_tensor(x)
+        others = [
+            flat[end - size : end]
+            for end, size, width in zip(ends, sizes, self.columns, strict=True)
+            if not width
+        ]
+        return tf.concat([*others, tf.zeros([0])], 0)
+
+    def split(self, values: tf.Tensor, rank: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the right factors among the values of a payload, and the others."""
+        sizes = [m * rank if m else n for n, m in zip(*self, strict=True)]
+        parts = [*zip(tf.split(values, sizes), self.columns, strict=True)]
+        factors = [part for part, width in parts if width]
+        others = [part for part, width in parts if not width]
+        empty = tf.zeros([0])
+        return tf.concat([*factors, empty], 0), tf.concat([*others, empty], 0)
+
+    def joined(self, factors: tf.Tensor, others: tf.Tensor, rank: int) -> tf.Tensor:
+        """Returns the values that `split` splits."""
+        ends = [0, 0]
+        parts = []
+        for height, width in zip(*self, strict=True):
+            source, size = (factors, width * rank) if width else (others, height)
+            begin = ends[not width]
+            ends[not width] += size
+            parts.append(source[begin : begin + size])
+        return tf.concat(parts, 0)
+
+    def drawn(self, counts: Sequence[int], rank: int, context: Context) -> tf.Tensor:
+        """Returns normal numbers for a factor of each matrix.
 
         All workers draw the same numbers. A matrix draws those of its own elements, so
         that they do not depend on how vectors are cut.
+
+        Args:
+            counts: Rows of each tensor's factor; 0 where there is none.
+            rank: Columns of each factor.
+            context: The step.
         """
         stream = context.random_stream(_STREAM, shared=True)
         sizes = [n * (m or 1) for n, m in zip(*self, strict=True)]
         begins = [0, *itertools.accumulate(sizes)]
         parts = []
-        for begin, width in zip(begins, self.columns, strict=False):
-            if width:
+        for begin, count in zip(begins, counts, strict=False):
+            if count:
                 first, skipped = divmod(begin, DRAWN_TOGETHER)
-                count = width * rank
-                numbers = gaussian(stream + [0, 0, first], skipped + count)
+                numbers = gaussian(stream + [0, 0, first], skipped + count * rank)
                 parts.append(numbers[skipped:])
         return tf.concat(parts, 0)
 
-    def filled(self, right: tf.Tensor, rank: int, context: Context) -> tf.Tensor:
-        """Returns right factors with drawn numbers in place of columns of zeros.
+    def filled(
+        self, factors: tf.Tensor, counts: Sequence[int], rank: int, context: Context
+    ) -> tf.Tensor:
+        """Returns factors with drawn numbers in place of columns of zeros.
 
         Such columns would stay zero: before the first step, and after a gradient of
         zeros.
+
+        Args:
+            factors: The factors.
+            counts: As for `drawn`, like `rank` and `context`.
+            rank: Columns of each factor.
+            context: The step.
         """
-        table = tf.reshape(right, [-1, rank])
-        of_matrix = np.repeat(np.arange(len(self.widths)), self.widths)
-        count = len(self.widths)
-        is_used = tf.math.unsorted_segment_max(tf.abs(table), of_matrix, count) > 0
+        table = tf.reshape(factors, [-1, rank])
+        of_matrix = np.repeat(np.arange(len(counts)), counts)
+        is_used = tf.math.unsorted_segment_max(tf.abs(table), of_matrix, len(counts))
+        is_used = tf.gather(is_used > 0, of_matrix)
 
         def fill():
-            numbers = tf.reshape(self.drawn(rank, context), [-1, rank])
-            return tf.where(tf.gather(is_used, of_matrix), table, numbers)
+            numbers = tf.reshape(self.drawn(counts, rank, context), [-1, rank])
+            return tf.where(is_used, table, numbers)
 
         filled = tf.cond(tf.reduce_all(is_used), lambda: table, fill)
         return tf.reshape(filled, [-1])
@@ -130,6 +173,14 @@ class LowRank(Compressor):
 
     Attributes:
         rank: r.
+
+    Example:
+        ```python
+        inner, c = keras.optimizers.SGD(0.1, momentum=0.9), LowRank(2)
+        optimizer = CompressedOptimizer(
+            inner, MeanErrorFeedback(c), FactorMean(c), min_size=0
+        )
+        ```
 
     References:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
@@ -162,11 +213,13 @@ class LowRank(Compressor):
         if not matrices.heights:
             return {}
         if context.server_state:
-            right = context.server_state["factors"]
-            right = matrices.filled(right, self.rank, context)
+            right = context.server_state["right"]
+            right = matrices.filled(right, matrices.columns, self.rank, context)
         else:
-            right = matrices.drawn(self.rank, context)
-        return {"products": ops.multiply_matrices(x, right, *matrices, self.rank)}
+            right = matrices.drawn(matrices.columns, self.rank, context)
+        products = ops.multiply_matrices(x, right, *matrices, self.rank)
+        # In the mean, another worker's numbers may be infinite.
+        return {"products": products, "is_finite": all_finite([products])}
 
     @override
     def compress(self, x, state, layout, context):
@@ -178,7 +231,9 @@ class LowRank(Compressor):
         products = prepared["products"]
         basis = ops.orthonormalize(products, matrices.heights, self.rank)
         values = ops.multiply_transposed(x, basis, *matrices, self.rank)
-        return Compressed({"values": values, "basis": basis}, state)
+        # No element of a matrix is lost in its products: NaN and infinities stay.
+        is_finite = prepared["is_finite"] & all_finite([values])
+        return Compressed({"values": values, "basis": basis}, state, is_finite)
 
     @override
     def elements_sent(self, payload, layout):
@@ -190,13 +245,25 @@ class LowRank(Compressor):
         if not matrices.heights:
             return payload["values"]
         return ops.multiply_factors(
-            payload["basis"], payload["values"], *matrices, self.rank
+            payload["basis"], payload["values"], *matrices, self.rank, layout.sizes
         )
 
     @override
     def mean(self, payloads, layout):
         # The mean of the products is the product with the mean.
+        return self.decompress(self.mean_payload(payloads, layout), layout)
+
+    def mean_payload(self, payloads: Fields, layout: Layout) -> Fields:
+        """Returns the payload of the mean, of payloads with a leading axis."""
+        first = {name: stacked[0] for name, stacked in payloads.items()}
         values = Identity().mean({"values": payloads["values"]}, layout)
-        return self.decompress(
-            {"values": values, "basis": payloads["basis"][0]}, layout
-        )
+        return {**first, "values": values}
+
+    def kept(self, layout: Layout) -> dict[str, int]:
+        """Returns the sizes of the factors that the next step begins with, by names."""
+        return {"right": self.rank * sum(Matrices.of(layout, self.rank).widths)}
+
+    def factors(self, payload: Fields, layout: Layout) -> Fields:
+        """Returns these factors of a payload."""
+        matrices = Matrices.of(layout, self.rank)
+        return {"right": matrices.split(payload["values"], self.rank)[0]}

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Compressor
-from tfgradcomp.core import Field
+from tfgradcomp.core import Field, Layout
 
 _MOST_ELEMENTS = 2**31 - 1
 
@@ -38,17 +38,11 @@ class TopK(Compressor):
     is_blockwise: ClassVar[bool] = False
 
     def __post_init__(self):
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio must be in (0, 1]. Received: ratio={self.ratio}")
+        check_ratio(self.ratio)
 
     @override
     def fields(self, layout):
-        if layout.size > _MOST_ELEMENTS:
-            raise ValueError(
-                "TopK sends int32 indices, so a vector may have at most "
-                f"{_MOST_ELEMENTS} elements. Exclude some variables (exclude=...). "
-                f"Received: a vector of {layout.size} elements"
-            )
+        check_size(self, layout)
         count = max(1, math.ceil(self.ratio * layout.size))
         # Base 2 at least: a code of base 1 has no digits.
         return {
@@ -75,3 +69,19 @@ class TopK(Compressor):
         field = self.fields(layout)["indices"]
         indices = ops.unpack_codes(payload["indices"], field.base, field.count)
         return tf.scatter_nd(indices[:, tf.newaxis], payload["values"], [layout.size])
+
+
+def check_ratio(ratio: float) -> None:
+    """Raises ValueError unless a share of elements is in (0, 1]."""
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio must be in (0, 1]. Received: ratio={ratio}")
+
+
+def check_size(compressor: Compressor, layout: Layout) -> None:
+    """Raises ValueError if a vector has more elements than there are indices."""
+    if layout.size > _MOST_ELEMENTS:
+        raise ValueError(
+            f"{type(compressor).__name__} has int32 indices, so a vector may have at "
+            f"most {_MOST_ELEMENTS} elements. Exclude some variables (exclude=...). "
+            f"Received: a vector of {layout.size} elements"
+        )

@@ -58,7 +58,8 @@ class Context(NamedTuple):
         Residuals are in units of the last non-zero learning rate. A step that moves no
         weight must not change them.
         """
-        return tf.where(self.learning_rate > 0, new, old)
+        # A `tf.where` would copy the vector.
+        return tf.cond(self.learning_rate > 0, lambda: new, lambda: old)
 
     def random_stream(self, stream: int = 0, shared: bool = False) -> tf.Tensor:
         """Returns a stream of random bits: a pure function of seed, step and worker.

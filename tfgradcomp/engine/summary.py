@@ -45,8 +45,9 @@ def traffic_of(plan: Plan, counters: PerReplicaVariable | None) -> Traffic:
     # The traffic of tables is counted in the step.
     words = [route.words for b in buckets for route in b.declared_routes]
     routes = [r for b in buckets if b.is_compressed for r in b.declared_routes]
-    up = sum(fixed_words(route.fields) for route in routes)
-    reply = sum(message_words(route.reply_fields) for route in routes)
+    first = sum(message_words(route.mean_reduced_fields) for route in routes)
+    up = first + sum(fixed_words(route.fields) for route in routes)
+    reply = first + sum(message_words(route.reply_fields) for route in routes)
     call = CollectiveCall("gather", variable_words)
     return Traffic(
         num_workers=collectives.num_workers,

@@ -5,17 +5,21 @@ server's half. A wrapper of a similar name makes an optimizer of it: `terngrad` 
 `tfgradcomp.TernGrad`.
 """
 
+from tfgradcomp.methods.dgc import dgc
 from tfgradcomp.methods.dist_ef import (
     dist_ef_block_sgd,
     dist_ef_block_sgdm,
     dist_ef_sgd,
 )
 from tfgradcomp.methods.half_precision import half_precision
+from tfgradcomp.methods.integers import int4, int8
 from tfgradcomp.methods.method import Method
 from tfgradcomp.methods.natural import natural_compression
+from tfgradcomp.methods.one_bit_sgd import one_bit_sgd
 from tfgradcomp.methods.orq import bingrad, orq
 from tfgradcomp.methods.power_sgd import power_sgd
 from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
+from tfgradcomp.methods.random_k import random_k
 from tfgradcomp.methods.signsgd import signsgd, signum
 from tfgradcomp.methods.strom import strom
 from tfgradcomp.methods.terngrad import terngrad
@@ -24,16 +28,21 @@ from tfgradcomp.methods.variance_based import hybrid, variance_based
 __all__ = [
     "Method",
     "bingrad",
+    "dgc",
     "dist_ef_block_sgd",
     "dist_ef_block_sgdm",
     "dist_ef_sgd",
     "half_precision",
     "hybrid",
+    "int4",
+    "int8",
     "linear_quantization",
     "natural_compression",
+    "one_bit_sgd",
     "orq",
     "power_sgd",
     "qsgd",
+    "random_k",
     "scaled_sign",
     "signsgd",
     "signum",

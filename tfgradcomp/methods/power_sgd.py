@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tfgradcomp.compressors import LowRank, MeanErrorFeedback
+from tfgradcomp.compressors import AlternatingLowRank, LowRank, MeanErrorFeedback
 from tfgradcomp.methods.method import Method
 from tfgradcomp.servers import FactorMean, Mean
 
 
-def power_sgd(rank: int = 4, reuse_query: bool = True) -> Method:
+def power_sgd(
+    rank: int = 4, reuse_query: bool = True, alternate: bool = False
+) -> Method:
     r"""Factors of rank r of each matrix, with error feedback; linear in N.
 
     Worker i: \( M_i = g_i + e_i \), a matrix of n rows and m columns for each kernel of
@@ -26,6 +28,9 @@ def power_sgd(rank: int = 4, reuse_query: bool = True) -> Method:
         reuse_query: Whether a step begins with the Q of the last one (warm start), so
             that the factors follow the gradients of many steps. Otherwise Q is drawn
             anew.
+        alternate: ACP-SGD: whether P and Q travel in turns, one a step, each for the
+            other one of the last step. That takes one all-reduce of \( r \max(n, m) \)
+            numbers, and half of the arithmetic.
 
     Raises:
         ValueError: If `rank` is no positive integer.
@@ -40,7 +45,10 @@ def power_sgd(rank: int = 4, reuse_query: bool = True) -> Method:
     References:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
         for Distributed Optimization, 2019, Algorithms 1 and 2.
+
+        Zhang, Zhang, Shi, Chu, Li, Evaluation and Optimization of Gradient Compression
+        for Distributed Deep Learning, 2023, Section IV.
     """
-    compressor = LowRank(rank)
+    compressor = AlternatingLowRank(rank) if alternate else LowRank(rank)
     server = FactorMean(compressor) if reuse_query else Mean(compressor)
     return Method(MeanErrorFeedback(compressor), server, min_size=0, name="PowerSGD")

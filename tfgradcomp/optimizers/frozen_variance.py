@@ -25,16 +25,32 @@ def is_plain_adam(optimizer: Any) -> bool:
 
 
 @contextlib.contextmanager
+def replaced_update_step(optimizer: Any, update_step: Callable) -> Iterator[None]:
+    """Gives an optimizer another update step.
+
+    The optimizer has its own update step again after the context, so that another
+    wrapper of the same optimizer takes Keras' steps.
+
+    Args:
+        optimizer: A Keras optimizer.
+        update_step: Function of a gradient, its variable and the learning rate.
+    """
+    optimizer.update_step = update_step
+    try:
+        yield
+    finally:
+        # Replicas are threads, and each of them has set it: the first one removes it.
+        # Keras applies an update once all of them have come to it.
+        vars(optimizer).pop("update_step", None)
+
+
 def frozen_variance(
     optimizer: Any,
     is_own_step: Callable[[tf.Tensor], tf.Tensor],
     count: Callable[[tf.Tensor], tf.Tensor],
     floor: float,
-) -> Iterator[None]:
-    r"""Gives an optimizer an update step that freezes the variance in some steps.
-
-    The optimizer has its own update step again after the context, so that another
-    wrapper of the same optimizer takes Keras' steps.
+) -> contextlib.AbstractContextManager[None]:
+    r"""Returns a context in which Adam's variance is frozen in some steps.
 
     A step with a frozen variance takes the momentum in place of a gradient: it assigns
     \( m \) and leaves \( v \) as it is. The other steps are Keras' own. In the
@@ -80,10 +96,4 @@ def frozen_variance(
             ops.divide(ops.multiply(m, alpha), ops.add(root, optimizer.epsilon)),
         )
 
-    optimizer.update_step = update_step
-    try:
-        yield
-    finally:
-        # Replicas are threads, and each of them has set it: the first one removes it.
-        # Keras applies an update once all of them have come to it.
-        vars(optimizer).pop("update_step", None)
+    return replaced_update_step(optimizer, update_step)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import keras
 import tensorflow as tf
 from typing_extensions import override
 
@@ -19,7 +20,6 @@ from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.frozen_variance import frozen_variance, is_plain_adam
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 
-_NOT_TAKEN = ("sparse", "dense_every", "policy")
 # A distance of 2 to this power is never reached.
 _POWERS = 40
 
@@ -75,18 +75,6 @@ class MomentumStepper(Stepper):
     uncompressed_steps: VarianceSteps
 
     @override
-    def apply(self, gradients, moments, variables):
-        with self.frozen_variance():
-            super().apply(gradients, moments, variables)
-
-    def frozen_variance(self) -> AbstractContextManager:
-        """Returns a context in which v is frozen in all but the uncompressed steps."""
-        steps = self.uncompressed_steps
-        return frozen_variance(
-            self.inner, steps.include, steps.count, steps.variance_floor
-        )
-
-    @override
     def context(self):
         # Residuals are in units of the momentum: learning rates do not enter.
         one = tf.constant(1.0)
@@ -114,6 +102,22 @@ class MomentumStepper(Stepper):
             for g, m in pairs
         ]
         return gradients._replace(values=values, scale=1.0)
+
+
+class FrozenVarianceStepper(MomentumStepper):
+    """Updates the variables by Adam with a frozen variance, after the warm-up."""
+
+    @override
+    def apply(self, gradients, moments, variables):
+        with self.frozen_variance():
+            super().apply(gradients, moments, variables)
+
+    def frozen_variance(self) -> AbstractContextManager:
+        """Returns a context in which v is frozen in all but the uncompressed steps."""
+        steps = self.uncompressed_steps
+        return frozen_variance(
+            self.inner, steps.include, steps.count, steps.variance_floor
+        )
 
 
 class OneBitAdam(CompressedOptimizer):
@@ -171,8 +175,8 @@ class OneBitAdam(CompressedOptimizer):
         Communication Efficiency for Large-scale Training via 0/1 Adam, 2022, Section 4.
     """
 
-    stepper_class = MomentumStepper
-    refused_arguments = _NOT_TAKEN
+    stepper_class: ClassVar[type[MomentumStepper]] = FrozenVarianceStepper
+    refused_arguments: ClassVar[tuple[str, ...]] = ("sparse", "dense_every", "policy")
 
     def __init__(
         self,
@@ -184,12 +188,13 @@ class OneBitAdam(CompressedOptimizer):
         **kwargs: Any,
     ):
         check_integer("warmup_steps", warmup_steps, 1)
-        for argument in _NOT_TAKEN:
-            if kwargs.get(argument) is not None:
+        refused, given = self.refused_arguments, {"refresh": refresh, **kwargs}
+        for argument in refused:
+            if given.get(argument) is not None:
                 raise ValueError(
-                    "1-bit Adam has one method for all layers, takes tables whole, and "
-                    "has `refresh` instead of `dense_every`. Expected: none of "
-                    f"{_NOT_TAKEN}. Received: {argument}={kwargs[argument]!r}"
+                    f"{type(self).__name__} has one method for all layers, takes "
+                    "tables whole, and chooses its own uncompressed steps. Expected: "
+                    f"none of {refused}. Received: {argument}={given[argument]!r}"
                 )
         if not 0 <= variance_floor <= 1:
             raise ValueError(
@@ -198,33 +203,37 @@ class OneBitAdam(CompressedOptimizer):
             )
         super().__init__(
             inner_optimizer,
-            replace(methods.dist_ef_block_sgd(block_size), name="OneBitAdam"),
+            replace(methods.dist_ef_block_sgd(block_size), name=type(self).__name__),
             warmup_steps=warmup_steps,
             sparse="dense",
             **kwargs,
         )
-        inner = self.inner_optimizer
+        self.check_moments(self.inner_optimizer)
+        self.keep_arguments(refresh=refresh, variance_floor=variance_floor)
+        self.uncompressed_steps = VarianceSteps(
+            warmup_steps, refresh=refresh, variance_floor=variance_floor
+        )
+
+    @staticmethod
+    def check_moments(inner: keras.optimizers.Optimizer) -> None:
+        """Raises ValueError if the inner optimizer's step is another one."""
         if not is_plain_adam(inner):
             raise ValueError(
                 "1-bit Adam is made of Adam's moments. Expected: keras.optimizers.Adam "
                 "or AdamW, without amsgrad. Received: inner_optimizer="
                 f"{type(inner).__name__}, amsgrad={getattr(inner, 'amsgrad', None)}"
             )
-        self.keep_arguments(refresh=refresh, variance_floor=variance_floor)
-        self.uncompressed_steps = VarianceSteps(
-            warmup_steps, refresh=refresh, variance_floor=variance_floor
-        )
 
     @classmethod
     @override
     def for_layers(cls, **arguments):
-        """Raises an error: Adam's own step is another one, for all layers.
+        """Raises an error: the inner optimizer's step is another one, for all layers.
 
         Raises:
             ValueError: Always.
         """
         raise ValueError(
-            "OneBitAdam changes Adam's own step and is the method of all layers. "
-            "Expected: another method in `policy`. "
-            f"Received: OneBitAdam.for_layers({arguments})"
+            f"{cls.__name__} changes the inner optimizer's own step and is the method "
+            "of all layers. Expected: another method in `policy`. "
+            f"Received: {cls.__name__}.for_layers({arguments})"
         )

@@ -78,6 +78,39 @@ class DistEFBlockSGDM(MethodWrapper, function=methods.dist_ef_block_sgdm):
     """
 
 
+class OneBitSGD(MethodWrapper, function=methods.one_bit_sgd):
+    """1-bit SGD: signs with two means a column, and error feedback.
+
+    Example:
+        ```python
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(tfgradcomp.OneBitSGD(inner), "mse")
+        ```
+    """
+
+
+class DGC(MethodWrapper, function=methods.dgc):
+    """The largest of accumulated momenta: one element in a thousand a step.
+
+    Example:
+        ```python
+        optimizer = tfgradcomp.DGC(keras.optimizers.SGD(0.1), density_steps=500)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        ```
+    """
+
+
+class RandomK(MethodWrapper, function=methods.random_k):
+    """The values of a few elements that all workers draw together.
+
+    Example:
+        ```python
+        optimizer = tfgradcomp.RandomK(keras.optimizers.SGD(0.01), ratio=0.05)
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        ```
+    """
+
+
 class ORQ(MethodWrapper, function=methods.orq):
     r"""\( s = 2^K + 1 \) levels an element, chosen for each block anew, unbiased.
 
@@ -105,6 +138,26 @@ class QSGD(MethodWrapper, function=methods.qsgd):
     Example:
         ```python
         model.compile(tfgradcomp.QSGD(keras.optimizers.SGD(0.1), levels=5), "mse")
+        ```
+    """
+
+
+class Int8(MethodWrapper, function=methods.int8):
+    """Integers from -127 to 127 times a scale a block: eight bits an element.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.Int8("adam"), "mse")
+        ```
+    """
+
+
+class Int4(MethodWrapper, function=methods.int4):
+    """Integers from -7 to 7 times a scale a block: four bits an element.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.Int4("adam", block_size=512), "mse")
         ```
     """
 

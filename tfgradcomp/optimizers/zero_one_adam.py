@@ -15,7 +15,7 @@ from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.engine import inner_step
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
-    MomentumStepper,
+    FrozenVarianceStepper,
     OneBitAdam,
 )
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
@@ -24,7 +24,7 @@ from tfgradcomp.transports import Traffic
 from tfgradcomp.transports.traffic import mean_traffic
 
 
-class RoundStepper(MomentumStepper):
+class RoundStepper(FrozenVarianceStepper):
     """Takes steps alone, and exchanges the mean momentum of a round at its end.
 
     Attributes:

@@ -205,7 +205,7 @@ class ParameterServer(Transport):
 
     payload_kind = (
         "messages of fixed size, and of variable size if the server has no state; "
-        "factors of matrices need servers on all workers"
+        "factors and columns of matrices need servers on all workers"
     )
     carries_tables = False
     route_class: ClassVar[type[Route]] = ParameterServerRoute

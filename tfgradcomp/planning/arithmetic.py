@@ -22,8 +22,9 @@ from tfgradcomp.transports.costs import (
 
 # Numbers of workers that are measured; others lie on a line through the two.
 _MEASURED_WORKERS = 2, 8
-# Largest number of elements that is measured: more than fit into caches.
-_ELEMENTS = 1 << 22
+# The most rows of the matrix that is measured, and its columns: more elements than fit
+# into caches.
+_ROWS, _COLUMNS = 1 << 13, 1 << 9
 
 
 def measured_arithmetic(
@@ -38,12 +39,13 @@ def measured_arithmetic(
     linearly with their number. With other transports it is that of two workers.
     """
     few, many = _MEASURED_WORKERS
-    size = min(layout.size, _ELEMENTS)
+    rows = min(-(-layout.size // _COLUMNS), _ROWS)
+    size = rows * _COLUMNS
     block_size = typical_block_size(layout)
 
     def seconds(count):
-        with_method = _seconds(kind, method, count, size, block_size)
-        return layout.size / size * max(with_method - _plain_seconds(size), 0.0)
+        with_method = _seconds(kind, method, count, rows, block_size)
+        return layout.size / size * max(with_method - _plain_seconds(rows), 0.0)
 
     at_few = seconds(few)
     if num_workers == few or kind is not AllGather:
@@ -53,7 +55,7 @@ def measured_arithmetic(
 
 
 @functools.cache
-def _seconds(kind, method, num_workers, size, block_size):
+def _seconds(kind, method, num_workers, rows, block_size):
     optimizer = CompressedOptimizer(
         keras.optimizers.SGD(0.0),
         method.compressor,
@@ -63,17 +65,17 @@ def _seconds(kind, method, num_workers, size, block_size):
         transport=kind(SimulatedCollectives(num_workers)),
         min_size=0,
     )
-    return _step_seconds(optimizer, size)
+    return _step_seconds(optimizer, rows)
 
 
 @functools.cache
-def _plain_seconds(size):
-    return _step_seconds(keras.optimizers.SGD(0.0), size)
+def _plain_seconds(rows):
+    return _step_seconds(keras.optimizers.SGD(0.0), rows)
 
 
-def _step_seconds(optimizer, size):
-    """Returns the shortest of some steps with a gradient of `size` elements."""
-    x = np.random.default_rng(0).normal(size=size).astype("float32")
+def _step_seconds(optimizer, rows):
+    """Returns the shortest of some steps with a gradient of `rows` rows."""
+    x = np.random.default_rng(0).normal(size=[rows, _COLUMNS]).astype("float32")
     gradient, variable = tf.constant(x), keras.Variable(x)
     optimizer.build([variable])
 

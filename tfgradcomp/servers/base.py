@@ -263,8 +263,9 @@ class Mean(Server):
         fields = self.compressor.fields(layout)
         (name, *others) = [n for n, field in fields.items() if not field.shared]
         field = fields[name]
-        is_numbers = field.base is None and not field.variable_length
-        return SumField(name, field) if is_numbers and not others else None
+        # Integers without a base, and fields of variable length, are no numbers to add.
+        is_sum = field.base is None and tf.as_dtype(field.dtype).is_floating
+        return SumField(name, field) if is_sum and not others else None
 
     @override
     def update_of_sum(self, total, payload, state, layout, context):

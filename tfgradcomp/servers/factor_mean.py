@@ -8,17 +8,22 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compressors.base import Identity
-from tfgradcomp.compressors.low_rank import LowRank, Matrices
+from tfgradcomp.compressors.low_rank import LowRank
 from tfgradcomp.servers.base import Mean
 
 
 @dataclass(frozen=True)
 class FactorMean(Mean):
-    r"""Replies \( \hat P Q^\top \) with the mean Q, and keeps Q for the next step.
+    r"""Replies the product with the mean factor, and keeps it for the next step.
 
     Attributes:
         compressor: The workers' compressor.
+
+    Example:
+        ```python
+        inner, c = keras.optimizers.SGD(0.1, momentum=0.9), LowRank(2)
+        optimizer = CompressedOptimizer(inner, MeanErrorFeedback(c), FactorMean(c))
+        ```
 
     References:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
@@ -31,16 +36,11 @@ class FactorMean(Mean):
 
     @override
     def init(self, layout):
-        rank = self.compressor.rank
-        return {"factors": tf.zeros([rank * sum(Matrices.of(layout, rank).widths)])}
+        sizes = self.compressor.kept(layout)
+        return {name: tf.zeros([size]) for name, size in sizes.items()}
 
     @override
     def combine(self, payloads, state, layout, context):
-        rank = self.compressor.rank
-        values = Identity().mean({"values": payloads["values"]}, layout)
-        payload = {"values": values, "basis": payloads["basis"][0]}
+        payload = self.compressor.mean_payload(payloads, layout)
         reply = {"values": self.compressor.decompress(payload, layout)}
-        matrices = Matrices.of(layout, rank)
-        if not matrices.heights:
-            return reply, state
-        return reply, {"factors": matrices.right_factors(values, rank)}
+        return reply, self.compressor.factors(payload, layout)

@@ -75,6 +75,7 @@ class Route:
         fields: The fields of a payload that travel.
         max_reduced_fields: The fields that are reduced to their maximum.
         num_max_reduced: Number of elements in these fields.
+        mean_reduced_fields: The fields that are reduced to their mean.
         num_workers: Python integer N.
         local_state_size: Elements of a vector of the server's state on this worker.
         exchanges_every_step: Whether servers wait for a message in each step, also from
@@ -102,8 +103,9 @@ class Route:
         }
         self.max_reduced_fields = compressor.max_reduced_fields(layout)
         self.num_max_reduced = sum(f.count for f in self.max_reduced_fields.values())
+        self.mean_reduced_fields = compressor.mean_reduced_fields(layout)
         self._means: dict[str, dict[str, Field]] = {}
-        for name, field in compressor.mean_reduced_fields(layout).items():
+        for name, field in self.mean_reduced_fields.items():
             self._means.setdefault(field.dtype, {})[name] = field
         self.local_state_size = layout.size
 

@@ -19,9 +19,10 @@ class Traffic:
         elements_compressed: Gradient elements that the method compresses.
         elements_plain: Gradient elements that are sent as float32.
         bits_per_element_up: Bits of a compressed element in a payload, scales and
-            levels included.
+            levels included, and numbers whose mean is taken in a first round.
         bits_per_element_reply: Bits of a compressed element in a reply, as the server
-            declares them. Transports that run the server on every worker send no reply.
+            declares them, and these means. Transports that run the server on every
+            worker send no reply.
         words_sent: 32-bit words that a worker sends for any purpose.
         words_received: 32-bit words that a worker receives.
         elements_sent: Elements for which this worker has sent a value, compressed or

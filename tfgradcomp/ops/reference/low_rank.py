@@ -152,8 +152,8 @@ def orthonormalize(x: tf.Tensor, rows: Sequence[int], rank: int) -> tf.Tensor:
                 column = column - _dot(other, column) * other
             length = tf.sqrt(_dot(column, column))
             is_dependent = length <= 1e-10 * before
-            unit = column / tf.where(is_dependent, 1.0, length)
-            basis.append(tf.where(is_dependent, 0.0, unit))
+            unit = column / tf.where(is_dependent, tf.ones_like(length), length)
+            basis.append(tf.where(is_dependent, tf.zeros_like(column), unit))
         results.append(tf.cast(tf.stack(basis, axis=1), tf.float32))
     return _joined(results)
 
