@@ -15,6 +15,7 @@ def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits)
     size = splits[-1]
     values, places = words & 0x70000000, 7 * tf.range(words.shape[1])
     levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
+    matrices = [17, 3, 2], [33, 0, 18], 2
     return [
         ops.pack_codes(codes, 5),
         ops.unpack_codes(words, 3, size),
@@ -39,6 +40,10 @@ def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits)
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),
         *ops.mean_sign_sums(signs, scales, m, ratio, splits),
         ops.mean_sign_residual(signs, scales, m, ratio, flag, signs[0], scale, splits),
+        ops.multiply_matrices(x, m[:102], *matrices),
+        ops.multiply_transposed(x, m[:38], *matrices),
+        ops.multiply_factors(m[:38], x[:105], *matrices) + x,
+        ops.orthonormalize(m[:38], [17, 2], 2),
     ]
 
 
