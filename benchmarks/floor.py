@@ -57,6 +57,9 @@ SIGNS = {
 }
 FEEDBACK = Needs({**GRADIENT, **RESIDUAL, **WEIGHTS}, SIGNS, SERVER)
 
+SUM = {"their sum read for the second factor": 1}
+FACTORS = {**GRADIENT, **RESIDUAL, **SUM, **WEIGHTS}
+
 NEEDS = {
     "float32": PLAIN,
     "float16": PLAIN,
@@ -91,17 +94,18 @@ NEEDS = {
         {**GRADIENT, **WEIGHTS},
         {"QSGD-9 encode": 1, "mean of 4 base-9 payloads of levels": 1 / 4},
     ),
+    "PowerSGD": Needs(
+        FACTORS,
+        {
+            "matrices times factors of rank 4": 1,
+            "transposed matrices times factors": 1,
+            "products of factors of rank 4": 1,
+        },
+    ),
     "gloo all-reduce, one vector": Needs({"vector read and written": 2}),
     "DDP": PLAIN,
     "DDP, float16": PLAIN,
-    "DDP, PowerSGD rank 1": Needs(
-        {
-            **GRADIENT,
-            **RESIDUAL,
-            "their sum read for the second factor": 1,
-            **WEIGHTS,
-        }
-    ),
+    "DDP, PowerSGD rank 1": Needs(FACTORS),
 }
 
 
