@@ -86,8 +86,9 @@ class Units {
   Zeros<int64_t> splits_;
 };
 
-// The factor on the right of a matrix, column by column, each filled up with zeros: with
-// a line more than needed, or columns of many lines would share few sets of the cache.
+// The factor on the right of a matrix, column by column, each filled up with zeros:
+// with a line more than needed, or columns of many lines would share few sets of the
+// cache.
 class Columns {
  public:
   Columns(const float* factor, int64_t rows, int64_t rank)
