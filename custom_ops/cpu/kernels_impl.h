@@ -17,5 +17,7 @@
 #include "error_feedback.h"
 #include "sparse.h"
 #include "rounding.h"
-#include "low_rank.h"
+#include "matrices.h"
+#include "matrix_products.h"
+#include "factors.h"
 // clang-format on

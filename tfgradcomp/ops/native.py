@@ -85,7 +85,7 @@ def apply_decoded(
         variables: Handles of the weights, and of the rule's two other lists of
             variables, empty if the rule has none. All variables are float32.
         offsets: For each variable, the element at which its part begins.
-        rule: "sgd", "momentum", "nesterov" or "adam"; custom_ops/kernels.h states the
+        rule: "sgd", "momentum", "nesterov" or "adam"; custom_ops/vectors.h states the
             formulas.
     """
     w, m, v = map(list, variables)

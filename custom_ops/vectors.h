@@ -1,0 +1,43 @@
+// Flat vectors, whole or cut into parts, and updates of variables by them.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_VECTORS_H_
+#define TFGRADCOMP_CUSTOM_OPS_VECTORS_H_
+
+#include <cstdint>
+
+namespace tfgradcomp {
+
+// A flat vector: either whole or, on the CPU only, cut into parts. Then `whole` is
+// null, and part i holds the elements [splits[i], splits[i + 1]). A part may be empty.
+// The CPU kernels multiply each element that they read by `scale`; the GPU kernels
+// ignore it.
+template <typename T>
+struct CutVector {
+  CutVector(T* vector = nullptr) : whole(vector) {}  // NOLINT: a pointer is one.
+
+  T* whole;
+  T* const* parts = nullptr;        // [num_parts]
+  const int64_t* splits = nullptr;  // [num_parts + 1]
+  int64_t num_parts = 0;
+  float scale = 1;
+};
+
+// A step of an optimizer. A CPU kernel that decodes a vector of values u and is given
+// an Update takes this step with u and writes no values. With coefficients c, each
+// operation rounded:
+//   kSgd:       w = w - u * c0
+//   kMomentum:  m = m * c1 - u * c0,  w = w + m
+//   kNesterov:  m = m * c1 - u * c0,  w = w + (m * c1 - u * c0)
+//   kAdam:      m = m + (u - m) * c1,  v = v + (u * u - v) * c2,
+//               w = w - (m * c0) / (sqrt(v) + c3)
+enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam };
+struct Update {
+  UpdateRule rule;
+  const float* coefficients;  // As many as the rule has.
+  // All are cut in the same way. A rule may have no m or no v.
+  CutVector<float> w, m, v;
+};
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_VECTORS_H_
