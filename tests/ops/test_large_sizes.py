@@ -7,11 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import make_context
+from tests.methods import parts_of
 from tests.ops.arguments import CALLS
 from tests.ops.implementations import native
 from tests.selection import rows, rows_by_compressor
 from tfgradcomp.collectives import Loopback
-from tfgradcomp.compressors import TopK
+from tfgradcomp.compressors import DGC, RandomK, TopK
 from tfgradcomp.core import Layout, SplitVector
 from tfgradcomp.ops import digits_per_word
 from tfgradcomp.ops.registry import OPERATIONS
@@ -105,13 +106,15 @@ def test_sparse_words_refuse_what_no_index_reaches(name, size):
 
 # As a plan cuts a model of many large tensors, and blocks that shards share.
 LAYOUT = Layout.from_sizes([2**31 + 3, 5, LARGE], block_size=2**30 - 1)
+SPARSE = (TopK, DGC, RandomK)
 TRANSPORTS = (AllGather, AllReduce, Sharded)
 
 
 def fits(row):
     """Returns whether a method takes any size; with an index an element it does not."""
-    is_sparse = row.method.compressor.most_elements is not None
-    return not is_sparse and "top-k" not in row.name
+    if row.method.compressor.most_elements is not None:
+        return False
+    return not any(isinstance(part, SPARSE) for part in parts_of(row.compressor))
 
 
 @rows_by_compressor(fits)
@@ -163,11 +166,11 @@ def test_shards_of_every_method(row, transport):
         assert set(owned) == {range(LAYOUT.size)}
 
 
-def test_top_k_refuses_what_int32_does_not_number():
-    compressor = TopK(0.1)
+@pytest.mark.parametrize("compressor", [TopK(0.1), DGC(0.1), RandomK(0.1)])
+def test_what_int32_does_not_number_is_refused(compressor):
     most = Layout.from_sizes([2**31 - 1])
-    indices = compressor.fields(most)["indices"]
-    assert messages.words_in(indices) == indices.count == 214748365
+    first = next(iter(compressor.fields(most).values()))
+    assert first.count in (214748365, 2 * 214748365)
     for size in (2**31, 2**33):
         with pytest.raises(ValueError, match=f"exclude=.*Received: .* {size} elements"):
             compressor.fields(Layout.from_sizes([size]))
