@@ -87,7 +87,10 @@ MUTATIONS = (
     Mutation(
         "workers do not share their scale",
         "tfgradcomp/compressors/ternary.py",
-        {'return {"scale": scale} if self.share_scaler else {}': "return {}"},
+        {
+            'return {"scale": self._scale_field(layout)} if self.share_scaler '
+            "else {}": "return {}"
+        },
         "tests/optimizers/test_trajectories.py -k TernGrad",
     ),
     Mutation(
@@ -145,8 +148,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a file's server state goes to the first shard",
-        "tfgradcomp/engine/state.py",
-        {"  owned = route.owned_range(rank)": "  owned = route.owned_range(0)"},
+        "tfgradcomp/engine/saved_leaf.py",
+        {"route.owned_range(rank)": "route.owned_range(0)"},
         "tests/engine/test_buckets.py -k 'every_transport or any_transport'",
     ),
     Mutation(
