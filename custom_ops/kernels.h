@@ -335,6 +335,15 @@ struct MeanOfSparse {
   CutVector<float> values;
 };
 
+// total = x + *factor * y, each operation rounded.
+struct AddScaled {
+  CutVector<const float> x;
+  int64_t size;
+  const float* y;
+  const float* factor;
+  float* total;  // [size]
+};
+
 // x rounded at random to one of its two neighbours in bfloat16, given by its bits:
 //   rounded[j] = (x_j + (word j of the stream >> 16)) >> 16, as unsigned integers.
 struct RoundToBfloat16 {
@@ -429,6 +438,7 @@ struct Orthonormalize {
   X(PackUnambiguous)                  \
   X(PackOverThreshold)                \
   X(MeanOfSparse)                     \
+  X(AddScaled)                        \
   X(RoundToBfloat16)                  \
   X(MultiplyMatrices)                 \
   X(MultiplyTransposed)               \

@@ -16,7 +16,7 @@
 #include "blocks.h"
 #include "error_feedback.h"
 #include "sparse.h"
-#include "rounding.h"
+#include "residuals.h"
 #include "matrices.h"
 #include "matrix_products.h"
 #include "factors.h"

@@ -8,7 +8,7 @@
 #include "error_feedback_kernels.h"
 #include "levels_kernels.h"
 #include "low_rank_kernels.h"
-#include "rounding_kernels.h"
+#include "residuals_kernels.h"
 #include "signs_kernels.h"
 #include "sparse_kernels.h"
 #include "votes_kernels.h"

@@ -14,7 +14,7 @@
 #include "error_feedback_ops.h"
 #include "levels_ops.h"
 #include "low_rank_ops.h"
-#include "rounding_ops.h"
+#include "residuals_ops.h"
 #include "signs_ops.h"
 #include "sparse_ops.h"
 #include "votes_ops.h"

@@ -20,6 +20,7 @@ RESULTS = {
     "pack_ternary": "words",
     "block_statistics": "statistics",
     "sum_codes": "sum",
+    "add_scaled": "total",
     "round_to_bfloat16": "rounded",
     "sum_levels": "values",
     "mean_of_signs": "values",

@@ -26,6 +26,7 @@ READERS = (
     "sign_error_feedback",
     "pack_unambiguous",
     "pack_over_threshold",
+    "add_scaled",
     "multiply_matrices",
     "multiply_transposed",
 )

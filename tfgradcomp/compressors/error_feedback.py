@@ -60,7 +60,8 @@ class ErrorFeedback(Wrapper):
 
     @override
     def transform(self, x, state, layout, context):
-        return x + context.learning_rate_ratio * residuals.read(state["residual"])
+        residual = residuals.read(state["residual"])
+        return ops.add_scaled(x, residual, context.learning_rate_ratio)
 
     @override
     def compress(self, x, state, layout, context):
@@ -68,7 +69,7 @@ class ErrorFeedback(Wrapper):
         payload, inner, _ = checked_compress(
             self.compressor, p, state["inner"], layout, context
         )
-        left = p - self.compressor.decompress(payload, layout)
+        left = residuals.left(p, self.compressor.decompress(payload, layout))
         residual = context.unless_zero_lr(left, residuals.read(state["residual"]))
         residual = residuals.kept(residual, self.residual_dtype, context)
         return Compressed(payload, {"residual": residual, "inner": inner})
@@ -123,7 +124,7 @@ class MeanErrorFeedback(ErrorFeedback):
 
     @override
     def received(self, state, update, layout, context):
-        left = state["residual"] - update
+        left = residuals.left(state["residual"], update)
         return {**state, "residual": context.unless_zero_lr(left, state["residual"])}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.core import Context
+from tfgradcomp.core import Context, SplitVector, Vector
 
 DTYPES = ("float32", "bfloat16")
 # The stream of random words. Workers' words differ, the server's are shared.
@@ -15,6 +15,13 @@ _STREAM = 5
 def read(residual: tf.Tensor) -> tf.Tensor:
     """Returns a kept residual as float32."""
     return tf.cast(residual, tf.float32)
+
+
+def left(p: tf.Tensor, sent: Vector) -> tf.Tensor:
+    """Returns p less what was sent of it, without joining the tensors of `sent`."""
+    sent = sent if isinstance(sent, SplitVector) else SplitVector([sent])
+    minus = SplitVector(sent.tensors, -sent.scale)
+    return ops.add_scaled(minus, p, tf.constant(1.0))
 
 
 def kept(

@@ -11,7 +11,15 @@ from tfgradcomp.core.split_vector import SplitVector, Vector
 from tfgradcomp.core.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
 from tfgradcomp.ops.native import apply_decoded
 from tfgradcomp.ops.operation import Operation
-from tfgradcomp.ops.reference import blocks, codes, levels, low_rank, signs, sparse
+from tfgradcomp.ops.reference import (
+    blocks,
+    codes,
+    levels,
+    low_rank,
+    residuals,
+    signs,
+    sparse,
+)
 from tfgradcomp.ops.reference.blocks import Statistics, mean_of_sums, spread, widths
 from tfgradcomp.ops.reference.random_numbers import coins, random_bits, uniform
 
@@ -29,7 +37,9 @@ unpack_codes = Operation(codes.unpack_codes, static="count")
 sum_codes = Operation(codes.sum_codes, static="count", optional=["sum_base"])
 sum_levels = Operation(codes.sum_levels, static="row_splits", applicable=True)
 pack_ternary = Operation(codes.pack_ternary, vectors=["x"])
-round_to_bfloat16 = Operation(codes.round_to_bfloat16)
+
+add_scaled = Operation(residuals.add_scaled, vectors=["x"])
+round_to_bfloat16 = Operation(residuals.round_to_bfloat16)
 
 pack_signs = Operation(
     signs.pack_signs,

@@ -49,6 +49,14 @@ void VisitBuffers(SumLevels& a, Visit& visit) {
 }
 
 template <typename Visit>
+void VisitBuffers(AddScaled& a, Visit& visit) {
+  visit.Input(a.x.whole, a.size);
+  visit.Input(a.y, a.size);
+  visit.Input(a.factor, 1);
+  visit.Output(a.total, a.size);
+}
+
+template <typename Visit>
 void VisitBuffers(RoundToBfloat16& a, Visit& visit) {
   visit.Input(a.x, a.size);
   visit.Input(a.stream, 3);
@@ -87,6 +95,7 @@ void ForEachCallOfCodes(Inputs& in, bool independent_of_blocks, Run&& run) {
   }
 
   if (!independent_of_blocks) return;
+  run("AddScaled", AddScaled{in.wild.data(), n, in.x.data(), in.ratio.data(), {}});
   run("RoundToBfloat16", RoundToBfloat16{in.wild.data(), n, streams[1], {}});
   for (uint64_t base : {uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{5}, uint64_t{9},
                         uint64_t{17}, uint64_t{256}, uint64_t{257}, uint64_t{65536},

@@ -9,21 +9,8 @@ import tensorflow as tf
 from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.core.word_format import digits_per_word, words_for
 from tfgradcomp.ops.reference.blocks import spread
-from tfgradcomp.ops.reference.random_numbers import random_bits, uniform
+from tfgradcomp.ops.reference.random_numbers import uniform
 from tfgradcomp.ops.reference.vectors import in_parts, length
-
-
-def round_to_bfloat16(x: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
-    """Rounds float32 `[count]` to a neighbour in bfloat16, at random and unbiased.
-
-    An element is rounded away from zero where its lower 16 bits plus the top 16 of its
-    `random_bits` carry, which has the probability of the lower bits over 2**16. Numbers
-    that bfloat16 has stay as they are.
-    """
-    shift = tf.constant(16, tf.uint32)
-    noise = tf.bitwise.right_shift(random_bits(stream, length(x)), shift)
-    rounded = tf.bitwise.right_shift(tf.bitcast(x, tf.uint32) + noise, shift)
-    return tf.bitcast(tf.cast(rounded, tf.uint16), tf.bfloat16)
 
 
 def pack_codes(codes: tf.Tensor, base: int) -> tf.Tensor:

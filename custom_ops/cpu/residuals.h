@@ -1,4 +1,24 @@
-// Rounding at random.
+// Sums with residuals, and residuals rounded at random.
+
+void Kernel(const Parallel& parallel, const AddScaled& args) {
+  const F factor = Set(*args.factor);
+  For(parallel, CeilDiv(args.size, kGroup), 2 * kGroup,
+      [&](int64_t begin, int64_t end) {
+        CutReader<kGroup> x(args.x, args.size);
+        GroupReader y;
+        GroupWriter total(args.total, args.size);
+        for (int64_t group = begin; group < end; ++group) {
+          const int64_t at = group * kGroup, count = Smaller(kGroup, args.size - at);
+          F a[kParts], b[kParts];
+          LoadGroup(x.At(at, count), a);
+          LoadGroup(y.At(args.y + at, count), b);
+          for (int part = 0; part < kParts; ++part) {
+            a[part] = Add(a[part], Mul(factor, b[part]));
+          }
+          total.Put(at, a);
+        }
+      });
+}
 
 void Kernel(const Parallel& parallel, const RoundToBfloat16& args) {
   constexpr int64_t kTogether = 128;  // Four groups of eight blocks.

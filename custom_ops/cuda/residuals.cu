@@ -1,4 +1,4 @@
-// Rounding at random.
+// Sums with residuals, and residuals rounded at random.
 
 #include "warp.h"
 
@@ -7,6 +7,15 @@ namespace {
 
 // Elements per lane: those that share a block of Philox.
 constexpr int kShared = 4;
+
+__global__ void __launch_bounds__(kThreads) AddScaledKernel(AddScaled args) {
+  const float factor = *args.factor;
+  for (int64_t t = FirstTile(); t * kWarp < args.size; t += TileStride()) {
+    const int64_t j = t * kWarp + Lane();
+    if (j >= args.size) continue;
+    args.total[j] = __fadd_rn(args.x.whole[j], __fmul_rn(factor, args.y[j]));
+  }
+}
 
 __global__ void __launch_bounds__(kThreads)
     RoundToBfloat16Kernel(RoundToBfloat16 args) {
@@ -24,6 +33,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+const char* Run(const Gpu& gpu, const AddScaled& args) {
+  return Launch(gpu, CeilDiv(args.size, kWarp), AddScaledKernel, args);
+}
 
 const char* Run(const Gpu& gpu, const RoundToBfloat16& args) {
   return Launch(gpu, CeilDiv(args.size, kShared * kWarp), RoundToBfloat16Kernel, args);

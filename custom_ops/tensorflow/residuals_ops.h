@@ -1,0 +1,47 @@
+// The ops for residuals: their arguments and static shapes. Only ops.cc includes this
+// file.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
+#define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
+
+#include "shapes.h"
+#include "tensorflow/core/framework/op.h"
+
+namespace tfgradcomp {
+
+inline absl::Status AddScaledShape(InferenceContext* c) {
+  DimensionHandle size;
+  int parts;
+  TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
+  TF_RETURN_IF_ERROR(MergeVector(c, parts, &size));
+  TF_RETURN_IF_ERROR(CheckScalar(c, parts + 1));
+  c->set_output(0, c->Vector(size));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>AddScaled")
+    .Input("x: num_parts * float")
+    .Input("y: float")
+    .Input("factor: float")
+    .Output("total: float")
+    .Attr("num_parts: int >= 1")
+    .Attr("x_scale: float = 1.0")
+    .SetShapeFn(AddScaledShape);
+
+inline absl::Status RoundToBfloat16Shape(InferenceContext* c) {
+  DimensionHandle size = c->UnknownDim();
+  TF_RETURN_IF_ERROR(MergeVector(c, 0, &size));
+  TF_RETURN_IF_ERROR(CheckStream(c, 1));
+  c->set_output(0, c->Vector(size));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>RoundToBfloat16")
+    .Input("x: float")
+    .Input("stream: int64")
+    .Output("rounded: bfloat16")
+    .SetShapeFn(RoundToBfloat16Shape);
+
+}  // namespace tfgradcomp
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
