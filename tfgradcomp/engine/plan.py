@@ -226,6 +226,10 @@ def _cut(vector, bucket_bytes):
         most -= CHUNK
         layout = layout.cut(most)
     is_cut = vector.is_compressed and vector.num_rows is None
+    # Each bucket waits for a first round of means, and its messages are short.
+    waits_twice = bool(vector.method.compressor.mean_reduced_fields(layout))
+    if bucket_bytes is None and waits_twice:
+        is_cut = False
     if is_cut and vector.method.is_blockwise:
         if bucket_bytes is None:
             bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
