@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "kernel_list.h"
 #include "vectors.h"
 
 namespace tfgradcomp {
@@ -415,41 +416,6 @@ struct Orthonormalize {
   double* scratch;  // [size + (kLanesOfSum - 1) * num_factors * rank]
   float* basis;     // [size]
 };
-
-// All kernels: X(PackCodes) X(UnpackCodes) ...
-#define TFGRADCOMP_FOR_EACH_KERNEL(X) \
-  X(PackCodes)                        \
-  X(UnpackCodes)                      \
-  X(PackSigns)                        \
-  X(PackMomentumSigns)                \
-  X(PackTernary)                      \
-  X(BlockStatistics)                  \
-  X(SumCodes)                         \
-  X(SumLevels)                        \
-  X(MeanOfSigns)                      \
-  X(FindLevels)                       \
-  X(PackLevels)                       \
-  X(MeanOfLevels)                     \
-  X(MajorityVote)                     \
-  X(SignErrorFeedback)                \
-  X(MeanSignErrorFeedback)            \
-  X(MeanSignSums)                     \
-  X(MeanSignResidual)                 \
-  X(PackUnambiguous)                  \
-  X(PackOverThreshold)                \
-  X(MeanOfSparse)                     \
-  X(AddScaled)                        \
-  X(RoundToBfloat16)                  \
-  X(MultiplyMatrices)                 \
-  X(MultiplyTransposed)               \
-  X(MultiplyFactors)                  \
-  X(Orthonormalize)
-
-// The kernels that take an `Update`.
-#define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \
-  X(SumLevels)                                 \
-  X(MeanOfSigns)                               \
-  X(MeanOfLevels)
 
 }  // namespace tfgradcomp
 

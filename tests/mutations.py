@@ -51,13 +51,13 @@ MUTATIONS = (
     Mutation(
         "error feedback drops its residual",
         "tfgradcomp/compressors/error_feedback.py",
-        {'x + context.learning_rate_ratio * residuals.read(state["residual"])': "x"},
+        {"ops.add_scaled(x, residual, context.learning_rate_ratio)": "x"},
         "tests/optimizers/test_trajectories.py -k 'BinGrad and feedback'",
     ),
     Mutation(
         "the residual is not rescaled with the learning rate",
         "tfgradcomp/compressors/error_feedback.py",
-        {"context.learning_rate_ratio * residuals.read": "residuals.read"},
+        {"(x, residual, context.learning_rate_ratio)": "(x, residual, 1.0)"},
         "tests/optimizers/test_trajectories.py -k 'BinGrad and feedback'",
     ),
     Mutation(

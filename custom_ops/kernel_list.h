@@ -1,0 +1,41 @@
+// The names of the kernels, for code that is the same for each of them.
+
+#ifndef TFGRADCOMP_CUSTOM_OPS_KERNEL_LIST_H_
+#define TFGRADCOMP_CUSTOM_OPS_KERNEL_LIST_H_
+
+// All kernels: X(PackCodes) X(UnpackCodes) ...
+#define TFGRADCOMP_FOR_EACH_KERNEL(X) \
+  X(PackCodes)                        \
+  X(UnpackCodes)                      \
+  X(PackSigns)                        \
+  X(PackMomentumSigns)                \
+  X(PackTernary)                      \
+  X(BlockStatistics)                  \
+  X(SumCodes)                         \
+  X(SumLevels)                        \
+  X(MeanOfSigns)                      \
+  X(FindLevels)                       \
+  X(PackLevels)                       \
+  X(MeanOfLevels)                     \
+  X(MajorityVote)                     \
+  X(SignErrorFeedback)                \
+  X(MeanSignErrorFeedback)            \
+  X(MeanSignSums)                     \
+  X(MeanSignResidual)                 \
+  X(PackUnambiguous)                  \
+  X(PackOverThreshold)                \
+  X(MeanOfSparse)                     \
+  X(AddScaled)                        \
+  X(RoundToBfloat16)                  \
+  X(MultiplyMatrices)                 \
+  X(MultiplyTransposed)               \
+  X(MultiplyFactors)                  \
+  X(Orthonormalize)
+
+// The kernels that take an `Update`.
+#define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \
+  X(SumLevels)                                 \
+  X(MeanOfSigns)                               \
+  X(MeanOfLevels)
+
+#endif  // TFGRADCOMP_CUSTOM_OPS_KERNEL_LIST_H_
