@@ -38,7 +38,7 @@ class MatricesOfOp {
  private:
   std::vector<int64_t> rows_, columns_;
   int64_t rank_;
-  MatrixTensor sizes_;
+  MatrixTensor sizes_ = {};
 };
 
 // Reads the parts of x, and their number.
@@ -53,72 +53,71 @@ absl::Status PartsOfMatrices(OpKernelContext* context, const MatricesOfOp& matri
                  " elements of all tensors. Received: x of ", size, " elements");
 }
 
-template <typename Device>
-class MultiplyMatricesOp : public KernelOp<Device, MultiplyMatrices> {
+// A base class with the attributes of an op on matrices.
+template <typename Base>
+class OnMatrices : public Base {
  public:
-  explicit MultiplyMatricesOp(OpKernelConstruction* context)
-      : KernelOp<Device, MultiplyMatrices>(context) {
+  explicit OnMatrices(OpKernelConstruction* context) : Base(context) {
     OP_REQUIRES_OK(context, matrices_.Read(context));
   }
+
+ protected:
+  MatricesOfOp matrices_;
+};
+
+template <typename Device>
+class MultiplyMatricesOp : public OnMatrices<KernelOp<Device, MultiplyMatrices>> {
+ public:
+  using OnMatrices<KernelOp<Device, MultiplyMatrices>>::OnMatrices;
 
  private:
   absl::Status Prepare(OpKernelContext* context, MultiplyMatrices* args,
                        Memory* memory) const override {
     int parts;
     TF_RETURN_IF_ERROR(
-        PartsOfMatrices<Device>(context, matrices_, memory, args, &parts));
-    const MatrixTensor& sizes = matrices_.sizes();
+        PartsOfMatrices<Device>(context, this->matrices_, memory, args, &parts));
+    const MatrixTensor& sizes = this->matrices_.sizes();
     TF_RETURN_IF_ERROR(Vector(context, parts, "right", sizes.right, &args->right));
     return Output(context, 0, TensorShape({sizes.left}), &args->products);
   }
-
-  MatricesOfOp matrices_;
 };
 
 template <typename Device>
-class MultiplyTransposedOp : public KernelOp<Device, MultiplyTransposed> {
+class MultiplyTransposedOp : public OnMatrices<KernelOp<Device, MultiplyTransposed>> {
  public:
-  explicit MultiplyTransposedOp(OpKernelConstruction* context)
-      : KernelOp<Device, MultiplyTransposed>(context) {
-    OP_REQUIRES_OK(context, matrices_.Read(context));
-  }
+  using OnMatrices<KernelOp<Device, MultiplyTransposed>>::OnMatrices;
 
  private:
   absl::Status Prepare(OpKernelContext* context, MultiplyTransposed* args,
                        Memory* memory) const override {
     int parts;
     TF_RETURN_IF_ERROR(
-        PartsOfMatrices<Device>(context, matrices_, memory, args, &parts));
-    const MatrixTensor& sizes = matrices_.sizes();
+        PartsOfMatrices<Device>(context, this->matrices_, memory, args, &parts));
+    const MatrixTensor& sizes = this->matrices_.sizes();
     TF_RETURN_IF_ERROR(Vector(context, parts, "left", sizes.left, &args->left));
     return Output(context, 0, TensorShape({sizes.value}), &args->factors);
   }
-
-  MatricesOfOp matrices_;
 };
 
 template <typename Device>
-class MultiplyFactorsOp : public ValuesOp<Device, MultiplyFactors> {
+class MultiplyFactorsOp : public OnMatrices<ValuesOp<Device, MultiplyFactors>> {
  public:
   explicit MultiplyFactorsOp(OpKernelConstruction* context)
-      : ValuesOp<Device, MultiplyFactors>(context) {
-    OP_REQUIRES_OK(context, matrices_.Read(context));
+      : OnMatrices<ValuesOp<Device, MultiplyFactors>>(context) {
     OP_REQUIRES_OK(context,
                    CheckSizes(this->sizes_, static_cast<int64_t>(this->sizes_.size()),
-                              matrices_.sizes().element));
+                              this->matrices_.sizes().element));
   }
 
  private:
   absl::Status Prepare(OpKernelContext* context, MultiplyFactors* args,
                        Memory* memory) const override {
-    matrices_.Fill(args);
-    const MatrixTensor& sizes = matrices_.sizes();
+    this->matrices_.Fill(args);
+    const MatrixTensor& sizes = this->matrices_.sizes();
     TF_RETURN_IF_ERROR(Vector(context, 0, "left", sizes.left, &args->left));
     TF_RETURN_IF_ERROR(Vector(context, 1, "right", sizes.value, &args->right));
     return OutputParts<Device>(context, this->sizes_, memory, args);
   }
-
-  MatricesOfOp matrices_;
 };
 
 template <typename Device>
