@@ -1,4 +1,4 @@
-"""What op_rows.py makes its rows of: the form of a row, and the inputs of the ops."""
+"""The form of a row of op_rows.py, and the inputs of the ops that it times."""
 
 from __future__ import annotations
 

@@ -125,8 +125,9 @@ def test_the_momentum_travels_once_the_variance_is_frozen(
     assert len({bits(seen) for _, seen in trained}) == 1
 
 
-def test_the_warm_up_is_stock_adam_to_the_bit():
-    variables, stock = make_variables(SHAPES), adam()
+def check_warm_up(stock, train, gradients_of):
+    """Compares the steps of a warm-up with those of an optimizer of Keras'."""
+    variables = make_variables(SHAPES)
     stock.build(variables)
     # Two workers: halves add up without a rounding.
     ((saved, _), _) = train(2, steps=range(WARM_UP))
@@ -134,6 +135,10 @@ def test_the_warm_up_is_stock_adam_to_the_bit():
         pairs = zip(gradients_of(step, 0), gradients_of(step, 1), strict=True)
         stock.apply([a / 2 + b / 2 for a, b in pairs], variables)
     assert list(map(bits, saved.weights)) == [bits(v.numpy()) for v in variables]
+
+
+def test_the_warm_up_is_stock_adam_to_the_bit():
+    check_warm_up(adam(), train, gradients_of)
 
 
 def check_resumed(make, middle, last):

@@ -12,7 +12,12 @@ import tfgradcomp
 from tests.cluster import strategy_and_rank
 from tests.harness import digest, fit, make_model
 from tests.helpers import bits, flat, make_variables
-from tests.optimizers.test_onebit_adam import SHAPES, check_resumed, train
+from tests.optimizers.test_onebit_adam import (
+    SHAPES,
+    check_resumed,
+    check_warm_up,
+    train,
+)
 from tests.optimizers.test_onebit_adam import gradients_of as unscaled_gradients_of
 from tests.reference.methods import scaled_sign
 from tfgradcomp.optimizers.onebit_lamb import ScalingSteps
@@ -132,14 +137,7 @@ def test_weights_are_those_of_the_paper(workers, transport):
 
 
 def test_the_warm_up_is_stock_lamb_to_the_bit():
-    variables, stock = make_variables(SHAPES), lamb()
-    stock.build(variables)
-    # Two workers: halves add up without a rounding.
-    ((saved, _), _) = train_lamb(2, steps=range(WARM_UP))
-    for step in range(WARM_UP):
-        pairs = zip(gradients_of(step, 0), gradients_of(step, 1), strict=True)
-        stock.apply([a / 2 + b / 2 for a, b in pairs], variables)
-    assert list(map(bits, saved.weights)) == [bits(v.numpy()) for v in variables]
+    check_warm_up(lamb(), train_lamb, gradients_of)
 
 
 @pytest.mark.parametrize("middle", [2, 7])

@@ -106,7 +106,7 @@ def make(transport, **arguments):
 
 
 def train(workers, steps, saved=None, carrier="all_reduce", **arguments):
-    """What each worker saves after some steps."""
+    """Trains in threads, and returns what each worker saves after some steps."""
 
     def run(rank, collectives):
         transport = CARRIERS[carrier](collectives)
