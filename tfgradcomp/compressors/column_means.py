@@ -78,7 +78,7 @@ class ColumnMeans(Compressor):
 def _matrices(layout: Layout) -> list[tuple[int, int]]:
     """Returns the rows and columns of each tensor of a vector."""
     sizes = []
-    for shape in layout.shapes or ((layout.size,),):
+    for shape in layout.known_shapes:
         size, width = math.prod(shape), shape[-1] if shape[:-1] else 1
         sizes.append((size // width, width) if width < size else (size, 1))
     return sizes

@@ -87,7 +87,7 @@ def initial_state(part: Any, layout: Layout, by_tensor: bool = False) -> Any:
     """
     state = part.init(layout)
     leaves = named_leaves(state)
-    sizes = leaf_sizes(part, layout, by_tensor)
+    sizes = leaf_sizes(part, layout) if by_tensor else [(layout.size,)] * len(leaves)
     for (name, leaf), items in zip(leaves.items(), sizes, strict=True):
         came, size = _spec(leaf), sum(items)
         if came.shape != [size] or came.dtype.name not in STATE_DTYPES:
@@ -104,21 +104,18 @@ def initial_state(part: Any, layout: Layout, by_tensor: bool = False) -> Any:
     return state
 
 
-def leaf_sizes(
-    part: Any, layout: Layout, by_tensor: bool = False
-) -> list[tuple[int, ...]]:
+def leaf_sizes(part: Any, layout: Layout) -> list[tuple[int, ...]]:
     """Returns the items of each tensor in each leaf of a state.
 
-    The arguments are those of `initial_state`.
+    Args:
+        part: A compressor or a server of a method that cuts no tensor.
+        layout: The blocks and tensors of the vector.
     """
-    sizes = layout.sizes or (layout.size,)
-    if not by_tensor:
-        return [sizes] * len(named_leaves(part.init(layout)))
     with tf.Graph().as_default():
         # Nothing is computed: only the static shapes are read.
         of_tensors = [
             named_leaves(part.init(Layout.from_shapes([shape]))).values()
-            for shape in layout.shapes or ((layout.size,),)
+            for shape in layout.known_shapes
         ]
         rows = [[leaf.shape[0] for leaf in leaves] for leaves in of_tensors]
     return list(zip(*rows, strict=True))

@@ -31,8 +31,8 @@ class Field(NamedTuple):
             length. Its type is int32, and -1 means no item, because messages are padded
             with -1.
         shared: Whether all workers have the same tensor, because it follows from a
-            first round or from shared random numbers. It travels only to servers that
-            are no workers.
+            first round or from shared random numbers. It does not travel where every
+            worker is a server of the whole vector.
     """
 
     count: int  # type: ignore[assignment]  # It hides tuple.count.

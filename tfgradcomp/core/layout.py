@@ -54,6 +54,11 @@ class Layout:
         return cls.from_shapes([(size,) for size in sizes], block_size)
 
     @property
+    def known_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes, or that of the whole vector if the tensors are unknown."""
+        return self.shapes or ((self.size,),)
+
+    @property
     def sizes(self) -> tuple[int, ...] | None:
         """Elements of each tensor; None if the tensors are unknown.
 

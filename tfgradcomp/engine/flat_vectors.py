@@ -40,9 +40,14 @@ class FlatVector(NamedTuple):
     stream_offset: int = 0
 
     @property
+    def tensors(self) -> Layout:
+        """The layout whose blocks are the variables."""
+        return Layout.from_shapes(self.shapes)
+
+    @property
     def size(self) -> int:
         """Elements of the vector."""
-        return Layout.from_shapes(self.shapes).size
+        return self.tensors.size
 
     def __str__(self):
         travels_as = self.method.name if self.is_compressed else "float32"
@@ -62,7 +67,7 @@ class FlatVector(NamedTuple):
 
     def pieces(self, bucket_range: BucketRange) -> tuple[Piece, ...]:
         """Returns the pieces of the model's variables in a range."""
-        pieces = bucket_range.pieces(Layout.from_shapes(self.shapes))
+        pieces = bucket_range.pieces(self.tensors)
         return tuple(
             piece._replace(position=self.positions[piece.position]) for piece in pieces
         )

@@ -129,7 +129,7 @@ class GradientBucket(Segment):
         items = {}
         if method.needs_whole_tensors:
             halves = {"worker": method.compressor, "server": method.server}
-            items = {r: iter(leaf_sizes(h, layout, True)) for r, h in halves.items()}
+            items = {r: iter(leaf_sizes(h, layout)) for r, h in halves.items()}
         by_element, leaves = layout.sizes or (), []
         for role, name, _ in state.named_leaves():
             sizes = next(items[role]) if role in items else by_element

@@ -225,18 +225,17 @@ def _cut(vector, bucket_bytes):
         # The padding that aligns a bucket is shorter than a chunk.
         most -= CHUNK
         layout = layout.cut(most)
+    method, whole = vector.method, [BucketRange(0, layout.size)]
     is_cut = vector.is_compressed and vector.num_rows is None
-    # Each bucket waits for a first round of means, and its messages are short.
-    waits_twice = bool(vector.method.compressor.mean_reduced_fields(layout))
-    if bucket_bytes is None and waits_twice:
-        is_cut = False
-    if is_cut and vector.method.is_blockwise:
-        if bucket_bytes is None:
-            bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
-        whole = Layout.from_shapes(vector.shapes)
-        blocks = whole if vector.method.needs_whole_tensors else layout
-        return layout, cut_ranges(blocks, max(bucket_bytes // 4, 1), most)
-    return layout, [BucketRange(0, layout.size)]
+    if not is_cut or not method.is_blockwise:
+        return layout, whole
+    if bucket_bytes is None:
+        if method.compressor.mean_reduced_fields(layout):
+            # Each bucket would wait for two rounds, and its messages are short.
+            return layout, whole
+        bucket_bytes = max(_LEAST_BYTES, 4 * layout.size // _BUCKETS)
+    blocks = vector.tensors if method.needs_whole_tensors else layout
+    return layout, cut_ranges(blocks, max(bucket_bytes // 4, 1), most)
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,7 @@ class _Binder:
         """Returns the range that each device of a worker exchanges."""
         edges = None
         if vector.method.needs_whole_tensors:
-            edges = Layout.from_shapes(vector.shapes).row_splits
+            edges = vector.tensors.row_splits
         count = self.devices.per_worker if self.devices else 1
         return part_ranges(bucket_range, count, edges)
 

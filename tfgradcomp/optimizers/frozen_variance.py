@@ -88,12 +88,15 @@ def frozen_variance(
         )
         rate = ops.cast(learning_rate, dtype)
         alpha = rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power)
-        root = ops.sqrt(v)
-        least = floor * ops.sqrt(ops.mean(v))
-        root = ops.where(is_own, root, ops.maximum(root, least))
+        root = ops.where(is_own, ops.sqrt(v), floored_root(v, floor))
         optimizer.assign_sub(
             variable,
             ops.divide(ops.multiply(m, alpha), ops.add(root, optimizer.epsilon)),
         )
 
     return replaced_update_step(optimizer, update_step)
+
+
+def floored_root(variance: Any, floor: float) -> tf.Tensor:
+    """Returns the root of a variance, or `floor` of its root mean square if larger."""
+    return ops.maximum(ops.sqrt(variance), floor * ops.sqrt(ops.mean(variance)))

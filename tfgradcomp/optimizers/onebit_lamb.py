@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.engine.consistency_check import path_of
-from tfgradcomp.optimizers.frozen_variance import replaced_update_step
+from tfgradcomp.optimizers.frozen_variance import floored_root, replaced_update_step
 from tfgradcomp.optimizers.onebit_adam import (
     MomentumStepper,
     OneBitAdam,
@@ -134,8 +134,9 @@ class ScalingStepper(MomentumStepper):
 
         m_rest, v_rest = self._bias_corrections(variable.dtype)
         warmup_steps, allowed = settings.warmup_steps, settings.factor_threshold
-        root = self._floored_root(v / (1 - lamb.beta_2**warmup_steps)) + lamb.epsilon
-        fresh_root = self._floored_root(fresh / v_rest) + lamb.epsilon
+        floor, frozen = settings.variance_floor, v / (1 - lamb.beta_2**warmup_steps)
+        root = floored_root(frozen, floor) + lamb.epsilon
+        fresh_root = floored_root(fresh / v_rest, floor) + lamb.epsilon
         factor = tf.reduce_max(root / fresh_root)
         factor = tf.clip_by_value(factor, *settings.factor_range)
         factor = tf.clip_by_value(factor, (1 - allowed) * last, (1 + allowed) * last)
@@ -157,10 +158,6 @@ class ScalingStepper(MomentumStepper):
         lamb = self.inner
         step = tf.cast(tf.convert_to_tensor(lamb.iterations) + 1, dtype)
         return 1 - lamb.beta_1**step, 1 - lamb.beta_2**step
-
-    def _floored_root(self, variance):
-        least = self.uncompressed_steps.variance_floor
-        return tf.maximum(tf.sqrt(variance), least * tf.sqrt(tf.reduce_mean(variance)))
 
 
 class OneBitLAMB(OneBitAdam):
