@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from tests.helpers import make_context
 from tfgradcomp import compressors
-from tfgradcomp.compressors import Compressed, Identity
+from tfgradcomp.compressors import (
+    Clip,
+    Compressed,
+    Identity,
+    MeanErrorFeedback,
+    NesterovMomentum,
+)
 from tfgradcomp.core import Layout, SplitVector
 
 LAYOUT = Layout.from_sizes([3, 2])
@@ -47,6 +53,23 @@ def test_is_all_finite_looks_itself_where_the_compressor_has_not(bad):
     assert compressed.is_all_finite(tf.constant(x)) == (bad is None)
     split = SplitVector(tf.split(tf.constant(x), 2))
     assert compressed.is_all_finite(split) == (bad is None)
+
+
+HEARING = MeanErrorFeedback(Identity("bfloat16"))
+
+
+@pytest.mark.parametrize(
+    "around", [Clip(HEARING, 1.0), NesterovMomentum(HEARING, 0.5)], ids=str
+)
+def test_a_wrapper_passes_the_reply_on(around):
+    x, context = tf.constant([1.0, -2.0, 9.0, 0.5, 4.0]), make_context()
+    before = around.init(LAYOUT)
+    state = around.compress(x, before, LAYOUT, context).state
+    update = tf.constant([3.0, 0.0, -1.0, 2.0, 0.25])
+    state = around.received(state, update, LAYOUT, context)
+    sent = around.transform(x, before, LAYOUT, context)
+    residual = (state["inner"] or state)["residual"]
+    np.testing.assert_array_equal(residual, sent - update)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed
 from tfgradcomp.compressors.low_rank import LowRank, Matrices
 from tfgradcomp.core import Field
+from tfgradcomp.ops.reference.vectors import zero_padded
 
 
 @dataclass(frozen=True)
@@ -66,21 +67,16 @@ class AlternatingLowRank(LowRank):
         is_left = tf.equal(context.step % 2, 1)
 
         def compressed(left):
-            own, name = (1, "right") if left else (0, "left")
-            counts = matrices.counts[own]
-            if context.server_state:
-                factors = context.server_state[name]
-                factors = matrices.filled(factors, counts, self.rank, context)
-            else:
-                factors = matrices.drawn(counts, self.rank, context)
-            known = [count for count in counts if count]
-            basis = ops.orthonormalize(factors, known, self.rank)
+            name = "right" if left else "left"
+            factors = self.first_factors(name, layout, context)
+            rows = matrices.widths if left else matrices.heights
+            basis = ops.orthonormalize(factors, rows, self.rank)
             if left:
                 sent = ops.multiply_matrices(x, basis, *matrices, self.rank)
             else:
                 values = ops.multiply_transposed(x, basis, *matrices, self.rank)
                 sent, _ = matrices.split(values, self.rank)
-            return _padded(sent, longest), _padded(basis, longest)
+            return zero_padded(sent, longest), zero_padded(basis, longest)
 
         values = matrices.others_of(x)
         basis = tf.zeros([0])
@@ -123,7 +119,3 @@ class AlternatingLowRank(LowRank):
             name: tf.where(is_left, *pair)[: self.rank * sum(counts)]
             for (name, pair), counts in zip(pairs.items(), matrices.counts, strict=True)
         }
-
-
-def _padded(vector, size):
-    return tf.pad(vector, [[0, size - vector.shape[0]]])

@@ -320,6 +320,12 @@ class Wrapper(Compressor):
         return self.compressor.init(layout)
 
     @override
+    def received(self, state, update, layout, context):
+        before = self.inner_state(state)
+        inner = self.compressor.received(before, update, layout, context)
+        return inner if before is state else {**state, "inner": inner}
+
+    @override
     def elements_sent(self, payload, layout):
         return self.compressor.elements_sent(payload, layout)
 
@@ -338,6 +344,18 @@ class Wrapper(Compressor):
     @override
     def uncompressed_step(self):
         return self.compressor.uncompressed_step()
+
+
+def mean_of_values(payloads: Fields, layout: Layout) -> Fields:
+    """Returns the payload that stands for the mean of N payloads.
+
+    Args:
+        payloads: Fields with a leading axis of workers: numbers `"values"`, which
+            decoding is linear in, and shared fields.
+        layout: The blocks of the flat vector.
+    """
+    first = {name: stacked[0] for name, stacked in payloads.items()}
+    return {**first, "values": Identity().mean({"values": payloads["values"]}, layout)}
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

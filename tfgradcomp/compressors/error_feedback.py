@@ -124,6 +124,7 @@ class MeanErrorFeedback(ErrorFeedback):
 
     @override
     def received(self, state, update, layout, context):
+        state = super().received(state, update, layout, context)
         left = residuals.left(state["residual"], update)
         return {**state, "residual": context.unless_zero_lr(left, state["residual"])}
 

@@ -13,7 +13,12 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Compressor, Identity, all_finite
+from tfgradcomp.compressors.base import (
+    Compressed,
+    Compressor,
+    all_finite,
+    mean_of_values,
+)
 from tfgradcomp.core import Context, Field, Fields, Layout, Vector
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.context import DRAWN_TOGETHER
@@ -42,7 +47,7 @@ class Matrices(NamedTuple):
         rank is not below its sides, or if its factors have half of its elements.
         """
         rows, columns = [], []
-        for shape in layout.shapes or ((layout.size,),):
+        for shape in layout.known_shapes:
             size, width = math.prod(shape), shape[-1] if len(shape) > 1 else 0
             height = size // width if width else 0
             is_low = rank < min(height, width)
@@ -53,6 +58,11 @@ class Matrices(NamedTuple):
                 rows.append(size)
                 columns.append(0)
         return cls(tuple(rows), tuple(columns))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each tensor."""
+        return [n * (m or 1) for n, m in zip(*self, strict=True)]
 
     @property
     def heights(self) -> list[int]:
@@ -76,11 +86,10 @@ class Matrices(NamedTuple):
 
     def others_of(self, x: Vector) -> tf.Tensor:
         """Returns the elements of a vector that are sent as they are."""
-        sizes = [n * (m or 1) for n, m in zip(*self, strict=True)]
-        ends, flat = itertools.accumulate(sizes), tf.convert_to_tensor(x)
+        ends, flat = itertools.accumulate(self.sizes), tf.convert_to_tensor(x)
         others = [
             flat[end - size : end]
-            for end, size, width in zip(ends, sizes, self.columns, strict=True)
+            for end, size, width in zip(ends, self.sizes, self.columns, strict=True)
             if not width
         ]
         return tf.concat([*others, tf.zeros([0])], 0)
@@ -117,8 +126,7 @@ class Matrices(NamedTuple):
             context: The step.
         """
         stream = context.random_stream(_STREAM, shared=True)
-        sizes = [n * (m or 1) for n, m in zip(*self, strict=True)]
-        begins = [0, *itertools.accumulate(sizes)]
+        begins = [0, *itertools.accumulate(self.sizes)]
         parts = []
         for begin, count in zip(begins, counts, strict=False):
             if count:
@@ -212,11 +220,7 @@ class LowRank(Compressor):
         matrices = Matrices.of(layout, self.rank)
         if not matrices.heights:
             return {}
-        if context.server_state:
-            right = context.server_state["right"]
-            right = matrices.filled(right, matrices.columns, self.rank, context)
-        else:
-            right = matrices.drawn(matrices.columns, self.rank, context)
+        right = self.first_factors("right", layout, context)
         products = ops.multiply_matrices(x, right, *matrices, self.rank)
         # In the mean, another worker's numbers may be infinite.
         return {"products": products, "is_finite": all_finite([products])}
@@ -236,10 +240,6 @@ class LowRank(Compressor):
         return Compressed({"values": values, "basis": basis}, state, is_finite)
 
     @override
-    def elements_sent(self, payload, layout):
-        return layout.size
-
-    @override
     def decompress(self, payload, layout):
         matrices = Matrices.of(layout, self.rank)
         if not matrices.heights:
@@ -251,13 +251,22 @@ class LowRank(Compressor):
     @override
     def mean(self, payloads, layout):
         # The mean of the products is the product with the mean.
-        return self.decompress(self.mean_payload(payloads, layout), layout)
+        return self.decompress(mean_of_values(payloads, layout), layout)
 
-    def mean_payload(self, payloads: Fields, layout: Layout) -> Fields:
-        """Returns the payload of the mean, of payloads with a leading axis."""
-        first = {name: stacked[0] for name, stacked in payloads.items()}
-        values = Identity().mean({"values": payloads["values"]}, layout)
-        return {**first, "values": values}
+    def first_factors(self, name: str, layout: Layout, context: Context) -> tf.Tensor:
+        """Returns the factors that a step begins with.
+
+        Args:
+            name: `"left"` or `"right"`.
+            layout: The tensors of the vector.
+            context: The step.
+        """
+        matrices = Matrices.of(layout, self.rank)
+        counts = matrices.counts[("left", "right").index(name)]
+        if not context.server_state:
+            return matrices.drawn(counts, self.rank, context)
+        kept = context.server_state[name]
+        return matrices.filled(kept, counts, self.rank, context)
 
     def kept(self, layout: Layout) -> dict[str, int]:
         """Returns the sizes of the factors that the next step begins with, by names."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
-from tfgradcomp.compressors.base import Compressed, Compressor, Identity
+from tfgradcomp.compressors.base import Compressed, Compressor, mean_of_values
 from tfgradcomp.compressors.top_k import check_ratio, check_size
 from tfgradcomp.core import Field
 from tfgradcomp.core.arguments import check_choice
@@ -109,6 +109,4 @@ class RandomK(Compressor):
 
     @override
     def mean(self, payloads, layout):
-        values = Identity().mean({"values": payloads["values"]}, layout)
-        stream = payloads["stream"][0]
-        return self.decompress({"values": values, "stream": stream}, layout)
+        return self.decompress(mean_of_values(payloads, layout), layout)

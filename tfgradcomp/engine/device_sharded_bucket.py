@@ -20,6 +20,7 @@ from tfgradcomp.engine.gradient_bucket import GradientBucket, Operands
 from tfgradcomp.engine.probe import IGNORE, ExchangeObserver
 from tfgradcomp.engine.segment import Segment
 from tfgradcomp.engine.step_records import BucketResult, Gradients, StepInputs
+from tfgradcomp.ops.reference.vectors import zero_padded
 from tfgradcomp.transports import Route
 
 # Parts begin at a multiple of so many elements.
@@ -71,7 +72,7 @@ class StatePart:
 
     def padded(self, value: tf.Tensor) -> tf.Tensor:
         """Returns a value of the size that the variable has."""
-        return _padded(tf.convert_to_tensor(value), self.variable.shape[0])
+        return zero_padded(tf.convert_to_tensor(value), self.variable.shape[0])
 
 
 class DeviceShardedBucket(Segment):
@@ -178,7 +179,9 @@ class DeviceShardedBucket(Segment):
         vector = tf.convert_to_tensor(vector)
         if not self._is_cut:
             return tf.reduce_sum(inside.gather(vector, call_site), axis=0)
-        rows = tf.stack([_padded(vector[own], self._widest) for own in self._slices])
+        rows = tf.stack(
+            [zero_padded(vector[own], self._widest) for own in self._slices]
+        )
         came = tf.reshape(inside.all_to_all(rows, call_site), rows.shape)
         return tf.reduce_sum(came, axis=0)[: self.parts[inside.rank].size]
 
@@ -197,7 +200,7 @@ class DeviceShardedBucket(Segment):
             [
                 flags,
                 tf.cast([result.elements_sent, result.variable_length_words], tf.int32),
-                tf.bitcast(_padded(update, self._widest), tf.int32),
+                tf.bitcast(zero_padded(update, self._widest), tf.int32),
             ],
             0,
         )
@@ -226,10 +229,6 @@ def _by_position(vector, part, gradients):
     for piece, value in zip(part.pieces, tf.split(vector, sizes), strict=True):
         values[piece.position] = value
     return values
-
-
-def _padded(vector: tf.Tensor, size: int) -> tf.Tensor:
-    return tf.pad(vector, [[0, size - vector.shape[0]]])
 
 
 def _variable(name: str, parts: tuple[StatePart, ...]) -> PerReplicaVariable:

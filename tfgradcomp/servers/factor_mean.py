@@ -8,6 +8,7 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.compressors.base import mean_of_values
 from tfgradcomp.compressors.low_rank import LowRank
 from tfgradcomp.servers.base import Mean
 
@@ -41,6 +42,6 @@ class FactorMean(Mean):
 
     @override
     def combine(self, payloads, state, layout, context):
-        payload = self.compressor.mean_payload(payloads, layout)
+        payload = mean_of_values(payloads, layout)
         reply = {"values": self.compressor.decompress(payload, layout)}
         return reply, self.compressor.factors(payload, layout)

@@ -50,11 +50,11 @@ class Recompress(Requantize):
     @override
     def combine(self, payloads, state, layout, context):
         residual = residuals.read(state["residual"])
-        p = self.compressor.mean(payloads, layout)
-        p += context.learning_rate_ratio * residual
+        mean = self.compressor.mean(payloads, layout)
+        p = ops.add_scaled(mean, residual, context.learning_rate_ratio)
         server = context.at_server()
         reply = checked_compress(self.compressor, p, (), layout, server).payload
-        left = p - self.compressor.decompress(reply, layout)
+        left = residuals.left(p, self.compressor.decompress(reply, layout))
         return reply, self._state(context.unless_zero_lr(left, residual), context)
 
     @override

@@ -220,7 +220,7 @@ class Route:
         """
         others = payload.keys() - payloads.keys()
         shared = {name: tf.stack([payload[name]] * self.num_workers) for name in others}
-        return {name: {**payloads, **shared}[name] for name in payload}
+        return {**payloads, **shared}
 
     def received(self, state: State, result: ExchangeResult, context: Context) -> State:
         """Returns the compressor's state after an exchange.

@@ -16,6 +16,7 @@ from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.methods import Method
 from tfgradcomp.ops import digits_per_word
 from tfgradcomp.ops.block_sums import CHUNK, add_up, parts_of
+from tfgradcomp.ops.reference.vectors import zero_padded
 from tfgradcomp.servers import Server, Shard
 from tfgradcomp.transports import messages
 from tfgradcomp.transports.base import Words
@@ -171,7 +172,7 @@ class Sharding(Division):
         contracts.check_fields(server, "combine_shard", part, fields, "shard_fields")
         contracts.check_state(server, "combine_shard", new_state, state)
         fields = self._reply_fields
-        padded = {name: _padded(part[name], fields[name].length) for name in fields}
+        padded = {name: zero_padded(part[name], fields[name].length) for name in fields}
         return messages.pack(padded, fields), new_state
 
     @override
@@ -223,7 +224,7 @@ class Sharding(Division):
         shards = len(self._shards)
         if field.per == "element":
             row = field.length
-            return tf.reshape(_padded(values, shards * row), [shards, row])
+            return tf.reshape(zero_padded(values, shards * row), [shards, row])
         blocks = field.count // field.items_per_block
         last = self._layout.num_blocks - 1
         index = [[min(i, last) for i in _span(s, blocks)] for s in self._shards]
@@ -293,7 +294,3 @@ def _items_per_word(field):
     if field.base is not None:
         return digits_per_word(field.base)
     return max(1, 4 // tf.as_dtype(field.dtype).size)
-
-
-def _padded(vector, size):
-    return tf.pad(vector, [[0, size - vector.shape[0]]])

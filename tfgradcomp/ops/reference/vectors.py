@@ -51,6 +51,11 @@ def in_parts(values: tf.Tensor, sizes: Sequence[int] | None) -> Vector:
     return values if sizes is None else SplitVector(tf.split(values, sizes))
 
 
+def zero_padded(vector: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns a vector with zeros behind it, up to `size` elements."""
+    return tf.pad(vector, [[0, size - vector.shape[0]]])
+
+
 def count_nonfinite(x: tf.Tensor) -> tf.Tensor:
     """Counts the elements that are infinite or NaN, int64."""
     return tf.math.count_nonzero(tf.logical_not(tf.math.is_finite(x)))
