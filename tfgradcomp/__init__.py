@@ -31,6 +31,7 @@ _ORIGINS = {
     "ParameterServerTrainer": "tfgradcomp.parameter_server",
     "enable_multi_worker_fit": "tfgradcomp.fit",
     "virtual_workers": "tfgradcomp.launch.virtual_workers",
+    "Auto": "tfgradcomp.planning.auto",
     "tune": "tfgradcomp.planning.tuning",
 }
 

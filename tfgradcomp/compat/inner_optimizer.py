@@ -132,6 +132,28 @@ def member_indices(optimizer: Optimizer, variables: list) -> list[int]:
     return [indices[optimizer._var_key(variable)] for variable in variables]
 
 
+def momentum_of(optimizer: Optimizer) -> float:
+    """Returns the decay of an optimizer's momentum, or 0: SGD's or Adam's."""
+    for member in members(optimizer):
+        for name in ("momentum", "beta_1"):
+            if getattr(member, name, 0):
+                return float(getattr(member, name))
+    return 0.0
+
+
+def remove_momentum(optimizer: keras.optimizers.SGD) -> None:
+    """Makes momentum SGD plain SGD, without the variables of the momentum.
+
+    Keras has no public way to take a variable from an optimizer.
+    """
+    optimizer.momentum, optimizer.nesterov = 0.0, False
+    if optimizer.built:
+        dropped = {id(velocity) for velocity in optimizer.momentums}
+        kept = [v for v in optimizer._variables if id(v) not in dropped]
+        optimizer._variables[:] = kept
+        optimizer.momentums = []
+
+
 def refuse_wrappers_in_multi_optimizer(message: str) -> None:
     """Makes `MultiOptimizer` raise a ValueError with `message` if it gets a wrapper."""
 

@@ -73,16 +73,7 @@ def check_same_settings(
         _warn_of_slow(hosts, np.flatnonzero(seen[:, 2] == 0).tolist())
         if (seen[:, 0] == seen[0, 0]).all():
             return
-        count = -(-int(seen[:, 1].max()) // (4 * _MESSAGE_WORDS))
-        # Blanks do not count in JSON.
-        padded = content.ljust(4 * _MESSAGE_WORDS * count)
-        messages = np.split(np.frombuffer(padded, np.int32), count)
-        gathered = [
-            hosts.gather(tf.constant(message), "text of settings").numpy()
-            for message in messages
-        ]
-    rows = np.concatenate(gathered, 1)
-    workers = [json.loads(row.tobytes()) for row in rows]
+        workers = _gather_text(hosts, content, seen[:, 1].max(), "text of settings")
     names = dict.fromkeys(name for settings in workers for name in settings)
     # Not given at all is a value as well.
     found = {name: [one.get(name, "none") for one in workers] for name in names}
@@ -97,6 +88,31 @@ def check_same_settings(
         "Expected: the same script, arguments and versions on all workers. "
         f"Received: settings that differ={different[:5]}"
     )
+
+
+def gather_json(hosts: Hosts, value: Any, call_site: str) -> list:
+    """Returns the values of all workers, which all must call it, outside of a graph.
+
+    Args:
+        hosts: The collectives between the workers' processes.
+        value: This worker's value, as JSON can hold it.
+        call_site: Name of the exchange.
+    """
+    content = json.dumps(value).encode()
+    length = hosts.max(tf.constant([len(content)]), f"length of {call_site}")
+    return _gather_text(hosts, content, int(length[0]), f"text of {call_site}")
+
+
+def _gather_text(hosts, content, length, call_site):
+    """Returns the JSON of all workers, by messages of one size."""
+    count = -(-int(length) // (4 * _MESSAGE_WORDS))
+    # Blanks do not count in JSON.
+    padded = content.ljust(4 * _MESSAGE_WORDS * count)
+    messages = np.split(np.frombuffer(padded, np.int32), count)
+    gathered = [
+        hosts.gather(tf.constant(message), call_site).numpy() for message in messages
+    ]
+    return [json.loads(row.tobytes()) for row in np.concatenate(gathered, 1)]
 
 
 def _warn_of_slow(hosts, workers):

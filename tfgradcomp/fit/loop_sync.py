@@ -118,6 +118,15 @@ class LoopSync:
                 optimizer.verify()
         self.batches = batches
 
+    def decide(self) -> None:
+        """Makes the optimizers choose what they have measured; compiles the step anew.
+
+        Keras reads the compiled step before each batch.
+        """
+        decided = [optimizer.decide() for optimizer in self.wrappers]
+        if any(decided):
+            self.model.make_train_function(force=True)
+
     def average_statistics(self) -> None:
         """Makes the statistics of normalization equal on all replicas."""
         average_statistics(self.model, self.signals.hosts if self.signals else None)

@@ -94,6 +94,7 @@ def _end_batch(original, callbacks, batch, logs=None):
     loop = running_loop(callbacks.model, "fit")
     if loop:
         loop.verify_after(batch + 1)
+        loop.decide()
     return result
 
 

@@ -179,6 +179,10 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         if hosts is not None:
             check_same_settings(hosts, self)
 
+    def decide(self) -> bool:
+        """Returns whether the method has just been chosen, so that steps changed."""
+        return False
+
     def synchronize(self):
         """Makes weights equal on all workers, where they are not after each step."""
 

@@ -54,6 +54,10 @@ def measured_arithmetic(
     return at_few + per_worker * (num_workers - few)
 
 
+def typical_arithmetic(kind, method, layout, num_workers):
+    return 0.0
+
+
 @functools.cache
 def _seconds(kind, method, num_workers, rows, block_size):
     optimizer = CompressedOptimizer(

@@ -14,18 +14,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfgradcomp import optimizers
+from tfgradcomp.assignment.layer_method import MethodSettings
 from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_integer
-from tfgradcomp.engine.plan import make_plan
+from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.methods import Method
 from tfgradcomp.planning.arithmetic import measured_arithmetic
+from tfgradcomp.planning.candidates import FLOAT32, Candidate
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
 from tfgradcomp.planning.shapes import Shapes, sizes
 from tfgradcomp.transports import Costs, Transport
@@ -33,7 +34,6 @@ from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.costs import SimulatedCollectives
 from tfgradcomp.transports.messages import has_variable_length
 
-FLOAT32 = "float32"
 # Seconds of a method, given the class of its transport, its layout and N.
 Arithmetic = Callable[[type[Transport], Method, Layout, int], float]
 
@@ -70,10 +70,13 @@ class Profile(NamedTuple):
         software: Cost of the software around the collectives.
         arithmetic: Seconds of a method's arithmetic: a function of the class of the
             transport, the method, the layout and the number of workers.
+        costs: Durations of the collectives on the cluster itself, which take the place
+            of the software and the link; None: not measured.
     """
 
     software: Software = GRPC
     arithmetic: Arithmetic = measured_arithmetic
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Forecast:
     """Forecast of a step with one method and transport, on N workers.
 
     Attributes:
-        method: Name of the wrapper; `"float32"` for the stock optimizer.
+        method: Name of the candidate; `"float32"` for the stock optimizer.
         transport: Name of the transport; empty for one worker.
         workers: N.
         compute_seconds: Seconds of one worker's step without an exchange.
@@ -223,7 +226,7 @@ def plan(
     link: Link,
     workers: Iterable[int] = (1, 2, 4, 8, 16, 32),
     *,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Candidate] | None = None,
     examples: int = 1,
     local_steps: int = 1,
     ratio: float | None = None,
@@ -237,8 +240,8 @@ def plan(
             backward pass, update. The exchange does not overlap with it.
         link: The link of each node.
         workers: Numbers of workers, in any order.
-        methods: Names of wrappers, used with their default arguments; None: all that
-            need no arguments.
+        methods: Candidates, or names of wrappers with their default arguments; None:
+            all wrappers that need no arguments.
         examples: Examples per worker and step.
         local_steps: Steps from one exchange to the next.
         ratio: All elements over those that a sparse method sends, as
@@ -264,13 +267,17 @@ def plan(
     counts = sorted(set(workers))
     for count in counts:
         check_integer("workers", count, 1)
-    names = known_methods() if methods is None else list(methods)
-    for name in names:
-        if name not in known_methods():
-            raise ValueError(
-                f"methods must be some of {known_methods()}. Received: method={name!r}"
-            )
-    planner = _Planner(
+    candidates = []
+    for method in known_methods() if methods is None else methods:
+        if isinstance(method, str):
+            if method not in known_methods():
+                raise ValueError(
+                    f"methods must be some of {known_methods()}. "
+                    f"Received: {method=}"
+                )
+            method = Candidate(method)
+        candidates.append(method)
+    planner = Planner(
         shapes,
         ratio,
         link,
@@ -283,8 +290,8 @@ def plan(
     for count in counts:
         forecasts.append(planner.float32(count))
         if count > 1:
-            for name in names:
-                forecasts += planner.forecasts(name, count)
+            for candidate in candidates:
+                forecasts += planner.forecasts(candidate, count)
     return TrainingPlan(tuple(forecasts), link, ratio)
 
 
@@ -306,10 +313,25 @@ def required_arguments(name: str) -> list[str]:
     ]
 
 
-class _Planner:
-    """Makes the forecasts of one call of `plan`; `common` are fields of them all."""
+class Planner:
+    """Makes forecasts of a model's steps.
 
-    def __init__(self, shapes, ratio, link, profile, **common):
+    Args:
+        shapes: As `plan` takes them.
+        ratio: As `plan` takes it.
+        link: As `plan` takes it; None if the profile has costs.
+        profile: Durations of the work on each machine.
+        **common: Fields of all forecasts.
+    """
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        ratio: float | None,
+        link: Link | None,
+        profile: Profile,
+        **common: Any,
+    ):
         self._elements = sum(sizes(shapes))
         # Tables of embeddings count as dense: the rows that travel depend on the data.
         self._variables = [
@@ -328,15 +350,15 @@ class _Planner:
         calls = [CollectiveCall("sum", self._elements)]
         return self._forecast(FLOAT32, "all_reduce", count, calls)
 
-    def forecasts(self, name: str, count: int) -> Iterator[Forecast]:
+    def forecasts(
+        self, candidate: Candidate, count: int, names: Iterable[str] = tuple(BY_NAME)
+    ) -> Iterator[Forecast]:
         """Yields the forecasts of a method, for each transport that can carry it."""
-        for transport, kind in BY_NAME.items():
-            optimizer = getattr(optimizers, name)(
-                keras.optimizers.SGD(), transport=kind(SimulatedCollectives(count))
-            )
-            method = optimizer.method
+        method = candidate.method
+        for transport in names:
+            kind = BY_NAME[transport]
             try:
-                buckets = self._buckets(optimizer)
+                buckets = self._buckets(method, kind(SimulatedCollectives(count)))
             except ValueError:  # The transport cannot carry the method's payload.
                 continue
             calls: list[CollectiveCall] = []
@@ -352,15 +374,34 @@ class _Planner:
                     )
                 elif bucket.is_compressed:
                     arithmetic += self._profile.arithmetic(kind, method, layout, count)
-            yield self._forecast(name, transport, count, calls, arithmetic)
+            yield self._forecast(candidate.name, transport, count, calls, arithmetic)
 
-    def _buckets(self, optimizer):
-        settings, strategy = optimizer.plan_settings(), tf.distribute.get_strategy()
+    def _buckets(self, method, transport):
+        settings = Settings(
+            MethodSettings(method, method.min_size),
+            policy=None,
+            transport=transport,
+            fallback=None,
+            exclude=None,
+            bucket_bytes=None,
+        )
         trained = [True] * len(self._variables)
+        strategy = tf.distribute.get_strategy()
         return make_plan(self._variables, trained, settings, strategy).buckets
 
     def _forecast(self, method, transport, count, calls, arithmetic=0.0):
         link, software = self._link, self._profile.software
+        if self._profile.costs is not None:
+            seconds = self._profile.costs.seconds(calls)
+            return Forecast(
+                method,
+                transport,
+                count,
+                arithmetic_seconds=arithmetic,
+                software_seconds=seconds,
+                bytes_sent=4 * sum(call.words_sent(count) for call in calls),
+                **self._common,
+            )
         words = sum(link.words(call, count) for call in calls)
         return Forecast(
             method,
