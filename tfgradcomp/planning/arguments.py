@@ -13,7 +13,10 @@ from tfgradcomp.planning.network import (
     bits_per_second,
     seconds_of,
 )
+from tfgradcomp.planning.risks import RISKS
 from tfgradcomp.planning.shapes import MODELS
+
+OPTIMIZERS = ("SGD", "momentum", "Adam")
 
 _EXAMPLES = """\
 examples:
@@ -76,6 +79,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_count("--devices-per-node", "workers that share a node's link", "G")
     add_count("--batch-size", "examples per step and worker, for the throughput")
     add_count("--local-steps", "steps from one exchange to the next", "H")
+    add(
+        "--risk",
+        choices=RISKS,
+        help="print what Auto would choose with this risk, for the largest N; errors "
+        "of layers are not known here",
+    )
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="momentum",
+        help="the inner optimizer of --risk (default: momentum)",
+    )
     add(
         "--ratio",
         type=_number(1.0, math.inf, "1 or more"),

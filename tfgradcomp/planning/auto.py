@@ -18,11 +18,12 @@ from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
-from tfgradcomp.planning.candidates import BFLOAT16, RISKS
+from tfgradcomp.planning.candidates import BFLOAT16, Candidate
 from tfgradcomp.planning.decision import Decision
 from tfgradcomp.planning.measurement import Measurement, check_errors
 from tfgradcomp.planning.network import Link
 from tfgradcomp.planning.observers import ErrorWatch, StepSample
+from tfgradcomp.planning.risks import RISKS
 
 _OBSERVER, _DECISION = "Auto", "decision"
 # Errors are measured again at these multiples of `after`.
@@ -44,7 +45,7 @@ class Auto(OptimizerWrapper):
     | `"none"` | float32, bfloat16 | |
     | `"low"` | QSGD and ORQ with 9 and 17 levels, PowerSGD of rank 32 | error ≤ 0.5 |
     | `"medium"` | TernGrad, ORQ with 5 levels, PowerSGD of rank 4 | error ≤ 1 |
-    | `"high"` | one bit with error feedback, in the form for the inner optimizer | none |
+    | `"high"` | one bit with error feedback, as the inner optimizer needs it | |
 
     The error of a layer is that of the mean gradient, over its length:
     \( \sqrt{\frac{1}{N^2} \sum_i |e_i|^2 + |e|^2} \,/\, |\bar g| \), with the rounding
@@ -141,7 +142,7 @@ class Auto(OptimizerWrapper):
         names = "exclude", "seed", "nonfinite", "verify_every"
         common = {name: getattr(self, name) for name in names}
         if self._decision is None:
-            return BFLOAT16.wrap(self.inner_optimizer, **common)
+            return Candidate(BFLOAT16).wrap(self.inner_optimizer, **common)
         if self._decision.candidate.keeps_momentum:
             compat.remove_momentum(self.inner_optimizer)
         return self._decision.candidate.wrap(self.inner_optimizer, **common)
@@ -182,12 +183,12 @@ class Auto(OptimizerWrapper):
             calls = self.inner_optimizer.gradient_accumulation_steps or 1
             self._sample = StepSample(plan, max(self.after - calls, 0))
             self.current.stepper.observers[_OBSERVER] = self._sample
-        elif self._decision.row.error is not None and not plan.devices:
-            self._warn_of_other_number(plan)
-            if self._decision.candidate.has_unbiased_errors:
-                steps = [self.after * times for times in _WATCHED]
-                self._watch = ErrorWatch(plan, steps)
-                self.current.stepper.observers[_OBSERVER] = self._watch
+            return
+        self._warn_of_other_number(self._decision, plan.collectives.num_workers)
+        if self._decision.candidate.has_unbiased_errors and not plan.devices:
+            steps = [self.after * times for times in _WATCHED]
+            self._watch = ErrorWatch(plan, steps)
+            self.current.stepper.observers[_OBSERVER] = self._watch
 
     def _check_measurable(self, plan):
         if plan.devices:
@@ -203,13 +204,12 @@ class Auto(OptimizerWrapper):
                 f"Received: link=None, workers={plan.collectives.num_workers}"
             )
 
-    def _warn_of_other_number(self, plan):
-        number = plan.collectives.num_workers
-        if number != self._decision.workers and self._is_first_worker:
+    def _warn_of_other_number(self, decision, number):
+        if number != decision.workers and self._is_first_worker:
             logger.warning(
                 "The decision was made for %d workers, and there are %d. Leave "
                 "`decision` out to choose anew.",
-                self._decision.workers,
+                decision.workers,
                 number,
             )
 
@@ -254,17 +254,17 @@ class Auto(OptimizerWrapper):
         """
         self._calls += 1
         if self._sample is not None and self._sample.step + 1 >= self.after:
-            self._decide()
+            self._choose(self._sample)
         elif self._watch is not None and self._calls % self.after == 0:
-            self._look_at_errors()
+            self._look_at_errors(self._watch, self._decision)
         has_switched, self._has_switched = self._has_switched, False
         return has_switched
 
-    def _decide(self):
-        plan, sample = self.current.plan, self._sample
+    def _choose(self, sample):
+        """Makes the decision, and exchanges by it from now on."""
         measurement = Measurement(
             inner=self.inner_optimizer,
-            plan=plan,
+            plan=self.current.plan,
             hosts=self._hosts,
             risk=self.risk,
             link=self.link,
@@ -280,8 +280,8 @@ class Auto(OptimizerWrapper):
             logger.info(
                 "Auto has chosen after %d steps: %s\n%s",
                 self.after,
-                self.decision.candidate.call(self.inner_optimizer),
-                self.decision,
+                decision.candidate.call(self.inner_optimizer),
+                decision,
             )
 
     def _take(self, decision):
@@ -293,15 +293,15 @@ class Auto(OptimizerWrapper):
             self.current = self._make_current()
             self._build_current(variables)
 
-    def _look_at_errors(self):
+    def _look_at_errors(self, watch, decision):
         """Warns if the errors are beyond those that the risk allows."""
-        step = self._watch.step
+        step = watch.step
         if step <= self._watched_step:
             return
         self._watched_step = step
         number = self.current.plan.collectives.num_workers
-        worst = check_errors(self._watch.read(), number, self._hosts)
-        limit = self._decision.limit
+        worst = check_errors(watch.read(), number, self._hosts)
+        limit = decision.limit
         if worst.error > limit and self._is_first_worker:
             logger.warning(
                 "Step %d: the gradient of %s has %.1f times the error that risk=%r "
@@ -311,7 +311,7 @@ class Auto(OptimizerWrapper):
                 worst.layer,
                 worst.error / limit,
                 self.risk,
-                self._decision.candidate.name,
+                decision.candidate.name,
                 worst.error,
                 limit,
             )

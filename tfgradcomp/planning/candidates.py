@@ -17,7 +17,7 @@ from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.frozen_variance import is_plain_adam
 from tfgradcomp.servers import Mean
 
-FLOAT32 = "float32"
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Candidate:
     """A wrapper and its arguments.
 
     Attributes:
-        wrapper: Name of the wrapper in `tfgradcomp`; `"float32"` for gradients that
-            are not compressed.
+        wrapper: Name of the wrapper in `tfgradcomp`; or `"float32"` or `"bfloat16"`,
+            for gradients that are added up in these formats.
         arguments: Arguments of the wrapper, without the inner optimizer.
     """
 
@@ -34,7 +34,8 @@ class Candidate:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        if self.wrapper != FLOAT32 and self.wrapper not in optimizers.__all__:
+        known = (FLOAT32, BFLOAT16, *optimizers.__all__)
+        if self.wrapper not in known:
             raise ValueError(
                 "A candidate is the name of a wrapper in tfgradcomp, such as "
                 "'TernGrad', and a dictionary of its arguments. "
@@ -66,7 +67,8 @@ class Candidate:
         """
         if self.wrapper == FLOAT32:
             return CompressedOptimizer(inner_optimizer, self.method, **arguments)
-        kind = getattr(optimizers, self.wrapper)
+        is_half = self.wrapper == BFLOAT16
+        kind = getattr(optimizers, "HalfPrecision" if is_half else self.wrapper)
         return kind(inner_optimizer, **{**self.arguments, **arguments})
 
     @property
@@ -83,7 +85,9 @@ class Candidate:
         """Returns the call that makes the wrapper around an optimizer, as a program."""
         inner = _call_of(inner_optimizer)
         if self.wrapper == FLOAT32:
-            return f"tfgradcomp.CompressedOptimizer({inner}, Identity(), Mean())"
+            return f"{inner}, without a wrapper"
+        if self.wrapper == BFLOAT16:
+            return f"tfgradcomp.HalfPrecision({inner})"
         given = [f"{name}={value!r}" for name, value in self.arguments.items()]
         return f"tfgradcomp.{self.wrapper}({', '.join([inner, *given])})"
 
@@ -93,18 +97,20 @@ def _call_of(optimizer):
     config = optimizer.get_config()
     usual = type(optimizer)().get_config()
     given = [
-        f"{name}={value if isinstance(value, (int, float, str)) else '...'}"
+        f"{name}={_short(value)}"
         for name, value in config.items()
         if name != "name" and value != usual.get(name)
     ]
     return f"keras.optimizers.{type(optimizer).__name__}({', '.join(given)})"
 
 
-BFLOAT16 = Candidate("HalfPrecision")
-RISKS = ("none", "low", "medium", "high")
-# The greatest error of a layer's mean gradient over its length, by risk.
-LIMITS = {"none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.0}
 _FEEDBACK = "error feedback in front of "
+
+
+def _short(value):
+    if isinstance(value, float):
+        return f"{value:g}"
+    return repr(value) if isinstance(value, (int, str)) else "..."
 
 
 class Option(NamedTuple):
@@ -131,9 +137,7 @@ class Option(NamedTuple):
         return hash(self.name)
 
 
-def options(
-    inner: keras.optimizers.Optimizer, warmup_steps: int = 1
-) -> list[Option]:
+def options(inner: keras.optimizers.Optimizer, warmup_steps: int = 1) -> list[Option]:
     """Returns the candidates of all risks, for an inner optimizer.
 
     One bit with error feedback fits plain SGD alone. In front of a momentum or of
@@ -158,7 +162,7 @@ def options(
     after = adam and _FEEDBACK + adam
     return [
         Option(Candidate(FLOAT32), "none"),
-        Option(BFLOAT16, "none"),
+        Option(Candidate(BFLOAT16), "none"),
         *quantizers,
         Option(orq[9], "low"),
         Option(Candidate("PowerSGD", {"rank": 32}), "low", after),

@@ -12,6 +12,26 @@ from tfgradcomp.planning.arguments import parse
 from tfgradcomp.planning.network import SOFTWARE, Link
 
 
+def _decision(options, profile, shapes, compute, link):
+    """Returns what `Auto` would choose for the largest number of workers."""
+    keras = importlib.import_module("keras")
+    inner = {
+        "SGD": keras.optimizers.SGD(),
+        "momentum": keras.optimizers.SGD(momentum=0.9),
+        "Adam": keras.optimizers.Adam(),
+    }[options.optimizer]
+    return planning.decide(
+        inner,
+        planning.stand_ins(shapes),
+        max(options.workers),
+        compute,
+        risk=options.risk,
+        link=link,
+        link_name=f"links of {output.rate(link.bandwidth)}",
+        profile=profile,
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` and returns the exit code."""
     options = parse(argv)
@@ -36,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             options.devices_per_node,
             options.link_efficiency,
         )
+        profile = planning.Profile(SOFTWARE[options.software])
         plan = planning.plan(
             shapes,
             compute,
@@ -45,8 +66,11 @@ def main(argv: list[str] | None = None) -> int:
             examples=options.batch_size,
             local_steps=options.local_steps,
             ratio=options.ratio,
-            profile=planning.Profile(SOFTWARE[options.software]),
+            profile=profile,
         )
+        decision = None
+        if options.risk:
+            decision = _decision(options, profile, shapes, compute, link)
         if options.plot:
             output.plot(options.plot, plan, options.model)
     except (ValueError, OSError) as error:
@@ -61,5 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         if measured.has_embeddings(options.model, model):
             lines.append(output.EMBEDDINGS)
         lines += ["", *output.table(plan), "", *output.sentences(plan)]
+        if decision:
+            lines += ["", str(decision)]
         print("\n".join(lines))
     return 0

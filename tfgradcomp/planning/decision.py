@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,17 +13,11 @@ import keras
 
 from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_choice
-from tfgradcomp.planning.candidates import (
-    FLOAT32,
-    LIMITS,
-    RISKS,
-    Candidate,
-    Option,
-    options,
-)
+from tfgradcomp.planning.candidates import FLOAT32, Candidate, Option, options
 from tfgradcomp.planning.forecasts import Forecast, Planner, Profile
 from tfgradcomp.planning.layer_errors import WorstLayer
-from tfgradcomp.planning.network import Link
+from tfgradcomp.planning.network import NO_LINK, Link
+from tfgradcomp.planning.risks import LIMITS, RISKS
 from tfgradcomp.transports.auto import names_with_equal_bits
 from tfgradcomp.transports.costs import SimulatedCollectives
 
@@ -40,6 +35,8 @@ class Row:
         error: The largest error of a layer; None where not measured.
         layer: The name of that layer.
         seconds: Forecast duration of a step; None where not computed.
+        is_bound: Whether `seconds` leaves the arithmetic out, which need not be
+            measured where the rest takes too long already.
         reason: Why the candidate was left out; empty if it was not.
     """
 
@@ -48,7 +45,16 @@ class Row:
     error: float | None = None
     layer: str = ""
     seconds: float | None = None
+    is_bound: bool = False
     reason: str = ""
+
+
+    @property
+    def milliseconds(self) -> str:
+        """The forecast in words; empty where not computed."""
+        if self.seconds is None:
+            return ""
+        return f"{'> ' * self.is_bound}{1e3 * self.seconds:.1f}"
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,12 @@ class Decision:
         if isinstance(value, Decision):
             return value
         try:
+            config: Any = value
             if isinstance(value, (str, Path)):
-                value = json.loads(Path(value).read_text())
-            fields = {**value, "candidate": Candidate(**value["candidate"])}
-            return cls(**{**fields, "rows": tuple(Row(**r) for r in value["rows"])})
+                config = json.loads(Path(value).read_text())
+            candidate = Candidate(**config["candidate"])
+            rows = tuple(Row(**row) for row in config["rows"])
+            return cls(**{**config, "candidate": candidate, "rows": rows})
         except (OSError, TypeError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(
                 "decision must be a file that `Decision.save` wrote, or its content. "
@@ -117,7 +125,7 @@ class Decision:
                     row.name,
                     "" if row.bytes_sent is None else f"{row.bytes_sent / 1e6:.2f}",
                     "" if row.error is None else f"{row.error:.2f}",
-                    "" if row.seconds is None else f"{1e3 * row.seconds:.1f}",
+                    row.milliseconds,
                     row.reason,
                 ]
             )
@@ -146,7 +154,7 @@ def decide(
     compute_seconds: float,
     *,
     risk: str = "low",
-    link: Link | None = None,
+    link: Link = NO_LINK,
     link_name: str = "",
     profile: Profile | None = None,
     errors: Mapping[str, WorstLayer] | None = None,
@@ -164,7 +172,7 @@ def decide(
         workers: N.
         compute_seconds: Duration of a step without an exchange.
         risk: `"none"`, `"low"`, `"medium"` or `"high"`.
-        link: The link of each node; None if the profile has costs.
+        link: The link of each node; `NO_LINK` if the profile has costs.
         link_name: The link, in words.
         profile: Durations of the work on each machine.
         errors: The largest error of a layer, and the layer, by names of candidates;
@@ -208,7 +216,7 @@ def exclusion(option: Option, risk: str, error: float | None) -> str:
         return option.reason
     limit = LIMITS[risk]
     if option.has_limit and error is not None and error > limit:
-        return f"an error of {error:.2g}, more than {limit:g}"
+        return f"an error of {error:.3g}, more than {limit:g}"
     return ""
 
 
@@ -238,12 +246,11 @@ class _Rows:
         best, most = base, self._seconds(base) / MARGIN
         others = [option for option in found if option not in plain]
         # Without the arithmetic, whose measurement what cannot win is spared.
-        bounds = {option.name: self._forecast(option, False) for option in others}
         for option in others:
-            self._fill(option, bounds[option.name])
+            self._fill(option, is_bound=True)
         for option in sorted(others, key=self._seconds):
             if self._seconds(option) < most:
-                self._fill(option, self._forecast(option, True))
+                self._fill(option)
             if self._seconds(option) >= most:
                 slower = f"slower than {best.name}"
                 reason = _not_faster(base) if best is base else slower
@@ -256,37 +263,41 @@ class _Rows:
     def _base(self, float32: Option, bfloat16: Option) -> Option:
         """Returns which of the two uncompressed candidates to beat."""
         for option in (float32, bfloat16):
-            self._fill(option, self._forecast(option, True))
+            self._fill(option)
         if self._seconds(bfloat16) * MARGIN > self._seconds(float32):
             self._leave_out(bfloat16, _not_faster(float32))
             return float32
         self._leave_out(float32, f"slower than {bfloat16.name}")
         return bfloat16
 
-    def _forecast(self, option: Option, measures: bool) -> Forecast:
+    def _forecast(self, option: Option, is_bound: bool) -> Forecast:
         """Returns the forecast of a candidate by its quickest transport."""
         candidate, workers = option.candidate, self._workers
         if candidate.wrapper == FLOAT32:
             return self._planner.float32(workers)
-        planner = self._planner if measures else self._planner.without_arithmetic()
+        planner = self._planner.without_arithmetic() if is_bound else self._planner
         # The other transports would give other bits than `transport="auto"`.
-        layout = Layout.from_shapes([variable.shape for variable in planner.variables])
-        collectives = SimulatedCollectives(workers)
-        names = names_with_equal_bits(candidate.method, layout, collectives)
+        method, collectives = candidate.method, SimulatedCollectives(workers)
+        shapes = [variable.shape for variable in planner.variables]
+        layout = Layout.from_shapes(shapes, method.block_size)
+        names = names_with_equal_bits(method, layout, collectives)
         forecasts = planner.forecasts(candidate, workers, names)
         return min(forecasts, key=lambda forecast: forecast.step_seconds)
 
-    def _fill(self, option, forecast):
-        row = self._rows[option.name]
+    def _fill(self, option, is_bound=False):
+        forecast = self._forecast(option, is_bound)
         self._rows[option.name] = replace(
-            row, bytes_sent=forecast.bytes_sent, seconds=forecast.step_seconds
+            self._rows[option.name],
+            bytes_sent=forecast.bytes_sent,
+            seconds=forecast.step_seconds,
+            is_bound=is_bound,
         )
 
     def _leave_out(self, option, reason):
         self._rows[option.name] = replace(self._rows[option.name], reason=reason)
 
     def _seconds(self, option) -> float:
-        return self._rows[option.name].seconds
+        return self._rows[option.name].seconds or math.inf
 
 
 def _not_faster(base: Option) -> str:

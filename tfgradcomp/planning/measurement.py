@@ -11,7 +11,7 @@ from tfgradcomp.collectives import Hosts
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.settings_check import gather_json
 from tfgradcomp.planning.arithmetic import typical_arithmetic
-from tfgradcomp.planning.candidates import Option, options
+from tfgradcomp.planning.candidates import options
 from tfgradcomp.planning.decision import Decision, decide, exclusion
 from tfgradcomp.planning.forecasts import Profile
 from tfgradcomp.planning.layer_errors import (
@@ -21,7 +21,7 @@ from tfgradcomp.planning.layer_errors import (
     squared_lengths,
     worst_layer,
 )
-from tfgradcomp.planning.network import Link
+from tfgradcomp.planning.network import NO_LINK, Link
 from tfgradcomp.planning.observers import LayerSquares
 from tfgradcomp.transports.costs import measure
 
@@ -59,15 +59,10 @@ class Measurement:
             reads_clock: Whether durations of arithmetic may be measured.
         """
         number = self.plan.collectives.num_workers
-        sums = self._sums(gradients) if gradients[0].names else {}
+        sums = sums_of_errors(self.inner, self.risk, gradients)
         every = self._gathered({"compute": compute, "sums": sums}, "measurement")
-        errors = {}
-        for name, (_, reply) in sums.items():
-            own = np.sum([worker["sums"][name][0] for worker in every], 0)
-            mean = squared_lengths(gradients[0].mean, gradients[0].shapes)
-            names = gradients[0].names
-            errors[name] = worst_layer(own, np.array(reply), mean, number, names)
-        link, profile = None, Profile()
+        errors = worst_layers(gradients[0], [one["sums"] for one in every], number)
+        link, profile = NO_LINK, Profile()
         if self.link is None:
             profile = profile._replace(costs=measure(self.hosts))
         else:
@@ -91,25 +86,6 @@ class Measurement:
         first, *_ = self._gathered(decision.to_config(), "decision")
         return Decision.of(first)
 
-    def _sums(self, gradients):
-        """Returns the squared errors of the candidates whose errors matter, as lists.
-
-        Those of the messages are added up over this process' workers.
-        """
-        sums = {}
-        for option in filter(self._is_measured, options(self.inner)):
-            errors = [
-                squared_errors(option.candidate.method, g.own, g.mean, g.shapes)
-                for g in gradients
-            ]
-            own = np.sum([one[0] for one in errors], 0)
-            sums[option.name] = own.tolist(), errors[0][1].numpy().tolist()
-        return sums
-
-    def _is_measured(self, option: Option) -> bool:
-        is_possible = not exclusion(option, self.risk, error=None)
-        return is_possible and option.has_limit and option.risk != "none"
-
     def _variables(self):
         """Returns the variables but tables, whose rows alone travel."""
         buckets = [bucket for bucket in self.plan.buckets if bucket.takes_rows]
@@ -121,6 +97,52 @@ class Measurement:
         if self.hosts is None:
             return [value]
         return gather_json(self.hosts, value, call_site)
+
+
+def sums_of_errors(
+    inner: keras.optimizers.Optimizer, risk: str, gradients: list[Gradients]
+) -> dict[str, tuple[list, list]]:
+    """Returns squared errors by layers, of the candidates whose errors matter.
+
+    Args:
+        inner: The inner optimizer.
+        risk: The class of risk.
+        gradients: Those of several workers in one step.
+
+    Returns:
+        By names of candidates, the errors of the messages, added up over these workers,
+        and that of the reply.
+    """
+    sums: dict[str, tuple[list, list]] = {}
+    for option in options(inner) if gradients[0].names else []:
+        is_possible = not exclusion(option, risk, error=None)
+        if option.has_limit and option.risk != "none" and is_possible:
+            errors = [
+                squared_errors(option.candidate.method, g.own, g.mean, g.shapes).numpy()
+                for g in gradients
+            ]
+            own = np.sum([one[0] for one in errors], 0)
+            sums[option.name] = own.tolist(), errors[0][1].tolist()
+    return sums
+
+
+def worst_layers(
+    gradients: Gradients, sums: list[dict], workers: int
+) -> dict[str, WorstLayer]:
+    """Returns the largest error of a layer, by names of candidates.
+
+    Args:
+        gradients: Those of any worker.
+        sums: The results of `sums_of_errors` of all processes.
+        workers: N.
+    """
+    mean = squared_lengths(gradients.mean, gradients.shapes).numpy()
+    found = {}
+    for name, (_, reply) in sums[0].items():
+        own = np.sum([one[name][0] for one in sums], 0)
+        reply = np.array(reply)
+        found[name] = worst_layer(own, reply, mean, workers, gradients.names)
+    return found
 
 
 def check_errors(

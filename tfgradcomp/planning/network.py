@@ -7,6 +7,7 @@ on links of 100 Mbit/s to 1 Gbit/s, TensorFlow's collectives overlap them little
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,6 +108,10 @@ class Link(NamedTuple):
     def seconds(self, words: float) -> float:
         """Returns the seconds of the transfer of words over the link."""
         return 32 * words / (self.bandwidth * self.efficiency)
+
+
+# A link that takes no time, where measured collectives include it.
+NO_LINK = Link(math.inf, latency=0.0)
 
 
 class Handling(NamedTuple):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.engine.gradient_bucket import GradientBucket
+from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.probe import ObservedBucket, ObservedStep
 from tfgradcomp.planning.layer_errors import (
@@ -67,7 +67,7 @@ class StepSample:
         self._observe_times(step)
 
     def _observe_times(self, step):
-        times = {"ready": [], "exchanged": []}
+        times: dict[str, list] = {"ready": [], "exchanged": []}
         for bucket in step.buckets:
             for name, time in bucket.timestamps:
                 if name in times:
@@ -108,18 +108,16 @@ class StepSample:
         ]
         pieces = sorted(piece for bucket in buckets for piece in bucket.pieces)
         positions = sorted({piece.position for piece in pieces})
-        replicas = len(self._step.local_values())
-        return [
-            Gradients(
-                *(
-                    _joined(buckets, [values[replica] for values in vectors], pieces)
-                    for vectors in held
-                ),
-                names=tuple(self._variables[p].path for p in positions),
-                shapes=tuple(tuple(self._variables[p].shape) for p in positions),
+        names = tuple(self._variables[position].path for position in positions)
+        shapes = tuple(tuple(self._variables[p].shape) for p in positions)
+        found = []
+        for replica in range(len(self._step.local_values())):
+            own, mean = (
+                _joined(buckets, [values[replica] for values in vectors], pieces)
+                for vectors in held
             )
-            for replica in range(replicas)
-        ]
+            found.append(Gradients(own, mean, names, shapes))
+        return found
 
 
 class ErrorWatch:
@@ -178,10 +176,12 @@ class ErrorWatch:
             rows = variable.local_values()
             joined = np.stack([rows[:, 0].sum(0), rows[0, 1], rows[0, 2]])
             positions = bucket.positions
-            np.add.at(totals, (slice(None), positions), joined[:, -len(positions) :])
+            for row, values in zip(totals, joined, strict=True):
+                np.add.at(row, positions, values[-len(positions) :])
         known = np.flatnonzero(totals[2])
+        own, reply, update = totals[:, known]
         names = tuple(self._variables[position].path for position in known)
-        return LayerSquares(*totals[:, known], names)
+        return LayerSquares(own, reply, update, names)
 
 
 class LayerSquares(NamedTuple):
@@ -200,7 +200,7 @@ class LayerSquares(NamedTuple):
     names: tuple[str, ...]
 
 
-def _compressed_buckets(plan: Plan) -> list[GradientBucket]:
+def _compressed_buckets(plan: Plan) -> list[Bucket]:
     return [b for b in plan.buckets if b.is_compressed and b.vector == "compressed"]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from tfgradcomp.planning.shapes import Shapes, sizes
 
 if TYPE_CHECKING:
-    from tfgradcomp.planning.forecasts import Forecast, TrainingPlan
+    from tfgradcomp.planning.training_plan import Forecast, TrainingPlan
 
 EMBEDDINGS = (
     "Embeddings are counted as dense; in training only the rows that a batch touches "
@@ -72,7 +72,7 @@ def head(plan: TrainingPlan, name: str, shapes: Shapes) -> str:
     text = (
         f"{name}: {sum(sizes(shapes)):,} parameters; "
         f"{1e3 * first.compute_seconds:.4g} ms a step without exchange; "
-        f"links of {_rate(link.bandwidth)}, {1e3 * link.latency:g} ms"
+        f"links of {rate(link.bandwidth)}, {1e3 * link.latency:g} ms"
     )
     if link.devices_per_node > 1:
         text += f", {link.devices_per_node} workers a node"
@@ -161,7 +161,7 @@ def plot(path: str, plan: TrainingPlan, name: str) -> None:
     axes.set_xlabel("workers")
     axes.set_ylabel("examples a second")
     axes.set_yscale("log", base=2)
-    axes.set_title(f"{name}, links of {_rate(plan.link.bandwidth)}")
+    axes.set_title(f"{name}, links of {rate(plan.link.bandwidth)}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", frameon=False)
     figure.savefig(path, bbox_inches="tight", dpi=120)
@@ -172,10 +172,10 @@ def _way(forecast):
 
 
 def _break_even(plan, forecast):
-    rate = plan.break_even(forecast)
-    if rate is not None:
+    bits = plan.break_even(forecast)
+    if bits is not None:
         return (
-            f"Break-even: on links of {_rate(rate)} float32 would be as quick as "
+            f"Break-even: on links of {rate(bits)} float32 would be as quick as "
             f"{_way(forecast)}; on quicker ones, quicker."
         )
     quicker = "quicker" if plan.over_float32(forecast) > 1 else "slower"
@@ -185,7 +185,8 @@ def _break_even(plan, forecast):
     )
 
 
-def _rate(bits):
+def rate(bits: float) -> str:
+    """Returns bits per second, for people."""
     for prefix, unit in _PREFIXES:
         if bits >= unit:
             return f"{bits / unit:.3g} {prefix}bit/s"

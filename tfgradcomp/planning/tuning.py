@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +19,11 @@ from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.fit.run_state import RunState
 from tfgradcomp.per_example.second_moments import step_of
+from tfgradcomp.planning.candidates import Candidate
+from tfgradcomp.planning.decision import Decision, decide
+from tfgradcomp.planning.layer_errors import Gradients
+from tfgradcomp.planning.measurement import sums_of_errors, worst_layers
+from tfgradcomp.planning.network import Link
 
 # Signs without a scale are left out: their length says nothing, so neither does the
 # error.
@@ -52,16 +59,20 @@ class Measured(NamedTuple):
     """
 
     wrapper: str
-    arguments: dict[str, Any]
+    arguments: Mapping[str, Any]
     error: float
     step_error: float
     bits: float
 
     @property
+    def candidate(self) -> Candidate:
+        """The wrapper and its arguments."""
+        return Candidate(self.wrapper, self.arguments)
+
+    @property
     def name(self) -> str:
         """The call that makes the wrapper, without the inner optimizer."""
-        arguments = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
-        return f"{self.wrapper}({arguments})"
+        return self.candidate.name
 
 
 class Tuning(NamedTuple):
@@ -71,11 +82,13 @@ class Tuning(NamedTuple):
         best: The candidate with the fewest bits whose error is small enough.
         table: All candidates that were measured, the fewest bits first.
         reason: Sentences on why it is the best, and on what was not measured.
+        decision: The choice of `Auto` for a cluster; None if no link was given.
     """
 
     best: Measured
     table: tuple[Measured, ...]
     reason: str
+    decision: Decision | None = None
 
     def optimizer(
         self, inner_optimizer: Any, **arguments: Any
@@ -86,8 +99,7 @@ class Tuning(NamedTuple):
             inner_optimizer: A Keras optimizer, its name or its config.
             **arguments: Further arguments of the wrapper, such as `exclude`.
         """
-        wrapper = getattr(optimizers, self.best.wrapper)
-        return wrapper(inner_optimizer, **{**self.best.arguments, **arguments})
+        return self.best.candidate.wrap(inner_optimizer, **arguments)
 
     def __str__(self) -> str:
         width = max(len(row.name) for row in self.table)
@@ -97,7 +109,8 @@ class Tuning(NamedTuple):
             f"{row.step_error:15.3f}"
             for row in self.table
         ]
-        return "\n".join([*lines, "", self.reason])
+        lines += ["", self.reason]
+        return "\n".join([*lines, "", str(self.decision)] if self.decision else lines)
 
 
 def tune(
@@ -107,6 +120,9 @@ def tune(
     steps: int = 10,
     candidates: Sequence[tuple[str, Mapping[str, Any]]] | None = None,
     seed: int = 0,
+    workers: int = 2,
+    link: str | None = None,
+    risk: str = "low",
 ) -> Tuning:
     r"""Chooses the method with the fewest bits whose error is small enough.
 
@@ -130,6 +146,11 @@ def tune(
         candidates: Pairs of a wrapper's name and its arguments; None: those of
             `tfgradcomp.planning.tuning.CANDIDATES`.
         seed: Seed of the candidates' random numbers.
+        workers: Number of workers of the cluster that `link` describes.
+        link: Rate of each worker's link, such as `"1gbit"`: the result has the
+            decision that `Auto` would make, with a batch for each worker. Give it to
+            `Auto` as `decision`. None: no decision.
+        risk: As `Auto` takes it.
 
     Returns:
         The best candidate, the table of all, and the reason, which is also logged.
@@ -152,11 +173,12 @@ def tune(
             f"Received: target_error={target_error!r}"
         )
     chosen = _checked(CANDIDATES if candidates is None else candidates)
-    needs_moments = [_wrapped(*pair).needs_second_moments for pair in chosen]
+    needs_moments = [_wrapped(one).needs_second_moments for one in chosen]
+    check_integer("workers", workers, 2)
     data, moments_error = _collect(model, dataset, steps, any(needs_moments))
     table = [
-        _measure(name, arguments, data, seed)
-        for (name, arguments), needed in zip(chosen, needs_moments, strict=True)
+        _measure(candidate, data, seed)
+        for candidate, needed in zip(chosen, needs_moments, strict=True)
         if moments_error is None or not needed
     ]
     table.sort(key=lambda row: (row.bits, row.error))
@@ -169,26 +191,28 @@ def tune(
         )
     reason = _reason(best, table, target_error, len(data), moments_error)
     logger.info("%s", reason)
-    return Tuning(best, tuple(table), reason)
+    decision = _decision(model.optimizer, data, workers, link, risk) if link else None
+    return Tuning(best, tuple(table), reason, decision)
 
 
 class _StepData(NamedTuple):
-    """Gradients of one step, and their second moments if computed; float32."""
+    """Results of one step.
+
+    Attributes:
+        gradients: The gradients, float32.
+        moments: Their second moments, float32; empty if they are not computed.
+        variables: The variables that have a gradient.
+        seconds: Duration of the step.
+    """
 
     gradients: list[tf.Tensor]
     moments: list[tf.Tensor]
+    variables: list
+    seconds: float
 
 
 def _checked(candidates):
-    chosen = []
-    for name, arguments in candidates:
-        if name not in optimizers.__all__:
-            raise ValueError(
-                "A candidate is the name of a wrapper in tfgradcomp, such as "
-                "'TernGrad', and a dictionary of its arguments. "
-                f"Received: candidates with {name!r}"
-            )
-        chosen.append((name, dict(arguments)))
+    chosen = [Candidate(name, dict(arguments)) for name, arguments in candidates]
     if not chosen:
         raise ValueError(
             "candidates must be None or pairs, at least one. "
@@ -197,10 +221,34 @@ def _checked(candidates):
     return chosen
 
 
-def _wrapped(name, arguments, **more):
+def _wrapped(candidate, **more):
     # With a rate of 1, weights of zero become minus the sum of the messages.
-    inner = keras.optimizers.SGD(1.0)
-    return getattr(optimizers, name)(inner, **arguments, **more)
+    return candidate.wrap(keras.optimizers.SGD(1.0), **more)
+
+
+def _decision(optimizer, data, workers, link, risk):
+    """Returns the decision for workers that have a batch each, in turns."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    variables = data[0].variables
+    flat = [
+        tf.concat([tf.reshape(gradient, [-1]) for gradient in step.gradients], 0)
+        for step in itertools.islice(itertools.cycle(data), workers)
+    ]
+    mean = tf.add_n(flat) / workers
+    names = tuple(variable.path for variable in variables)
+    shapes = tuple(tuple(variable.shape) for variable in variables)
+    gradients = [Gradients(own, mean, names, shapes) for own in flat]
+    sums = sums_of_errors(inner, risk, gradients)
+    return decide(
+        inner,
+        variables,
+        workers,
+        statistics.median(step.seconds for step in data[1:]),
+        risk=risk,
+        link=Link.parse(link),
+        link_name=f"links of {link}",
+        errors=worst_layers(gradients[0], [sums], workers),
+    )
 
 
 def _collect(model, dataset, steps, with_moments):
@@ -271,7 +319,12 @@ def _run_steps(model, batches, with_moments):
     data = []
     for number, batch in enumerate(batches):
         # The same gradients are None in every step.
-        step = _StepData(*(_dense(tensors) for tensors in run(batch)))
+        began = time.perf_counter()
+        gradients, moments = run(batch)
+        known = [v for v, g in zip(variables, gradients, strict=True) if g is not None]
+        gradients, moments = _dense(gradients), _dense(moments)
+        seconds = time.perf_counter() - began
+        step = _StepData(gradients, moments, known, seconds)
         if not step.gradients or not all(np.isfinite(g).all() for g in step.gradients):
             raise ValueError(
                 "The model has no gradient, or one that is NaN or infinite. Received: "
@@ -286,9 +339,9 @@ def _dense(tensors):
     return [tf.cast(tensor, tf.float32) for tensor in found]
 
 
-def _measure(name, arguments, data, seed):
+def _measure(candidate, data, seed):
     """Takes the steps with a candidate around plain SGD, and compares the weights."""
-    optimizer = _wrapped(name, arguments, transport="all_gather", seed=seed)
+    optimizer = _wrapped(candidate, transport="all_gather", seed=seed)
     shapes = [gradient.shape for gradient in data[0].gradients]
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in shapes]
     optimizer.build(variables)
@@ -305,8 +358,8 @@ def _measure(name, arguments, data, seed):
     compressed, plain = traffic.elements_compressed, traffic.elements_plain
     bits = traffic.bits_per_element_up if compressed else 0.0
     return Measured(
-        name,
-        arguments,
+        candidate.wrapper,
+        candidate.arguments,
         error=_relative(before - exact, exact),
         step_error=float(np.mean(errors)),
         bits=(bits * compressed + 32 * plain) / (compressed + plain),

@@ -1,0 +1,6 @@
+"""The classes of risk of `Auto`, without TensorFlow."""
+
+RISKS = ("none", "low", "medium", "high")
+# The greatest error of a layer's mean gradient over its length, by risk. One bit with
+# error feedback has no limit.
+LIMITS = {"none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.0}
