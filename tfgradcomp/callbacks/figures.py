@@ -58,6 +58,8 @@ class Figures:
         positions: Positions of the variables whose histograms are sampled.
     """
 
+    needs_all_buckets = True
+
     def __init__(self, optimizer: CompressedOptimizer, every: int, positions: list):
         stepper = optimizer.stepper
         self._compressor = optimizer.method.compressor

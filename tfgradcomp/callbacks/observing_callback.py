@@ -21,9 +21,11 @@ class ObservingCallback(keras.callbacks.Callback):
         _optimizer: The wrapper that exchanges: `outer` of `LocalSteps`, else the same.
         _workers: The workers of the training.
         _observer: The observer, once it is attached.
+        _observed: The stepper that it is attached to; `Auto` changes its stepper.
     """
 
     _observer: Observer | None = None
+    _observed: Stepper | None = None
 
     def on_train_begin(self, logs=None):
         """Finds the optimizer and the workers."""
@@ -33,11 +35,13 @@ class ObservingCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts observing, once all callbacks have restored their state."""
-        if self._observer is None:
+        if self._observed is not self._optimizer.stepper:
+            self._close()
             with self.model.distribute_strategy.scope():
                 self._observer = self._make_observer()
             # Replaces an observer whose `fit` ended with an error.
-            self._optimizer.stepper.observers[type(self).__name__] = self._observer
+            self._observed = self._optimizer.stepper
+            self._observed.observers[type(self).__name__] = self._observer
             self.model.make_train_function(force=True)
 
     def _make_observer(self) -> Observer:
@@ -46,11 +50,12 @@ class ObservingCallback(keras.callbacks.Callback):
     def _close(self) -> None:
         """Stops observing, so that the next `fit` traces steps without the observer."""
         observer, self._observer = self._observer, None
-        if observer is None:
+        observed, self._observed = self._observed, None
+        if observer is None or observed is None:
             return
-        name, observers = type(self).__name__, self._optimizer.stepper.observers
-        if observers.get(name) is observer:
-            del observers[name]
+        name = type(self).__name__
+        if observed.observers.get(name) is observer:
+            del observed.observers[name]
             self.model.make_train_function(force=True)
 
 

@@ -120,6 +120,8 @@ class Timeline(ObservingCallback):
 class _Recorder:
     """Keeps the timestamps of the steps of a range; an observer of a `Stepper`."""
 
+    needs_all_buckets = True
+
     def __init__(self, bucket_names: list[str], begin: int, end: int):
         self._begin, self._end = begin, end
         self._timestamps = TimestampRows(bucket_names)

@@ -125,7 +125,13 @@ class ObservedStep:
 
 
 class Observer(Protocol):
-    """Receives the steps of a `Stepper`."""
+    """Receives the steps of a `Stepper`.
+
+    Attributes:
+        needs_all_buckets: Whether buckets without any gradient take part as well.
+    """
+
+    needs_all_buckets: bool
 
     def observe(self, step: ObservedStep) -> None:
         """Adds its own operations to the graph of a step, in replica context.

@@ -160,16 +160,17 @@ class Stepper:
         """Returns the exchange of a step in which some variables have a gradient.
 
         The others take no part: neither their weights nor any state of them change, and
-        buckets without any gradient are not exchanged, unless they are observed.
+        buckets without any gradient are not exchanged, unless an observer needs them.
         """
-        positions, is_observed = compat.positions(self.inner, variables), self.observers
-        key = kind, positions, bool(is_observed)
+        positions = compat.positions(self.inner, variables)
+        needs_all = any(one.needs_all_buckets for one in self.observers.values())
+        key = kind, positions, needs_all
         if key not in self._exchanges:
             self._exchanges[key] = kind(
                 [
                     bucket.with_gradients(positions)
                     for bucket in self.buckets
-                    if is_observed
+                    if needs_all
                     or bucket.route.exchanges_every_step
                     or not positions.isdisjoint(bucket.positions)
                 ]

@@ -116,6 +116,9 @@ def _begin_pass(original, epoch_iterator):
     loop = innermost_loop()
     if loop:
         loop.batches = 0
+        if is_training():
+            # A file that a callback has loaded may have changed the method.
+            loop.decide()
         if loop.signals:
             agree_on_length(loop, loop.signals, epoch_iterator)
     elif _is_several(epoch_iterator) and is_in_loop():

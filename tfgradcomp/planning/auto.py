@@ -3,39 +3,95 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
+from typing_extensions import override
 
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.create_variables import create_variables
-from tfgradcomp.engine.settings_check import gather_json
-from tfgradcomp.engine.summary import variables_to_build_for
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
-from tfgradcomp.planning.arithmetic import measured_arithmetic, typical_arithmetic
-from tfgradcomp.planning.candidates import BFLOAT16, LIMITS, RISKS, options
-from tfgradcomp.planning.decision import Decision, decide
-from tfgradcomp.planning.forecasts import Profile
-from tfgradcomp.planning.layer_errors import squared_errors
-from tfgradcomp.planning.network import Link, bits_per_second
-from tfgradcomp.planning.sample import StepSample
-from tfgradcomp.transports.costs import measure
+from tfgradcomp.planning.candidates import BFLOAT16, RISKS
+from tfgradcomp.planning.decision import Decision
+from tfgradcomp.planning.measurement import Measurement, check_errors
+from tfgradcomp.planning.network import Link
+from tfgradcomp.planning.observers import ErrorWatch, StepSample
 
-_OBSERVER = "Auto"
-_DECISION = "decision"
+_OBSERVER, _DECISION = "Auto", "decision"
+# Errors are measured again at these multiples of `after`.
+_WATCHED = (10, 100, 1000)
 
 
 @keras.saving.register_keras_serializable("tfgradcomp")
 class Auto(OptimizerWrapper):
-    """Chooses a method for the model and the network, and trains with it."""
+    r"""Chooses a method for the model and its network, and trains on with it.
+
+    The first `after` steps travel as bfloat16 and are the measurement. Then `fit`
+    chooses the method whose forecast step is the shortest among those that `risk`
+    allows: forward and backward pass, the arithmetic, and the collectives. A method
+    must make a step shorter than bfloat16 and float32 do by a tenth; otherwise these
+    remain.
+
+    | risk | methods | condition |
+    |---|---|---|
+    | `"none"` | float32, bfloat16 | |
+    | `"low"` | QSGD and ORQ with 9 and 17 levels, PowerSGD of rank 32 | error ≤ 0.5 |
+    | `"medium"` | TernGrad, ORQ with 5 levels, PowerSGD of rank 4 | error ≤ 1 |
+    | `"high"` | one bit with error feedback, in the form for the inner optimizer | none |
+
+    The error of a layer is that of the mean gradient, over its length:
+    \( \sqrt{\frac{1}{N^2} \sum_i |e_i|^2 + |e|^2} \,/\, |\bar g| \), with the rounding
+    errors \( e_i \) of the workers' messages and \( e \) of the reply. It is measured
+    on the gradients of the last step of the measurement, and the worst layer counts.
+
+    Worker 0 decides, and all workers take its choice. The choice is a part of the
+    configuration: files hold it, and it is taken again when they are loaded. `explain`
+    prints the table of reasons. Save it with `decision.save("decision.json")`, and
+    give `decision="decision.json"` for the same choice from the first step on. With
+    `link` and `compute` no measured time enters the choice, so that two runs give the
+    same bits.
+
+    A choice never changes by itself. After 10, 100 and 1000 times `after` steps, the
+    errors of QSGD, ORQ and TernGrad are measured again, and a larger error than `risk`
+    allows is a warning.
+
+    In a loop of your own, call `decide` on all workers, outside of a graph, after each
+    step until it returns True; then make the `tf.function` of the step anew.
+
+    Args:
+        inner_optimizer: A Keras optimizer, its name or its config.
+        risk: `"none"`, `"low"`, `"medium"` or `"high"`.
+        link: Rate of each worker's link, such as `"1gbit"`; None: measured. Virtual
+            workers need it.
+        after: Steps of the measurement, 1 or more. A transformer needs more than 50.
+        compute: Seconds of a step without an exchange; None: measured.
+        decision: A choice that was made before: `Auto.decision`, or the file that its
+            `save` has written; None: choose.
+        exclude: Variables that are not compressed, as `CompressedOptimizer` takes them.
+        seed: As `CompressedOptimizer` takes it.
+        nonfinite: As `CompressedOptimizer` takes it.
+        verify_every: As `CompressedOptimizer` takes it.
+        name: Name of the optimizer.
+
+    Attributes:
+        current: The wrapper that exchanges.
+
+    Raises:
+        ValueError: If an argument is out of range; when it is built, if workers have
+            several devices each, or if there is no network to measure.
+
+    Example:
+        ```python
+        model.compile(tfgradcomp.Auto(keras.optimizers.Adam(1e-3)), "mse")
+        ```
+    """
 
     needs_second_moments = False
 
@@ -58,7 +114,12 @@ class Auto(OptimizerWrapper):
         check_choice("risk", risk, RISKS)
         check_integer("after", after, 1)
         if link is not None:
-            bits_per_second(link)
+            Link.parse(link)
+        if compute is not None and not compute > 0:
+            raise ValueError(
+                "compute must be the seconds of a step without an exchange, positive, "
+                f"or None. Received: compute={compute!r}"
+            )
         self.keep_arguments(
             risk=risk,
             link=link,
@@ -71,35 +132,36 @@ class Auto(OptimizerWrapper):
         )
         self._decision = None if decision is None else Decision.of(decision)
         self._sample: StepSample | None = None
-        self.current = self._wrapped()
+        self._watch: ErrorWatch | None = None
+        self._calls, self._watched_step, self._has_switched = 0, -1, False
+        self.current = self._make_current()
 
-    def _wrapped(self):
+    def _make_current(self):
         """Returns the wrapper of the choice, or that of the measurement."""
-        common = {
-            name: getattr(self, name)
-            for name in ("exclude", "seed", "nonfinite", "verify_every")
-        }
+        names = "exclude", "seed", "nonfinite", "verify_every"
+        common = {name: getattr(self, name) for name in names}
         if self._decision is None:
             return BFLOAT16.wrap(self.inner_optimizer, **common)
-        if self._decision.moves_momentum:
+        if self._decision.candidate.keeps_momentum:
             compat.remove_momentum(self.inner_optimizer)
         return self._decision.candidate.wrap(self.inner_optimizer, **common)
 
     @property
     def decision(self) -> Decision | None:
-        """The choice; None before it is made."""
+        """The choice and its reasons; None before it is made."""
         return self._decision
 
     def __getattr__(self, name):
+        """Returns an attribute of the wrapper that exchanges, or of the optimizer."""
         current = vars(self).get("current")
-        if current is None or name.startswith("_"):
+        if current is None or name.startswith("__"):
             return super().__getattr__(name)
         return getattr(current, name)
 
     # Building.
 
     def build(self, variables):
-        """Creates the state of the wrapper that exchanges."""
+        """Creates the state of the wrapper that exchanges, and of the measurement."""
         if not self.built:
             create_variables(self.inner_optimizer, self._build, variables)
 
@@ -113,17 +175,60 @@ class Auto(OptimizerWrapper):
     def _build_current(self, variables):
         self.current.build(variables)
         plan = self.current.plan
-        if self._decision is None and plan.collectives.num_workers > 1:
-            every = self.inner_optimizer.gradient_accumulation_steps or 1
-            last = (max(self.after - every, 0), np.iinfo(np.int64).max)
-            self._sample = StepSample(plan, [last])
+        if plan.collectives.num_workers == 1:
+            return
+        if self._decision is None:
+            self._check_measurable(plan)
+            calls = self.inner_optimizer.gradient_accumulation_steps or 1
+            self._sample = StepSample(plan, max(self.after - calls, 0))
             self.current.stepper.observers[_OBSERVER] = self._sample
+        elif self._decision.row.error is not None and not plan.devices:
+            self._warn_of_other_number(plan)
+            if self._decision.candidate.has_unbiased_errors:
+                steps = [self.after * times for times in _WATCHED]
+                self._watch = ErrorWatch(plan, steps)
+                self.current.stepper.observers[_OBSERVER] = self._watch
+
+    def _check_measurable(self, plan):
+        if plan.devices:
+            raise ValueError(
+                "Auto measures workers with one device each. Expected: a method by "
+                "name, such as QSGD, or decision=... of an earlier run. "
+                f"Received: devices={plan.devices_per_worker} in each worker"
+            )
+        if self.link is None and self._hosts is None:
+            raise ValueError(
+                "The workers of one process have no network that could be measured. "
+                "Expected: link='1gbit' or another rate. "
+                f"Received: link=None, workers={plan.collectives.num_workers}"
+            )
+
+    def _warn_of_other_number(self, plan):
+        number = plan.collectives.num_workers
+        if number != self._decision.workers and self._is_first_worker:
+            logger.warning(
+                "The decision was made for %d workers, and there are %d. Leave "
+                "`decision` out to choose anew.",
+                self._decision.workers,
+                number,
+            )
+
+    @property
+    def _is_first_worker(self):
+        return self._hosts is None or self._hosts.rank == 0
 
     @property
     def variables(self):
+        """The variables of the wrapper that exchanges."""
         return self.current.variables
 
+    # The step.
+
     def apply(self, grads, trainable_variables=None):
+        """Takes a step with the wrapper that exchanges.
+
+        Arguments and errors are those of `CompressedOptimizer.apply`.
+        """
         grads, variables = self.begin_step(grads, trainable_variables)
         if grads:
             self.current.apply(grads, variables)
@@ -132,67 +237,120 @@ class Auto(OptimizerWrapper):
         """Compares what the workers share, as `CompressedOptimizer.verify` does."""
         self.current.verify(others)
 
+    @override
     def finalize_variable_values(self, var_list):
-        """Ends training as the wrapper that exchanges does."""
         self.current.finalize_variable_values(var_list)
 
     # The decision.
 
-    def decide(self) -> bool:
-        """Chooses the method, if the measurement is over and none is chosen yet."""
-        if self._sample is None or self._sample.step + 1 < self.after:
-            return False
-        self._decision = self._decide()
-        self._switch()
-        return True
+    @override
+    def decide(self):
+        """Chooses the method once the measurement is over, on all workers.
 
-    def _switch(self):
+        `fit` calls it after each step. Later calls measure the errors again, rarely.
+
+        Returns:
+            True if the method has changed, so that the step must be traced anew.
+        """
+        self._calls += 1
+        if self._sample is not None and self._sample.step + 1 >= self.after:
+            self._decide()
+        elif self._watch is not None and self._calls % self.after == 0:
+            self._look_at_errors()
+        has_switched, self._has_switched = self._has_switched, False
+        return has_switched
+
+    def _decide(self):
+        plan, sample = self.current.plan, self._sample
+        measurement = Measurement(
+            inner=self.inner_optimizer,
+            plan=plan,
+            hosts=self._hosts,
+            risk=self.risk,
+            link=self.link,
+            exclude=self.exclude,
+            after=self.after,
+        )
+        compute = self.compute or sample.compute_seconds()
+        decision = measurement.decide(
+            sample.gradients(), compute, reads_clock=None in (self.link, self.compute)
+        )
+        self._take(decision)
+        if self._is_first_worker:
+            logger.info(
+                "Auto has chosen after %d steps: %s\n%s",
+                self.after,
+                self.decision.candidate.call(self.inner_optimizer),
+                self.decision,
+            )
+
+    def _take(self, decision):
+        """Exchanges by a decision from now on."""
         variables = compat.trainable_variables(self.inner_optimizer)
-        self._sample = None
+        self._decision, self._has_switched = decision, True
+        self._sample = self._watch = None
         with self._strategy.scope():
-            self.current = self._wrapped()
+            self.current = self._make_current()
             self._build_current(variables)
 
-    def _decide(self) -> Decision:
-        sample, plan = self._sample, self.current.plan
-        workers = plan.collectives.num_workers
-        gradients = sample.gradients()
-        sums = {}
-        for option in options(self.inner_optimizer):
-            if RISKS.index(option.risk) > RISKS.index(self.risk) or option.risk == "none" or option.reason or not option.has_limit:
-                continue
-            rows = [squared_errors(option.candidate.method, one) for one in gradients]
-            sums[option.name] = [
-                np.sum([own for own, _ in rows], 0).tolist(),
-                rows[0][1].tolist(),
-            ]
-        mine = {"errors": sums, "compute": self.compute or sample.compute_seconds()}
-        all_ = [mine]
-        if self._hosts is not None:
-            all_ = gather_json(self._hosts, mine, "measurement")
-        squares = gradients[0].squares(gradients[0].mean)
-        errors = {}
-        for name, (_, reply) in sums.items():
-            own = np.sum([one["errors"][name][0] for one in all_], 0)
-            ratio = np.sqrt((own / workers**2 + np.array(reply)) / np.maximum(squares, 1e-30))
-            worst = int(ratio.argmax())
-            errors[name] = float(ratio[worst]), gradients[0].names[worst]
-        shapes = [tuple(v.shape) for v in plan.variables]
-        link, profile = None, Profile(arithmetic=measured_arithmetic)
-        if self.link:
-            link = Link(bits_per_second(self.link))
-            if self.compute:
-                profile = Profile(arithmetic=typical_arithmetic)
-        else:
-            profile = profile._replace(costs=measure(self._hosts))
-        with tf.init_scope():
-            mine = decide(
-                self.inner_optimizer, shapes, workers,
-                max(one["compute"] for one in all_),
-                risk=self.risk, link=link, link_name=self.link or "measured link",
-                profile=profile, errors=errors,
+    def _look_at_errors(self):
+        """Warns if the errors are beyond those that the risk allows."""
+        step = self._watch.step
+        if step <= self._watched_step:
+            return
+        self._watched_step = step
+        number = self.current.plan.collectives.num_workers
+        worst = check_errors(self._watch.read(), number, self._hosts)
+        limit = self._decision.limit
+        if worst.error > limit and self._is_first_worker:
+            logger.warning(
+                "Step %d: the gradient of %s has %.1f times the error that risk=%r "
+                "allows. The choice stays. Expected: a new run with a larger `after` "
+                "or another risk. Received: %s, error=%.2g, limit=%g",
+                step,
+                worst.layer,
+                worst.error / limit,
+                self.risk,
+                self._decision.candidate.name,
+                worst.error,
+                limit,
             )
-        if self._hosts is None:
-            return mine
-        found = gather_json(self._hosts, mine.to_config(), "decision")
-        return Decision.of(found[0])
+
+    def explain(self, print_fn: Callable[[str], Any] | None = None) -> None:
+        """Prints all candidates and why each was left out.
+
+        Args:
+            print_fn: Called with each line instead of `print`.
+        """
+        write = print_fn or print
+        if self._decision is not None:
+            text = str(self._decision)
+        elif self.built and self._sample is None:
+            text = "One worker exchanges nothing: there is nothing to choose."
+        else:
+            text = f"Auto chooses after {self.after} steps, which travel as bfloat16."
+        for line in text.splitlines():
+            write(line)
+
+    # State.
+
+    @override
+    def config_value(self, name):
+        if name == _DECISION:
+            return self._decision and self._decision.to_config()
+        return super().config_value(name)
+
+    def save_own_variables(self, store):
+        """Saves the decision; `current` saves its own state."""
+        if self._decision is not None:
+            content = json.dumps(self._decision.to_config()).encode()
+            store[_DECISION] = np.frombuffer(content, np.uint8)
+
+    def load_own_variables(self, store):
+        """Takes the decision of a file, before the state of `current` is read."""
+        if not self.built or _DECISION not in store.keys():
+            return
+        content = np.asarray(store[_DECISION][()], np.uint8).tobytes()
+        decision = Decision.of(json.loads(content))
+        if self._decision is None or decision.candidate != self._decision.candidate:
+            self._take(decision)

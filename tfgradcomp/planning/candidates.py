@@ -69,6 +69,16 @@ class Candidate:
         kind = getattr(optimizers, self.wrapper)
         return kind(inner_optimizer, **{**self.arguments, **arguments})
 
+    @property
+    def keeps_momentum(self) -> bool:
+        """True if the method keeps a momentum in place of the inner optimizer's."""
+        return self.wrapper == "DistEFBlockSGDM"
+
+    @property
+    def has_unbiased_errors(self) -> bool:
+        """True if messages are rounded at random, each step by itself."""
+        return self.wrapper in ("QSGD", "ORQ", "TernGrad")
+
     def call(self, inner_optimizer: keras.optimizers.Optimizer) -> str:
         """Returns the call that makes the wrapper around an optimizer, as a program."""
         inner = _call_of(inner_optimizer)
@@ -121,11 +131,17 @@ class Option(NamedTuple):
         return hash(self.name)
 
 
-def options(inner: keras.optimizers.Optimizer) -> list[Option]:
+def options(
+    inner: keras.optimizers.Optimizer, warmup_steps: int = 1
+) -> list[Option]:
     """Returns the candidates of all risks, for an inner optimizer.
 
     One bit with error feedback fits plain SGD alone. In front of a momentum or of
     Adam, an exchange that keeps the momentum itself takes its place.
+
+    Args:
+        inner: The inner optimizer.
+        warmup_steps: Steps after which 1-bit Adam compresses, 1 or more.
     """
     adam = type(inner).__name__ if rescales(inner) else ""
     momentum = compat.momentum_of(inner)
@@ -162,7 +178,7 @@ def options(inner: keras.optimizers.Optimizer) -> list[Option]:
             has_limit=False,
         ),
         Option(
-            Candidate("OneBitAdam", {"warmup_steps": 1, "refresh": 16}),
+            Candidate("OneBitAdam", {"warmup_steps": warmup_steps, "refresh": 16}),
             "high",
             "" if is_plain_adam(inner) else "is made of Adam's moments",
             has_limit=False,

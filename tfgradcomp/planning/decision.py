@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfgradcomp.core import Layout
+from tfgradcomp.core.arguments import check_choice
 from tfgradcomp.planning.candidates import (
     FLOAT32,
     LIMITS,
@@ -19,9 +20,9 @@ from tfgradcomp.planning.candidates import (
     Option,
     options,
 )
-from tfgradcomp.planning.forecasts import Planner, Profile, no_arithmetic
+from tfgradcomp.planning.forecasts import Forecast, Planner, Profile
+from tfgradcomp.planning.layer_errors import WorstLayer
 from tfgradcomp.planning.network import Link
-from tfgradcomp.planning.shapes import Shapes
 from tfgradcomp.transports.auto import names_with_equal_bits
 from tfgradcomp.transports.costs import SimulatedCollectives
 
@@ -103,24 +104,19 @@ class Decision:
         Path(path).write_text(json.dumps(self.to_config(), indent=2) + "\n")
 
     @property
-    def moves_momentum(self) -> bool:
-        """True if the method keeps the momentum of the inner optimizer."""
-        return self.candidate.wrapper == "DistEFBlockSGDM"
-
-    @property
     def row(self) -> Row:
         """The row of the choice."""
         return next(row for row in self.rows if row.name == self.candidate.name)
 
     def __str__(self) -> str:
-        lines = [["", "method", "MB sent", "layer's error", "ms a step", "left out"]]
+        lines = [["", "method", "MB sent", "error", "ms a step", "left out, because"]]
         for row in self.rows:
             lines.append(
                 [
                     "*" if row is self.row else "",
                     row.name,
                     "" if row.bytes_sent is None else f"{row.bytes_sent / 1e6:.2f}",
-                    "" if row.error is None else f"{row.error:.2f} {row.layer}",
+                    "" if row.error is None else f"{row.error:.2f}",
                     "" if row.seconds is None else f"{1e3 * row.seconds:.1f}",
                     row.reason,
                 ]
@@ -128,7 +124,7 @@ class Decision:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = [
             "  ".join(
-                cell.rjust(width) if index in (2, 4) else cell.ljust(width)
+                cell.rjust(width) if index in (2, 3, 4) else cell.ljust(width)
                 for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
             ).rstrip()
             for cells in lines
@@ -138,12 +134,14 @@ class Decision:
             f"{1e3 * self.compute_seconds:.1f} ms a step without exchange: "
             f"{self.candidate.name}"
         )
+        if self.row.error is not None:
+            head += f", whose worst layer is {self.row.layer}"
         return "\n".join([head, *table])
 
 
 def decide(
     inner: keras.optimizers.Optimizer,
-    shapes: Shapes,
+    variables: Sequence,
     workers: int,
     compute_seconds: float,
     *,
@@ -151,7 +149,9 @@ def decide(
     link: Link | None = None,
     link_name: str = "",
     profile: Profile | None = None,
-    errors: Mapping[str, tuple[float, str]] | None = None,
+    errors: Mapping[str, WorstLayer] | None = None,
+    exclude: object = None,
+    warmup_steps: int = 1,
 ) -> Decision:
     """Chooses the method of the shortest step among those that a risk allows.
 
@@ -160,7 +160,7 @@ def decide(
 
     Args:
         inner: The inner optimizer.
-        shapes: The shapes of the trainable variables.
+        variables: The trainable variables, or `stand_ins` of their shapes.
         workers: N.
         compute_seconds: Duration of a step without an exchange.
         risk: `"none"`, `"low"`, `"medium"` or `"high"`.
@@ -169,97 +169,124 @@ def decide(
         profile: Durations of the work on each machine.
         errors: The largest error of a layer, and the layer, by names of candidates;
             those that are not there are not limited.
+        exclude: Variables that are not compressed, as the wrappers take them.
+        warmup_steps: Steps after which 1-bit Adam compresses.
     """
-    return _Decider(
-        inner, shapes, workers, compute_seconds, risk, link, profile or Profile()
-    ).decide(errors or {}, link_name)
+    check_choice("risk", risk, RISKS)
+    planner = Planner(
+        variables,
+        None,
+        link,
+        profile or Profile(),
+        exclude=exclude,
+        compute_seconds=compute_seconds,
+    )
+    rows = _Rows(options(inner, warmup_steps), planner, workers, risk, errors or {})
+    best = rows.choose()
+    return Decision(
+        best.candidate,
+        risk,
+        workers,
+        link_name,
+        compute_seconds,
+        LIMITS[risk],
+        rows.in_order(),
+    )
 
 
-class _Decider:
-    """Makes the forecasts and the rows of one call of `decide`."""
+def exclusion(option: Option, risk: str, error: float | None) -> str:
+    """Returns why a candidate may not be taken, whatever its speed, or nothing.
 
-    def __init__(self, inner, shapes, workers, compute_seconds, risk, link, profile):
-        self._options = options(inner)
-        self._workers, self._compute, self._risk = workers, compute_seconds, risk
-        common = {"compute_seconds": compute_seconds}
-        free = profile._replace(arithmetic=no_arithmetic)
-        self._bounds = Planner(shapes, None, link, free, **common)
-        self._planner = Planner(shapes, None, link, profile, **common)
-        self._layout = Layout.from_shapes(shapes)
+    Args:
+        option: The candidate.
+        risk: The class of risk.
+        error: The largest error of a layer; None where it is not known.
+    """
+    if RISKS.index(option.risk) > RISKS.index(risk):
+        return f"needs risk={option.risk!r}"
+    if option.reason:
+        return option.reason
+    limit = LIMITS[risk]
+    if option.has_limit and error is not None and error > limit:
+        return f"an error of {error:.2g}, more than {limit:g}"
+    return ""
 
-    def decide(self, errors, link_name) -> Decision:
-        """Returns the decision."""
-        plain = [option for option in self._options if option.risk == "none"]
-        rows = {option: self._row(self._planner, option) for option in plain}
-        float32, bfloat16 = (rows[option].seconds for option in plain)
-        base, half = plain
-        if bfloat16 * MARGIN > float32:
-            rows[half] = replace(rows[half], reason=_not_faster(base))
-        else:
-            rows[base] = replace(rows[base], reason=f"slower than {half.name}")
-            base = half
-        best, most = base, rows[base].seconds / MARGIN
-        others = []
-        for option in self._options[len(plain) :]:
-            error, layer = errors.get(option.name, (None, ""))
-            rows[option] = row = Row(option.name, error=error, layer=layer)
-            reason = self._excluded(option, error)
-            if reason:
-                rows[option] = replace(row, reason=reason)
-            else:
-                bound = self._row(self._bounds, option)
-                rows[option] = replace(bound, error=error, layer=layer)
-                others.append(option)
-        # What cannot win needs no measurement of its arithmetic.
-        for option in sorted(others, key=lambda option: rows[option].seconds):
-            reason = _not_faster(base) if best is base else f"slower than {best.name}"
-            if rows[option].seconds < most:
-                seconds = self._row(self._planner, option).seconds
-                rows[option] = replace(rows[option], seconds=seconds)
-            if rows[option].seconds >= most:
-                rows[option] = replace(rows[option], reason=reason)
+
+class _Rows:
+    """The rows of one call of `decide`, by the names of candidates."""
+
+    def __init__(self, options, planner, workers, risk, errors):
+        self._options = options
+        self._planner, self._workers = planner, workers
+        self._rows: dict[str, Row] = {}
+        for option in self._options:
+            worst = errors.get(option.name)
+            row = Row(option.name, error=worst and worst.error)
+            reason = exclusion(option, risk, row.error)
+            layer = worst.layer if worst else ""
+            self._rows[option.name] = replace(row, layer=layer, reason=reason)
+
+    def in_order(self) -> tuple[Row, ...]:
+        """Returns all rows."""
+        return tuple(self._rows[option.name] for option in self._options)
+
+    def choose(self) -> Option:
+        """Returns the choice, and fills the rows in."""
+        found = [one for one in self._options if not self._rows[one.name].reason]
+        plain = [option for option in found if option.risk == "none"]
+        base = self._base(*plain)
+        best, most = base, self._seconds(base) / MARGIN
+        others = [option for option in found if option not in plain]
+        # Without the arithmetic, whose measurement what cannot win is spared.
+        bounds = {option.name: self._forecast(option, False) for option in others}
+        for option in others:
+            self._fill(option, bounds[option.name])
+        for option in sorted(others, key=self._seconds):
+            if self._seconds(option) < most:
+                self._fill(option, self._forecast(option, True))
+            if self._seconds(option) >= most:
+                slower = f"slower than {best.name}"
+                reason = _not_faster(base) if best is base else slower
+                self._leave_out(option, reason)
                 continue
-            if best is not base:
-                slower = f"slower than {option.name}"
-                rows[best] = replace(rows[best], reason=slower)
-            best, most = option, rows[option].seconds
-        if best is not base:
-            rows[base] = replace(rows[base], reason=f"slower than {best.name}")
-        return Decision(
-            best.candidate,
-            self._risk,
-            self._workers,
-            link_name,
-            self._compute,
-            LIMITS[self._risk],
-            tuple(rows[option] for option in self._options),
-        )
+            self._leave_out(best, f"slower than {option.name}")
+            best, most = option, self._seconds(option)
+        return best
 
-    def _row(self, planner: Planner, option: Option) -> Row:
+    def _base(self, float32: Option, bfloat16: Option) -> Option:
+        """Returns which of the two uncompressed candidates to beat."""
+        for option in (float32, bfloat16):
+            self._fill(option, self._forecast(option, True))
+        if self._seconds(bfloat16) * MARGIN > self._seconds(float32):
+            self._leave_out(bfloat16, _not_faster(float32))
+            return float32
+        self._leave_out(float32, f"slower than {bfloat16.name}")
+        return bfloat16
+
+    def _forecast(self, option: Option, measures: bool) -> Forecast:
         """Returns the forecast of a candidate by its quickest transport."""
         candidate, workers = option.candidate, self._workers
         if candidate.wrapper == FLOAT32:
-            forecast = planner.float32(workers)
-        else:
-            # The others would give other bits than `transport="auto"`.
-            collectives = SimulatedCollectives(workers)
-            names = names_with_equal_bits(candidate.method, self._layout, collectives)
-            forecast = min(
-                (f for f in planner.forecasts(candidate, workers, names)),
-                key=lambda forecast: forecast.step_seconds,
-            )
-        return Row(option.name, forecast.bytes_sent, seconds=forecast.step_seconds)
+            return self._planner.float32(workers)
+        planner = self._planner if measures else self._planner.without_arithmetic()
+        # The other transports would give other bits than `transport="auto"`.
+        layout = Layout.from_shapes([variable.shape for variable in planner.variables])
+        collectives = SimulatedCollectives(workers)
+        names = names_with_equal_bits(candidate.method, layout, collectives)
+        forecasts = planner.forecasts(candidate, workers, names)
+        return min(forecasts, key=lambda forecast: forecast.step_seconds)
 
-    def _excluded(self, option: Option, error: float | None) -> str:
-        """Returns why a candidate may not be taken, whatever its speed."""
-        if RISKS.index(option.risk) > RISKS.index(self._risk):
-            return f"needs risk={option.risk!r}"
-        if option.reason:
-            return option.reason
-        limit = LIMITS[self._risk]
-        if option.has_limit and error is not None and error > limit:
-            return f"an error of {error:.2g}, more than {limit:g}"
-        return ""
+    def _fill(self, option, forecast):
+        row = self._rows[option.name]
+        self._rows[option.name] = replace(
+            row, bytes_sent=forecast.bytes_sent, seconds=forecast.step_seconds
+        )
+
+    def _leave_out(self, option, reason):
+        self._rows[option.name] = replace(self._rows[option.name], reason=reason)
+
+    def _seconds(self, option) -> float:
+        return self._rows[option.name].seconds
 
 
 def _not_faster(base: Option) -> str:

@@ -8,6 +8,7 @@ the collectives that the routes declare (`Route.calls`).
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -278,7 +279,7 @@ def plan(
             method = Candidate(method)
         candidates.append(method)
     planner = Planner(
-        shapes,
+        stand_ins(shapes),
         ratio,
         link,
         profile or Profile(),
@@ -313,35 +314,50 @@ def required_arguments(name: str) -> list[str]:
     ]
 
 
+def stand_ins(shapes: Shapes) -> list:
+    """Returns what stands for trainable variables of some shapes.
+
+    Tables of embeddings count as dense: the rows that travel depend on the data.
+    """
+    return [
+        SimpleNamespace(
+            shape=tf.TensorShape(shape), name="variable", path=f"variable_{index}"
+        )
+        for index, shape in enumerate(shapes)
+    ]
+
+
 class Planner:
     """Makes forecasts of a model's steps.
 
     Args:
-        shapes: As `plan` takes them.
+        variables: The trainable variables, or `stand_ins` of their shapes.
         ratio: As `plan` takes it.
         link: As `plan` takes it; None if the profile has costs.
         profile: Durations of the work on each machine.
+        exclude: Variables that are not compressed, as the wrappers take them.
         **common: Fields of all forecasts.
     """
 
     def __init__(
         self,
-        shapes: Shapes,
+        variables: Sequence,
         ratio: float | None,
         link: Link | None,
         profile: Profile,
+        exclude: object = None,
         **common: Any,
     ):
-        self._elements = sum(sizes(shapes))
-        # Tables of embeddings count as dense: the rows that travel depend on the data.
-        self._variables = [
-            SimpleNamespace(
-                shape=tf.TensorShape(shape), name="variable", path=f"variable_{index}"
-            )
-            for index, shape in enumerate(shapes)
-        ]
-        self._ratio, self._link = ratio, link
+        self.variables = variables
+        self._elements = sum(sizes(variable.shape for variable in variables))
+        self._ratio, self._link, self._exclude = ratio, link, exclude
         self._profile, self._common = profile, common
+
+    def without_arithmetic(self) -> Planner:
+        """Returns a planner whose forecasts leave the methods' arithmetic out."""
+        planner = copy.copy(self)
+        planner._profile = self._profile._replace(arithmetic=no_arithmetic)
+        return planner
 
     def float32(self, count: int) -> Forecast:
         """Returns the forecast of the stock optimizer's all-reduce."""
@@ -382,12 +398,12 @@ class Planner:
             policy=None,
             transport=transport,
             fallback=None,
-            exclude=None,
+            exclude=self._exclude,
             bucket_bytes=None,
         )
-        trained = [True] * len(self._variables)
+        trained = [True] * len(self.variables)
         strategy = tf.distribute.get_strategy()
-        return make_plan(self._variables, trained, settings, strategy).buckets
+        return make_plan(self.variables, trained, settings, strategy).buckets
 
     def _forecast(self, method, transport, count, calls, arithmetic=0.0):
         link, software = self._link, self._profile.software

@@ -7,11 +7,13 @@ adds the error of the mean's rounding. Both are measured on gradients of one ste
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp import ops
 from tfgradcomp.collectives import SingleWorker
 from tfgradcomp.compressors import Compressor, MeanErrorFeedback
 from tfgradcomp.compressors.base import checked_compress, checked_prepare
@@ -22,6 +24,7 @@ from tfgradcomp.transports import AllReduce
 
 # Steps in which PowerSGD's factors come near to those of a gradient.
 _POWER_STEPS = 3
+_TINY = 1e-30
 
 
 class Gradients(NamedTuple):
@@ -34,64 +37,97 @@ class Gradients(NamedTuple):
         shapes: The shape of each variable.
     """
 
-    own: np.ndarray
-    mean: np.ndarray
+    own: tf.Tensor
+    mean: tf.Tensor
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
-    def squares(self, vector: np.ndarray) -> np.ndarray:
-        """Returns the squared length of each variable's part of a vector, float64."""
-        begins = np.cumsum([0, *(int(np.prod(shape)) for shape in self.shapes)])[:-1]
-        return np.add.reduceat(np.square(vector.astype(np.float64)), begins)
+
+class WorstLayer(NamedTuple):
+    """The largest error of a layer's mean gradient, over its length.
+
+    Attributes:
+        error: The error.
+        layer: The name of the layer's variable.
+    """
+
+    error: float
+    layer: str
 
 
-def squared_errors(method: Method, gradients: Gradients) -> tuple[np.ndarray, ...]:
-    """Returns the squared errors of each variable, float64 `[variables]` twice.
+def squared_lengths(vector: tf.Tensor, shapes: Iterable[Sequence[int]]) -> tf.Tensor:
+    """Returns the squared length of each tensor's part of a vector, float64."""
+    splits = Layout.from_shapes(shapes).row_splits
+    return ops.block_statistics(vector, splits).sum_of_squares
+
+
+def squared_errors(
+    method: Method, own: tf.Tensor, mean: tf.Tensor, shapes: Sequence[Sequence[int]]
+) -> tf.Tensor:
+    """Returns the squared errors of each tensor, float64 `[2, tensors]`.
+
+    The first row has the error of this worker's message, the second that of the reply.
+    Error feedback does not count: what it keeps is sent later.
 
     Args:
-        method: The method. Error feedback does not count: what it keeps is sent later.
-        gradients: The gradients of a step.
-
-    Returns:
-        The error of this worker's message, and that of the reply to the mean.
+        method: The method. Except for PowerSGD, its compressor has no state.
+        own: This worker's gradient, a flat float32 vector.
+        mean: The mean gradient.
+        shapes: The shapes of the tensors that the vectors are made of.
     """
-    layout = Layout.from_shapes(gradients.shapes, method.block_size)
-    nothing = np.zeros(len(gradients.shapes))
+    layout = Layout.from_shapes(shapes, method.block_size)
     compressor, server = method.compressor, method.server
+    zeros = tf.zeros([len(shapes)], tf.float64)
     if isinstance(compressor, MeanErrorFeedback):
-        # Both rounds are means, so the messages as such have no error.
-        compressor = compressor.compressor
-        update = _low_rank(Method(compressor, server), gradients.mean, layout)
-        return nothing, gradients.squares(update - gradients.mean)
-    own = _decoded(compressor, gradients.own, layout, rank=0) - gradients.own
-    reply = nothing
+        # Both rounds are means of what is linear: the messages have no other error.
+        inner = Method(compressor.compressor, server)
+        update = _low_rank(inner, mean, layout)
+        return tf.stack([zeros, squared_lengths(update - mean, shapes)])
+    sent = _decoded(compressor, own, layout, rank=0)
+    reply = zeros
     if isinstance(server, Requantize):
-        decoded = _decoded(server.compressor, gradients.mean, layout, rank=1)
-        reply = gradients.squares(decoded - gradients.mean)
-    return gradients.squares(own), reply
+        decoded = _decoded(server.compressor, mean, layout, rank=1)
+        reply = squared_lengths(decoded - mean, shapes)
+    return tf.stack([squared_lengths(sent - own, shapes), reply])
 
 
-def _decoded(compressor: Compressor, vector, layout, rank) -> np.ndarray:
+def worst_layer(
+    own: np.ndarray, reply: np.ndarray, mean: np.ndarray, workers: int, names: Sequence
+) -> WorstLayer:
+    """Returns the largest error of a layer.
+
+    Args:
+        own: Squared errors of the messages, their sum over the workers, by layers.
+        reply: Squared errors of the reply.
+        mean: Squared lengths of the mean gradient.
+        workers: N.
+        names: The names of the layers.
+    """
+    ratios = np.sqrt((own / workers**2 + reply) / np.maximum(mean, _TINY))
+    worst = int(ratios.argmax())
+    return WorstLayer(float(ratios[worst]), names[worst])
+
+
+def _decoded(compressor: Compressor, x, layout, rank):
     """Returns what a stateless compressor makes of a vector."""
-    x, context = tf.constant(vector), _context(rank)
+    context = _context(rank)
     prepared = checked_prepare(compressor, x, (), layout, context)
     context = context._replace(prepared=prepared)
     sent = checked_compress(compressor, x, (), layout, context)
-    return np.asarray(compressor.decompress(sent.payload, layout))
+    return tf.convert_to_tensor(compressor.decompress(sent.payload, layout))
 
 
-def _low_rank(method, vector, layout) -> np.ndarray:
+def _low_rank(method, x, layout):
     """Returns the update by factors that have followed a vector for some steps."""
     route = AllReduce(SingleWorker()).bind(method, layout, "layer errors")
     state, server_state = method.compressor.init(layout), route.init_state()
-    x = tf.constant(vector)
     for step in range(_POWER_STEPS if isinstance(method.server, FactorMean) else 1):
         context = _context(0)._replace(step=tf.constant(step, tf.int64))
         sent, context = route.compress(x, state, server_state, context)
         flag = tf.constant(0)
         result = route.exchange(sent.payload, server_state, context, flag)
         server_state = result.state
-    return np.asarray(result.update)
+    return tf.convert_to_tensor(result.update)
 
 
 def _context(rank: int) -> Context:

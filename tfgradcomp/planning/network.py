@@ -77,6 +77,18 @@ class Link(NamedTuple):
     devices_per_node: int = 1
     efficiency: float = EFFICIENCY
 
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Returns the link that a rate describes, such as `"1gbit"`.
+
+        A latency may follow: `"100mbit 20ms"`.
+
+        Raises:
+            ValueError: If the text has another form.
+        """
+        rate, _, latency = text.partition(" ")
+        return cls(bits_per_second(rate), seconds_of(latency) if latency else LATENCY)
+
     def words(self, call: CollectiveCall, num_workers: int) -> float:
         """Returns the 32-bit words that leave a node in a collective."""
         devices = self.devices_per_node

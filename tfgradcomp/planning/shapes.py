@@ -7,6 +7,7 @@ A convolution's kernel is `[height, width, inputs, outputs]`, and a dense layer'
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 Shapes = list[tuple[int, ...]]
 
@@ -118,6 +119,6 @@ MODELS = {
 }
 
 
-def sizes(shapes: Shapes) -> list[int]:
+def sizes(shapes: Iterable[Sequence[int]]) -> list[int]:
     """Returns the number of elements of each shape."""
     return [math.prod(shape) for shape in shapes]
