@@ -270,9 +270,10 @@ class _Rows:
             return self._planner.float32(workers)
         planner = self._planner if measures else self._planner.without_arithmetic()
         # The other transports would give other bits than `transport="auto"`.
-        layout = Layout.from_shapes([variable.shape for variable in planner.variables])
-        collectives = SimulatedCollectives(workers)
-        names = names_with_equal_bits(candidate.method, layout, collectives)
+        method, collectives = candidate.method, SimulatedCollectives(workers)
+        shapes = [variable.shape for variable in planner.variables]
+        layout = Layout.from_shapes(shapes, method.block_size)
+        names = names_with_equal_bits(method, layout, collectives)
         forecasts = planner.forecasts(candidate, workers, names)
         return min(forecasts, key=lambda forecast: forecast.step_seconds)
 
