@@ -28,7 +28,7 @@ from workloads import WORKLOADS
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.planning.candidates import RISKS, Candidate, Option, options
 from tfgradcomp.planning.decision import Decision, decide
-from tfgradcomp.planning.forecasts import Profile
+from tfgradcomp.planning.forecasts import Profile, stand_ins
 from tfgradcomp.transports.costs import measure
 
 MOMENTUM = 0.9
@@ -42,7 +42,7 @@ def inner() -> SGD:
 
 def inner_of(candidate: Candidate) -> SGD:
     """Returns the optimizer that a candidate is wrapped around, as `Auto` does it."""
-    return SGD(RATE) if candidate.wrapper == "DistEFBlockSGDM" else inner()
+    return SGD(RATE) if candidate.keeps_momentum else inner()
 
 
 class Contest:
@@ -55,7 +55,7 @@ class Contest:
 
     def __init__(self, strategy: tf.distribute.Strategy, task: dict):
         self._bench = Bench(strategy, task["workload"])
-        self._shapes = WORKLOADS[task["workload"]]()
+        self._variables = stand_ins(WORKLOADS[task["workload"]]())
         self._hosts, self._task = across_hosts(strategy), task
         self._options: list[Option] = [o for o in options(inner()) if not o.reason]
         self._plain = self._bench.plain_step(inner())
@@ -95,7 +95,7 @@ class Contest:
         profile = Profile(costs=costs)
         workers = self._hosts.num_workers
         return decide(
-            inner(), self._shapes, workers, compute, risk=risk, profile=profile
+            inner(), self._variables, workers, compute, risk=risk, profile=profile
         )
 
     def _times(self) -> dict[str, dict]:
