@@ -155,7 +155,7 @@ def main() -> None:
     # The first step of a method is not timed, and shortest on the quickest links.
     add("--rates", **names, default=["10gbit", "1gbit", "100mbit"])
     add("--workers", **names, default=["2", "4"])
-    add("--rounds", type=int, default=7, help="each method is timed so often")
+    add("--rounds", type=int, default=5, help="each method is timed so often")
     add("--patience", type=float, default=1, help="seconds; longer steps only once")
     add("--compute-ms", type=float, default=0, help="added to each step")
     add("--timeout", type=float, default=900, help="seconds that a cluster may take")

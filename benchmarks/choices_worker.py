@@ -13,16 +13,14 @@ For each rate, in turn, the worker
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import cluster
 import tensorflow as tf
-from worker import RATE, SGD, Bench, make_strategy
+from worker import RATE, SGD, Bench, in_turn, make_strategy
 from workloads import WORKLOADS
 
 from tfgradcomp.collectives import across_hosts
@@ -66,20 +64,12 @@ class Contest:
         for step in (self._plain, *self._steps.values()):
             step()
 
-    def seconds(self, step) -> float:
-        """Returns the duration of a step on the slowest worker."""
-        self._bench.barrier()
-        began = time.perf_counter()
-        step()
-        taken = tf.constant([time.perf_counter() - began])
-        return float(self._hosts.max(taken, "seconds")[0])
-
     def answer(self) -> dict:
         """Returns the choices and the times on links of the present rate."""
         measure.cache_clear()
         costs = measure(self._hosts)
-        times = [self.seconds(self._plain) for _ in range(self._task["rounds"])]
-        compute = self._task["compute_ms"] / 1e3 + statistics.median(times)
+        times = in_turn(self._hosts, {STOCK: self._plain}, self._task["rounds"])
+        compute = self._task["compute_ms"] / 1e3 + statistics.median(times[STOCK])
         choices = {risk: self._choice(risk, compute, costs) for risk in RISKS}
         # Worker 0 decides for all, as in `Auto`.
         predicted = {row.name: row.seconds for row in choices[RISKS[-1]].rows}
@@ -102,17 +92,11 @@ class Contest:
         """Returns the risk, the transports and the seconds of each candidate."""
         found, steps = {}, {}
         for name, risk, key in self._prepared():
-            found[name] = {"risk": risk, "transports": key[1], "seconds": []}
+            found[name] = {"risk": risk, "transports": key[1]}
             steps[name] = self._steps[key]
-        gc.collect()
-        gc.disable()
-        for _ in range(self._task["rounds"]):
-            for name, step in steps.items():
-                seconds = found[name]["seconds"]
-                # The steps that take longest vary least, relative to their duration.
-                if not seconds or seconds[0] < self._task["patience"]:
-                    seconds.append(self.seconds(step))
-        gc.enable()
+        rounds, patience = self._task["rounds"], self._task["patience"]
+        for name, seconds in in_turn(self._hosts, steps, rounds, patience).items():
+            found[name]["seconds"] = seconds
         return found
 
     def _prepared(self):
