@@ -49,7 +49,7 @@ CASES = [
     Case("OneBitAdam", "OneBitAdam", "sharded", {"warmup_steps": 1}, "Adam"),
     Case("LocalSteps", "DistEFBlockSGDM", "sharded", {}, "SGD", 16),
 ]
-# More workers than these get a smaller model, so that they fit into memory.
+# More workers than these get a small model: 16 with GoogLeNet's need more than 20 GB.
 MANY = 4
 # The steps without an exchange, by inner optimizers.
 STOCK = {name: Case(name, None, "", inner=name) for name in ("SGD", "Adam")}
@@ -160,7 +160,7 @@ def main() -> None:
     exit_on_signals()
     rows = []
     for count in map(int, args.workers):
-        workload = args.workload or ("resnet50" if count <= MANY else "googlenet")
+        workload = args.workload or ("resnet50" if count <= MANY else "lenet")
         for rate in args.rates:
             new = predict(args, workload, count, rate)
             measure(args, new)
