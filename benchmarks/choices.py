@@ -1,6 +1,7 @@
 """Compare the choices of `tfgradcomp.planning` with the best methods, measured.
 
     sudo python benchmarks/choices.py
+    sudo python benchmarks/choices.py --models resnet50 --workers 4 --keep
     sudo python benchmarks/choices.py --quick --output /tmp/choices
 
 Workers in network namespaces (`cluster.py`) exchange gradients of a model's shapes. On
@@ -18,7 +19,6 @@ import argparse
 import datetime
 import json
 import statistics
-import time
 from pathlib import Path
 
 import cluster
@@ -26,7 +26,7 @@ import measuring
 import virtual_cluster
 from choices_worker import STOCK
 from processes import exit_on_signals
-from report import commit, processor, publish, write_csv
+from report import commit, kept_rows, processor, publish, write_csv
 from workloads import SMALL, WORKLOADS
 
 from tfgradcomp.planning.candidates import RISKS
@@ -159,6 +159,7 @@ def main() -> None:
     add("--patience", type=float, default=1, help="seconds; longer steps only once")
     add("--compute-ms", type=float, default=0, help="added to each step")
     add("--timeout", type=float, default=900, help="seconds that a cluster may take")
+    add("--keep", action="store_true", help="keep rows that are not measured now")
     add("--quick", action="store_true", help="one point with few rounds")
     add("--output", type=Path, help="folder; default: results, README.md included")
     args = parser.parse_args()
@@ -166,7 +167,7 @@ def main() -> None:
         args.models, args.rates, args.workers = ["lenet"], ["100mbit"], ["2"]
         args.rounds = 2
     exit_on_signals()
-    steps, rows, began = [], [], time.monotonic()
+    steps, rows = [], []
     for model in args.models:
         for count in map(int, args.workers):
             for rate, answer in measure(args, model, count).items():
@@ -176,15 +177,18 @@ def main() -> None:
                 rows += choices_of(new, answer["choices"])
                 for row in rows[-len(RISKS) :]:
                     print(json.dumps(row), flush=True)
-    minutes = (time.monotonic() - began) / 60
+    folder = args.output or HERE / "results"
+    if args.keep:
+        rows = kept_rows(folder / "choices.csv", (*POINT, "risk"), rows)
+        steps = kept_rows(folder / "choices_steps.csv", (*POINT, "method"), steps)
     lines = [
-        f"{processor()}; {args.rounds} rounds, {minutes:.0f} minutes; "
+        f"{processor()}; {args.rounds} rounds; "
         f"{datetime.date.today()}, commit {commit()}. {counts(rows)}",
         "",
         *table(rows),
     ]
     publish(args.output, "choices", COLUMNS, rows, lines)
-    write_csv((args.output or HERE / "results") / "choices_steps.csv", STEPS, steps)
+    write_csv(folder / "choices_steps.csv", STEPS, steps)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ For each rate, in turn, the worker
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -112,6 +113,9 @@ class Contest:
             if key not in self._steps:
                 self._steps[key] = step
                 step()
+            # A step that is not taken leaves its state, as large as the model.
+            del optimizer, step
+            gc.collect()
             yield option.name, option.risk, key
 
 
