@@ -70,10 +70,30 @@ class Host(NamedTuple):
     Attributes:
         namespace: Name of its network namespace.
         address: Its IPv4 address. All ports are free.
+        switch: Name of the switch's network namespace.
+        port: Name of the interface at the switch's end of its link.
     """
 
     namespace: str
     address: str
+    switch: str
+    port: str
+
+    def shape(self, rate: str) -> None:
+        """Gives the host's link a rate, in each direction, as `tc` takes it."""
+        # A millisecond at once, and at least ten packets; a switch's buffer of 50.
+        per_millisecond = bits_per_second(rate) / 8000
+        burst = max(16384, round(per_millisecond))
+        limit = max(262144, round(50 * per_millisecond))
+        for namespace, link in (
+            (self.switch, self.port),
+            (self.namespace, INTERFACE),
+        ):
+            _run(
+                *("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root"),
+                *("handle", "1:", "tbf", "rate", rate),
+                *("burst", str(burst), "limit", str(limit)),
+            )
 
     def command(self, *arguments: str) -> list[str]:
         """Returns the command that runs another one on this host."""
@@ -103,13 +123,15 @@ def virtual_cluster(count: int, rate: str, delay: str = "0ms") -> Iterator[list[
     _remove_leftovers()
     own = f"{_PREFIX}{os.getpid()}-"
     switch = f"{own}switch"
-    hosts = [Host(f"{own}{i}", f"10.0.0.{i + 1}") for i in range(count)]
+    hosts = [
+        Host(f"{own}{i}", f"10.0.0.{i + 1}", switch, f"port{i}") for i in range(count)
+    ]
     try:
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "bridge", "addrgenmode", "none", "up")
-        for index, host in enumerate(hosts):
-            _plug_in(host, switch, f"port{index}", rate, delay)
+        for host in hosts:
+            _plug_in(host, rate, delay)
         yield hosts
     finally:
         for namespace in (*(host.namespace for host in hosts), switch):
@@ -128,8 +150,8 @@ def tcp_rate(sender: Host, receiver: Host, size: int) -> float:
             server.kill()
 
 
-def _plug_in(host, switch, port, rate, delay):
-    name = host.namespace
+def _plug_in(host, rate, delay):
+    name, _, switch, port = host
     _run("ip", "netns", "add", name)
     _run(
         *("ip", "link", "add", INTERFACE, "netns", name),
@@ -140,15 +162,7 @@ def _plug_in(host, switch, port, rate, delay):
         # No address by itself: hosts that say hello would be counted.
         up = ("addrgenmode", "none", "up")
         _run("ip", "-n", namespace, "link", "set", link, *up)
-        # A millisecond at once, and at least ten packets; a switch's buffer of 50.
-        per_millisecond = bits_per_second(rate) / 8000
-        burst = max(16384, round(per_millisecond))
-        limit = max(262144, round(50 * per_millisecond))
-        _run(
-            *("tc", "-n", namespace, "qdisc", "add", "dev", link, "root"),
-            *("handle", "1:", "tbf", "rate", rate),
-            *("burst", str(burst), "limit", str(limit)),
-        )
+    host.shape(rate)
     if float(re.match(r"[\d.]*", delay)[0] or 1):
         _run(
             *("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "parent", "1:1"),

@@ -4,12 +4,12 @@
     sudo python benchmarks/plan_validation.py --workers 2 --rates 1gbit \
         --output /tmp/plan
 
-For each number of workers, all on this machine and at once, and each rate:
+For each number of workers, all on this machine, and each rate:
 
-1. the collectives are measured by loopback, and the steps of the stock optimizer and of
-   each method with collectives that cost nothing, on all N workers at once;
+1. the collectives are measured by loopback, and the steps of the stock optimizers and
+   of each method with collectives that cost nothing (`plan_worker.py`);
 2. the steps on links of that rate are predicted, and written down;
-3. the steps are measured (`virtual_cluster.py`).
+3. the steps are measured on such links (`cluster.py`), in turn.
 """
 
 from __future__ import annotations
@@ -26,26 +26,40 @@ import cluster
 import exchange
 import measuring
 import virtual_cluster
+from plan_worker import Case
 from processes import exit_on_signals
 from report import commit, processor, publish
 from workloads import WORKLOADS
 
 from tfgradcomp import planning
 from tfgradcomp.planning import output
-from tfgradcomp.planning.forecasts import FLOAT32, no_arithmetic
+from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.network import bits_per_second
 from tfgradcomp.transports import Costs, LinearCost
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "planning.md"
-METHODS = ["TernGrad", "SignSGD", "DistEFBlockSGDM"]
-TRANSPORT = "sharded"
+CASES = [
+    Case("float32", None, "all_reduce"),
+    Case("bfloat16", "HalfPrecision", "all_reduce"),
+    Case("TernGrad", "TernGrad", "sharded"),
+    Case("SignSGD", "SignSGD", "sharded"),
+    Case("DistEFBlockSGDM", "DistEFBlockSGDM", "sharded"),
+    Case("PowerSGD", "PowerSGD", "all_reduce"),
+    Case("OneBitAdam", "OneBitAdam", "sharded", {"warmup_steps": 1}, "Adam"),
+    Case("LocalSteps", "DistEFBlockSGDM", "sharded", {}, "SGD", 16),
+]
+# More workers than these get a small model: 16 with GoogLeNet's need more than 20 GB.
+MANY = 4
+# The steps without an exchange, by inner optimizers.
+STOCK = {name: Case(name, None, "", inner=name) for name in ("SGD", "Adam")}
 PROBES = {
     "gather": [64, 1 << 19],
     "all_to_all": [64, 1 << 20],
     "sum": [64, 1 << 22],
 }
-COLUMNS = ("workers", "rate", "method", "transport", "predicted_ms", "measured_ms")
+COLUMNS = ("workload", "workers", "rate", "method", "transport", "predicted_ms")
+COLUMNS += ("measured_ms",)
 COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
 
 
@@ -65,57 +79,65 @@ def lines_of(answers: list[dict]) -> dict[str, LinearCost]:
     return found
 
 
-def predict(args, count: int, rate: str, threads: int) -> list[dict]:
-    """Returns a row for float32 and each method, `measured_ms` still missing."""
-    task = {"workload": args.workload, "methods": METHODS, "probes": PROBES}
-    task["rounds"] = 11
-    commands = exchange.commands(count)
+def predict(args, workload: str, count: int, rate: str) -> list[dict]:
+    """Returns a row for each case, `measured_ms` still missing."""
+    profiled = [*STOCK.values(), *(case for case in CASES if case.wrapper)]
+    task = {"workload": workload, "cases": profiled, "probes": PROBES, "rounds": 11}
+    commands, threads = exchange.commands(count), measuring.threads(None, count)
     answers = measuring.run("plan_worker.py", task, commands, threads, args.timeout)
-    compute = measuring.slowest(answers, "compute")
+    seconds = {
+        name: statistics.median(times) for name, times in answers[0]["seconds"].items()
+    }
     software = planning.software_of(Costs(**lines_of(answers)), count)
-    made = planning.plan(
-        WORKLOADS[args.workload](),
-        compute,
-        planning.Link(bits_per_second(rate)),
-        [count],
-        methods=METHODS,
-        profile=planning.Profile(software, no_arithmetic),
-    )
     rows = []
-    for one in made.forecasts:
-        if one.transport == TRANSPORT:
-            of_workers = [answer["methods"] for answer in answers]
-            seconds = measuring.slowest(of_workers, one.method) - compute
-            one = replace(one, arithmetic_seconds=max(seconds, 0.0))
-        elif one.method != FLOAT32:
-            continue
+    for case in CASES:
+        compute = seconds[case.inner]
+        made = planning.plan(
+            WORKLOADS[workload](),
+            compute,
+            planning.Link(bits_per_second(rate)),
+            [count],
+            methods=[case.candidate] if case.wrapper else [],
+            local_steps=case.local_steps,
+            profile=planning.Profile(software, no_arithmetic),
+        )
+        # The first one is float32.
+        one, *others = made.forecasts
+        if case.wrapper:
+            one = next(f for f in others if f.transport == case.transport)
+            arithmetic = seconds[case.name] - case.local_steps * compute
+            one = replace(one, arithmetic_seconds=max(arithmetic, 0.0))
         full = output.row(made, one)
         rows.append({name: full[name] for name in COLUMNS if name in full})
-        rows[-1] |= {"rate": rate, "predicted_ms": full["step_ms"]}
+        rows[-1] |= {"workload": workload, "rate": rate, "method": case.name}
+        rows[-1]["predicted_ms"] = full["step_ms"]
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
-def measure(args, rows: list[dict], threads: int) -> None:
+def measure(args, rows: list[dict]) -> None:
     """Measures the steps of rows of one number of workers and one rate."""
-    variants = [{"name": row["method"], "transport": row["transport"]} for row in rows]
-    task = {"workload": args.workload, "rounds": args.rounds, "interface": None}
-    task["variants"] = variants
-    with cluster.virtual_cluster(rows[0]["workers"], rows[0]["rate"]) as hosts:
-        commands = virtual_cluster.commands(hosts)
-        answers = measuring.run("worker.py", task, commands, threads, args.timeout)
-    for index, row in enumerate(rows):
-        of_workers = [answer["variants"][index] for answer in answers]
-        row["measured_ms"] = 1e3 * measuring.slowest(of_workers, "seconds")
+    count = rows[0]["workers"]
+    task = {"workload": rows[0]["workload"], "cases": CASES, "rounds": args.rounds}
+    task["patience"] = args.patience
+    with cluster.virtual_cluster(count, rows[0]["rate"]) as hosts:
+        commands, threads = (
+            virtual_cluster.commands(hosts),
+            measuring.threads(None, count),
+        )
+        answers = measuring.run("plan_worker.py", task, commands, threads, args.timeout)
+    for case, row in zip(CASES, rows, strict=True):
+        seconds = statistics.median(answers[0]["seconds"][case.name])
+        row["measured_ms"] = 1e3 * seconds / case.local_steps
         row["error"] = row["predicted_ms"] / row["measured_ms"] - 1
         print(json.dumps(row), flush=True)
 
 
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
-    titles = ["workers", "link", "gradients travel by", "predicted step, ms"]
+    titles = ["model", "workers", "link", "gradients travel by", "predicted step, ms"]
     titles += ["measured step, ms", "predicted / measured - 1"]
-    names = ("workers", "rate", "method", "predicted_ms", "measured_ms")
+    names = ("workload", "workers", "rate", "method", "predicted_ms", "measured_ms")
     return measuring.markdown(
         titles,
         [[*(row[name] for name in names), f"{row['error']:+.0%}"] for row in rows],
@@ -127,24 +149,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     names = {"type": lambda text: text.split(",")}
-    add("--workload", choices=WORKLOADS, default="resnet50")
-    add("--workers", **names, default=["2", "4"], help="numbers of workers")
+    add("--workload", choices=WORKLOADS, help="default: by the number of workers")
+    add("--workers", **names, default=["2", "4", "16"], help="numbers of workers")
     add("--rates", **names, default=["1gbit", "300mbit", "100mbit"])
     add("--rounds", type=int, default=3, help="each step is timed so often")
+    add("--patience", type=float, default=2, help="seconds; longer steps only once")
     add("--timeout", type=float, default=900, help="seconds that a run may take")
     add("--output", type=Path, help="folder; default: results, the page included")
     args = parser.parse_args()
     exit_on_signals()
     rows = []
     for count in map(int, args.workers):
-        threads = measuring.threads(None, count)
+        workload = args.workload or ("resnet50" if count <= MANY else "lenet")
         for rate in args.rates:
-            new = predict(args, count, rate, threads)
-            measure(args, new, threads)
+            new = predict(args, workload, count, rate)
+            measure(args, new)
             rows += new
     good = sum(abs(row["error"]) <= 0.2 for row in rows)
     lines = [
-        f"{processor()}; {args.workload}; {args.rounds} rounds; "
+        f"{processor()}; {args.rounds} rounds; "
         f"load {os.getloadavg()[0]:.0f}; {datetime.date.today()}, commit {commit()}. "
         f"{good} of {len(rows)} points within 20 %.",
         "",

@@ -1,25 +1,86 @@
-"""One worker of `plan_validation.py`: measures what a plan is computed from.
+"""One worker of `plan_validation.py`: measures a plan's profile, or its steps.
 
     TF_CONFIG=... python benchmarks/plan_worker.py FOLDER
 
 Reads FOLDER/task.json and writes FOLDER/answer-RANK.json. All workers measure at once,
 so that they share this machine as they do in the steps that are predicted.
+
+The profile is the seconds of the collectives and, with collectives that cost nothing,
+of each case's step. Workers share the cores, but in a real step they also wait for
+messages, and then leave the cores to others. So only as many workers as there are cores
+take a step of the profile at once; the others wait.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import keras
 import tensorflow as tf
-from worker import PLAIN, RATE, SGD, Bench, make_strategy
+from worker import RATE, Bench, in_turn, make_strategy
 
 import tfgradcomp
-from tfgradcomp.collectives import across_hosts
-from tfgradcomp.transports import Sharded
+from tfgradcomp.collectives import Collectives, across_hosts
+from tfgradcomp.planning.candidates import Candidate
+from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.costs import SimulatedCollectives
+
+
+class Case(NamedTuple):
+    """A way to exchange gradients.
+
+    Attributes:
+        name: Its name in the table.
+        wrapper: Name of the wrapper; None for the stock optimizer.
+        transport: Name of the transport.
+        arguments: Arguments of the wrapper.
+        inner: Name of the inner optimizer.
+        local_steps: Steps from one exchange to the next.
+    """
+
+    name: str
+    wrapper: str | None
+    transport: str
+    arguments: dict = {}
+    inner: str = "SGD"
+    local_steps: int = 1
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate of `tfgradcomp.planning`."""
+        return Candidate(self.wrapper, self.arguments)
+
+    def optimizer(
+        self, collectives: Collectives | None = None
+    ) -> keras.optimizers.Optimizer:
+        """Returns the optimizer; it exchanges by collectives, if they are given."""
+        inner = keras.optimizers.get(self.inner)
+        inner.learning_rate = RATE
+        if self.wrapper is None:
+            return inner
+        transport = self.transport
+        if collectives is not None:
+            transport = BY_NAME[transport](collectives)
+        wrapper = self.candidate.wrap(inner, transport=transport)
+        if self.local_steps == 1:
+            return wrapper
+        own = keras.optimizers.SGD(RATE)
+        return tfgradcomp.LocalSteps(own, wrapper, self.local_steps)
+
+    def of_one(self, step: Callable) -> Callable:
+        """Returns a function that takes a step, or all from one exchange to another."""
+
+        def take():
+            for _ in range(self.local_steps):
+                step()
+
+        return take
 
 
 def probe(hosts, kind: str, words: int, rounds: int) -> list[float]:
@@ -32,11 +93,6 @@ def probe(hosts, kind: str, words: int, rounds: int) -> list[float]:
     step = tf.function(
         lambda: getattr(hosts, kind)(vector, f"{kind} {words}"), autograph=False
     )
-    return timed(hosts, step, rounds)
-
-
-def timed(hosts, step, rounds: int) -> list[float]:
-    """Returns the seconds of a step, each after a barrier; the first is not timed."""
     step()
     times = []
     for _ in range(rounds):
@@ -47,32 +103,47 @@ def timed(hosts, step, rounds: int) -> list[float]:
     return times
 
 
-def methods(bench: Bench, hosts, task: dict) -> dict[str, list[float]]:
-    """Returns the seconds of each method's step whose collectives cost nothing."""
-    found = {}
-    for name in task["methods"]:
-        transport = Sharded(SimulatedCollectives(hosts.num_workers))
-        optimizer = getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
-        step = bench.plain_step(optimizer)
-        found[name] = timed(hosts, step, task["rounds"])
-    return found
+def profile(bench: Bench, hosts: Collectives, cases: list[Case], rounds: int) -> dict:
+    """Returns the seconds of each case's step whose collectives cost nothing."""
+    steps = {}
+    for case in cases:
+        simulated = SimulatedCollectives(hosts.num_workers)
+        step = bench.plain_step(case.optimizer(simulated))
+        steps[case.name] = case.of_one(step)
+        steps[case.name]()
+    at_once = min(hosts.num_workers, len(os.sched_getaffinity(0)))
+    times = in_turn(hosts, steps, rounds, at_once=at_once)
+    # The processor's work is the same in every order.
+    share = hosts.num_workers / at_once
+    return {name: [share * t for t in taken] for name, taken in times.items()}
+
+
+def measured(bench: Bench, hosts: Collectives, cases: list[Case], task: dict) -> dict:
+    """Returns the seconds of each case's step."""
+    steps = {}
+    for case in cases:
+        with bench.strategy.scope():
+            optimizer = case.optimizer()
+        steps[case.name] = case.of_one(bench.shared_step(optimizer))
+        steps[case.name]()
+    return in_turn(hosts, steps, task["rounds"], task["patience"])
 
 
 def main(folder: Path) -> None:
     """Measures what the task asks for."""
     task = json.loads((folder / "task.json").read_text())
     strategy, rounds = make_strategy(), task["rounds"]
-    hosts = across_hosts(strategy)
-    answer = {"collectives": {}, "methods": {}}
-    for kind, sizes in task["probes"].items():
-        answer["collectives"][kind] = [
-            [words, probe(hosts, kind, words, rounds)] for words in sizes
-        ]
-    if task["methods"]:
-        bench = Bench(strategy, task["workload"])
-        step = bench.plain_step(PLAIN["SGD"]())
-        answer["compute"] = timed(hosts, step, rounds)
-        answer["methods"] = methods(bench, hosts, task)
+    hosts, answer = across_hosts(strategy), {}
+    cases = [Case(*case) for case in task["cases"]]
+    bench = Bench(strategy, task["workload"])
+    if "probes" in task:
+        answer["collectives"] = {
+            kind: [[words, probe(hosts, kind, words, rounds)] for words in sizes]
+            for kind, sizes in task["probes"].items()
+        }
+        answer["seconds"] = profile(bench, hosts, cases, rounds)
+    else:
+        answer["seconds"] = measured(bench, hosts, cases, task)
     rank = strategy.cluster_resolver.task_id
     (folder / f"answer-{rank}.json").write_text(json.dumps(answer))
 

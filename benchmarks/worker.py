@@ -33,6 +33,7 @@ from workloads import WORKLOADS
 
 import tfgradcomp
 from tfgradcomp import ops
+from tfgradcomp.collectives import Collectives
 
 RATE = 1e-3
 WARM_UP = 6
@@ -138,6 +139,45 @@ class Bench:
         step()
         largest = max(variables, key=lambda variable: math.prod(variable.shape))
         return largest.numpy().reshape(-1)[:8].tolist()
+
+
+def in_turn(
+    hosts: Collectives,
+    steps: dict[str, Callable],
+    rounds: int,
+    patience: float = math.inf,
+    at_once: int | None = None,
+) -> dict[str, list[float]]:
+    """Times steps round by round; all workers get the seconds of the slowest one.
+
+    Args:
+        hosts: The collectives between the workers.
+        steps: Functions, already traced.
+        rounds: How often each is timed.
+        patience: Seconds; longer steps are timed once. They vary least, relative to
+            their duration.
+        at_once: So many workers take a step at once, then the next ones; None: all.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    at_once = at_once or hosts.num_workers
+    own = hosts.rank // at_once
+    gc.collect()
+    gc.disable()
+    for _ in range(rounds):
+        for name, step in steps.items():
+            if times[name] and times[name][0] > patience:
+                continue
+            seconds = 0.0
+            for group in range(-(-hosts.num_workers // at_once)):
+                hosts.max(tf.zeros([1]), "barrier").numpy()
+                if group == own:
+                    began = time.perf_counter()
+                    step()
+                    seconds = time.perf_counter() - began
+            slowest = hosts.max(tf.constant([seconds]), "seconds")
+            times[name].append(float(slowest[0]))
+    gc.enable()
+    return times
 
 
 def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:

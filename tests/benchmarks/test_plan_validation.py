@@ -27,8 +27,8 @@ def test_a_small_comparison_runs(tmp_path, permitted):
     assert code == 0, errors
     with open(tmp_path / "plan_validation.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows] == ["float32", *validation.METHODS]
+    assert [row["method"] for row in rows] == [case.name for case in validation.CASES]
     for row in rows:
         error = float(row["predicted_ms"]) / float(row["measured_ms"]) - 1
         assert float(row["error"]) == pytest.approx(error)
-    assert "| 2 | 50mbit | float32 |" in output
+    assert "| lenet | 2 | 50mbit | float32 |" in output

@@ -79,6 +79,26 @@ def test_a_cluster_ends_what_runs_in_it_and_itself(permitted):
     assert of(os.getpid()) == set()
 
 
+def test_a_link_gets_another_rate(permitted):
+    with cluster.virtual_cluster(2, "10mbit") as (first, second):
+        first.shape("2gbit")
+        shown = [
+            subprocess.run(
+                ["tc", "-n", namespace, "qdisc", "show", "dev", link],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for host in (first, second)
+            for namespace, link in (
+                (host.namespace, cluster.INTERFACE),
+                (host.switch, host.port),
+            )
+        ]
+    rates = [text.partition(" rate ")[2].split()[0] for text in shown]
+    assert rates == ["2Gbit", "2Gbit", "10Mbit", "10Mbit"]
+
+
 def test_what_a_dead_run_left_is_removed(permitted):
     dead = subprocess.Popen(["true"])
     dead.wait()
