@@ -29,7 +29,7 @@ from processes import exit_on_signals
 from report import commit, kept_rows, processor, publish, write_csv
 from workloads import SMALL, WORKLOADS
 
-from tfgradcomp.planning.candidates import RISKS
+from tfgradcomp.planning.risks import RISKS
 
 HERE = Path(__file__).resolve().parent
 # A choice is good within this factor of the best method.

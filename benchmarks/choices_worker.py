@@ -25,9 +25,10 @@ from worker import RATE, SGD, Bench, in_turn, make_strategy
 from workloads import WORKLOADS
 
 from tfgradcomp.collectives import across_hosts
-from tfgradcomp.planning.candidates import RISKS, Candidate, Option, options
+from tfgradcomp.planning.candidates import Candidate, Option, options
 from tfgradcomp.planning.decision import Decision, decide
 from tfgradcomp.planning.forecasts import Profile, stand_ins
+from tfgradcomp.planning.risks import RISKS
 from tfgradcomp.transports.costs import measure
 
 MOMENTUM = 0.9
@@ -73,13 +74,14 @@ class Contest:
         compute = self._task["compute_ms"] / 1e3 + statistics.median(times[STOCK])
         choices = {risk: self._choice(risk, compute, costs) for risk in RISKS}
         # Worker 0 decides for all, as in `Auto`.
-        predicted = {row.name: row.seconds for row in choices[RISKS[-1]].rows}
+        rows = choices[RISKS[-1]].rows
+        predicted = {row.name: row.seconds for row in rows}
         return {
             "compute": compute,
             "costs": costs,
             "choices": {risk: one.candidate.name for risk, one in choices.items()},
             "predicted": predicted,
-            "methods": self._times(),
+            "methods": self._times({row.name: row.transport for row in rows}),
         }
 
     def _choice(self, risk, compute, costs) -> Decision:
@@ -89,10 +91,10 @@ class Contest:
             inner(), self._variables, workers, compute, risk=risk, profile=profile
         )
 
-    def _times(self) -> dict[str, dict]:
+    def _times(self, transports: dict[str, str]) -> dict[str, dict]:
         """Returns the risk, the transports and the seconds of each candidate."""
         found, steps = {}, {}
-        for name, risk, key in self._prepared():
+        for name, risk, key in self._prepared(transports):
             found[name] = {"risk": risk, "transports": key[1]}
             steps[name] = self._steps[key]
         rounds, patience = self._task["rounds"], self._task["patience"]
@@ -100,13 +102,16 @@ class Contest:
             found[name]["seconds"] = seconds
         return found
 
-    def _prepared(self):
+    def _prepared(self, transports):
         """Yields name, risk and key of each step; a new one is traced and taken."""
         yield STOCK, RISKS[0], (STOCK, ())
         for option in self._options:
             with self._bench.strategy.scope():
-                optimizer = option.candidate.wrap(inner_of(option.candidate))
-            # `transport="auto"` measures, so a rate may have transports of its own.
+                # A rate may have transports of its own.
+                transport = transports[option.name]
+                optimizer = option.candidate.wrap(
+                    inner_of(option.candidate), transport=transport
+                )
             step = self._bench.shared_step(optimizer)
             routes = [type(bucket.route).__name__ for bucket in optimizer.plan.buckets]
             key = option.name, tuple(routes)

@@ -19,7 +19,10 @@ PAGE = Path(__file__).parent / "methods" / "index.md"
 MODELS = {"lenet": 5, "resnet50": 200}
 WORKERS = 4, 16
 LINKS = "100mbit", "1gbit", "10gbit"
-INNER = {"momentum": keras.optimizers.SGD(momentum=0.9), "Adam": keras.optimizers.Adam()}
+INNER = {
+    "momentum": keras.optimizers.SGD(momentum=0.9),
+    "Adam": keras.optimizers.Adam(),
+}
 RISKS = "low", "medium", "high"
 
 

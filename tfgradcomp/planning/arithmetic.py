@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import keras
@@ -15,17 +16,12 @@ from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import AllGather, Transport
-from tfgradcomp.transports.costs import (
-    SimulatedCollectives,
-    least_seconds,
-    typical_block_size,
-)
+from tfgradcomp.transports.costs import SimulatedCollectives, least_seconds
 
 # Numbers of workers that are measured; others lie on a line through the two.
 _MEASURED_WORKERS = 2, 8
-# The most rows of the matrix that is measured, and its columns: more elements than fit
-# into caches.
-_ROWS, _COLUMNS = 1 << 13, 1 << 9
+# The most elements that are measured: more than fit into caches.
+_MOST_ELEMENTS, _ROUNDS = 1 << 22, 5
 # Nanoseconds an element, for two workers and for each further worker whose payload
 # every worker decodes: `python benchmarks/arithmetic.py`.
 _TYPICAL = {
@@ -49,23 +45,31 @@ def measured_arithmetic(
 ) -> float:
     """Returns the seconds of flattening, encoding, server, decoding and state.
 
-    With `AllGather` every worker decodes the payloads of all workers, so the time grows
-    linearly with their number. With other transports it is that of two workers.
+    A step of plain SGD with the method and collectives that cost nothing, less a step
+    of SGD alone, on variables of the layout's shapes. With `AllGather` every worker
+    decodes the payloads of all workers, so the time grows linearly with their number.
+    With other transports it is that of two workers.
     """
+    shapes = _sampled(layout.known_shapes)
+    share = layout.size / sum(map(math.prod, shapes))
     few, many = _MEASURED_WORKERS
-    rows = min(-(-layout.size // _COLUMNS), _ROWS)
-    size = rows * _COLUMNS
-    block_size = typical_block_size(layout)
 
     def seconds(count):
-        with_method = _seconds(kind, method, count, rows, block_size)
-        return layout.size / size * max(with_method - _plain_seconds(rows), 0.0)
+        return share * _seconds(kind, method, count, shapes)
 
     at_few = seconds(few)
     if num_workers == few or kind is not AllGather:
         return at_few
     per_worker = max(seconds(many) - at_few, 0.0) / (many - few)
     return at_few + per_worker * (num_workers - few)
+
+
+def _sampled(shapes):
+    """Returns shapes of few elements, with small and large ones as in the model."""
+    ordered = sorted(shapes, key=math.prod)
+    total = sum(map(math.prod, shapes))
+    every = -(-total // _MOST_ELEMENTS)
+    return tuple(ordered[(len(ordered) - 1) % every :: every])
 
 
 def key_of(method: Method) -> str:
@@ -97,33 +101,32 @@ def typical_arithmetic(
 
 
 @functools.cache
-def _seconds(kind, method, num_workers, rows, block_size):
+def _seconds(kind, method, num_workers, shapes):
     optimizer = CompressedOptimizer(
         keras.optimizers.SGD(0.0),
-        method.compressor,
-        method.server,
-        weight_decay=method.weight_decay,
-        block_size=block_size,
+        method,
         transport=kind(SimulatedCollectives(num_workers)),
         min_size=0,
     )
-    return _step_seconds(optimizer, rows)
+    steps = [_step(one, shapes) for one in (optimizer, keras.optimizers.SGD(0.0))]
+    # In turns, so that other load meets both.
+    times = [[least_seconds(step, rounds=1) for step in steps] for _ in range(_ROUNDS)]
+    with_method, alone = np.min(times, axis=0)
+    return float(max(with_method - alone, 0.0))
 
 
-@functools.cache
-def _plain_seconds(rows):
-    return _step_seconds(keras.optimizers.SGD(0.0), rows)
-
-
-def _step_seconds(optimizer, rows):
-    """Returns the shortest of some steps with a gradient of `rows` rows."""
-    x = np.random.default_rng(0).normal(size=[rows, _COLUMNS]).astype("float32")
-    gradient, variable = tf.constant(x), keras.Variable(x)
-    optimizer.build([variable])
+def _step(optimizer, shapes):
+    """Returns the function of a step on variables of some shapes."""
+    random = np.random.default_rng(0)
+    values = [random.normal(size=shape).astype("float32") for shape in shapes]
+    gradients = [tf.constant(value) for value in values]
+    variables = [keras.Variable(value) for value in values]
+    optimizer.build(variables)
 
     @tf.function(autograph=False)
     def step():
-        optimizer.apply([gradient], [variable])
+        optimizer.apply(gradients, variables)
         return optimizer.iterations.value
 
-    return least_seconds(step)
+    step()
+    return step

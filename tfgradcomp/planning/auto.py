@@ -145,7 +145,7 @@ class Auto(OptimizerWrapper):
             return Candidate(BFLOAT16).wrap(self.inner_optimizer, **common)
         if self._decision.candidate.keeps_momentum:
             compat.remove_momentum(self.inner_optimizer)
-        return self._decision.candidate.wrap(self.inner_optimizer, **common)
+        return self._decision.wrap(self.inner_optimizer, **common)
 
     @property
     def decision(self) -> Decision | None:
@@ -280,7 +280,7 @@ class Auto(OptimizerWrapper):
             logger.info(
                 "Auto has chosen after %d steps: %s\n%s",
                 self.after,
-                decision.candidate.call(self.inner_optimizer),
+                decision.call(self.inner_optimizer),
                 decision,
             )
 

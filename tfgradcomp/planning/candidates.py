@@ -65,11 +65,12 @@ class Candidate:
             inner_optimizer: A Keras optimizer, its name or its config.
             **arguments: Further arguments of the wrapper, such as `exclude`.
         """
+        arguments = {**self.arguments, **arguments}
         if self.wrapper == FLOAT32:
             return CompressedOptimizer(inner_optimizer, self.method, **arguments)
         is_half = self.wrapper == BFLOAT16
         kind = getattr(optimizers, "HalfPrecision" if is_half else self.wrapper)
-        return kind(inner_optimizer, **{**self.arguments, **arguments})
+        return kind(inner_optimizer, **arguments)
 
     @property
     def keeps_momentum(self) -> bool:
@@ -86,10 +87,9 @@ class Candidate:
         inner = _call_of(inner_optimizer)
         if self.wrapper == FLOAT32:
             return f"{inner}, without a wrapper"
-        if self.wrapper == BFLOAT16:
-            return f"tfgradcomp.HalfPrecision({inner})"
         given = [f"{name}={value!r}" for name, value in self.arguments.items()]
-        return f"tfgradcomp.{self.wrapper}({', '.join([inner, *given])})"
+        wrapper = "HalfPrecision" if self.wrapper == BFLOAT16 else self.wrapper
+        return f"tfgradcomp.{wrapper}({', '.join([inner, *given])})"
 
 
 def _call_of(optimizer):

@@ -13,6 +13,7 @@ import keras
 
 from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_choice
+from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.planning.candidates import FLOAT32, Candidate, Option, options
 from tfgradcomp.planning.forecasts import Forecast, Planner, Profile
 from tfgradcomp.planning.layer_errors import WorstLayer
@@ -34,6 +35,7 @@ class Row:
         bytes_sent: Bytes that a worker sends in a step; None where not computed.
         error: The largest error of a layer; None where not measured.
         layer: The name of that layer.
+        transport: Name of the quickest transport; empty where not computed.
         seconds: Forecast duration of a step; None where not computed.
         is_bound: Whether `seconds` leaves the arithmetic out, which need not be
             measured where the rest takes too long already.
@@ -44,10 +46,10 @@ class Row:
     bytes_sent: float | None = None
     error: float | None = None
     layer: str = ""
+    transport: str = ""
     seconds: float | None = None
     is_bound: bool = False
     reason: str = ""
-
 
     @property
     def milliseconds(self) -> str:
@@ -110,6 +112,26 @@ class Decision:
     def save(self, path: str | Path) -> None:
         """Writes the decision to a file, for the argument `decision` of `Auto`."""
         Path(path).write_text(json.dumps(self.to_config(), indent=2) + "\n")
+
+    def wrap(self, inner_optimizer: Any, **arguments: Any) -> CompressedOptimizer:
+        """Returns the wrapper of the choice around an optimizer.
+
+        Args:
+            inner_optimizer: A Keras optimizer, its name or its config.
+            **arguments: Further arguments of the wrapper, such as `exclude`.
+        """
+        return self._chosen.wrap(inner_optimizer, **arguments)
+
+    def call(self, inner_optimizer: keras.optimizers.Optimizer) -> str:
+        """Returns the call that makes the wrapper around an optimizer, as a program."""
+        return self._chosen.call(inner_optimizer)
+
+    @property
+    def _chosen(self) -> Candidate:
+        """The choice with its transport, which a clock would choose otherwise."""
+        transport = {"transport": self.row.transport}
+        arguments = {**self.candidate.arguments, **transport}
+        return Candidate(self.candidate.wrapper, arguments)
 
     @property
     def row(self) -> Row:
@@ -289,6 +311,7 @@ class _Rows:
         self._rows[option.name] = replace(
             self._rows[option.name],
             bytes_sent=forecast.bytes_sent,
+            transport=forecast.transport,
             seconds=forecast.step_seconds,
             is_bound=is_bound,
         )

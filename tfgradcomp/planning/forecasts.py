@@ -1,7 +1,8 @@
 """Forecasts of a step of N workers, for every method and transport.
 
-    step = compute + (arithmetic + software + waiting + link) / local steps
+    step = compute + (arithmetic + software + waiting + link - hidden) / local steps
 
+A part is hidden where a bucket travels while the next one is encoded.
 Arithmetic is measured on this machine; the other parts of an exchange are computed from
 the collectives that the routes declare (`Route.calls`).
 """
@@ -236,7 +237,7 @@ class Planner:
             except ValueError:  # The transport cannot carry the method's payload.
                 continue
             calls: list[CollectiveCall] = []
-            arithmetic = 0.0
+            compressed = []
             for bucket in buckets:
                 layout = bucket.route.layout
                 calls += bucket.route.calls
@@ -247,8 +248,16 @@ class Planner:
                         CollectiveCall("gather", math.ceil(layout.size / self._ratio))
                     )
                 elif bucket.is_compressed:
-                    arithmetic += self._profile.arithmetic(kind, method, layout, count)
-            yield self._forecast(candidate.name, transport, count, calls, arithmetic)
+                    compressed.append(bucket)
+            arithmetic = 0.0
+            if compressed:
+                positions = sorted({p for one in compressed for p in one.positions})
+                shapes = [self.variables[position].shape for position in positions]
+                whole = Layout.from_shapes(shapes, method.block_size)
+                arithmetic = self._profile.arithmetic(kind, method, whole, count)
+            yield self._forecast(
+                candidate.name, transport, count, calls, arithmetic, len(compressed)
+            )
 
     def _buckets(self, method, transport):
         settings = Settings(
@@ -263,7 +272,7 @@ class Planner:
         strategy = tf.distribute.get_strategy()
         return make_plan(self.variables, trained, settings, strategy).buckets
 
-    def _forecast(self, method, transport, count, calls, arithmetic=0.0):
+    def _forecast(self, method, transport, count, calls, arithmetic=0.0, buckets=0):
         link, profile = self._link, self._profile
         words = sum(link.words(call, count) for call in calls)
         software = sum(profile.software.seconds(call, count) for call in calls)
@@ -279,5 +288,6 @@ class Planner:
             link_seconds=link.seconds(words),
             bytes_sent=4 * sum(call.words_sent(count) for call in calls),
             link_words=words,
+            buckets=max(buckets, 1),
             **self._common,
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfgradcomp.collectives import Hosts
 from tfgradcomp.engine.plan import Plan
@@ -97,6 +100,48 @@ class Measurement:
         if self.hosts is None:
             return [value]
         return gather_json(self.hosts, value, call_site)
+
+
+def decide_by_batches(
+    inner: keras.optimizers.Optimizer,
+    variables: Sequence,
+    batches: Sequence[Sequence[tf.Tensor]],
+    compute: float,
+    *,
+    workers: int,
+    link: str,
+    risk: str,
+) -> Decision:
+    """Returns the decision for workers that have a batch each, in turns.
+
+    Args:
+        inner: The inner optimizer.
+        variables: The variables that have a gradient.
+        batches: Their gradients of some batches, float32.
+        compute: Seconds of a step without an exchange.
+        workers: N.
+        link: As `Auto` takes it.
+        risk: As `Auto` takes it.
+    """
+    flat = [
+        tf.concat([tf.reshape(gradient, [-1]) for gradient in batch], 0)
+        for batch in itertools.islice(itertools.cycle(batches), workers)
+    ]
+    mean = tf.add_n(flat) / workers
+    names = tuple(variable.path for variable in variables)
+    shapes = tuple(tuple(variable.shape) for variable in variables)
+    gradients = [Gradients(own, mean, names, shapes) for own in flat]
+    sums = sums_of_errors(inner, risk, gradients)
+    return decide(
+        inner,
+        variables,
+        workers,
+        compute,
+        risk=risk,
+        link=Link.parse(link),
+        link_name=f"links of {link}",
+        errors=worst_layers(gradients[0], [sums], workers),
+    )
 
 
 def sums_of_errors(

@@ -24,6 +24,7 @@ class Forecast:
         link_seconds: Transfer over the link of a node.
         bytes_sent: Bytes that a worker sends, and receives.
         link_words: 32-bit words that leave a node.
+        buckets: Buckets that the compressed vector is cut into.
         local_steps: Steps from one exchange to the next; the attributes from
             `arithmetic_seconds` on are per exchange.
         examples: Examples per worker and step.
@@ -39,6 +40,7 @@ class Forecast:
     link_seconds: float = 0.0
     bytes_sent: float = 0.0
     link_words: float = 0.0
+    buckets: int = 1
     local_steps: int = 1
     examples: int = 1
 
@@ -48,9 +50,19 @@ class Forecast:
         return self.arithmetic_seconds + self.software_seconds + self.waiting_seconds
 
     @property
+    def hidden_seconds(self) -> float:
+        """Seconds in which a bucket travels while the next one is encoded.
+
+        Encoding is about half of the arithmetic, and the last bucket hides nothing.
+        """
+        on_the_way = self.waiting_seconds + self.link_seconds
+        share = (self.buckets - 1) / self.buckets
+        return 0.5 * min(self.arithmetic_seconds, on_the_way) * share
+
+    @property
     def exchange_seconds(self) -> float:
         """Seconds of an exchange."""
-        return self.fixed_seconds + self.link_seconds
+        return self.fixed_seconds + self.link_seconds - self.hidden_seconds
 
     @property
     def step_seconds(self) -> float:

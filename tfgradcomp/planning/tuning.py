@@ -20,10 +20,8 @@ from tfgradcomp.core.logging import logger
 from tfgradcomp.fit.run_state import RunState
 from tfgradcomp.per_example.second_moments import step_of
 from tfgradcomp.planning.candidates import Candidate
-from tfgradcomp.planning.decision import Decision, decide
-from tfgradcomp.planning.layer_errors import Gradients
-from tfgradcomp.planning.measurement import sums_of_errors, worst_layers
-from tfgradcomp.planning.network import Link
+from tfgradcomp.planning.decision import Decision
+from tfgradcomp.planning.measurement import decide_by_batches
 
 # Signs without a scale are left out: their length says nothing, so neither does the
 # error.
@@ -191,7 +189,17 @@ def tune(
         )
     reason = _reason(best, table, target_error, len(data), moments_error)
     logger.info("%s", reason)
-    decision = _decision(model.optimizer, data, workers, link, risk) if link else None
+    decision = None
+    if link:
+        decision = decide_by_batches(
+            getattr(model.optimizer, "inner_optimizer", model.optimizer),
+            data[0].variables,
+            [step.gradients for step in data],
+            statistics.median(step.seconds for step in data[1:]),
+            workers=workers,
+            link=link,
+            risk=risk,
+        )
     return Tuning(best, tuple(table), reason, decision)
 
 
@@ -224,31 +232,6 @@ def _checked(candidates):
 def _wrapped(candidate, **more):
     # With a rate of 1, weights of zero become minus the sum of the messages.
     return candidate.wrap(keras.optimizers.SGD(1.0), **more)
-
-
-def _decision(optimizer, data, workers, link, risk):
-    """Returns the decision for workers that have a batch each, in turns."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    variables = data[0].variables
-    flat = [
-        tf.concat([tf.reshape(gradient, [-1]) for gradient in step.gradients], 0)
-        for step in itertools.islice(itertools.cycle(data), workers)
-    ]
-    mean = tf.add_n(flat) / workers
-    names = tuple(variable.path for variable in variables)
-    shapes = tuple(tuple(variable.shape) for variable in variables)
-    gradients = [Gradients(own, mean, names, shapes) for own in flat]
-    sums = sums_of_errors(inner, risk, gradients)
-    return decide(
-        inner,
-        variables,
-        workers,
-        statistics.median(step.seconds for step in data[1:]),
-        risk=risk,
-        link=Link.parse(link),
-        link_name=f"links of {link}",
-        errors=worst_layers(gradients[0], [sums], workers),
-    )
 
 
 def _collect(model, dataset, steps, with_moments):

@@ -163,11 +163,11 @@ def _seconds_per_element(kind, method, num_workers, block_size):
     return max(high - low, high / 8) / (many - few)
 
 
-def least_seconds(function: Callable) -> float:
+def least_seconds(function: Callable, rounds: int = _ROUNDS) -> float:
     """Returns the shortest duration of several calls, after one call for warm-up."""
     function()
     times = []
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         tf.nest.flatten(function())[0].numpy()
         times.append(time.perf_counter() - began)
