@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import re
+import sys
 import zlib
 from pathlib import Path
 
@@ -96,6 +97,10 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    if "tensorflow" in sys.modules:
+        from tests import autotune
+
+        autotune.disable()
 
 
 def _cluster_of(nodeid):

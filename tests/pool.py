@@ -265,6 +265,10 @@ def _serve() -> None:
 
 def _begin(kind):
     if kind != "bare":
+        # Not above: it imports TensorFlow.
+        from tests import autotune
+
+        autotune.disable()
         strategy_and_rank()
         # TensorFlow's own objects never go; each collection would visit them.
         gc.collect()

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgradcomp
+from tests import autotune
 from tests.cluster import report, strategy_and_rank
 from tests.methods import ROWS
 
@@ -187,4 +188,5 @@ def with_collectives(names):
 
 
 if __name__ == "__main__":
+    autotune.disable()
     with_servers(sys.argv[1], sys.argv[2:])

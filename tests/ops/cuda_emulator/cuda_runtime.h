@@ -3,10 +3,9 @@
 //
 // Threads of a thread block are fibers of one thread. A fiber runs until its warp or
 // its thread block has to meet (__syncwarp, a ballot, a shuffle; __syncthreads), then
-// the next one does: a forgotten
-// meeting shows as a wrong result, and for certain in one of the two orders of fibers
-// and thread blocks, so tests run both (`reverse_order`). Thread blocks run one after
-// the other.
+// the next one does that waits for nobody: a forgotten meeting shows as a wrong result,
+// and for certain in one of the two orders of fibers and thread blocks, so tests run
+// both (`reverse_order`). Thread blocks run one after the other.
 //
 // It has what the kernels and their test program use and no more: thread blocks of
 // whole warps in one dimension, meetings of all lanes or all threads, one device, whose
@@ -69,7 +68,7 @@ struct Warp {
 class ThreadBlock {
  public:
   ThreadBlock(unsigned threads, const std::function<void()>& body)
-      : body_(body), done_(threads), warps_(threads / kWarpSize), left_(threads) {
+      : body_(body), waits_(threads), warps_(threads / kWarpSize), left_(threads) {
     while (fibers.size() < threads) fibers.emplace_back(new Fiber);
     current = this;
     Switch(&caller_, reverse_order ? threads - 1 : 0);
@@ -81,23 +80,12 @@ class ThreadBlock {
     const uint64_t meeting = warp.meetings;
     uint64_t* values = warp.values[meeting % 2];
     values[threadIdx.x % kWarpSize] = value;
-    if (++warp.arrived == kWarpSize) {
-      warp.arrived = 0;
-      ++warp.meetings;
-    }
-    while (warp.meetings == meeting) Yield();
+    Arrive(&warp.arrived, kWarpSize, &warp.meetings);
     return values;
   }
 
   // Waits for all threads.
-  void MeetAll() {
-    const uint64_t meeting = meetings_;
-    if (++arrived_ == done_.size()) {
-      arrived_ = 0;
-      ++meetings_;
-    }
-    while (meetings_ == meeting) Yield();
-  }
+  void MeetAll() { Arrive(&arrived_, waits_.size(), &meetings_); }
 
   static inline ThreadBlock* current;
 
@@ -110,26 +98,50 @@ class ThreadBlock {
   };
   static inline std::vector<std::unique_ptr<Fiber>> fibers;
 
+  // A fiber waits until a count of meetings is another one.
+  struct Wait {
+    const uint64_t* meetings = nullptr;
+    uint64_t before = 0;
+
+    bool IsOver() const { return meetings == nullptr || *meetings != before; }
+  };
+  static constexpr uint64_t kNever = 0;
+
+  // The last of `all` to arrive counts the meeting; the others wait for that.
+  void Arrive(unsigned* arrived, unsigned all, uint64_t* meetings) {
+    waits_[threadIdx.x] = {meetings, *meetings};
+    if (++*arrived == all) {
+      *arrived = 0;
+      ++*meetings;
+    } else {
+      Yield();
+    }
+  }
+
   static void RunFiber() {
     for (;;) {
       current->body_();
-      current->done_[threadIdx.x] = true;
+      current->waits_[threadIdx.x] = {&kNever, kNever};
       --current->left_;
       current->Yield();  // Until there is another thread block.
     }
   }
 
   void Yield() {
-    const unsigned self = threadIdx.x, threads = done_.size();
+    const unsigned self = threadIdx.x, last = waits_.size() - 1;
     if (left_ == 0) {
       if (_setjmp(fibers[self]->jump) == 0) _longjmp(caller_, 1);
       return;
     }
     unsigned next = self;
     do {
-      next = (next + (reverse_order ? threads - 1 : 1)) % threads;
-    } while (done_[next]);
-    if (next != self) Switch(&fibers[self]->jump, next);
+      if (reverse_order) {
+        next = next == 0 ? last : next - 1;
+      } else {
+        next = next == last ? 0 : next + 1;
+      }
+    } while (!waits_[next].IsOver());
+    Switch(&fibers[self]->jump, next);
   }
 
   // Jumps save no signal mask, as contexts do by a call of the system at every switch;
@@ -150,7 +162,7 @@ class ThreadBlock {
   }
 
   const std::function<void()>& body_;
-  std::vector<char> done_;
+  std::vector<Wait> waits_;
   std::vector<Warp> warps_;
   unsigned left_;
   unsigned arrived_ = 0;
