@@ -22,10 +22,8 @@ INNER = {
 
 def decide(inner="momentum", workers=16, compute=0.2, link="1gbit", **arguments):
     arguments = {"profile": FREE, **arguments}
-    parsed = Link.parse(link)
-    return planning.decide(
-        INNER[inner], RESNET, workers, compute, link=parsed, **arguments
-    )
+    arguments["link"] = Link.parse(link)
+    return planning.decide(INNER[inner], RESNET, workers, compute, **arguments)
 
 
 def rows_of(decision):

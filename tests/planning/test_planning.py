@@ -17,7 +17,6 @@ from tfgradcomp.planning import arithmetic, command, output
 from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.measured import find_model
 from tfgradcomp.transports import AllGather, Costs, LinearCost, Sharded
-from tfgradcomp.transports.costs import SimulatedCollectives
 
 GIGABIT = planning.Link(1e9, 0.0, efficiency=1.0)
 # Only the link takes time.
@@ -30,23 +29,53 @@ GIVEN = ("--bandwidth", "1gbit", "--compute-ms", "5", "--workers", "2")
 def arithmetic_is_not_measured(monkeypatch):
     # A measurement takes seconds.
     monkeypatch.setattr(arithmetic, "_seconds", lambda *of: 0.0)
-    monkeypatch.setattr(arithmetic, "_plain_seconds", lambda size: 0.0)
 
 
 def test_arithmetic_grows_with_elements_and_with_payloads_to_decode(monkeypatch):
-    monkeypatch.setattr(arithmetic, "_seconds", lambda kind, method, n, *of: 10.0 + n)
-    monkeypatch.setattr(arithmetic, "_plain_seconds", lambda size: 2.0)
-    method, layout = tfgradcomp.TernGrad("sgd").method, Layout.from_sizes([1 << 23])
-    # Half of the elements are measured: 12 - 2 s on two workers, 18 - 2 s on eight.
+    asked = []
+
+    def seconds(kind, method, num_workers, shapes):
+        asked.append(shapes)
+        return 10.0 + num_workers
+
+    monkeypatch.setattr(arithmetic, "_seconds", seconds)
+    sizes = [7, 1 << 21, 9, 1 << 22, 8, 1 << 21]
+    method, layout = tfgradcomp.TernGrad("sgd").method, Layout.from_sizes(sizes)
+    # Every third variable by size is measured, the largest among them.
+    measured = 9 + (1 << 22)
+    share = layout.size / measured
     given = method, layout, 4
-    assert arithmetic.measured_arithmetic(Sharded, *given) == 2 * 10
-    assert arithmetic.measured_arithmetic(AllGather, *given) == 2 * (10 + 2 * 6 / 6)
+    assert arithmetic.measured_arithmetic(Sharded, *given) == pytest.approx(12 * share)
+    # 12 s on two workers, 18 s on eight.
+    all_decode = arithmetic.measured_arithmetic(AllGather, *given)
+    assert all_decode == pytest.approx((12 + 2 * 6 / 6) * share)
+    assert {*asked} == {((9,), (1 << 22,))}
 
 
-def test_a_step_without_a_network_is_measured():
-    transport = Sharded(SimulatedCollectives(2))
-    optimizer = tfgradcomp.DistEFBlockSGDM("sgd", transport=transport, min_size=0)
-    assert arithmetic._step_seconds(optimizer, 4096) > 0
+def test_arithmetic_is_measured_without_a_network(monkeypatch):
+    monkeypatch.undo()
+    method = tfgradcomp.methods.orq(17)
+    found = arithmetic._seconds(Sharded, method, 2, ((400, 300), (300,)))
+    assert 0 < found < 60
+
+
+def test_buckets_travel_while_others_are_encoded():
+    plan = planning.plan(
+        [(4096, 1024)] * 24,
+        0.1,
+        planning.Link(1e8, 0.0, efficiency=1.0),
+        [2],
+        methods=["SignSGD"],
+        profile=planning.Profile(planning.NO_SOFTWARE, lambda *of: 0.8),
+    )
+    best = plan.quickest(2)[1]
+    # Nine buckets: half of 0.8 s of arithmetic is encoding; the last hides nothing.
+    assert best.buckets == 9 and best.link_seconds > 0.8
+    assert best.hidden_seconds == pytest.approx(0.4 * 8 / 9)
+    expected = 0.1 + 0.8 + best.link_seconds - 0.4 * 8 / 9
+    assert best.step_seconds == pytest.approx(expected)
+    # Float32 is one all-reduce.
+    assert plan.float32(2).hidden_seconds == 0
 
 
 def forecast_of(plan, *key):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfgradcomp.planning.candidates import FLOAT32
@@ -137,11 +137,23 @@ class TrainingPlan(NamedTuple):
         method is quicker on every link, or slower on every link.
         """
         plain = self.float32(forecast.workers)
-        words = plain.link_words - forecast.link_words
-        seconds = forecast.fixed_seconds - plain.fixed_seconds
-        if words <= 0 or seconds <= 0:
-            return None
-        return 32 * words / (seconds * self.link.efficiency)
+        # Either the arithmetic is hidden, or what is on the way.
+        hidden = 0.5 * (forecast.buckets - 1) / forecast.buckets
+        for seconds_hidden, words_hidden in (
+            (hidden * forecast.arithmetic_seconds, 0.0),
+            (hidden * forecast.waiting_seconds, hidden * forecast.link_words),
+        ):
+            words = plain.link_words - (forecast.link_words - words_hidden)
+            seconds = forecast.fixed_seconds - seconds_hidden - plain.fixed_seconds
+            if words <= 0 or seconds <= 0:
+                continue
+            rate = 32 * words / (seconds * self.link.efficiency)
+            link = self.link._replace(bandwidth=rate)
+            there = replace(forecast, link_seconds=link.seconds(forecast.link_words))
+            on_the_way = there.waiting_seconds + there.link_seconds
+            if (words_hidden == 0) == (there.arithmetic_seconds <= on_the_way):
+                return rate
+        return None
 
     def warning(self) -> str | None:
         """Returns a sentence if sparse messages cost more than they save, else None.
