@@ -3,7 +3,7 @@
 Wrap the optimizer and change nothing else:
 
 ```python
-model.compile(tfgradcomp.TernGrad(keras.optimizers.SGD(0.01, momentum=0.9)), ...)
+model.compile(tfgradcomp.Auto(keras.optimizers.SGD(0.01, momentum=0.9)), ...)
 ```
 """
 
@@ -66,4 +66,4 @@ def __dir__() -> list[str]:
 
 if "keras" in sys.modules:
     # Keras finds the classes in a saved model by their registered names.
-    importlib.import_module("tfgradcomp.optimizers")
+    importlib.import_module("tfgradcomp.planning.auto")

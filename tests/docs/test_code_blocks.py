@@ -67,6 +67,7 @@ def test_code_is_found():
 
 
 def classes_with_examples():
+    yield pytest.param(tfgradcomp.Auto, id="tfgradcomp.Auto")
     for package in (compressors, servers, optimizers):
         for name in package.__all__:
             item = getattr(package, name)

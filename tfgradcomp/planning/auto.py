@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,7 @@ class Auto(OptimizerWrapper):
 
     def _choose(self, sample):
         """Makes the decision, and exchanges by it from now on."""
+        began = time.perf_counter()
         measurement = Measurement(
             inner=self.inner_optimizer,
             plan=self.current.plan,
@@ -278,8 +280,9 @@ class Auto(OptimizerWrapper):
         self._take(decision)
         if self._is_first_worker:
             logger.info(
-                "Auto has chosen after %d steps: %s\n%s",
+                "Auto has chosen after %d steps, in %.1f s: %s\n%s",
                 self.after,
+                time.perf_counter() - began,
                 decision.call(self.inner_optimizer),
                 decision,
             )
