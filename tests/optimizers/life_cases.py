@@ -26,6 +26,9 @@ from tfgradcomp.collectives import for_strategy
 # A file keeps the state of the inner optimizer of one worker.
 OTHERS = {
     **waiting_cases.OTHERS,
+    "Auto": lambda: tfgradcomp.Auto(
+        keras.optimizers.SGD(0.05), link="10mbit", compute=1e-3, after=3
+    ),
     "LocalSteps": lambda: local_steps(0.0, every=2),
     "LocalSteps, stagger": lambda: local_steps(0.0, every=3, stagger=True),
 }

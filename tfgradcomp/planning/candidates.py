@@ -160,6 +160,8 @@ def options(inner: keras.optimizers.Optimizer, warmup_steps: int = 1) -> list[Op
         for levels in (5, 9)
     }
     after = adam and _FEEDBACK + adam
+    if compat.members(inner) != [inner]:
+        after = _FEEDBACK + "optimizers with rates of their own"
     return [
         Option(Candidate(FLOAT32), "none"),
         Option(Candidate(BFLOAT16), "none"),

@@ -217,7 +217,7 @@ def _joined(buckets, vectors, pieces):
     parts: dict = {}
     for bucket, vector in zip(buckets, vectors, strict=True):
         parts |= bucket.split(tf.constant(vector))
-    return tf.concat([parts[piece] for piece in pieces], 0)
+    return tf.concat([tf.zeros([0]), *[parts[piece] for piece in pieces]], 0)
 
 
 def _variable(value: tf.Tensor, name: str) -> PerReplicaVariable:
