@@ -133,9 +133,6 @@ class Option(NamedTuple):
         """The name of the candidate."""
         return self.candidate.name
 
-    def __hash__(self):
-        return hash(self.name)
-
 
 def options(inner: keras.optimizers.Optimizer, warmup_steps: int = 1) -> list[Option]:
     """Returns the candidates of all risks, for an inner optimizer.
