@@ -8,7 +8,7 @@ The four models of the leaderboard train on four virtual workers, as there, and 
 compared with float32 from the same weights and batches:
 
     replies    QSGD and ORQ with 9 levels, whose reply is float32, rounded again, or
-               rounded again with error feedback on workers and server
+               rounded again with error feedback on workers and server, around SGD
     feedback   error feedback in front of a momentum of 0.9, which wrappers refuse, and
                without momentum
 
@@ -23,21 +23,25 @@ import ways  # isort: skip
 import leaderboard  # isort: skip
 
 REPLIES = {
-    "`float32`": {},
-    "`requantize`": {"reply": "requantize"},
-    "`requantize`, feedback": {"reply": "requantize", "error_feedback": True},
+    "`float32`": ("momentum", {}),
+    "`requantize`": ("momentum", {"reply": "requantize"}),
+    "`requantize`, feedback": (
+        "SGD",
+        {"reply": "requantize", "error_feedback": True},
+    ),
 }
-ALLOWED = {"allow_inner_momentum": True}
 # Names of the optimizers of the leaderboard, as the tables have them.
 INNER = {"momentum": "SGD, momentum", "SGD": "SGD"}
+# Feedback goes with SGD without momentum.
 QUANTIZERS = {
-    (name, reply, inner): ways.wrapped(name, inner, arguments=arguments | ALLOWED)
-    for inner in INNER
+    (name, reply, inner): ways.wrapped(name, inner, arguments=arguments)
     for name in ("QSGD", "ORQ")
-    for reply, arguments in REPLIES.items()
+    for reply, (inner, arguments) in REPLIES.items()
 }
 FEEDBACK = {
-    (name, "", inner): ways.wrapped(name, inner, arguments=arguments | ALLOWED)
+    (name, "", inner): ways.wrapped(
+        name, inner, arguments={**arguments, "allow_inner_momentum": True}
+    )
     for inner in INNER
     for name, arguments in (
         ("DistEFBlockSGD", {}),
