@@ -27,7 +27,7 @@ import tfgradcomp
 SGD = keras.optimizers.SGD
 PLAIN = {"SGD": lambda: SGD(1e-3), "SGD, momentum": lambda: SGD(1e-3, momentum=0.9)}
 # Momentum where the wrapper has one of its own.
-MOMENTUM = wrappers.taking("allow_inner_momentum")
+MOMENTUM = wrappers.taking("momentum")
 WRAPPED = {
     name: "SGD, momentum" if name in MOMENTUM else "SGD"
     for name in wrappers.needing_no_arguments()

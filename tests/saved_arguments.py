@@ -9,7 +9,7 @@ SAVED_ARGUMENTS = {
         noise_std=0.5),
     "Signum": dict(
         momentum=0.5, warmup_steps="auto", aggregate="mean", tie="random",
-        abstain_below=0.5, quorum=0, noise_std=0.25, allow_inner_momentum=True),
+        abstain_below=0.5, quorum=0, noise_std=0.25),
     "DistEFSGD": dict(
         compressor=ORQ(5), weight_decay=0.25, block_size=512, residual_dtype="bfloat16"
     ),
@@ -18,12 +18,11 @@ SAVED_ARGUMENTS = {
     ),
     "DistEFBlockSGDM": dict(
         residual_dtype="bfloat16",
-        momentum=0.75, block_size=12, weight_decay=0.5, allow_inner_momentum=True),
+        momentum=0.75, block_size=12, weight_decay=0.5),
     "HalfPrecision": dict(dtype="float16"),
     "OneBitSGD": dict(reply="requantize"),
     "DGC": dict(
-        ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7,
-        allow_inner_momentum=True),
+        ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7),
     "RandomK": dict(ratio=0.125, error_feedback=False),
     "ORQ": dict(
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",

@@ -61,7 +61,12 @@ class OneBitSGD:
 def test_steps_of_three_workers_follow_numpy(reply, transport):
     def make(transport):
         return tfgradcomp.OneBitSGD(
-            sgd(0.6), reply, transport=transport, seed=SEED, min_size=1
+            sgd(0.6),
+            reply,
+            transport=transport,
+            seed=SEED,
+            min_size=1,
+            allow_inner_momentum=True,
         )
 
     trained = Run(make, 3, SHAPES, transport)

@@ -28,7 +28,12 @@ X = gradient_of(LAYOUT)
 def test_steps_of_three_workers_follow_numpy(transport):
     def make(transport):
         return tfgradcomp.RandomK(
-            sgd(0.6), 0.2, transport=transport, seed=SEED, min_size=1
+            sgd(0.6),
+            0.2,
+            transport=transport,
+            seed=SEED,
+            min_size=1,
+            allow_inner_momentum=True,
         )
 
     rule = reference_of(methods.random_k(0.2), 3, SHAPES)

@@ -111,6 +111,7 @@ def test_variables_that_buckets_cut_are_updated_in_pieces(applied):
             min_size=1,
             bucket_bytes=480,
             transport=transport,
+            allow_inner_momentum=True,
         )
     )
     # Several buckets, of which all but one begin with padding.

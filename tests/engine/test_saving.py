@@ -24,7 +24,8 @@ INNERS = {
 
 
 def make(row, inner=sgd):
-    return row.make(inner(), min_size=10, seed=2**61 + 3, **row.in_training)
+    arguments = {"seed": 2**61 + 3, "allow_inner_momentum": True, **row.in_training}
+    return row.make(inner(), min_size=10, **arguments)
 
 
 def every_run():

@@ -31,6 +31,7 @@ COMMON = {
     "dense_every": 100,
     "sparse": ["*/table"],
     "verify_every": 50,
+    "allow_inner_momentum": True,
     "name": "mine",
 }
 every_wrapper = pytest.mark.parametrize("name", SAVED_ARGUMENTS)

@@ -101,6 +101,7 @@ def follow(row, workers, block_size, shapes, min_size):
 
     def make(transport):
         given = {**blocks, "seed": SEED, "min_size": min_size}
+        given["allow_inner_momentum"] = not row.holds_momentum
         return row.make(sgd(momentum), transport=transport, **given)
 
     run = Run(make, workers, shapes)

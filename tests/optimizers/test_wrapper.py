@@ -46,9 +46,8 @@ def step(optimizer, variables):
     [identity, tfgradcomp.TernGrad, tfgradcomp.Signum, tfgradcomp.DistEFBlockSGD],
 )
 def test_arguments_of_the_inner_optimizer_are_answered_and_set(make):
-    arguments = {"allow_inner_momentum": True} if make is tfgradcomp.Signum else {}
     inner = keras.optimizers.Adam(0.5, **ARGUMENTS)
-    optimizer = make(inner, **arguments)
+    optimizer = make(inner, allow_inner_momentum=True)
     for name, value in ARGUMENTS.items():
         assert getattr(optimizer, name) == value, name
     for name, value in {**OTHERS, "amsgrad": False, "weight_decay": 0.0625}.items():
@@ -187,7 +186,8 @@ COPIES = {
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_copies_have_the_same_arguments(again):
     inner = keras.optimizers.Adam(0.5, **ARGUMENTS)
-    optimizer = tfgradcomp.DistEFSGD(inner, "top_k", 0.5, exclude="last", name="own")
+    arguments = {"allow_inner_momentum": True, "exclude": "last", "name": "own"}
+    optimizer = tfgradcomp.DistEFSGD(inner, "top_k", 0.5, **arguments)
     other = again(optimizer)
     assert other.get_config() == optimizer.get_config()
     assert other.inner_optimizer is not inner
@@ -197,7 +197,8 @@ def test_copies_have_the_same_arguments(again):
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_a_copied_model_goes_on_with_its_state(again):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
-    model.compile(tfgradcomp.DistEFBlockSGD("nadam", min_size=0), "mse")
+    arguments = {"min_size": 0, "allow_inner_momentum": True}
+    model.compile(tfgradcomp.DistEFBlockSGD("nadam", **arguments), "mse")
     x = np.random.default_rng(0).normal(size=(8, 3))
     model.fit(x, x[:, :1] * np.ones(4), verbose=0)
     other = again(model)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfgradcomp.compat import inner_optimizer as compat
-from tfgradcomp.compressors import ErrorFeedback, Identity
+from tfgradcomp.compressors import ErrorFeedback, Identity, MeanErrorFeedback
 from tfgradcomp.methods import Method
 
 # By these names Keras' optimizers call what decays the averages of squares.
@@ -19,6 +19,11 @@ _SECOND_MOMENTS = (
     "rho",
     "initial_accumulator_value",
 )
+_TRAINS_BADLY = (
+    "Error feedback stands in front of an inner optimizer that averages gradients or "
+    "their squares: a residual of many steps arrives at once and counts as one large "
+    "gradient. This is known to train badly."
+)
 
 
 def rescales(inner: keras.optimizers.Optimizer) -> bool:
@@ -26,51 +31,66 @@ def rescales(inner: keras.optimizers.Optimizer) -> bool:
     return any(hasattr(inner, name) for name in _SECOND_MOMENTS)
 
 
-def check_inner_optimizer(
-    method: Method, inner: keras.optimizers.Optimizer, sends_momenta: bool = False
-) -> None:
-    """Checks that a method goes with an inner optimizer.
+def check_inner_optimizer(method: Method, inner: keras.optimizers.Optimizer) -> None:
+    """Checks that a method goes with an inner optimizer that takes its replies.
 
     Args:
         method: The method.
         inner: The inner optimizer.
-        sends_momenta: Whether the inner optimizer's momenta travel, not gradients.
 
     Raises:
-        ValueError: If both hold a momentum.
+        ValueError: If both hold a momentum; if error feedback stands in front of a
+            momentum, or of averages of squares.
 
     Warns:
-        UserWarning: If error feedback stands in front of Adam or a similar optimizer.
+        UserWarning: If feedback of the common error stands in front of such averages.
     """
-    if method.refuses_inner_momentum:
-        _refuse_momentum(method, inner)
     part: Any = method.compressor
     while part is not None and not isinstance(part, ErrorFeedback):
         part = getattr(part, "compressor", None)
     has_feedback = part is not None and part.compressor != Identity()
-    if has_feedback and rescales(inner) and not sends_momenta:
-        warnings.warn(
-            "Error feedback stands in front of an inner optimizer that rescales each "
-            "element by averages over past gradients: a residual of many steps arrives "
-            "at once and counts as one large gradient. This is known to train badly. "
-            "Use keras.optimizers.SGD inside, or a method without error feedback. "
-            f"Received: inner_optimizer={type(inner).__name__}",
-            UserWarning,
-            stacklevel=4,
+    for member in compat.members(inner):
+        momentum = _momentum(member)
+        received = f"Received: inner_optimizer={type(member).__name__}({momentum})"
+        if momentum and method.refuses_inner_momentum:
+            raise ValueError(
+                f"{method.name} holds the momentum itself, on each worker. Use an "
+                "inner optimizer without momentum, such as "
+                "keras.optimizers.SGD(learning_rate), or allow_inner_momentum=True. "
+                f"{received}"
+            )
+        if has_feedback and isinstance(part, MeanErrorFeedback):
+            # PowerSGD's paper has its momentum behind the feedback.
+            if rescales(member):
+                warnings.warn(f"{_TRAINS_BADLY} {received}", UserWarning, stacklevel=4)
+        elif has_feedback and (momentum or rescales(member)):
+            raise ValueError(
+                f"{_TRAINS_BADLY} Use {_right_form(member)}; or "
+                "keras.optimizers.SGD(learning_rate) without momentum inside. "
+                "allow_inner_momentum=True allows it nevertheless. "
+                f"{received}, method={method.name}"
+            )
+
+
+def _momentum(inner: keras.optimizers.Optimizer) -> str:
+    """Returns an optimizer's momentum as an argument; empty if it has none."""
+    values = {name: getattr(inner, name, 0) for name in ("momentum", "beta_1")}
+    return next((f"{name}={value}" for name, value in values.items() if value), "")
+
+
+def _right_form(inner: keras.optimizers.Optimizer) -> str:
+    """Returns a method that trains well with the optimizer."""
+    optimizers = keras.optimizers
+    if isinstance(inner, optimizers.SGD):
+        return (
+            f"DistEFBlockSGDM(keras.optimizers.SGD(learning_rate), {_momentum(inner)}),"
+            " whose workers hold the momentum"
         )
-
-
-def _refuse_momentum(method: Method, optimizer: keras.optimizers.Optimizer) -> None:
-    for inner in compat.members(optimizer):
-        for name in ("momentum", "beta_1"):
-            value = getattr(inner, name, 0)
-            if value:
-                raise ValueError(
-                    f"{method.name} holds the momentum itself, on each worker. Use an "
-                    "inner optimizer without momentum, such as "
-                    "keras.optimizers.SGD(learning_rate), or allow_inner_momentum=True."
-                    f" Received: inner_optimizer={type(inner).__name__}({name}={value})"
-                )
+    if isinstance(inner, optimizers.Adam):
+        return "OneBitAdam, whose workers hold Adam's momentum"
+    if isinstance(inner, optimizers.Lamb):
+        return "OneBitLAMB, whose workers hold LAMB's momentum"
+    return "a method without error feedback, such as QSGD"
 
 
 def check_local_steps(inner: keras.optimizers.Optimizer, outer: Any) -> None:

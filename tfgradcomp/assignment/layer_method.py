@@ -80,4 +80,6 @@ class LayerMethod:
             name: keras.saving.deserialize_keras_object(value)
             for name, value in config["arguments"].items()
         }
+        # Until version 0.3 it was an argument of some methods.
+        arguments.pop("allow_inner_momentum", None)
         return cls(wrapper, arguments)

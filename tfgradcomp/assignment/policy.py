@@ -53,6 +53,7 @@ class Policy:
         policy: The argument of `CompressedOptimizer`.
         inner: The inner optimizer.
         min_size: The wrapper's `min_size`, the default of the policy's methods.
+        allow_inner_momentum: Argument of the wrapper.
 
     Attributes:
         methods: The known methods; for a function, the methods that it has returned.
@@ -62,8 +63,15 @@ class Policy:
             inner optimizer.
     """
 
-    def __init__(self, policy: Any, inner: keras.optimizers.Optimizer, min_size: int):
+    def __init__(
+        self,
+        policy: Any,
+        inner: keras.optimizers.Optimizer,
+        min_size: int,
+        allow_inner_momentum: bool,
+    ):
         self._inner, self._min_size = inner, min_size
+        self._allow_inner_momentum = allow_inner_momentum
         self.methods: list[MethodSettings] = []
         self._function = policy if callable(policy) else None
         self._rules: list[tuple[Any, Any]] = []
@@ -93,7 +101,8 @@ class Policy:
         else:
             raise ValueError(f"{_FORMS}Received: method={entry!r}")
         check_integer("min_size", settings.min_size, 0)
-        check_inner_optimizer(settings.method, self._inner)
+        if not self._allow_inner_momentum:
+            check_inner_optimizer(settings.method, self._inner)
         for known in self.methods:
             if settings == known:
                 return known

@@ -12,7 +12,6 @@ def dgc(
     momentum: float = 0.9,
     clip_norm: float | None = None,
     density_steps: int = 0,
-    allow_inner_momentum: bool = False,
 ) -> Method:
     r"""The largest of accumulated momenta: one element in a thousand a step.
 
@@ -36,11 +35,9 @@ def dgc(
             1.56 %, 0.39 % and so on, until `ratio` is reached. The paper takes an epoch
             for each. 0: `ratio` from the first step on. With stages, messages vary in
             length, and XLA (`jit_compile=True`) is for one worker only.
-        allow_inner_momentum: Whether the inner optimizer may have momentum, too.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer has
-            momentum.
+        ValueError: If an argument is out of range.
 
     Example:
         ```python
@@ -58,6 +55,6 @@ def dgc(
     return Method(
         compressor,
         Mean(compressor),
-        refuses_inner_momentum=not allow_inner_momentum,
+        refuses_inner_momentum=True,
         name="DGC",
     )

@@ -36,7 +36,9 @@ def dist_ef_sgd(
     with \( \eta_t = 0 \) residuals stay as they are. The learning rate is that of
     uncompressed training. The residual would grow without bound if C did not contract,
     so an unbiased compressor, such as `"ternary"`, is multiplied by the factor that
-    fits each block best (`tfgradcomp.compressors.OptimalScale`).
+    fits each block best (`tfgradcomp.compressors.OptimalScale`). The inner optimizer
+    must not have momentum, which would go on with residuals that have waited:
+    `dist_ef_block_sgdm` has a momentum on each worker.
 
     Args:
         compressor: C, a stateless `Compressor` or the short name of one, such as
@@ -119,7 +121,6 @@ def dist_ef_block_sgdm(
     momentum: float = 0.9,
     block_size: int | None = None,
     weight_decay: float | None = None,
-    allow_inner_momentum: bool = False,
     residual_dtype: str = "float32",
 ) -> Method:
     r"""dist-EF-blockSGD with Nesterov momentum on each worker.
@@ -134,12 +135,10 @@ def dist_ef_block_sgdm(
         momentum: \( \mu \) in [0, 1).
         block_size: Elements a block. None: a block is a parameter tensor.
         weight_decay: \( \lambda \), or None.
-        allow_inner_momentum: Whether the inner optimizer may have momentum, too.
         residual_dtype: As for `dist_ef_sgd`.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer has
-            momentum.
+        ValueError: If an argument is out of range.
 
     Example:
         ```python
@@ -158,7 +157,7 @@ def dist_ef_block_sgdm(
         plain,
         compressor=NesterovMomentum(plain.compressor, momentum),
         weight_decay=_decay(weight_decay, momentum),
-        refuses_inner_momentum=not allow_inner_momentum,
+        refuses_inner_momentum=True,
         name="DistEFBlockSGDM",
     )
 

@@ -33,7 +33,7 @@ class Method(Component):
             of the examples; None: the second moments of each example.
         min_size: Variables with fewer elements are not compressed by default.
         refuses_inner_momentum: Whether the method holds the momentum, so that an inner
-            optimizer with momentum is an error.
+            optimizer with momentum is an error unless `allow_inner_momentum` is given.
         name: Name of the method, for people. If empty, the names of both halves.
 
     Raises:

@@ -17,7 +17,7 @@ def one_bit_sgd(reply: str = "float32") -> Method:
     \( e \leftarrow p - C(p) \). Server: the mean of the workers' C(p).
 
     An element takes 1 + 64 / n bits in a matrix of n rows. The learning rate is that of
-    uncompressed training.
+    uncompressed training, without momentum.
 
     Args:
         reply: `"float32"`: the mean. `"requantize"`, as in the paper: C of the mean and

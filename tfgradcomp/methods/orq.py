@@ -39,7 +39,8 @@ def orq(
         error_feedback: Whether a worker adds what it lost to its next gradient; with a
             quantized reply the server does so, too. Each block is then multiplied by
             the factor that fits it best (`tfgradcomp.compressors.OptimalScale`): the
-            rounding error may be larger than the gradient and would accumulate.
+            rounding error may be larger than the gradient and would accumulate. The
+            inner optimizer must not have momentum then.
         table_dtype: Type of the levels that travel: `"float32"`, `"bfloat16"`, or
             `"float16"`, in which a step with elements beyond \( \pm 65504 \) counts as
             not finite.

@@ -78,7 +78,6 @@ def signum(
     abstain_below: float = 0.0,
     quorum: int = 0,
     noise_std: float = 0.0,
-    allow_inner_momentum: bool = False,
 ) -> Method:
     r"""signSGD on each worker's momentum: one bit an element, up and down.
 
@@ -95,11 +94,9 @@ def signum(
         abstain_below: As for `signsgd`, of the momentum.
         quorum: As for `signsgd`.
         noise_std: As for `signsgd`.
-        allow_inner_momentum: Whether the inner optimizer may have momentum, too.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer has
-            momentum.
+        ValueError: If an argument is out of range.
 
     Example:
         ```python
@@ -120,6 +117,6 @@ def signum(
     return replace(
         signs,
         compressor=Momentum(signs.compressor, momentum, steps),
-        refuses_inner_momentum=not allow_inner_momentum,
+        refuses_inner_momentum=True,
         name="Signum",
     )

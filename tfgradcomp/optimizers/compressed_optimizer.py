@@ -38,6 +38,7 @@ COMMON_ARGUMENTS = (
     "sparse",
     "verify_every",
     "policy",
+    "allow_inner_momentum",
     "name",
 )
 
@@ -107,10 +108,14 @@ class CompressedOptimizer(ExchangeOptimizer):
             method (`methods.terngrad()`, `Wrapper.for_layers(...)` or `"float32"`), of
             which the first pair that names a variable decides; or a function from a
             variable to such a method or None. See docs/policy.md.
+        allow_inner_momentum: Whether the inner optimizer may have momentum or averages
+            of squares where they are known to fail: behind error feedback, and with a
+            method that holds a momentum itself.
         name: Name of the optimizer.
 
     Raises:
-        ValueError: If an argument is out of range; the message names the choices.
+        ValueError: If an argument is out of range, or the inner optimizer does not go
+            with the method; the message names the choices.
 
     Example:
         ```python
@@ -150,6 +155,7 @@ class CompressedOptimizer(ExchangeOptimizer):
         sparse: Any = "rows",
         verify_every: int | None = None,
         policy: Any = None,
+        allow_inner_momentum: bool = False,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -180,11 +186,15 @@ class CompressedOptimizer(ExchangeOptimizer):
             sparse=sparse,
             verify_every=verify_every,
             policy=policy,
+            allow_inner_momentum=allow_inner_momentum,
         )
         self.uncompressed_steps = UncompressedSteps(warmup_steps, dense_every)
         inner = self.inner_optimizer
-        check_inner_optimizer(method, inner, self.stepper_class.sends_momenta)
-        self._policy = Policy(policy, inner, min_size) if policy else None
+        if not (allow_inner_momentum or self.stepper_class.sends_momenta):
+            check_inner_optimizer(method, inner)
+        self._policy = None
+        if policy:
+            self._policy = Policy(policy, inner, min_size, allow_inner_momentum)
         self.microbatches = method.microbatches
         if self._policy and not method.needs_second_moments:
             self.microbatches = self._policy.microbatches
@@ -245,6 +255,15 @@ class CompressedOptimizer(ExchangeOptimizer):
         common = {name: getattr(self, name) for name in Settings.names()}
         own = MethodSettings(self.method, self.min_size)
         return Settings(own, self._policy, **common)
+
+    @override
+    @classmethod
+    def arguments_from(cls, config, custom_objects=None):
+        arguments = super().arguments_from(config, custom_objects)
+        if "allow_inner_momentum" in cls.argument_names:
+            # Before version 0.3 only methods with a momentum refused a second one.
+            arguments.setdefault("allow_inner_momentum", True)
+        return arguments
 
     @override
     def config_value(self, name):

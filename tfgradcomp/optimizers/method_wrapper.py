@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
+from tfgradcomp.engine.reply_bytes import warn_of_long_replies
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
@@ -44,6 +47,13 @@ class MethodWrapper(CompressedOptimizer):
         method = self.make_method(**bound.arguments)
         super().__init__(inner_optimizer, method, **kwargs)
         self.keep_arguments(**bound.arguments)
+
+    @override
+    def _build(self, variables):
+        super()._build(variables)
+        # Local steps exchange once in many steps, some variables at a time.
+        if self._group is None and "reply" in self.argument_names:
+            warn_of_long_replies(self.plan, self.method)
 
 
 def _joined_doc(cls: type, function: Callable) -> str:

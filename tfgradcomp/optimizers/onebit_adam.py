@@ -176,7 +176,12 @@ class OneBitAdam(CompressedOptimizer):
     """
 
     stepper_class: ClassVar[type[MomentumStepper]] = FrozenVarianceStepper
-    refused_arguments: ClassVar[tuple[str, ...]] = ("sparse", "dense_every", "policy")
+    refused_arguments: ClassVar[tuple[str, ...]] = (
+        "sparse",
+        "dense_every",
+        "policy",
+        "allow_inner_momentum",
+    )
 
     def __init__(
         self,
@@ -193,8 +198,9 @@ class OneBitAdam(CompressedOptimizer):
             if given.get(argument) is not None:
                 raise ValueError(
                     f"{type(self).__name__} has one method for all layers, takes "
-                    "tables whole, and chooses its own uncompressed steps. Expected: "
-                    f"none of {refused}. Received: {argument}={given[argument]!r}"
+                    "tables whole, chooses its own uncompressed steps, and sends the "
+                    f"inner optimizer's momenta. Expected: none of {refused}. "
+                    f"Received: {argument}={given[argument]!r}"
                 )
         if not 0 <= variance_floor <= 1:
             raise ValueError(

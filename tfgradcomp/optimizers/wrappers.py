@@ -83,8 +83,7 @@ class OneBitSGD(MethodWrapper, function=methods.one_bit_sgd):
 
     Example:
         ```python
-        inner = keras.optimizers.SGD(0.1, momentum=0.9)
-        model.compile(tfgradcomp.OneBitSGD(inner), "mse")
+        model.compile(tfgradcomp.OneBitSGD(keras.optimizers.SGD(0.1)), "mse")
         ```
     """
 

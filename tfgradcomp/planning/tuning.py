@@ -96,6 +96,10 @@ class Tuning(NamedTuple):
         Args:
             inner_optimizer: A Keras optimizer, its name or its config.
             **arguments: Further arguments of the wrapper, such as `exclude`.
+
+        Raises:
+            ValueError: If the best candidate has error feedback, which does not go
+                with momentum inside; the message names the right form.
         """
         return self.best.candidate.wrap(inner_optimizer, **arguments)
 
