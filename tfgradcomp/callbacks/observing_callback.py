@@ -36,7 +36,7 @@ class ObservingCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Starts observing, once all callbacks have restored their state."""
         if self._observed is not self._optimizer.stepper:
-            self._close()
+            self._detach()
             with self.model.distribute_strategy.scope():
                 self._observer = self._make_observer()
             # Replaces an observer whose `fit` ended with an error.
@@ -49,6 +49,10 @@ class ObservingCallback(keras.callbacks.Callback):
 
     def _close(self) -> None:
         """Stops observing, so that the next `fit` traces steps without the observer."""
+        self._detach()
+
+    def _detach(self) -> None:
+        """Takes the observer from the stepper that it is attached to."""
         observer, self._observer = self._observer, None
         observed, self._observed = self._observed, None
         if observer is None or observed is None:
