@@ -246,6 +246,18 @@ def test_table_json_and_plot(capsys, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "optimizer, one_bit", [("Adam", "OneBitAdam"), ("SGD", "DistEFBlockSGD")]
+)
+def test_the_command_says_what_auto_would_choose(capsys, optimizer, one_bit):
+    given = [*GIVEN, "--methods", "SignSGD", "--optimizer", optimizer]
+    assert command.main(["lenet", *given, "--risk", "high"]) == 0
+    *_, decision = capsys.readouterr().out.split("risk=")
+    assert decision.startswith("'high', 2 workers, links of 1 Gbit/s, 5.0 ms a step")
+    (chosen,) = [line for line in decision.splitlines() if line.startswith("*")]
+    assert one_bit in chosen
+
+
 def test_a_plot_without_matplotlib_raises(monkeypatch):
     monkeypatch.setattr(output.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install matplotlib.*Received: plot="):
