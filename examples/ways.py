@@ -119,6 +119,7 @@ WAYS = {
     "Int4": wrapped("Int4"),
     "LinearQuantization": wrapped("LinearQuantization"),
     "NaturalCompression": wrapped("NaturalCompression"),
+    "ScalarCodebook": wrapped("ScalarCodebook", "SGD"),
     "ScaledSign": wrapped("ScaledSign"),
     "HalfPrecision": wrapped("HalfPrecision"),
     "VarianceBased": wrapped("VarianceBased", "SGD"),

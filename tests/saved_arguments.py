@@ -41,6 +41,8 @@ SAVED_ARGUMENTS = {
     "NaturalCompression": dict(
         block_size=None, reply="requantize", error_feedback=True),
     "PowerSGD": dict(rank=3, reuse_query=False, alternate=True),
+    "ScalarCodebook": dict(
+        bits=3, block_size=None, reply="float32", error_feedback=False),
     "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
     "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
     "Strom": dict(threshold=0.25, index_coding="delta"),

@@ -177,6 +177,37 @@ def scaled_sign(x, splits):
     return spread(scale, splits) * np.where(x >= 0, 1.0, -1.0)
 
 
+# Half of the best levels for a standard normal law (Max 1960, Table I).
+NORMAL_LEVELS = {
+    1: [0.79788456],
+    2: [0.45278003, 1.51041761],
+    3: [0.24509418, 0.75600528, 1.34390928, 2.1519457],
+    4: [
+        *(0.12839503, 0.3880483, 0.65675912, 0.94234046),
+        *(1.2562312, 1.61804639, 2.06901723, 2.73258957),
+    ],
+}
+
+
+def scalar_codebook(x, splits, bits):
+    """The nearest level, where the mean magnitude of a block is that of the law."""
+    levels = np.array(NORMAL_LEVELS[bits])
+    result = np.array(x, np.float64)
+    for block in blocks(splits):
+        v = result[block]
+        scaled = levels * np.mean(np.abs(v)) * math.sqrt(math.pi / 2)
+        nearest = np.abs(np.abs(v)[:, np.newaxis] - scaled).argmin(1)
+        result[block] = np.where(v >= 0, 1, -1) * scaled[nearest]
+    return result
+
+
+def kept_by_codebook(bits):
+    """Of ||v||_1^2 / d, by the level that is nearest to the mean magnitude."""
+    mean = math.sqrt(2 / math.pi)
+    nearest = min(NORMAL_LEVELS[bits], key=lambda level: abs(level - mean))
+    return 1 - (1 - nearest / mean) ** 2
+
+
 def top_k(x, ratio):
     count = max(1, math.ceil(ratio * len(x)))
     kept = np.argsort(-np.abs(x), kind="stable")[:count]

@@ -190,6 +190,8 @@ class Workers:
             return np.where(abstains, 0, np_methods.sign(v, self.seed, self.step))
         if kind == "ScaledSign":
             return np_methods.scaled_sign(v, self.splits)
+        if kind == "ScalarCodebook":
+            return np_methods.scalar_codebook(v, self.splits, part.bits)
         if kind == "TopK":
             return np_methods.top_k(v, part.ratio)
         decoded = np_methods.bingrad_b(v, self.splits, part.lloyd_steps)

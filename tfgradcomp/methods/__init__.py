@@ -20,6 +20,7 @@ from tfgradcomp.methods.orq import bingrad, orq
 from tfgradcomp.methods.power_sgd import power_sgd
 from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
 from tfgradcomp.methods.random_k import random_k
+from tfgradcomp.methods.scalar_codebook import scalar_codebook
 from tfgradcomp.methods.signsgd import signsgd, signum
 from tfgradcomp.methods.strom import strom
 from tfgradcomp.methods.terngrad import terngrad
@@ -43,6 +44,7 @@ __all__ = [
     "power_sgd",
     "qsgd",
     "random_k",
+    "scalar_codebook",
     "scaled_sign",
     "signsgd",
     "signum",

@@ -173,6 +173,17 @@ class LinearQuantization(MethodWrapper, function=methods.linear_quantization):
     """
 
 
+class ScalarCodebook(MethodWrapper, function=methods.scalar_codebook):
+    """The nearest of 4, 8 or 16 levels that fit a normal law, in both directions.
+
+    Example:
+        ```python
+        outer = tfgradcomp.ScalarCodebook(keras.optimizers.SGD(0.7), bits=3)
+        model.compile(tfgradcomp.LocalSteps("adam", outer, every=16), "mse")
+        ```
+    """
+
+
 class ScaledSign(MethodWrapper, function=methods.scaled_sign):
     """The sign of each element times the mean magnitude of its block: one bit.
 
