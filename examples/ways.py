@@ -105,6 +105,7 @@ WAYS = {
     "DistEFBlockSGDM": wrapped("DistEFBlockSGDM", inner="SGD"),
     "OneBitSGD": wrapped("OneBitSGD", "SGD"),
     "DGC": Way("momentum", dgc, "VarianceBased", inner="SGD"),
+    "ChunkedTopK": wrapped("ChunkedTopK", "SGD"),
     "RandomK": wrapped("RandomK", "SGD", arguments={"ratio": 0.1}),
     "PowerSGD": wrapped("PowerSGD"),
     "OneBitAdam": Way("Adam", onebit_adam, "DistEFBlockSGD", whole_tables=True),

@@ -24,6 +24,7 @@ SAVED_ARGUMENTS = {
     "DGC": dict(
         ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7,
         allow_inner_momentum=True),
+    "ChunkedTopK": dict(k=32, chunk=2048, bits=3, decay=0.75, reply="float32"),
     "RandomK": dict(ratio=0.125, error_feedback=False),
     "ORQ": dict(
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",

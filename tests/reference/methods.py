@@ -216,6 +216,47 @@ def top_k(x, ratio):
     return result
 
 
+def cut(splits, most):
+    """Splits with longer blocks cut."""
+    ends = [range(a, b, most) for a, b in zip(splits[:-1], splits[1:], strict=True)]
+    return [*(edge for part in ends for edge in part), splits[-1]]
+
+
+def largest_of_chunks(x, splits, k, chunk):
+    """Indices of the largest elements of each chunk, the first of equal ones."""
+    for block in blocks(cut(splits, chunk)):
+        v = np.abs(x[block])
+        count = math.ceil(Fraction(k * len(v), chunk))
+        yield block.start + np.sort(np.argsort(-v, kind="stable")[:count])
+
+
+def split_at_means(q, bits):
+    """Levels of integers: parts at their mean, with 3 bits again; and means."""
+    code, means = np.zeros(len(q), int), [Fraction(sum(q), len(q))]
+    for _ in range(1, bits):
+        code = 2 * code + [e >= means[c] for e, c in zip(q, code, strict=True)]
+        parts = [
+            [e for e, c in zip(q, code, strict=True) if c == part]
+            for part in range(2 * len(means))
+        ]
+        means = [
+            Fraction(sum(part), len(part)) if part else means[i // 2]
+            for i, part in enumerate(parts)
+        ]
+    return code, means
+
+
+def chunked_top_k(x, splits, k, chunk, bits):
+    """The largest of each chunk, each the mean of its part of the magnitudes."""
+    x, result = np.asarray(x, np.float32), np.zeros(len(x))
+    for sent in largest_of_chunks(x, splits, k, chunk):
+        q, unit = fixed(np.abs(x[sent]))
+        code, means = split_at_means(q, bits)
+        levels = half(np.array([float(mean * unit) for mean in means]), "bfloat16")
+        result[sent] = np.where(np.signbit(x[sent]), -1, 1) * levels[code]
+    return result
+
+
 def drawn(size, ratio, seed, step):
     """Sizes of the ranges at the elements that random-k draws of them; else 0."""
     count = max(1, math.ceil(ratio * size))

@@ -192,6 +192,9 @@ class Workers:
             return np_methods.scaled_sign(v, self.splits)
         if kind == "ScalarCodebook":
             return np_methods.scalar_codebook(v, self.splits, part.bits)
+        if kind == "ChunkedTopK":
+            form = part.k, part.chunk, part.bits
+            return np_methods.chunked_top_k(v, self.splits, *form)
         if kind == "TopK":
             return np_methods.top_k(v, part.ratio)
         decoded = np_methods.bingrad_b(v, self.splits, part.lloyd_steps)

@@ -5,6 +5,7 @@ server's half. A wrapper of a similar name makes an optimizer of it: `terngrad` 
 `tfgradcomp.TernGrad`.
 """
 
+from tfgradcomp.methods.chunked_top_k import chunked_top_k
 from tfgradcomp.methods.dgc import dgc
 from tfgradcomp.methods.dist_ef import (
     dist_ef_block_sgd,
@@ -29,6 +30,7 @@ from tfgradcomp.methods.variance_based import hybrid, variance_based
 __all__ = [
     "Method",
     "bingrad",
+    "chunked_top_k",
     "dgc",
     "dist_ef_block_sgd",
     "dist_ef_block_sgdm",

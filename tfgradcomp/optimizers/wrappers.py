@@ -100,6 +100,17 @@ class DGC(MethodWrapper, function=methods.dgc):
     """
 
 
+class ChunkedTopK(MethodWrapper, function=methods.chunked_top_k):
+    """The k largest elements of each chunk, under error feedback that forgets.
+
+    Example:
+        ```python
+        outer = tfgradcomp.ChunkedTopK(keras.optimizers.SGD(1.0), k=64, chunk=4096)
+        model.compile(tfgradcomp.LocalSteps("adamw", outer, every=30), "mse")
+        ```
+    """
+
+
 class RandomK(MethodWrapper, function=methods.random_k):
     """The values of a few elements that all workers draw together.
 
