@@ -46,10 +46,9 @@ class ChunkedTopK(Compressor):
     Example:
         ```python
         inner, c = keras.optimizers.SGD(1.0), ChunkedTopK(64, 4096)
-        method = Method(
-            ErrorFeedback(c, decay=0.95), Recompress(c, decay=0.95), block_size=4096
+        optimizer = CompressedOptimizer(
+            inner, ErrorFeedback(c, decay=0.95), Recompress(c, decay=0.95)
         )
-        optimizer = LocalSteps("adamw", CompressedOptimizer(inner, method), every=30)
         ```
 
     References:

@@ -25,6 +25,9 @@ def scalar_codebook(
     sending nothing, with 1 to 4 bits. Rounding without bias to as many levels has about
     three times as much; error feedback needs no such rounding.
 
+    Elements beyond the largest level wait, at least in part, in the residual. Strong
+    momentum goes on with what comes late: take an inner SGD with little or none.
+
     Args:
         bits: b, 1 to 4: an element takes 1, 2, 3.2 or 4 bits, in each direction.
         block_size: Elements a block, which has a number of 32 bits. None: a block is a

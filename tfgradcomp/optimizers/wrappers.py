@@ -189,7 +189,7 @@ class ScalarCodebook(MethodWrapper, function=methods.scalar_codebook):
 
     Example:
         ```python
-        outer = tfgradcomp.ScalarCodebook(keras.optimizers.SGD(0.7), bits=3)
+        outer = tfgradcomp.ScalarCodebook(keras.optimizers.SGD(1.0), bits=3)
         model.compile(tfgradcomp.LocalSteps("adam", outer, every=16), "mse")
         ```
     """

@@ -148,7 +148,9 @@ def mean_of_largest(
     size = tf.cast(row_splits[-1], tf.int64)
 
     def decode(words, levels):
-        stream = tf.reshape(unpack_codes(words, 2, None), [-1, 32 * form.words])
+        stream = tf.reshape(
+            unpack_codes(words, 2, 32 * tf.size(words)), [-1, 32 * form.words]
+        )
         end = form.unary + k * form.low
         low = _number_of(stream[:, form.unary : end], k, form.low)
         code = _number_of(stream[:, end : end + k * bits], k, bits)
