@@ -39,6 +39,22 @@ def kept_by_signs(v, splits):
     return sum(np.sum(np.abs(v[b])) ** 2 / len(v[b]) for b in reference.blocks(splits))
 
 
+def kept_by_levels(bits):
+    """A part of what signs keep, by the level nearest to the mean magnitude."""
+    part = reference.kept_by_codebook(bits)
+    return lambda v, splits: part * kept_by_signs(v, splits)
+
+
+def kept_by_chunks(k, chunk):
+    """The mean magnitude of the largest of each chunk, but for its last bits."""
+
+    def kept(v, splits):
+        sent = reference.largest_of_chunks(v, splits, k, chunk)
+        return 0.9999 * sum(np.sum(np.abs(v[j])) ** 2 / len(j) for j in sent)
+
+    return kept
+
+
 def kept_by_a_tenth(v, splits):
     """A tenth of the elements, those of largest magnitude, has a tenth at least."""
     return np.sum(v**2) * max(1, np.ceil(0.1 * len(v))) / len(v)

@@ -23,6 +23,7 @@ SAVED_ARGUMENTS = {
     "OneBitSGD": dict(reply="requantize"),
     "DGC": dict(
         ratio=0.01, momentum=0.5, clip_norm=3.0, density_steps=7),
+    "ChunkedTopK": dict(k=32, chunk=2048, bits=3, decay=0.75, reply="float32"),
     "RandomK": dict(ratio=0.125, error_feedback=False),
     "ORQ": dict(
         levels=17, block_size=None, clip_factor=2.5, refine=2, reply="requantize",
@@ -40,6 +41,8 @@ SAVED_ARGUMENTS = {
     "NaturalCompression": dict(
         block_size=None, reply="requantize", error_feedback=True),
     "PowerSGD": dict(rank=3, reuse_query=False, alternate=True),
+    "ScalarCodebook": dict(
+        bits=3, block_size=None, reply="float32", error_feedback=False),
     "ScaledSign": dict(block_size=64, reply="requantize", error_feedback=True),
     "VarianceBased": dict(alpha=1.25, zeta=0.5, microbatches=3, index_coding="delta"),
     "Strom": dict(threshold=0.25, index_coding="delta"),

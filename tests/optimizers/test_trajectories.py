@@ -96,6 +96,8 @@ def follow(row, workers, block_size, shapes, min_size):
         blocks["block_size"] = block_size = row.arguments.get("block_size", block_size)
     else:
         block_size = None
+    if "chunk" in row.arguments:
+        block_size = row.arguments["chunk"]
     if row.wrapper == "DistEFSGD":
         block_size = block_size or "model"
 

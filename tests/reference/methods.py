@@ -177,11 +177,83 @@ def scaled_sign(x, splits):
     return spread(scale, splits) * np.where(x >= 0, 1.0, -1.0)
 
 
+# Half of the best levels for a standard normal law (Max 1960, Table I).
+NORMAL_LEVELS = {
+    1: [0.79788456],
+    2: [0.45278003, 1.51041761],
+    3: [0.24509418, 0.75600528, 1.34390928, 2.1519457],
+    4: [
+        *(0.12839503, 0.3880483, 0.65675912, 0.94234046),
+        *(1.2562312, 1.61804639, 2.06901723, 2.73258957),
+    ],
+}
+
+
+def scalar_codebook(x, splits, bits):
+    """The nearest level, where the mean magnitude of a block is that of the law."""
+    levels = np.array(NORMAL_LEVELS[bits])
+    result = np.array(x, np.float64)
+    for block in blocks(splits):
+        v = result[block]
+        scaled = levels * np.mean(np.abs(v)) * math.sqrt(math.pi / 2)
+        nearest = np.abs(np.abs(v)[:, np.newaxis] - scaled).argmin(1)
+        result[block] = np.where(v >= 0, 1, -1) * scaled[nearest]
+    return result
+
+
+def kept_by_codebook(bits):
+    """Of ||v||_1^2 / d, by the level that is nearest to the mean magnitude."""
+    mean = math.sqrt(2 / math.pi)
+    nearest = min(NORMAL_LEVELS[bits], key=lambda level: abs(level - mean))
+    return 1 - (1 - nearest / mean) ** 2
+
+
 def top_k(x, ratio):
     count = max(1, math.ceil(ratio * len(x)))
     kept = np.argsort(-np.abs(x), kind="stable")[:count]
     result = np.zeros(len(x))
     result[kept] = x[kept]
+    return result
+
+
+def cut(splits, most):
+    """Splits with longer blocks cut."""
+    ends = [range(a, b, most) for a, b in zip(splits[:-1], splits[1:], strict=True)]
+    return [*(edge for part in ends for edge in part), splits[-1]]
+
+
+def largest_of_chunks(x, splits, k, chunk):
+    """Indices of the largest elements of each chunk, the first of equal ones."""
+    for block in blocks(cut(splits, chunk)):
+        v = np.abs(x[block])
+        count = math.ceil(Fraction(k * len(v), chunk))
+        yield block.start + np.sort(np.argsort(-v, kind="stable")[:count])
+
+
+def split_at_means(q, bits):
+    """Levels of integers: parts at their mean, with 3 bits again; and means."""
+    code, means = np.zeros(len(q), int), [Fraction(sum(q), len(q))]
+    for _ in range(1, bits):
+        code = 2 * code + [e >= means[c] for e, c in zip(q, code, strict=True)]
+        parts = [
+            [e for e, c in zip(q, code, strict=True) if c == part]
+            for part in range(2 * len(means))
+        ]
+        means = [
+            Fraction(sum(part), len(part)) if part else means[i // 2]
+            for i, part in enumerate(parts)
+        ]
+    return code, means
+
+
+def chunked_top_k(x, splits, k, chunk, bits):
+    """The largest of each chunk, each the mean of its part of the magnitudes."""
+    x, result = np.asarray(x, np.float32), np.zeros(len(x))
+    for sent in largest_of_chunks(x, splits, k, chunk):
+        q, unit = fixed(np.abs(x[sent]))
+        code, means = split_at_means(q, bits)
+        levels = half(np.array([float(mean * unit) for mean in means]), "bfloat16")
+        result[sent] = np.where(np.signbit(x[sent]), -1, 1) * levels[code]
     return result
 
 

@@ -83,7 +83,7 @@ class Workers:
         elif kind == "DGC":
             return self._accumulated(part, rows)
         elif kind == "ErrorFeedback" and not self.loses_nothing:
-            p = rows + self.ratio * self.e
+            p = rows + part.decay * self.ratio * self.e
             sent = self._send(part.compressor, p)
             self.e = p - sent if self.rate else self.e
             return sent
@@ -128,7 +128,7 @@ class Workers:
             (reply,) = self._decoded(server.compressor, mean[np.newaxis], [-1])
             return reply
         if kind == "Recompress":
-            p = mean + self.ratio * self.server_e
+            p = mean + server.decay * self.ratio * self.server_e
             (reply,) = self._decoded(server.compressor, p[np.newaxis], [-1])
             self.server_e = p - reply if self.rate else self.server_e
             return reply
@@ -190,6 +190,11 @@ class Workers:
             return np.where(abstains, 0, np_methods.sign(v, self.seed, self.step))
         if kind == "ScaledSign":
             return np_methods.scaled_sign(v, self.splits)
+        if kind == "ScalarCodebook":
+            return np_methods.scalar_codebook(v, self.splits, part.bits)
+        if kind == "ChunkedTopK":
+            form = part.k, part.chunk, part.bits
+            return np_methods.chunked_top_k(v, self.splits, *form)
         if kind == "TopK":
             return np_methods.top_k(v, part.ratio)
         decoded = np_methods.bingrad_b(v, self.splits, part.lloyd_steps)

@@ -69,6 +69,8 @@ class Compressor(Component, abc.ABC):
         needs_whole_tensors: Whether no tensor may be cut, because shapes matter. Then
             the vectors of its state may have another size than the layout: `init` of a
             layout is the concatenation of `init` of its tensors.
+        needs_whole_blocks: Whether a payload can be decoded for whole blocks only,
+            because its fields have places in a block.
         hears_reply: Whether the state depends on the reply (`received`).
         most_elements: Greatest number of elements of a vector; None for no limit.
     """
@@ -80,6 +82,7 @@ class Compressor(Component, abc.ABC):
     contracts: ClassVar[bool] = False
     needs_second_moments: ClassVar[bool] = False
     needs_whole_tensors: ClassVar[bool] = False
+    needs_whole_blocks: ClassVar[bool] = False
     hears_reply: ClassVar[bool] = False
     most_elements: ClassVar[int | None] = None
 
@@ -279,6 +282,11 @@ class Wrapper(Compressor):
     @override
     def needs_whole_tensors(self):  # type: ignore[override]
         return self.compressor.needs_whole_tensors
+
+    @property
+    @override
+    def needs_whole_blocks(self):  # type: ignore[override]
+        return self.compressor.needs_whole_blocks
 
     @property
     @override

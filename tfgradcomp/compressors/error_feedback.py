@@ -20,9 +20,13 @@ from tfgradcomp.core.arguments import check_choice
 class ErrorFeedback(Wrapper):
     r"""Keeps the residual of any compressor C and sends it later.
 
-    \( p = g + \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
+    \( p = g + \beta \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
     \( e \leftarrow p - \Delta \). The residual e is computed from the decoded payload,
     so that it always agrees with what was sent.
+
+    With \( \beta < 1 \) a contribution that has waited for t steps counts \( \beta^t
+    \): what is old is forgotten, and e stays small. In a step that compresses nothing,
+    e waits as it is.
 
     C must contract (`Compressor.contracts`), or e grows without bound.
     `OptimalScale` makes any compressor contract.
@@ -30,6 +34,7 @@ class ErrorFeedback(Wrapper):
     Attributes:
         compressor: C.
         residual_dtype: Type of e: `"float32"`, or `"bfloat16"`, rounded at random.
+        decay: \( \beta \) in (0, 1]; 1 loses nothing.
 
     Example:
         ```python
@@ -41,13 +46,17 @@ class ErrorFeedback(Wrapper):
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
-        Error-Feedback, 2019, Algorithm 2.
+        Error-Feedback, 2019, Algorithm 2. The decay: Sarfi, Thérien, Lidin, Belilovsky,
+        Communication Efficient LLM Pre-training with SparseLoCo, 2025, Algorithm 1.
     """
 
     residual_dtype: str = field(default="float32", repr=False)
+    # Saved files compare policies by their `repr`, which is that of version 0.2.
+    decay: float = field(default=1.0, repr=False)
 
     def __post_init__(self):
         check_choice("residual_dtype", self.residual_dtype, residuals.DTYPES)
+        residuals.check_decay(self.decay)
 
     @override
     def init(self, layout):
@@ -61,7 +70,7 @@ class ErrorFeedback(Wrapper):
     @override
     def transform(self, x, state, layout, context):
         residual = residuals.read(state["residual"])
-        return ops.add_scaled(x, residual, context.learning_rate_ratio)
+        return ops.add_scaled(x, residual, residuals.factor(self.decay, context))
 
     @override
     def compress(self, x, state, layout, context):
@@ -87,13 +96,14 @@ class ErrorFeedback(Wrapper):
 class MeanErrorFeedback(ErrorFeedback):
     r"""Keeps what the workers' common update lacks of this worker's input.
 
-    \( p = g + \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
+    \( p = g + \beta \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
     \( e \leftarrow p - u \) with the update u that all workers apply. So the mean of
     all e is what is missing in u, whatever C does.
 
     Attributes:
         compressor: C.
         residual_dtype: `"float32"`.
+        decay: As for `ErrorFeedback`.
 
     Example:
         ```python
@@ -110,6 +120,7 @@ class MeanErrorFeedback(ErrorFeedback):
 
     def __post_init__(self):
         check_choice("residual_dtype", self.residual_dtype, ("float32",))
+        residuals.check_decay(self.decay)
 
     @override
     def compress(self, x, state, layout, context):
@@ -172,7 +183,7 @@ def sign_feedback(
 
     `feedback` is an `ErrorFeedback(ScaledSign())` in this state; `momentum` is m, or
     None. The scale shows whether x is finite: \( p = \mu m' + x +
-    \frac{\eta_{t-1}}{\eta_t} e \) with \( m' = \mu m + x \) is infinite or NaN
+    \beta \frac{\eta_{t-1}}{\eta_t} e \) with \( m' = \mu m + x \) is infinite or NaN
     wherever x is.
     """
     codes, scale, momentum, residual = ops.sign_error_feedback(
@@ -180,7 +191,7 @@ def sign_feedback(
         momentum,
         residuals.read(state["residual"]),
         mu,
-        context.learning_rate_ratio,
+        residuals.factor(feedback.decay, context),
         context.learning_rate > 0,
         layout.row_splits,
     )

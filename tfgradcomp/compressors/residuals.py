@@ -17,6 +17,21 @@ def read(residual: tf.Tensor) -> tf.Tensor:
     return tf.cast(residual, tf.float32)
 
 
+def check_decay(decay: float) -> None:
+    """Raises ValueError unless `decay` is in (0, 1]."""
+    if not 0 < decay <= 1:
+        raise ValueError(
+            "decay must be in (0, 1]; 1 loses nothing, and without feedback a "
+            f"compressor stands by itself. Received: decay={decay!r}"
+        )
+
+
+def factor(decay: float, context: Context) -> tf.Tensor:
+    r"""Returns \( \beta\,\eta_{t-1} / \eta_t \), by which a residual is multiplied."""
+    ratio = context.learning_rate_ratio
+    return ratio if decay == 1 else decay * ratio
+
+
 def left(p: tf.Tensor, sent: Vector) -> tf.Tensor:
     """Returns p less what was sent of it, without joining the tensors of `sent`."""
     sent = sent if isinstance(sent, SplitVector) else SplitVector([sent])

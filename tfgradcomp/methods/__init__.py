@@ -5,6 +5,7 @@ server's half. A wrapper of a similar name makes an optimizer of it: `terngrad` 
 `tfgradcomp.TernGrad`.
 """
 
+from tfgradcomp.methods.chunked_top_k import chunked_top_k
 from tfgradcomp.methods.dgc import dgc
 from tfgradcomp.methods.dist_ef import (
     dist_ef_block_sgd,
@@ -20,6 +21,7 @@ from tfgradcomp.methods.orq import bingrad, orq
 from tfgradcomp.methods.power_sgd import power_sgd
 from tfgradcomp.methods.qsgd import linear_quantization, qsgd, scaled_sign
 from tfgradcomp.methods.random_k import random_k
+from tfgradcomp.methods.scalar_codebook import scalar_codebook
 from tfgradcomp.methods.signsgd import signsgd, signum
 from tfgradcomp.methods.strom import strom
 from tfgradcomp.methods.terngrad import terngrad
@@ -28,6 +30,7 @@ from tfgradcomp.methods.variance_based import hybrid, variance_based
 __all__ = [
     "Method",
     "bingrad",
+    "chunked_top_k",
     "dgc",
     "dist_ef_block_sgd",
     "dist_ef_block_sgdm",
@@ -43,6 +46,7 @@ __all__ = [
     "power_sgd",
     "qsgd",
     "random_k",
+    "scalar_codebook",
     "scaled_sign",
     "signsgd",
     "signum",

@@ -99,6 +99,17 @@ class DGC(MethodWrapper, function=methods.dgc):
     """
 
 
+class ChunkedTopK(MethodWrapper, function=methods.chunked_top_k):
+    """The k largest elements of each chunk, under error feedback that forgets.
+
+    Example:
+        ```python
+        outer = tfgradcomp.ChunkedTopK(keras.optimizers.SGD(1.0), k=64, chunk=4096)
+        model.compile(tfgradcomp.LocalSteps("adamw", outer, every=30), "mse")
+        ```
+    """
+
+
 class RandomK(MethodWrapper, function=methods.random_k):
     """The values of a few elements that all workers draw together.
 
@@ -168,6 +179,17 @@ class LinearQuantization(MethodWrapper, function=methods.linear_quantization):
         ```python
         optimizer = tfgradcomp.LinearQuantization(keras.optimizers.SGD(0.1))
         model.compile(optimizer, "mse")
+        ```
+    """
+
+
+class ScalarCodebook(MethodWrapper, function=methods.scalar_codebook):
+    """The nearest of 4, 8 or 16 levels that fit a normal law, in both directions.
+
+    Example:
+        ```python
+        outer = tfgradcomp.ScalarCodebook(keras.optimizers.SGD(1.0), bits=3)
+        model.compile(tfgradcomp.LocalSteps("adam", outer, every=16), "mse")
         ```
     """
 

@@ -6,6 +6,7 @@ import abc
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -236,6 +237,17 @@ def checked_combine(
     return reply, new_state
 
 
+def width_of_blocks(layout: Layout) -> int | None:
+    """Returns the size of all blocks but the last, which may be smaller.
+
+    None if they differ: then no shards of one size have whole blocks.
+    """
+    widths = {*np.diff(layout.row_splits)[:-1].tolist()}
+    if len(widths) > 1:
+        return None
+    return widths.pop() if widths else max(1, layout.size)
+
+
 @dataclass(frozen=True)
 class Mean(Server):
     r"""Replies \( \frac{1}{N} \sum_i \Delta^{(i)} \), summed in the order of ranks.
@@ -257,6 +269,10 @@ class Mean(Server):
     @override
     def decompress(self, reply, layout, num_workers):
         return reply["values"]
+
+    @override
+    def shard_alignment(self, layout):
+        return width_of_blocks(layout) if self.compressor.needs_whole_blocks else 1
 
     @override
     def sum_field(self, layout, num_workers):

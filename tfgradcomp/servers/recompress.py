@@ -20,13 +20,14 @@ from tfgradcomp.servers.requantize import Requantize
 class Recompress(Requantize):
     r"""Compresses the mean, with a residual at the server.
 
-    \( \tilde p = \frac1N \sum_i \Delta^{(i)} + \frac{\eta_{t-1}}{\eta_t} \tilde e \),
-    replies \( \tilde\Delta = C(\tilde p) \), \( \tilde e \leftarrow \tilde p -
+    \( \tilde p = \frac1N \sum_i \Delta^{(i)} + \beta \frac{\eta_{t-1}}{\eta_t} \tilde
+    e \), replies \( \tilde\Delta = C(\tilde p) \), \( \tilde e \leftarrow \tilde p -
     \tilde\Delta \).
 
     Attributes:
         compressor: C, stateless, of both the payloads and the reply.
         residual_dtype: As for `tfgradcomp.compressors.ErrorFeedback`.
+        decay: \( \beta \), as for `tfgradcomp.compressors.ErrorFeedback`.
 
     References:
         Zheng et al., Communication-Efficient Distributed Blockwise Momentum SGD with
@@ -34,10 +35,12 @@ class Recompress(Requantize):
     """
 
     residual_dtype: str = field(default="float32", repr=False)
+    decay: float = field(default=1.0, repr=False)
 
     def __post_init__(self):
         super().__post_init__()
         check_choice("residual_dtype", self.residual_dtype, residuals.DTYPES)
+        residuals.check_decay(self.decay)
 
     @override
     def init(self, layout):
@@ -51,7 +54,7 @@ class Recompress(Requantize):
     def combine(self, payloads, state, layout, context):
         residual = residuals.read(state["residual"])
         mean = self.compressor.mean(payloads, layout)
-        p = ops.add_scaled(mean, residual, context.learning_rate_ratio)
+        p = ops.add_scaled(mean, residual, residuals.factor(self.decay, context))
         server = context.at_server()
         reply = checked_compress(self.compressor, p, (), layout, server).payload
         left = residuals.left(p, self.compressor.decompress(reply, layout))
@@ -68,7 +71,7 @@ class Recompress(Requantize):
     def fused(self):
         if self.compressor != ScaledSign():
             return self
-        return _RecompressSigns(self.compressor, self.residual_dtype)
+        return _RecompressSigns(self.compressor, self.residual_dtype, self.decay)
 
 
 class _RecompressSigns(Recompress):
@@ -95,7 +98,7 @@ class _RecompressSigns(Recompress):
             payloads["codes"],
             tf.gather(payloads["scale"], tf.constant(blocks, tf.int32), axis=1),
             residuals.read(state["residual"]),
-            context.learning_rate_ratio,
+            residuals.factor(self.decay, context),
             cuts,
         )
         return {"codes": codes, "sums": sums}, state
@@ -118,7 +121,7 @@ class _RecompressSigns(Recompress):
             payloads["codes"],
             payloads["scale"],
             residuals.read(state["residual"]),
-            context.learning_rate_ratio,
+            residuals.factor(self.decay, context),
             context.learning_rate > 0,
             part["codes"],
             reply["scale"][shard.first_block : after],
@@ -132,7 +135,7 @@ class _RecompressSigns(Recompress):
             payloads["codes"],
             payloads["scale"],
             residuals.read(state["residual"]),
-            context.learning_rate_ratio,
+            residuals.factor(self.decay, context),
             context.learning_rate > 0,
             layout.row_splits,
         )

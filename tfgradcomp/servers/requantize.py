@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp.compressors import Compressor
 from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.core import Layout
-from tfgradcomp.servers.base import Server
+from tfgradcomp.servers.base import Server, width_of_blocks
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,7 @@ class Requantize(Server):
     @override
     def shard_alignment(self, layout):
         # A block must be whole where it is compressed.
-        widths = {*np.diff(layout.row_splits)[:-1].tolist()}
-        if len(widths) > 1 or not self.is_blockwise:
-            return None
-        return widths.pop() if widths else max(1, layout.size)
+        return width_of_blocks(layout) if self.is_blockwise else None
 
     @override
     def combine(self, payloads, state, layout, context):

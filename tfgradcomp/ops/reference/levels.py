@@ -76,7 +76,7 @@ def find_levels(
             "optimal": _optimal_indices,
             "quantiles": _quantile_indices,
             "symmetric": _symmetric_index,
-        }[rule](_fixed_point(value, top, row_splits), value, row_splits, count, sweeps)
+        }[rule](_integers(value, top, row_splits), value, row_splits, count, sweeps)
         found = tf.gather(value, indices)
         if rule == "symmetric":
             # By their bits: a processor may take denormals for zeros.
@@ -157,7 +157,8 @@ def _ordered(bits: tf.Tensor) -> tf.Tensor:
     return bits ^ (tf.bitwise.right_shift(bits, 31) & 0x7FFFFFFF)
 
 
-def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
+def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
+    """Returns powers of two of int32 exponents, float64."""
     biased = tf.cast(exponent, tf.int64) + 1023
     shift = tf.constant(52, tf.int64)
     return tf.bitcast(tf.bitwise.left_shift(biased, shift), tf.float64)
@@ -170,17 +171,20 @@ def _sorted_in_blocks(key: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     return tf.cast(joined - block * 2**32 - 2**31, tf.int32)
 
 
-def _fixed_point(bits, top, row_splits) -> tf.Tensor:
+def fixed_point(bits: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Returns q of `find_levels`, int64, for elements with these `bits`.
 
-    `top` is the exponent field of the largest magnitude of each block.
+    `scale` is the power of two, float64, that gives the largest magnitude 30 bits.
     """
-    scale = _power_of_two(156 - top)
     x = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
     # Processors differ in their treatment of denormals.
     x = tf.where(exponent(bits & 0x7FFFFFFF) > 0, x, 0)
-    scaled = x * spread(scale, row_splits)
-    return tf.cast(tf.round(scaled), tf.int64)
+    return tf.cast(tf.round(x * scale), tf.int64)
+
+
+def _integers(bits, top, row_splits) -> tf.Tensor:
+    """Returns q; `top` is the exponent field of each block's largest magnitude."""
+    return fixed_point(bits, spread(power_of_two(156 - top), row_splits))
 
 
 def _ends(row_splits: Sequence[int]):
@@ -236,8 +240,8 @@ def _symmetric_index(q, value, row_splits, count, sweeps) -> tf.Tensor:
 def _mean_levels(bits, top, row_splits) -> tf.Tensor:
     block = tf.convert_to_tensor(block_of(row_splits))
     num_blocks = length(_ends(row_splits)[0])
-    q = _fixed_point(bits, top, row_splits)
-    unit = _power_of_two(top - 156)
+    q = _integers(bits, top, row_splits)
+    unit = power_of_two(top - 156)
 
     def total(values):
         return tf.math.unsorted_segment_sum(values, block, num_blocks)
