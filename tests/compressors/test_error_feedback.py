@@ -42,8 +42,9 @@ def two_way(compressor, momentum=None):
 )
 def test_steps_of_three_workers_follow_numpy(method, transport):
     def make(transport):
+        settings = {"seed": SEED, "min_size": 1, "allow_inner_momentum": True}
         return tfgradcomp.CompressedOptimizer(
-            sgd(0.6), method, transport=transport, seed=SEED, min_size=1
+            sgd(0.6), method, transport=transport, **settings
         )
 
     rule = reference_of(method, 3, SHAPES, block_size=16)
