@@ -51,13 +51,13 @@ MUTATIONS = (
     Mutation(
         "error feedback drops its residual",
         "tfgradcomp/compressors/error_feedback.py",
-        {"ops.add_scaled(x, residual, context.learning_rate_ratio)": "x"},
+        {"ops.add_scaled(x, residual, residuals.factor(self.decay, context))": "x"},
         "tests/optimizers/test_trajectories.py -k 'BinGrad and feedback'",
     ),
     Mutation(
         "the residual is not rescaled with the learning rate",
         "tfgradcomp/compressors/error_feedback.py",
-        {"(x, residual, context.learning_rate_ratio)": "(x, residual, 1.0)"},
+        {"residual, residuals.factor(self.decay, context)": "residual, 1.0"},
         "tests/optimizers/test_trajectories.py -k 'BinGrad and feedback'",
     ),
     Mutation(

@@ -60,6 +60,8 @@ class ChunkedTopK(Compressor):
     short_name: ClassVar[str | None] = "chunked_top_k"
     contracts: ClassVar[bool] = True
     needs_whole_blocks: ClassVar[bool] = True
+    # The bits of all words are counted in int32.
+    most_elements: ClassVar[int | None] = 2**30
 
     k: int = 64
     chunk: int = 4096
