@@ -1,0 +1,132 @@
+"""Exchanges of local steps that are applied later, against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfgradcomp
+from tests.helpers import split
+from tests.optimizers.test_local_steps import (
+    GROUPED,
+    dist_ef,
+    gradients_of,
+    run_on,
+    runs,
+    start,
+)
+
+SGD = keras.optimizers.SGD
+ENDS = np.cumsum([0, *map(np.prod, GROUPED)])
+
+
+def expected_run(workers, every, steps, delay, mix=None, stagger=False, warmup_steps=0):
+    """Returns what each worker sees, where the mean of all changes is applied."""
+    own, anchors = np.stack([start(GROUPED)] * workers)[np.newaxis].repeat(2, 0)
+    groups = [(0, 1), (1, 3), (3, 4)] if stagger else [(0, 4)]
+    waiting, seen = {}, []
+    for step, gradients in enumerate(gradients_of(steps, workers, GROUPED), 1):
+        own = own - 0.125 * gradients
+        for index, (first, last) in enumerate(groups):
+            part = slice(ENDS[first], ENDS[last])
+            if step <= warmup_steps:
+                own[:, part] = anchors[:, part] = own[:, part].mean(0)
+            if step == waiting.get(index, (0,))[0]:
+                _, snapshot = waiting.pop(index)
+                x, new = own[:, part], snapshot.mean(0)
+                anchors[:, part] = new
+                is_sum = mix is None
+                own[:, part] = (
+                    new + (x - snapshot) if is_sum else mix * x + (1 - mix) * new
+                )
+            begin = 0 if stagger else warmup_steps
+            turn = (index + 1) * every // len(groups)
+            if step > warmup_steps and (step - begin - turn) % every == 0:
+                waiting[index] = step + delay, own[:, part].copy()
+        seen.append(own.copy())
+    # What waits is part of what all workers exchange at the end.
+    return np.stack([*seen, [own.mean(0)] * workers])
+
+
+CASES = [
+    {"every": 4, "steps": 11, "delay": 1},
+    {"every": 4, "steps": 9, "delay": 3, "mix": 0.5, "warmup_steps": 2},
+    {"every": 6, "steps": 13, "delay": 2, "stagger": True},
+    {"every": 6, "steps": 9, "delay": 5, "mix": 0.25, "stagger": True},
+]
+
+
+@pytest.mark.parametrize(
+    "kind", ["multi_worker", pytest.param("virtual", marks=pytest.mark.slow)]
+)
+def test_new_anchors_are_applied_after_the_delay(pools, kind):
+    common = {"inner": "sgd", "outer": "identity", "shapes": GROUPED}
+    answers = pools(2, kind).run(runs, [common | case for case in CASES]).answers
+    for index, case in enumerate(CASES):
+        found = np.concatenate([answer[index][0] for answer in answers], axis=1)
+        np.testing.assert_allclose(found, expected_run(2, **case), 1e-6, 1e-6)
+        np.testing.assert_array_equal(*found[-1])
+
+
+def test_processes_and_virtual_workers_end_in_the_same_bits(pools):
+    case = {"inner": "adam", "outer": "dist_ef", "every": 4, "steps": 10, "delay": 2}
+    case |= {"shapes": GROUPED, "stagger": True, "mix": 0.5}
+    found, _ = run_on(pools(2), **case)
+    again, _ = run_on(pools(2), **case)
+    np.testing.assert_array_equal(found, again)
+    virtual, _ = run_on(pools(2, "virtual"), **case)
+    np.testing.assert_array_equal(found, virtual)
+
+
+def test_resumes_between_snapshot_and_exchange_in_the_same_bits(tmp_path):
+    def make():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        model.compile(tfgradcomp.LocalSteps("adam", dist_ef(), 4, delay=3), "mse")
+        return model
+
+    rng = np.random.default_rng(0)
+    batches = [(rng.normal(size=(4, 8)), rng.normal(size=(4, 4))) for _ in range(14)]
+    whole, first, second = make(), make(), make()
+    for batch in batches:
+        whole.train_on_batch(*batch)
+    for batch in batches[:10]:
+        first.train_on_batch(*batch)
+    assert first.optimizer.outers[0].iterations == 1
+    first.save(tmp_path / "model.keras")
+    second.optimizer.build(second.trainable_variables)
+    second.load_weights(tmp_path / "model.keras")
+    second = keras.saving.load_model(tmp_path / "model.keras")
+    for batch in batches[10:]:
+        second.train_on_batch(*batch)
+    for one, other in zip(whole.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_variables_without_a_gradient_keep_their_values():
+    optimizer = tfgradcomp.LocalSteps(SGD(0.125), dist_ef(), 3, delay=2)
+    variables = [keras.Variable(v) for v in split(start(GROUPED), GROUPED)]
+    optimizer.build(variables)
+    frozen = variables[1].numpy()
+    for gradients in gradients_of(8, 1, GROUPED):
+        parts = split(gradients[0], GROUPED)
+        del parts[1]
+        optimizer.apply(parts, variables[:1] + variables[2:])
+    assert int(optimizer.outer.iterations) == 2
+    optimizer.synchronize()
+    np.testing.assert_array_equal(variables[1], frozen)
+    assert not np.array_equal(variables[0], split(start(GROUPED), GROUPED)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"delay": -1}, "delay"),
+        ({"every": 4, "delay": 4}, "before the next one is due"),
+        ({"every": "auto", "delay": 1}, "before the next one is due"),
+        ({"mix": 0.5}, "`mix` is the share"),
+        ({"delay": 1, "mix": 1.0}, "`mix` is the share"),
+    ],
+)
+def test_bad_arguments_raise(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tfgradcomp.LocalSteps("sgd", dist_ef(), **arguments)
