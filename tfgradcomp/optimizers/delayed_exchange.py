@@ -61,7 +61,7 @@ class DelayedExchange:
         delay: int,
         mix: float | None,
     ):
-        """Creates the counts.
+        r"""Creates the counts.
 
         Args:
             weights: The weights that each worker trains alone.
