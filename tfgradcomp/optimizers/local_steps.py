@@ -54,9 +54,9 @@ class LocalSteps(OptimizerWrapper):
     in each step. With an uncompressed `outer` and SGD(1), \( \bar x \) is the mean of
     the workers' weights; with H = 1 and SGD inside as well, it is synchronous SGD.
 
-    All workers have the same weights, bit for bit, after each exchange. `fit` also
-    exchanges at the end of each epoch, `evaluate` and `predict` before they begin, and
-    `synchronize` anywhere else. A model that is saved between two exchanges holds this
+    All workers have the same weights, bit for bit, after each exchange without `delay`.
+    `fit` makes such an exchange after each epoch, `evaluate` and `predict` as they
+    begin, and `synchronize`. A model that is saved between two exchanges holds this
     worker's weights. The inner optimizer's state differs between workers. Backups hold
     it, so that a run that resumes between two exchanges ends in the same bits.
 
