@@ -80,17 +80,23 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "kind", ["multi_worker", pytest.param("virtual", marks=pytest.mark.slow)]
+    ("kind", "cases"),
+    [
+        ("multi_worker", CASES[1:3]),
+        pytest.param("multi_worker", CASES[::3], marks=pytest.mark.slow),
+        pytest.param("virtual", CASES, marks=pytest.mark.slow),
+    ],
 )
-def test_new_anchors_are_applied_after_the_delay(pools, kind):
+def test_new_anchors_are_applied_after_the_delay(pools, kind, cases):
     common = {"inner": "sgd", "outer": "identity", "shapes": GROUPED}
-    answers = pools(2, kind).run(runs, [common | case for case in CASES]).answers
-    for index, case in enumerate(CASES):
+    answers = pools(2, kind).run(runs, [common | case for case in cases]).answers
+    for index, case in enumerate(cases):
         found = np.concatenate([answer[index][0] for answer in answers], axis=1)
         np.testing.assert_allclose(found, expected_run(2, **case), 1e-6, 1e-6)
         np.testing.assert_array_equal(*found[-1])
 
 
+@pytest.mark.slow  # Starts both kinds of workers.
 def test_processes_and_virtual_workers_end_in_the_same_bits(pools):
     case = {"inner": "adam", "outer": "dist_ef", "every": 4, "steps": 10, "delay": 2}
     case |= {"shapes": GROUPED, "stagger": True, "mix": 0.5}
