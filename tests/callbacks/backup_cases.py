@@ -66,12 +66,13 @@ class Noise(keras.layers.Layer):
         return x + 0.1 * keras.random.normal((64,)) if training else x
 
 
-def compiled(strategy, every=None):
+def compiled(strategy, every=None, delay=0):
     """Returns a model with random numbers, statistics and two states of a method.
 
     Args:
         strategy: The strategy.
         every: Number of local steps between exchanges; None: no local steps.
+        delay: Of local steps.
     """
     keras.utils.set_random_seed(3)
     layers = keras.layers
@@ -87,7 +88,7 @@ def compiled(strategy, every=None):
         )
         if every:
             adam = keras.optimizers.Adam(schedule)
-            optimizer = tfgradcomp.LocalSteps(adam, optimizer, every)
+            optimizer = tfgradcomp.LocalSteps(adam, optimizer, every, delay=delay)
         model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
@@ -104,7 +105,9 @@ MODES = {
 }
 
 
-def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=None):
+def train(
+    folder, mode, save_freq="epoch", validate=False, fault=None, every=None, delay=0
+):
     """Trains for five epochs, or until the interruption.
 
     Args:
@@ -115,10 +118,11 @@ def train(folder, mode, save_freq="epoch", validate=False, fault=None, every=Non
         fault: Fault on worker 1, in a write: `"full"`, `"bug"`; or as training begins:
             `"metadata"`, `"weights"`, `"all weights"`.
         every: Number of local steps between exchanges; None: no local steps.
+        delay: Of local steps.
     """
     strategy, rank = strategy_and_rank()
     directory = Path(folder, "backup")
-    model = compiled(strategy, every)
+    model = compiled(strategy, every, delay)
     callbacks = []
     if mode != "uninterrupted":
         backup = tfgradcomp.callbacks.BackupAndRestore(

@@ -82,15 +82,18 @@ def test_save_freq_resumes_within_an_epoch_in_the_same_bits(train, straight, tmp
 
 
 @pytest.mark.slow  # Three trainings.
-def test_local_steps_resume_between_two_exchanges_in_the_same_bits(train, tmp_path):
+@pytest.mark.parametrize(("every", "delay"), [(3, 0), (2, 1)])
+def test_local_steps_resume_between_two_exchanges_in_the_same_bits(
+    train, tmp_path, every, delay
+):
     def run(folder, mode):
-        options = {"save_freq": 3, "validate": True, "every": 3}
+        options = {"save_freq": 3, "validate": True, "every": every, "delay": delay}
         return train(tmp_path / folder, mode, **options).answers
 
     straight = run("straight", "uninterrupted")
     assert straight[0]["digest"] == straight[1]["digest"]
     run("backup", "interrupt in an epoch")
-    # Two steps after an exchange.
+    # Two steps after an exchange; with a delay, its snapshots are waiting.
     shutil.rmtree(tmp_path / "backup" / "backup" / "worker-1" / LAST)
     check_same(run("backup", "resume"), straight, 1)
 

@@ -31,6 +31,7 @@ OTHERS = {
     ),
     "LocalSteps": lambda: local_steps(0.0, every=2),
     "LocalSteps, stagger": lambda: local_steps(0.0, every=3, stagger=True),
+    "LocalSteps, delay": lambda: local_steps(0.0, every=3, delay=2),
 }
 CHECKS = {}
 

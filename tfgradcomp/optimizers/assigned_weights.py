@@ -30,6 +30,7 @@ class AssignedWeights:
         weights: list[keras.Variable],
         anchors: list[keras.Variable],
         collectives: Collectives,
+        snapshots: list[keras.Variable] | None = None,
     ):
         """Creates the variables, and watches the weights.
 
@@ -37,8 +38,10 @@ class AssignedWeights:
             weights: The weights that each worker trains alone.
             anchors: What their changes are counted from.
             collectives: The collectives between the workers.
+            snapshots: Weights that wait for a delayed exchange.
         """
         self._weights, self._anchors = weights, anchors
+        self._snapshots = snapshots
         self._collectives = collectives
         zeros = tf.zeros([len(weights)], tf.int32)
         self.flags = PerReplicaVariable.known(zeros, "assigned")
@@ -49,6 +52,9 @@ class AssignedWeights:
         """Makes an assigned weight this worker's anchor."""
         position = [weight is variable for weight in self._weights].index(True)
         self._anchors[position].assign(tensorflow_variable(variable))
+        if self._snapshots is not None:
+            # What waits there was trained from other weights.
+            self._snapshots[position].assign(tensorflow_variable(variable))
         flags = self.flags.local_values()
         flags[:, position] = 1
         self.flags.assign_local_values(flags)
@@ -70,15 +76,18 @@ class AssignedWeights:
         """Keeps what all workers have told until the end of the exchange."""
         self._told.assign(told)
 
-    def end_exchange(self, positions: Collection[int], others: list) -> None:
+    def end_exchange(self, positions: Collection[int], others: list) -> tf.Tensor:
         """Makes anchors equal if any worker has assigned them before the exchange.
 
         Args:
             positions: The weights that were exchanged.
             others: Further variables that follow from the anchors alone.
+
+        Returns:
+            Whether any worker has, a boolean scalar.
         """
         if self._collectives.num_workers == 1:
-            return
+            return tf.constant(False)
 
         def take_first():
             _take_first([*(self._anchors[p] for p in positions), *others], own)
@@ -89,6 +98,7 @@ class AssignedWeights:
         own = self._collectives
         told = tf.convert_to_tensor(self._told) > 0
         conditional(told, take_first, lambda: None)
+        return told
 
 
 def _take_first(variables, collectives):

@@ -53,9 +53,12 @@ class UnsentSteps:
         """Counts a local step of some variables."""
         self.variable.assign(self.variable + self._is_among(positions))
 
-    def clear(self, positions: Collection[int]) -> None:
-        """Counts from 0 again, after an exchange of some variables."""
-        self.variable.assign(self.variable * (1 - self._is_among(positions)))
+    def leave(self, positions: Collection[int], steps: int = 0) -> None:
+        """Leaves at most so many steps of some variables, after an exchange."""
+        counts = tf.convert_to_tensor(self.variable)
+        left = tf.minimum(counts, steps)
+        among = self._is_among(positions)
+        self.variable.assign(left * among + counts * (1 - among))
 
     def most(self, positions: Collection[int]) -> tf.Tensor:
         """Returns the largest number of some variables."""

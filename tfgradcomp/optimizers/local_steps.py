@@ -19,10 +19,7 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.engine import nonfinite
-from tfgradcomp.engine.consistency_check import (
-    check_holds_local_steps,
-    check_same_at_start,
-)
+from tfgradcomp.engine.consistency_check import check_same_at_start
 from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.dense import with_values
 from tfgradcomp.engine.inner_step import apply_alone
@@ -30,6 +27,7 @@ from tfgradcomp.engine.summary import variables_to_build_for
 from tfgradcomp.engine.variable_copies import copy_of
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
+from tfgradcomp.optimizers.delayed_exchange import DelayedExchange, check_delay
 from tfgradcomp.optimizers.local_step_schedule import (
     MOST,
     IntervalTuner,
@@ -56,9 +54,9 @@ class LocalSteps(OptimizerWrapper):
     in each step. With an uncompressed `outer` and SGD(1), \( \bar x \) is the mean of
     the workers' weights; with H = 1 and SGD inside as well, it is synchronous SGD.
 
-    All workers have the same weights, bit for bit, after each exchange. `fit` also
-    exchanges at the end of each epoch, `evaluate` and `predict` before they begin, and
-    `synchronize` anywhere else. A model that is saved between two exchanges holds this
+    All workers have the same weights, bit for bit, after each exchange without `delay`.
+    `fit` makes such an exchange after each epoch, `evaluate` and `predict` as they
+    begin, and `synchronize`. A model that is saved between two exchanges holds this
     worker's weights. The inner optimizer's state differs between workers. Backups hold
     it, so that a run that resumes between two exchanges ends in the same bits.
 
@@ -83,6 +81,12 @@ class LocalSteps(OptimizerWrapper):
             step carries all bytes. A group is about as large as the largest variable.
             Rules in `outer` see the whole model, and a round, in which each group has
             its turn, is one step of its optimizer.
+        delay: Number of steps d between the end of H steps and its exchange, less than
+            H. With 1 or more, the exchange runs beside the forward and backward pass of
+            step d and is applied after it. It takes a copy of the weights in memory.
+        mix: With `delay`, a worker's own share of the weights that follow, \( \alpha \)
+            in \( x_i \leftarrow \alpha x_i + (1 - \alpha) \bar x \), 0.5 in the paper.
+            None: \( x_i \leftarrow \bar x \) plus what d steps have changed.
         name: Name of the optimizer.
 
     Raises:
@@ -101,7 +105,8 @@ class LocalSteps(OptimizerWrapper):
 
     References:
         Stich, Local SGD Converges Fast and Communicates Little, 2018; Basu et al.,
-        Qsparse-local-SGD, 2019; Douillard et al., DiLoCo, 2023.
+        Qsparse-local-SGD, 2019; Douillard et al., DiLoCo, 2023; Douillard et al.,
+        Streaming DiLoCo with overlapping communication, 2025.
     """
 
     needs_second_moments = False
@@ -113,6 +118,8 @@ class LocalSteps(OptimizerWrapper):
         every: int | str = 16,
         warmup_steps: int = 0,
         stagger: bool = False,
+        delay: int = 0,
+        mix: float | None = None,
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -122,10 +129,10 @@ class LocalSteps(OptimizerWrapper):
         if every != "auto":
             check_integer("every", every, 1)
         check_integer("warmup_steps", warmup_steps, 0)
+        check_delay(every, delay, mix)
         self.outer = outer
-        self.keep_arguments(
-            outer=outer, every=every, warmup_steps=warmup_steps, stagger=stagger
-        )
+        self.keep_arguments(outer=outer, every=every, warmup_steps=warmup_steps)
+        self.keep_arguments(stagger=stagger, delay=delay, mix=mix)
         self._is_checked = False
         check_strategy(self)
 
@@ -147,7 +154,14 @@ class LocalSteps(OptimizerWrapper):
         compat.track(self, [self._counts, self._unsent.variable])
         sizes = [variable.shape.num_elements() for variable in variables]
         groups = groups_of(sizes, (self._given or MOST) if self.stagger else 1)
-        self._groups = OuterGroups(self.outer, variables, self._anchors, groups)
+        self._delayed = None
+        if self.delay:
+            snapshots = [copy_of(self, variable) for variable in variables]
+            arguments = groups, self._unsent, self.delay, self.mix
+            self._delayed = DelayedExchange(variables, snapshots, *arguments)
+            compat.track(self, [self._delayed.waiting])
+        weights = variables, self._anchors
+        self._groups = OuterGroups(self.outer, *weights, groups, self._delayed)
         # Keras saves what it finds among the attributes.
         self.outers = self._groups.outers
         self._stopwatch = IntervalTuner(self.outer.stepper.collectives)
@@ -242,6 +256,10 @@ class LocalSteps(OptimizerWrapper):
         is_finite = nonfinite.are_finite(gradients, collectives)
         counts = tf.convert_to_tensor(self._counts)
         is_warmup = tf.convert_to_tensor(self.outer.iterations) < self.warmup_steps
+        positions = compat.positions(self.inner_optimizer, variables)
+        turns = self._groups.turns(positions)
+        # Before the step changes weights: it needs no gradient.
+        are_due = self._groups.exchange_waiting(turns)
 
         def step(gradients):
             apply_alone(self.inner_optimizer, gradients, variables)
@@ -249,36 +267,35 @@ class LocalSteps(OptimizerWrapper):
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)
         self._counts.assign(counts + tf.stack([1, left_out, 0]))
-        positions = compat.positions(self.inner_optimizer, variables)
         self._unsent.add(positions)
+        self._groups.apply_waiting(turns, are_due)
 
         if self._given:
-            self._meet(positions, is_warmup)
+            self._meet(turns, is_warmup)
         else:
             conditional(
                 counts[2] > 0,
-                lambda is_warmup: self._meet(positions, is_warmup),
+                lambda is_warmup: self._meet(turns, is_warmup),
                 lambda is_warmup: self._meet_measured(positions),
                 (is_warmup,),
             )
 
-    def _meet(self, positions, is_warmup):
+    def _meet(self, turns, is_warmup):
         """Exchanges the groups whose turn it is; all groups in the warm-up."""
         steps, _, every = tf.unstack(tf.convert_to_tensor(self._counts))
         number = len(self._groups.groups)
         exchange = self._exchange if number > 1 else self._exchange_all
-        turns = {
-            index: own
-            for index, group in enumerate(self._groups.groups)
-            if (own := positions.intersection(group))
-        }
         for index, own in turns.items():
             turn = (index + 1) * every // number
-            is_due = is_warmup | tf.equal((steps - turn) % every, 0)
+            is_due = tf.equal((steps - turn) % every, 0)
             # The turn may never fall on a step in which these have a gradient.
             is_due |= self._unsent.most(own) >= every
+            if self._delayed:
+                self._delayed.begin(index, is_due & tf.logical_not(is_warmup))
+                is_due = tf.constant(False)
             take = functools.partial(exchange, own, index == max(turns))
-            conditional(is_due, take, lambda: None)
+            if self.warmup_steps or not self._delayed:
+                conditional(is_due | is_warmup, take, lambda: None)
 
     def _meet_measured(self, positions):
         """Exchanges all groups, and measures H."""
@@ -292,11 +309,13 @@ class LocalSteps(OptimizerWrapper):
     def _exchange(self, positions, ends_round=True):
         """Exchanges what has changed of the variables that have had a gradient."""
         self._groups.exchange(positions, ends_round)
-        self._unsent.clear(positions)
+        self._unsent.leave(positions)
 
     def _exchange_all(self, positions, ends_round=True):
         """Exchanges as well, and begins turns anew once all weights are equal."""
         self._exchange(positions, ends_round)
+        if self._delayed:
+            self._delayed.forget()
         goes_on = self._unsent.most(range(len(self._anchors))) > 0
         keeps = tf.stack([tf.cast(goes_on, tf.int64), 1, 1])
         self._counts.assign(tf.convert_to_tensor(self._counts) * keeps)
@@ -356,11 +375,9 @@ class LocalSteps(OptimizerWrapper):
     def save_own_variables(self, store):
         """Saves the anchors and the counts, of this worker alone, by local reads."""
         if self.built:
-            for index, anchor in enumerate(self._anchors):
-                store[f"anchor_{index}"] = anchor.numpy()
+            self._groups.save(store)
             store["local_steps"] = self._counts.local_values()
             store["unsent_steps"] = self._unsent.variable.local_values()
-            store["assigned"] = self._groups.assigned.flags.local_values()
 
     def load_own_variables(self, store):
         """Restores what `save_own_variables` saved.
@@ -372,10 +389,7 @@ class LocalSteps(OptimizerWrapper):
         """
         if not self.built or not store.keys():
             return
-        names = [f"anchor_{index}" for index in range(len(self._anchors))]
-        check_holds_local_steps(self.name, store, [*names, "local_steps"])
-        for name, anchor in zip(names, self._anchors, strict=True):
-            anchor.assign(store[name])
+        self._groups.load(store, self.name)
         counts = np.array(store["local_steps"])
         if self._given:
             counts[:, 2] = self._given
@@ -383,5 +397,3 @@ class LocalSteps(OptimizerWrapper):
         # Version 0.2 exchanged all variables together.
         unsent = store["unsent_steps"] if "unsent_steps" in store else counts[:, :1]
         self._unsent.restore(np.array(unsent))
-        assigned = store["assigned"] if "assigned" in store else 0 * counts[:, :1]
-        self._groups.assigned.restore(np.array(assigned))

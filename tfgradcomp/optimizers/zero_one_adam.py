@@ -143,7 +143,7 @@ class RoundStepper(FrozenVarianceStepper):
         self.take_momenta(Gradients(means, moments=nothing), variables)
         kept.assigned.end_exchange(positions, variables)
         kept.steps.assign(tf.zeros([], tf.int64))
-        kept.unsent.clear(positions)
+        kept.unsent.leave(positions)
 
     @override
     def _update(self, gradients, variables, direct):
