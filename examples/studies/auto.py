@@ -216,7 +216,8 @@ def table(rows: list[dict], of_classes: bool) -> str:
             # The same method with the same seed gives the same bits in both parts.
             groups.setdefault((row["task"], name), {})[row["seed"]] = row
     lines = []
-    for (task, name), own in groups.items():
+    for (task, name), found in groups.items():
+        own = dict(sorted(found.items()))
         risk = name if of_classes else risk_of(task, name)
         methods = dict.fromkeys(row["method"] for row in own.values())
         errors = ", ".join(
