@@ -73,13 +73,16 @@ def images(each: int, steps: int) -> Callable:
 
 
 def letters(each: int, steps: int) -> Callable:
-    """Return a function of a seed that returns batches of texts of six letters."""
+    """Return a function of a seed that returns batches of texts of four letters.
+
+    With six, 400 steps end while accuracy still jumps, at 54 to 74 %.
+    """
 
     def datasets(seed):
         train = texts.letter_batches(
-            each * WORKERS * steps, each * WORKERS, 1 + seed, 6
+            each * WORKERS * steps, each * WORKERS, 1 + seed, 4
         )
-        return train, texts.letter_batches(2000, 500, 0, 6)
+        return train, texts.letter_batches(2000, 500, 0, 4)
 
     return datasets
 
