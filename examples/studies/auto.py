@@ -212,43 +212,45 @@ def train(key: dict, is_quick: bool = False) -> dict:
 def table(rows: list[dict], of_classes: bool) -> str:
     """Return a table of classes, or of all methods that were trained.
 
-    A class holds if its mean is at most `MAY_LOSE` below float32.
-
     Args:
         rows: The rows of both parts.
         of_classes: Whether it has a line for each class, not for each method.
     """
     titles = ["model", "risk", "method", "error", "accuracy, %", "less float32"]
-    plain = {(row["task"], row["seed"]): row for row in rows if row["way"] == FLOAT32}
     groups: dict[tuple, dict] = {}
-    for row in rows:
-        if row["way"] in MAY_LOSE or not of_classes:
-            name = row["way"] if of_classes else row["method"]
-            # The same method with the same seed gives the same bits in both parts.
-            groups.setdefault((row["task"], name), {})[row["seed"]] = row
+    # The same method with the same seed gives the same bits in both parts.
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        groups.setdefault((row["task"], row["method"]), {})[row["seed"]] = row
+    bases = groups
+    if of_classes:
+        groups = {}
+        for row in sorted(rows, key=lambda row: row["seed"]):
+            if row["way"] in MAY_LOSE:
+                groups.setdefault((row["task"], row["way"]), {})[row["seed"]] = row
     lines = []
-    for (task, name), found in groups.items():
-        own = dict(sorted(found.items()))
+    for (task, name), own in groups.items():
         risk = name if of_classes else risk_of(task, name)
         methods = dict.fromkeys(row["method"] for row in own.values())
-        errors = ", ".join(
-            f"{row['error']:.2f}" for row in own.values() if row["error"] >= 0
+        errors = [f"{row['error']:.2f}" for row in own.values() if row["error"] >= 0]
+        less, less_half = (
+            study.less(own, bases.get((task, base), {})) if name != base else []
+            for base in (FLOAT32, BFLOAT16.name)
         )
-        base = {seed: row for (of, seed), row in plain.items() if of == task}
-        less = study.less(own, base) if name != FLOAT32 else []
         lines.append(
             [
                 task,
                 risk,
                 ", ".join(f"`{method}`" for method in methods),
-                errors,
+                ", ".join(errors),
                 f"{statistics.mean(row['accuracy'] for row in own.values()):.2f}",
                 study.interval_text(less, "+") if less else "",
                 ", ".join(f"{one:+.2f}" for one in less),
+                ", ".join(f"{one:+.2f}" for one in less_half),
                 verdict(risk, less),
             ]
         )
-    return study.markdown([*titles, "by seeds", "holds"], lines)
+    titles += ["by seeds", "less bfloat16, by seeds", "holds"]
+    return study.markdown(titles, lines)
 
 
 def risk_of(task: str, name: str) -> str:
@@ -259,7 +261,7 @@ def risk_of(task: str, name: str) -> str:
 
 
 def verdict(risk: str, less: list[float]) -> str:
-    """Return whether a class holds; empty if there is nothing to compare."""
+    """Return whether the mean is in the class; empty if there is none to compare."""
     if risk not in MAY_LOSE or not less:
         return ""
     return "yes" if statistics.mean(less) >= -MAY_LOSE[risk] else "no"
@@ -283,9 +285,10 @@ def main():
     rows = study.complete(
         "auto", keys_of_classes(given.seeds), measure, COLUMNS, words=WORDS
     )
-    if "methods" in given.parts:
-        keys = keys_of_methods(given.seeds, rows)
-        rows += study.complete("auto", keys, measure, COLUMNS, words=WORDS)
+    keys = keys_of_methods(given.seeds, rows)
+    if "methods" not in given.parts:
+        measure = None
+    rows += study.complete("auto", keys, measure, COLUMNS, words=WORDS)
     where = f"{WORKERS} virtual workers, seeds {', '.join(map(str, given.seeds))}"
     for name, of_classes in (("classes", True), ("methods", False)):
         if name in given.parts:
