@@ -26,7 +26,13 @@ import keras
 import study
 
 import tfgradcomp
-from tfgradcomp.planning.candidates import BFLOAT16, FLOAT32, Candidate, options
+from tfgradcomp.planning.candidates import (
+    BFLOAT16,
+    FLOAT32,
+    RISKS,
+    Candidate,
+    options,
+)
 
 import data  # isort: skip
 import leaderboard  # isort: skip
@@ -228,8 +234,14 @@ def table(rows: list[dict], of_classes: bool) -> str:
             if row["way"] in MAY_LOSE:
                 groups.setdefault((row["task"], row["way"]), {})[row["seed"]] = row
     lines = []
-    for (task, name), own in groups.items():
-        risk = name if of_classes else risk_of(task, name)
+    # Models in their order, each from its safest method on.
+    found = [
+        (task, name if of_classes else risk_of(task, name), name)
+        for task, name in groups
+    ]
+    found.sort(key=lambda one: ([*TASKS].index(one[0]), RISKS.index(one[1])))
+    for task, risk, name in found:
+        own = groups[task, name]
         methods = dict.fromkeys(row["method"] for row in own.values())
         errors = [f"{row['error']:.2f}" for row in own.values() if row["error"] >= 0]
         less, less_half = (
