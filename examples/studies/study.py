@@ -146,7 +146,7 @@ def measured(measure, keys, processes=1):
             executor.shutdown(cancel_futures=True)
 
 
-def complete(name, keys, measure, columns, processes=1):
+def complete(name, keys, measure, columns, processes=1, words=()):
     """Return a row for each key, in order; measure and save those that are missing.
 
     An interrupted study resumes: each row is appended at once to
@@ -159,6 +159,7 @@ def complete(name, keys, measure, columns, processes=1):
             rows exist.
         columns: Names of the measured columns, which are numbers.
         processes: Number of processes that measure, as of `measured`.
+        words: Names of the measured columns that are texts.
     """
     path = ROOT / "examples" / "results" / f"{name}.csv"
     found = {}
@@ -167,7 +168,7 @@ def complete(name, keys, measure, columns, processes=1):
             for row in csv.DictReader(file):
                 key = tuple(row[column] for column in keys[0])
                 found[key] = {column: float(row[column]) for column in columns} | {
-                    "commit": row["commit"]
+                    column: row[column] for column in (*words, "commit")
                 }
 
     def texts(key):
@@ -183,7 +184,7 @@ def complete(name, keys, measure, columns, processes=1):
             dict(zip(key, own, strict=True)) | values for own, values in found.items()
         ]
         with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, [*key, *columns, "commit"])
+            writer = csv.DictWriter(file, [*key, *columns, *words, "commit"])
             writer.writeheader()
             writer.writerows(known)
     return [key | found[texts(key)] for key in keys if texts(key) in found]
