@@ -26,13 +26,8 @@ import keras
 import study
 
 import tfgradcomp
-from tfgradcomp.planning.candidates import (
-    BFLOAT16,
-    FLOAT32,
-    RISKS,
-    Candidate,
-    options,
-)
+from tfgradcomp.planning.candidates import BFLOAT16, FLOAT32, Candidate, options
+from tfgradcomp.planning.risks import RISKS
 
 import data  # isort: skip
 import leaderboard  # isort: skip
@@ -54,7 +49,7 @@ MOVED = "float32, moved"
 PLAIN = {
     FLOAT32: Candidate(FLOAT32),
     MOVED: Candidate(FLOAT32),
-    BFLOAT16.name: BFLOAT16,
+    BFLOAT16: Candidate(BFLOAT16),
 }
 # Its error is between that of nine levels and none.
 LEFT_OUT = ("QSGD(levels=17, reply='float32')",)
@@ -177,7 +172,7 @@ def keys_of_methods(seeds: list[int], rows: list[dict]) -> list[dict]:
     """
     chosen = {(row["task"], row["method"], row["seed"]) for row in rows}
     ways = {
-        task: [*candidates(made.inner(made.rate, 1)), BFLOAT16.name, MOVED]
+        task: [*candidates(made.inner(made.rate, 1)), BFLOAT16, MOVED]
         for task, made in TASKS.items()
         if task != "CNN"
     }
@@ -246,7 +241,7 @@ def table(rows: list[dict], of_classes: bool) -> str:
         errors = [f"{row['error']:.2f}" for row in own.values() if row["error"] >= 0]
         less, less_half = (
             study.less(own, bases.get((task, base), {})) if name != base else []
-            for base in (FLOAT32, BFLOAT16.name)
+            for base in (FLOAT32, BFLOAT16)
         )
         lines.append(
             [

@@ -129,8 +129,9 @@ class Decision:
     @property
     def _chosen(self) -> Candidate:
         """The choice with its transport, which a clock would choose otherwise."""
-        transport = {"transport": self.row.transport}
-        arguments = {**self.candidate.arguments, **transport}
+        arguments = dict(self.candidate.arguments)
+        if self.row.transport:
+            arguments["transport"] = self.row.transport
         return Candidate(self.candidate.wrapper, arguments)
 
     @property
