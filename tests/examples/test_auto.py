@@ -29,11 +29,11 @@ def test_a_method_that_a_class_has_chosen_is_not_trained_again():
     assert own == [1]
     # Error feedback does not go in front of Adam.
     adam = {key["way"] for key in keys if key["task"] == "transformer"}
-    assert "PowerSGD(rank=4)" not in adam and "HalfPrecision" in adam
+    assert "PowerSGD(rank=4)" not in adam and "bfloat16" in adam
 
 
 def test_ways_make_optimizers():
-    for way in ("float32", "low", "TernGrad", "HalfPrecision"):
+    for way in ("float32", "low", "TernGrad", "bfloat16"):
         made = auto.make_optimizer(way, keras.optimizers.SGD(0.1, 0.9), 5)
         assert made.built is False
 
@@ -42,7 +42,7 @@ def test_tables_compare_seed_by_seed_and_say_whether_a_class_holds():
     rows = [row("float32", 0, 80.0), row("float32", 1, 81.0)]
     rows += [row("medium", 1, 80.0, "TernGrad", 0.4)]
     rows += [row("medium", 0, 79.8, "ORQ(levels=5, reply='requantize')", 0.7)]
-    rows += [row("TernGrad", 0, 79.9, error=0.5), row("HalfPrecision", 1, 80.5)]
+    rows += [row("TernGrad", 0, 79.9, error=0.5), row("bfloat16", 1, 80.5)]
     (line,) = auto.table(rows, of_classes=True).splitlines()[2:]
     assert line.startswith("| LeNet | medium | `ORQ(levels=5, reply=")
     # -0.2 and -1: 12.71 deviations of 0.566, over the root of 2.
