@@ -223,7 +223,7 @@ class Planner:
         if count == 1:
             return self._forecast(FLOAT32, "", count, [])
         calls = [CollectiveCall("sum", self._elements)]
-        return self._forecast(FLOAT32, "all_reduce", count, calls)
+        return self._forecast(FLOAT32, "all_reduce", count, [calls])
 
     def forecasts(
         self, candidate: Candidate, count: int, names: Iterable[str] = tuple(BY_NAME)
@@ -236,11 +236,12 @@ class Planner:
                 buckets = self._buckets(method, kind(SimulatedCollectives(count)))
             except ValueError:  # The transport cannot carry the method's payload.
                 continue
-            calls: list[CollectiveCall] = []
+            exchanges: list[list[CollectiveCall]] = []
             compressed = []
             for bucket in buckets:
                 layout = bucket.route.layout
-                calls += bucket.route.calls
+                calls = list(bucket.route.calls)
+                exchanges.append(calls)
                 if has_variable_length(method.compressor.fields(layout)):
                     if self._ratio is None:
                         return
@@ -256,7 +257,7 @@ class Planner:
                 whole = Layout.from_shapes(shapes, method.block_size)
                 arithmetic = self._profile.arithmetic(kind, method, whole, count)
             yield self._forecast(
-                candidate.name, transport, count, calls, arithmetic, len(compressed)
+                candidate.name, transport, count, exchanges, arithmetic, len(compressed)
             )
 
     def _buckets(self, method, transport):
@@ -272,22 +273,37 @@ class Planner:
         strategy = tf.distribute.get_strategy()
         return make_plan(self.variables, trained, settings, strategy).buckets
 
-    def _forecast(self, method, transport, count, calls, arithmetic=0.0, buckets=0):
-        link, profile = self._link, self._profile
+    def _forecast(self, method, transport, count, exchanges, arithmetic=0.0, buckets=0):
+        """Returns a forecast, from the collectives of each bucket."""
+        link = self._link
+        calls = [call for own in exchanges for call in own]
+        # Buckets wait for messages at the same time, and share the link.
+        waits = [
+            (
+                self._software([call._replace(words=0) for call in own], count),
+                sum(link.waiting(call, count) for call in own),
+            )
+            for own in exchanges
+        ]
+        latency, waiting = max(waits, key=sum, default=(0.0, 0.0))
         words = sum(link.words(call, count) for call in calls)
-        software = sum(profile.software.seconds(call, count) for call in calls)
-        if profile.costs is not None:
-            software = profile.costs.seconds(calls)
+        transfer = self._software(calls, count) - sum(own for own, _ in waits)
         return Forecast(
             method,
             transport,
             count,
             arithmetic_seconds=arithmetic,
-            software_seconds=software,
-            waiting_seconds=sum(link.waiting(call, count) for call in calls),
+            software_seconds=latency + transfer,
+            waiting_seconds=waiting,
             link_seconds=link.seconds(words),
             bytes_sent=4 * sum(call.words_sent(count) for call in calls),
             link_words=words,
             buckets=max(buckets, 1),
             **self._common,
         )
+
+    def _software(self, calls, count) -> float:
+        profile = self._profile
+        if profile.costs is not None:
+            return profile.costs.seconds(calls)
+        return sum(profile.software.seconds(call, count) for call in calls)
