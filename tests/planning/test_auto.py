@@ -13,7 +13,7 @@ from tfgradcomp.planning import Decision
 pytestmark = pytest.mark.timeout(600)
 VIRTUAL = 2, "virtual"
 CHOICES = [
-    ("Adam", "low", "ORQ"),
+    ("Adam", "low", "QSGD"),
     ("momentum", "high", "DistEFBlockSGDM"),
     pytest.param("Adam", "high", "OneBitAdam", marks=pytest.mark.slow),
     pytest.param("SGD", "high", "DistEFBlockSGD", marks=pytest.mark.slow),

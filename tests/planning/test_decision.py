@@ -81,11 +81,11 @@ def test_a_risk_allows_its_own_methods(risk, wrapper):
 
 def test_errors_beyond_the_limit_are_left_out():
     best = decide("Adam").candidate.name
-    errors = {best: WorstLayer(0.51, "kernel")}
+    errors = {best: WorstLayer(0.61, "kernel")}
     decision = decide("Adam", errors=errors)
     assert decision.candidate.name != best
-    assert rows_of(decision)[best].reason == "an error of 0.51, more than 0.5"
-    at_limit = {best: WorstLayer(0.5, "kernel")}
+    assert rows_of(decision)[best].reason == "an error of 0.61, more than 0.6"
+    at_limit = {best: WorstLayer(0.6, "kernel")}
     assert decide("Adam", errors=at_limit).candidate.name == best
 
 

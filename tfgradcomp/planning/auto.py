@@ -44,8 +44,8 @@ class Auto(OptimizerWrapper):
     | risk | methods | condition |
     |---|---|---|
     | `"none"` | float32, bfloat16 | |
-    | `"low"` | QSGD and ORQ with 9 and 17 levels, PowerSGD of rank 32 | error ≤ 0.5 |
-    | `"medium"` | TernGrad, ORQ with 5 levels, PowerSGD of rank 4 | error ≤ 1 |
+    | `"low"` | QSGD and ORQ with 9 and 17 levels, PowerSGD of rank 32 | error ≤ 0.6 |
+    | `"medium"` | TernGrad, ORQ with 5 levels, PowerSGD of rank 4 | error ≤ 1.25 |
     | `"high"` | one bit with error feedback, as the inner optimizer needs it | |
 
     The error of a layer is that of the mean gradient, over its length:
