@@ -17,7 +17,6 @@ from tfgradcomp.engine.consistency_check import (
     check_same_gradients,
     check_still_same,
 )
-from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.plan import Plan, Settings, make_plan
 from tfgradcomp.engine.residual_watchdog import ResidualWatchdog
 from tfgradcomp.engine.state import OptimizerState, can_restore, saved_fallback
@@ -115,7 +114,7 @@ class ExchangeOptimizer(OptimizerWrapper):
         """
         if not self.built:
             self._group = group
-            create_variables(self.inner_optimizer, self._build, variables)
+            super().build(variables)
 
     def _build(self, variables):
         self._strategy = check_strategy(self)

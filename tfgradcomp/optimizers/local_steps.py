@@ -20,7 +20,6 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.consistency_check import check_same_at_start
-from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.dense import with_values
 from tfgradcomp.engine.inner_step import apply_alone
 from tfgradcomp.engine.summary import variables_to_build_for
@@ -136,11 +135,7 @@ class LocalSteps(OptimizerWrapper):
         self._is_checked = False
         check_strategy(self)
 
-    def build(self, variables):
-        """Creates the anchors, and the state of both optimizers."""
-        if not self.built:
-            create_variables(self.inner_optimizer, self._build, variables)
-
+    @override
     def _build(self, variables):
         self._strategy = check_strategy(self)
         self._hosts = across_hosts(self._strategy)

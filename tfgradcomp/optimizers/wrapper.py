@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.engine.settings_check import check_same_settings
 
 InnerOptimizer: TypeAlias = keras.optimizers.Optimizer | str | dict
@@ -168,6 +169,19 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable as the inner optimizer does, without an exchange."""
         self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+    def build(self, variables: Any) -> None:
+        """Creates all state, once, wherever the first step is taken.
+
+        Args:
+            variables: The variables that the inner optimizer trains.
+        """
+        if not self.built:
+            create_variables(self.inner_optimizer, self._build, variables)
+
+    def _build(self, variables: list) -> None:
+        """Creates all state, eagerly, and sets `built`."""
+        raise NotImplementedError
 
     def check_settings(self, strategy: tf.distribute.Strategy) -> None:
         """Compares the settings of all workers, before the first other exchange.

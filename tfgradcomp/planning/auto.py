@@ -16,7 +16,6 @@ from tfgradcomp.collectives import across_hosts
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.core.arguments import check_choice, check_integer
 from tfgradcomp.core.logging import logger
-from tfgradcomp.engine.create_variables import create_variables
 from tfgradcomp.fit.check_strategy import check_strategy
 from tfgradcomp.optimizers.wrapper import InnerOptimizer, OptimizerWrapper
 from tfgradcomp.planning.candidates import BFLOAT16, Candidate
@@ -162,11 +161,7 @@ class Auto(OptimizerWrapper):
 
     # Building.
 
-    def build(self, variables):
-        """Creates the state of the wrapper that exchanges, and of the measurement."""
-        if not self.built:
-            create_variables(self.inner_optimizer, self._build, variables)
-
+    @override
     def _build(self, variables):
         self._strategy = check_strategy(self)
         self._hosts = across_hosts(self._strategy)
