@@ -59,6 +59,10 @@ def test_arithmetic_is_measured_without_a_network(monkeypatch):
     assert 0 < found < 60
 
 
+def test_the_former_name_of_a_plan_works():
+    assert planning.Plan is planning.TrainingPlan
+
+
 def test_buckets_travel_while_others_are_encoded():
     plan = planning.plan(
         [(4096, 1024)] * 24,

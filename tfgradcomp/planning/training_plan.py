@@ -169,3 +169,6 @@ class TrainingPlan(NamedTuple):
             "workers, and every worker receives the elements of all: with a ratio "
             f"below {most}/2 = {most / 2:g} that takes longer than float32 does."
         )
+
+
+Plan = TrainingPlan
