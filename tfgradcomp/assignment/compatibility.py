@@ -74,8 +74,8 @@ def check_inner_optimizer(method: Method, inner: keras.optimizers.Optimizer) -> 
 
 def _momentum(inner: keras.optimizers.Optimizer) -> str:
     """Returns an optimizer's momentum as an argument; empty if it has none."""
-    values = {name: getattr(inner, name, 0) for name in ("momentum", "beta_1")}
-    return next((f"{name}={value}" for name, value in values.items() if value), "")
+    name, value = compat.momentum_of(inner)
+    return name and f"{name}={value}"
 
 
 def _right_form(inner: keras.optimizers.Optimizer) -> str:

@@ -132,13 +132,13 @@ def member_indices(optimizer: Optimizer, variables: list) -> list[int]:
     return [indices[optimizer._var_key(variable)] for variable in variables]
 
 
-def momentum_of(optimizer: Optimizer) -> float:
-    """Returns the decay of an optimizer's momentum, or 0: SGD's or Adam's."""
+def momentum_of(optimizer: Optimizer) -> tuple[str, float]:
+    """Returns name and value of the argument that decays a momentum; "", 0 if none."""
     for member in members(optimizer):
         for name in ("momentum", "beta_1"):
-            if getattr(member, name, 0):
-                return float(getattr(member, name))
-    return 0.0
+            if value := getattr(member, name, 0):
+                return name, value
+    return "", 0.0
 
 
 def remove_momentum(optimizer: keras.optimizers.SGD) -> None:

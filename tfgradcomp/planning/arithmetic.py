@@ -16,7 +16,7 @@ from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import AllGather, Transport
-from tfgradcomp.transports.costs import SimulatedCollectives, least_seconds
+from tfgradcomp.transports.costs import SimulatedCollectives, seconds_of
 
 # Numbers of workers that are measured; others lie on a line through the two.
 _MEASURED_WORKERS = 2, 8
@@ -111,7 +111,7 @@ def _seconds(kind, method, num_workers, shapes):
     )
     steps = [_step(one, shapes) for one in (optimizer, keras.optimizers.SGD(0.0))]
     # In turns, so that other load meets both.
-    times = [[least_seconds(step, rounds=1) for step in steps] for _ in range(_ROUNDS)]
+    times = [[seconds_of(step) for step in steps] for _ in range(_ROUNDS)]
     with_method, alone = np.min(times, axis=0)
     return float(max(with_method - alone, 0.0))
 

@@ -145,7 +145,7 @@ def options(inner: keras.optimizers.Optimizer, warmup_steps: int = 1) -> list[Op
         warmup_steps: Steps after which 1-bit Adam compresses, 1 or more.
     """
     adam = type(inner).__name__ if rescales(inner) else ""
-    momentum = compat.momentum_of(inner)
+    _, momentum = compat.momentum_of(inner)
     is_momentum_sgd = bool(momentum) and type(inner) is keras.optimizers.SGD
     quantizers = [
         Option(Candidate("QSGD", {"levels": levels, "reply": reply}), "low")

@@ -12,7 +12,7 @@ from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.plan import Plan
-from tfgradcomp.engine.probe import ObservedBucket, ObservedStep
+from tfgradcomp.engine.probe import ObservedStep
 from tfgradcomp.planning.layer_errors import (
     Gradients,
     squared_errors,
@@ -46,12 +46,7 @@ class StepSample:
 
     def observe(self, step: ObservedStep) -> None:
         """Adds the copies to the graph of a step."""
-        number, found = step.context.step, _by_name(step)
-        vectors = {
-            index: _vectors(found[bucket.name])
-            for index, bucket in enumerate(self._buckets)
-            if bucket.name in found
-        }
+        number, vectors = step.context.step, _vectors(step, self._buckets)
 
         def keep(vectors, number):
             for index, is_sampled in enumerate(self._is_sampled):
@@ -142,12 +137,7 @@ class ErrorWatch:
 
     def observe(self, step: ObservedStep) -> None:
         """Adds the errors to the graph of a step, behind a condition."""
-        number, found = step.context.step, _by_name(step)
-        vectors = {
-            index: _vectors(found[bucket.name])
-            for index, bucket in enumerate(self._buckets)
-            if bucket.name in found
-        }
+        number, vectors = step.context.step, _vectors(step, self._buckets)
 
         def measure(vectors, number):
             for index, (own, update) in vectors.items():
@@ -204,12 +194,14 @@ def _compressed_buckets(plan: Plan) -> list[Bucket]:
     return [b for b in plan.buckets if b.is_compressed and b.vector == "compressed"]
 
 
-def _by_name(step: ObservedStep) -> dict[str, ObservedBucket]:
-    return {observed.bucket.name: observed for observed in step.buckets}
-
-
-def _vectors(observed: ObservedBucket) -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.convert_to_tensor(observed.x), tf.convert_to_tensor(observed.update)
+def _vectors(step: ObservedStep, buckets: Sequence[Bucket]) -> dict[int, tuple]:
+    """Returns gradient and decoded reply of the buckets that take part, by indices."""
+    observed = {one.bucket.name: one for one in step.buckets}
+    return {
+        index: (tf.convert_to_tensor(one.x), tf.convert_to_tensor(one.update))
+        for index, bucket in enumerate(buckets)
+        if (one := observed.get(bucket.name))
+    }
 
 
 def _joined(buckets, vectors, pieces):

@@ -163,13 +163,15 @@ def _seconds_per_element(kind, method, num_workers, block_size):
     return max(high - low, high / 8) / (many - few)
 
 
-def least_seconds(function: Callable, rounds: int = _ROUNDS) -> float:
+def least_seconds(function: Callable) -> float:
     """Returns the shortest duration of several calls, after one call for warm-up."""
     function()
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        tf.nest.flatten(function())[0].numpy()
-        times.append(time.perf_counter() - began)
     # Other load on the machine makes calls longer, never shorter.
-    return min(times)
+    return min(seconds_of(function) for _ in range(_ROUNDS))
+
+
+def seconds_of(function: Callable) -> float:
+    """Returns the duration of a call, until its first result is there."""
+    began = time.perf_counter()
+    tf.nest.flatten(function())[0].numpy()
+    return time.perf_counter() - began
