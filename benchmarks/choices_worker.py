@@ -6,13 +6,15 @@ Reads FOLDER/task.json and writes FOLDER/answer-RANK.json. All workers measure a
 For each rate, in turn, the worker
 
 1. gives its host's link that rate;
-2. measures the collectives and the stock optimizer's update, and lets
-   `planning.decision.decide` choose a method for each class of risk;
+2. measures the collectives, the stock optimizer's update and the exchanges that may be
+   the quickest, and lets `planning.decision.decide` choose a method for each class of
+   risk;
 3. times the update with the stock optimizer's exchange and with each candidate.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import statistics
@@ -26,8 +28,9 @@ from workloads import WORKLOADS
 
 from tfgradcomp.collectives import across_hosts
 from tfgradcomp.engine.settings_check import gather_json
+from tfgradcomp.planning.arithmetic import ExchangeTimer, typical_arithmetic
 from tfgradcomp.planning.candidates import Candidate, Option, options
-from tfgradcomp.planning.decision import Decision, decide
+from tfgradcomp.planning.decision import decide
 from tfgradcomp.planning.forecasts import Profile, stand_ins
 from tfgradcomp.planning.risks import RISKS
 from tfgradcomp.transports.costs import measure
@@ -73,7 +76,21 @@ class Contest:
         costs = measure(self._hosts)
         times = in_turn(self._hosts, {STOCK: self._plain}, self._task["rounds"])
         compute = self._task["compute_ms"] / 1e3 + statistics.median(times[STOCK])
-        choices = {risk: self._choice(risk, compute, costs) for risk in RISKS}
+        profile = Profile(arithmetic=typical_arithmetic, costs=costs)
+        # The classes share candidates.
+        timer = functools.cache(ExchangeTimer(self._hosts, self._variables).seconds)
+        choices = {
+            risk: decide(
+                inner(),
+                self._variables,
+                self._hosts.num_workers,
+                compute,
+                risk=risk,
+                profile=profile,
+                timer=timer,
+            )
+            for risk in RISKS
+        }
         # Worker 0 decides for all, as in `Auto`.
         rows = choices[RISKS[-1]].rows
         predicted = {row.name: row.seconds for row in rows}
@@ -89,13 +106,6 @@ class Contest:
         """Returns the value of worker 0, which decides."""
         first, *_ = gather_json(self._hosts, value, "transports")
         return first
-
-    def _choice(self, risk, compute, costs) -> Decision:
-        profile = Profile(costs=costs)
-        workers = self._hosts.num_workers
-        return decide(
-            inner(), self._variables, workers, compute, risk=risk, profile=profile
-        )
 
     def _times(self, transports: dict[str, str]) -> dict[str, dict]:
         """Returns the risk, the transports and the seconds of each candidate."""

@@ -115,12 +115,40 @@ def test_what_cannot_win_is_not_measured():
     decision = decide("momentum", risk="medium", profile=profile)
     assert decision.candidate.name == "PowerSGD(rank=4)"
     assert asked == {"HalfPrecision", "PowerSGD"}
-    assert rows_of(decision)["TernGrad"].is_bound
+    assert rows_of(decision)["TernGrad"].mark == ">"
     assert "> " in str(decision) and "slower than PowerSGD(rank=4)" in str(decision)
     # On a quick link nothing but float32 and bfloat16 is measured.
     asked.clear()
     decision = decide("momentum", risk="medium", link="100gbit", profile=profile)
     assert decision.candidate.wrapper == "float32" and asked == {"HalfPrecision"}
+
+
+def test_what_may_win_is_timed():
+    forecast = decide("momentum", risk="high")
+    rows = rows_of(forecast)
+    timed = []
+
+    def timer(method, transport):
+        """Takes as long as forecast, but for the first choice, which takes twice."""
+        name = names[repr(method)]
+        assert transport == rows[name].transport
+        timed.append(name)
+        exchange = rows[name].seconds - 0.2
+        return 2 * exchange if name == forecast.candidate.name else exchange
+
+    candidates = [option.candidate for option in options(INNER["momentum"])]
+    names = {repr(candidate.method): candidate.name for candidate in candidates}
+    decision = decide("momentum", risk="high", timer=timer)
+    assert timed[0] == forecast.candidate.name != decision.candidate.name
+    best = min(
+        seconds
+        for name, row in rows.items()
+        if name != forecast.candidate.name and (seconds := row.seconds)
+    )
+    assert decision.row.seconds == pytest.approx(best)
+    # Forecasts may be 1.4 times too long, not more.
+    assert "float32" not in timed and rows_of(decision)["float32"].mark == "~"
+    assert {row.mark for row in decision.rows if row.name in timed} == {""}
 
 
 def test_a_decision_is_equal_after_a_file(tmp_path):

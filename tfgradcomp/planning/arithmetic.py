@@ -1,27 +1,31 @@
-"""Measurement of the time that a method's arithmetic adds to a step."""
+"""Measurement of the time that a method's arithmetic, or its exchange, adds to a step."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.collectives import Collectives
+from tfgradcomp.assignment.rules import excluded
+from tfgradcomp.collectives import Collectives, Hosts
 from tfgradcomp.compressors.base import Wrapper
 from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.transports import AllGather, Transport
+from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.costs import SimulatedCollectives, seconds_of
 
 # Numbers of workers that are measured; others lie on a line through the two.
 _MEASURED_WORKERS = 2, 8
 # The most elements that are measured: more than fit into caches.
 _MOST_ELEMENTS, _ROUNDS = 1 << 22, 5
+# An exchange is timed for so many seconds, and at most so often.
+_TIMED_SECONDS, _MOST_ROUNDS = 0.5, 20
 # Nanoseconds an element, for two workers and for each further worker whose payload
 # every worker decodes: `python benchmarks/arithmetic.py` on two idle cores of an Intel
 # Xeon, 2026-11-25.
@@ -103,17 +107,74 @@ def typical_arithmetic(
 
 @functools.cache
 def _seconds(kind, method, num_workers, shapes):
-    optimizer = CompressedOptimizer(
-        keras.optimizers.SGD(0.0),
-        method,
-        transport=kind(SimulatedCollectives(num_workers)),
-        min_size=0,
-    )
-    steps = [_step(one, shapes) for one in (optimizer, keras.optimizers.SGD(0.0))]
+    transport = kind(SimulatedCollectives(num_workers))
+    optimizer = CompressedOptimizer(_sgd(), method, transport=transport, min_size=0)
+    steps = [_step(one, shapes) for one in (optimizer, _sgd())]
     # In turns, so that other load meets both.
     times = [[seconds_of(step) for step in steps] for _ in range(_ROUNDS)]
     with_method, alone = np.min(times, axis=0)
     return float(max(with_method - alone, 0.0))
+
+
+class ExchangeTimer:
+    """Times exchanges on the cluster itself, with variables like those of a model.
+
+    All workers must create it together, and ask for the same exchanges in the same
+    order. All get the same answers.
+
+    Args:
+        hosts: The collectives between processes.
+        variables: The variables of the model that are exchanged.
+        exclude: Variables that are not compressed, as the wrappers take them.
+    """
+
+    def __init__(self, hosts: Hosts, variables: Sequence, exclude: object = None):
+        self._hosts = hosts
+        self._shapes = [tuple(variable.shape) for variable in variables]
+        left_out = excluded(variables, exclude)
+        self._excluded = {_name(position) for position in left_out}
+        self._alone = self._seconds_of(_step(_sgd(), self._shapes))
+
+    def seconds(self, method: Method, transport: str) -> float:
+        """Returns the seconds that an exchange adds to a step, the slowest worker's.
+
+        A step of plain SGD with the exchange, less a step of SGD alone.
+
+        Args:
+            method: The method.
+            transport: The name of the transport.
+        """
+        optimizer = CompressedOptimizer(
+            _sgd(),
+            method,
+            transport=BY_NAME[transport](self._hosts.renewed()),
+            min_size=method.min_size,
+            exclude=lambda variable: variable.name in self._excluded,
+        )
+        step = _step(optimizer, self._shapes)
+        return max(self._seconds_of(step) - self._alone, 0.0)
+
+    def _seconds_of(self, step):
+        (first,) = self._of_slowest([seconds_of(step)])
+        rounds = min(int(_TIMED_SECONDS / first), _MOST_ROUNDS)
+        if not rounds:
+            return float(first)
+        return float(
+            np.median(self._of_slowest([seconds_of(step) for _ in range(rounds)]))
+        )
+
+    def _of_slowest(self, seconds):
+        times = tf.constant(seconds, tf.float32)
+        return self._hosts.max(times, f"times of {len(seconds)} steps").numpy()
+
+
+def _sgd():
+    """Returns an optimizer that leaves the weights as they are."""
+    return keras.optimizers.SGD(0.0)
+
+
+def _name(position):
+    return f"variable_{position}"
 
 
 def _step(optimizer, shapes):
@@ -121,7 +182,7 @@ def _step(optimizer, shapes):
     random = np.random.default_rng(0)
     values = [random.normal(size=shape).astype("float32") for shape in shapes]
     gradients = [tf.constant(value) for value in values]
-    variables = [keras.Variable(value) for value in values]
+    variables = [keras.Variable(v, name=_name(i)) for i, v in enumerate(values)]
     optimizer.build(variables)
 
     @tf.function(autograph=False)

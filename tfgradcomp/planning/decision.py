@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import keras
 
 from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_choice
+from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
 from tfgradcomp.planning.candidates import FLOAT32, Candidate, Option, options
 from tfgradcomp.planning.forecasts import Forecast, Planner, Profile
@@ -24,6 +25,11 @@ from tfgradcomp.transports.costs import SimulatedCollectives
 
 # Compression must make a step shorter by this factor.
 MARGIN = 1.1
+# A forecast may be too long by this factor, as found by `benchmarks/choices.py`.
+_TOO_LONG = 1.4
+# Seconds that an exchange adds to a step, given its method and the name of its
+# transport.
+Timer = Callable[[Method, str], float]
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,10 @@ class Row:
         error: The largest error of a layer; None where not measured.
         layer: The name of that layer.
         transport: Name of the quickest transport; empty where not computed.
-        seconds: Forecast duration of a step; None where not computed.
-        is_bound: Whether `seconds` leaves the arithmetic out, which need not be
-            measured where the rest takes too long already.
+        seconds: Duration of a step; None where not computed.
+        mark: What stands before the duration: `>` if it leaves the arithmetic out,
+            which need not be measured where the rest takes too long already; `~` if
+            it is a forecast where others were timed.
         reason: Why the candidate was left out; empty if it was not.
     """
 
@@ -48,15 +55,15 @@ class Row:
     layer: str = ""
     transport: str = ""
     seconds: float | None = None
-    is_bound: bool = False
+    mark: str = ""
     reason: str = ""
 
     @property
     def milliseconds(self) -> str:
-        """The forecast in words; empty where not computed."""
+        """The duration in words; empty where not computed."""
         if self.seconds is None:
             return ""
-        return f"{'> ' * self.is_bound}{1e3 * self.seconds:.1f}"
+        return f"{self.mark} {1e3 * self.seconds:.1f}".lstrip()
 
 
 @dataclass(frozen=True)
@@ -183,11 +190,13 @@ def decide(
     errors: Mapping[str, WorstLayer] | None = None,
     exclude: object = None,
     warmup_steps: int = 1,
+    timer: Timer | None = None,
 ) -> Decision:
     """Chooses the method of the shortest step among those that a risk allows.
 
     A method compresses only if its step is shorter than that of bfloat16 and float32 by
     a tenth, and bfloat16 is taken only if it is quicker than float32 by a tenth.
+    With a `timer`, forecasts only tell which candidates may win, and these are timed.
 
     Args:
         inner: The inner optimizer.
@@ -202,6 +211,7 @@ def decide(
             those that are not there are not limited.
         exclude: Variables that are not compressed, as the wrappers take them.
         warmup_steps: Steps after which 1-bit Adam compresses.
+        timer: Times exchanges on the cluster; None: forecasts decide.
     """
     check_choice("risk", risk, RISKS)
     planner = Planner(
@@ -212,8 +222,9 @@ def decide(
         exclude=exclude,
         compute_seconds=compute_seconds,
     )
-    rows = _Rows(options(inner, warmup_steps), planner, workers, risk, errors or {})
-    best = rows.choose()
+    found = options(inner, warmup_steps)
+    rows = _Rows(found, planner, workers, risk, errors or {}, timer)
+    best = rows.choose(compute_seconds)
     return Decision(
         best.candidate,
         risk,
@@ -246,9 +257,9 @@ def exclusion(option: Option, risk: str, error: float | None) -> str:
 class _Rows:
     """The rows of one call of `decide`, by the names of candidates."""
 
-    def __init__(self, options, planner, workers, risk, errors):
+    def __init__(self, options, planner, workers, risk, errors, timer):
         self._options = options
-        self._planner, self._workers = planner, workers
+        self._planner, self._workers, self._timer = planner, workers, timer
         self._rows: dict[str, Row] = {}
         for option in self._options:
             worst = errors.get(option.name)
@@ -261,39 +272,71 @@ class _Rows:
         """Returns all rows."""
         return tuple(self._rows[option.name] for option in self._options)
 
-    def choose(self) -> Option:
-        """Returns the choice, and fills the rows in."""
+    def choose(self, compute_seconds: float) -> Option:
+        """Returns the choice, and fills the rows in.
+
+        Args:
+            compute_seconds: Duration of a step without an exchange.
+        """
         found = [one for one in self._options if not self._rows[one.name].reason]
         plain = [option for option in found if option.risk == "none"]
-        base = self._base(*plain)
-        best, most = base, self._seconds(base) / MARGIN
         others = [option for option in found if option not in plain]
-        # Without the arithmetic, whose measurement what cannot win is spared.
+        for option in found:
+            self._estimate(option)
+        # What can be forecast at once comes first, and spares other measurements.
+        ordered = sorted(others, key=self._seconds)
+        if self._timer is None:
+            ordered = plain + ordered
+        else:
+            ordered = sorted(found, key=self._seconds)
+        best = {True: math.inf, False: math.inf}
+        for option in ordered:
+            least = self._seconds(option) / (_TOO_LONG if self._timer else 1)
+            is_plain = option in plain
+            if is_plain:
+                most = MARGIN * min(best.values())
+            else:
+                most = min(best[False], best[True] / MARGIN)
+            if least < most:
+                self._measure(option, compute_seconds)
+                best[is_plain] = min(best[is_plain], self._seconds(option))
+        return self._quickest(plain, others)
+
+    def _quickest(self, plain, others):
+        """Returns the choice, and says why the others are left out."""
+        float32, bfloat16 = plain
+        is_half = self._seconds(bfloat16) * MARGIN <= self._seconds(float32)
+        base, other = (bfloat16, float32) if is_half else (float32, bfloat16)
+        best = min([base, *others], key=self._seconds)
+        if self._seconds(best) * MARGIN > self._seconds(base):
+            best = base
         for option in others:
-            self._fill(option, is_bound=True)
-        for option in sorted(others, key=self._seconds):
-            if self._seconds(option) < most:
-                self._fill(option)
-            if self._seconds(option) >= most:
-                slower = f"slower than {best.name}"
-                reason = _not_faster(base) if best is base else slower
-                self._leave_out(option, reason)
-                continue
-            self._leave_out(best, f"slower than {option.name}")
-            best, most = option, self._seconds(option)
+            slower = f"slower than {best.name}"
+            self._leave_out(option, _not_faster(base) if best is base else slower)
+        if best is not base:
+            self._leave_out(base, f"slower than {best.name}")
+        slower = f"slower than {base.name}"
+        self._leave_out(other, slower if is_half else _not_faster(base))
+        self._leave_out(best, "")
         return best
 
-    def _base(self, float32: Option, bfloat16: Option) -> Option:
-        """Returns which of the two uncompressed candidates to beat."""
-        for option in (float32, bfloat16):
-            self._fill(option)
-        if self._seconds(bfloat16) * MARGIN > self._seconds(float32):
-            self._leave_out(bfloat16, _not_faster(float32))
-            return float32
-        self._leave_out(float32, f"slower than {bfloat16.name}")
-        return bfloat16
+    def _estimate(self, option):
+        """Fills in what a clock need not tell."""
+        is_bound = option.risk != "none" and self._timer is None
+        forecast = self._forecast(option, is_bound)
+        mark = "~" if self._timer else ">" * is_bound
+        self._fill(option, forecast, forecast.step_seconds, mark)
 
-    def _forecast(self, option: Option, is_bound: bool) -> Forecast:
+    def _measure(self, option, compute_seconds):
+        """Fills in the duration, from measured arithmetic or a timed exchange."""
+        forecast = self._forecast(option)
+        seconds = forecast.step_seconds
+        if self._timer is not None:
+            method = option.candidate.method
+            seconds = compute_seconds + self._timer(method, forecast.transport)
+        self._fill(option, forecast, seconds)
+
+    def _forecast(self, option: Option, is_bound: bool = False) -> Forecast:
         """Returns the forecast of a candidate by its quickest transport."""
         candidate, workers = option.candidate, self._workers
         if candidate.wrapper == FLOAT32:
@@ -307,14 +350,13 @@ class _Rows:
         forecasts = planner.forecasts(candidate, workers, names)
         return min(forecasts, key=lambda forecast: forecast.step_seconds)
 
-    def _fill(self, option, is_bound=False):
-        forecast = self._forecast(option, is_bound)
+    def _fill(self, option, forecast, seconds, mark=""):
         self._rows[option.name] = replace(
             self._rows[option.name],
             bytes_sent=forecast.bytes_sent,
             transport=forecast.transport,
-            seconds=forecast.step_seconds,
-            is_bound=is_bound,
+            seconds=seconds,
+            mark=mark,
         )
 
     def _leave_out(self, option, reason):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfgradcomp.collectives import Hosts
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.settings_check import gather_json
-from tfgradcomp.planning.arithmetic import typical_arithmetic
+from tfgradcomp.planning.arithmetic import ExchangeTimer, typical_arithmetic
 from tfgradcomp.planning.candidates import options
 from tfgradcomp.planning.decision import Decision, decide, exclusion
 from tfgradcomp.planning.forecasts import Profile
@@ -65,16 +65,18 @@ class Measurement:
         sums = sums_of_errors(self.inner, self.risk, gradients)
         every = self._gathered({"compute": compute, "sums": sums}, "measurement")
         errors = worst_layers(gradients[0], [one["sums"] for one in every], number)
-        link, profile = NO_LINK, Profile()
+        link, profile, timer = NO_LINK, Profile(), None
+        variables = self._variables()
         if self.link is None:
             profile = profile._replace(costs=measure(self.hosts))
+            timer = ExchangeTimer(self.hosts, variables, self.exclude).seconds
         else:
             link = Link.parse(self.link)
-        if not reads_clock:
+        if timer or not reads_clock:
             profile = profile._replace(arithmetic=typical_arithmetic)
         decision = decide(
             self.inner,
-            self._variables(),
+            variables,
             number,
             max(worker["compute"] for worker in every),
             risk=self.risk,
@@ -84,8 +86,9 @@ class Measurement:
             errors=errors,
             exclude=self.exclude,
             warmup_steps=self.after,
+            timer=timer,
         )
-        # Forecasts differ between workers, which have measured their own arithmetic.
+        # Where the link is given, each worker has measured its own arithmetic.
         first, *_ = self._gathered(decision.to_config(), "decision")
         return Decision.of(first)
 
