@@ -72,10 +72,11 @@ def case_fit(inner, risk, **arguments):
 
 
 def case_measured():
-    """The decision by a link that is measured."""
+    """The decision by a link that is measured, and digests as of `case_fit`."""
     model = auto(link=None, compute=None, risk="high")
     fit(model)
-    return model.optimizer.decision.to_config()
+    decision = model.optimizer.decision
+    return decision.to_config(), digest(model), by_hand("Adam", decision.candidate)
 
 
 def case_files(folder):

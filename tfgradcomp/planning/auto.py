@@ -35,10 +35,11 @@ class Auto(OptimizerWrapper):
     r"""Chooses a method for the model and its network, and trains on with it.
 
     The first `after` steps travel as bfloat16 and are the measurement. Then `fit`
-    chooses the method whose forecast step is the shortest among those that `risk`
-    allows: forward and backward pass, the arithmetic, and the collectives. A method
-    must make a step shorter than bfloat16 and float32 do by a tenth; otherwise these
-    remain.
+    chooses the method whose step is the shortest among those that `risk` allows.
+    Forecasts tell which methods may win, and the workers time the exchanges of these,
+    for half a second each, with variables of the model's shapes: keep twice the model's
+    memory free, and what the method keeps. A method must make a step shorter than
+    bfloat16 and float32 do by a tenth; otherwise these remain.
 
     | risk | methods | condition |
     |---|---|---|
