@@ -41,7 +41,7 @@ class LevelFinder {
         Means(levels);
         return 0;
     }
-    for (int64_t k = 0; k < args_.count; ++k) levels[k] = NumberOf(levels_[k].key);
+    for (int64_t k = 0; k < args_.count; ++k) levels[k] = NumberOfKey(levels_[k].key);
     return 0;
   }
 
@@ -72,11 +72,6 @@ class LevelFinder {
   }
 
   static int ExponentOf(int32_t key) { return (key < 0 ? -key : key) >> 23; }
-  static float NumberOf(int32_t key) {
-    // The sign is set without arithmetic, which may flush a denormal to zero.
-    const uint32_t bits = static_cast<uint32_t>(key);
-    return FloatOf(key < 0 ? (0 - bits) | uint32_t{1} << 31 : bits);
-  }
 
   // Reads the keys of a block's elements, or of their magnitudes.
   void Read(int64_t begin, int64_t end) {
@@ -154,27 +149,33 @@ class LevelFinder {
 
   // -- The rules -----------------------------------------------------------------------
 
-  // Sets level k, which is at `place`, between two others.
-  void SetBetween(const Level& left, const Level& right, int64_t place, Level* level) {
+  // Finds a level between two others, by its place. `divides` says whether the elements
+  // are then needed on either side of it.
+  void Take(const Level& left, const Level& right, int64_t place, bool divides,
+            Level* level) {
     if (place <= left.place) {
       *level = left;
     } else if (place >= right.place) {
       *level = right;
     } else {
-      *level = {place, Select(keys_, left.place + 1, right.place, place, spare_)};
+      const int64_t begin = left.place + 1, size = right.place - begin;
+      *level = {place, Select(keys_ + begin, size, place - begin, spare_)};
+      if (divides) Divide(keys_ + begin, size, level->key, spare_);
     }
   }
 
-  // Sets the level in the middle of two others: as many places before the right one as
-  // the elements v between a and b have a sum of (v - a) / (b - a), rounded up.
-  void SetMiddle(const Level& left, const Level& right, Level* level) {
+  // The sum of q over the elements between two levels.
+  int64_t SumBetween(const Level& left, const Level& right) const {
+    return Sum(left.place + 1, right.place);
+  }
+
+  // The place of the middle of a and b: as many before that of b as the sum of
+  // (v - a) / (b - a) over the elements v between them, rounded up.
+  int64_t MiddleOf(const Level& left, const Level& right, int64_t sum) const {
     const int64_t low = Q(left.key), width = Q(right.key) - low;
-    int64_t places = 0;
-    if (width > 0) {
-      const int64_t begin = left.place + 1, end = right.place;
-      places = CeilDiv(Sum(begin, end) - (end - begin) * low, width);
-    }
-    SetBetween(left, right, right.place - places, level);
+    if (width == 0) return right.place;
+    const int64_t number = right.place - left.place - 1;
+    return right.place - CeilDiv(sum - number * low, width);
   }
 
   void SetEnds() {
@@ -185,16 +186,32 @@ class LevelFinder {
   void Optimal() {
     SetEnds();
     const int64_t last = args_.count - 1;
-    for (int64_t step = last; step > 1; step /= 2) {
-      for (int64_t k = 0; k < last; k += step) {
-        SetMiddle(levels_[k], levels_[k + step], levels_ + k + step / 2);
-      }
-    }
+    if (last > 1) SetMiddles(0, last, Sum(0, size_));
     for (int64_t sweep = 0; sweep < args_.sweeps; ++sweep) {
       for (int64_t k = 1; k < last; ++k) {
-        SetMiddle(levels_[k - 1], levels_[k + 1], levels_ + k);
+        const Level &left = levels_[k - 1], &right = levels_[k + 1];
+        const int64_t place = MiddleOf(left, right, SumBetween(left, right));
+        Take(left, right, place, true, levels_ + k);
       }
     }
+  }
+
+  // Sets the levels between two others. `sum` is that of the elements between these.
+  void SetMiddles(int64_t first, int64_t last, int64_t sum) {
+    const int64_t k = first + (last - first) / 2;
+    const Level &left = levels_[first], &right = levels_[last];
+    Level& middle = levels_[k];
+    const bool is_leaf = k - first == 1;
+    Take(left, right, MiddleOf(left, right, sum), !is_leaf || args_.sweeps > 0,
+         &middle);
+    if (is_leaf) return;
+    int64_t below = sum, above = 0;
+    if (middle.place < right.place) {
+      below = SumBetween(left, middle);
+      above = sum - below - Q(middle.key);
+    }
+    SetMiddles(first, k, below);
+    SetMiddles(k, last, above);
   }
 
   void Quantiles() {
@@ -203,13 +220,13 @@ class LevelFinder {
   }
 
   // Sets the quantiles between two levels.
-  void SetQuantiles(int64_t left, int64_t right) {
-    if (right - left < 2) return;
-    const int64_t k = left + (right - left) / 2, last = args_.count - 1;
-    SetBetween(levels_[left], levels_[right], (2 * k * (size_ - 1) + last) / (2 * last),
-               levels_ + k);
-    SetQuantiles(left, k);
-    SetQuantiles(k, right);
+  void SetQuantiles(int64_t first, int64_t last) {
+    if (last - first < 2) return;
+    const int64_t k = first + (last - first) / 2, count = args_.count - 1;
+    Take(levels_[first], levels_[last], (2 * k * (size_ - 1) + count) / (2 * count),
+         last - first > 2, levels_ + k);
+    SetQuantiles(first, k);
+    SetQuantiles(k, last);
   }
 
   // size * q less the sum of the elements as large or larger rises from element to
@@ -220,20 +237,23 @@ class LevelFinder {
     int32_t low = smallest_, high = largest_;
     int64_t low_excess = INT64_MIN, high_excess = INT64_MAX;
     while (begin < end) {
-      int64_t middle = begin + (end - begin) / 2;
-      const int32_t key = Select(keys_, begin, end, middle, spare_);
+      const int64_t middle = begin + (end - begin) / 2;
+      const int32_t key = Select(keys_ + begin, end - begin, middle - begin, spare_);
+      Divide(keys_ + begin, end - begin, key, spare_);
       // Equal elements count together.
-      middle = Divide(keys_, begin, middle, key, spare_);
-      const int64_t sum = above + Sum(middle, end);
+      int64_t first = middle, last = middle + 1;
+      while (first > begin && keys_[first - 1] == key) --first;
+      while (last < end && keys_[last] == key) ++last;
+      const int64_t sum = above + Sum(first, end);
       const int64_t excess = size_ * Q(key) - sum;
       if (excess < 0) {
         low = key;
         low_excess = excess;
-        begin = Divide(keys_, middle, end, key + 1, spare_);
+        begin = last;
       } else {
         high = key;
         high_excess = excess;
-        end = middle;
+        end = first;
         above = sum;
       }
     }
@@ -245,11 +265,9 @@ class LevelFinder {
   void Means(float* levels) {
     const int64_t total = Sum(0, size_);
     const float middle = Mean(total, size_);
-    uint32_t bits;
-    memcpy(&bits, &middle, sizeof(bits));
-    int32_t keys[kWidth];
-    StoreInts(keys, KeysOf(SetInts(static_cast<int32_t>(bits))));
-    const int64_t number = Divide(keys_, 0, size_, keys[0], spare_);
+    int64_t none;
+    const int64_t number =
+        Filter(keys_, size_, INT32_MIN, KeyOfNumber(middle) - 1, keys_, &none);
     const int64_t below = Sum(0, number);
     levels[0] = number > 0 ? Mean(below, number) : middle;
     levels[1] = middle;

@@ -5,8 +5,17 @@
 // middle: most often the fewer keys go on. So a selection takes about two reads of
 // the keys, and without branches that depend on them.
 
-// Fewer keys than these are not divided any more.
-constexpr int kSample = 32;
+// A number as an integer that has the order of numbers, and back.
+inline int32_t KeyOfNumber(float number) {
+  const uint32_t magnitude = BitsOf(number) & 0x7FFFFFFF;
+  const int32_t key = static_cast<int32_t>(magnitude);
+  return magnitude == BitsOf(number) ? key : -key;
+}
+inline float NumberOfKey(int32_t key) {
+  // The sign is set without arithmetic, which may flush a denormal to zero.
+  const uint32_t bits = static_cast<uint32_t>(key);
+  return FloatOf(key < 0 ? (0 - bits) | uint32_t{1} << 31 : bits);
+}
 
 // Returns combine(a, b) over the lanes of a vector.
 template <typename Combine>
@@ -19,87 +28,141 @@ inline int32_t OverLanes(I a, const Combine& combine) {
 inline int32_t LargerKey(int32_t a, int32_t b) { return a > b ? a : b; }
 inline int32_t SmallerKey(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// Returns the key of rank `rank`, counted from 0, of up to kSample keys.
-inline int32_t KeyOfRank(const int32_t* keys, int64_t count, int64_t rank) {
-  constexpr int kVectors = kSample / kWidth;
-  alignas(kCacheLine) int32_t padded[kSample];
-  for (int i = 0; i < kSample; ++i) padded[i] = INT32_MAX;
-  memcpy(padded, keys, count * sizeof(int32_t));
-  I below[kVectors], own[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    below[v] = SetInts(0);
-    own[v] = LoadInts(padded + v * kWidth);
+// Fewer keys than these are compared each with each.
+constexpr int kSample = 32;
+
+// The keys of up to kSample keys, with the number of keys below each.
+class Ranks {
+ public:
+  Ranks(const int32_t* keys, int64_t count) {
+    alignas(kCacheLine) int32_t padded[kSample];
+    for (int i = 0; i < kSample; ++i) padded[i] = INT32_MAX;
+    memcpy(padded, keys, count * sizeof(int32_t));
+    for (int v = 0; v < kVectors; ++v) {
+      below_[v] = SetInts(0);
+      keys_[v] = LoadInts(padded + v * kWidth);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const I key = SetInts(keys[i]);
+      for (int v = 0; v < kVectors; ++v) {
+        below_[v] = AddLess(below_[v], key, keys_[v]);
+      }
+    }
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const I key = SetInts(keys[i]);
-    for (int v = 0; v < kVectors; ++v) below[v] = AddLess(below[v], key, own[v]);
+
+  // The key of rank `rank`: the largest of those with at most `rank` keys below them.
+  int32_t KeyOf(int64_t rank) const {
+    const I above = SetInts(static_cast<int32_t>(rank) + 1);
+    I most = SetInts(INT32_MIN);
+    for (int v = 0; v < kVectors; ++v) {
+      most = MaxWhereLess(most, keys_[v], below_[v], above);
+    }
+    return OverLanes(most, LargerKey);
   }
-  // It is the largest of those with at most `rank` keys below them.
-  const I above = SetInts(static_cast<int32_t>(rank) + 1);
-  I most = SetInts(INT32_MIN);
-  for (int v = 0; v < kVectors; ++v) most = MaxWhereLess(most, own[v], below[v], above);
-  return OverLanes(most, LargerKey);
+
+ private:
+  static constexpr int kVectors = kSample / kWidth;
+  I below_[kVectors], keys_[kVectors];
+};
+
+// Sets bounds between which the key of a rank is likely to be, by a sample.
+inline void Sample(const int32_t* keys, int64_t size, int64_t rank, int32_t* low,
+                   int32_t* high) {
+  constexpr int kBeyond = 5;  // Nearly two standard deviations.
+  int32_t sample[kSample];
+  for (int i = 0; i < kSample; ++i) sample[i] = keys[i * size / kSample];
+  const Ranks ranks(sample, kSample);
+  const int64_t near = rank * kSample / size;
+  if (near >= kBeyond) *low = ranks.KeyOf(near - kBeyond);
+  if (near < kSample - kBeyond) *high = ranks.KeyOf(near + kBeyond);
 }
 
-// Puts the keys below `pivot` first, and each kind in the order in which they were.
-// Returns where the others begin. Reads and writes kWidth keys past the end, which stay
-// as they are; `others` has room for as many more.
-inline int64_t Divide(int32_t* keys, int64_t begin, int64_t end, int32_t pivot,
-                      int32_t* others) {
-  const I edge = SetInts(pivot), after = LoadInts(keys + end);
-  int32_t *low = keys + begin, *high = others;
-  for (int64_t at = begin; at < end; at += kWidth) {
+// The same, if the numbers are spread evenly between the present bounds.
+inline void Interpolate(int64_t size, int64_t rank, int32_t* low, int32_t* high) {
+  const double first = NumberOfKey(*low), last = NumberOfKey(*high);
+  const double near = (rank + 0.5) / size, beyond = 1 / __builtin_sqrt(size) + 0.06;
+  const double from = near - beyond, to = near + beyond;
+  if (from > 0) *low = KeyOfNumber(first + (last - first) * from);
+  if (to < 1) *high = KeyOfNumber(first + (last - first) * to);
+}
+
+// Copies the keys from `low` to `high` in the order in which they are, to a place that
+// may be their own. Returns their number, and the number of keys below `low`. Reads and
+// writes up to kWidth keys past the last.
+inline int64_t Filter(const int32_t* keys, int64_t count, int32_t low, int32_t high,
+                      int32_t* to, int64_t* below) {
+  const I first = SetInts(low), last = SetInts(high);
+  const int32_t* const begin = to;
+  int64_t number = 0;
+  const auto filter = [&](int64_t at, uint32_t all) {
     const I some = LoadInts(keys + at);
-    const uint32_t all = LowBits(Smaller(end - at, kWidth));
-    const uint32_t below = LessBits(some, edge) & all;
-    StoreWhere(low, below, some);
-    StoreWhere(high, below ^ all, some);
-    const int count = __builtin_popcount(below);
-    low += count;
-    high += Smaller(end - at, kWidth) - count;
-  }
-  for (int64_t at = 0; at < high - others; at += kWidth) {
-    StoreInts(low + at, LoadInts(others + at));
-  }
-  StoreInts(keys + end, after);
-  return low - keys;
+    const uint32_t under = LessBits(some, first) & all;
+    const uint32_t kept = AtMostBits(some, last) & all & ~under;
+    StoreWhere(to, kept, some);
+    to += __builtin_popcount(kept);
+    number += __builtin_popcount(under);
+  };
+  int64_t at = 0;
+  for (; at + kWidth <= count; at += kWidth) filter(at, LowBits(kWidth));
+  if (at < count) filter(at, LowBits(count - at));
+  *below = number;
+  return to - begin;
 }
 
-// Puts that key into place `place` of [begin, end) which sorting would put there: none
-// before it is larger, and none after it is smaller. Returns the key.
-inline int32_t Select(int32_t* keys, int64_t begin, int64_t end, int64_t place,
-                      int32_t* spare) {
-  // Samples narrow the range; if they fail, halving the range of keys does not.
-  constexpr int kSamplings = 24, kBeyond = 4;
-  int32_t least = INT32_MIN, most = INT32_MAX;
-  for (int round = 0;; ++round) {
-    const int64_t size = end - begin;
-    int32_t pivot;
-    if (size <= kSample) {
-      pivot = KeyOfRank(keys + begin, size, place - begin);
-    } else if (round < kSamplings) {
-      int32_t sample[kSample];
-      for (int i = 0; i < kSample; ++i) sample[i] = keys[begin + i * size / kSample];
-      const int64_t near = (place - begin) * kSample / size;
-      pivot = KeyOfRank(sample, kSample,
-                        near < kSample / 2 ? near + kBeyond : near - kBeyond);
-    } else {
-      const uint32_t range = static_cast<uint32_t>(most) - static_cast<uint32_t>(least);
-      pivot = static_cast<int32_t>(static_cast<uint32_t>(least) + range / 2 + 1);
-    }
-    int64_t middle = Divide(keys, begin, end, pivot, spare);
-    if (place < middle) {
-      end = middle;
-      most = pivot - 1;
-      continue;
-    }
-    if (middle == begin || size <= kSample) {
-      // The pivot is the smallest key.
-      middle = Divide(keys, middle, end, pivot + 1, spare);
-      if (place < middle) return pivot;
-      pivot += 1;
-    }
-    begin = middle;
-    least = pivot;
+// Puts the keys below one of them first and those above it last. Keys past the end stay
+// as they are, though kWidth of them are read and written.
+inline void Divide(int32_t* keys, int64_t count, int32_t key, int32_t* spare) {
+  const I after = LoadInts(keys + count);
+  int64_t not_above, none;
+  const int64_t above = Filter(keys, count, key + 1, INT32_MAX, spare, &not_above);
+  int64_t below = Filter(keys, count, INT32_MIN, key - 1, keys, &none);
+  for (; below < not_above; ++below) keys[below] = key;
+  for (int64_t at = 0; at < above; at += kWidth) {
+    StoreInts(keys + not_above + at, LoadInts(spare + at));
   }
+  StoreInts(keys + count, after);
+}
+
+inline int32_t Between(int32_t low, int32_t high) {
+  const uint32_t least = static_cast<uint32_t>(low);
+  return static_cast<int32_t>(least + (static_cast<uint32_t>(high) - least) / 2);
+}
+
+// Returns the key of rank `rank`, counted from 0.
+inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank,
+                      int32_t* spare) {
+  // After so many rounds, which samples or interpolation may have failed to shorten,
+  // the range of keys is halved.
+  constexpr int kGuesses = 12;
+  const int32_t* from = keys;
+  int64_t size = count, place = rank;
+  int32_t least = INT32_MIN, most = INT32_MAX;
+  bool is_even = false;  // Whether keys are likely to be spread evenly.
+  for (int round = 0; size > kSample; ++round) {
+    int32_t low = least, high = most;
+    if (round >= kGuesses) {
+      high = Between(least, most);
+    } else if (is_even) {
+      Interpolate(size, place, &low, &high);
+    } else {
+      Sample(from, size, place, &low, &high);
+    }
+    int64_t below;
+    const int64_t kept = Filter(from, size, low, high, spare, &below);
+    is_even = below <= place && place < below + kept;
+    if (is_even) {
+      if (low == high) return low;
+      least = low;
+      most = high;
+      size = kept;
+      place -= below;
+    } else {
+      if (place < below) most = low - 1;
+      if (place >= below + kept) least = high + 1;
+      size = Filter(keys, count, least, most, spare, &below);
+      place = rank - below;
+    }
+    from = spare;
+  }
+  return Ranks(from, size).KeyOf(place);
 }

@@ -61,6 +61,7 @@ inline I MaxWhereLess(I a, I b, I x, I y) {
   return _mm512_mask_max_epi32(a, _mm512_cmplt_epi32_mask(x, y), a, b);
 }
 inline uint32_t LessBits(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+inline uint32_t AtMostBits(I a, I b) { return _mm512_cmple_epi32_mask(a, b); }
 inline void StoreWhere(int32_t* p, uint32_t bits, I a) {
   StoreInts(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a));
 }
