@@ -65,8 +65,8 @@ class LevelFinder {
     if (size > room_) {
       Release();
       room_ = size;
-      keys_ = new int32_t[room_ + kWidth];
-      spare_ = new int32_t[room_ + kWidth];
+      keys_ = new int32_t[room_ + kSample];
+      spare_ = new int32_t[room_ + kSample];
     }
     size_ = size;
   }
@@ -265,9 +265,11 @@ class LevelFinder {
   void Means(float* levels) {
     const int64_t total = Sum(0, size_);
     const float middle = Mean(total, size_);
-    int64_t none;
+    const I edge = SetInts(KeyOfNumber(middle));
     const int64_t number =
-        Filter(keys_, size_, INT32_MIN, KeyOfNumber(middle) - 1, keys_, &none);
+        Filter(keys_, size_, keys_, [&](I some, uint32_t valid) {
+          return LessBits(some, edge) & valid;
+        });
     const int64_t below = Sum(0, number);
     levels[0] = number > 0 ? Mean(below, number) : middle;
     levels[1] = middle;

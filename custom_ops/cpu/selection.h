@@ -28,22 +28,34 @@ inline int32_t OverLanes(I a, const Combine& combine) {
 inline int32_t LargerKey(int32_t a, int32_t b) { return a > b ? a : b; }
 inline int32_t SmallerKey(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// Fewer keys than these are compared each with each.
+// So many keys are compared each with each.
 constexpr int kSample = 32;
 
-// The keys of up to kSample keys, with the number of keys below each.
+// 0, 1, ...
+struct Places {
+  int32_t places[kSample];
+
+  constexpr Places() : places() {
+    for (int i = 0; i < kSample; ++i) places[i] = i;
+  }
+};
+constexpr Places kPlaces;
+
+// Up to kSample keys, with the number of keys below each. Reads kSample keys.
 class Ranks {
  public:
   Ranks(const int32_t* keys, int64_t count) {
+    const I last = SetInts(static_cast<int32_t>(count) - 1);
     alignas(kCacheLine) int32_t padded[kSample];
-    for (int i = 0; i < kSample; ++i) padded[i] = INT32_MAX;
-    memcpy(padded, keys, count * sizeof(int32_t));
     for (int v = 0; v < kVectors; ++v) {
       below_[v] = SetInts(0);
-      keys_[v] = LoadInts(padded + v * kWidth);
+      // Keys above all others take the places of those beyond the last.
+      keys_[v] = MaxWhereLess(LoadInts(keys + v * kWidth), SetInts(INT32_MAX), last,
+                              LoadInts(kPlaces.places + v * kWidth));
+      StoreInts(padded + v * kWidth, keys_[v]);
     }
-    for (int64_t i = 0; i < count; ++i) {
-      const I key = SetInts(keys[i]);
+    for (int i = 0; i < kSample; ++i) {
+      const I key = SetInts(padded[i]);
       for (int v = 0; v < kVectors; ++v) {
         below_[v] = AddLess(below_[v], key, keys_[v]);
       }
@@ -69,8 +81,9 @@ class Ranks {
 inline void Sample(const int32_t* keys, int64_t size, int64_t rank, int32_t* low,
                    int32_t* high) {
   constexpr int kBeyond = 5;  // Nearly two standard deviations.
+  const int64_t step = size / kSample;
   int32_t sample[kSample];
-  for (int i = 0; i < kSample; ++i) sample[i] = keys[i * size / kSample];
+  for (int i = 0; i < kSample; ++i) sample[i] = keys[i * step];
   const Ranks ranks(sample, kSample);
   const int64_t near = rank * kSample / size;
   if (near >= kBeyond) *low = ranks.KeyOf(near - kBeyond);
@@ -79,48 +92,63 @@ inline void Sample(const int32_t* keys, int64_t size, int64_t rank, int32_t* low
 
 // The same, if the numbers are spread evenly between the present bounds.
 inline void Interpolate(int64_t size, int64_t rank, int32_t* low, int32_t* high) {
-  const double first = NumberOfKey(*low), last = NumberOfKey(*high);
-  const double near = (rank + 0.5) / size, beyond = 1 / __builtin_sqrt(size) + 0.06;
-  const double from = near - beyond, to = near + beyond;
-  if (from > 0) *low = KeyOfNumber(first + (last - first) * from);
-  if (to < 1) *high = KeyOfNumber(first + (last - first) * to);
+  const float first = NumberOfKey(*low), last = NumberOfKey(*high);
+  const float share = 1 / static_cast<float>(size);
+  const float near = (static_cast<float>(rank) + 0.5f) * share;
+  const float beyond = __builtin_sqrtf(share) + 0.03f;
+  const float from = near - beyond, to = near + beyond;
+  if (from > 0) *low = KeyOfNumber(first * (1 - from) + last * from);
+  if (to < 1) *high = KeyOfNumber(first * (1 - to) + last * to);
 }
 
-// Copies the keys from `low` to `high` in the order in which they are, to a place that
-// may be their own. Returns their number, and the number of keys below `low`. Reads and
-// writes up to kWidth keys past the last.
-inline int64_t Filter(const int32_t* keys, int64_t count, int32_t low, int32_t high,
-                      int32_t* to, int64_t* below) {
-  const I first = SetInts(low), last = SetInts(high);
-  const int32_t* const begin = to;
-  int64_t number = 0;
-  const auto filter = [&](int64_t at, uint32_t all) {
+// Copies the keys that bits_of(vector) keeps, in the order in which they are, to a place
+// that may be their own. Returns their number. Reads and writes up to kWidth keys past
+// the last; bits_of(vector, valid) gets the bits of those that count.
+template <typename Bits>
+inline int64_t Filter(const int32_t* keys, int64_t count, int32_t* to,
+                      const Bits& bits_of) {
+  int64_t kept = 0, at = 0;
+  const auto filter = [&](uint32_t valid) {
     const I some = LoadInts(keys + at);
-    const uint32_t under = LessBits(some, first) & all;
-    const uint32_t kept = AtMostBits(some, last) & all & ~under;
-    StoreWhere(to, kept, some);
-    to += __builtin_popcount(kept);
-    number += __builtin_popcount(under);
+    const uint32_t bits = bits_of(some, valid);
+    StoreWhere(to + kept, bits, some);
+    kept += __builtin_popcount(bits);
   };
-  int64_t at = 0;
-  for (; at + kWidth <= count; at += kWidth) filter(at, LowBits(kWidth));
-  if (at < count) filter(at, LowBits(count - at));
-  *below = number;
-  return to - begin;
+  for (; at + kWidth <= count; at += kWidth) filter(LowBits(kWidth));
+  if (at < count) filter(LowBits(count - at));
+  return kept;
 }
 
 // Puts the keys below one of them first and those above it last. Keys past the end stay
 // as they are, though kWidth of them are read and written.
 inline void Divide(int32_t* keys, int64_t count, int32_t key, int32_t* spare) {
-  const I after = LoadInts(keys + count);
-  int64_t not_above, none;
-  const int64_t above = Filter(keys, count, key + 1, INT32_MAX, spare, &not_above);
-  int64_t below = Filter(keys, count, INT32_MIN, key - 1, keys, &none);
-  for (; below < not_above; ++below) keys[below] = key;
+  const I edge = SetInts(key), after = LoadInts(keys + count);
+  const int64_t above = Filter(keys, count, spare, [&](I some, uint32_t valid) {
+    return LessBits(edge, some) & valid;
+  });
+  int64_t below = Filter(keys, count, keys, [&](I some, uint32_t valid) {
+    return LessBits(some, edge) & valid;
+  });
+  for (; below < count - above; ++below) keys[below] = key;
   for (int64_t at = 0; at < above; at += kWidth) {
-    StoreInts(keys + not_above + at, LoadInts(spare + at));
+    StoreInts(keys + below + at, LoadInts(spare + at));
   }
   StoreInts(keys + count, after);
+}
+
+// Copies the keys from `low` to `high`. Returns their number, and that of the keys below
+// `low`.
+inline int64_t FilterBetween(const int32_t* keys, int64_t count, int32_t low,
+                             int32_t high, int32_t* to, int64_t* below) {
+  const I first = SetInts(low), last = SetInts(high);
+  int64_t number = 0;
+  const int64_t kept = Filter(keys, count, to, [&](I some, uint32_t valid) {
+    const uint32_t under = LessBits(some, first) & valid;
+    number += __builtin_popcount(under);
+    return AtMostBits(some, last) & valid & ~under;
+  });
+  *below = number;
+  return kept;
 }
 
 inline int32_t Between(int32_t low, int32_t high) {
@@ -148,7 +176,7 @@ inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank,
       Sample(from, size, place, &low, &high);
     }
     int64_t below;
-    const int64_t kept = Filter(from, size, low, high, spare, &below);
+    const int64_t kept = FilterBetween(from, size, low, high, spare, &below);
     is_even = below <= place && place < below + kept;
     if (is_even) {
       if (low == high) return low;
@@ -159,7 +187,7 @@ inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank,
     } else {
       if (place < below) most = low - 1;
       if (place >= below + kept) least = high + 1;
-      size = Filter(keys, count, least, most, spare, &below);
+      size = FilterBetween(keys, count, least, most, spare, &below);
       place = rank - below;
     }
     from = spare;
