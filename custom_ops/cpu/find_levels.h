@@ -159,7 +159,8 @@ class LevelFinder {
       *level = right;
     } else {
       const int64_t begin = left.place + 1, size = right.place - begin;
-      *level = {place, Select(keys_ + begin, size, place - begin, spare_)};
+      *level = {place, Select(keys_ + begin, size, place - begin, left.key, right.key,
+                              spare_)};
       if (divides) Divide(keys_ + begin, size, level->key, spare_);
     }
   }
@@ -238,7 +239,8 @@ class LevelFinder {
     int64_t low_excess = INT64_MIN, high_excess = INT64_MAX;
     while (begin < end) {
       const int64_t middle = begin + (end - begin) / 2;
-      const int32_t key = Select(keys_ + begin, end - begin, middle - begin, spare_);
+      const int32_t key =
+          Select(keys_ + begin, end - begin, middle - begin, low, high, spare_);
       Divide(keys_ + begin, end - begin, key, spare_);
       // Equal elements count together.
       int64_t first = middle, last = middle + 1;
@@ -265,11 +267,9 @@ class LevelFinder {
   void Means(float* levels) {
     const int64_t total = Sum(0, size_);
     const float middle = Mean(total, size_);
-    const I edge = SetInts(KeyOfNumber(middle));
+    int64_t none;
     const int64_t number =
-        Filter(keys_, size_, keys_, [&](I some, uint32_t valid) {
-          return LessBits(some, edge) & valid;
-        });
+        Filter(keys_, size_, INT32_MIN, KeyOfNumber(middle) - 1, keys_, &none);
     const int64_t below = Sum(0, number);
     levels[0] = number > 0 ? Mean(below, number) : middle;
     levels[1] = middle;

@@ -101,54 +101,50 @@ inline void Interpolate(int64_t size, int64_t rank, int32_t* low, int32_t* high)
   if (to < 1) *high = KeyOfNumber(first * (1 - to) + last * to);
 }
 
-// Copies the keys that bits_of(vector) keeps, in the order in which they are, to a place
-// that may be their own. Returns their number. Reads and writes up to kWidth keys past
-// the last; bits_of(vector, valid) gets the bits of those that count.
-template <typename Bits>
-inline int64_t Filter(const int32_t* keys, int64_t count, int32_t* to,
-                      const Bits& bits_of) {
-  int64_t kept = 0, at = 0;
-  const auto filter = [&](uint32_t valid) {
-    const I some = LoadInts(keys + at);
-    const uint32_t bits = bits_of(some, valid);
-    StoreWhere(to + kept, bits, some);
-    kept += __builtin_popcount(bits);
-  };
-  for (; at + kWidth <= count; at += kWidth) filter(LowBits(kWidth));
-  if (at < count) filter(LowBits(count - at));
+// Copies the keys from `low` to `high`, in the order in which they are, to a place that
+// may be their own. Returns their number; *below is the number of those below `low`.
+// Reads and writes up to kWidth keys past the last.
+inline int64_t Filter(const int32_t* keys, int64_t count, int32_t low, int32_t high,
+                      int32_t* to, int64_t* below) {
+  int64_t kept = 0, under = 0, at = 0;
+  if constexpr (!kCompresses) {
+    const uint32_t least = static_cast<uint32_t>(low);
+    const uint32_t range = static_cast<uint32_t>(high) - least;
+    for (; at < count; ++at) {
+      const int32_t key = keys[at];
+      to[kept] = key;
+      kept += static_cast<uint32_t>(key) - least <= range;
+      under += key < low;
+    }
+  } else {
+    const I first = SetInts(low), last = SetInts(high);
+    const auto filter = [&](uint32_t valid) {
+      const I some = LoadInts(keys + at);
+      const uint32_t lower = LessBits(some, first) & valid;
+      const uint32_t bits = AtMostBits(some, last) & valid & ~lower;
+      StoreWhere(to + kept, bits, some);
+      kept += __builtin_popcount(bits);
+      under += __builtin_popcount(lower);
+    };
+    for (; at + kWidth <= count; at += kWidth) filter(LowBits(kWidth));
+    if (at < count) filter(LowBits(count - at));
+  }
+  *below = under;
   return kept;
 }
 
 // Puts the keys below one of them first and those above it last. Keys past the end stay
 // as they are, though kWidth of them are read and written.
 inline void Divide(int32_t* keys, int64_t count, int32_t key, int32_t* spare) {
-  const I edge = SetInts(key), after = LoadInts(keys + count);
-  const int64_t above = Filter(keys, count, spare, [&](I some, uint32_t valid) {
-    return LessBits(edge, some) & valid;
-  });
-  int64_t below = Filter(keys, count, keys, [&](I some, uint32_t valid) {
-    return LessBits(some, edge) & valid;
-  });
-  for (; below < count - above; ++below) keys[below] = key;
+  const I after = LoadInts(keys + count);
+  int64_t not_above, none;
+  const int64_t above = Filter(keys, count, key + 1, INT32_MAX, spare, &not_above);
+  int64_t below = Filter(keys, count, INT32_MIN, key - 1, keys, &none);
+  for (; below < not_above; ++below) keys[below] = key;
   for (int64_t at = 0; at < above; at += kWidth) {
-    StoreInts(keys + below + at, LoadInts(spare + at));
+    StoreInts(keys + not_above + at, LoadInts(spare + at));
   }
   StoreInts(keys + count, after);
-}
-
-// Copies the keys from `low` to `high`. Returns their number, and that of the keys below
-// `low`.
-inline int64_t FilterBetween(const int32_t* keys, int64_t count, int32_t low,
-                             int32_t high, int32_t* to, int64_t* below) {
-  const I first = SetInts(low), last = SetInts(high);
-  int64_t number = 0;
-  const int64_t kept = Filter(keys, count, to, [&](I some, uint32_t valid) {
-    const uint32_t under = LessBits(some, first) & valid;
-    number += __builtin_popcount(under);
-    return AtMostBits(some, last) & valid & ~under;
-  });
-  *below = number;
-  return kept;
 }
 
 inline int32_t Between(int32_t low, int32_t high) {
@@ -156,19 +152,18 @@ inline int32_t Between(int32_t low, int32_t high) {
   return static_cast<int32_t>(least + (static_cast<uint32_t>(high) - least) / 2);
 }
 
-// Returns the key of rank `rank`, counted from 0.
-inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank,
-                      int32_t* spare) {
-  // After so many rounds, which samples or interpolation may have failed to shorten,
-  // the range of keys is halved.
+// Returns the key of rank `rank`, counted from 0, of keys from `least` to `most`.
+inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank, int32_t least,
+                      int32_t most, int32_t* spare) {
+  // After so many rounds, and where a sample leaves all keys, the range is halved.
   constexpr int kGuesses = 12;
   const int32_t* from = keys;
   int64_t size = count, place = rank;
-  int32_t least = INT32_MIN, most = INT32_MAX;
-  bool is_even = false;  // Whether keys are likely to be spread evenly.
+  bool is_even = false;  // Whether the numbers are likely to be spread evenly.
+  bool is_stuck = false;
   for (int round = 0; size > kSample; ++round) {
     int32_t low = least, high = most;
-    if (round >= kGuesses) {
+    if (round >= kGuesses || is_stuck) {
       high = Between(least, most);
     } else if (is_even) {
       Interpolate(size, place, &low, &high);
@@ -176,18 +171,21 @@ inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank,
       Sample(from, size, place, &low, &high);
     }
     int64_t below;
-    const int64_t kept = FilterBetween(from, size, low, high, spare, &below);
-    is_even = below <= place && place < below + kept;
-    if (is_even) {
+    const int64_t kept = Filter(from, size, low, high, spare, &below);
+    if (below <= place && place < below + kept) {
       if (low == high) return low;
+      is_stuck = kept == size && !is_stuck;
+      // In the tails they are not.
+      is_even = least < low && high < most;
       least = low;
       most = high;
       size = kept;
       place -= below;
     } else {
+      is_even = is_stuck = false;
       if (place < below) most = low - 1;
       if (place >= below + kept) least = high + 1;
-      size = FilterBetween(keys, count, least, most, spare, &below);
+      size = Filter(keys, count, least, most, spare, &below);
       place = rank - below;
     }
     from = spare;

@@ -92,6 +92,7 @@ struct PlacesOfOnes {
   }
 };
 constexpr PlacesOfOnes kPlacesOfOnes;
+constexpr bool kCompresses = true;
 inline void StoreWhere(int32_t* p, uint32_t bits, I a) {
   const __m128i places =
       _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlacesOfOnes.places[bits]));
