@@ -97,8 +97,14 @@ inline void Interpolate(int64_t size, int64_t rank, int32_t* low, int32_t* high)
   const float near = (static_cast<float>(rank) + 0.5f) * share;
   const float beyond = __builtin_sqrtf(share) + 0.03f;
   const float from = near - beyond, to = near + beyond;
-  if (from > 0) *low = KeyOfNumber(first * (1 - from) + last * from);
-  if (to < 1) *high = KeyOfNumber(first * (1 - to) + last * to);
+  // Processors may take denormals for zeros, and so leave the bounds.
+  const int32_t least = *low, most = *high;
+  const auto key_at = [&](float part) {
+    const int32_t key = KeyOfNumber(first * (1 - part) + last * part);
+    return LargerKey(least, SmallerKey(key, most));
+  };
+  if (from > 0) *low = key_at(from);
+  if (to < 1) *high = LargerKey(*low, key_at(to));
 }
 
 // Copies the keys from `low` to `high`, in the order in which they are, to a place that
