@@ -222,6 +222,55 @@ void LookUpTile(const MeanOfLevels& args, int64_t worker, const int32_t* codes,
               });
 }
 
+// Adds the levels of some workers in turn, of the elements from `first` to `last`, whose
+// words are given by halves. The sums begin with the first worker's levels.
+template <int Rows>
+void AddLevels(const MeanOfLevels& args, const Digits& digits, int64_t worker,
+               const float (&halves)[Rows][kTile + kSlack], int64_t first, int64_t last,
+               float* sums) {
+  const bool adds = worker > 0;
+  EachBlockOf(
+      args.row_splits, args.num_blocks, first, last,
+      [&](int64_t block, int64_t from, int64_t to) {
+        float few[Rows][kFewLevels] = {};
+        for (int row = 0; row < Rows; ++row) {
+          const int64_t table = (worker + row) * args.num_blocks + block;
+          TableOf<true>(args.levels + table * args.count, args.count, few[row]);
+        }
+        // The vectors at both ends may have elements of other blocks.
+        const int64_t begin = (from - first) / kWidth, end = CeilDiv(to - first, kWidth);
+        const F before = Load(sums + begin * kWidth), after = Load(sums + to - first);
+        digits.EachVector<Rows>(
+            halves, begin, end, [&](int64_t v, const I(&codes)[Rows]) {
+              F sum = PickOf16(few[0], codes[0]);
+              if (adds) sum = Add(Load(sums + v * kWidth), sum);
+              for (int row = 1; row < Rows; ++row) {
+                sum = Add(sum, PickOf16(few[row], codes[row]));
+              }
+              Store(sums + v * kWidth, sum);
+            });
+        float kept[kWidth];
+        Store(kept, before);
+        memcpy(sums + begin * kWidth, kept,
+               (from - first - begin * kWidth) * sizeof(float));
+        Store(sums + to - first, after);
+      });
+}
+
+// Adds the levels of a tile's elements from all workers, in registers.
+template <int Rows>
+int64_t AddLevelsOfTile(const MeanOfLevels& args, const Digits& digits, int64_t worker,
+                        int64_t word, int64_t size, int64_t first, int64_t last,
+                        float* sums) {
+  const int64_t words = WordsFor(args.size, args.count);
+  float halves[Rows][kTile + kSlack];
+  for (int row = 0; row < Rows; ++row) {
+    digits.Halve(args.words + (worker + row) * words + word, size, halves[row]);
+  }
+  AddLevels<Rows>(args, digits, worker, halves, first, last, sums);
+  return Rows;
+}
+
 template <bool kFew>
 void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
                int64_t end) {
@@ -232,17 +281,28 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
   const DivideBy divide(args.num_workers);
   ValueWriter values(args.values, args.update, args.size);
   int32_t codes[kTile + kSlack] = {};  // Each code is a place in a table.
-  float sum[kTile + kSlack], next[kTile + kSlack];
+  float sum[kTile + kSlack] = {}, next[kTile + kSlack];
   for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t first = unit * elements;
+    const int64_t first = unit * elements, word = unit * tile;
     const int64_t last = Smaller(args.size, first + elements);
-    for (int64_t worker = 0; worker < args.num_workers; ++worker) {
-      digits.Sum(args.words + worker * words + unit * tile, 1, 0,
-                 Smaller(tile, words - unit * tile), codes);
+    const int64_t size = Smaller(tile, words - word);
+    for (int64_t worker = 0; worker < args.num_workers;) {
+      if (kFew && digits.HasVectors()) {
+        const int64_t left = args.num_workers - worker;
+        worker += left >= 4   ? AddLevelsOfTile<4>(args, digits, worker, word, size,
+                                                   first, last, sum)
+                  : left >= 2 ? AddLevelsOfTile<2>(args, digits, worker, word, size,
+                                                   first, last, sum)
+                              : AddLevelsOfTile<1>(args, digits, worker, word, size,
+                                                   first, last, sum);
+        continue;
+      }
+      digits.Sum(args.words + worker * words + word, 1, 0, size, codes);
       LookUpTile<kFew>(args, worker, codes, first, last, worker == 0 ? sum : next);
       for (int64_t at = 0; worker > 0 && at < last - first; at += kWidth) {
         Store(sum + at, Add(Load(sum + at), Load(next + at)));
       }
+      ++worker;
     }
     for (int64_t at = first; at < last; at += kGroup) {
       F mean[kParts];
