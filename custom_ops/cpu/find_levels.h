@@ -102,7 +102,8 @@ class LevelFinder {
     return nonfinite;
   }
 
-  // -- Integers q for sums, of which the largest magnitude has 30 bits -----------------
+  // -- Integers q for sums, of which the largest magnitude has 30 bits
+  // -----------------
 
   I FixedPoints(I keys) const {
     return RoundNormal(NumbersOf(keys), Set(scale_), Set(other_scale_));
@@ -147,7 +148,8 @@ class LevelFinder {
     return value;
   }
 
-  // -- The rules -----------------------------------------------------------------------
+  // -- The rules
+  // -----------------------------------------------------------------------
 
   // Finds a level between two others, by its place. `divides` says whether the elements
   // are then needed on either side of it.

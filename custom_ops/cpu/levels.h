@@ -222,39 +222,40 @@ void LookUpTile(const MeanOfLevels& args, int64_t worker, const int32_t* codes,
               });
 }
 
-// Adds the levels of some workers in turn, of the elements from `first` to `last`, whose
-// words are given by halves. The sums begin with the first worker's levels.
+// Adds the levels of some workers in turn, of the elements from `first` to `last`,
+// whose words are given by halves. The sums begin with the first worker's levels.
 template <int Rows>
 void AddLevels(const MeanOfLevels& args, const Digits& digits, int64_t worker,
                const float (&halves)[Rows][kTile + kSlack], int64_t first, int64_t last,
                float* sums) {
   const bool adds = worker > 0;
-  EachBlockOf(
-      args.row_splits, args.num_blocks, first, last,
-      [&](int64_t block, int64_t from, int64_t to) {
-        float few[Rows][kFewLevels] = {};
-        for (int row = 0; row < Rows; ++row) {
-          const int64_t table = (worker + row) * args.num_blocks + block;
-          TableOf<true>(args.levels + table * args.count, args.count, few[row]);
-        }
-        // The vectors at both ends may have elements of other blocks.
-        const int64_t begin = (from - first) / kWidth, end = CeilDiv(to - first, kWidth);
-        const F before = Load(sums + begin * kWidth), after = Load(sums + to - first);
-        digits.EachVector<Rows>(
-            halves, begin, end, [&](int64_t v, const I(&codes)[Rows]) {
-              F sum = PickOf16(few[0], codes[0]);
-              if (adds) sum = Add(Load(sums + v * kWidth), sum);
-              for (int row = 1; row < Rows; ++row) {
-                sum = Add(sum, PickOf16(few[row], codes[row]));
-              }
-              Store(sums + v * kWidth, sum);
-            });
-        float kept[kWidth];
-        Store(kept, before);
-        memcpy(sums + begin * kWidth, kept,
-               (from - first - begin * kWidth) * sizeof(float));
-        Store(sums + to - first, after);
-      });
+  EachBlockOf(args.row_splits, args.num_blocks, first, last,
+              [&](int64_t block, int64_t from, int64_t to) {
+                float few[Rows][kFewLevels] = {};
+                for (int row = 0; row < Rows; ++row) {
+                  const int64_t table = (worker + row) * args.num_blocks + block;
+                  TableOf<true>(args.levels + table * args.count, args.count, few[row]);
+                }
+                // The vectors at both ends may have elements of other blocks.
+                const int64_t begin = (from - first) / kWidth,
+                              end = CeilDiv(to - first, kWidth);
+                const F before = Load(sums + begin * kWidth),
+                        after = Load(sums + to - first);
+                digits.EachVector<Rows>(
+                    halves, begin, end, [&](int64_t v, const I(&codes)[Rows]) {
+                      F sum = PickOf16(few[0], codes[0]);
+                      if (adds) sum = Add(Load(sums + v * kWidth), sum);
+                      for (int row = 1; row < Rows; ++row) {
+                        sum = Add(sum, PickOf16(few[row], codes[row]));
+                      }
+                      Store(sums + v * kWidth, sum);
+                    });
+                float kept[kWidth];
+                Store(kept, before);
+                memcpy(sums + begin * kWidth, kept,
+                       (from - first - begin * kWidth) * sizeof(float));
+                Store(sums + to - first, after);
+              });
 }
 
 // Adds the levels of a tile's elements from all workers, in registers.
@@ -289,12 +290,13 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
     for (int64_t worker = 0; worker < args.num_workers;) {
       if (kFew && digits.HasVectors()) {
         const int64_t left = args.num_workers - worker;
-        worker += left >= 4   ? AddLevelsOfTile<4>(args, digits, worker, word, size,
-                                                   first, last, sum)
-                  : left >= 2 ? AddLevelsOfTile<2>(args, digits, worker, word, size,
-                                                   first, last, sum)
-                              : AddLevelsOfTile<1>(args, digits, worker, word, size,
-                                                   first, last, sum);
+        worker +=
+            left >= 4
+                ? AddLevelsOfTile<4>(args, digits, worker, word, size, first, last, sum)
+            : left >= 2
+                ? AddLevelsOfTile<2>(args, digits, worker, word, size, first, last, sum)
+                : AddLevelsOfTile<1>(args, digits, worker, word, size, first, last,
+                                     sum);
         continue;
       }
       digits.Sum(args.words + worker * words + word, 1, 0, size, codes);

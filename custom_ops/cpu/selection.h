@@ -1,9 +1,12 @@
-// Selection: the number of a given rank, without sorting.
+// Selection: the key of a given rank, without sorting.
 //
-// A vector of keys at a time is divided into those below a pivot and the others. Pivots
-// come from samples, and lie a little beyond the wanted rank, on the side of the
-// middle: most often the fewer keys go on. So a selection takes about two reads of
-// the keys, and without branches that depend on them.
+// Bounds close in on the key. A sample of a range gives the first two: around the rank
+// that the key has in the range, they lie as many places of the sample apart as chance
+// asks for. The keys between them are copied, and counted with those below. They are
+// likely to be spread evenly, so the next bounds are interpolated; and a few keys are
+// compared each with each. So a selection takes little more than one read of the range,
+// and no branch depends on a single key. Bounds that have missed the key only cost
+// time: the range is read again, from the side on which the key is.
 
 // A number as an integer that has the order of numbers, and back.
 inline int32_t KeyOfNumber(float number) {
@@ -77,7 +80,8 @@ class Ranks {
   I below_[kVectors], keys_[kVectors];
 };
 
-// Sets bounds between which the key of a rank is likely to be, by a sample.
+// Sets bounds between which the key of a rank is likely to be, where a sample does. The
+// bounds that come stay if the sample has none.
 inline void Sample(const int32_t* keys, int64_t size, int64_t rank, int32_t* low,
                    int32_t* high) {
   constexpr int kBeyond = 5;  // Nearly two standard deviations.
@@ -90,7 +94,8 @@ inline void Sample(const int32_t* keys, int64_t size, int64_t rank, int32_t* low
   if (near < kSample - kBeyond) *high = ranks.KeyOf(near + kBeyond);
 }
 
-// The same, if the numbers are spread evenly between the present bounds.
+// The same for numbers that are spread evenly between the bounds that come. The rank is
+// likely to be wrong by less than the square root of the size and a part of it.
 inline void Interpolate(int64_t size, int64_t rank, int32_t* low, int32_t* high) {
   const float first = NumberOfKey(*low), last = NumberOfKey(*high);
   const float share = 1 / static_cast<float>(size);
@@ -153,6 +158,7 @@ inline void Divide(int32_t* keys, int64_t count, int32_t key, int32_t* spare) {
   StoreInts(keys + count, after);
 }
 
+// The middle of two keys.
 inline int32_t Between(int32_t low, int32_t high) {
   const uint32_t least = static_cast<uint32_t>(low);
   return static_cast<int32_t>(least + (static_cast<uint32_t>(high) - least) / 2);
@@ -161,7 +167,8 @@ inline int32_t Between(int32_t low, int32_t high) {
 // Returns the key of rank `rank`, counted from 0, of keys from `least` to `most`.
 inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank, int32_t least,
                       int32_t most, int32_t* spare) {
-  // After so many rounds, and where a sample leaves all keys, the range is halved.
+  // After so many rounds, and where a guess has kept all keys, the bounds are halved,
+  // so that there is an end: a sample of keys with few values may be of no use.
   constexpr int kGuesses = 12;
   const int32_t* from = keys;
   int64_t size = count, place = rank;
