@@ -222,53 +222,45 @@ void LookUpTile(const MeanOfLevels& args, int64_t worker, const int32_t* codes,
               });
 }
 
-// Adds the levels of some workers in turn, of the elements from `first` to `last`,
-// whose words are given by halves. The sums begin with the first worker's levels.
-template <int Rows>
-void AddLevels(const MeanOfLevels& args, const Digits& digits, int64_t worker,
-               const float (&halves)[Rows][kTile + kSlack], int64_t first, int64_t last,
-               float* sums) {
-  const bool adds = worker > 0;
-  EachBlockOf(args.row_splits, args.num_blocks, first, last,
-              [&](int64_t block, int64_t from, int64_t to) {
-                float few[Rows][kFewLevels] = {};
-                for (int row = 0; row < Rows; ++row) {
-                  const int64_t table = (worker + row) * args.num_blocks + block;
-                  TableOf<true>(args.levels + table * args.count, args.count, few[row]);
-                }
-                // The vectors at both ends may have elements of other blocks.
-                const int64_t begin = (from - first) / kWidth,
-                              end = CeilDiv(to - first, kWidth);
-                const F before = Load(sums + begin * kWidth),
-                        after = Load(sums + to - first);
-                digits.EachVector<Rows>(
-                    halves, begin, end, [&](int64_t v, const I(&codes)[Rows]) {
-                      F sum = PickOf16(few[0], codes[0]);
-                      if (adds) sum = Add(Load(sums + v * kWidth), sum);
-                      for (int row = 1; row < Rows; ++row) {
-                        sum = Add(sum, PickOf16(few[row], codes[row]));
-                      }
-                      Store(sums + v * kWidth, sum);
-                    });
-                float kept[kWidth];
-                Store(kept, before);
-                memcpy(sums + begin * kWidth, kept,
-                       (from - first - begin * kWidth) * sizeof(float));
-                Store(sums + to - first, after);
-              });
-}
+// A tile: elements [first, last), in `size` words from `word` on.
+struct Tile {
+  int64_t first, last, word, size;
+};
 
-// Adds the levels of a tile's elements from all workers, in registers.
+// Adds the levels of some workers in turn; the sums begin with the first worker's.
+// Returns the number of workers. Codes stay in registers.
 template <int Rows>
-int64_t AddLevelsOfTile(const MeanOfLevels& args, const Digits& digits, int64_t worker,
-                        int64_t word, int64_t size, int64_t first, int64_t last,
-                        float* sums) {
-  const int64_t words = WordsFor(args.size, args.count);
+int AddLevels(const MeanOfLevels& args, const Digits& digits, const Tile& tile,
+              int64_t worker, float* sums) {
   float halves[Rows][kTile + kSlack];
   for (int row = 0; row < Rows; ++row) {
-    digits.Halve(args.words + (worker + row) * words + word, size, halves[row]);
+    const int64_t place = (worker + row) * WordsFor(args.size, args.count) + tile.word;
+    digits.Halve(args.words + place, tile.size, halves[row]);
   }
-  AddLevels<Rows>(args, digits, worker, halves, first, last, sums);
+  const auto add = [&](int64_t block, int64_t from, int64_t to) {
+    float few[Rows][kFewLevels] = {};
+    for (int row = 0; row < Rows; ++row) {
+      const int64_t table = (worker + row) * args.num_blocks + block;
+      TableOf<true>(args.levels + table * args.count, args.count, few[row]);
+    }
+    // The vectors at both ends may have elements of other blocks, which are kept.
+    const int64_t begin = (from - tile.first) / kWidth * kWidth, end = to - tile.first;
+    float before[kWidth], after[kWidth];
+    memcpy(before, sums + begin, sizeof(before));
+    memcpy(after, sums + end, sizeof(after));
+    digits.EachVector<Rows>(halves, begin / kWidth, CeilDiv(end, kWidth),
+                            [&](int64_t v, const I(&codes)[Rows]) {
+                              F sum = PickOf16(few[0], codes[0]);
+                              if (worker > 0) sum = Add(Load(sums + v * kWidth), sum);
+                              for (int row = 1; row < Rows; ++row) {
+                                sum = Add(sum, PickOf16(few[row], codes[row]));
+                              }
+                              Store(sums + v * kWidth, sum);
+                            });
+    memcpy(sums + begin, before, (from - tile.first - begin) * sizeof(float));
+    memcpy(sums + end, after, sizeof(after));
+  };
+  EachBlockOf(args.row_splits, args.num_blocks, tile.first, tile.last, add);
   return Rows;
 }
 
@@ -287,16 +279,17 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
     const int64_t first = unit * elements, word = unit * tile;
     const int64_t last = Smaller(args.size, first + elements);
     const int64_t size = Smaller(tile, words - word);
+    const Tile own = {first, last, word, size};
     for (int64_t worker = 0; worker < args.num_workers;) {
       if (kFew && digits.HasVectors()) {
         const int64_t left = args.num_workers - worker;
-        worker +=
-            left >= 4
-                ? AddLevelsOfTile<4>(args, digits, worker, word, size, first, last, sum)
-            : left >= 2
-                ? AddLevelsOfTile<2>(args, digits, worker, word, size, first, last, sum)
-                : AddLevelsOfTile<1>(args, digits, worker, word, size, first, last,
-                                     sum);
+        if (left >= 4) {
+          worker += AddLevels<4>(args, digits, own, worker, sum);
+        } else if (left >= 2) {
+          worker += AddLevels<2>(args, digits, own, worker, sum);
+        } else {
+          worker += AddLevels<1>(args, digits, own, worker, sum);
+        }
         continue;
       }
       digits.Sum(args.words + worker * words + word, 1, 0, size, codes);
