@@ -238,7 +238,7 @@ class LevelFinder {
   int32_t Symmetric() {
     int64_t begin = 0, end = size_, above = 0;  // `above` is the sum from `end` on.
     int32_t low = smallest_, high = largest_;
-    int64_t low_excess = INT64_MIN, high_excess = INT64_MAX;
+    int64_t low_excess = -INT64_MAX, high_excess = INT64_MAX;
     while (begin < end) {
       const int64_t middle = begin + (end - begin) / 2;
       const int32_t key =

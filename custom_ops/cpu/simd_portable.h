@@ -102,7 +102,10 @@ inline I KeysOf(I bits) {
   const I magnitude = bits & 0x7FFFFFFF;
   return bits < 0 ? -magnitude : magnitude;
 }
-inline F NumbersOf(I keys) { return (F)(keys < 0 ? -keys | INT32_MIN : keys); }
+inline F NumbersOf(I keys) {
+  const I negative = (I)(0 - (U)keys) | INT32_MIN;
+  return (F)(keys < 0 ? negative : keys);
+}
 // The integers nearest to a * scale * other, halves to even, below 2^31; 0 where a is
 // denormal, whatever this processor takes denormals for.
 inline I RoundNormal(F a, F scale, F other) {
