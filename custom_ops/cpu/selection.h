@@ -134,8 +134,8 @@ inline int64_t Filter(const int32_t* keys, int64_t count, int32_t low, int32_t h
       const uint32_t lower = LessBits(some, first) & valid;
       const uint32_t bits = AtMostBits(some, last) & valid & ~lower;
       StoreWhere(to + kept, bits, some);
-      kept += __builtin_popcount(bits);
-      under += __builtin_popcount(lower);
+      kept += CountBits(bits);
+      under += CountBits(lower);
     };
     for (; at + kWidth <= count; at += kWidth) filter(LowBits(kWidth));
     if (at < count) filter(LowBits(count - at));

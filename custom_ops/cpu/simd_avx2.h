@@ -79,6 +79,7 @@ inline uint32_t LessBits(I a, I b) {
       _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a))));
 }
 inline uint32_t AtMostBits(I a, I b) { return LessBits(b, a) ^ 0xFF; }
+inline int CountBits(uint32_t bits) { return __builtin_popcount(bits); }
 // For each number of eight bits, the places of its ones.
 struct PlacesOfOnes {
   uint8_t places[256][8];

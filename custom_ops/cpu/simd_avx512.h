@@ -62,6 +62,11 @@ inline I MaxWhereLess(I a, I b, I x, I y) {
 }
 inline uint32_t LessBits(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
 inline uint32_t AtMostBits(I a, I b) { return _mm512_cmple_epi32_mask(a, b); }
+inline int CountBits(uint32_t bits) {
+  // GCC 12 may store the 16 bits of a mask and load 32.
+  asm("" : "+r"(bits));
+  return __builtin_popcount(bits & 0xFFFF);
+}
 constexpr bool kCompresses = true;
 inline void StoreWhere(int32_t* p, uint32_t bits, I a) {
   StoreInts(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a));

@@ -82,6 +82,8 @@ inline I MinInts(I a, I b) { return a < b ? a : b; }
 inline I MaxWhereLess(I a, I b, I x, I y) { return x < y ? MaxInts(a, b) : a; }
 inline uint32_t LessBits(I a, I b) { return SumInts((a < b) & kLaneBits); }
 inline uint32_t AtMostBits(I a, I b) { return SumInts((a <= b) & kLaneBits); }
+// The number of ones.
+inline int CountBits(uint32_t bits) { return __builtin_popcount(bits); }
 // Whether StoreWhere() is quicker than a loop over the lanes.
 constexpr bool kCompresses = false;
 // Writes the lanes whose bits are 1, one after the other, and whatever it likes to the
