@@ -119,6 +119,50 @@ class Digits {
     }
   }
 
+  // Whether EachVector() can be called: there are bases with quicker ways.
+  bool HasVectors() const { return base_ != 2 && count_ > 1; }
+
+  // The halves of words in turn, with half a unit added, and a vector of zeros.
+  void Halve(const uint32_t* words, int64_t size, float* halves) const {
+    const D half = SetDoubles(0.5), radix = SetDoubles(radix_);
+    const D inverse = SetDoubles(1 / radix_);
+    for (int64_t w = 0; w < size; w += 8, halves += 16) {
+      uint32_t buffer[8] = {};
+      const uint32_t* eight = words + w;
+      if (size - w < 8) {
+        eight = static_cast<uint32_t*>(memcpy(buffer, eight, (size - w) * 4));
+      }
+      const D number = Add(WidenWords(eight), half);
+      const D high = Floor(Mul(number, inverse));
+      StorePairs(halves, Sub(number, Mul(high, radix)), Add(high, half));
+    }
+    memset(halves, 0, 16 * sizeof(float));
+  }
+
+  // Calls use(v, digits) for the vectors [begin, end) of the digits of some rows of
+  // words, which are given by halves.
+  template <int Rows, typename Use>
+  inline __attribute__((always_inline)) void EachVector(
+      const float (&halves)[Rows][kTile + kSlack], int64_t begin, int64_t end,
+      const Use& use) const {
+    const F base = Set(static_cast<float>(base_));
+    int64_t v = begin, at = begin / num_patterns_ * halves_;
+    const Pattern* pattern = patterns_ + begin % num_patterns_;
+    for (; v < end; at += halves_, pattern = patterns_) {
+      const int64_t last = Smaller(end, v + (patterns_ + num_patterns_ - pattern));
+      for (; v < last; ++v, ++pattern) {
+        I digits[Rows];
+        for (int row = 0; row < Rows; ++row) {
+          const float* first = halves[row] + at + pattern->first;
+          const F half = Pick(first, LoadInts(pattern->half));
+          const F quotient = Mul(half, Load(pattern->inverse));
+          digits[row] = Truncate(Mul(Fraction(quotient), base));
+        }
+        use(v, digits);
+      }
+    }
+  }
+
  private:
   static constexpr int kMost = 48, kMostPatterns = 16;
 
@@ -181,23 +225,6 @@ class Digits {
     halves_ = 2 * element / count_;
   }
 
-  // The halves of words in turn, with half a unit added, and a vector of zeros.
-  void Halve(const uint32_t* words, int64_t size, float* halves) const {
-    const D half = SetDoubles(0.5), radix = SetDoubles(radix_);
-    const D inverse = SetDoubles(1 / radix_);
-    for (int64_t w = 0; w < size; w += 8, halves += 16) {
-      uint32_t buffer[8] = {};
-      const uint32_t* eight = words + w;
-      if (size - w < 8) {
-        eight = static_cast<uint32_t*>(memcpy(buffer, eight, (size - w) * 4));
-      }
-      const D number = Add(WidenWords(eight), half);
-      const D high = Floor(Mul(number, inverse));
-      StorePairs(halves, Sub(number, Mul(high, radix)), Add(high, half));
-    }
-    memset(halves, 0, 16 * sizeof(float));
-  }
-
   // Adds the digits of some rows to `codes`, or stores them. Returns the number of
   // rows.
   template <int Rows>
@@ -205,22 +232,12 @@ class Digits {
               int32_t* codes) const {
     float halves[Rows][kTile + kSlack];
     for (int row = 0; row < Rows; ++row) Halve(words + row * stride, size, halves[row]);
-    const F base = Set(static_cast<float>(base_));
-    const int64_t vectors = CeilDiv(size * count_, kWidth);
-    int64_t at = 0;
-    for (int64_t v = 0; v < vectors; at += halves_) {
-      const int64_t last = Smaller(vectors, v + num_patterns_);
-      for (const Pattern* pattern = patterns_; v < last; ++v, ++pattern) {
-        I sum = adds ? LoadInts(codes + v * kWidth) : SetInts(0);
-        for (int row = 0; row < Rows; ++row) {
-          const float* first = halves[row] + at + pattern->first;
-          const F half = Pick(first, LoadInts(pattern->half));
-          const F quotient = Mul(half, Load(pattern->inverse));
-          sum = AddInts(sum, Truncate(Mul(Fraction(quotient), base)));
-        }
-        StoreInts(codes + v * kWidth, sum);
-      }
-    }
+    EachVector<Rows>(halves, 0, CeilDiv(size * count_, kWidth),
+                     [&](int64_t v, const I(&digits)[Rows]) {
+                       I sum = adds ? LoadInts(codes + v * kWidth) : SetInts(0);
+                       for (const I& digit : digits) sum = AddInts(sum, digit);
+                       StoreInts(codes + v * kWidth, sum);
+                     });
     return Rows;
   }
 

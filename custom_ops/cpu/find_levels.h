@@ -1,12 +1,17 @@
-// Levels of blocks, found in the sorted elements of each block.
+// Levels of blocks, found by sums and selections.
+//
+// No block is sorted. A rule needs the sums of a range of elements and the element of a
+// rank that follows from them, and each selection leaves the elements divided there, so
+// that the next ones look at their own range only. Sums are of integers, so their order
+// does not matter.
 
 // Finds the levels of one block after the other.
 class LevelFinder {
  public:
   explicit LevelFinder(const FindLevels& args)
-      : args_(args), x_(args.x, args.size), index_(new int64_t[args.count]) {}
+      : args_(args), x_(args.x, args.size), levels_(new Level[args.count]) {}
   ~LevelFinder() {
-    delete[] index_;
+    delete[] levels_;
     Release();
   }
   LevelFinder(const LevelFinder&) = delete;
@@ -15,20 +20,12 @@ class LevelFinder {
   // Writes the levels of a block. Returns the number of its elements that are infinite
   // or NaN.
   int64_t Find(int64_t block) {
-    const int64_t begin = args_.row_splits[block], end = args_.row_splits[block + 1];
     float* const levels = args_.levels + block * args_.count;
-    Read(begin, end);
-    if (largest_ >= kInfinity) {
+    Read(args_.row_splits[block], args_.row_splits[block + 1]);
+    if (top_ == kInfinite) {
       for (int64_t k = 0; k < args_.count; ++k) levels[k] = 0;
       return CountNonfinite();
     }
-    if (args_.rule == LevelRule::kMeans) {
-      FixPoints();
-      Means(levels);
-      return 0;
-    }
-    Sort();
-    FixPoints();
     switch (args_.rule) {
       case LevelRule::kOptimal:
         Optimal();
@@ -36,29 +33,31 @@ class LevelFinder {
       case LevelRule::kQuantiles:
         Quantiles();
         break;
-      default:
-        index_[0] = index_[1] = Symmetric();
+      case LevelRule::kSymmetric:
+        levels_[1].key = Symmetric();
+        levels_[0].key = -levels_[1].key;
+        break;
+      case LevelRule::kMeans:
+        Means(levels);
+        return 0;
     }
-    for (int64_t k = 0; k < args_.count; ++k) {
-      levels[k] = FloatOf(BitsOfKey(keys_[index_[k]]));
-    }
-    if (args_.rule == LevelRule::kSymmetric) {
-      // The sign is set without arithmetic, which may flush a denormal to zero.
-      const uint32_t bits = BitsOf(levels[1]);
-      levels[0] = FloatOf(bits == 0 ? 0 : bits | ~kMagnitude);
-    }
+    for (int64_t k = 0; k < args_.count; ++k) levels[k] = NumberOfKey(levels_[k].key);
     return 0;
   }
 
  private:
-  static constexpr uint32_t kMagnitude = 0x7FFFFFFF, kInfinity = 0x7F800000;
-  // The number of elements in each sum of `sums_`.
-  static constexpr int64_t kRun = 64;
+  // A level that is an element, and its place if the block were sorted. The elements
+  // before and behind that place have been put there. The first level's place is -1 and
+  // the last one's the block's size: all elements are between them.
+  struct Level {
+    int64_t place;
+    int32_t key;
+  };
+  static constexpr int kInfinite = 255;
 
   void Release() {
     delete[] keys_;
     delete[] spare_;
-    delete[] sums_;
   }
 
   // Makes room for `size` elements.
@@ -66,46 +65,80 @@ class LevelFinder {
     if (size > room_) {
       Release();
       room_ = size;
-      keys_ = new uint32_t[room_];
-      spare_ = new uint32_t[room_];
-      sums_ = new int64_t[room_ / kRun + 1];
+      keys_ = new int32_t[room_ + kSample];
+      spare_ = new int32_t[room_ + kSample];
     }
     size_ = size;
   }
 
-  // Reads the keys of a block's elements, or of their magnitudes, and the largest
-  // magnitude.
+  static int ExponentOf(int32_t key) { return (key < 0 ? -key : key) >> 23; }
+
+  // Reads the keys of a block's elements, or of their magnitudes.
   void Read(int64_t begin, int64_t end) {
     Reserve(end - begin);
-    const uint32_t kept =
-        args_.rule == LevelRule::kSymmetric ? kMagnitude : ~uint32_t{0};
     x_.Copy(begin, end, reinterpret_cast<float*>(keys_));
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < size_; ++i) {
-      uint32_t bits;
-      memcpy(&bits, keys_ + i, sizeof(bits));
-      const uint32_t magnitude = bits & kMagnitude;
-      largest = largest < magnitude ? magnitude : largest;
-      keys_[i] = KeyOf(magnitude == 0 ? 0 : bits & kept);
+    // The last vector is filled up.
+    for (int64_t i = 0; i < kWidth; ++i) memcpy(keys_ + size_ + i, keys_, 4);
+    const int32_t kept = args_.rule == LevelRule::kSymmetric ? INT32_MAX : -1;
+    I smallest = SetInts(INT32_MAX), largest = SetInts(INT32_MIN);
+    for (int64_t at = 0; at < size_; at += kWidth) {
+      const I keys = KeysOf(And(LoadInts(keys_ + at), SetInts(kept)));
+      smallest = MinInts(smallest, keys);
+      largest = MaxInts(largest, keys);
+      StoreInts(keys_ + at, keys);
     }
-    largest_ = largest;
+    smallest_ = OverLanes(smallest, SmallerKey);
+    largest_ = OverLanes(largest, LargerKey);
+    top_ = LargerKey(ExponentOf(smallest_), ExponentOf(largest_));
+    // The scale of q, 2^(156 - top), is no float32, but its two factors are.
+    const int power = 156 - top_;
+    scale_ = FloatOf(static_cast<uint32_t>(127 + power / 2) << 23);
+    other_scale_ = FloatOf(static_cast<uint32_t>(127 + power - power / 2) << 23);
   }
 
-  // Counts the elements that are infinite or NaN in a block that is not sorted yet.
   int64_t CountNonfinite() const {
     int64_t nonfinite = 0;
-    for (int64_t i = 0; i < size_; ++i) {
-      nonfinite += (BitsOfKey(keys_[i]) & kMagnitude) >= kInfinity;
-    }
+    for (int64_t i = 0; i < size_; ++i) nonfinite += ExponentOf(keys_[i]) == kInfinite;
     return nonfinite;
   }
 
-  void Sort() {
-    if (size_ <= kInserted) return InsertionSort(keys_, size_);
-    uint32_t* const sorted = RadixSort(keys_, spare_, size_);
-    if (sorted == keys_) return;
-    spare_ = keys_;
-    keys_ = sorted;
+  // -- Integers q for sums, of which the largest magnitude has 30 bits
+  // -----------------
+
+  I FixedPoints(I keys) const {
+    return RoundNormal(NumbersOf(keys), Set(scale_), Set(other_scale_));
+  }
+
+  int64_t Q(int32_t key) const {
+    int32_t lanes[kWidth];
+    StoreInts(lanes, FixedPoints(SetInts(key)));
+    return lanes[0];
+  }
+
+  // The sum of q over a range of keys.
+  int64_t Sum(int64_t begin, int64_t end) const {
+    // So many integers of 31 bits are added in float64 without rounding.
+    constexpr int64_t kExact = int64_t{1} << 16;
+    int64_t total = 0;
+    for (int64_t first = begin; first < end; first += kExact) {
+      const int64_t last = Smaller(end, first + kExact);
+      D sum = SetDoubles(0);
+      int64_t at = first;
+      for (; at + kWidth <= last; at += kWidth) {
+        sum = AddWide(sum, FixedPoints(LoadInts(keys_ + at)));
+      }
+      const I rest = FixedPoints(LoadInts(keys_ + at));
+      sum = AddWide(sum, KeepWhere(LowBits(last - at), rest));
+      total += static_cast<int64_t>(SumLanes(sum));
+    }
+    return total;
+  }
+
+  float Mean(int64_t total, int64_t count) const {
+    const double mean = static_cast<double>(total) / static_cast<double>(count) *
+                        PowerOfTwo(top_ - 156);
+    const double smallest = PowerOfTwo(-126);
+    return mean < smallest && mean > -smallest ? 0 : static_cast<float>(mean);
   }
 
   static double PowerOfTwo(int exponent) {
@@ -114,106 +147,132 @@ class LevelFinder {
     memcpy(&value, &bits, sizeof(value));
     return value;
   }
-  int Top() const { return static_cast<int>(largest_ >> 23); }
 
-  // Writes the fixed-point number q of each key to the spare buffer, and for each run
-  // of kRun keys the sum of q over all runs before it to `sums_`.
-  void FixPoints() {
-    const double scale = PowerOfTwo(156 - Top());
-    const uint32_t* const keys = keys_;
-    uint32_t* const q = spare_;
-    for (int64_t i = 0; i < size_; ++i) {
-      const uint32_t bits = BitsOfKey(keys[i]);
-      // The sum 1.5 * 2^52 + n is rounded to a number whose low bits are the integer n.
-      const double shifted =
-          static_cast<double>(FloatOf(bits & kInfinity ? bits : 0)) * scale +
-          6755399441055744.0;
-      uint64_t fixed;
-      memcpy(&fixed, &shifted, sizeof(fixed));
-      q[i] = static_cast<uint32_t>(fixed);
+  // -- The rules
+  // -----------------------------------------------------------------------
+
+  // Finds a level between two others, by its place. `divides` says whether the elements
+  // are then needed on either side of it.
+  void Take(const Level& left, const Level& right, int64_t place, bool divides,
+            Level* level) {
+    if (place <= left.place) {
+      *level = left;
+    } else if (place >= right.place) {
+      *level = right;
+    } else {
+      const int64_t begin = left.place + 1, size = right.place - begin;
+      *level = {place, Select(keys_ + begin, size, place - begin, left.key, right.key,
+                              spare_)};
+      if (divides) Divide(keys_ + begin, size, level->key, spare_);
     }
-    int64_t total = 0;
-    for (int64_t run = 0; run < size_ / kRun; ++run) {
-      sums_[run] = total;
-      int64_t sum = 0;
-      for (int64_t i = run * kRun; i < (run + 1) * kRun; ++i) sum += Q(i);
-      total += sum;
-    }
-    sums_[size_ / kRun] = total;
   }
 
-  int64_t Q(int64_t i) const { return static_cast<int32_t>(spare_[i]); }
-
-  // Returns the sum of q over the first `count` elements.
-  int64_t Total(int64_t count) const {
-    int64_t total = sums_[count / kRun];
-    for (int64_t i = count / kRun * kRun; i < count; ++i) total += Q(i);
-    return total;
+  // The sum of q over the elements between two levels.
+  int64_t SumBetween(const Level& left, const Level& right) const {
+    return Sum(left.place + 1, right.place);
   }
 
-  int64_t Middle(int64_t left, int64_t right) const {
-    const int64_t low = Q(left), width = Q(right) - low;
-    if (width == 0) return right;
-    const int64_t over = Total(right + 1) - Total(left) - (right - left + 1) * low;
-    const int64_t rank = (over + width - 1) / width;
-    return right + 1 - (rank > 1 ? rank : 1);
+  // The place of the middle of a and b: as many before that of b as the sum of
+  // (v - a) / (b - a) over the elements v between them, rounded up.
+  int64_t MiddleOf(const Level& left, const Level& right, int64_t sum) const {
+    const int64_t low = Q(left.key), width = Q(right.key) - low;
+    if (width == 0) return right.place;
+    const int64_t number = right.place - left.place - 1;
+    return right.place - CeilDiv(sum - number * low, width);
+  }
+
+  void SetEnds() {
+    levels_[0] = {-1, smallest_};
+    levels_[args_.count - 1] = {size_, largest_};
   }
 
   void Optimal() {
+    SetEnds();
     const int64_t last = args_.count - 1;
-    index_[0] = 0;
-    index_[last] = size_ - 1;
-    for (int64_t step = last; step > 1; step /= 2) {
-      for (int64_t left = 0; left < last; left += step) {
-        index_[left + step / 2] = Middle(index_[left], index_[left + step]);
-      }
-    }
+    if (last > 1) SetMiddles(0, last, Sum(0, size_));
     for (int64_t sweep = 0; sweep < args_.sweeps; ++sweep) {
       for (int64_t k = 1; k < last; ++k) {
-        index_[k] = Middle(index_[k - 1], index_[k + 1]);
+        const Level &left = levels_[k - 1], &right = levels_[k + 1];
+        const int64_t place = MiddleOf(left, right, SumBetween(left, right));
+        Take(left, right, place, true, levels_ + k);
       }
     }
+  }
+
+  // Sets the levels between two others. `sum` is that of the elements between these.
+  void SetMiddles(int64_t first, int64_t last, int64_t sum) {
+    const int64_t k = first + (last - first) / 2;
+    const Level &left = levels_[first], &right = levels_[last];
+    Level& middle = levels_[k];
+    const bool is_leaf = k - first == 1;
+    Take(left, right, MiddleOf(left, right, sum), !is_leaf || args_.sweeps > 0,
+         &middle);
+    if (is_leaf) return;
+    int64_t below = sum, above = 0;
+    if (middle.place < right.place) {
+      below = SumBetween(left, middle);
+      above = sum - below - Q(middle.key);
+    }
+    SetMiddles(first, k, below);
+    SetMiddles(k, last, above);
   }
 
   void Quantiles() {
-    const int64_t last = args_.count - 1;
-    for (int64_t k = 0; k <= last; ++k) {
-      index_[k] = (2 * k * (size_ - 1) + last) / (2 * last);
-    }
+    SetEnds();
+    SetQuantiles(0, args_.count - 1);
   }
 
-  int64_t Symmetric() const {
-    int64_t above = 0, index = 0, least = INT64_MAX;
-    for (int64_t i = size_ - 1; i >= 0; --i) {
-      above += Q(i);
-      // Only the first of equal elements counts: `above` then includes all of them.
-      if (i > 0 && keys_[i - 1] == keys_[i]) continue;
-      const int64_t difference = size_ * Q(i) - above;
-      const int64_t distance = difference < 0 ? -difference : difference;
-      if (distance <= least) {
-        least = distance;
-        index = i;
+  // Sets the quantiles between two levels.
+  void SetQuantiles(int64_t first, int64_t last) {
+    if (last - first < 2) return;
+    const int64_t k = first + (last - first) / 2, count = args_.count - 1;
+    Take(levels_[first], levels_[last], (2 * k * (size_ - 1) + count) / (2 * count),
+         last - first > 2, levels_ + k);
+    SetQuantiles(first, k);
+    SetQuantiles(k, last);
+  }
+
+  // size * q less the sum of the elements as large or larger rises from element to
+  // element. Halving finds where it stops being negative, and at which of the two
+  // elements there it is nearer to 0.
+  int32_t Symmetric() {
+    int64_t begin = 0, end = size_, above = 0;  // `above` is the sum from `end` on.
+    int32_t low = smallest_, high = largest_;
+    int64_t low_excess = -INT64_MAX, high_excess = INT64_MAX;
+    while (begin < end) {
+      const int64_t middle = begin + (end - begin) / 2;
+      const int32_t key =
+          Select(keys_ + begin, end - begin, middle - begin, low, high, spare_);
+      Divide(keys_ + begin, end - begin, key, spare_);
+      // Equal elements count together.
+      int64_t first = middle, last = middle + 1;
+      while (first > begin && keys_[first - 1] == key) --first;
+      while (last < end && keys_[last] == key) ++last;
+      const int64_t sum = above + Sum(first, end);
+      const int64_t excess = size_ * Q(key) - sum;
+      if (excess < 0) {
+        low = key;
+        low_excess = excess;
+        begin = last;
+      } else {
+        high = key;
+        high_excess = excess;
+        end = first;
+        above = sum;
       }
     }
-    return index;
+    // All elements with q = 0 are equally near: the smallest is taken.
+    if (Q(low) == 0) low = smallest_;
+    return -low_excess <= high_excess ? low : high;
   }
 
-  float Mean(int64_t total, int64_t count) const {
-    const double mean = static_cast<double>(total) / static_cast<double>(count) *
-                        PowerOfTwo(Top() - 156);
-    const double smallest = PowerOfTwo(-126);
-    return mean < smallest && mean > -smallest ? 0 : static_cast<float>(mean);
-  }
-
-  void Means(float* levels) const {
-    const int64_t total = Total(size_);
+  void Means(float* levels) {
+    const int64_t total = Sum(0, size_);
     const float middle = Mean(total, size_);
-    const uint32_t edge = KeyOf(BitsOf(middle));
-    int64_t below = 0, number = 0;
-    for (int64_t i = 0; i < size_; ++i) {
-      below += keys_[i] < edge ? Q(i) : 0;
-      number += keys_[i] < edge;
-    }
+    int64_t none;
+    const int64_t number =
+        Filter(keys_, size_, INT32_MIN, KeyOfNumber(middle) - 1, keys_, &none);
+    const int64_t below = Sum(0, number);
     levels[0] = number > 0 ? Mean(below, number) : middle;
     levels[1] = middle;
     levels[2] = number < size_ ? Mean(total - below, size_ - number) : middle;
@@ -221,18 +280,18 @@ class LevelFinder {
 
   const FindLevels args_;
   CutReader<kGroup> x_;
-  int64_t* index_;  // [count]
-  uint32_t *keys_ = nullptr, *spare_ = nullptr;
-  int64_t* sums_ = nullptr;
+  Level* levels_;  // [count]
+  int32_t *keys_ = nullptr, *spare_ = nullptr;
   int64_t room_ = 0, size_ = 0;
-  uint32_t largest_ = 0;
+  int32_t smallest_ = 0, largest_ = 0;
+  int top_ = 0;  // The exponent of the largest magnitude.
+  float scale_ = 0, other_scale_ = 0;
 };
 
 void Kernel(const Parallel& parallel, const FindLevels& args) {
   *args.nonfinite = 0;
   const int64_t width = args.size / (args.num_blocks > 0 ? args.num_blocks : 1);
-  // A sort takes about as long as moving 24 bytes an element.
-  For(parallel, args.num_blocks, 24 * width, [&](int64_t begin, int64_t end) {
+  For(parallel, args.num_blocks, 8 * width, [&](int64_t begin, int64_t end) {
     LevelFinder finder(args);
     int64_t nonfinite = 0;
     for (int64_t block = begin; block < end; ++block) nonfinite += finder.Find(block);

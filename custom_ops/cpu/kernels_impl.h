@@ -9,7 +9,7 @@
 #include "random.h"
 #include "signs.h"
 #include "ternary.h"
-#include "sorting.h"
+#include "selection.h"
 #include "find_levels.h"
 #include "levels.h"
 #include "votes.h"

@@ -222,6 +222,48 @@ void LookUpTile(const MeanOfLevels& args, int64_t worker, const int32_t* codes,
               });
 }
 
+// A tile: elements [first, last), in `size` words from `word` on.
+struct Tile {
+  int64_t first, last, word, size;
+};
+
+// Adds the levels of some workers in turn; the sums begin with the first worker's.
+// Returns the number of workers. Codes stay in registers.
+template <int Rows>
+int AddLevels(const MeanOfLevels& args, const Digits& digits, const Tile& tile,
+              int64_t worker, float* sums) {
+  float halves[Rows][kTile + kSlack];
+  for (int row = 0; row < Rows; ++row) {
+    const int64_t place = (worker + row) * WordsFor(args.size, args.count) + tile.word;
+    digits.Halve(args.words + place, tile.size, halves[row]);
+  }
+  const auto add = [&](int64_t block, int64_t from, int64_t to) {
+    float few[Rows][kFewLevels] = {};
+    for (int row = 0; row < Rows; ++row) {
+      const int64_t table = (worker + row) * args.num_blocks + block;
+      TableOf<true>(args.levels + table * args.count, args.count, few[row]);
+    }
+    // The vectors at both ends may have elements of other blocks, which are kept.
+    const int64_t begin = (from - tile.first) / kWidth * kWidth, end = to - tile.first;
+    float before[kWidth], after[kWidth];
+    memcpy(before, sums + begin, sizeof(before));
+    memcpy(after, sums + end, sizeof(after));
+    digits.EachVector<Rows>(halves, begin / kWidth, CeilDiv(end, kWidth),
+                            [&](int64_t v, const I(&codes)[Rows]) {
+                              F sum = PickOf16(few[0], codes[0]);
+                              if (worker > 0) sum = Add(Load(sums + v * kWidth), sum);
+                              for (int row = 1; row < Rows; ++row) {
+                                sum = Add(sum, PickOf16(few[row], codes[row]));
+                              }
+                              Store(sums + v * kWidth, sum);
+                            });
+    memcpy(sums + begin, before, (from - tile.first - begin) * sizeof(float));
+    memcpy(sums + end, after, sizeof(after));
+  };
+  EachBlockOf(args.row_splits, args.num_blocks, tile.first, tile.last, add);
+  return Rows;
+}
+
 template <bool kFew>
 void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
                int64_t end) {
@@ -232,17 +274,30 @@ void MeanTiles(const MeanOfLevels& shared, const Digits& digits, int64_t begin,
   const DivideBy divide(args.num_workers);
   ValueWriter values(args.values, args.update, args.size);
   int32_t codes[kTile + kSlack] = {};  // Each code is a place in a table.
-  float sum[kTile + kSlack], next[kTile + kSlack];
+  float sum[kTile + kSlack] = {}, next[kTile + kSlack];
   for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t first = unit * elements;
+    const int64_t first = unit * elements, word = unit * tile;
     const int64_t last = Smaller(args.size, first + elements);
-    for (int64_t worker = 0; worker < args.num_workers; ++worker) {
-      digits.Sum(args.words + worker * words + unit * tile, 1, 0,
-                 Smaller(tile, words - unit * tile), codes);
+    const int64_t size = Smaller(tile, words - word);
+    const Tile own = {first, last, word, size};
+    for (int64_t worker = 0; worker < args.num_workers;) {
+      if (kFew && digits.HasVectors()) {
+        const int64_t left = args.num_workers - worker;
+        if (left >= 4) {
+          worker += AddLevels<4>(args, digits, own, worker, sum);
+        } else if (left >= 2) {
+          worker += AddLevels<2>(args, digits, own, worker, sum);
+        } else {
+          worker += AddLevels<1>(args, digits, own, worker, sum);
+        }
+        continue;
+      }
+      digits.Sum(args.words + worker * words + word, 1, 0, size, codes);
       LookUpTile<kFew>(args, worker, codes, first, last, worker == 0 ? sum : next);
       for (int64_t at = 0; worker > 0 && at < last - first; at += kWidth) {
         Store(sum + at, Add(Load(sum + at), Load(next + at)));
       }
+      ++worker;
     }
     for (int64_t at = first; at < last; at += kGroup) {
       F mean[kParts];

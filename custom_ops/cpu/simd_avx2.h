@@ -70,6 +70,54 @@ inline I Or(I a, I b) { return _mm256_or_si256(a, b); }
 inline I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
 inline I AndNot(I a, I b) { return _mm256_andnot_si256(b, a); }
 inline I MaxInts(I a, I b) { return _mm256_max_epi32(a, b); }
+inline I MinInts(I a, I b) { return _mm256_min_epi32(a, b); }
+inline I MaxWhereLess(I a, I b, I x, I y) {
+  return _mm256_blendv_epi8(a, MaxInts(a, b), _mm256_cmpgt_epi32(y, x));
+}
+inline uint32_t LessBits(I a, I b) {
+  return static_cast<uint32_t>(
+      _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a))));
+}
+inline uint32_t AtMostBits(I a, I b) { return LessBits(b, a) ^ 0xFF; }
+inline int CountBits(uint32_t bits) { return __builtin_popcount(bits); }
+// For each number of eight bits, the places of its ones.
+struct PlacesOfOnes {
+  uint8_t places[256][8];
+
+  constexpr PlacesOfOnes() : places() {
+    for (int bits = 0; bits < 256; ++bits) {
+      for (int i = 0, count = 0; i < 8; ++i) {
+        if (bits >> i & 1) places[bits][count++] = static_cast<uint8_t>(i);
+      }
+    }
+  }
+};
+constexpr PlacesOfOnes kPlacesOfOnes;
+constexpr bool kCompresses = true;
+inline void StoreWhere(int32_t* p, uint32_t bits, I a) {
+  const __m128i places =
+      _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kPlacesOfOnes.places[bits]));
+  StoreInts(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(places)));
+}
+inline I KeepWhere(uint32_t bits, I a) {
+  return _mm256_and_si256(a, _mm256_srai_epi32(BitsOnTop<0>(bits), 31));
+}
+inline I KeysOf(I bits) {
+  const I sign = _mm256_srai_epi32(bits, 31);
+  const I magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
+  return _mm256_sub_epi32(_mm256_xor_si256(magnitude, sign), sign);
+}
+inline F NumbersOf(I keys) {
+  const I sign = _mm256_and_si256(keys, _mm256_set1_epi32(INT32_MIN));
+  return _mm256_castsi256_ps(_mm256_or_si256(_mm256_abs_epi32(keys), sign));
+}
+inline I RoundNormal(F a, F scale, F other) {
+  const I exponent =
+      _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7F800000));
+  const I is_denormal = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+  return _mm256_andnot_si256(is_denormal,
+                             _mm256_cvtps_epi32(Mul(Mul(a, scale), other)));
+}
 inline I MagnitudeBits(F a) { return _mm256_castps_si256(Abs(a)); }
 inline F ToFloats(I a) { return _mm256_cvtepi32_ps(a); }
 inline I Truncate(F a) { return _mm256_cvttps_epi32(a); }
@@ -88,6 +136,9 @@ inline I AddLess(I a, F x, F y) {
 }
 inline I AddAtMost(I a, F x, F y) {
   return _mm256_sub_epi32(a, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LE_OQ)));
+}
+inline I AddLess(I a, I x, I y) {
+  return _mm256_sub_epi32(a, _mm256_cmpgt_epi32(y, x));
 }
 inline I MulInts(I a, I b) { return _mm256_mullo_epi32(a, b); }
 inline __m128i AddFours(I a) {
@@ -128,6 +179,10 @@ inline D WidenWords(const uint32_t* p) {
 inline D WidenRow(const F* group, int row) {
   return {_mm256_cvtps_pd(_mm256_castps256_ps128(group[row])),
           _mm256_cvtps_pd(_mm256_extractf128_ps(group[row], 1))};
+}
+inline D AddWide(D sum, I a) {
+  return {_mm256_add_pd(sum.low, _mm256_cvtepi32_pd(_mm256_castsi256_si128(a))),
+          _mm256_add_pd(sum.high, _mm256_cvtepi32_pd(_mm256_extracti128_si256(a, 1)))};
 }
 inline D LoadDoubles(const double* p) {
   return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};

@@ -56,6 +56,39 @@ inline I Or(I a, I b) { return _mm512_or_si512(a, b); }
 inline I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
 inline I AndNot(I a, I b) { return _mm512_andnot_si512(b, a); }
 inline I MaxInts(I a, I b) { return _mm512_max_epi32(a, b); }
+inline I MinInts(I a, I b) { return _mm512_min_epi32(a, b); }
+inline I MaxWhereLess(I a, I b, I x, I y) {
+  return _mm512_mask_max_epi32(a, _mm512_cmplt_epi32_mask(x, y), a, b);
+}
+inline uint32_t LessBits(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+inline uint32_t AtMostBits(I a, I b) { return _mm512_cmple_epi32_mask(a, b); }
+inline int CountBits(uint32_t bits) {
+  // GCC 12 may store the 16 bits of a mask and load 32.
+  asm("" : "+r"(bits));
+  return __builtin_popcount(bits & 0xFFFF);
+}
+constexpr bool kCompresses = true;
+inline void StoreWhere(int32_t* p, uint32_t bits, I a) {
+  StoreInts(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a));
+}
+inline I KeepWhere(uint32_t bits, I a) {
+  return _mm512_maskz_mov_epi32(static_cast<__mmask16>(bits), a);
+}
+inline I KeysOf(I bits) {
+  const I negative = _mm512_sub_epi32(
+      _mm512_setzero_si512(), _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)));
+  return _mm512_mask_mov_epi32(bits, _mm512_movepi32_mask(bits), negative);
+}
+inline F NumbersOf(I keys) {
+  constexpr int kOrAnd = 0xF8;  // a | (b & c)
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+      _mm512_abs_epi32(keys), keys, _mm512_set1_epi32(INT32_MIN), kOrAnd));
+}
+inline I RoundNormal(F a, F scale, F other) {
+  const __mmask16 is_normal =
+      _mm512_test_epi32_mask(_mm512_castps_si512(a), _mm512_set1_epi32(0x7F800000));
+  return _mm512_maskz_cvtps_epi32(is_normal, Mul(Mul(a, scale), other));
+}
 inline I MagnitudeBits(F a) { return _mm512_castps_si512(Abs(a)); }
 inline F ToFloats(I a) { return _mm512_cvtepi32_ps(a); }
 inline I Truncate(F a) { return _mm512_cvttps_epi32(a); }
@@ -77,6 +110,7 @@ inline I AddLess(I a, F x, F y) {
 inline I AddAtMost(I a, F x, F y) {
   return AddWhere(a, _mm512_cmp_ps_mask(x, y, _CMP_LE_OQ));
 }
+inline I AddLess(I a, I x, I y) { return AddWhere(a, _mm512_cmplt_epi32_mask(x, y)); }
 inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
 inline __m128i AddFours(I a) {
   const __m256i eight =
@@ -110,6 +144,10 @@ inline D WidenRow(const F* group, int row) {
   const F vector = group[row / 2];
   return _mm512_cvtps_pd(row % 2 == 0 ? _mm512_castps512_ps256(vector)
                                       : _mm512_extractf32x8_ps(vector, 1));
+}
+inline D AddWide(D sum, I a) {
+  sum = _mm512_add_pd(sum, _mm512_cvtepi32_pd(_mm512_castsi512_si256(a)));
+  return _mm512_add_pd(sum, _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(a, 1)));
 }
 inline D LoadDoubles(const double* p) { return _mm512_loadu_pd(p); }
 inline void StoreDoubles(double* p, D a) { _mm512_storeu_pd(p, a); }

@@ -77,6 +77,51 @@ inline I Or(I a, I b) { return a | b; }
 inline I Xor(I a, I b) { return a ^ b; }
 inline I AndNot(I a, I b) { return a & ~b; }
 inline I MaxInts(I a, I b) { return a > b ? a : b; }
+inline I MinInts(I a, I b) { return a < b ? a : b; }
+// The larger of a and b where x < y, else a.
+inline I MaxWhereLess(I a, I b, I x, I y) { return x < y ? MaxInts(a, b) : a; }
+inline uint32_t LessBits(I a, I b) { return SumInts((a < b) & kLaneBits); }
+inline uint32_t AtMostBits(I a, I b) { return SumInts((a <= b) & kLaneBits); }
+// The number of ones.
+inline int CountBits(uint32_t bits) { return __builtin_popcount(bits); }
+// Whether StoreWhere() is quicker than a loop over the lanes.
+constexpr bool kCompresses = false;
+// Writes the lanes whose bits are 1, one after the other, and whatever it likes to the
+// rest of kWidth places.
+inline void StoreWhere(int32_t* p, uint32_t bits, I a) {
+  for (int i = 0; i < kWidth; ++i) {
+    *p = a[i];
+    p += bits >> i & 1;
+  }
+}
+// 0 where the lane's bit is 0.
+inline I KeepWhere(uint32_t bits, I a) {
+  return (SetInts(static_cast<int32_t>(bits)) & kLaneBits) != 0 ? a : I{};
+}
+// The bits of numbers, as integers that have the order of the numbers: the magnitude's
+// bits, with the number's sign. Both zeros become 0.
+inline I KeysOf(I bits) {
+  const I magnitude = bits & 0x7FFFFFFF;
+  return bits < 0 ? -magnitude : magnitude;
+}
+inline F NumbersOf(I keys) {
+  const I negative = (I)(0 - (U)keys) | INT32_MIN;
+  return (F)(keys < 0 ? negative : keys);
+}
+// The integers nearest to a * scale * other, halves to even, below 2^31; 0 where a is
+// denormal, whatever this processor takes denormals for.
+inline I RoundNormal(F a, F scale, F other) {
+  I rounded;
+  const F scaled = a * scale * other;
+  for (int i = 0; i < kWidth; ++i) {
+    // The sum 1.5 * 2^52 + n is rounded to a number whose low bits are the integer n.
+    const double shifted = static_cast<double>(scaled[i]) + 6755399441055744.0;
+    uint64_t bits;
+    memcpy(&bits, &shifted, sizeof(bits));
+    rounded[i] = static_cast<int32_t>(static_cast<uint32_t>(bits));
+  }
+  return ((I)a & 0x7F800000) != 0 ? rounded : I{};
+}
 inline I MagnitudeBits(F a) { return (I)Abs(a); }
 inline F ToFloats(I a) { return __builtin_convertvector(a, F); }
 // Towards zero.
@@ -97,6 +142,7 @@ inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
 inline I AddLess(I a, F x, F y) { return a - (x < y); }
 // Adds 1 where x <= y.
 inline I AddAtMost(I a, F x, F y) { return a - (x <= y); }
+inline I AddLess(I a, I x, I y) { return a - (x < y); }
 inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
 // The sums of the lanes of four vectors.
 inline void SumFour(uint32_t* p, I a, I b, I c, I d) {
@@ -125,6 +171,12 @@ inline D WidenWords(const uint32_t* p) {
 // Row `row` of kLanes floats of a group's vectors.
 inline D WidenRow(const F* group, int row) {
   return Widen(reinterpret_cast<const float*>(group + 2 * row));
+}
+// Adds the integers to some lanes of `sum`.
+inline D AddWide(D sum, I a) {
+  const D wide = {static_cast<double>(a[0]), static_cast<double>(a[1]),
+                  static_cast<double>(a[2]), static_cast<double>(a[3])};
+  return sum + wide;
 }
 inline D LoadDoubles(const double* p) { return LoadAs<D>(p); }
 inline void StoreDoubles(double* p, D a) { memcpy(p, &a, sizeof(a)); }

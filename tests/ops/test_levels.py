@@ -53,6 +53,8 @@ def vectors(size):
     yield np.full(size, -2.5, np.float32)
     yield np.clip(x, -3, 3) * np.float32(1.1e38)
     yield np.sign(x) * np.float32(2.0**-126) * (1 + np.abs(x))
+    yield x * np.float32(2.0**-130)
+    yield np.sign(x)
 
 
 # The number of levels, where the rule does not ask for it.
