@@ -51,7 +51,6 @@ class LevelFinder {
   }
 
  private:
-  static constexpr uint32_t kMagnitude = 0x7FFFFFFF, kInfinity = 0x7F800000;
   // The number of elements in each sum of `sums_`.
   static constexpr int64_t kRun = 64;
 
@@ -108,29 +107,16 @@ class LevelFinder {
     keys_ = sorted;
   }
 
-  static double PowerOfTwo(int exponent) {
-    const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
-    double value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-  }
   int Top() const { return static_cast<int>(largest_ >> 23); }
 
   // Writes the fixed-point number q of each key to the spare buffer, and for each run
   // of kRun keys the sum of q over all runs before it to `sums_`.
   void FixPoints() {
-    const double scale = PowerOfTwo(156 - Top());
+    const double scale = FixedScale(Top());
     const uint32_t* const keys = keys_;
     uint32_t* const q = spare_;
     for (int64_t i = 0; i < size_; ++i) {
-      const uint32_t bits = BitsOfKey(keys[i]);
-      // The sum 1.5 * 2^52 + n is rounded to a number whose low bits are the integer n.
-      const double shifted =
-          static_cast<double>(FloatOf(bits & kInfinity ? bits : 0)) * scale +
-          6755399441055744.0;
-      uint64_t fixed;
-      memcpy(&fixed, &shifted, sizeof(fixed));
-      q[i] = static_cast<uint32_t>(fixed);
+      q[i] = FixedPoint(BitsOfKey(keys[i]), scale);
     }
     int64_t total = 0;
     for (int64_t run = 0; run < size_ / kRun; ++run) {
@@ -199,10 +185,7 @@ class LevelFinder {
   }
 
   float Mean(int64_t total, int64_t count) const {
-    const double mean = static_cast<double>(total) / static_cast<double>(count) *
-                        PowerOfTwo(Top() - 156);
-    const double smallest = PowerOfTwo(-126);
-    return mean < smallest && mean > -smallest ? 0 : static_cast<float>(mean);
+    return MeanOfFixed(total, count, Top());
   }
 
   void Means(float* levels) const {
