@@ -33,7 +33,7 @@ OTHERS = {
     "LocalSteps, stagger": lambda: local_steps(0.0, every=3, stagger=True),
     "LocalSteps, delay": lambda: local_steps(0.0, every=3, delay=2),
     "LocalSteps, stagger, delay": lambda: local_steps(
-        0.0, every=4, stagger=True, delay=1, mix=0.5
+        0.0, every=2, stagger=True, delay=1, mix=0.5
     ),
 }
 CHECKS = {}
