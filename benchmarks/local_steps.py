@@ -22,14 +22,19 @@ from processes import exit_on_signals
 from report import commit, processor, write_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "local-steps.md"
-WAYS = ("nothing exchanged", "LocalSteps", "LocalSteps, stagger=True", "float32")
+WAYS = ("nothing exchanged", "LocalSteps", "LocalSteps, stagger=True")
+
+
+def ways_of(delay: int) -> list[str]:
+    """Returns the names of all ways; one has this `delay`."""
+    return [*WAYS, f"LocalSteps, delay={delay}", "float32"]
 
 
 def table(answers: list[dict]) -> list[str]:
     """Returns the lines of the table."""
     seconds = {
         way: measuring.slowest([answer["seconds"] for answer in answers], way)
-        for way in WAYS
+        for way in answers[0]["declared"]
     }
     nothing = seconds[WAYS[0]]
     declared = answers[0]["declared"]
@@ -49,14 +54,15 @@ def main() -> None:
     add("--workers", type=int, default=2, help="one for each core")
     add("--rate", type=virtual_cluster.rate_of, default="100mbit", help="of each link")
     add("--every", type=int, default=16, help="local steps")
+    add("--delay", type=int, default=1, help="of one way: steps that it sends later")
     add("--batch-size", type=int, default=512, help="of each worker")
     add("--rounds", type=int, default=5, help="each way is timed so often")
     add("--timeout", type=float, default=1200, help="seconds that the run may take")
     add("--output", type=Path, help="folder; default: the page in docs")
     args = parser.parse_args()
     exit_on_signals()
-    task = {"every": args.every, "batch_size": args.batch_size, "ways": WAYS}
-    task["rounds"] = args.rounds
+    task = {"every": args.every, "batch_size": args.batch_size}
+    task |= {"ways": ways_of(args.delay), "rounds": args.rounds, "delay": args.delay}
     threads = measuring.threads(None, args.workers)
     with cluster.virtual_cluster(args.workers, args.rate) as hosts:
         commands = virtual_cluster.commands(hosts)

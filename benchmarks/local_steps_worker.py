@@ -23,13 +23,19 @@ import tfgradcomp
 FEATURES, CLASSES = 784, 10
 
 
-def make_optimizer(way: str, every: int) -> keras.optimizers.Optimizer:
+def make_optimizer(way: str, every: int, delay: int) -> keras.optimizers.Optimizer:
     """Returns Adam, with local steps around it where they are asked for."""
     adam = keras.optimizers.Adam(1e-4)
     if not way.startswith("LocalSteps"):
         return adam
     outer = tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.7), transport="sharded")
-    return tfgradcomp.LocalSteps(adam, outer, every, stagger="stagger" in way)
+    return tfgradcomp.LocalSteps(
+        adam,
+        outer,
+        every,
+        stagger="stagger" in way,
+        delay=delay if "delay" in way else 0,
+    )
 
 
 class Way:
@@ -56,7 +62,7 @@ class Way:
             model = keras.Sequential(
                 [keras.Input([FEATURES]), *layers, keras.layers.Dense(CLASSES)]
             )
-            optimizer = make_optimizer(name, task["every"])
+            optimizer = make_optimizer(name, task["every"], task["delay"])
             variables = model.trainable_variables
             optimizer.build(variables)
         number = strategy.num_replicas_in_sync

@@ -13,7 +13,8 @@ from workloads import resnet_50
 
 from tfgradcomp.compressors.low_rank import Matrices
 from tfgradcomp.core import Layout, SplitVector
-from tfgradcomp.ops import uniform
+from tfgradcomp.ops import pack_largest, uniform
+from tfgradcomp.ops.reference.chunks import ChunkFormat
 
 
 def make_rows(size: int) -> list[Row]:
@@ -31,6 +32,7 @@ def make_rows(size: int) -> list[Row]:
         _error_feedback,
         _server_error_feedback,
         _sparse,
+        _largest,
         _low_rank,
     )
     return [row for family in families for row in family(inputs)]
@@ -356,6 +358,27 @@ def _sparse(inputs: Inputs) -> list[Row]:
             lambda ops: (
                 lambda w, s: ops.mean_of_sparse(w, s, layers),
                 (sent, inputs.scales(4, len(layers) - 1)),
+            ),
+        ),
+    ]
+
+
+def _largest(inputs: Inputs) -> list[Row]:
+    x, form = inputs.x, ChunkFormat(64, 4096, 2)
+    splits = Layout.from_sizes([inputs.size], form.chunk).row_splits
+    levels = inputs.scales(4, len(splits) - 1, form.levels)
+    # What any vector sends, of each worker.
+    sent = tf.tile(pack_largest(x, splits, *form)[0][tf.newaxis], [4, 1])
+    return [
+        Row(
+            "pack the 64 largest of 4096",
+            lambda ops: (lambda x: ops.pack_largest(x, splits, *form), (x,)),
+        ),
+        Row(
+            "mean of 4 payloads of the 64 largest of 4096",
+            lambda ops: (
+                lambda w, levels: ops.mean_of_largest(w, levels, splits, *form),
+                (sent, levels),
             ),
         ),
     ]

@@ -72,8 +72,8 @@ def _make(kind, arguments, transport):
     return kind(SGD(), **arguments, transport=transport)
 
 
-def row(method: str, make) -> str:
-    """Returns the table's row of one method."""
+def row(method: str, make: Callable, every: int = 1) -> str:
+    """Returns the table's row of one method, with an exchange every so many steps."""
     cells = []
     for workers in WORKERS:
         collectives = Loopback(workers).collectives(0)
@@ -86,7 +86,8 @@ def row(method: str, make) -> str:
                 continue
             moved[name] = optimizer.traffic
         name, traffic = min(moved.items(), key=lambda item: item[1].bytes_received)
-        cells.append(f"{of_ring(traffic.bytes_received, workers)}, {name}")
+        received = of_ring(traffic.bytes_received / every, workers)
+        cells.append(f"{received}, {name}")
         traffic = moved["all_gather"]
         bits = (
             f"{traffic.bits_per_element_up:.2f} | {traffic.bits_per_element_reply:.2f}"
@@ -94,10 +95,19 @@ def row(method: str, make) -> str:
     return f"| `{method}` | {bits} | {' | '.join(cells)} |"
 
 
+def local_rows() -> list[str]:
+    """Returns the rows of local steps, by their exchange and the steps between two."""
+    return [
+        row(f"LocalSteps(..., {name}(...), every={every})", methods()[name], every)
+        for name in ("DistEFBlockSGDM", "ScalarCodebook", "ChunkedTopK")
+        for every in (16, 30)
+    ]
+
+
 def of_ring(received: float, workers: int) -> str:
     """Returns bytes, and how many times more a float32 ring moves."""
     ring = 2 * (workers - 1) / workers * 4 * sum(SIZES)
-    digits = 1 if received > 1e6 else 2
+    digits = 1 if received > 1e6 else 2 if received > 1e5 else 3
     return f"{received / 1e6:.{digits}f} MB ({ring / received:.1f}×)"
 
 
@@ -138,5 +148,6 @@ if __name__ == "__main__":
     variables = [keras.Variable(keras.ops.zeros(shape)) for shape in resnet_50()]
     titles = ["method", "bits up", f"bits in the reply, N = {WORKERS[-1]}"]
     write("wire size", titles, [row(name, make) for name, make in methods().items()])
+    write("wire size, local steps", titles, local_rows())
     titles = ["method", "indices", "elements / sent", "bits of one that is sent"]
     write("wire size, sparse", titles, sparse_rows())

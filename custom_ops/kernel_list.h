@@ -25,6 +25,8 @@
   X(PackUnambiguous)                  \
   X(PackOverThreshold)                \
   X(MeanOfSparse)                     \
+  X(PackLargest)                      \
+  X(MeanOfLargest)                    \
   X(AddScaled)                        \
   X(RoundToBfloat16)                  \
   X(MultiplyMatrices)                 \

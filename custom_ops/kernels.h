@@ -336,6 +336,33 @@ struct MeanOfSparse {
   CutVector<float> values;
 };
 
+// The words of the largest elements of each block, and their levels, as
+// tfgradcomp/ops/reference/chunks.py defines them. A block has at most `chunk`
+// elements.
+struct PackLargest {
+  CutVector<const float> x;
+  int64_t size;
+  int64_t k, chunk, bits;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  uint32_t* words;     // [num_blocks, ChunkFormat(k, chunk, bits).words], of chunks.h
+  float* levels;       // [num_blocks, 2^(bits - 1)]
+  int64_t* nonfinite;  // The number of elements that are infinite or NaN.
+};
+
+// The mean of N vectors of largest elements, added to 0 in the order of workers. An
+// element that a worker did not send adds nothing.
+struct MeanOfLargest {
+  const uint32_t* words;  // [num_workers, num_blocks, words of a block]
+  const float* levels;    // [num_workers, num_blocks, 2^(bits - 1)]
+  int64_t num_workers;
+  int64_t size;
+  int64_t k, chunk, bits;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  CutVector<float> values;
+};
+
 // total = x + *factor * y, each operation rounded.
 struct AddScaled {
   CutVector<const float> x;

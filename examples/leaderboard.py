@@ -139,6 +139,7 @@ def forecasts(way: Way, shapes, bytes_sent: float) -> dict[str, float]:
             [WORKERS],
             methods=[way.planned] if way.planned else [],
             local_steps=way.local_steps,
+            delay=way.delay,
             # For sparse messages the ratio follows from the measured bytes.
             ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
             profile=planning.Profile(arithmetic=lambda *_: 0.0),

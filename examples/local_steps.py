@@ -5,6 +5,8 @@ Train with four workers on this machine, then with float32 in each step:
     tfgradcomp-launch --workers 4 examples/local_steps.py
     tfgradcomp-launch --workers 4 examples/local_steps.py --every 0
 
+With `--delay 1`, messages travel while the next step computes.
+
 The last lines show a checksum of every worker's weights: they match.
 """
 
@@ -23,6 +25,7 @@ def parse_arguments():
     add = parser.add_argument
     add("--every", default=16, help="local steps, or auto; 0: float32 in each step")
     add("--stagger", action="store_true", help="groups of variables take turns")
+    add("--delay", type=int, default=0, help="steps that an exchange may take")
     add("--outer-rate", type=float, default=0.7, help="learning rate of the exchange")
     add("--learning-rate", type=float, default=1e-3)
     add_training_arguments(parser)
@@ -42,8 +45,9 @@ def make_optimizer(arguments, steps):
     outer = tfgradcomp.DistEFBlockSGDM(
         keras.optimizers.SGD(arguments.outer_rate), transport="sharded"
     )
+    names = "every", "stagger", "delay"
     return tfgradcomp.LocalSteps(
-        adam, outer, every=arguments.every, stagger=arguments.stagger
+        adam, outer, **{name: getattr(arguments, name) for name in names}
     )
 
 

@@ -23,6 +23,7 @@ class Way(NamedTuple):
         rate: Name of the model's learning rate, if not the baseline's.
         factor: Factor of that rate.
         local_steps: Steps between two exchanges.
+        delay: Steps from local steps to their exchange.
         whole_tables: Whether embedding tables travel with all rows.
     """
 
@@ -33,6 +34,7 @@ class Way(NamedTuple):
     rate: str = ""
     factor: float = 1.0
     local_steps: int = 1
+    delay: int = 0
     whole_tables: bool = False
 
     @property
@@ -63,10 +65,16 @@ def dgc(optimizer, steps, **common):
     return tfgradcomp.DGC(optimizer, 0.01, density_steps=steps // 30, **common)
 
 
-def local_steps(optimizer, steps, **common):
-    """Return local steps whose sums are exchanged with one bit an element."""
-    outer = tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(1.0), **common)
-    return tfgradcomp.LocalSteps(optimizer, outer, every=16)
+def local_steps(name="DistEFBlockSGD", delay=0, **arguments):
+    """Return the way of 16 local steps whose sums are exchanged by a wrapper."""
+
+    def wrap(optimizer, steps, **common):
+        kind = getattr(tfgradcomp, name)
+        outer = kind(keras.optimizers.SGD(1.0), **arguments, **common)
+        return tfgradcomp.LocalSteps(optimizer, outer, every=16, delay=delay)
+
+    more = {"local_steps": 16, "delay": delay, "whole_tables": True}
+    return Way("momentum", wrap, name, **more)
 
 
 def onebit_adam(optimizer, steps, **common):
@@ -127,15 +135,19 @@ WAYS = {
     "Strom": wrapped("Strom", "SGD", "VarianceBased", arguments=AUTO),
     "Hybrid": wrapped("Hybrid", "SGD", "VarianceBased", arguments=AUTO),
     "CompressedOptimizer": Way("SGD", top_k, "VarianceBased"),
-    "LocalSteps": Way(
-        "momentum", local_steps, "DistEFBlockSGD", local_steps=16, whole_tables=True
-    ),
+    "LocalSteps": local_steps(),
+    "LocalSteps, delay": local_steps(delay=1),
+    "LocalSteps, ScalarCodebook": local_steps("ScalarCodebook"),
+    "LocalSteps, ChunkedTopK": local_steps("ChunkedTopK"),
 }
 # As the table has them.
 TITLES = {
     **{name: "float32" for name, way in WAYS.items() if not way.planned},
     "CompressedOptimizer": "`TopK(0.01)` with error feedback",
     "LocalSteps": "`LocalSteps`, every 16",
+    "LocalSteps, delay": "`LocalSteps`, every 16, applied a step later",
+    "LocalSteps, ScalarCodebook": "`LocalSteps`, every 16, with `ScalarCodebook`",
+    "LocalSteps, ChunkedTopK": "`LocalSteps`, every 16, with `ChunkedTopK`",
 }
 
 

@@ -80,6 +80,10 @@ def on_rows(wrapper, **arguments):
 FITS = {
     "LocalSteps": lambda: local_steps(every=3),
     "LocalSteps, stagger": lambda: local_steps(every=4, stagger=True),
+    "LocalSteps, delay": lambda: local_steps(every=4, delay=3),
+    "LocalSteps, delay, mix": lambda: local_steps(
+        every=6, stagger=True, delay=2, mix=0.25
+    ),
     "policy": with_policy,
     "uncompressed steps": with_uncompressed_steps,
     "accumulation": with_accumulation,

@@ -135,17 +135,7 @@ class LevelFinder {
   }
 
   float Mean(int64_t total, int64_t count) const {
-    const double mean = static_cast<double>(total) / static_cast<double>(count) *
-                        PowerOfTwo(top_ - 156);
-    const double smallest = PowerOfTwo(-126);
-    return mean < smallest && mean > -smallest ? 0 : static_cast<float>(mean);
-  }
-
-  static double PowerOfTwo(int exponent) {
-    const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
-    double value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
+    return MeanOfFixed(total, count, top_);
   }
 
   // -- The rules

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "../chunks.h"
 #include "../matrices.h"
 #include "../word_format.h"
 #include "table.h"

@@ -1,5 +1,6 @@
 // The kernels for any processor.
 
+#include "../chunks.h"
 #include "../matrices.h"
 #include "../word_format.h"
 #include "table.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../chunks.h"
 #include "../kernels.h"
 #include "../matrices.h"
 #include "../word_format.h"
@@ -170,6 +171,18 @@ inline absl::Status CheckSparseSize(int64_t size) {
   if (size >= 0 && size < kLimit) return absl::OkStatus();
   return Invalid("a vector of sparse words must have less than ", kLimit,
                  " elements; cut it into several. Received: ", size, " elements");
+}
+
+// The format of chunks.
+inline absl::Status CheckChunkFormat(int64_t k, int64_t chunk, int64_t bits) {
+  constexpr int64_t kMost = tfgradcomp_format::kMostInChunk;
+  if (k >= 1 && k <= chunk && chunk <= kMost && bits >= 1 &&
+      bits <= tfgradcomp_format::kMostValueBits) {
+    return absl::OkStatus();
+  }
+  return Invalid("k must be in [1, chunk], chunk at most ", kMost,
+                 " and bits in [1, 3]. Received: k=", k, ", chunk=", chunk,
+                 ", bits=", bits);
 }
 
 inline absl::Status CheckVariance(float alpha, float decay) {

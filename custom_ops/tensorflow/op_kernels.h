@@ -4,6 +4,7 @@
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_OP_KERNELS_H_
 
 #include "blocks_kernels.h"
+#include "chunks_kernels.h"
 #include "codes_kernels.h"
 #include "error_feedback_kernels.h"
 #include "levels_kernels.h"

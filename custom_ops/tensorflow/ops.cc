@@ -10,6 +10,7 @@
 // headers takes longer than compiling all ops.
 
 #include "blocks_ops.h"
+#include "chunks_ops.h"
 #include "codes_ops.h"
 #include "error_feedback_ops.h"
 #include "levels_ops.h"

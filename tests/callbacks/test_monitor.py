@@ -295,13 +295,17 @@ def test_an_observed_step_has_the_same_bits_and_a_plain_step_no_clocks(
     assert not {*map(id, before)} & {*map(id, clocks)}
 
 
-def test_the_sampled_gradient_of_local_steps_is_the_change_of_the_weights(monkeypatch):
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_sampled_gradient_of_local_steps_is_the_change_of_the_weights(
+    monkeypatch, delay
+):
     monkeypatch.setattr(cases, "scope", contextlib.nullcontext)
 
     def run(callbacks):
         outer = tfgradcomp.DistEFBlockSGD(cases.SGD(1.0), min_size=1)
         inner = cases.SGD(cases.RATE)
-        model = cases.regression(lambda: tfgradcomp.LocalSteps(inner, outer, 2))
+        optimizer = tfgradcomp.LocalSteps(inner, outer, 2, delay=delay)
+        model = cases.regression(lambda: optimizer)
         history = cases.fit_regression(model, 2, callbacks, batch_size=4)
         return history, model.get_weights()[0]
 

@@ -24,6 +24,7 @@ def local_steps(momentum=0.5, **arguments):
 OTHERS = {
     "LocalSteps": lambda: local_steps(every=2),
     "LocalSteps, stagger": lambda: local_steps(every=3, stagger=True),
+    "LocalSteps, delay": lambda: local_steps(every=3, delay=2, mix=0.5),
     "OneBitAdam": lambda: tfgradcomp.OneBitAdam(
         keras.optimizers.AdamW(1e-2), 2, min_size=1
     ),

@@ -17,7 +17,7 @@ import ways  # noqa: E402
 
 
 def test_every_wrapper_has_a_row():
-    rows = {name for name, way in ways.WAYS.items() if way.planned}
+    rows = {name.partition(",")[0] for name, way in ways.WAYS.items() if way.planned}
     assert rows == set(tfgradcomp.optimizers.__all__)
 
 

@@ -20,6 +20,8 @@ SENT = dict(
 MATRICES = dict(rows=[2, 1], columns=[2, 0], rank=2)
 FACTOR = np.array([1, 2, 3, 5], np.float32)
 GATHERED = dict(x=X, moments=X, residual=X, variance=X, alpha=1.5, decay=0.999)
+CHUNKS = dict(row_splits=[0, 2, 5], k=2, chunk=4, bits=2)
+LONG_WORDS = np.zeros((2, 2), np.int32)
 # Valid arguments of each operation.
 CALLS = {
     "pack_codes": dict(codes=np.ones(5, np.int32), base=3),
@@ -70,6 +72,10 @@ CALLS = {
         scale=np.ones((2, 2), np.float32),
         row_splits=[0, 2, 5],
     ),
+    "pack_largest": dict(CHUNKS, x=X),
+    "mean_of_largest": dict(
+        CHUNKS, words=LONG_WORDS, levels=np.ones((2, 2, 2), np.float32)
+    ),
     "add_scaled": dict(x=X, y=X, factor=0.5),
     "round_to_bfloat16": dict(x=X, stream=STREAM),
     "multiply_matrices": dict(MATRICES, x=X, right=FACTOR),
@@ -78,7 +84,7 @@ CALLS = {
     "orthonormalize": dict(x=X, rows=[2, 3], rank=1),
 }
 HUGE = 2**40
-NO_WORKERS, LONG_WORDS = np.zeros((0, 1), np.int32), np.zeros((2, 2), np.int32)
+NO_WORKERS = np.zeros((0, 1), np.int32)
 BAD_VECTOR = [X[:4], X[np.newaxis], np.float32(1)]
 # The gradient may have any shape.
 BAD_X = [X[:4], np.float32(1), SplitVector(tf.split(np.ones(6, np.float32), [0, 5, 1]))]
@@ -115,6 +121,9 @@ BAD_MATRICES = dict(
     rows=[[2], [2, 2], [1, 2], [-2, 1], [2, -1], [0, 5], [HUGE, 1], [2**46, 1]],
     columns=[[2], [1, 1], [0, 0], [-2, 0], [2, -1], [HUGE, 0]],
     rank=[0, -1, 1, 3, HUGE, 2**62],
+)
+BAD_CHUNKS = dict(
+    k=[0, -1, 5, HUGE], chunk=[-1, 0, 1, 2, 2**16 + 1, HUGE], bits=[-1, 0, 4, HUGE]
 )
 BAD_SENT = dict(
     sent_words=BAD_WORDS,
@@ -236,6 +245,20 @@ BAD = {
         ],
         scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
         row_splits=[*BAD_SPLITS_FIRST, [0, 2, 2**28]],
+    ),
+    "pack_largest": dict(BAD_CHUNKS, x=BAD_X, row_splits=[*BAD_SPLITS_ALONE, [0, 5]]),
+    "mean_of_largest": dict(
+        BAD_CHUNKS,
+        sizes=BAD_SIZES,
+        words=[LONG_WORDS[0], np.zeros((0, 2), np.int32), WORDS, LONG_WORDS[:1]],
+        levels=[
+            np.ones((2, 2), np.float32),
+            np.ones((1, 2, 2), np.float32),
+            np.ones((2, 1, 2), np.float32),
+            np.ones((2, 2, 1), np.float32),
+            np.ones((2, 2, 3), np.float32),
+        ],
+        row_splits=[*BAD_SPLITS_FIRST, [0, 1, 6]],
     ),
     "add_scaled": dict(x=BAD_X, y=BAD_VECTOR, factor=BAD_SCALAR),
     "round_to_bfloat16": dict(x=[ONE[0], X[np.newaxis]], stream=BAD_STREAM),

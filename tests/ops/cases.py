@@ -3,6 +3,13 @@
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.ops.reference.chunks import ChunkFormat
+
+# Formats of chunks: one element, ragged words, all elements, the default.
+CHUNKS = tuple(
+    ChunkFormat(*form)
+    for form in ((1, 1, 1), (5, 24, 3), (7, 100, 1), (40, 40, 3), (64, 4096, 2))
+)
 BASES = (2, 3, 5, 7, 9, 17, 33, 129, 256, 257, 65536, 65537, 2**31, 2**32)
 # Around the digits of a word, and more than a chunk of a sum.
 SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
@@ -113,6 +120,29 @@ def sparse_words(rows, size, share=0.3, seed=0):
         upper = rng.integers(0, 16, len(index)) << 28
         row[: len(index)] = (index + upper).astype(np.uint32)
     return words.view(np.int32)
+
+
+def chunks(splits, chunk):
+    """Returns the ends of blocks cut into chunks of at most so many elements."""
+    ends = zip(splits[:-1], splits[1:], strict=True)
+    return [*(i for a, b in ends for i in range(a, b, chunk)), splits[-1]]
+
+
+def largest_words(rows, splits, form, seed=0):
+    """Returns words of random elements of chunks, int32 `[rows, words]`."""
+    rng = np.random.default_rng([seed, rows, *form])
+    stream = np.zeros([rows, len(splits) - 1, 32 * form.words], bool)
+    for row in stream:
+        for bits, width in zip(row, np.diff(splits), strict=True):
+            count = rng.integers(min(form.k, width) + 1)
+            chosen = np.sort(rng.choice(width, count, replace=False))
+            bits[(chosen >> form.low) + np.arange(count)] = True
+            lower = chosen[:, np.newaxis] >> np.arange(form.low) & 1
+            bits[form.unary :][: lower.size] = lower.ravel()
+            values = rng.random(count * form.bits) < 0.5
+            bits[form.unary + form.k * form.low :][: values.size] = values
+    packed = np.packbits(stream.reshape(rows, -1), axis=1, bitorder="little")
+    return packed.view(np.int32)
 
 
 def positive(shape, seed=0):
@@ -261,6 +291,14 @@ def calls(size, layout="one", workers=3, kind="normal"):
     for share in (0, 0.3, 1):
         sent = sparse_words(workers, size, share)
         result.append(("mean_of_sparse", (sent, scales, splits)))
+    for form in CHUNKS:
+        ends = chunks(splits, form.chunk)
+        for vector in (x, coarse):
+            result.append(("pack_largest", (vector, ends, *form)))
+        sent = largest_words(workers, ends, form)
+        table = floats(workers * (len(ends) - 1) * form.levels, seed=5)
+        table = table.reshape(workers, -1, form.levels)
+        result.append(("mean_of_largest", (sent, table, ends, *form)))
     if size:
         for rank in (1, 3, 4):
             result += products(x, rank, kind)

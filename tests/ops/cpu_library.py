@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.ops.cpu_structs import STRUCTS, TYPES, CutVector, Update
 from tfgradcomp.ops import digits_per_word
+from tfgradcomp.ops.reference.chunks import ChunkFormat
 from tfgradcomp.ops.registry import OPERATIONS
 
 # The results of each operation, in the order of the reference, by the names of the
@@ -35,6 +36,8 @@ RESULTS = {
     "pack_unambiguous": "words exponents new_residual new_variance nonfinite",
     "pack_over_threshold": "words new_residual new_variance nonfinite",
     "mean_of_sparse": "values",
+    "pack_largest": "words levels nonfinite",
+    "mean_of_largest": "values",
     "multiply_matrices": "products",
     "multiply_transposed": "factors",
     "multiply_factors": "values",
@@ -210,6 +213,8 @@ def _inputs(name, given):
         inputs["scratch"] = np.full(size + 15 * len(given["rows"]) * given["rank"], 7.0)
     if "levels" in given:
         inputs["count"] = given["levels"].shape[-1]
+    if name == "pack_largest":
+        inputs["count"] = 2 ** (given["bits"] - 1)
     if name == "sum_codes":
         least = inputs["num_workers"] * (given["base"] - 1) + 1
         inputs["sum_base"] = given["sum_base"] or least
@@ -226,6 +231,9 @@ def _output(field, name, inputs):
     if field in ("words", "sum", "votes"):
         if name in SPARSE:
             return np.full(size, 7, np.int32)
+        if name == "pack_largest":
+            form = ChunkFormat(*(inputs[key] for key in ("k", "chunk", "bits")))
+            return np.full(blocks * form.words, 7, np.int32)
         base = {
             "pack_codes": inputs.get("base"),
             "pack_ternary": 3,

@@ -74,6 +74,10 @@ STRUCTS = {
     "p:nonfinite",
     "MeanOfSparse": "p:words i:num_words p:scale i:num_workers i:size p:row_splits "
     "i:num_blocks c:values",
+    "PackLargest": "c:x i:size i:k i:chunk i:bits p:row_splits i:num_blocks p:words "
+    "p:levels p:nonfinite",
+    "MeanOfLargest": "p:words p:levels i:num_workers i:size i:k i:chunk i:bits "
+    "p:row_splits i:num_blocks c:values",
     "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
     "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
     "AddScaled": "c:x i:size p:y p:factor p:total",

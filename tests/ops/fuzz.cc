@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "../../custom_ops/chunks.h"
 #include "../../custom_ops/cpu/cpu.h"
 #include "../../custom_ops/word_format.h"
 #include "kernel_cases/array.h"
@@ -220,6 +221,62 @@ class Fuzzer {
     });
   }
 
+  void Largest() {
+    const int64_t k = 1 + Below(Below(2) ? 8 : 70), bits = 1 + Below(3);
+    const int64_t chunk = k + Below(200);
+    const ChunkFormat format(k, chunk, bits);
+    std::vector<int64_t> splits = {0};
+    while (splits.back() < size_) {
+      const auto width = 1 + Below(static_cast<uint32_t>(chunk));
+      splits.push_back(std::min(size_, splits.back() + width));
+    }
+    blocks_ = static_cast<int64_t>(splits.size()) - 1;
+    splits_ = Array<int64_t>(blocks_ + 1);
+    std::copy(splits.begin(), splits.end(), splits_.data());
+    Array<uint32_t> words(workers_ * blocks_ * format.words);
+    const uint32_t kind = Below(3);
+    for (int64_t i = 0; i < words.count(); ++i) {
+      words[i] = kind == 0 ? Next() : kind == 1 ? Extreme() : Next() & Next() & Next();
+    }
+    const Array<float> levels = Floats(workers_ * blocks_ * format.levels);
+    Array<float> values(size_);
+    Call(MeanOfLargest{words.data(), levels.data(), workers_, size_, k, chunk, bits,
+                       splits_.data(), blocks_, values.data()});
+    std::vector<float> sum(size_, 0);
+    const auto read = [&](const uint32_t* from, int64_t at, int64_t count) {
+      int64_t number = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        number |= int64_t{from[(at + i) / 32] >> (at + i) % 32 & 1} << i;
+      }
+      return number;
+    };
+    for (int64_t i = 0; i < workers_; ++i) {
+      for (int64_t b = 0; b < blocks_; ++b) {
+        const int64_t row = i * blocks_ + b, width = splits_[b + 1] - splits_[b];
+        const uint32_t* const from = words.data() + row * format.words;
+        std::vector<float> own(width, 0);
+        int64_t rank = 0;
+        for (int64_t at = 0; at < format.unary && rank < k; ++at) {
+          if (read(from, at, 1) == 0) continue;
+          const int64_t lower =
+              read(from, format.unary + rank * format.low, format.low);
+          const int64_t j = ((at - rank) << format.low) + lower;
+          const int64_t first = format.unary + k * format.low;
+          const int64_t value = read(from, first + rank++ * bits, bits);
+          if (j >= width) continue;
+          const float level =
+              levels.data()[row * format.levels + value % format.levels];
+          own[j] += value < format.levels ? level : -level;
+        }
+        for (int64_t j = 0; j < width; ++j) sum[splits_[b] + j] += own[j];
+      }
+    }
+    ForEachElement([&](int64_t j, int64_t) {
+      const float mean = sum[j] / static_cast<float>(workers_);
+      return Same(values[j] + 0.0f, mean + 0.0f);
+    });
+  }
+
   int64_t faults() const { return faults_; }
 
  private:
@@ -368,7 +425,8 @@ int main(int argc, char** argv) {
   } kDecoders[] = {{"codes", &Fuzzer::Unpack},        {"sums", &Fuzzer::Sum},
                    {"levels", &Fuzzer::Levels},       {"signs", &Fuzzer::Signs},
                    {"tables", &Fuzzer::Tables},       {"votes", &Fuzzer::Votes},
-                   {"residuals", &Fuzzer::Residuals}, {"sparse", &Fuzzer::Sparse}};
+                   {"residuals", &Fuzzer::Residuals}, {"sparse", &Fuzzer::Sparse},
+                   {"largest", &Fuzzer::Largest}};
   bool good = true;
   for (const auto& decoder : kDecoders) {
     Fuzzer fuzzer(std::strtoull(argv[3], nullptr, 10));

@@ -64,7 +64,7 @@ def test_vectors_may_be_empty(name):
     empty["scale"] = np.zeros((2, 0), np.float32) if scale == 2 else nothing
     empty["sent_scale"] = np.zeros((2, 0), np.float32)
     levels = np.shape(CALLS[name].get("levels", WORDS))
-    empty["levels"] = np.zeros([*levels[:-2], 0, 3], np.float32)
+    empty["levels"] = np.zeros([*levels[:-2], 0, levels[-1]], np.float32)
     arguments = {k: empty.get(k, v) for k, v in CALLS[name].items()}
     for result in tf.nest.flatten(on_cpu(name, arguments)):
         # A count of nothing is a number, too.

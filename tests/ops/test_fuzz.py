@@ -47,6 +47,11 @@ def decoders(rng, workers, size):
     """Calls of all that decode words: (name, arguments)."""
     splits = sorted({0, size, *map(int, rng.integers(1, size, 5))})
     blocks = len(splits) - 1
+    for form in cases.CHUNKS:
+        ends = cases.chunks(splits, form.chunk)
+        words = tensor(arbitrary(rng, [workers, (len(ends) - 1) * form.words]))
+        levels = scales(rng, [workers, len(ends) - 1, form.levels])
+        yield "mean_of_largest", (words, levels, ends, *form)
     for base in BASES:
         length = -(-size // max(k for k in range(1, 33) if base**k <= 2**32))
         words = tensor(arbitrary(rng, [workers, length]))

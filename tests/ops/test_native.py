@@ -76,6 +76,10 @@ def test_results_that_go_past_the_caches():
     table = tf.constant(cases.positive([2, len(splits) - 1, 3]))
     sent = tf.constant(cases.sparse_words(2, STREAMED, 0.01))
     stream = tf.constant([7, 3, 0], tf.int64)
+    form = cases.CHUNKS[-1]
+    ends = cases.chunks(splits, form.chunk)
+    largest = tf.constant(cases.largest_words(2, ends, form))
+    tops = tf.constant(cases.positive([2, len(ends) - 1, form.levels]))
     products = cases.products(x.numpy(), 3)[-1]
     for name, args in (
         ("unpack_codes", (ternary[0], 3, STREAMED)),
@@ -97,6 +101,8 @@ def test_results_that_go_past_the_caches():
         ("pack_unambiguous", (x, m * m, e, m * m, 1.5, 0.9, splits)),
         ("pack_over_threshold", (x, m * m, e, m * m, 0.8, 1.5, 0.9)),
         ("mean_of_sparse", (sent, scale, splits, PARTS_OF_STREAMED)),
+        ("pack_largest", (x, ends, *form)),
+        ("mean_of_largest", (largest, tops, ends, *form, PARTS_OF_STREAMED)),
         products,
         (products[0], (*products[1], PARTS_OF_STREAMED)),
     ):
@@ -166,6 +172,7 @@ def digests_of_results():
         ("sign_error_feedback", (parts, momentum, x, 0.9, 0.5, True, splits)),
         ("pack_unambiguous", (parts, x * x, x, abs(momentum), 1.5, 0.9, splits)),
         ("pack_over_threshold", (x, parts, x, abs(momentum), 0.8, 1.5, 0.9)),
+        ("pack_largest", (parts, cases.chunks(splits, 512), 8, 512, 3)),
     ]
     for name, (_, *args) in cases.products(x.numpy(), 4)[:2]:
         cut.append((name, (parts, *args)))

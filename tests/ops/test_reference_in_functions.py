@@ -8,6 +8,7 @@ from tests.ops import cases
 from tests.ops.cases import same
 from tests.ops.implementations import reference as ops
 from tfgradcomp.core.word_format import NOTHING
+from tfgradcomp.ops.reference.chunks import ChunkFormat
 
 
 def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits):
@@ -16,6 +17,7 @@ def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits)
     values, places = words & 0x70000000, 7 * tf.range(words.shape[1])
     levels = scales[:, :, tf.newaxis] * [-1.0, 0.1, 1.0]
     matrices = [17, 3, 2], [33, 0, 18], 2
+    chunk_words = words[:, : len(splits[1:]) * ChunkFormat(5, 512, 2).words]
     return [
         ops.pack_codes(codes, 5),
         ops.unpack_codes(words, 3, size),
@@ -35,6 +37,8 @@ def dense(x, m, words, signs, scale, scales, codes, stream, flag, ratio, splits)
         ops.pack_levels(x, levels[0], splits, stream),
         ops.mean_of_levels(words, levels, splits),
         ops.mean_of_sparse(values | places, scales, splits),
+        *ops.pack_largest(x, splits, 5, 512, 3),
+        ops.mean_of_largest(chunk_words, levels[:, :, :2], splits, 5, 512, 2),
         ops.majority_vote(words, size, 3, 3, 1, stream),
         *ops.sign_error_feedback(x, m, m, 0.9, ratio, flag, splits),
         *ops.mean_sign_error_feedback(signs, scales, m, ratio, flag, splits),

@@ -26,12 +26,13 @@ READERS = (
     "sign_error_feedback",
     "pack_unambiguous",
     "pack_over_threshold",
+    "pack_largest",
     "add_scaled",
     "multiply_matrices",
     "multiply_transposed",
 )
 WRITERS = ("sum_levels", "mean_of_signs", "mean_of_levels", "mean_of_sparse")
-WRITERS += ("multiply_factors",)
+WRITERS += ("mean_of_largest", "multiply_factors")
 
 
 # -- The class ----------------------------------------------------------------------

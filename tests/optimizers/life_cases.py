@@ -32,6 +32,9 @@ OTHERS = {
     "LocalSteps": lambda: local_steps(0.0, every=2),
     "LocalSteps, stagger": lambda: local_steps(0.0, every=3, stagger=True),
     "LocalSteps, delay": lambda: local_steps(0.0, every=3, delay=2),
+    "LocalSteps, stagger, delay": lambda: local_steps(
+        0.0, every=2, stagger=True, delay=1, mix=0.5
+    ),
 }
 CHECKS = {}
 

@@ -158,6 +158,22 @@ def test_local_steps_share_an_exchange():
     assert every_eighth.step_seconds == pytest.approx(0.1 + exchange / 8)
 
 
+def test_a_delay_hides_half_of_the_shorter_of_transfer_and_step():
+    shapes = [(1000, 320)]
+    for compute in (0.001, 10.0):
+        plans = [
+            planning.plan(
+                shapes, compute, GIGABIT, [4], methods=[], local_steps=8, delay=d
+            )
+            for d in (0, 1)
+        ]
+        plain, delayed = (one.float32(4) for one in plans)
+        on_the_way = plain.waiting_seconds + plain.link_seconds
+        saved = 8 * (plain.step_seconds - delayed.step_seconds)
+        assert saved == pytest.approx(min(compute, on_the_way) / 2)
+        assert plans[1].break_even(delayed) is None
+
+
 def test_at_the_break_even_rate_float32_is_as_quick():
     slow = planning.Profile(planning.GRPC, lambda *_: 2.0)
 
@@ -325,6 +341,7 @@ def test_errors_print_a_message_and_exit_with_2(arguments, message, capsys):
         ({"ratio": 0.5}, "ratio must be 1 or more"),
         ({"workers": [0]}, "workers"),
         ({"local_steps": 0}, "local_steps"),
+        ({"local_steps": 2, "delay": 2}, "delay"),
     ],
 )
 def test_arguments_out_of_range_raise(change, message):

@@ -106,7 +106,7 @@ class ChunkedTopK(Compressor):
     @override
     def compress(self, x, state, layout, context):
         splits = self._chunks(layout).row_splits
-        words, levels, nonfinite = chunks.pack_largest(
+        words, levels, nonfinite = ops.pack_largest(
             x, splits, self.k, self.chunk, self.bits
         )
         levels = tf.reshape(tf.cast(levels, tf.bfloat16), [-1])
@@ -127,11 +127,12 @@ class ChunkedTopK(Compressor):
         parts = self._chunks(layout)
         levels = tf.cast(payloads["levels"], tf.float32)
         shape = [levels.shape[0], parts.num_blocks, self._format.levels]
-        return chunks.mean_of_largest(
+        return ops.mean_of_largest(
             payloads["words"],
             tf.reshape(levels, shape),
             parts.row_splits,
             self.k,
             self.chunk,
             self.bits,
+            layout.sizes,
         )

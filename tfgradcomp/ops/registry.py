@@ -13,6 +13,7 @@ from tfgradcomp.ops.native import apply_decoded
 from tfgradcomp.ops.operation import Operation
 from tfgradcomp.ops.reference import (
     blocks,
+    chunks,
     codes,
     levels,
     low_rank,
@@ -98,6 +99,9 @@ pack_over_threshold = Operation(
     ),
 )
 mean_of_sparse = Operation(sparse.mean_of_sparse)
+
+pack_largest = Operation(chunks.pack_largest, vectors=["x"])
+mean_of_largest = Operation(chunks.mean_of_largest, static="row_splits")
 
 multiply_matrices = Operation(low_rank.multiply_matrices, vectors=["x"])
 multiply_transposed = Operation(low_rank.multiply_transposed, vectors=["x"])

@@ -79,6 +79,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_count("--devices-per-node", "workers that share a node's link", "G")
     add_count("--batch-size", "examples per step and worker, for the throughput")
     add_count("--local-steps", "steps from one exchange to the next", "H")
+    delay = "steps from local steps to their exchange, which then travels beside a step"
+    add("--delay", type=_count, default=0, metavar="D", help=delay + " (default: 0)")
     add(
         "--risk",
         choices=RISKS,

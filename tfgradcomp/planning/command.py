@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             methods=options.methods,
             examples=options.batch_size,
             local_steps=options.local_steps,
+            delay=options.delay,
             ratio=options.ratio,
             profile=profile,
         )

@@ -26,6 +26,7 @@ from tfgradcomp.core import Layout
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.engine.plan import Settings, make_plan
 from tfgradcomp.methods import Method
+from tfgradcomp.optimizers.delayed_exchange import check_delay
 from tfgradcomp.planning.arithmetic import measured_arithmetic
 from tfgradcomp.planning.candidates import FLOAT32, Candidate
 from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
@@ -90,6 +91,7 @@ def plan(
     methods: Sequence[str | Candidate] | None = None,
     examples: int = 1,
     local_steps: int = 1,
+    delay: int = 0,
     ratio: float | None = None,
     profile: Profile | None = None,
 ) -> TrainingPlan:
@@ -105,6 +107,8 @@ def plan(
             all wrappers that need no arguments.
         examples: Examples per worker and step.
         local_steps: Steps from one exchange to the next.
+        delay: Steps from local steps to their exchange, less than `local_steps`; with
+            1 or more, the exchange travels beside the computing of a step.
         ratio: All elements over those that a sparse method sends, as
             `optimizer.traffic.ratio` reports it; None leaves these methods out.
         profile: Durations of the work on each machine; None: the arithmetic is
@@ -124,6 +128,7 @@ def plan(
             f"Received: ratio={ratio!r}"
         )
     check_integer("local_steps", local_steps, 1)
+    check_delay(local_steps, delay, None)
     check_integer("examples", examples, 1)
     counts = sorted(set(workers))
     for count in counts:
@@ -144,6 +149,7 @@ def plan(
         profile or Profile(),
         compute_seconds=compute_seconds,
         local_steps=local_steps,
+        delay=delay,
         examples=examples,
     )
     forecasts = []

@@ -78,6 +78,8 @@ def head(plan: TrainingPlan, name: str, shapes: Shapes) -> str:
         text += f", {link.devices_per_node} workers a node"
     if first.local_steps > 1:
         text += f", an exchange every {first.local_steps} steps"
+    if first.delay:
+        text += f", applied {first.delay} later"
     return text
 
 

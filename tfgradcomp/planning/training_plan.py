@@ -27,6 +27,8 @@ class Forecast:
         buckets: Buckets that the compressed vector is cut into.
         local_steps: Steps from one exchange to the next; the attributes from
             `arithmetic_seconds` on are per exchange.
+        delay: Steps from local steps to their exchange, which then travels beside the
+            computing of a step; 0: it does not.
         examples: Examples per worker and step.
     """
 
@@ -42,6 +44,7 @@ class Forecast:
     link_words: float = 0.0
     buckets: int = 1
     local_steps: int = 1
+    delay: int = 0
     examples: int = 1
 
     @property
@@ -54,8 +57,11 @@ class Forecast:
         """Seconds in which a bucket travels while the next one is encoded.
 
         Encoding is about half of the arithmetic, and the last bucket hides nothing.
+        With `delay` a step is computed meanwhile; about half is hidden, as measured.
         """
         on_the_way = self.waiting_seconds + self.link_seconds
+        if self.delay:
+            return 0.5 * min(self.compute_seconds, on_the_way)
         share = (self.buckets - 1) / self.buckets
         return 0.5 * min(self.arithmetic_seconds, on_the_way) * share
 
@@ -134,8 +140,11 @@ class TrainingPlan(NamedTuple):
         """Returns the link's bits per second at which float32 takes as long.
 
         Float32 is quicker on a faster link. None if there is no such rate, because the
-        method is quicker on every link, or slower on every link.
+        method is quicker on every link, or slower on every link; and with `delay`,
+        where transfers are hidden.
         """
+        if forecast.delay:
+            return None
         plain = self.float32(forecast.workers)
         # Either the arithmetic is hidden, or what is on the way.
         hidden = 0.5 * (forecast.buckets - 1) / forecast.buckets

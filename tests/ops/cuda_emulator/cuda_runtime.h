@@ -230,6 +230,13 @@ T atomicAdd(T* target, T value) {
 }
 
 template <typename T>
+T atomicOr(T* target, T value) {
+  const T before = *target;
+  *target |= value;
+  return before;
+}
+
+template <typename T>
 T atomicMax(T* target, T value) {
   const T before = *target;
   *target = std::max(before, value);

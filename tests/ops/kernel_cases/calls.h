@@ -19,6 +19,7 @@
 #include "codes.h"
 #include "error_feedback.h"
 #include "inputs.h"
+#include "largest.h"
 #include "levels.h"
 #include "low_rank.h"
 #include "signs.h"
@@ -36,6 +37,7 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   ForEachCallOfSigns(in, independent_of_blocks, run);
   ForEachCallOfErrorFeedback(in, run);
   ForEachCallOfLevels(in, run);
+  ForEachCallOfLargest(in, run);
   ForEachCallOfLowRank(in, independent_of_blocks, run);
   ForEachCallOfSparse(in, independent_of_blocks, run);
   ForEachCallOfVotes(in, independent_of_blocks, run);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../../../custom_ops/chunks.h"
 #include "../../../custom_ops/word_format.h"
 #include "array.h"
 
@@ -175,6 +176,39 @@ class Inputs {
       all[i] = at < one.size() ? one[at] : tfgradcomp_format::kNothing;
     }
     return all;
+  }
+
+  // Returns the ends of the blocks cut into chunks of at most so many elements.
+  Array<int64_t> Chunks(int64_t chunk) {
+    std::vector<int64_t> splits = {0};
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      while (splits.back() < row_splits[b + 1]) {
+        splits.push_back(std::min(splits.back() + chunk, row_splits[b + 1]));
+      }
+    }
+    Array<int64_t> chunks(static_cast<int64_t>(splits.size()));
+    std::copy(splits.begin(), splits.end(), chunks.data());
+    return chunks;
+  }
+
+  // Returns the words of the largest elements of chunks, which are any positions, for
+  // each worker.
+  Array<uint32_t> LargestWords(const tfgradcomp_format::ChunkFormat& format,
+                               Array<int64_t>& splits) {
+    const int64_t blocks = splits.count() - 1;
+    Array<uint32_t> words(num_workers * blocks * format.words);
+    for (int64_t row = 0; row < num_workers * blocks; ++row) {
+      const int64_t block = row % blocks, width = splits[block + 1] - splits[block];
+      int64_t rank = 0;
+      for (int64_t j = 0; j < width && rank < format.k; ++j) {
+        if (Below(static_cast<uint32_t>(width)) > 2 * format.k) continue;
+        format.Write(rank++, j, Below(1u << format.bits),
+                     [&](int64_t word, uint32_t bits) {
+                       words[row * format.words + word] |= bits;
+                     });
+      }
+    }
+    return words;
   }
 
   Array<float> Floats(int64_t count) { return Numbers(count); }

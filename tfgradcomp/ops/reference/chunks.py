@@ -76,7 +76,8 @@ def pack_largest(
     Of equal magnitudes the first are taken, in the order of their bits, in which NaN is
     above all numbers. The magnitudes are split at their mean; with 3 bits, both parts
     are split at theirs. An element's level is the mean of its part. Sums are those of
-    `find_levels`, exact in any order; a mean that would be denormal is 0.
+    `find_levels`, exact in any order; a mean that would be denormal is 0. All levels of
+    a block with an element that is infinite or NaN are 0.
 
     Args:
         row_splits: The blocks, of at most `chunk` elements each.
@@ -133,6 +134,7 @@ def mean_of_largest(
     k: int,
     chunk: int,
     bits: int,
+    sizes: Sequence[int] | None = None,
 ) -> Vector:
     """Returns the mean of N vectors of largest elements, added in the order of workers.
 
@@ -145,7 +147,7 @@ def mean_of_largest(
     """
     form = ChunkFormat(k, chunk, bits)
     start, width = _starts(row_splits), _widths(row_splits)
-    size = tf.cast(row_splits[-1], tf.int64)
+    size = row_splits[-1]
 
     def decode(words, levels):
         stream = tf.reshape(
@@ -169,9 +171,7 @@ def mean_of_largest(
             tf.reshape(value, [-1]), tf.reshape(element, [-1]), size
         )
 
-    mean = mean_of_workers(decode, [words, levels], None)
-    known = row_splits[-1] if not tf.is_tensor(row_splits) else None
-    return tf.ensure_shape(mean, [known])
+    return mean_of_workers(decode, [words, levels], sizes)
 
 
 def _starts(row_splits):
@@ -192,6 +192,7 @@ def _levels(magnitude, is_sent, bits) -> tuple[tf.Tensor, tf.Tensor]:
         bits: Bits of a value.
     """
     top = exponent(tf.reduce_max(magnitude, axis=1, keepdims=True))
+    magnitude = tf.where(top < 255, magnitude, 0)
     # Integers in float64 below 2**46, so that sums are exact.
     q = tf.cast(fixed_point(magnitude, power_of_two(156 - top)), tf.float64)
     code = tf.zeros_like(magnitude)
