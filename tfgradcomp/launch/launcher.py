@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import socket
 import sys
 from typing import NoReturn
 
+from tfgradcomp.certificates import DAYS, create_for_cluster
 from tfgradcomp.launch.arguments import parse
 from tfgradcomp.launch.chief_group import CHIEF, ChiefGroup
 from tfgradcomp.launch.environment import described_cluster, worker_env
 from tfgradcomp.launch.network import enter_private_network, reachable_interfaces
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.ports import local_address, reserve_ports
+from tfgradcomp.launch.private_links import inside, private_links
 from tfgradcomp.launch.rendezvous import LauncherRendezvous
 from tfgradcomp.launch.signals import signal_socket
 from tfgradcomp.launch.worker_group import WorkerGroup
@@ -22,6 +26,14 @@ from tfgradcomp.launch.worker_group import WorkerGroup
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` and returns the exit code."""
     options = parse(argv)
+    try:
+        if options.init_tls:
+            return _make_certificate(options.init_tls)
+        if options.tls:
+            return _run_with_tls(options)
+    except (ImportError, OSError, ValueError) as error:
+        say(str(error))
+        return 2
     if description := described_cluster(os.environ):
         _run_alone(options, description)
     if options.workers and (problem := _choose_network(options.network)):
@@ -62,6 +74,35 @@ def _choose_network(network: str | None) -> str | None:
             "downloads), or hide this line with --network host"
         )
     return None
+
+
+def _make_certificate(folder: str) -> int:
+    create_for_cluster(folder)
+    say(
+        f"made the certificate of a cluster in {folder}, for {DAYS} days. Copy the "
+        "folder to each host by a safe way: whoever has it can join the cluster"
+    )
+    return 0
+
+
+def _run_with_tls(options: argparse.Namespace) -> int:
+    """Runs the task of this host, connected to the others by mutual TLS alone."""
+    worker = {"type": "worker", "index": options.index}
+    config = {"cluster": {"worker": options.cluster}, "task": worker}
+    if text := os.environ.get("TF_CONFIG"):
+        config = json.loads(text)
+    task, cluster = config["task"], config["cluster"]
+    with signal_socket() as signals, contextlib.ExitStack() as stack:
+        own = task["type"], task["index"]
+        env = stack.enter_context(private_links(options.tls, cluster, own))
+        os.environ.update(env)
+        config["cluster"] = inside(cluster)
+        if options.cluster:
+            options.cluster = config["cluster"]["worker"]
+            return _run_with_restarts(options, signals)
+        group = WorkerGroup(options.command, options.grace, signals)
+        label = f"{task['type']} {task['index']}"
+        return group.run({label: {**os.environ, "TF_CONFIG": json.dumps(config)}})
 
 
 def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> int:
