@@ -100,9 +100,9 @@ def check_hub(folder: str | Path, address: str, seconds: float = 5.0) -> None:
         ) from None
     except ssl.SSLError as error:
         raise ConnectionError(
-            f"The hub at {address} refuses the certificate {Path(folder, CERTIFICATE)}. "
-            "Copy this client's folder from that hub again, and compare both clocks. "
-            f"Received: {error.reason}"
+            f"The hub at {address} refuses {Path(folder, CERTIFICATE)}. Copy this "
+            "client's folder from that hub again, and compare both clocks. Received: "
+            f"{error.reason}"
         ) from None
     except OSError as error:
         raise ConnectionError(

@@ -124,7 +124,7 @@ def inward_settings(folder: Path, cluster: Cluster, own: tuple[str, int]) -> str
 @contextlib.contextmanager
 def private_links(
     folder: str, cluster: Cluster, own: tuple[str, int]
-) -> Iterator[dict[str, str]]:
+) -> Iterator[tuple[dict[str, list[str]], dict[str, str]]]:
     """Moves this process to a private network, joined to the other hosts by TLS.
 
     Args:
@@ -133,7 +133,7 @@ def private_links(
         own: Job and index of the task of this host.
 
     Yields:
-        Environment variables for the task.
+        The addresses by which the task reaches all tasks, and environment variables.
 
     Raises:
         ImportError: If `cryptography` is not installed.
@@ -144,7 +144,7 @@ def private_links(
     check(folder, SERVER, CLIENT)
     if own not in _ports(cluster):
         raise ValueError(
-            "--tls needs the address of this task in the cluster. Name it in TF_CONFIG. "
+            "--tls needs this task's address in the cluster: name it in TF_CONFIG. "
             f"Received: task={own}, cluster={dict(cluster)}"
         )
     stunnel = shutil.which("stunnel") or shutil.which("stunnel4")
@@ -158,14 +158,14 @@ def private_links(
     with contextlib.ExitStack() as proxies:
         outward = _Proxy(stunnel, outward_settings(path, cluster, own), 2 * len(others))
         proxies.callback(outward.close)
-        enter_private_network()
+        _enter_private_network()
         for port in others:
             for listener in (port, port + 1):
                 outward.give(socket.create_server(("127.0.0.1", listener)))
         inward = _Proxy(stunnel, inward_settings(path, cluster, own), 1)
         proxies.callback(inward.close)
         inward.give(outside)
-        yield {WATCH_PORT: str(ports[own] + 1)}
+        yield inside(cluster), {WATCH_PORT: str(ports[own] + 1)}
         time.sleep(_LAST_BYTES_SECONDS)
 
 
@@ -215,11 +215,25 @@ class _Proxy:
 
 def _listen(address: str) -> socket.socket:
     port = int(address.rpartition(":")[2])
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port))
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=both)
+    except OSError as error:
+        raise OSError(
+            f"port {port} of this host cannot be used: end the program that listens "
+            f"there. Received: {address}, {error.strerror}"
+        ) from None
+
+
+def _enter_private_network() -> None:
+    try:
+        enter_private_network()
+    except OSError as error:
+        raise OSError(
+            "the kernel gives this user no private network, which --tls needs. Run as "
+            f"root, or allow user namespaces. Received: {error.strerror}"
+        ) from None
 
 
 def _ports(cluster: Cluster) -> dict[tuple[str, int], int]:
