@@ -1,6 +1,6 @@
 """One worker of `tls.py`: times steps, in turns with another training.
 
-    TF_CONFIG=... python benchmarks/tls_worker.py FOLDER plain|tls
+TF_CONFIG=... python benchmarks/tls_worker.py FOLDER plain|tls
 """
 
 from __future__ import annotations
