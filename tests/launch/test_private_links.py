@@ -192,8 +192,8 @@ def test_the_task_of_tf_config_runs_with_the_addresses_inside(
 @links
 def test_the_run_ends_with_its_proxy(folder, addresses, script, launch):
     path = script("print('pid', os.getpid(), flush=True)\ntime.sleep(60)")
-    one = "--cluster", addresses[0], "--index", "0"
-    launcher = launch("--tls", folder, *one, path)
+    config = {"cluster": {"ps": addresses}, "task": {"type": "ps", "index": 1}}
+    launcher = launch("--tls", folder, path, env={"TF_CONFIG": json.dumps(config)})
     (worker,) = pids(launcher, 1)
     proxies = [pid for pid in children_of(launcher.pid) if pid != worker]
     os.kill(proxies[0], signal.SIGKILL)
@@ -215,7 +215,7 @@ def test_what_cannot_be_used_is_an_error_before_the_worker_starts(
     folder, addresses, script, tmp_path
 ):
     path = script("print('ran')")
-    one = "--cluster", addresses[0], "--index", "0", path
+    one = "--cluster", ",".join(addresses), "--index", "0", path
     create(tmp_path / "hub", ["localhost"])
     config = {"cluster": {"worker": addresses}, "task": {"type": "evaluator"}}
     elsewhere = {**config, "task": {"type": "evaluator", "index": 0}}
@@ -223,7 +223,7 @@ def test_what_cannot_be_used_is_an_error_before_the_worker_starts(
         (("--tls", "/not/there", *one), {}, "/not/there/ca.pem cannot be read"),
         (("--tls", str(tmp_path / "hub"), *one), {}, "is not for a client"),
         (("--tls", folder, path), {"TF_CONFIG": json.dumps(config)}, "must be JSON"),
-        (("--tls", folder, path), {"TF_CONFIG": json.dumps(elsewhere)}, "this task's"),
+        (("--tls", folder, path), {"TF_CONFIG": json.dumps(elsewhere)}, "this task to"),
         (("--tls", folder, *one), {"PATH": "/not/there"}, "apt-get install stunnel4"),
     ):
         done = run(*args, env=env)
@@ -234,9 +234,10 @@ def test_what_cannot_be_used_is_an_error_before_the_worker_starts(
 @links
 def test_a_port_in_use_is_an_error(folder, addresses, script):
     port = int(addresses[0].rpartition(":")[2])
-    options = "--cluster", addresses[0], "--index", "0", script("print('ran')")
+    options = "--cluster", ",".join(addresses), "--index", "0"
+    path = script("print('ran')")
     with socket.create_server(("", port)):
-        done = run("--tls", folder, *options)
+        done = run("--tls", folder, *options, path)
     assert done.returncode == 2 and not done.stdout
     assert f"port {port} of this host cannot be used" in done.stderr
 

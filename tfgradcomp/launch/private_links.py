@@ -142,29 +142,25 @@ def private_links(
             in use, or stunnel is not installed.
     """
     check(folder, SERVER, CLIENT)
-    if own not in _ports(cluster):
+    if own not in _ports(cluster) or len(_ports(cluster)) < 2:
         raise ValueError(
-            "--tls needs this task's address in the cluster: name it in TF_CONFIG. "
+            "--tls connects this task to others: name the addresses of all of them. "
             f"Received: task={own}, cluster={dict(cluster)}"
         )
-    stunnel = shutil.which("stunnel") or shutil.which("stunnel4")
-    if not stunnel:
-        raise FileNotFoundError(
-            "--tls needs the program stunnel. Run: apt-get install stunnel4"
-        )
+    stunnel = _find_stunnel()
     path, ports = Path(folder).resolve(), _ports(cluster)
     others = [ports[task] for task in ports if task != own]
     outside = _listen(cluster[own[0]][own[1]])
     with contextlib.ExitStack() as proxies:
+        # Started before this process leaves the network in which it connects.
         outward = _Proxy(stunnel, outward_settings(path, cluster, own), 2 * len(others))
         proxies.callback(outward.close)
         _enter_private_network()
-        for port in others:
-            for listener in (port, port + 1):
-                outward.give(socket.create_server(("127.0.0.1", listener)))
         inward = _Proxy(stunnel, inward_settings(path, cluster, own), 1)
         proxies.callback(inward.close)
-        inward.give(outside)
+        inside_ports = [port + offset for port in others for offset in (0, 1)]
+        outward.serve([socket.create_server(("127.0.0.1", p)) for p in inside_ports])
+        inward.serve([outside])
         yield inside(cluster), {WATCH_PORT: str(ports[own] + 1)}
         time.sleep(_LAST_BYTES_SECONDS)
 
@@ -185,12 +181,14 @@ class _Proxy:
                 text=True,
             )
         self._is_closed = False
-        threading.Thread(target=self._report, daemon=True).start()
 
-    def give(self, listener: socket.socket) -> None:
-        """Gives the proxy its next listening socket."""
-        with listener:
-            socket.send_fds(self._link, [b"."], [listener.fileno()])
+    def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Gives the proxy its listening sockets, upon which it begins."""
+        for listener in listeners:
+            with listener:
+                socket.send_fds(self._link, [b"."], [listener.fileno()])
+        # No earlier: a process with threads cannot enter a private network.
+        threading.Thread(target=self._report, daemon=True).start()
 
     def close(self) -> None:
         """Ends the proxy."""
@@ -211,6 +209,22 @@ class _Proxy:
         if not self._is_closed:
             say(f"stunnel has ended, and with it the run: {last}")
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _find_stunnel() -> str:
+    stunnel = shutil.which("stunnel") or shutil.which("stunnel4")
+    if not stunnel:
+        raise FileNotFoundError(
+            "--tls needs the program stunnel. Run: apt-get install stunnel4"
+        )
+    # One that takes no sockets would open its own, outside.
+    version = subprocess.run([stunnel, "-version"], capture_output=True, text=True)
+    if "SYSTEMD" not in version.stdout + version.stderr:
+        raise OSError(
+            "--tls needs a stunnel that takes sockets as from systemd, such as that of "
+            f"Debian. Received: {stunnel}"
+        )
+    return stunnel
 
 
 def _listen(address: str) -> socket.socket:
