@@ -90,22 +90,23 @@ def check_hub(folder: str | Path, address: str, seconds: float = 5.0) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), seconds) as link:
             with context.wrap_socket(link, server_hostname=host.strip("[]")) as tls:
-                # A hub that takes the client sends gRPC's settings; others an alert.
-                if not tls.recv(1):
-                    raise ConnectionResetError("the connection was closed")
+                # A hub that takes the client sends gRPC's settings first.
+                reason = None if tls.recv(1) else "the hub closes the connection"
     except ssl.SSLCertVerificationError as error:
         reason = _REASONS.get(error.verify_code, error.verify_message)
         raise ValueError(
             f"The certificate of the hub {reason}. Received: address={address!r}"
         ) from None
     except ssl.SSLError as error:
-        raise ConnectionError(
-            f"The hub at {address} refuses {Path(folder, CERTIFICATE)}. Copy this "
-            "client's folder from that hub again, and compare both clocks. Received: "
-            f"{error.reason}"
-        ) from None
+        reason = error.reason
     except OSError as error:
         raise ConnectionError(
             f"No hub answers at {address} by TLS. Start it, and compare its address "
             f"and port. Received: {error}"
         ) from None
+    if reason:
+        raise ConnectionError(
+            f"The hub at {address} refuses {Path(folder, CERTIFICATE)}. Copy this "
+            "client's folder from that hub again, and compare both clocks. Received: "
+            f"{reason}"
+        )
