@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import statistics
 import sys
@@ -25,7 +26,7 @@ from measuring import markdown, slowest, threads
 from processes import Processes, exit_on_signals
 from report import commit, processor, publish
 from virtual_cluster import PORT, rate_of
-from workloads import WORKLOADS, sizes
+from workloads import WORKLOADS
 
 from tfgradcomp.certificates import create_for_cluster
 from tfgradcomp.planning.network import bits_per_second
@@ -80,10 +81,15 @@ def measure(args: argparse.Namespace, rate: str) -> list[dict]:
             for of_workers in answers.values()
         )
         row = {"rate": rate, "tcp_mbit": got / 1e6, "workload": args.workload}
-        row |= {"elements": sum(sizes(args.workload)), "rounds": args.rounds}
+        row |= {"elements": elements(args.workload), "rounds": args.rounds}
         row |= {"variant": variant, "plain_ms": plain, "tls_ms": tls}
         rows.append({**row, "of_plain": tls / plain})
     return rows
+
+
+def elements(workload: str) -> int:
+    """Returns the number of parameters."""
+    return sum(math.prod(shape) for shape in WORKLOADS[workload]())
 
 
 def table(rows: list[dict]) -> list[str]:

@@ -211,6 +211,6 @@ def test_wrong_arguments_leave_no_files(tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     with pytest.raises(ImportError, match=r"pip install 'tfgradcomp\[federated\]'"):
         create_for_cluster(tmp_path / "tls")

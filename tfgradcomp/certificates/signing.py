@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import inspect
 import ipaddress
 from collections.abc import Iterable
@@ -26,23 +27,21 @@ def cryptography() -> Any:
     Raises:
         ImportError: If it is not installed.
     """
+    load = importlib.import_module
+    primitives = "cryptography.hazmat.primitives"
     try:
-        from cryptography import x509
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
+        return SimpleNamespace(
+            x509=load("cryptography.x509"),
+            InvalidSignature=load("cryptography.exceptions").InvalidSignature,
+            sha256=load(f"{primitives}.hashes").SHA256(),
+            keys=load(f"{primitives}.serialization"),
+            ec=load(f"{primitives}.asymmetric.ec"),
+        )
     except ImportError:
         raise ImportError(
             "Certificates need the package cryptography, which is not installed. Run: "
             "pip install 'tfgradcomp[federated]'"
         ) from None
-    return SimpleNamespace(
-        x509=x509,
-        InvalidSignature=InvalidSignature,
-        sha256=hashes.SHA256(),
-        keys=serialization,
-        ec=ec,
-    )
 
 
 def new_authority(name: str) -> tuple[Any, Any]:

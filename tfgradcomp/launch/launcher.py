@@ -135,8 +135,8 @@ def _run_with_restarts(
     """
     # Held until the launcher ends, so that each restart gets ports never used before.
     locks: list[socket.socket] = []
+    addresses = addresses or options.cluster or []
     if options.cluster:
-        addresses = addresses or options.cluster
         rendezvous = LauncherRendezvous(
             options.cluster, options.index, signals, addresses[0]
         )

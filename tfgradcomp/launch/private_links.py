@@ -170,11 +170,12 @@ class _Proxy:
 
     def __init__(self, stunnel: str, settings: str, listeners: int):
         self._link, end = socket.socketpair()
-        arguments = (str(os.getpid()), str(listeners), stunnel, settings)
+        bootstrap = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP]
+        arguments = [str(os.getpid()), str(listeners), stunnel, settings]
         with end:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, *arguments],
-                stdin=end,
+                [*bootstrap, *arguments],
+                stdin=end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
