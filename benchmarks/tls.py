@@ -16,7 +16,6 @@ import datetime
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -119,12 +118,10 @@ def main() -> None:
         rows = [row for rate in args.rates for row in measure(args, rate)]
     except RuntimeError as error:
         sys.exit(f"tls.py: {error}")
-    worst = statistics.median(row["of_plain"] for row in rows)
     head = (
         f"{processor()}; {args.workload}, {rows[0]['elements']} elements; {WORKERS} "
         f"workers, threads each: {threads(None, WORKERS)}; {args.rounds} rounds; "
-        f"{datetime.date.today()}, commit {commit()}. Median of the column: "
-        f"{worst:.2f}."
+        f"{datetime.date.today()}, commit {commit()}."
     )
     publish(args.output, "tls", COLUMNS, rows, [head, "", *table(rows)])
 
