@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 # From the top: a layer imports only from those below it.
 LAYERS = (
+    ("federated", "training in rounds over the internet"),
     ("launch · callbacks · checkpoint · planning · testing", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
     ("optimizers", "the Keras face, wrappers, local steps"),
@@ -25,7 +26,7 @@ LAYERS = (
     ("compressors", "the worker's half of a method"),
     ("ops", "packing, voting, rounding: native and reference"),
     ("compat", "adapters: private names of Keras and TensorFlow"),
-    ("core", "fields, layouts, contexts, components"),
+    ("core · certificates", "fields, layouts, components; files for TLS"),
 )
 
 

@@ -30,6 +30,9 @@ pytestmark = pytest.mark.timeout(120)
         ("--workers 2 --grace nan SCRIPT", "--grace is nan"),
         ("--workers 2 --network none SCRIPT", "'none'"),
         ("--cluster a:1 --index 0 --network private SCRIPT", "goes with --workers"),
+        ("--workers 2 --tls x SCRIPT", "--tls goes with --cluster"),
+        ("--cluster a:1 --index 0 --tls x --network host SCRIPT", "leave out --netw"),
+        ("--tls x SCRIPT", "give --cluster, or set TF_CONFIG"),
     ],
 )
 def test_bad_input_is_an_error(script, args, message):

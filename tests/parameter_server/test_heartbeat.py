@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +39,23 @@ def running_task(address="127.0.0.1:0"):
     server.stop(None).wait()
 
 
+@contextlib.contextmanager
+def proxy_without_task():
+    """The address of a proxy that accepts connections and closes them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close_all():
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=close_all)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
 def address_of_nobody():
     with stopped_task() as address:
         return address
@@ -65,6 +83,12 @@ def test_presence_distinguishes_stopped_and_lost_tasks():
             assert cluster.presences([SECOND]) == {SECOND: Presence.ANSWERS}
     with pytest.raises(ConnectionError, match="Parameter servers are gone.*ps/task:0"):
         Cluster({SERVER: addresses[SECOND]}).check_servers()
+
+
+def test_a_task_behind_a_proxy_that_closes_is_gone():
+    with proxy_without_task() as address:
+        cluster = Cluster({FIRST: address})
+        assert cluster.presences([FIRST]) == {FIRST: Presence.GONE}
 
 
 def test_a_stopped_worker_is_named_and_disconnected(caplog):

@@ -29,6 +29,7 @@ from tfgradcomp.collectives.call_sites import SITES, Calls
 from tfgradcomp.core.logging import logger
 
 WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
+WATCH_PORT = "TFGRADCOMP_WATCH_PORT"
 EXIT_CODE = 75
 """Exit code of a process that has waited too long: EX_TEMPFAIL, a temporary failure."""
 _ANSWER_SECONDS = 2.0
@@ -99,7 +100,7 @@ class StallWatchdog(threading.Thread):
     def listen(self, host: str) -> int:
         """Starts to answer processes that connect to `host`; returns the port."""
         try:
-            listener = socket.create_server((host, 0))
+            listener = socket.create_server((host, int(os.environ.get(WATCH_PORT, 0))))
         except OSError:
             # The address may exist for others only, such as a service before its pods.
             listener = socket.create_server(("", 0))

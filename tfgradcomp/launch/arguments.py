@@ -17,6 +17,8 @@ examples:
   python -m tfgradcomp.launch --workers 2 -m my_package.train --epochs 3
   python -m tfgradcomp.launch --workers 2 --ps 1 train.py   (adds a chief)
   python -m tfgradcomp.launch --cluster a:4000,b:4000 --index 0 train.py   (on host a)
+  python -m tfgradcomp.launch --init-tls tls   (then copy the folder to each host)
+  python -m tfgradcomp.launch --tls tls --cluster a:4000,b:4000 --index 0 train.py
 
 Each worker gets TF_CONFIG, TFGRADCOMP_RESTART_COUNT (0 at first) and
 PYTHONUNBUFFERED=1. Unless you set them yourself, it also gets its share of the cores
@@ -35,7 +37,10 @@ If the output cannot be written (full disk, | head), lines are lost; the run goe
 
 TensorFlow's servers listen on all interfaces of this host, without a password. With
 --network private the workers run in a network that has loopback alone: other machines
-cannot reach them, and they cannot download anything.
+cannot reach them, and they cannot download anything. With --tls FOLDER the worker of
+this host runs in such a network, too, and reaches the other hosts by mutual TLS alone,
+through the program stunnel. If TF_CONFIG is set, --tls runs its task, such as a
+parameter server's.
 
 exit code: 0 if all workers ended with 0, else the code of the worker that failed first;
 with --ps the code of the chief (128 + signal if a signal ended it). After a signal to
@@ -50,6 +55,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if sys.platform != "linux":
         parser.error(f"needs Linux, not {sys.platform}: set TF_CONFIG for each worker")
+    if options.init_tls:
+        return options
     options.command = _command(parser, options)
     for problem in _problems(options):
         parser.error(problem)
@@ -61,6 +68,7 @@ def _parser():
         prog="python -m tfgradcomp.launch",
         usage="%(prog)s (--workers N [--ps P] | --cluster HOST:PORT,... --index I)\n"
         "         [--max-restarts K] [--grace SECONDS] [--network private|host]\n"
+        "         [--tls FOLDER]\n"
         "         (SCRIPT | -m MODULE) [ARGS ...]",
         description="Start the workers of one training run, show their output as "
         "`[index] line`,\nand end all of them when one fails.",
@@ -82,6 +90,10 @@ def _parser():
     add("--max-restarts", type=int, default=0, metavar="K", help=restarts)
     grace = "time between the signal to end and SIGKILL (default 5)"
     add("--grace", type=float, default=5.0, metavar="SECONDS", help=grace)
+    tls = "connect the hosts by mutual TLS, with the certificate in FOLDER"
+    add("--tls", metavar="FOLDER", help=tls)
+    init = "make that certificate in a new FOLDER, to be copied to each host"
+    add("--init-tls", metavar="FOLDER", help=init)
     network = "hide the workers from other machines, or not (default, with a warning)"
     add("--network", choices=NETWORKS, help=network)
     add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module")
@@ -114,6 +126,7 @@ def _problems(options):
         yield "--ps goes with --workers: on several hosts set TF_CONFIG"
     if options.network == "private" and options.cluster:
         yield "--network private goes with --workers: hosts must reach others"
+    yield from _problems_of_tls(options)
     if not (options.workers or options.cluster or described_cluster(os.environ)):
         yield "no workers given: say how many with --workers N, or --cluster"
     if options.workers and options.cluster:
@@ -126,6 +139,20 @@ def _problems(options):
             f"--index is {options.index}, but --cluster has {count} workers: "
             f"give 0 to {count - 1}"
         )
+
+
+def _problems_of_tls(options):
+    if not options.tls:
+        return
+    if options.workers:
+        yield "--tls goes with --cluster: on one machine use --network private"
+    if options.network:
+        yield "--tls hides the worker already: leave out --network"
+    has_config = bool(os.environ.get("TF_CONFIG"))
+    if has_config and (options.cluster or options.max_restarts):
+        yield "TF_CONFIG is set: leave out --cluster, --index and --max-restarts"
+    if not has_config and not options.cluster:
+        yield "--tls needs the addresses of all hosts: give --cluster, or set TF_CONFIG"
 
 
 def _addresses(text):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import socket
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from tfgradcomp.certificates import DAYS, create_for_cluster
 from tfgradcomp.launch.arguments import parse
 from tfgradcomp.launch.chief_group import CHIEF, ChiefGroup
 from tfgradcomp.launch.environment import described_cluster, worker_env
 from tfgradcomp.launch.network import enter_private_network, reachable_interfaces
 from tfgradcomp.launch.output import say
 from tfgradcomp.launch.ports import local_address, reserve_ports
+from tfgradcomp.launch.private_links import private_links
 from tfgradcomp.launch.rendezvous import LauncherRendezvous
 from tfgradcomp.launch.signals import signal_socket
 from tfgradcomp.launch.worker_group import WorkerGroup
@@ -22,6 +26,11 @@ from tfgradcomp.launch.worker_group import WorkerGroup
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` and returns the exit code."""
     options = parse(argv)
+    if options.init_tls:
+        return _make_certificate(options.init_tls)
+    if options.tls:
+        with signal_socket() as signals:
+            return _run_with_tls(options, signals)
     if description := described_cluster(os.environ):
         _run_alone(options, description)
     if options.workers and (problem := _choose_network(options.network)):
@@ -64,16 +73,77 @@ def _choose_network(network: str | None) -> str | None:
     return None
 
 
-def _run_with_restarts(options: argparse.Namespace, signals: socket.socket) -> int:
-    """Runs the workers; restarts all of them after a failure, as often as allowed."""
+def _make_certificate(folder: str) -> int:
+    try:
+        create_for_cluster(folder)
+    except (ImportError, OSError, ValueError) as error:
+        say(str(error))
+        return 2
+    say(
+        f"made the certificate of a cluster in {folder}, for {DAYS} days. Copy the "
+        "folder to each host by a safe way: whoever has it can join the cluster"
+    )
+    return 0
+
+
+def _run_with_tls(options: argparse.Namespace, signals: socket.socket) -> int:
+    """Runs the task of this host, connected to the others by mutual TLS alone."""
+    with contextlib.ExitStack() as stack:
+        try:
+            config = _described_task(options)
+            task = config["task"]
+            cluster, env = stack.enter_context(
+                private_links(
+                    options.tls, config["cluster"], (task["type"], task["index"])
+                )
+            )
+        except (ImportError, OSError, ValueError) as error:
+            say(str(error))
+            return 2
+        os.environ.update(env)
+        if options.cluster:
+            return _run_with_restarts(options, signals, cluster["worker"])
+        described = {"TF_CONFIG": json.dumps({**config, "cluster": cluster})}
+        group = WorkerGroup(options.command, options.grace, signals)
+        return group.run({f"{task['type']} {task['index']}": os.environ | described})
+
+
+def _described_task(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the cluster and this host's task, of the command line or TF_CONFIG."""
+    if options.cluster:
+        task = {"type": "worker", "index": options.index}
+        return {"cluster": {"worker": options.cluster}, "task": task}
+    text = os.environ["TF_CONFIG"]
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        config = json.loads(text)
+        if {"type", "index"} <= {*config["task"]} and config["cluster"]:
+            return config
+    raise ValueError(
+        "TF_CONFIG must be JSON with the addresses of a cluster and a task with type "
+        f"and index. Received: TF_CONFIG={text!r}"
+    )
+
+
+def _run_with_restarts(
+    options: argparse.Namespace,
+    signals: socket.socket,
+    addresses: list[str] | None = None,
+) -> int:
+    """Runs the workers; restarts all of them after a failure, as often as allowed.
+
+    `addresses` replaces those of `--cluster` where this host reaches them by others.
+    """
     # Held until the launcher ends, so that each restart gets ports never used before.
     locks: list[socket.socket] = []
+    addresses = addresses or options.cluster or []
     if options.cluster:
-        rendezvous = LauncherRendezvous(options.cluster, options.index, signals)
+        rendezvous = LauncherRendezvous(
+            options.cluster, options.index, signals, addresses[0]
+        )
     attempt = 0
     while True:
         if options.cluster:
-            cluster, indices = options.cluster, [options.index]
+            cluster, indices = addresses, [options.index]
             attempt = rendezvous.agree(attempt)
         else:
             fresh = reserve_ports(options.workers)

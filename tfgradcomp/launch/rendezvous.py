@@ -32,11 +32,18 @@ class LauncherRendezvous:
         cluster: The address of each worker, `"HOST:PORT"`.
         index: Index of this launcher's worker.
         signals: Socket with the numbers of signals that the launcher receives.
+        leader: Address by which this host reaches worker 0, if it is another one.
     """
 
-    def __init__(self, cluster: Sequence[str], index: int, signals: socket.socket):
+    def __init__(
+        self,
+        cluster: Sequence[str],
+        index: int,
+        signals: socket.socket,
+        leader: str | None = None,
+    ):
         self._cluster, self._index, self._signals = cluster, index, signals
-        host, _, port = cluster[0].rpartition(":")
+        host, _, port = (leader or cluster[0]).rpartition(":")
         self._leader = host.strip("[]"), int(port)
         self._missing = {0} if index else set(range(1, len(cluster)))
         self._began = self._last_notice = 0.0

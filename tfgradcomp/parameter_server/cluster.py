@@ -83,12 +83,15 @@ class Cluster:
             return Presence.ANSWERS
         # The kernel accepts connections for a stopped process.
         host, _, port = self.addresses[device].rpartition(":")
+        is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
         try:
             address = host.strip("[]"), int(port)
-            socket.create_connection(address, _PROBE_SECONDS).close()
+            with socket.create_connection(address, _PROBE_SECONDS) as link:
+                if is_unavailable and _is_closed(link):
+                    return Presence.GONE
         except OSError:
             return Presence.GONE
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if is_unavailable:
             # gRPC does not notice a restarted task before a new connection.
             ask = self._status[device]
             call = ask.future(b"", timeout=seconds, wait_for_ready=True)
@@ -201,3 +204,14 @@ def _serve(resolver):
         config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads),
     )
     server.join()
+
+
+def _is_closed(link: socket.socket) -> bool:
+    """Returns whether a connection ends at once, as that of a proxy without its task.
+
+    A server of gRPC writes first.
+    """
+    try:
+        return not link.recv(1)
+    except TimeoutError:
+        return False
