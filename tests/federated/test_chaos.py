@@ -1,0 +1,44 @@
+"""Nothing is counted twice and nothing is lost, whatever breaks."""
+
+import numpy as np
+import pytest
+
+from tests.federated.harness import SIZE, World
+from tfgradcomp import methods
+from tfgradcomp.compressors import ErrorFeedback, Identity, TopK
+from tfgradcomp.federated.anchor import OuterStep
+from tfgradcomp.servers import Mean
+
+NAMES = ["berlin", "lima", "oslo", "pune"]
+
+
+def balance(world):
+    """The greatest difference in the books, over the norm of what has moved."""
+    worst = 0.0
+    for client in world.clients.values():
+        counted = sum(world.counted[client.name].values(), np.zeros(SIZE))
+        client.save()
+        rest = client.moved - counted - client.kept() - client.forgotten
+        worst = max(worst, np.linalg.norm(rest) / np.linalg.norm(client.moved))
+    _, arrays = world.hub.state()
+    residual = arrays.get("server.residual", np.zeros(SIZE))
+    rest = world.means - world.updates - residual
+    return max(worst, np.linalg.norm(rest) / np.linalg.norm(world.means))
+
+
+def digests(world):
+    clients = [client.logic.anchor.digest for client in world.clients.values()]
+    return {world.hub.anchor.digest, *clients}
+
+
+@pytest.mark.parametrize("by_examples", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_books_balance_after_300_rounds_of_chaos(seed, by_examples):
+    method = methods.dist_ef_block_sgd()
+    world = World(method, NAMES, seed, chaos=0.05, by_examples=by_examples)
+    world.run()
+    assert world.hub.anchor.round == 300
+    assert balance(world) <= 1e-6
+    assert len(digests(world)) == 1
+    moved = world.first.weights - world.hub.anchor.weights
+    np.testing.assert_allclose(moved, world.updates, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,1 @@
+"""Training in rounds over the internet."""
