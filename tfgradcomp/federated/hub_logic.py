@@ -396,17 +396,14 @@ class HubLogic:
                 "The number of examples must be positive and finite. Received: "
                 f"examples={push.examples} from {name!r}"
             )
-        norm = float(np.linalg.norm(self._bound.decode(push.payload).astype(float)))
-        self._queue[name] = Waiting(
-            name,
-            push.life,
-            push.sequence,
-            push.examples,
-            push.payload,
-            statistics,
-            norm,
-        )
         self._behind.discard(name)
+        waiting = Waiting(name, *push, norm=0.0)._replace(statistics=statistics)
+        try:
+            vector = self._bound.decode(push.payload)
+        except MessageError as error:
+            return self._drop(waiting, str(error)) + self.tick(now)
+        norm = float(np.linalg.norm(vector.astype(np.float64)))
+        self._queue[name] = waiting._replace(norm=norm)
         return self.tick(now)
 
     # A round closes.
@@ -417,8 +414,7 @@ class HubLogic:
         limit = self.rules.norm_limit * numbers.median(norms)
         if len(norms) < 3 or not limit:
             return []
-        outgoing = []
-        connections = {name: c for c, name in self._names.items()}
+        outgoing: Outgoing = []
         for name, waiting in [*self._queue.items()]:
             if waiting.norm <= limit:
                 continue
@@ -427,15 +423,19 @@ class HubLogic:
                 f"{self.rules.norm_limit:g} times the median, "
                 f"{limit / self.rules.norm_limit:.3g}"
             )
-            logger.warning(
-                "%s is left out of round %d: %s", name, self.anchor.round + 1, reason
-            )
-            self._left_out.append(name)
-            self._settle(self._queue.pop(name))
-            if name in connections:
-                message = codec.LeftOut(waiting.sequence, reason)
-                outgoing.append((connections[name], message))
+            outgoing += self._drop(self._queue.pop(name), reason)
         return outgoing
+
+    def _drop(self, waiting, reason):
+        """Settles a payload without counting it, and tells its client."""
+        name = waiting.name
+        logger.warning(
+            "%s is left out of round %d: %s", name, self.anchor.round + 1, reason
+        )
+        self._left_out.append(name)
+        self._settle(waiting)
+        message = codec.LeftOut(waiting.sequence, reason)
+        return [(c, message) for c, n in self._names.items() if n == name]
 
     def _settle(self, waiting):
         self._members[waiting.name].settled = waiting.sequence
