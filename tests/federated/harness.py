@@ -38,13 +38,16 @@ class Client:
     Attributes:
         disk: The bytes of its folder, or None.
         moved: The sum of all differences that it has compressed and saved.
-        forgotten: What it lost with its folder: residuals, payloads under way.
+        forgotten: The residuals that it lost with its folders.
+        under_way: The payloads that it has sent and did not know to be settled, when
+            its folder was lost or the training ended.
     """
 
     def __init__(self, world, name):
         self.world, self.name, self.disk = world, name, None
         self.moved = np.zeros(SIZE)
         self.forgotten = np.zeros(SIZE)
+        self.under_way = set()
         self.sent = {}
         self.connection, self.logic = None, None
         self.ready_at = 0.0
@@ -96,21 +99,29 @@ class Client:
 
     def kill(self, lose_folder=False):
         if lose_folder and self.disk is not None:
-            self.forgotten += self.kept()
-            self.disk = None
+            self.forget()
         self.world.cut(self.connection)
         self.connection = None
         self.start()
 
-    def kept(self):
-        """Residual and payload under way, as the folder has them."""
+    def forget(self):
         values, arrays = pickle.loads(self.disk)
-        kept = arrays.get("worker.residual", np.zeros(SIZE)).astype(float)
+        self.forgotten += arrays.get("worker.residual", np.zeros(SIZE))
         if values["pending"] is not None:
-            key = values["pending"]["life"], values["sequence"]
-            if key not in self.world.counted[self.name]:
-                kept = kept + self.sent[key]
-        return kept
+            self.under_way.add((values["pending"]["life"], values["sequence"]))
+        self.disk = None
+
+    def imbalance(self):
+        """What it has moved, and nobody has counted or kept, over what it has moved.
+
+        The folder is read, and lost, at the end.
+        """
+        self.save()
+        self.forget()
+        counted = self.world.counted[self.name]
+        kept = [self.sent[key] for key in self.under_way - counted.keys()]
+        rest = self.moved - self.forgotten - sum([*counted.values(), *kept])
+        return np.linalg.norm(rest) / np.linalg.norm(self.moved)
 
 
 class World:

@@ -214,12 +214,12 @@ class ClientLogic:
         Raises:
             MessageError: If the message makes no sense.
             RefusedError: If the hub refuses this client for good.
-            ConnectionError: If the hub ends the connection.
+            ConnectionAbortedError: If the hub ends the connection.
         """
         if isinstance(message, codec.Welcome):
             return self._welcome(message)
         if isinstance(message, codec.Refused):
-            kind = RefusedError if message.final else ConnectionError
+            kind = RefusedError if message.final else ConnectionAbortedError
             raise kind(f"The hub has refused {self.name!r}: {message.reason}")
         if isinstance(message, codec.Snapshot):
             return self._take_snapshot(message)
