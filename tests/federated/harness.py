@@ -17,7 +17,8 @@ from tfgradcomp.federated.description import (
     describe_method,
     read_method,
 )
-from tfgradcomp.federated.hub_logic import HubLogic, Rules
+from tfgradcomp.federated.hub_logic import HubLogic
+from tfgradcomp.federated.rounds import Rules
 
 SHAPES = [(6, 5), (5,)]
 SIZE, STATISTICS = 35, 2
@@ -89,7 +90,9 @@ class Client:
             return
         delta = world.rng.normal(size=SIZE).astype(np.float32)
         statistics = world.rng.normal(size=STATISTICS).astype(np.float32)
-        messages = self.logic.push(delta, statistics, world.examples[self.name], world.now)
+        messages = self.logic.push(
+            delta, statistics, world.examples[self.name], world.now
+        )
         self.save()
         self.moved += delta
         push = messages[0]
@@ -179,7 +182,7 @@ class World:
 
     def save_hub(self):
         if self.hub.unsaved:
-            self.hub_disk = pickle.dumps(self.hub.state())
+            self.hub_disk = pickle.dumps(self.hub.kept.to_files())
             self.hub.unsaved = False
 
     def kill_hub(self):
@@ -219,7 +222,7 @@ class World:
             vectors.append(self.counted[name][key])
             weights.append(self.examples[name] if self.by_examples else 1.0)
         self.means += np.average(vectors, axis=0, weights=weights)
-        reply = self.hub._replies[-1]
+        reply = self.hub.kept.replies[-1]
         assert reply.round == self.hub.anchor.round
         self.updates += self.bound.decode_reply(reply.payload, reply.num_workers)
 

@@ -12,7 +12,7 @@ _ORIGINS = {
     "Hub": "tfgradcomp.federated.hub",
     "OuterStep": "tfgradcomp.federated.anchor",
     "RefusedError": "tfgradcomp.federated.client_logic",
-    "Round": "tfgradcomp.federated.hub_logic",
+    "Round": "tfgradcomp.federated.rounds",
 }
 
 __all__ = [*_ORIGINS]

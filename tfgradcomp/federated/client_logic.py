@@ -136,7 +136,9 @@ class ClientLogic:
         self.anchor = Anchor(values["round"], *(arrays[name] for name in names))
         self._sequence = values["sequence"]
         if values["pending"] is not None:
-            parts = {n: arrays[f"pending.{n}"].tobytes() for n in ("payload", "statistics")}
+            parts = {
+                n: arrays[f"pending.{n}"].tobytes() for n in ("payload", "statistics")
+            }
             self._pending = codec.Push(
                 sequence=self._sequence, **values["pending"], **parts
             )
@@ -260,7 +262,9 @@ class ClientLogic:
                 message.outer_rate, message.outer_momentum, bool(message.nesterov)
             )
         except (TypeError, ValueError) as error:
-            raise RefusedError(f"This client cannot join the training: {error}") from error
+            raise RefusedError(
+                f"This client cannot join the training: {error}"
+            ) from error
         if self.joined is None or self.anchor is None:
             self._state = bound.client_state()
         self._bound, self.joined = bound, joined

@@ -9,7 +9,6 @@ import os
 import sys
 from typing import Any
 
-
 _MODEL = "module:function that returns a new compiled Keras model"
 
 

@@ -17,7 +17,8 @@ from tfgradcomp.federated import wire
 from tfgradcomp.federated.anchor import Anchor, OuterStep
 from tfgradcomp.federated.bound_method import BoundMethod
 from tfgradcomp.federated.description import Description, describe_method
-from tfgradcomp.federated.hub_logic import HubLogic, Round, Rules
+from tfgradcomp.federated.hub_logic import HubLogic
+from tfgradcomp.federated.rounds import Round, Rules
 from tfgradcomp.federated.service import Service, Traffic
 from tfgradcomp.federated.store import Store
 from tfgradcomp.federated.training_model import TrainingModel
@@ -221,7 +222,7 @@ class Hub:
             logic.unsaved = False
         logger.info(
             "Hub of training %s at %s, after round %d/%d",
-            *(logic.training, self.address, self.round, rounds),
+            *(logic.kept.training, self.address, self.round, rounds),
         )
         with self._running():
             seen = self.round
@@ -266,7 +267,7 @@ class Hub:
 
     def _save(self):
         if self._store:
-            self._store.save(*self._logic.state())
+            self._store.save(*self._logic.kept.to_files())
 
 
 def _until(due: float | None) -> float:

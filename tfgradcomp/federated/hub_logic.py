@@ -1,105 +1,29 @@
 """The hub's bookkeeping: a state machine without network, clock or files.
 
 A message goes in with the time, messages come out. Before these are sent, the caller
-saves the state if `unsaved` is true. So whatever a client has heard, the hub knows
+saves `kept` if `unsaved` is true. So whatever a client has heard, the hub knows
 after a restart, and whatever it forgets, the clients send again.
 """
 
 from __future__ import annotations
 
-import collections
 import math
-import secrets
-import statistics as numbers
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec
 from tfgradcomp.federated.anchor import Anchor, OuterStep
-from tfgradcomp.federated.bound_method import BoundMethod, arrays_of
+from tfgradcomp.federated.bound_method import BoundMethod
 from tfgradcomp.federated.codec import MessageError
 from tfgradcomp.federated.description import Description, first_difference
-
-NORMS_KEPT = 64
-"""Number of accepted norms whose median judges further payloads."""
+from tfgradcomp.federated.hub_state import HubState, Member
+from tfgradcomp.federated.rounds import Round, Rules, Waiting, too_long, weighted_mean
 
 Outgoing = list[tuple[Any, codec.Message]]
 """Connections, and the messages that they get, in order."""
-
-
-class Rules(NamedTuple):
-    """Rules of a training.
-
-    Attributes:
-        rounds: Number of rounds of the whole training.
-        deadline: Seconds after which a round closes without those who have not come.
-        quorum: Least number of payloads that close a round.
-        replies_kept: Greatest number of replies that are kept for clients who missed
-            them.
-        norm_limit: A payload whose norm is more than so many times the median is left
-            out.
-        most_clients: Greatest number of clients that may ever join.
-    """
-
-    rounds: int
-    deadline: float
-    quorum: int = 1
-    replies_kept: int = 32
-    norm_limit: float = 10.0
-    most_clients: int = 1000
-
-
-@dataclass
-class Member:
-    """A client that has joined at some time.
-
-    Attributes:
-        number: Its place in sums.
-        life: Number of its folder; a client that has lost its folder gets another.
-        settled: Sequence number of its last payload that was counted or left out.
-    """
-
-    number: int
-    life: int = 0
-    settled: int = 0
-
-
-class Waiting(NamedTuple):
-    """A payload that has come and is in no round yet."""
-
-    name: str
-    life: int
-    sequence: int
-    examples: float
-    payload: bytes
-    statistics: np.ndarray
-    norm: float
-
-
-class Round(NamedTuple):
-    """A closed round.
-
-    Attributes:
-        round: Its number, from 1.
-        counted: Names of the clients whose payloads it counted, in order.
-        carried: Names of the clients that were awaited and did not come in time.
-        left_out: Names of the clients whose payloads were left out.
-        seconds: Seconds since the round before.
-        payload_bytes: Bytes of the longest payload.
-        reply_bytes: Bytes of the reply.
-    """
-
-    round: int
-    counted: tuple[str, ...]
-    carried: tuple[str, ...]
-    left_out: tuple[str, ...]
-    seconds: float
-    payload_bytes: int
-    reply_bytes: int
 
 
 class HubLogic:
@@ -112,7 +36,7 @@ class HubLogic:
         outer: The outer step.
         rules: The rules of the training.
         seed: Seed of random numbers.
-        saved: The result of `state`, to go on from there.
+        saved: The result of `HubState.to_files`, to go on from there.
     """
 
     def __init__(
@@ -125,16 +49,9 @@ class HubLogic:
         seed: int = 0,
         saved: tuple[Mapping, Mapping[str, np.ndarray]] | None = None,
     ):
-        self.rules, self.outer, self._seed = rules, outer, seed
-        self._bound, self._description = bound, description
-        self.training = secrets.token_hex(8)
-        self.anchor, self._server_state = anchor, bound.server_state()
-        self._members: dict[str, Member] = {}
-        self._replies: collections.deque[codec.Reply] = collections.deque()
-        self._norms: collections.deque[float] = collections.deque(maxlen=NORMS_KEPT)
+        self.rules, self._bound = rules, bound
+        self.kept = HubState(bound, description, anchor, outer, seed, saved)
         self.history: list[Round] = []
-        if saved is not None:
-            self._restore(*saved)
         self.unsaved = saved is None
         # Lost at a restart.
         self._names: dict[Any, str] = {}
@@ -163,42 +80,10 @@ class HubLogic:
         """Time of the deadline of the open round; None while nobody is there."""
         return None if self._opened is None else self._opened + self.rules.deadline
 
-    def state(self) -> tuple[dict, dict[str, np.ndarray]]:
-        """Returns what a restart needs: small values, and arrays by their names."""
-        arrays = {f"server.{k}": v for k, v in arrays_of(self._server_state).items()}
-        for name in ("weights", "velocity", "statistics"):
-            arrays[name] = getattr(self.anchor, name)
-        for reply in self._replies:
-            arrays[f"reply.{reply.round}.payload"] = _array(reply.payload)
-            arrays[f"reply.{reply.round}.statistics"] = _array(reply.statistics)
-        empty = {"payload": b"", "statistics": b""}
-        values = {
-            "training": self.training,
-            "description": self._description._asdict(),
-            "outer": asdict(self.outer),
-            "seed": self._seed,
-            "round": self.anchor.round,
-            "digest": self.anchor.digest,
-            "members": {name: asdict(m) for name, m in self._members.items()},
-            "replies": [{**r._asdict(), **empty} for r in self._replies],
-            "norms": list(self._norms),
-        }
-        return values, arrays
-
-    def _restore(self, values, arrays):
-        _check_same_training(values, self._description, asdict(self.outer), self._seed)
-        self.training = values["training"]
-        names = "weights", "velocity", "statistics"
-        self.anchor = Anchor(values["round"], *(arrays[name] for name in names))
-        begin = "server."
-        kept = {k[len(begin) :]: v for k, v in arrays.items() if k.startswith(begin)}
-        self._server_state = self._bound.server_state(kept)
-        self._members = {n: Member(**m) for n, m in values["members"].items()}
-        self._norms.extend(values["norms"])
-        for fields in values["replies"]:
-            of = f"reply.{fields['round']}"
-            parts = {n: arrays[f"{of}.{n}"].tobytes() for n in ("payload", "statistics")}
-            self._replies.append(codec.Reply(**{**fields, **parts}))
+    @property
+    def anchor(self) -> Anchor:
+        """The anchor after the last round."""
+        return self.kept.anchor
 
     # What happens.
 
@@ -285,14 +170,14 @@ class HubLogic:
             self._opened = now
         self._names[connection] = hello.name
         self._hellos[connection] = hello.token
-        missed = self._missed(hello)
+        missed = self.kept.missed(hello)
         welcome = codec.Welcome(
-            training=self.training,
-            method=self._description.method,
-            outer_rate=self.outer.learning_rate,
-            outer_momentum=self.outer.momentum,
-            nesterov=int(self.outer.nesterov),
-            seed=self._seed,
+            training=self.kept.training,
+            method=self.kept.description.method,
+            outer_rate=self.kept.outer.learning_rate,
+            outer_momentum=self.kept.outer.momentum,
+            nesterov=int(self.kept.outer.nesterov),
+            seed=self.kept.seed,
             number=member.number,
             life=member.life,
             round=self.anchor.round,
@@ -316,29 +201,29 @@ class HubLogic:
     def _reason_against(self, hello):
         if not 0 < len(hello.name) <= 200:
             return "a client's name has 1 to 200 characters"
-        difference = first_difference(self._description, hello)
+        difference = first_difference(self.kept.description, hello)
         if difference:
             return difference
-        if hello.training not in ("", self.training):
+        if hello.training not in ("", self.kept.training):
             return (
                 "its folder belongs to another training; give it a new folder. The "
-                f"hub's training is {self.training}, the folder's {hello.training}"
+                f"hub's training is {self.kept.training}, the folder's {hello.training}"
             )
-        member = self._members.get(hello.name)
+        member = self.kept.members.get(hello.name)
         if member and hello.training and hello.life < member.life:
             return (
                 f"{hello.name!r} has joined from another folder since. Each client "
                 "needs a name of its own"
             )
-        if not member and len(self._members) >= self.rules.most_clients:
+        if not member and len(self.kept.members) >= self.rules.most_clients:
             return f"{self.rules.most_clients} clients have joined, the greatest number"
         return ""
 
     def _member_of(self, connection, hello):
         """Returns the client's entry, with a new life if its folder is new."""
-        member = self._members.get(hello.name)
+        member = self.kept.members.get(hello.name)
         if member is None:
-            member = self._members[hello.name] = Member(len(self._members))
+            member = self.kept.members[hello.name] = Member(len(self.kept.members))
         if hello.training:
             # Greater than known only if the hub was set back.
             member.life = max(member.life, hello.life)
@@ -348,17 +233,6 @@ class HubLogic:
             self._queue.pop(hello.name, None)
             self.unsaved = True
         return member
-
-    def _missed(self, hello):
-        """Returns the replies that a client has missed; None if it needs the anchor."""
-        digests = {reply.round: reply.digest for reply in self._replies}
-        digests[self.anchor.round] = self.anchor.digest
-        if hello.training and digests.get(hello.round) == hello.digest:
-            return [reply for reply in self._replies if reply.round > hello.round]
-        first = self._replies[0].round - 1 if self._replies else None
-        if hello.training and hello.round == first:
-            return [*self._replies]
-        return None
 
     def _snapshot(self, token):
         weights, velocity, statistics = (part.tobytes() for part in self.anchor[1:])
@@ -370,10 +244,10 @@ class HubLogic:
 
     def _received(self, name):
         waiting = self._queue.get(name)
-        return waiting.sequence if waiting else self._members[name].settled
+        return waiting.sequence if waiting else self.kept.members[name].settled
 
     def _push(self, name, push, now):
-        member = self._members[name]
+        member = self.kept.members[name]
         waiting = self._queue.get(name)
         is_known = push.sequence <= self._received(name)
         if push.life != member.life or is_known or self.is_finished:
@@ -410,20 +284,10 @@ class HubLogic:
 
     def _leave_out(self):
         """Drops payloads that are much longer than the others."""
-        norms = [*self._norms, *(w.norm for w in self._queue.values())]
-        limit = self.rules.norm_limit * numbers.median(norms)
-        if len(norms) < 3 or not limit:
-            return []
         outgoing: Outgoing = []
-        for name, waiting in [*self._queue.items()]:
-            if waiting.norm <= limit:
-                continue
-            reason = (
-                f"the norm of its payload, {waiting.norm:.3g}, is more than "
-                f"{self.rules.norm_limit:g} times the median, "
-                f"{limit / self.rules.norm_limit:.3g}"
-            )
-            outgoing += self._drop(self._queue.pop(name), reason)
+        limit = self.rules.norm_limit
+        for waiting, reason in too_long(self._queue.values(), self.kept.norms, limit):
+            outgoing += self._drop(self._queue.pop(waiting.name), reason)
         return outgoing
 
     def _drop(self, waiting, reason):
@@ -438,27 +302,27 @@ class HubLogic:
         return [(c, message) for c, n in self._names.items() if n == name]
 
     def _settle(self, waiting):
-        self._members[waiting.name].settled = waiting.sequence
+        self.kept.members[waiting.name].settled = waiting.sequence
         self.unsaved = True
 
     def _close(self, carried, now):
         counted = sorted(
-            self._queue.values(), key=lambda w: self._members[w.name].number
+            self._queue.values(), key=lambda w: self.kept.members[w.name].number
         )
         weights = [w.examples if self._bound.by_examples else 1.0 for w in counted]
         combined = self._bound.combine(
             [w.payload for w in counted],
             weights,
-            self._server_state,
+            self.kept.server_state,
             self.anchor.round,
         )
         update = self._bound.decode_reply(combined.reply, len(counted))
-        statistics = _mean([w.statistics for w in counted], weights)
-        self.anchor = self.anchor.moved(update, statistics, self.outer)
-        self._server_state = combined.state
+        statistics = weighted_mean([w.statistics for w in counted], weights)
+        self.kept.anchor = self.anchor.moved(update, statistics, self.kept.outer)
+        self.kept.server_state = combined.state
         for waiting in counted:
             self._settle(waiting)
-            self._norms.append(waiting.norm)
+            self.kept.norms.append(waiting.norm)
         reply = codec.Reply(
             self.anchor.round,
             len(counted),
@@ -467,27 +331,17 @@ class HubLogic:
             self.anchor.digest,
             settled=0,
         )
-        self._keep(reply)
+        self.kept.keep(reply, self.rules.replies_kept)
         self._note(counted, carried, now, len(combined.reply))
         self._queue.clear()
         self._behind |= {*carried}
         self._opened, self._waits_for_quorum = now, False
         return self._tell(reply)
 
-    def _keep(self, reply):
-        """Keeps a reply, as long as all of them are shorter than the anchor."""
-        self._replies.append(reply)
-        most = sum(part.nbytes for part in self.anchor[1:])
-        while len(self._replies) > 1 and (
-            len(self._replies) > self.rules.replies_kept
-            or sum(len(r.payload) + len(r.statistics) for r in self._replies) > most
-        ):
-            self._replies.popleft()
-
     def _tell(self, reply):
         outgoing: Outgoing = []
         for connection, name in self._names.items():
-            settled = self._members[name].settled
+            settled = self.kept.members[name].settled
             outgoing.append((connection, reply._replace(settled=settled)))
             if self.is_finished:
                 outgoing.append((connection, codec.Finished(self.anchor.round)))
@@ -512,23 +366,3 @@ class HubLogic:
             *(closed.round, self.rules.rounds, len(counted)),
             *(closed.payload_bytes / 1e3, reply_bytes / 1e3, closed.seconds, late),
         )
-
-
-def _mean(rows: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    total = sum(w * row.astype(np.float64) for w, row in zip(weights, rows, strict=True))
-    return np.asarray(total / sum(weights), np.float32)
-
-
-def _array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
-
-
-def _check_same_training(values, description, outer, seed):
-    mine = {"description": description._asdict(), "outer": outer, "seed": seed}
-    for name, value in mine.items():
-        if values[name] != value:
-            raise ValueError(
-                f"The hub's folder belongs to a training with another {name}. Give "
-                "this one a new folder, or the arguments of before. Received: "
-                f"{value}, before: {values[name]}"
-            )

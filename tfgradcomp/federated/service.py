@@ -88,9 +88,7 @@ class Service:
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler for a gRPC server: bytes in, bytes out."""
         stream = grpc.stream_stream_rpc_method_handler(self._exchange)
-        return grpc.method_handlers_generic_handler(
-            wire.SERVICE, {wire.METHOD: stream}
-        )
+        return grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: stream})
 
     def check(self) -> None:
         """Raises the error that has stopped the hub in another thread, if any."""

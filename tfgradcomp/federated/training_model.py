@@ -81,7 +81,9 @@ def restore_optimizer(
     Raises:
         ValueError: If the arrays are those of another optimizer.
     """
-    saved = [arrays[k] for k in (f"inner.{i}" for i in range(len(arrays))) if k in arrays]
+    saved = [
+        arrays[k] for k in (f"inner.{i}" for i in range(len(arrays))) if k in arrays
+    ]
     expected = [tuple(variable.shape) for variable in optimizer.variables]
     if [array.shape for array in saved] != expected:
         raise ValueError(
