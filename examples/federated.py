@@ -124,10 +124,11 @@ def main():
     _, (x, y) = digits()
     accuracy = model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"]
     last = hub.history[-1]
+    up, down = last.payload_bytes / 1e3, last.reply_bytes / 1e3
     print(
         f"{arguments.method}: accuracy {accuracy:.2%} after {hub.round} rounds, "
-        f"{last.payload_bytes / 1e3:.1f} kB up and {last.reply_bytes / 1e3:.1f} kB down "
-        f"a client and round, weights {hub.digest & 0xFFFFFFFF:08x}"
+        f"{up:.1f} kB up and {down:.1f} kB down a client and round, "
+        f"weights {hub.digest & 0xFFFFFFFF:08x}"
     )
 
 

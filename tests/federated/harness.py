@@ -218,7 +218,7 @@ class World:
             waiting = before.get(name) or self.arrived
             key = waiting.life, waiting.sequence
             assert key not in self.counted[name], "counted twice"
-            self.counted[name][key] = self.bound.decode(waiting.payload)
+            self.counted[name][key] = self.clients[name].sent[key]
             vectors.append(self.counted[name][key])
             weights.append(self.examples[name] if self.by_examples else 1.0)
         self.means += np.average(vectors, axis=0, weights=weights)

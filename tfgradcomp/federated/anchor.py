@@ -101,3 +101,8 @@ class Anchor(NamedTuple):
             direction = update + momentum * velocity if outer.nesterov else velocity
         weights = self.weights - rate * direction
         return Anchor(self.round + 1, weights, velocity, statistics)
+
+
+def hexadecimal(digest: int) -> str:
+    """Returns a digest as people compare it."""
+    return f"{digest % 2**64:016x}"

@@ -18,6 +18,7 @@ from typing_extensions import override
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec, wire
+from tfgradcomp.federated.anchor import hexadecimal
 from tfgradcomp.federated.bound_method import BoundMethod
 from tfgradcomp.federated.client_logic import ClientLogic, Joined
 from tfgradcomp.federated.description import (
@@ -192,9 +193,14 @@ class Client:
                 # A straggler has fewer rounds than the hub. `stop_training` ends it.
                 epochs=max(self._logic.rounds, self.round + 1),
                 callbacks=[_Rounds(self), *callbacks],
-                **kwargs,
+                # The dataset shuffles.
+                **{"shuffle": False, **kwargs},
             )
             self._show()
+            logger.info(
+                "The training has ended after round %d with the weights %s",
+                *(self.round, hexadecimal(self.digest)),
+            )
             return history
         finally:
             self._leave()

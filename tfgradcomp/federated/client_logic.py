@@ -262,9 +262,7 @@ class ClientLogic:
                 message.outer_rate, message.outer_momentum, bool(message.nesterov)
             )
         except (TypeError, ValueError) as error:
-            raise RefusedError(
-                f"This client cannot join the training: {error}"
-            ) from error
+            raise RefusedError(f"This client cannot join: {error}") from error
         if self.joined is None or self.anchor is None:
             self._state = bound.client_state()
         self._bound, self.joined = bound, joined

@@ -14,6 +14,12 @@ from tfgradcomp.core.registry import public_classes
 from tfgradcomp.methods import Method
 from tfgradcomp.servers import Server
 
+# Errors of texts that are no JSON, or JSON of another form.
+_NO_METHOD = (
+    *(TypeError, LookupError, AttributeError, RecursionError),
+    json.JSONDecodeError,
+)
+
 
 class Description(NamedTuple):
     """What a hub and its clients must agree about.
@@ -92,7 +98,7 @@ def read_method(text: str) -> Method:
     """
     try:
         method = _read(json.loads(text))
-    except (TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+    except _NO_METHOD as error:
         raise ValueError(
             "The hub's method cannot be read. Give `Client` the method as an argument. "
             f"Received: {text[:500]} ({error})"

@@ -14,7 +14,7 @@ import keras
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import wire
-from tfgradcomp.federated.anchor import Anchor, OuterStep
+from tfgradcomp.federated.anchor import Anchor, OuterStep, hexadecimal
 from tfgradcomp.federated.bound_method import BoundMethod
 from tfgradcomp.federated.description import Description, describe_method
 from tfgradcomp.federated.hub_logic import HubLogic
@@ -238,6 +238,10 @@ class Hub:
             self._say_farewell()
         service.check()
         self._show(None)
+        logger.info(
+            "The training has ended after round %d with the weights %s",
+            *(self.round, hexadecimal(self.digest)),
+        )
         return self.model
 
     def _show(self, on_round):

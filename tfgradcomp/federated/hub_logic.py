@@ -360,9 +360,3 @@ class HubLogic:
         )
         self.history.append(closed)
         self._closed, self._left_out = now, []
-        late = f"; carried to the next: {', '.join(carried)}" if carried else ""
-        logger.info(
-            "Round %d/%d: %d clients, %.1f kB up and %.1f kB down a client, %.1f s%s",
-            *(closed.round, self.rules.rounds, len(counted)),
-            *(closed.payload_bytes / 1e3, reply_bytes / 1e3, closed.seconds, late),
-        )

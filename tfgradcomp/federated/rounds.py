@@ -64,6 +64,14 @@ class Round(NamedTuple):
     payload_bytes: int
     reply_bytes: int
 
+    def __str__(self):
+        up, down = self.payload_bytes / 1e3, self.reply_bytes / 1e3
+        late = f"; carried to the next: {', '.join(self.carried)}" * bool(self.carried)
+        return (
+            f"{len(self.counted)} clients, {up:.1f} kB up and {down:.1f} kB down a "
+            f"client, {self.seconds:.1f} s{late}"
+        )
+
 
 def too_long(
     queue: Iterable[Waiting], norms: Sequence[float], limit: float

@@ -84,6 +84,7 @@ class Service:
         self._save, self._accepted = save, accepted
         self._hellos: dict[str, RateLimit] = {}
         self._error: BaseException | None = None
+        self._logged = 0
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler for a gRPC server: bytes in, bytes out."""
@@ -162,6 +163,7 @@ class Service:
             if self.logic.unsaved:
                 self._save()
                 self.logic.unsaved = False
+            self._log_rounds()
         except MessageError:
             raise
         except Exception as error:
@@ -174,6 +176,12 @@ class Service:
             if isinstance(message, codec.Refused):
                 connection.close()
         self.changed.notify_all()
+
+    def _log_rounds(self):
+        rounds = self.logic.rules.rounds
+        for closed in self.logic.history[self._logged :]:
+            logger.info("Round %d/%d: %s", closed.round, rounds, closed)
+        self._logged = len(self.logic.history)
 
     def _count(self, connection, received=0, sent=0):
         with self.changed:
