@@ -125,6 +125,7 @@ class Client:
         )
         self._examples = 1.0
         self._link: Link | None = None
+        self._failures, self._lost_since = 0, None
         self._closed_bytes = [0, 0]
 
     @property
@@ -243,45 +244,40 @@ class Client:
                 self._handle(self._link.inbox.get(timeout=1.0))
             except queue.Empty:
                 self._send(logic.tick(time.monotonic()))
+        self._failures, self._lost_since = 0, None
 
     def _handle(self, item):
         if not isinstance(item, bytes):
             return self._lose(item)
         try:
             self._send(self._logic.receive(codec.decode(item), time.monotonic()))
-        except codec.MessageError as error:
-            self._lose(error)
-        except ConnectionAbortedError as error:
+        except (codec.MessageError, ConnectionAbortedError) as error:
             self._lose(error)
 
     # The connection.
 
     def _connect(self):
-        """Connects and introduces the client; tries again until it has an answer."""
-        pause, end = _PAUSES[0], time.monotonic() + self._patience
-        while True:
-            most = 2 * self._training.weights.nbytes + self._training.statistics.nbytes
-            self._link = Link(self._address, self._credentials, most)
-            self._send(self._logic.hello(time.monotonic()))
-            try:
-                item = self._link.inbox.get(timeout=max(pause, 10.0))
-            except queue.Empty:
-                item = "no answer"
-            if isinstance(item, bytes):
-                return self._handle(item)
-            self._lose(item)
-            if time.monotonic() + pause > end:
-                raise ConnectionError(
-                    f"No hub has answered at {self._address} for {self._patience:g} s. "
-                    f"Start it, or give its address. Received: {_text(item)}"
-                )
+        """Opens a stream and introduces the client, after a pause if others broke."""
+        if self._failures:
+            pause = min(_PAUSES[0] * 2**self._failures, _PAUSES[1])
             # Clients that a hub has lost all at once do not return all at once.
             time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _PAUSES[1])
+        most = 2 * self._training.weights.nbytes + self._training.statistics.nbytes
+        self._link = Link(self._address, self._credentials, most)
+        self._send(self._logic.hello(time.monotonic()))
 
     def _lose(self, error):
+        """Closes the stream; raises ConnectionError if none has worked for long."""
         logger.info("The connection to %s has ended: %s", self._address, _text(error))
         self._close()
+        now = time.monotonic()
+        self._failures += 1
+        self._lost_since = self._lost_since or now
+        if now - self._lost_since > self._patience:
+            raise ConnectionError(
+                f"No hub has answered at {self._address} for {self._patience:g} s. "
+                f"Start it, or give its address. Received: {_text(error)}"
+            )
 
     def _close(self):
         if self._link is not None:

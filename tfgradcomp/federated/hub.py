@@ -81,6 +81,7 @@ class Hub:
         ValueError: If an argument is out of range, if the method needs two rounds, or
             if the folder belongs to another training.
         BlockingIOError: If another hub uses the folder.
+        OSError: If the port is taken.
 
     Example:
         ```python
@@ -157,14 +158,22 @@ class Hub:
             options=wire.options(most),
             maximum_concurrent_rpcs=most_clients + 8,
         )
+        try:
+            port = (
+                self._server.add_insecure_port(address)
+                if insecure
+                else self._server.add_secure_port(address, credentials)
+            )
+        except RuntimeError as error:
+            raise OSError(
+                f"The hub cannot listen at {address}: another program may do so. Give "
+                f"another port. Received: {error}"
+            ) from error
         if insecure:
-            port = self._server.add_insecure_port(address)
             logger.warning(
                 "\033[31mThis hub is insecure: every program on this machine can read "
                 "and change the model\033[0m"
             )
-        else:
-            port = self._server.add_secure_port(address, credentials)
         self.address = f"{address.rpartition(':')[0]}:{port}"
 
     @property
@@ -275,5 +284,6 @@ class Hub:
 
 
 def _until(due: float | None) -> float:
-    """Returns the seconds until a time, between 1 ms and 1 s."""
-    return 1.0 if due is None else min(max(due - time.monotonic(), 1e-3), 1.0)
+    """Returns the seconds until a time, at most 1; 1 if it has passed."""
+    left = 1.0 if due is None else due - time.monotonic()
+    return left if 0 < left < 1 else 1.0
