@@ -106,3 +106,7 @@ class Anchor(NamedTuple):
 def hexadecimal(digest: int) -> str:
     """Returns a digest as people compare it."""
     return f"{digest % 2**64:016x}"
+
+
+NO_ANCHOR = Anchor(-1, *[np.zeros(0, np.float32)] * 3)
+"""The anchor of a client that has none."""

@@ -125,18 +125,19 @@ class Client:
         )
         self._examples = 1.0
         self._link: Link | None = None
-        self._failures, self._lost_since = 0, None
+        self._failures = 0
+        self._lost_since: float | None = None
         self._closed_bytes = [0, 0]
 
     @property
     def round(self) -> int:
         """Number of rounds in the client's anchor; 0 before it has one."""
-        return self._logic.anchor.round if self._logic.anchor else 0
+        return max(self._logic.anchor.round, 0)
 
     @property
-    def digest(self) -> int | None:
+    def digest(self) -> int:
         """64 bits of a hash of the anchor, equal to that of the hub."""
-        return self._logic.anchor.digest if self._logic.anchor else None
+        return self._logic.anchor.digest
 
     @property
     def sent(self) -> int:
@@ -238,10 +239,9 @@ class Client:
         """Handles messages until the client may train or the training has ended."""
         logic = self._logic
         while not (logic.can_train or logic.is_finished):
-            if self._link is None:
-                self._connect()
+            link = self._link or self._connect()
             try:
-                self._handle(self._link.inbox.get(timeout=1.0))
+                self._handle(link.inbox.get(timeout=1.0))
             except queue.Empty:
                 self._send(logic.tick(time.monotonic()))
         self._failures, self._lost_since = 0, None
@@ -256,15 +256,16 @@ class Client:
 
     # The connection.
 
-    def _connect(self):
+    def _connect(self) -> Link:
         """Opens a stream and introduces the client, after a pause if others broke."""
         if self._failures:
             pause = min(_PAUSES[0] * 2**self._failures, _PAUSES[1])
             # Clients that a hub has lost all at once do not return all at once.
             time.sleep(pause * random.uniform(0.5, 1.0))
         most = 2 * self._training.weights.nbytes + self._training.statistics.nbytes
-        self._link = Link(self._address, self._credentials, most)
+        self._link = link = Link(self._address, self._credentials, most)
         self._send(self._logic.hello(time.monotonic()))
+        return link
 
     def _lose(self, error):
         """Closes the stream; raises ConnectionError if none has worked for long."""
@@ -292,7 +293,7 @@ class Client:
                 self._link.send(codec.encode(message))
 
     def _leave(self):
-        if self._logic.anchor is not None and self._logic.joined is not None:
+        if self._logic.anchor.round >= 0:
             self._save()
         self._send(self._logic.leave())
         self._close()

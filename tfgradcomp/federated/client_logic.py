@@ -9,13 +9,13 @@ before anything is sent; an older state is no harm, since the hub knows what is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec
-from tfgradcomp.federated.anchor import Anchor, OuterStep
+from tfgradcomp.federated.anchor import NO_ANCHOR, Anchor, OuterStep
 from tfgradcomp.federated.bound_method import BoundMethod, arrays_of
 from tfgradcomp.federated.codec import MessageError
 from tfgradcomp.federated.description import Description
@@ -45,6 +45,9 @@ class Joined(NamedTuple):
     by_examples: bool
 
 
+_NOT_JOINED = Joined("", "", 0, 0, 0, False)
+
+
 class ClientLogic:
     """Knows the anchor, the residual, and the payload that is under way.
 
@@ -66,11 +69,11 @@ class ClientLogic:
     ):
         self.name, self._description, self._bind = name, description, bind
         self._patience = patience
-        self.anchor: Anchor | None = None
-        self.joined: Joined | None = None
+        self.anchor, self.joined = NO_ANCHOR, _NOT_JOINED
         self.outer = OuterStep()
-        self._bound: BoundMethod | None = None
-        self._state = None
+        # Known as soon as the hub has named the method.
+        self._bound: Any = None
+        self._state: Any = None
         self._sequence = 0
         self._pending: codec.Push | None = None
         if saved is not None:
@@ -88,14 +91,14 @@ class ClientLogic:
     @property
     def can_train(self) -> bool:
         """True if the client has the hub's anchor and no payload under way."""
-        has_anchor = self.anchor is not None and self._hub_round is not None
-        is_current = has_anchor and self.anchor.round >= self._hub_round
-        return is_current and self._pending is None and not self.is_finished
+        if self._hub_round is None or self._pending or self.is_finished:
+            return False
+        return self.anchor.round >= self._hub_round
 
     @property
     def by_examples(self) -> bool:
         """True if the hub weights payloads by numbers of examples."""
-        return self.joined is not None and self.joined.by_examples
+        return self.joined.by_examples
 
     def state(self) -> tuple[dict, dict[str, np.ndarray]]:
         """Returns what a restart needs: small values, and arrays by their names."""
@@ -153,17 +156,16 @@ class ClientLogic:
         """
         self._token += 1
         self._asked, self._awaits_snapshot, self._hub_round = now, True, None
-        joined, anchor = self.joined, self.anchor
         return [
             codec.Hello(
                 version=self._description.version,
                 name=self.name,
                 model=self._description.model,
                 method=self._description.method,
-                training=joined.training if joined and anchor else "",
-                life=joined.life if joined and anchor else 0,
-                round=anchor.round if anchor else -1,
-                digest=anchor.digest if anchor else 0,
+                training=self.joined.training,
+                life=self.joined.life,
+                round=self.anchor.round,
+                digest=self.anchor.digest,
                 token=self._token,
             )
         ]
@@ -194,7 +196,7 @@ class ClientLogic:
 
     def leave(self) -> list[codec.Message]:
         """Returns what a client says before it ends."""
-        return [codec.Leave(self.joined.life)] if self.joined else []
+        return [codec.Leave(self.joined.life)] if self.joined.training else []
 
     def tick(self, now: float) -> list[codec.Message]:
         """Asks again if an answer is overdue.
@@ -232,8 +234,7 @@ class ClientLogic:
                 logger.warning("The hub has left out a payload: %s", message.reason)
             return []
         if isinstance(message, codec.Finished):
-            is_last = self.anchor is not None and self.anchor.round == message.round
-            self.is_finished = self.is_finished or is_last
+            self.is_finished |= self.anchor.round == message.round
             return []
         raise MessageError(f"A hub sends no {type(message).__name__}.")
 
@@ -263,7 +264,7 @@ class ClientLogic:
             )
         except (TypeError, ValueError) as error:
             raise RefusedError(f"This client cannot join: {error}") from error
-        if self.joined is None or self.anchor is None:
+        if not self.joined.training:
             self._state = bound.client_state()
         self._bound, self.joined = bound, joined
 
@@ -290,8 +291,6 @@ class ClientLogic:
         return []
 
     def _reply(self, message, now):
-        if self.anchor is None or self._bound is None:
-            return []
         if message.round > self.anchor.round + 1:
             # One got lost. While an answer is under way, it will bring it.
             return [] if self._hub_round is None else self.hello(now)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 import typing
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PROTOCOL = 1
 """Number of the form of messages. Hub and clients must have the same."""
@@ -200,7 +200,8 @@ def encode(message: Message) -> bytes:
     """Returns a message as bytes."""
     kind = type(message)
     parts = [_HEAD.pack(_MAGIC, PROTOCOL, _KINDS.index(kind))]
-    for (_, declared), value in zip(_TYPES[kind], message, strict=True):
+    values: tuple[Any, ...] = message
+    for (_, declared), value in zip(_TYPES[kind], values, strict=True):
         if declared in _NUMBERS:
             parts.append(_NUMBERS[declared].pack(value))
         else:

@@ -271,7 +271,8 @@ class HubLogic:
                 f"examples={push.examples} from {name!r}"
             )
         self._behind.discard(name)
-        waiting = Waiting(name, *push, norm=0.0)._replace(statistics=statistics)
+        known = push._replace(statistics=statistics)
+        waiting = Waiting(name=name, norm=0.0, **known._asdict())
         try:
             vector = self._bound.decode(push.payload)
         except MessageError as error:

@@ -62,7 +62,7 @@ class Store:
 
         def write(folder: Path) -> None:
             (folder / _VALUES).write_text(json.dumps(values))
-            np.savez(folder / _ARRAYS, **arrays)
+            np.savez(folder / _ARRAYS, **{**arrays})  # type: ignore[arg-type]
 
         self._count += 1
         point = backups.Point(self._count)
