@@ -26,7 +26,7 @@ class RefusedError(ConnectionError):
 
 
 class Joined(NamedTuple):
-    """What the hub has told a client about the training.
+    """Facts about the training, as the hub has told them to a client.
 
     Attributes:
         training: Identifier of the training.

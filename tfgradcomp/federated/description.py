@@ -22,7 +22,7 @@ _NO_METHOD = (
 
 
 class Description(NamedTuple):
-    """What a hub and its clients must agree about.
+    """Facts that a hub and its clients must agree about.
 
     Attributes:
         version: Version of the package.
