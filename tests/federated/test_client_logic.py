@@ -149,6 +149,14 @@ def test_other_bits_than_the_hub_has_are_fetched():
     assert client.can_train and client.anchor.digest == anchor.digest
 
 
+def test_an_anchor_without_a_welcome_is_not_taken():
+    client = make_client()
+    client.hello(0.0)
+    client.receive(snapshot(), 0.0)
+    client.receive(welcome(), 0.0)
+    assert not client.can_train and client.anchor.round == -1
+
+
 def test_a_damaged_anchor_is_an_error():
     client = make_client()
     client.hello(0.0)

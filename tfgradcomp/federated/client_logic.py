@@ -276,11 +276,12 @@ class ClientLogic:
         return True
 
     def _take_snapshot(self, message):
-        if message.token != self._token or not self._awaits_snapshot:
+        is_expected = message.token == self._token and self._awaits_snapshot
+        if self._bound is None or not is_expected:
             return []
         parts = (message.weights, message.velocity, message.statistics)
         anchor = Anchor(message.round, *(np.frombuffer(p, "<f4") for p in parts))
-        size = self._bound.layout.size if self._bound else anchor.weights.size
+        size = self._bound.layout.size
         if anchor.digest != message.digest or anchor.weights.size != size:
             raise MessageError(
                 f"The hub's anchor is damaged: expected {size} weights with digest "

@@ -141,7 +141,7 @@ def _run(parser, function, argv) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         function(options)
-    except (ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError) as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return 1
     return 0
