@@ -48,9 +48,8 @@ class Hub:
     Args:
         make_model: Function that returns a new built Keras model, the same on the hub
             and on all clients. Its first weights are the first anchor.
-        method: A method of one round, such as `methods.dist_ef_block_sgd()`. Blocks of
-            one element are not compressed by it; choose `block_size` for many small
-            variables.
+        method: A method of one round, such as `methods.dist_ef_block_sgd()`. It
+            compresses all trained variables, small ones included.
         outer: The step that moves the anchor.
         weights: `"equal"`, or `"examples"`: payloads are weighted by the clients'
             numbers of examples, which they name themselves.
