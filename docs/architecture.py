@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 # From the top: a layer imports only from those below it.
 LAYERS = (
-    ("federated", "training in rounds over the internet"),
+    ("federated", "rounds over the internet: hub and clients"),
     ("launch · callbacks · checkpoint · planning · testing", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),
     ("optimizers", "the Keras face, wrappers, local steps"),

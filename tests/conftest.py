@@ -22,6 +22,7 @@ LAUNCHES = (
     "tests/benchmarks/test_virtual_cluster.py",
     "tests/examples/test_fashion_mnist.py",
     "tests/examples/test_variance_based.py",
+    "tests/federated/test_processes.py",
     "tests/launch/",
     "tests/parameter_server/",
     "tests/ops/test_build.py",

@@ -24,8 +24,8 @@ if importlib.util.find_spec("tensorflow") is None:
 
 # Imported at their first use: the tools of this package need no TensorFlow.
 _SUBPACKAGES = (
-    *("callbacks", "compressors", "optimizers", "planning", "servers"),
-    *("transports",),
+    *("callbacks", "compressors", "federated", "optimizers", "planning"),
+    *("servers", "transports"),
 )
 _ORIGINS = {
     "ParameterServerTrainer": "tfgradcomp.parameter_server",

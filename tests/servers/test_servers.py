@@ -93,3 +93,25 @@ def test_votes_with_abstention_and_quorum(num_workers, quorum, tie, abstain_belo
 def test_what_no_kernel_does_at_once_stays_as_it_is():
     for server in (Recompress(TopK()), Requantize(ScaledSign()), MajorityVote()):
         assert server.fused() is server
+
+
+@pytest.mark.parametrize("server", [Mean(TopK(0.5)), Requantize(TopK(0.5))])
+def test_weighted_payloads_have_a_weighted_mean(server):
+    layout, weights = Layout((0, 6)), [3.0, 1.0, 0.5]
+    assert server.takes_weights and not MajorityVote().takes_weights
+    vectors = np.random.default_rng(0).normal(size=[3, 6]).astype(np.float32)
+    payloads = [
+        server.compressor.compress(tf.constant(x), (), layout, make_context()).payload
+        for x in vectors
+    ]
+    stacked = {name: tf.stack([p[name] for p in payloads]) for name in payloads[0]}
+    context = make_context(num_workers=3)._replace(weights=tf.constant(weights))
+    update, _ = server.update(stacked, (), layout, context)
+
+    def largest(x):
+        return np.where(np.abs(x) >= np.sort(np.abs(x))[-3], x, 0)
+
+    expected = np.average([largest(x) for x in vectors], axis=0, weights=weights)
+    if isinstance(server, Requantize):
+        expected = largest(expected)
+    np.testing.assert_allclose(update, expected, rtol=1e-6, atol=1e-7)

@@ -30,6 +30,8 @@ class Context(NamedTuple):
         prepared: The result of `Compressor.prepare`, with the fields of the first round
             reduced over all workers; None if there is no first round.
         server_state: The state of a server that is `read_by_workers`; else `()`.
+        weights: float32 `[N]`, the weight of each worker in a mean; None: all are
+            equal. A server that `takes_weights` reads it.
     """
 
     step: tf.Tensor
@@ -42,6 +44,21 @@ class Context(NamedTuple):
     second_moments: Vector | None = None
     prepared: dict[str, tf.Tensor] | None = None
     server_state: State = ()
+    weights: tf.Tensor | None = None
+
+    @classmethod
+    def at_rate_one(
+        cls, step: int = 0, rank: int = 0, num_workers: int = 1, seed: int = 0
+    ) -> Context:
+        """Returns a step whose learning rate is 1, like that of the step before it."""
+        return cls(
+            step=tf.constant(step, tf.int64),
+            seed=tf.constant(seed, tf.int64),
+            rank=rank,
+            num_workers=num_workers,
+            learning_rate=tf.constant(1.0),
+            previous_learning_rate=tf.constant(1.0),
+        )
 
     @property
     def learning_rate_ratio(self) -> tf.Tensor:

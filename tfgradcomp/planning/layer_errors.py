@@ -110,7 +110,7 @@ def worst_layer(
 
 def _decoded(compressor: Compressor, x, layout, rank):
     """Returns what a stateless compressor makes of a vector."""
-    context = _context(rank)
+    context = Context.at_rate_one(rank=rank)
     prepared = checked_prepare(compressor, x, (), layout, context)
     context = context._replace(prepared=prepared)
     sent = checked_compress(compressor, x, (), layout, context)
@@ -122,21 +122,9 @@ def _low_rank(method, x, layout):
     route = AllReduce(SingleWorker()).bind(method, layout, "layer errors")
     state, server_state = method.compressor.init(layout), route.init_state()
     for step in range(_POWER_STEPS if isinstance(method.server, FactorMean) else 1):
-        context = _context(0)._replace(step=tf.constant(step, tf.int64))
+        context = Context.at_rate_one(step)
         sent, context = route.compress(x, state, server_state, context)
         flag = tf.constant(0)
         result = route.exchange(sent.payload, server_state, context, flag)
         server_state = result.state
     return tf.convert_to_tensor(result.update)
-
-
-def _context(rank: int) -> Context:
-    zero, one = tf.constant(0, tf.int64), tf.constant(1.0)
-    return Context(
-        step=zero,
-        seed=zero,
-        rank=rank,
-        num_workers=1,
-        learning_rate=one,
-        previous_learning_rate=one,
-    )

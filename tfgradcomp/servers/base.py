@@ -70,10 +70,12 @@ class Server(Component, abc.ABC):
     Attributes:
         read_by_workers: Whether compressors read the state (`Context.server_state`):
             then every worker must be a server of the whole vector.
+        takes_weights: Whether `combine` reads the workers' weights (`Context.weights`).
     """
 
     registered_package: ClassVar[str] = "tfgradcomp.servers"
     read_by_workers: ClassVar[bool] = False
+    takes_weights: ClassVar[bool] = False
 
     @abc.abstractmethod
     def reply_fields(self, layout: Layout, num_workers: int) -> dict[str, Field]:
@@ -248,6 +250,26 @@ def width_of_blocks(layout: Layout) -> int | None:
     return widths.pop() if widths else max(1, layout.size)
 
 
+def mean_of_workers(
+    compressor: Compressor, payloads: Fields, layout: Layout, context: Context
+) -> Vector:
+    """Returns the mean of decoded payloads, weighted if the step has weights.
+
+    Args:
+        compressor: The compressor that decodes the payloads.
+        payloads: The fields, with a leading axis of workers.
+        layout: The blocks of the flat vector.
+        context: The step.
+    """
+    if context.weights is None:
+        return compressor.mean(payloads, layout)
+    total: tf.Tensor = 0.0
+    for rank, weight in enumerate(tf.unstack(context.weights)):
+        payload = {name: values[rank] for name, values in payloads.items()}
+        total += weight * compressor.decompress(payload, layout)
+    return tf.math.divide_no_nan(total, tf.reduce_sum(context.weights))
+
+
 @dataclass(frozen=True)
 class Mean(Server):
     r"""Replies \( \frac{1}{N} \sum_i \Delta^{(i)} \), summed in the order of ranks.
@@ -255,6 +277,8 @@ class Mean(Server):
     Attributes:
         compressor: The workers' compressor; its payloads are decoded by it.
     """
+
+    takes_weights: ClassVar[bool] = True
 
     compressor: Compressor = Identity()
 
@@ -264,7 +288,8 @@ class Mean(Server):
 
     @override
     def combine(self, payloads, state, layout, context):
-        return {"values": self.compressor.mean(payloads, layout)}, state
+        mean = mean_of_workers(self.compressor, payloads, layout, context)
+        return {"values": mean}, state
 
     @override
     def decompress(self, reply, layout, num_workers):

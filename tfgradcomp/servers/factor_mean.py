@@ -32,6 +32,7 @@ class FactorMean(Mean):
     """
 
     read_by_workers: ClassVar[bool] = True
+    takes_weights: ClassVar[bool] = False
 
     compressor: LowRank = LowRank()
 

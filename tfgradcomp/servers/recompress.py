@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +14,7 @@ from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.compressors.sign import ScaledSign
 from tfgradcomp.core import Field
 from tfgradcomp.core.arguments import check_choice
+from tfgradcomp.servers.base import mean_of_workers
 from tfgradcomp.servers.requantize import Requantize
 
 
@@ -53,7 +55,7 @@ class Recompress(Requantize):
     @override
     def combine(self, payloads, state, layout, context):
         residual = residuals.read(state["residual"])
-        mean = self.compressor.mean(payloads, layout)
+        mean = mean_of_workers(self.compressor, payloads, layout, context)
         p = ops.add_scaled(mean, residual, residuals.factor(self.decay, context))
         server = context.at_server()
         reply = checked_compress(self.compressor, p, (), layout, server).payload
@@ -79,6 +81,8 @@ class _RecompressSigns(Recompress):
 
     Shards may cut a block: signs need no scale, and the residual waits for it.
     """
+
+    takes_weights: ClassVar[bool] = False
 
     @override
     def shard_alignment(self, layout):

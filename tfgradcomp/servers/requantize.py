@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -10,7 +11,7 @@ from typing_extensions import override
 from tfgradcomp.compressors import Compressor
 from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.core import Layout
-from tfgradcomp.servers.base import Server, width_of_blocks
+from tfgradcomp.servers.base import Server, mean_of_workers, width_of_blocks
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Requantize(Server):
         Xu, Huo, Huang, Optimal Gradient Quantization Condition for
         Communication-Efficient Distributed Training, 2019, Section 4 (b).
     """
+
+    takes_weights: ClassVar[bool] = True
 
     compressor: Compressor
 
@@ -55,7 +58,7 @@ class Requantize(Server):
 
     @override
     def combine(self, payloads, state, layout, context):
-        mean = self.compressor.mean(payloads, layout)
+        mean = mean_of_workers(self.compressor, payloads, layout, context)
         context = context.at_server()
         reply, state, _ = checked_compress(
             self.compressor, mean, state, layout, context

@@ -133,14 +133,7 @@ def typical_block_size(layout: Layout) -> int:
 @functools.cache
 def _seconds_per_element(kind, method, num_workers, block_size):
     """Measures encoding, the server's rule and decoding on this machine, once."""
-    context = Context(
-        step=tf.constant(0, tf.int64),
-        seed=tf.constant(0, tf.int64),
-        rank=0,
-        num_workers=num_workers,
-        learning_rate=tf.constant(1.0),
-        previous_learning_rate=tf.constant(1.0),
-    )
+    context = Context.at_rate_one(num_workers=num_workers)
 
     def seconds(shape):
         layout, size = Layout.from_shapes([shape], block_size), math.prod(shape)
