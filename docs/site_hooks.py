@@ -25,8 +25,6 @@ from notebooks import notebook  # noqa: E402
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:)([^()\s#]+)(#[^()\s]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 COPIED = (".png", ".svg", ".csv")
-# The site has a front page of its own.
-ALIASES = {"README.md": "docs/index.md"}
 
 
 def outside(nav):
@@ -41,7 +39,7 @@ def outside(nav):
 
 def address(path):
     """Returns where a file of the repository is in the site."""
-    return ALIASES.get(path, path).removeprefix("docs/")
+    return path.removeprefix("docs/")
 
 
 def target(source, link):

@@ -16,7 +16,6 @@ CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.M | re.S)
 DOCUMENTS = [
     *PAGES,
     *(path for page in NAVIGATION if (path := ROOT / page).exists()),
-    ROOT / "README.md",
 ]
 REFERENCE = {
     page.stem: re.findall(r"^::: (\S+)$", page.read_text(), re.M)
@@ -81,7 +80,7 @@ def test_reference_has_all_names_of_the_package():
 
 
 def test_every_wrapper_has_a_page_that_says_what_it_computes_and_when_to_use_it():
-    index = ROOT / "docs/methods/index.md"
+    index = ROOT / "docs/methods/all.md"
     row = re.compile(r"^\| (`\w+`.*?) \|.*\((\S+\.md)\) \|$", re.M)
     pages = {
         name: link
