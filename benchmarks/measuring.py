@@ -33,8 +33,6 @@ from report import commit, kept_rows, processor
 from workloads import WORKLOADS, sizes
 
 HERE = Path(__file__).resolve().parent
-# The page of the small tables.
-SPEED = HERE.parent / "docs" / "speed.md"
 FLOAT32, GLOO = "float32", "gloo all-reduce, one vector"
 OF_TENSORFLOW = (FLOAT32, "float16", "bfloat16")
 OF_TORCH = (GLOO, "DDP", "DDP, float16", "DDP, PowerSGD rank 1")
@@ -48,14 +46,6 @@ KEY = COLUMNS
 COLUMNS += ("threads", "rounds", "step_ms", "plain_ms", "exchange_ms")
 COLUMNS += ("of_float32", "of_gloo", "declared_bytes_received")
 COLUMNS += ("memory_ms", "arithmetic_ms", "wire_ms", "floor_ms", "x_floor")
-
-# What a reader may use instead, as a small table calls it.
-BASELINES = {
-    "float32": "TensorFlow's float32",
-    "bfloat16": "bfloat16, `HalfPrecision`",
-    "DDP": "PyTorch's DDP",
-    "DDP, float16": "PyTorch's DDP, float16",
-}
 
 # What a table says of a row's floor, and of the parts of it that every machine has.
 FLOORS = ("memory, ms", "arithmetic, ms", "× floor")
@@ -416,32 +406,6 @@ def floors(row: dict) -> list:
     ratio = row.get("x_floor")
     parts = row.get("memory_ms"), row.get("arithmetic_ms")
     return [*parts, None if ratio is None else f"{ratio:.2f}"]
-
-
-def summary(rows: list[dict]) -> list[str]:
-    """Returns the lines of a small table: the baselines, and each method at its best.
-
-    Whole steps come first; an exchange alone says too little.
-    """
-    best = {}
-    for row in sorted(rows, key=lambda row: row["exchange_ms"]):
-        if row["framework"] == "tfgradcomp":
-            best.setdefault(row["variant"], row)
-    baselines = [row for row in rows if row["variant"] in BASELINES]
-    shown = (*baselines, *sorted(best.values(), key=rows.index))
-    float32 = next(row["step_ms"] for row in rows if row["variant"] == FLOAT32)
-    return markdown(
-        ["gradients travel by", "step, ms", "times as fast", "exchange in it, ms"],
-        [
-            [
-                BASELINES.get(row["variant"], f"`{row['variant']}`"),
-                row["step_ms"],
-                float32 / row["step_ms"],
-                row["exchange_ms"],
-            ]
-            for row in shown
-        ],
-    )
 
 
 def label(row: dict) -> str:

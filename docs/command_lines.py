@@ -1,6 +1,6 @@
 """Write the help of all command lines into docs/reference/command-lines.md.
 
-    python docs/command_lines.py
+python docs/command_lines.py
 """
 
 import contextlib

@@ -7,9 +7,9 @@
 A CNN, a table of embeddings, a ResNet and a transformer train on four virtual workers,
 by each method and by float32 with the same inner optimizer, weights and batches. Writes
 examples/results/leaderboard.csv row by row (an interrupted run resumes), the tables of
-docs/leaderboard.md and a picture for each model beside it. `--tables` trains nothing and writes the
-tables and pictures from the existing rows. `--quick` uses one worker, a tiny CNN and
-handwritten digits, and writes nothing.
+docs/leaderboard.md and a picture for each model beside it. `--tables` trains nothing
+and writes tables and pictures from the existing rows. `--quick` uses one worker, a tiny
+CNN and handwritten digits, and writes nothing.
 """
 
 import argparse

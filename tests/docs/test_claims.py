@@ -186,9 +186,7 @@ CLAIMS = [
     (
         "docs/methods/index.md",
         "it takes as long as float16 to the accuracy (55.0 and 56.8 s)",
-        lambda: (
-            seconds("ORQ", "1gbit") == 55.0 and seconds("float16", "1gbit") == 56.8
-        ),
+        lambda: seconds("ORQ", "1gbit") == 55.0 and seconds("float16", "1gbit") == 56.8,
     ),
     (
         "docs/speed.md",
@@ -237,11 +235,9 @@ CLAIMS = [
         "docs/methods/signsgd.md",
         "within half a point of float32, and [dist-EF](dist-ef.md) 1.2 to 2.1 points "
         "behind",
-        lambda: (
-            all(
-                f"| {points} |" in (ROOT / "docs/studies/dist_ef.md").read_text()
-                for points in ("-1.23 ± 0.39", "-2.11 ± 1.44", "+0.46 ± 0.41")
-            )
+        lambda: all(
+            f"| {points} |" in (ROOT / "docs/studies/dist_ef.md").read_text()
+            for points in ("-1.23 ± 0.39", "-2.11 ± 1.44", "+0.46 ± 0.41")
         ),
     ),
 ]

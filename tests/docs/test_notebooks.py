@@ -79,6 +79,4 @@ def test_a_notebook_was_run_from_top_to_bottom(path):
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_a_notebook_still_runs(path, tmp_path):
     code = "\n".join("".join(cell["source"]) for cell in code_of(path))
-    subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300
-    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)

@@ -180,8 +180,8 @@ def _assumption(plan):
     """Returns what a plan assumes of the software, and what is not known."""
     if plan.software == GRPC:
         return (
-            "Assumed: TensorFlow's gRPC on CPUs, as fitted on two cores. Whether float32 "
-            "is quicker with NCCL on GPUs is not known; compare HalfPrecision, too."
+            "Assumed: TensorFlow's gRPC on CPUs, as fitted on two cores. How quick "
+            "float32 is with NCCL on GPUs is not known. Compare HalfPrecision, too."
         )
     if plan.software == NO_SOFTWARE:
         return "Assumed: the software around the link takes no time."
