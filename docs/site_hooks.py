@@ -24,7 +24,7 @@ from notebooks import notebook, page_of  # noqa: E402
 
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:)([^()\s#]+)(#[^()\s]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
-# The head of a table of six columns or more.
+# The head of a table of six columns or more. Drawings need the width, too.
 WIDE = re.compile(r"^(?:\|[^|\n]*){6,}\|\n\|[-:| ]+\|$", re.M)
 COPIED = (".png", ".svg", ".csv")
 
@@ -94,7 +94,7 @@ def on_page_markdown(markdown, page, config, files):
     # Every other part is a block of code.
     parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)
     parts[::2] = [LINK.sub(replace, part) for part in parts[::2]]
-    if WIDE.search(markdown):
+    if WIDE.search(markdown) or ".svg)" in markdown:
         page.meta["hide"] = ["toc"]
         parts.append('\n\n<div class="wide-page"></div>\n')
     if uri in config.extra["notebooks"]:
