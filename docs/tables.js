@@ -44,7 +44,10 @@
 
   document.querySelectorAll(".md-typeset table:not([class])").forEach(function (table) {
     if (!table.tHead || !table.tBodies.length) return;
-    if (table.tHead.rows[0].cells.length > 3) table.dataset.cards = "";
+    var columns = table.tHead.rows[0].cells.length;
+    var isWide = table.scrollWidth > table.closest("article").clientWidth;
+    if (columns > 3 || isWide) table.dataset.cards = "";
+    if (columns > 9) table.dataset.dense = "";
     Array.prototype.forEach.call(table.tHead.rows[0].cells, function (cell, index) {
       cell.tabIndex = 0;
       cell.addEventListener("click", function () {

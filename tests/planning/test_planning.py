@@ -271,7 +271,7 @@ def test_every_method_is_planned_or_named_as_left_out(capsys):
     assert command.main(["lenet", *GIVEN, "--methods", "Strom,OneBitAdam"]) == 0
     streams = capsys.readouterr()
     assert "Left out: Strom (the number of elements" in streams.out
-    assert streams.err.startswith("tfgradcomp-plan: measures here HalfPrecision")
+    assert streams.err.startswith("tfgradcomp-plan: measures each method here:\n Half")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def _announced(arithmetic):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` and returns the exit code."""
     options = parse(argv)
-    print("tfgradcomp-plan: measures here", end="", file=sys.stderr, flush=True)
+    print("tfgradcomp-plan: measures each method here:", file=sys.stderr, flush=True)
     # TensorFlow is imported after --help and most errors, and hides its INFO lines.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     measured = importlib.import_module("tfgradcomp.planning.measured")

@@ -38,7 +38,7 @@ from tfgradcomp.transports.costs import SimulatedCollectives
 from tfgradcomp.transports.messages import has_variable_length
 
 # Arguments of the wrappers that need some, which do not change a step's duration.
-_ARGUMENTS = {
+_ARGUMENTS: dict[str, dict[str, Any]] = {
     "OneBitAdam": {"warmup_steps": 1},
     "OneBitLAMB": {"warmup_steps": 1},
     "ZeroOneAdam": {"warmup_steps": 1},
