@@ -100,7 +100,10 @@ def test_code_that_fails_names_its_document():
     assert frame.tb_lineno == 5
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", pytest.param("docs/getting-started.md", marks=pytest.mark.slow)],
+)
 def test_the_first_script_trains_two_workers(name, tmp_path):
     _, code = blocks_of((ROOT / name).read_text())[0]
     script = tmp_path / "train.py"
