@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 import measuring
+import speed_page
 from processes import exit_on_signals
 from report import plot_bars, plot_lines, write_csv, write_table
 
@@ -110,7 +111,7 @@ def main() -> None:
         return
     write_table(HERE / "README.md", name, lines)
     if name == "exchange":
-        write_table(HERE.parent / "README.md", name, measuring.summary(rows))
+        write_table(speed_page.PAGE, name, speed_page.summary(rows))
 
 
 if __name__ == "__main__":

@@ -408,31 +408,6 @@ def floors(row: dict) -> list:
     return [*parts, None if ratio is None else f"{ratio:.2f}"]
 
 
-def summary(rows: list[dict]) -> list[str]:
-    """Returns the lines of a small table: float32, and each method at its best."""
-    best = {}
-    for row in sorted(rows, key=lambda row: row["exchange_ms"]):
-        if row["framework"] == "tfgradcomp":
-            best.setdefault(row["variant"], row)
-    reference = [row for row in rows if row["variant"] == "float32"]
-    titles = ["gradients travel by", "transport", "exchange, ms", "times as fast"]
-    titles += ["whole step, ms", "times as fast"]
-    shown = (*reference, *sorted(best.values(), key=rows.index))
-    step = reference[0]["step_ms"] if reference else None
-    return markdown(
-        titles,
-        [
-            [
-                *(row[name] for name in ("variant", "transport", "exchange_ms")),
-                row["of_float32"] and 1 / row["of_float32"],
-                row["step_ms"],
-                step and step / row["step_ms"],
-            ]
-            for row in shown
-        ],
-    )
-
-
 def label(row: dict) -> str:
     """Returns what a row is called in a plot."""
     if row["framework"] == "tfgradcomp":

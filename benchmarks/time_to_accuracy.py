@@ -34,6 +34,17 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 import data  # noqa: E402
 
 WORKERS = 4
+# What the table of the package's README has, and how it calls it.
+SUMMARY = {
+    "float32": "TensorFlow's float32",
+    "float16": "float16, `HalfPrecision`",
+    "DDP, float16": "PyTorch's DDP, float16",
+    "DDP, PowerSGD rank 4": "PyTorch's DDP, PowerSGD",
+    "TernGrad": "`TernGrad`",
+    "Signum": "`Signum`",
+    "DistEFBlockSGDM": "`DistEFBlockSGDM`",
+    "PowerSGD": "`PowerSGD`",
+}
 KERAS = ("float32", "float16", "TernGrad", "Signum", "DistEFBlockSGDM", "ORQ")
 KERAS += ("PowerSGD", "LocalSteps")
 TORCH = ("DDP, float16", "DDP, PowerSGD rank 4")
@@ -109,6 +120,20 @@ def table(looks: list[dict], links: list[dict], target: float) -> list[str]:
     return measuring.markdown(titles, rows)
 
 
+def summary(looks: list[dict], links: list[dict], target: float) -> list[str]:
+    """Returns the lines of the table in the package's README: seconds, by ways."""
+    rates = list(dict.fromkeys(row["rate"] for row in links))
+    taken = {(row["way"], row["rate"]): row["step_ms"] for row in links}
+    seconds = {
+        way: [taken[way, rate] * statistics.median(steps) / 1e3 for rate in rates]
+        for way, steps in steps_to(looks, target).items()
+        if way in SUMMARY and None not in steps
+    }
+    titles = ["gradients travel by", *(f"seconds, links of {rate}" for rate in rates)]
+    rows = [[SUMMARY[way], *seconds[way]] for way in SUMMARY if way in seconds]
+    return measuring.markdown(titles, rows)
+
+
 def main() -> None:
     """Trains, takes the time, and writes table, CSVs and plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -155,6 +180,8 @@ def main() -> None:
     plot_accuracies(folder / "time_to_accuracy.png", looks, links, args.target)
     if args.output is None:
         write_table(HERE / "README.md", "time to accuracy", lines)
+        readme = summary(looks, links, args.target)
+        write_table(HERE.parent / "README.md", "time to accuracy", readme)
     else:
         (folder / "time_to_accuracy.md").write_text("\n".join([*lines, ""]))
 

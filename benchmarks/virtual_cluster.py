@@ -17,6 +17,7 @@ from pathlib import Path
 
 import cluster
 import measuring
+import speed_page
 from processes import exit_on_signals
 from report import plot_bars, write_csv, write_table
 
@@ -108,7 +109,7 @@ def main() -> None:
         return
     name = f"virtual cluster {args.rate}"
     write_table(HERE / "README.md", name, lines)
-    write_table(HERE.parent / "README.md", name, measuring.summary(rows))
+    write_table(speed_page.PAGE, name, speed_page.summary(rows))
 
 
 if __name__ == "__main__":

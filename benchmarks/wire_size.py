@@ -53,7 +53,7 @@ def methods() -> dict[str, Callable]:
     """Returns functions of a transport, by what they build.
 
     They build every wrapper that needs nothing but an inner optimizer and whose
-    messages have one length, in the order of the README's table of methods.
+    messages have one length, in the order of the table of all methods.
     """
     found = {}
     for name in wrappers.needing_no_arguments():

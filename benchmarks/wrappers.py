@@ -7,20 +7,20 @@ from pathlib import Path
 from tfgradcomp import optimizers
 from tfgradcomp.planning.forecasts import known_methods
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+TABLE = Path(__file__).resolve().parents[1] / "docs" / "methods" / "all.md"
 
 
 def needing_no_arguments() -> list[str]:
     """Returns the wrappers that need nothing but an inner optimizer.
 
-    They are in the order of the README's table of methods.
+    They are in the order of the table of all methods.
     """
     return sorted(known_methods(), key=position)
 
 
 def position(name: str) -> int:
-    """Returns where the README's table of methods has a wrapper."""
-    return README.read_text().find(f"\n| `{name}` |")
+    """Returns where the table of all methods has a wrapper."""
+    return TABLE.read_text().find(f"\n| `{name}` |")
 
 
 def taking(argument: str) -> list[str]:

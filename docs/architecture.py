@@ -66,7 +66,7 @@ WIRE = 9
 
 WIDTH, ROW, GAP, MARGIN, TOP = 1240, 62, 6, 20, 64
 NAMES = 330  # Width of the column with the layers' names.
-RADIUS = 12
+RADIUS = 13
 INK, GREY, PALE, LINE, ACCENT = "#1b1f24", "#57606a", "#f3f5f8", "#c9d1d9", "#0b5cad"
 
 # The anchor of a label, and where it stands from the middle of its stop.
@@ -95,7 +95,7 @@ def place(number: int) -> tuple[float, float]:
     return x, middle(row_of(STOPS[number - 1].layer))
 
 
-def text(x: float, y: float, words: str, size: int = 13, **attributes: str) -> str:
+def text(x: float, y: float, words: str, size: int = 14, **attributes: str) -> str:
     """Returns a line of text; `anchor`, `fill` and `weight` may be given."""
     anchor = attributes.get("anchor", "start")
     fill = attributes.get("fill", INK)
@@ -115,7 +115,7 @@ def layers() -> list[str]:
             f'<rect x="{MARGIN}" y="{top:.0f}" width="{WIDTH - 2 * MARGIN}" '
             f'height="{ROW}" rx="6" fill="{PALE}" stroke="{LINE}"/>',
             text(MARGIN + 14, top + 27, name, 15, weight="bold"),
-            text(MARGIN + 14, top + 46, words, 12, fill=GREY),
+            text(MARGIN + 14, top + 46, words, 14, fill=GREY),
         ]
     return parts
 
@@ -127,7 +127,7 @@ def wire() -> list[str]:
     return [
         f'<line x1="{x:.0f}" y1="{TOP - 4}" x2="{x:.0f}" y2="{bottom:.0f}" '
         f'stroke="{GREY}" stroke-width="1.5" stroke-dasharray="3 5"/>',
-        text(x, TOP - 12, "the network", 13, anchor="middle", fill=GREY),
+        text(x, TOP - 12, "the network", 15, anchor="middle", fill=GREY),
     ]
 
 
@@ -154,7 +154,7 @@ def walk() -> list[str]:
         x, y = place(number)
         parts.append(arrow((x, y), (x, middle(row_of("ops")) - 16), dashed=True))
         parts.append(
-            text(x, middle(row_of("ops")), "kernels", 12, anchor="middle", fill=ACCENT)
+            text(x, middle(row_of("ops")), "kernels", 14, anchor="middle", fill=ACCENT)
         )
     for number, stop in zip(numbers, STOPS, strict=True):
         x, y = place(number)
@@ -163,13 +163,13 @@ def walk() -> list[str]:
         )
         parts.append(
             text(
-                x, y + 4, str(number), 12, anchor="middle", fill="white", weight="bold"
+                x, y + 4, str(number), 14, anchor="middle", fill="white", weight="bold"
             )
         )
         anchor, dx, dy = SIDES[stop.side]
         for line, words in enumerate(stop.label):
             height = y + dy + 13 * (line - (len(stop.label) - 1) / 2)
-            parts.append(text(x + dx, height, words, 12, anchor=anchor))
+            parts.append(text(x + dx, height, words, 14, anchor=anchor))
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Notebooks of pages: the text as it stands there, and its code as cells to run."""
+"""Notebooks of pages, with their code as cells to run, and pages of notebooks."""
 
 from __future__ import annotations
 
@@ -30,3 +30,26 @@ def notebook(markdown: str) -> str:
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     content = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def page_of(notebook: str, name: str) -> str:
+    """Returns a notebook that was run as a page, with its output.
+
+    Args:
+        notebook: The text of the notebook's file.
+        name: Name of the file, beside the page, for a link to it.
+    """
+    parts = []
+    for cell in json.loads(notebook)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        lines = [
+            "".join(output.get("text") or output["data"]["text/plain"])
+            for output in cell["outputs"]
+        ]
+        if lines:
+            parts.append(f"```text\n{''.join(lines).rstrip()}\n```")
+    return "\n\n".join([*parts, f"[This page as a notebook]({name}){{download}}\n"])

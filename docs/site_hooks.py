@@ -20,13 +20,13 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-from notebooks import notebook  # noqa: E402
+from notebooks import notebook, page_of  # noqa: E402
 
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:)([^()\s#]+)(#[^()\s]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
+# The head of a table of six columns or more. Drawings need the width, too.
+WIDE = re.compile(r"^(?:\|[^|\n]*){6,}\|\n\|[-:| ]+\|$", re.M)
 COPIED = (".png", ".svg", ".csv")
-# The site has a front page of its own.
-ALIASES = {"README.md": "docs/index.md"}
 
 
 def outside(nav):
@@ -41,7 +41,7 @@ def outside(nav):
 
 def address(path):
     """Returns where a file of the repository is in the site."""
-    return ALIASES.get(path, path).removeprefix("docs/")
+    return path.removeprefix("docs/")
 
 
 def target(source, link):
@@ -61,6 +61,10 @@ def on_files(files, config):
     for page in config.extra["notebooks"]:
         content = notebook((ROOT / "docs" / page).read_text())
         name = notebook_of(page)
+        files.append(File.generated(config, name, content=content))
+    for path in sorted((ROOT / "docs").glob("notebooks/*.ipynb")):
+        name = f"notebooks/{path.stem}.md"
+        content = page_of(path.read_text(), path.name)
         files.append(File.generated(config, name, content=content))
     return files
 
@@ -82,12 +86,17 @@ def on_page_markdown(markdown, page, config, files):
             if not (ROOT / target(source, path)).exists():
                 return link[0]  # MkDocs warns.
             return text if text.startswith("`") else f"`{text}`"
+        if site_path.endswith(".ipynb") and not page.file.generated_by:
+            site_path = f"{site_path.removesuffix('.ipynb')}.md"
         relative = posixpath.relpath(site_path, posixpath.dirname(uri) or ".")
         return f"{mark}[{text}]({relative}{anchor or ''})"
 
     # Every other part is a block of code.
     parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)
     parts[::2] = [LINK.sub(replace, part) for part in parts[::2]]
+    if WIDE.search(markdown) or ".svg)" in markdown:
+        page.meta["hide"] = ["toc"]
+        parts.append('\n\n<div class="wide-page"></div>\n')
     if uri in config.extra["notebooks"]:
         parts.append(f"\n\n[This page as a notebook]({notebook_of(uri)}){{download}}\n")
     return "".join(parts)

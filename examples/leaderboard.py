@@ -6,10 +6,10 @@
 
 A CNN, a table of embeddings, a ResNet and a transformer train on four virtual workers,
 by each method and by float32 with the same inner optimizer, weights and batches. Writes
-examples/results/leaderboard.csv row by row (an interrupted run resumes), the table of
-docs/leaderboard.md and docs/leaderboard.png. `--tables` trains nothing and writes the
-table and the picture from the existing rows. `--quick` uses one worker, a tiny CNN and
-handwritten digits, and writes nothing.
+examples/results/leaderboard.csv row by row (an interrupted run resumes), the tables of
+docs/leaderboard.md and a picture for each model beside it. `--tables` trains nothing
+and writes tables and pictures from the existing rows. `--quick` uses one worker, a tiny
+CNN and handwritten digits, and writes nothing.
 """
 
 import argparse
@@ -42,8 +42,6 @@ LINKS = {"seconds_100mbit": 1e8, "seconds_1gbit": 1e9}
 COLUMNS = ("accuracy", "bytes", *LINKS)
 # Learning rates of the quick form.
 QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "LAMB": 0.05, "sign": 3e-3}
-# How the plot shows float32.
-PLAIN = {"marker": "s", "color": "black"}
 # Points behind float32 from which on the quick form fails.
 MOST_BEHIND = 5.0
 
@@ -241,21 +239,26 @@ def behind(rows: list[dict]) -> list[str]:
 
 
 def table(rows: list[dict]) -> str:
-    """Return the table, a row for each model and way."""
-    titles = ["model", "method", "inner optimizer", "accuracy, %", "less float32"]
+    """Return the tables, one for each model, with a row for each way."""
+    titles = ["method", "inner optimizer", "accuracy, %", "less float32"]
     titles += ["bytes a step", "ms a step at 100 Mbit/s", "at 1 Gbit/s"]
-    lines, less = [], less_float32(rows)
-    for model, way in dict.fromkeys((row["model"], row["way"]) for row in rows):
-        own = [row for row in rows if (row["model"], row["way"]) == (model, way)]
-        mean = {
-            column: statistics.mean(row[column] for row in own) for column in COLUMNS
-        }
-        cells = [model, TITLES.get(way, f"`{way}`"), WAYS[way].title]
-        cells += [f"{100 * mean['accuracy']:.2f}", points(way, less[model, way])]
-        cells += [f"{mean['bytes']:,.0f}"]
-        cells += [f"{1000 * mean[column]:.1f}" for column in LINKS]
-        lines.append(cells)
-    return study.markdown(titles, lines, right=5)
+    parts, less = [], less_float32(rows)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        lines = []
+        for way in dict.fromkeys(row["way"] for row in rows if row["model"] == model):
+            own = [row for row in rows if (row["model"], row["way"]) == (model, way)]
+            mean = {
+                column: statistics.mean(row[column] for row in own)
+                for column in COLUMNS
+            }
+            cells = [TITLES.get(way, f"`{way}`"), WAYS[way].title]
+            cells += [f"{100 * mean['accuracy']:.2f}", points(way, less[model, way])]
+            cells += [f"{mean['bytes']:,.0f}"]
+            cells += [f"{1000 * mean[column]:.1f}" for column in LINKS]
+            lines.append(cells)
+        parts += [f"### {model}", study.markdown(titles, lines, right=5)]
+        parts += [f"![Points less float32, {model}]({picture(model)}.png)"]
+    return "\n\n".join(parts)
 
 
 def quick_table(rows: list[dict]) -> str:
@@ -278,53 +281,39 @@ def points(way: str, less: list[float]) -> str:
 
 
 def draw(rows: list[dict]):
-    """Draw accuracy over bytes, a panel for each model."""
-    names = [*dict.fromkeys(row["model"] for row in rows)]
-    made = study.figure("leaderboard", len(names))
-    if made is None:
-        return
-    axes, save = made
-    axes[0].figure.set_figheight(6)
-    names_at = []
-    for one, model in zip(axes, names, strict=True):
-        found = []
-        for way in WAYS:
-            own = [r for r in rows if (r["model"], r["way"]) == (model, way)]
-            if not own:
-                continue
-            x = statistics.mean(row["bytes"] for row in own)
-            y = 100 * statistics.mean(row["accuracy"] for row in own)
-            style = {"marker": "o"} if WAYS[way].planned else PLAIN
-            (drawn,) = one.plot(x, y, **style)
-            name = way if WAYS[way].planned else f"float32, {way}"
-            found.append(((x, y), name, drawn.get_color()))
-        names_at.append(found)
-        one.margins(x=0.3)
-        one.xaxis.set_minor_formatter("")
-        one.set(xscale="log", xlabel="bytes a step and worker", title=model)
-    axes[0].set_ylabel("accuracy, %")
-    # The positions of points are known only after the layout.
-    axes[0].figure.draw_without_rendering()
-    for one, found in zip(axes, names_at, strict=True):
-        write_names(one, found)
-    save()
+    """Draw a picture for each model: the points of each way less float32."""
+    less = less_float32(rows)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        made = study.figure(picture(model), 1)
+        if made is None:
+            return
+        (axes,), save = made
+        axes.figure.set_size_inches(7, 7.5)
+        own = [row for row in rows if row["model"] == model]
+        sizes = {row["way"]: row["bytes"] for row in own}
+        ways = {row["way"] for row in own if WAYS[row["way"]].planned}
+        ordered = sorted(ways, key=lambda way: statistics.mean(less[model, way]))
+        values = [statistics.mean(less[model, way]) for way in ordered]
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.hlines(range(len(ordered)), 0, values, color="lightgrey", zorder=0)
+        axes.plot(values, range(len(ordered)), "o")
+        names = [TITLES.get(way, way).replace("`", "") for way in ordered]
+        axes.set_yticks(range(len(ordered)), names)
+        axes.set(xlabel="points less float32, same inner optimizer", title=model)
+        shares = [f"{sizes[way] / sizes['SGD']:.1%}" for way in ordered]
+        right = axes.secondary_yaxis("right")
+        right.set_yticks(range(len(ordered)), shares)
+        right.set_ylabel("bytes of float32's")
+        save()
 
 
-def write_names(axes, found):
-    """Write names beside points, moved up so that they do not overlap."""
-    taken, scale = [], 72 / axes.figure.dpi
-    for point, name, color in sorted(found, key=lambda one: one[0][1]):
-        right, up = scale * axes.transData.transform(point)
-        moved = up
-        while any(abs(right - r) < 70 and abs(moved - u) < 7 for r, u in taken):
-            moved += 1
-        taken.append((right, moved))
-        style = {"fontsize": 6, "color": color, "textcoords": "offset points"}
-        axes.annotate(name, point, (4, moved - up), **style)
+def picture(model: str) -> str:
+    """Return the name of a model's picture in docs."""
+    return f"leaderboard_{model.lower()}"
 
 
 def main():
-    """Train the missing rows, and write the table and the picture."""
+    """Train the missing rows, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS])

@@ -28,6 +28,23 @@ def test_seconds_are_steps_of_the_median_seed_times_a_step():
     assert of_b == "| B | never | 9 |  |"
 
 
+def test_the_small_table_names_the_baselines():
+    script = import_script("time_to_accuracy")
+    accuracies = {"TernGrad": 0.9, "float32": 0.9, "Signum": 0.1}
+    looks = [
+        {"way": way, "seed": 0, "step": 100, "accuracy": accuracy}
+        for way, accuracy in accuracies.items()
+    ]
+    links = [
+        {"way": way, "rate": "1gbit", "step_ms": ms}
+        for way, ms in (("float32", 500.0), ("TernGrad", 100.0), ("Signum", 90.0))
+    ]
+    assert script.summary(looks, links, 0.85)[2:] == [
+        "| TensorFlow's float32 | 50.0 |",
+        "| `TernGrad` | 10.0 |",
+    ]
+
+
 def test_workers_share_the_examples_and_end_together(tmp_path):
     learning = import_script("learning")
     y = np.arange(10)

@@ -1,7 +1,9 @@
 """Code in documents and in docstrings runs as it stands there."""
 
 import inspect
+import os
 import re
+import subprocess
 import sys
 import textwrap
 import types
@@ -96,3 +98,23 @@ def test_code_that_fails_names_its_document():
         frame = frame.tb_next
     assert frame.tb_frame.f_code.co_filename == "document_failing.md"
     assert frame.tb_lineno == 5
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", pytest.param("docs/getting-started.md", marks=pytest.mark.slow)],
+)
+def test_the_first_script_trains_two_workers(name, tmp_path):
+    _, code = blocks_of((ROOT / name).read_text())[0]
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    command = ["-m", "tfgradcomp.launch", "--workers", "2", "--network", "host"]
+    done = subprocess.run(
+        [sys.executable, *command, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "accuracy" in done.stdout

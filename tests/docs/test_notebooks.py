@@ -55,3 +55,28 @@ def test_the_notebook_of_virtual_workers_runs(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert re.search(r"^worker 2: norm of the residual \d", run.stdout, re.M)
+
+
+RUN = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+def code_of(path):
+    cells = json.loads(path.read_text())["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+def test_a_notebook_was_run_from_top_to_bottom(path):
+    cells = code_of(path)
+    counts = [cell["execution_count"] for cell in cells]
+    assert counts == [*range(1, len(cells) + 1)]
+    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+    assert "stream" in kinds and "error" not in kinds
+    assert "/home" not in path.read_text() and "/tmp" not in path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+def test_a_notebook_still_runs(path, tmp_path):
+    code = "\n".join("".join(cell["source"]) for cell in code_of(path))
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)

@@ -53,6 +53,7 @@ def test_points_are_those_of_the_same_seed_and_inner_optimizer():
     assert less["CNN", "Strom"] == pytest.approx([-6.0])
     assert leaderboard.behind(rows) == ["CNN, Strom: -6.0 points, next to float32"]
     lines = leaderboard.table(rows).splitlines()
-    assert lines[2].startswith("| CNN | float32 | SGD, momentum | 85.00 |")
-    assert "| CNN | `TernGrad` | SGD, momentum | 84.50 | -0.50 ± " in lines[4]
-    assert lines[5].startswith("| CNN | `Strom` | SGD | 44.00 | -6.00 | 0 | 10.0 |")
+    assert lines[0] == "### CNN"
+    assert lines[4].startswith("| float32 | SGD, momentum | 85.00 |")
+    assert "| `TernGrad` | SGD, momentum | 84.50 | -0.50 ± " in lines[6]
+    assert lines[7].startswith("| `Strom` | SGD | 44.00 | -6.00 | 0 | 10.0 |")

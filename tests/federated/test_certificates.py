@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from tfgradcomp.certificates import check, create_for_cluster, signing
-from tfgradcomp.federated import certificates
+from tfgradcomp.federated import certificates, commands
 
 pytestmark = pytest.mark.timeout(60)
 HALF_AN_HOUR = 1 / 48
@@ -214,3 +214,14 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     with pytest.raises(ImportError, match=r"pip install 'tfgradcomp\[federated\]'"):
         create_for_cluster(tmp_path / "tls")
+
+
+def test_the_command_of_the_hub_makes_certificates(tmp_path, capsys):
+    folder = str(tmp_path / "hub")
+    arguments = ["--init", folder, "--hosts", "localhost", "--clients", "anna", "ben"]
+    assert commands.hub(arguments) == 0
+    assert f"Copy the folder of each client in {folder}/clients" in capsys.readouterr().out
+    assert certificates.accepted_clients(folder) == ["anna", "ben"]
+    # A second authority would lock all clients out.
+    assert commands.hub(arguments) == 1
+    assert f"Received: folder='{folder}'" in capsys.readouterr().err

@@ -256,6 +256,8 @@ def test_table_json_and_plot(capsys, tmp_path):
     assert "Best on 8 workers: SignSGD by sharded, " in text
     assert "Break-even: none; SignSGD by sharded is quicker than float32" in text
     assert "below 8/2 = 4 that takes longer" in text
+    assert "Assumed: TensorFlow's gRPC on CPUs" in text
+    assert "\nHalfPrecision " in text and "Left out" not in text
     assert command.main([*arguments, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["link"]["bandwidth"] == 1e8
@@ -264,6 +266,28 @@ def test_table_json_and_plot(capsys, tmp_path):
     path = tmp_path / "plan.png"
     assert command.main([*arguments, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_are_for_people():
+    values = (9_903.4, 13_330.0, 99.96, 1.5, 0.0625)
+    expected = ["9,903", "13,330", "100", "1.5", "0.0625"]
+    assert [output.number(value) for value in values] == expected
+
+
+def test_every_method_is_planned_or_named_as_left_out(capsys):
+    given = {"profile": IDEAL, "workers": [4]}
+    plan = planning.plan([(1000, 320)], 0.1, GIGABIT, **given)
+    sparse = {"VarianceBased", "Strom", "Hybrid"}
+    others = {"CompressedOptimizer", "LocalSteps"}
+    found = {forecast.method for forecast in plan.forecasts}
+    assert {*plan.left_out} == sparse | others
+    assert found | {*plan.left_out} == {*tfgradcomp.optimizers.__all__, "float32"}
+    with_ratio = planning.plan([(1000, 320)], 0.1, GIGABIT, ratio=32.0, **given)
+    assert {*with_ratio.left_out} == others
+    assert command.main(["lenet", *GIVEN, "--methods", "Strom,OneBitAdam"]) == 0
+    streams = capsys.readouterr()
+    assert "Left out: Strom (the number of elements" in streams.out
+    assert streams.err.startswith("tfgradcomp-plan: measures each method here:\n Half")
 
 
 @pytest.mark.parametrize(

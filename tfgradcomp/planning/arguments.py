@@ -26,7 +26,7 @@ examples:
   tfgradcomp-plan alexnet --bandwidth 1gbit --compute-ms 160 --batch-size 128 \\
       --workers 4,8,16,512 --devices-per-node 4 --plot alexnet.png
 
-The arithmetic of every method is measured on this machine. This takes some seconds,
+The arithmetic of every method is measured on this machine. This takes up to a minute,
 during which the machine should be idle otherwise. No cluster is started.
 exit code: 0, or 2 with an error message.
 """
@@ -104,7 +104,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--methods",
         type=lambda text: text.split(","),
         metavar="NAME,...",
-        help="wrappers to compare (default: all that need no arguments)",
+        help="wrappers to compare, beside HalfPrecision (default: all)",
     )
     add(
         "--software",

@@ -53,10 +53,12 @@ class Candidate:
         """The method of the wrapper."""
         if self.wrapper == FLOAT32:
             return Method(Identity(), Mean(), name=FLOAT32)
-        inner = {"OneBitLAMB": "lamb"}.get(self.wrapper, "adam")
-        if not self.wrapper.startswith(("OneBitAdam", "OneBitLAMB", "ZeroOne")):
-            inner = "sgd"
-        return self.wrap(inner).method
+        inner = {
+            "OneBitAdam": keras.optimizers.Adam,
+            "OneBitLAMB": keras.optimizers.Lamb,
+            "ZeroOneAdam": keras.optimizers.Adam,
+        }.get(self.wrapper, keras.optimizers.SGD)
+        return self.wrap(inner()).method
 
     def wrap(self, inner_optimizer: Any, **arguments: Any) -> CompressedOptimizer:
         """Returns the wrapper around an optimizer.

@@ -32,9 +32,27 @@ def _decision(options, profile, shapes, compute, link):
     )
 
 
+# Beside float32, the baseline of every table.
+_BASELINE = "HalfPrecision"
+
+
+def _announced(arithmetic):
+    """Returns a measurement that names each method once on the standard error."""
+    told: set[str] = set()
+
+    def measured(kind, method, layout, num_workers):
+        if method.name not in told:
+            told.add(method.name)
+            print(f" {method.name}", end="", file=sys.stderr, flush=True)
+        return arithmetic(kind, method, layout, num_workers)
+
+    return measured
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` and returns the exit code."""
     options = parse(argv)
+    print("tfgradcomp-plan: measures each method here:", file=sys.stderr, flush=True)
     # TensorFlow is imported after --help and most errors, and hides its INFO lines.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     measured = importlib.import_module("tfgradcomp.planning.measured")
@@ -57,12 +75,14 @@ def main(argv: list[str] | None = None) -> int:
             options.link_efficiency,
         )
         profile = planning.Profile(SOFTWARE[options.software])
+        profile = profile._replace(arithmetic=_announced(profile.arithmetic))
+        methods = options.methods
         plan = planning.plan(
             shapes,
             compute,
             link,
             options.workers,
-            methods=options.methods,
+            methods=methods and [*dict.fromkeys([_BASELINE, *methods])],
             examples=options.batch_size,
             local_steps=options.local_steps,
             delay=options.delay,
@@ -75,8 +95,9 @@ def main(argv: list[str] | None = None) -> int:
         if options.plot:
             output.plot(options.plot, plan, options.model)
     except (ValueError, OSError) as error:
-        print(f"tfgradcomp-plan: {error}", file=sys.stderr)
+        print(f"\ntfgradcomp-plan: {error}", file=sys.stderr)
         return 2
+    print(file=sys.stderr)
     if options.csv:
         output.write_csv(sys.stdout, plan)
     elif options.json:

@@ -14,6 +14,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -36,6 +37,19 @@ from tfgradcomp.transports import Costs, Transport
 from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.costs import SimulatedCollectives
 from tfgradcomp.transports.messages import has_variable_length
+
+# Arguments of the wrappers that need some, which do not change a step's duration.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "OneBitAdam": {"warmup_steps": 1},
+    "OneBitLAMB": {"warmup_steps": 1},
+    "ZeroOneAdam": {"warmup_steps": 1},
+    "Strom": {"threshold": "auto"},
+    "Hybrid": {"threshold": "auto"},
+}
+# Reasons to leave a method out.
+_NO_RATIO = "the number of elements that they send is not known: give a ratio"
+_TAKING_METHODS = {"CompressedOptimizer", "LocalSteps"}
+_NO_METHOD = "they take other methods: plan those"
 
 # Seconds of a method, given the class of its transport, its layout and N.
 Arithmetic = Callable[[type[Transport], Method, Layout, int], float]
@@ -104,7 +118,7 @@ def plan(
         link: The link of each node.
         workers: Numbers of workers, in any order.
         methods: Candidates, or names of wrappers with their default arguments; None:
-            all wrappers that need no arguments.
+            all wrappers but those that take another method.
         examples: Examples per worker and step.
         local_steps: Steps from one exchange to the next.
         delay: Steps from local steps to their exchange, less than `local_steps`; with
@@ -133,20 +147,22 @@ def plan(
     counts = sorted(set(workers))
     for count in counts:
         check_integer("workers", count, 1)
-    candidates = []
-    for method in known_methods() if methods is None else methods:
+    candidates = {}
+    for method in planned_methods() if methods is None else methods:
         if isinstance(method, str):
-            if method not in known_methods():
+            if method not in planned_methods():
                 raise ValueError(
-                    f"methods must be some of {known_methods()}. Received: {method=}"
+                    f"methods must be some of {planned_methods()}. Received: {method=}"
                 )
-            method = Candidate(method)
-        candidates.append(method)
+            candidates[method] = Candidate(method, _ARGUMENTS.get(method, {}))
+        else:
+            candidates[method.name] = method
+    profile = profile or Profile()
     planner = Planner(
         stand_ins(shapes),
         ratio,
         link,
-        profile or Profile(),
+        profile,
         compute_seconds=compute_seconds,
         local_steps=local_steps,
         delay=delay,
@@ -156,16 +172,27 @@ def plan(
     for count in counts:
         forecasts.append(planner.float32(count))
         if count > 1:
-            for candidate in candidates:
-                forecasts += planner.forecasts(candidate, count)
-    return TrainingPlan(tuple(forecasts), link, ratio)
+            for name, candidate in candidates.items():
+                for forecast in planner.forecasts(candidate, count):
+                    forecasts.append(replace(forecast, method=name))
+    found = {forecast.method for forecast in forecasts}
+    left_out = {}
+    if max(counts) > 1:
+        left_out = {name: _NO_RATIO for name in candidates if name not in found}
+    if methods is None:
+        left_out |= dict.fromkeys(sorted(_TAKING_METHODS), _NO_METHOD)
+    return TrainingPlan(tuple(forecasts), link, ratio, profile.software, left_out)
+
+
+def planned_methods() -> list[str]:
+    """Returns the names of the wrappers that are methods by themselves."""
+    return sorted({*optimizers.__all__} - _TAKING_METHODS)
 
 
 @functools.cache
 def known_methods() -> list[str]:
     """Returns the names of the wrappers that need no argument but the optimizer."""
-    named = sorted({*optimizers.__all__} - {"CompressedOptimizer"})
-    return [name for name in named if not required_arguments(name)]
+    return [name for name in planned_methods() if not required_arguments(name)]
 
 
 def required_arguments(name: str) -> list[str]:

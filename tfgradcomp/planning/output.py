@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
+from tfgradcomp.planning.network import GRPC, NO_SOFTWARE
 from tfgradcomp.planning.shapes import Shapes, sizes
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def head(plan: TrainingPlan, name: str, shapes: Shapes) -> str:
     first, link = plan.forecasts[0], plan.link
     text = (
         f"{name}: {sum(sizes(shapes)):,} parameters; "
-        f"{1e3 * first.compute_seconds:.4g} ms a step without exchange; "
+        f"{number(1e3 * first.compute_seconds)} ms a step without exchange; "
         f"links of {rate(link.bandwidth)}, {1e3 * link.latency:g} ms"
     )
     if link.devices_per_node > 1:
@@ -92,7 +93,7 @@ def table(plan: TrainingPlan) -> list[str]:
     for best in plan.quickest(most):
         cells = [best.method, best.transport, f"{best.bytes_per_step / 1e6:.2f}"]
         cells += [f"{1e3 * best.step_seconds:.0f}", f"{plan.over_float32(best):.2f}"]
-        cells.append(f"{best.throughput:.4g}")
+        cells.append(number(best.throughput))
         for count in counts:
             speedup = speedups.get((best.method, count))
             cells.append("" if speedup is None else f"{speedup:.2f}")
@@ -128,8 +129,8 @@ def sentences(plan: TrainingPlan) -> list[str]:
     lines += [_break_even(plan, method) for method in methods[:1]]
     if plan.ratio is not None:
         lines.append("The arithmetic of sparse methods is not counted.")
-    warning = plan.warning()
-    return [*lines, warning] if warning else lines
+    lines += [plan.warning() or "", _assumption(plan), *_left_out(plan)]
+    return [line for line in lines if line]
 
 
 def plot(path: str, plan: TrainingPlan, name: str) -> None:
@@ -162,7 +163,11 @@ def plot(path: str, plan: TrainingPlan, name: str) -> None:
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])
     axes.set_xlabel("workers")
     axes.set_ylabel("examples a second")
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log")
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.yaxis.set_major_locator(ticker.LogLocator(10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_title(f"{name}, links of {rate(plan.link.bandwidth)}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", frameon=False)
@@ -171,6 +176,25 @@ def plot(path: str, plan: TrainingPlan, name: str) -> None:
 
 def _way(forecast):
     return f"{forecast.method} by {forecast.transport}"
+
+
+def _assumption(plan):
+    """Returns what a plan assumes of the software, and what is not known."""
+    if plan.software == GRPC:
+        return (
+            "Assumed: TensorFlow's gRPC on CPUs, as fitted on two cores. How quick "
+            "float32 is with NCCL on GPUs is not known. Compare HalfPrecision, too."
+        )
+    if plan.software == NO_SOFTWARE:
+        return "Assumed: the software around the link takes no time."
+    return "Assumed: the software around the link takes the measured time."
+
+
+def _left_out(plan):
+    reasons: dict[str, list[str]] = {}
+    for method, reason in plan.left_out.items():
+        reasons.setdefault(reason, []).append(method)
+    return [f"Left out: {', '.join(of)} ({why})." for why, of in reasons.items()]
 
 
 def _break_even(plan, forecast):
@@ -183,8 +207,13 @@ def _break_even(plan, forecast):
     quicker = "quicker" if plan.over_float32(forecast) > 1 else "slower"
     return (
         f"Break-even: none; {_way(forecast)} is {quicker} than float32 on links of any "
-        "rate."
+        "rate, with this software."
     )
+
+
+def number(value: float) -> str:
+    """Returns a number for people: three digits, or all of a large whole number."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rate(bits: float) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tfgradcomp.planning.candidates import FLOAT32
-from tfgradcomp.planning.network import Link
+from tfgradcomp.planning.network import GRPC, Link, Software
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,15 @@ class TrainingPlan(NamedTuple):
         link: The link of each node.
         ratio: All elements over those that sparse methods send; None: these methods
             are left out.
+        software: Cost of the software around the collectives.
+        left_out: Reasons, by names of methods without a forecast.
     """
 
     forecasts: tuple[Forecast, ...]
     link: Link
     ratio: float | None = None
+    software: Software = GRPC
+    left_out: Mapping[str, str] = MappingProxyType({})
 
     @property
     def workers(self) -> list[int]:
