@@ -1,4 +1,4 @@
-"""Measurement of the time that a method's arithmetic, or its exchange, adds to a step."""
+"""Measurement of the time that a method's arithmetic or exchange adds to a step."""
 
 from __future__ import annotations
 
