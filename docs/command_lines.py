@@ -15,6 +15,8 @@ PAGE = Path(__file__).parent / "reference" / "command-lines.md"
 COMMANDS = {
     "tfgradcomp-launch": "tfgradcomp.launch.arguments:parse",
     "tfgradcomp-plan": "tfgradcomp.planning.arguments:parse",
+    "tfgradcomp-hub": "tfgradcomp.federated.commands:hub",
+    "tfgradcomp-join": "tfgradcomp.federated.commands:join",
     "python -m tfgradcomp.ops": "tfgradcomp.ops.__main__:main",
     "python -m tfgradcomp.reshard": "tfgradcomp.checkpoint.reshard:main",
     "python -m tfgradcomp.callbacks.timeline": "tfgradcomp.callbacks.timeline:main",

@@ -25,6 +25,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _hub_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        prog="tfgradcomp-hub",
         description="Combine what clients learn, in rounds; clients come and go.",
         epilog="--init FOLDER --hosts ... --clients ... makes certificates for TLS.",
     )
@@ -50,7 +51,8 @@ def _hub_parser() -> argparse.ArgumentParser:
 
 def _client_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Train on this machine's data, and exchange the result by a hub."
+        prog="tfgradcomp-join",
+        description="Train on this machine's data, and exchange the result by a hub.",
     )
     add = parser.add_argument
     add("address", help="the hub's host:port")
@@ -64,7 +66,8 @@ def _client_parser() -> argparse.ArgumentParser:
 
 def _init_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Make the certificates of a hub and its clients, for mutual TLS."
+        prog="tfgradcomp-hub",
+        description="Make the certificates of a hub and its clients, for mutual TLS.",
     )
     add = parser.add_argument
     add("--init", metavar="FOLDER", required=True, help="new folder for the hub")

@@ -67,11 +67,11 @@ class Measurement:
         errors = worst_layers(gradients[0], [one["sums"] for one in every], number)
         link, profile, timer = NO_LINK, Profile(), None
         variables = self._variables()
-        if self.link is None:
+        if self.link is not None:
+            link = Link.parse(self.link)
+        elif self.hosts is not None:
             profile = profile._replace(costs=measure(self.hosts))
             timer = ExchangeTimer(self.hosts, variables, self.exclude).seconds
-        else:
-            link = Link.parse(self.link)
         if timer or not reads_clock:
             profile = profile._replace(arithmetic=typical_arithmetic)
         decision = decide(
