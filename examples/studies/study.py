@@ -146,7 +146,7 @@ def measured(measure, keys, processes=1):
             executor.shutdown(cancel_futures=True)
 
 
-def complete(name, keys, measure, columns, processes=1, words=()):
+def complete(name, keys, measure, columns, processes=1, words=(), most=None):
     """Return a row for each key, in order; measure and save those that are missing.
 
     An interrupted study resumes: each row is appended at once to
@@ -160,6 +160,7 @@ def complete(name, keys, measure, columns, processes=1, words=()):
         columns: Names of the measured columns, which are numbers.
         processes: Number of processes that measure, as of `measured`.
         words: Names of the measured columns that are texts.
+        most: The most rows to measure; None: all.
     """
     path = ROOT / "examples" / "results" / f"{name}.csv"
     found = {}
@@ -175,9 +176,8 @@ def complete(name, keys, measure, columns, processes=1, words=()):
         return tuple(map(str, key.values()))
 
     missing = {texts(key): key for key in keys if texts(key) not in found}
-    for key, values in measured(
-        measure, missing.values() if measure else (), processes
-    ):
+    wanted = [*missing.values()][:most] if measure else ()
+    for key, values in measured(measure, wanted, processes):
         found[texts(key)] = values | {"commit": git("rev-parse", "--short", "HEAD")}
         print(*texts(key), found[texts(key)], flush=True)
         known = [
