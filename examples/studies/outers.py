@@ -55,7 +55,7 @@ def outer(
     if momentum == "behind":
         sgd = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
     return tfgradcomp.CompressedOptimizer(
-        sgd, method, transport=transport, allow_inner_momentum=True
+        sgd, method, transport=transport, sparse="dense", allow_inner_momentum=True
     )
 
 
