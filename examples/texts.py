@@ -1,7 +1,4 @@
-"""Texts: synthetic letters, bags of words about a topic, and the King James Bible."""
-
-import re
-import subprocess
+"""Synthetic texts: sequences of letters, and bags of words about a topic."""
 
 import numpy as np
 import tensorflow as tf
@@ -53,34 +50,3 @@ def bag_batches(number: int, batch_size: int, seed: int) -> tf.data.Dataset:
     pairs = words.astype(np.int32), topics.astype(np.int32)
     batches = tf.data.Dataset.from_tensor_slices(pairs)
     return batches.batch(batch_size, drop_remainder=True)
-
-
-def bible() -> tuple[np.ndarray, np.ndarray, str]:
-    """Return the King James Bible: two arrays of characters' indices, and the alphabet.
-
-    A verse is a line. The second array holds the books from Hebrews to Revelation.
-
-    Raises:
-      RuntimeError: if Debian's program ``bible`` is not installed.
-    """
-    try:
-        took = subprocess.run(
-            ["bible", "-f", "gen1:1-rev22:21"], capture_output=True, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RuntimeError(
-            "The text comes from Debian's program `bible`. Install it with: apt-get "
-            f"install bible-kjv bible-kjv-text. Received: {error}"
-        ) from error
-    text = took.stdout.decode("ascii")
-    first, last = (
-        re.sub(r"^\w+:\d+ ", "", part, flags=re.MULTILINE)
-        for part in text.split("\nHeb1:1 ", 1)
-    )
-    alphabet = "".join(sorted({*first, *last}))
-    index_of = np.zeros(128, np.uint8)
-    index_of[[ord(character) for character in alphabet]] = np.arange(len(alphabet))
-    first, last = (
-        index_of[np.frombuffer(part.encode(), np.uint8)] for part in (first, last)
-    )
-    return first, last, alphabet

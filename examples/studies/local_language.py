@@ -27,8 +27,8 @@ import tensorflow as tf
 
 import tfgradcomp
 
+import bible  # isort: skip
 import models  # isort: skip
-import texts  # isort: skip
 
 WORKERS, EACH, LENGTH = 4, 2, 64
 # Both are divisible by all numbers of local steps: the end of a part, which makes an
@@ -146,7 +146,7 @@ def make_optimizer(row: Row, rate: float, steps: int):
 @functools.cache
 def held_out(number: int) -> tf.data.Dataset:
     """Return batches of texts from all held-out books."""
-    _, last, _ = texts.bible()
+    _, last, _ = bible.characters()
     starts = np.linspace(0, len(last) - LENGTH - 1, number).astype(int)
     return batches_at(last, starts, 64 * WORKERS)
 
@@ -171,7 +171,7 @@ def train(row: Row, seed: int, rate: float = RATE, steps: int = STEPS) -> dict:
         steps: Number of steps.
     """
     strategy, started = study.strategy_of(WORKERS), time.process_time()
-    first, _, alphabet = texts.bible()
+    first, _, alphabet = bible.characters()
     held = held_out(HELD_OUT)
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -238,7 +238,7 @@ class Rows:
         rows = self._found.get(row, {})
         return statistics.mean([own["bytes"] for own in rows.values()] or [math.nan])
 
-    def less(self, row: Row, base: Row) -> list[float]:
+    def more(self, row: Row, base: Row) -> list[float]:
         """Return by how many percent of the baseline's loss a row's is larger."""
         own, plain = self._found[row], self._found.get(base, {})
         return [
@@ -257,7 +257,8 @@ class Rows:
             if row not in self._found:
                 continue
             base = BASELINE._replace(inner=row.inner)
-            more = self.less(row, base) if row != base else []
+            more = self.more(row, base) if row != base else []
+            more = [one for one in more if math.isfinite(one)]
             loss, size = self.loss(row), self.bytes(row)
             lines.append(
                 [
