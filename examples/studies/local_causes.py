@@ -82,7 +82,8 @@ def train(key: dict, is_quick: bool = False) -> dict:
 
     def make_datasets():
         batches, test = rounds.datasets("LeNet", key["seed"])
-        return (batches.take(rounds.QUICK_STEPS) if is_quick else batches), test
+        batches = batches.take(rounds.QUICK_STEPS) if is_quick else batches
+        return study.without_autotune(batches), study.without_autotune(test)
 
     accuracy, _ = study.train(
         study.strategy_of(rounds.WORKERS),

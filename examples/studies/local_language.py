@@ -33,7 +33,7 @@ import models  # isort: skip
 WORKERS, EACH, LENGTH = 4, 2, 64
 # Both are divisible by all numbers of local steps: the end of a part, which makes an
 # exchange, adds none.
-STEPS, PART = 3072, 512
+STEPS, PART, AT_ONCE = 3072, 512, 16
 WARMUP, HELD_OUT = 100, 512
 # The best of `RATES` for the baseline, `--parts rates`.
 RATE, RATES, RATE_STEPS = 2e-3, (1e-3, 2e-3, 4e-3, 8e-3), 512
@@ -143,19 +143,47 @@ def make_optimizer(row: Row, rate: float, steps: int):
     return tfgradcomp.LocalSteps(inner, outer, every=row.every)
 
 
-@functools.cache
-def held_out(number: int) -> tf.data.Dataset:
-    """Return batches of texts from all held-out books."""
-    _, last, _ = bible.characters()
-    starts = np.linspace(0, len(last) - LENGTH - 1, number).astype(int)
-    return batches_at(last, starts, 64 * WORKERS)
+def held_out(text: np.ndarray, number: int) -> np.ndarray:
+    """Return texts at regular places, each a character longer than `LENGTH`."""
+    starts = np.linspace(0, len(text) - LENGTH - 1, number).astype(int)
+    return text[starts[:, np.newaxis] + np.arange(LENGTH + 1)].astype(np.int32)
 
 
-def batches_at(text: np.ndarray, starts: np.ndarray, size: int) -> tf.data.Dataset:
-    """Return batches of texts that begin at some places, and of what follows."""
-    found = text[starts[:, np.newaxis] + np.arange(LENGTH + 1)].astype(np.int32)
-    pairs = tf.data.Dataset.from_tensor_slices((found[:, :-1], found[:, 1:]))
-    return pairs.batch(size, drop_remainder=True)
+def loss_of(model, batch):
+    """Return the mean loss of texts, in nats a character."""
+    logits = model(batch[:, :-1], training=True)
+    losses = keras.losses.sparse_categorical_crossentropy(
+        batch[:, 1:], logits, from_logits=True
+    )
+    return tf.reduce_mean(losses)
+
+
+def make_steps(strategy, model, optimizer, text: np.ndarray, seed: int):
+    """Return a function of a step's number that takes this step and 15 more.
+
+    A step draws its texts by its number and the seed. (`fit` would read a dataset,
+    whose iterators took up to a minute to end on virtual workers.)
+    """
+    text = tf.constant(text)
+
+    def step(number):
+        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+        starts = tf.random.stateless_uniform(
+            [WORKERS, EACH, 1], [seed, number], 0, len(text) - LENGTH, tf.int32
+        )
+        batch = tf.gather(text, starts[rank] + tf.range(LENGTH + 1))
+        with tf.GradientTape() as tape:
+            # Optimizers add up the gradients of all replicas.
+            loss = loss_of(model, tf.cast(batch, tf.int32)) / WORKERS
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    @tf.function
+    def steps(first):
+        for number in tf.range(first, first + AT_ONCE):
+            strategy.run(step, (number,))
+
+    return steps
 
 
 def train(row: Row, seed: int, rate: float = RATE, steps: int = STEPS) -> dict:
@@ -171,27 +199,29 @@ def train(row: Row, seed: int, rate: float = RATE, steps: int = STEPS) -> dict:
         steps: Number of steps.
     """
     strategy, started = study.strategy_of(WORKERS), time.process_time()
-    first, _, alphabet = bible.characters()
-    held = held_out(HELD_OUT)
+    first, last, alphabet = bible.characters()
     keras.utils.set_random_seed(seed)
     with strategy.scope():
         model = models.make_decoder(len(alphabet), LENGTH)
-        model.compile(
-            make_optimizer(row, rate, steps),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            steps_per_execution=16,
-        )
-    rng, curve = np.random.default_rng(seed), []
-    part = min(PART, steps)
-    for _ in range(steps // part):
-        starts = rng.integers(len(first) - LENGTH, size=part * EACH * WORKERS)
+        optimizer = make_optimizer(row, rate, steps)
+        optimizer.build(model.trainable_variables)
+    take_steps = make_steps(strategy, model, optimizer, first, seed)
+    held = tf.constant(held_out(last, HELD_OUT))
+    loss_of_part = tf.function(lambda batch: loss_of(model, batch))
+    curve = []
+    for begin in range(0, steps, AT_ONCE):
+        take_steps(tf.constant(begin))
+        if (begin + AT_ONCE) % min(PART, steps):
+            continue
         try:
-            model.fit(batches_at(first, starts, EACH * WORKERS), verbose=0)
-            curve.append(model.evaluate(held, verbose=0, return_dict=True)["loss"])
+            if row.every > 1:
+                optimizer.synchronize()
         except FloatingPointError:
             curve.append(math.nan)
             break
-    traffic, seconds = model.optimizer.traffic, time.process_time() - started
+        losses = [loss_of_part(part).numpy() for part in tf.split(held, 4)]
+        curve.append(float(np.mean(losses)))
+    traffic, seconds = optimizer.traffic, time.process_time() - started
     keras.backend.clear_session()
     return {
         "loss": curve[-1],
