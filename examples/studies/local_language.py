@@ -35,7 +35,7 @@ WORKERS, EACH, LENGTH = 4, 2, 64
 # exchange, adds none.
 STEPS, PART, AT_ONCE = 3072, 512, 16
 WARMUP, HELD_OUT = 100, 512
-# The best of `RATES` for the baseline, `--parts rates`.
+# For the baseline, the smaller of the best two of `RATES` (`--parts rates`).
 RATE, RATES, RATE_STEPS = 2e-3, (1e-3, 2e-3, 4e-3, 8e-3), 512
 PAGE = "studies/local-language.md"
 COLUMNS, WORDS = ("loss", "bytes", "seconds"), ("curve", "date")
