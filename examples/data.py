@@ -185,8 +185,8 @@ def _builders(data_dir):
 
 
 @contextlib.contextmanager
-def debian_files():
-    """Return the folder of idx files from Debian's package, or None.
+def debian_packages(*names: str):
+    """Return a temporary folder with the files of Debian packages, or None.
 
     apt-get and dpkg-deb work on folders of their own: nothing is installed.
     """
@@ -198,8 +198,12 @@ def debian_files():
         try:
             for command in (
                 [*apt, "update"],
-                [*apt, "download", "dataset-fashion-mnist"],
-                ["sh", "-c", "dpkg-deb -x dataset-fashion-mnist_*.deb ."],
+                [*apt, "download", *names],
+                [
+                    "sh",
+                    "-c",
+                    'for file in *.deb; do dpkg-deb -x "$file" . || exit; done',
+                ],
             ):
                 subprocess.run(
                     command, cwd=folder, check=True, capture_output=True, timeout=120
@@ -207,7 +211,14 @@ def debian_files():
         except (OSError, subprocess.SubprocessError):
             yield None
         else:
-            yield Path(folder) / IDX_DIR.relative_to("/")
+            yield Path(folder)
+
+
+@contextlib.contextmanager
+def debian_files():
+    """Return the folder of idx files from Debian's package, or None."""
+    with debian_packages("dataset-fashion-mnist") as folder:
+        yield folder and folder / IDX_DIR.relative_to("/")
 
 
 def _find_prepared(data_dir):

@@ -90,6 +90,37 @@ def make_transformer():
     )
 
 
+def make_decoder(alphabet, length, width=176, blocks=3, heads=4):
+    """Return a decoder for texts of one length: 1.1 million parameters.
+
+    Args:
+        alphabet: Number of characters.
+        length: Of a text, in characters.
+        width: Of the vector of a character.
+        blocks: Number of blocks of attention and two dense layers.
+        heads: Of an attention.
+    """
+    text = keras.Input((length,), dtype="int32")
+    places = layers.Embedding(length, width)(keras.ops.arange(length))
+    x = layers.Embedding(alphabet, width)(text) + places
+    later = keras.ops.triu(keras.ops.full((length, length), -1e9), 1)
+    for _ in range(blocks):
+        y = layers.Dense(3 * width, use_bias=False)(layers.RMSNormalization()(x))
+        y = keras.ops.reshape(y, (-1, length, 3, heads, width // heads))
+        # Faster on one core than `layers.MultiHeadAttention`.
+        query, key, value = keras.ops.unstack(keras.ops.transpose(y, (2, 0, 3, 1, 4)))
+        scores = keras.ops.matmul(query, keras.ops.swapaxes(key, 2, 3))
+        chances = keras.ops.softmax(scores * (width // heads) ** -0.5 + later)
+        y = keras.ops.swapaxes(keras.ops.matmul(chances, value), 1, 2)
+        y = keras.ops.reshape(y, (-1, length, width))
+        x = x + layers.Dense(width, use_bias=False)(y)
+        y = layers.RMSNormalization()(x)
+        y = layers.Dense(4 * width, "relu", use_bias=False)(y)
+        x = x + layers.Dense(width, use_bias=False)(y)
+    last = layers.Dense(alphabet, use_bias=False, name="last")
+    return keras.Model(text, last(layers.RMSNormalization()(x)))
+
+
 def make_bag_of_words():
     """Return a table of embeddings and two dense layers, for bags of `texts`."""
     words = keras.Input((texts.BAG,), dtype="int32")

@@ -101,6 +101,17 @@ def train(strategy, seed, make_model, make_optimizer, make_datasets, epochs):
     return accuracy, model.optimizer
 
 
+def without_autotune(dataset):
+    """Return a dataset whose iterators end at once.
+
+    On virtual workers, an iterator that ends otherwise waits for TensorFlow's tuner of
+    buffers, which sleeps for up to minutes.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def write_page(page, text, where, name="accuracy"):
     """Write a table between the markers of a page in docs.
 
@@ -146,7 +157,7 @@ def measured(measure, keys, processes=1):
             executor.shutdown(cancel_futures=True)
 
 
-def complete(name, keys, measure, columns, processes=1, words=()):
+def complete(name, keys, measure, columns, processes=1, words=(), most=None):
     """Return a row for each key, in order; measure and save those that are missing.
 
     An interrupted study resumes: each row is appended at once to
@@ -160,6 +171,7 @@ def complete(name, keys, measure, columns, processes=1, words=()):
         columns: Names of the measured columns, which are numbers.
         processes: Number of processes that measure, as of `measured`.
         words: Names of the measured columns that are texts.
+        most: The most rows to measure; None: all.
     """
     path = ROOT / "examples" / "results" / f"{name}.csv"
     found = {}
@@ -175,9 +187,8 @@ def complete(name, keys, measure, columns, processes=1, words=()):
         return tuple(map(str, key.values()))
 
     missing = {texts(key): key for key in keys if texts(key) not in found}
-    for key, values in measured(
-        measure, missing.values() if measure else (), processes
-    ):
+    wanted = [*missing.values()][:most] if measure else ()
+    for key, values in measured(measure, wanted, processes):
         found[texts(key)] = values | {"commit": git("rev-parse", "--short", "HEAD")}
         print(*texts(key), found[texts(key)], flush=True)
         known = [
