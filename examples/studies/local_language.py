@@ -301,7 +301,7 @@ class Rows:
                     ", ".join(f"{one:+.2f}" for one in more),
                     ", ".join(str(seed) for seed in sorted(self._found[row])),
                     f"{size:,.0f}",
-                    f"{ring / size:,.0f}",
+                    f"{ring / size:,.0f}" if math.isfinite(ring) else "",
                 ]
             )
         return study.markdown(titles, lines, right=2)
