@@ -102,8 +102,8 @@ class LevelFinder {
     return nonfinite;
   }
 
-  // -- Integers q for sums, of which the largest magnitude has 30 bits
-  // -----------------
+  // -- Integers q for sums ----------------------------------------------------------
+  // The largest magnitude has 30 bits.
 
   I FixedPoints(I keys) const {
     return RoundNormal(NumbersOf(keys), Set(scale_), Set(other_scale_));
@@ -138,8 +138,7 @@ class LevelFinder {
     return MeanOfFixed(total, count, top_);
   }
 
-  // -- The rules
-  // -----------------------------------------------------------------------
+  // -- The rules --------------------------------------------------------------------
 
   // Finds a level between two others, by its place. `divides` says whether the elements
   // are then needed on either side of it.
@@ -279,12 +278,5 @@ class LevelFinder {
 };
 
 void Kernel(const Parallel& parallel, const FindLevels& args) {
-  *args.nonfinite = 0;
-  const int64_t width = args.size / (args.num_blocks > 0 ? args.num_blocks : 1);
-  For(parallel, args.num_blocks, 8 * width, [&](int64_t begin, int64_t end) {
-    LevelFinder finder(args);
-    int64_t nonfinite = 0;
-    for (int64_t block = begin; block < end; ++block) nonfinite += finder.Find(block);
-    AddCount(args.nonfinite, nonfinite);
-  });
+  CountByBlock(parallel, args, &LevelFinder::Find);
 }

@@ -172,14 +172,7 @@ class LargestPacker {
 };
 
 void Kernel(const Parallel& parallel, const PackLargest& args) {
-  *args.nonfinite = 0;
-  const int64_t width = args.size / (args.num_blocks > 0 ? args.num_blocks : 1);
-  For(parallel, args.num_blocks, 8 * width, [&](int64_t begin, int64_t end) {
-    LargestPacker packer(args);
-    int64_t nonfinite = 0;
-    for (int64_t block = begin; block < end; ++block) nonfinite += packer.Pack(block);
-    AddCount(args.nonfinite, nonfinite);
-  });
+  CountByBlock(parallel, args, &LargestPacker::Pack);
 }
 
 // The sums of N workers' chunks, one chunk after the other.

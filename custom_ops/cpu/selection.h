@@ -10,7 +10,7 @@
 
 // A number as an integer that has the order of numbers, and back.
 inline int32_t KeyOfNumber(float number) {
-  const uint32_t magnitude = BitsOf(number) & 0x7FFFFFFF;
+  const uint32_t magnitude = BitsOf(number) & kMagnitude;
   const int32_t key = static_cast<int32_t>(magnitude);
   return magnitude == BitsOf(number) ? key : -key;
 }

@@ -31,6 +31,23 @@ inline void AddCount(int64_t* total, int64_t count) {
   __atomic_fetch_add(total, count, __ATOMIC_RELAXED);
 }
 
+// Calls a function of a worker, one for each thread, with each block, and adds up the
+// numbers that it returns: those of infinite elements and NaN.
+template <typename Worker, typename Args>
+void CountByBlock(const Parallel& parallel, const Args& args,
+                  int64_t (Worker::*function)(int64_t)) {
+  *args.nonfinite = 0;
+  const int64_t width = args.size / (args.num_blocks > 0 ? args.num_blocks : 1);
+  For(parallel, args.num_blocks, 8 * width, [&](int64_t begin, int64_t end) {
+    Worker worker(args);
+    int64_t nonfinite = 0;
+    for (int64_t block = begin; block < end; ++block) {
+      nonfinite += (worker.*function)(block);
+    }
+    AddCount(args.nonfinite, nonfinite);
+  });
+}
+
 void Kernel(const Parallel& parallel, const PackSigns& args) {
   *args.nonfinite = 0;
   For(parallel, CeilDiv(args.size, kGroup), 4 * kGroup,

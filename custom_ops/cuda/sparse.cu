@@ -301,12 +301,7 @@ __global__ void __launch_bounds__(kThreads) MeanOfSparseKernel(MeanOfSparse args
         sum = __fadd_rn(sum, __fmul_rn(scale[blocks.Of(j)], FactorOf(words[at])));
       }
     }
-    __syncwarp();
-    for (int64_t j = begin + Lane(); j < end; j += kWarp) {
-      args.values.whole[j] =
-          __fdiv_rn(tile[j - begin], static_cast<float>(args.num_workers));
-    }
-    __syncwarp();
+    WriteMeans(tile, begin, end, args.num_workers, args.values.whole);
   }
 }
 

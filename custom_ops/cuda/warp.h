@@ -100,6 +100,16 @@ __device__ inline void AddCount(int64_t* total, int64_t count) {
             static_cast<unsigned long long>(count));       // NOLINT
 }
 
+// Writes the elements [begin, end) of the mean, whose sums a warp has in shared memory.
+__device__ inline void WriteMeans(const float* sums, int64_t begin, int64_t end,
+                                  int64_t num_workers, float* values) {
+  __syncwarp();
+  for (int64_t j = begin + Lane(); j < end; j += kWarp) {
+    values[j] = __fdiv_rn(sums[j - begin], static_cast<float>(num_workers));
+  }
+  __syncwarp();
+}
+
 __device__ inline RandomStream ReadStream(const uint64_t* stream) {
   return RandomStream{stream[0], stream[1], stream[2]};
 }
