@@ -155,13 +155,11 @@ class ExchangeTimer:
         return max(self._seconds_of(step) - self._alone, 0.0)
 
     def _seconds_of(self, step):
-        (first,) = self._of_slowest([seconds_of(step)])
-        rounds = min(int(_TIMED_SECONDS / first), _MOST_ROUNDS)
-        if not rounds:
-            return float(first)
-        return float(
-            np.median(self._of_slowest([seconds_of(step) for _ in range(rounds)]))
-        )
+        times = self._of_slowest([seconds_of(step)])
+        rounds = min(int(_TIMED_SECONDS / times[0]), _MOST_ROUNDS)
+        if rounds:
+            times = self._of_slowest([seconds_of(step) for _ in range(rounds)])
+        return float(np.median(times))
 
     def _of_slowest(self, seconds):
         times = tf.constant(seconds, tf.float32)

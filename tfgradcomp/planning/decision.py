@@ -284,22 +284,19 @@ class _Rows:
         for option in found:
             self._estimate(option)
         # What can be forecast at once comes first, and spares other measurements.
-        ordered = sorted(others, key=self._seconds)
+        ordered = sorted(found, key=self._seconds)
         if self._timer is None:
-            ordered = plain + ordered
-        else:
-            ordered = sorted(found, key=self._seconds)
-        best = {True: math.inf, False: math.inf}
+            ordered.sort(key=lambda option: option in others)
+        best_plain = best_other = math.inf
         for option in ordered:
             least = self._seconds(option) / (_TOO_LONG if self._timer else 1)
-            is_plain = option in plain
-            if is_plain:
-                most = MARGIN * min(best.values())
-            else:
-                most = min(best[False], best[True] / MARGIN)
-            if least < most:
+            if option in plain:
+                if least < MARGIN * min(best_plain, best_other):
+                    self._measure(option, compute_seconds)
+                    best_plain = min(best_plain, self._seconds(option))
+            elif least < min(best_other, best_plain / MARGIN):
                 self._measure(option, compute_seconds)
-                best[is_plain] = min(best[is_plain], self._seconds(option))
+                best_other = min(best_other, self._seconds(option))
         return self._quickest(plain, others)
 
     def _quickest(self, plain, others):
@@ -321,22 +318,21 @@ class _Rows:
         return best
 
     def _estimate(self, option):
-        """Fills in what a clock need not tell."""
+        """Fills in a forecast; a complete one needs no mark."""
         is_bound = option.risk != "none" and self._timer is None
-        forecast = self._forecast(option, is_bound)
-        mark = "~" if self._timer else ">" * is_bound
-        self._fill(option, forecast, forecast.step_seconds, mark)
+        self._fill(option, is_bound, "~" if self._timer else ">" * is_bound)
 
     def _measure(self, option, compute_seconds):
-        """Fills in the duration, from measured arithmetic or a timed exchange."""
-        forecast = self._forecast(option)
-        seconds = forecast.step_seconds
+        """Replaces a marked duration, by measured arithmetic or a timed exchange."""
+        row = self._rows[option.name]
         if self._timer is not None:
-            method = option.candidate.method
-            seconds = compute_seconds + self._timer(method, forecast.transport)
-        self._fill(option, forecast, seconds)
+            taken = self._timer(option.candidate.method, row.transport)
+            row = replace(row, seconds=compute_seconds + taken, mark="")
+            self._rows[option.name] = row
+        elif row.mark:
+            self._fill(option)
 
-    def _forecast(self, option: Option, is_bound: bool = False) -> Forecast:
+    def _forecast(self, option: Option, is_bound: bool) -> Forecast:
         """Returns the forecast of a candidate by its quickest transport."""
         candidate, workers = option.candidate, self._workers
         if candidate.wrapper == FLOAT32:
@@ -350,12 +346,13 @@ class _Rows:
         forecasts = planner.forecasts(candidate, workers, names)
         return min(forecasts, key=lambda forecast: forecast.step_seconds)
 
-    def _fill(self, option, forecast, seconds, mark=""):
+    def _fill(self, option, is_bound=False, mark=""):
+        forecast = self._forecast(option, is_bound)
         self._rows[option.name] = replace(
             self._rows[option.name],
             bytes_sent=forecast.bytes_sent,
             transport=forecast.transport,
-            seconds=seconds,
+            seconds=forecast.step_seconds,
             mark=mark,
         )
 
