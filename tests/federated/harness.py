@@ -115,7 +115,9 @@ class Client:
         self.disk = None
 
     def imbalance(self):
-        """What it has moved, and nobody has counted or kept, over what it has moved.
+        """Returns the part of its changes that is neither counted nor kept.
+
+        It is the length of the sum of these changes, over that of all changes.
 
         The folder is read, and lost, at the end.
         """

@@ -8,7 +8,7 @@ from concurrent import futures
 import grpc
 import pytest
 
-pytest.importorskip("cryptography")
+pytest.importorskip("cryptography", reason="needs tfgradcomp[federated]")
 
 from tfgradcomp.certificates import check, create_for_cluster, signing
 from tfgradcomp.federated import certificates, commands

@@ -1,4 +1,4 @@
-"""What the gRPC layer lets in: security, rates, lengths, names."""
+"""The gRPC layer refuses insecure, too many, too long and misnamed messages."""
 
 import queue
 

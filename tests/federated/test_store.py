@@ -30,7 +30,7 @@ def test_a_torn_state_gives_way_to_the_one_before(tmp_path, name):
     newest = max(tmp_path.glob(f"*/{name}"))
     newest.write_bytes(newest.read_bytes()[:-3])
     assert store.load()[0] == {"count": 1}
-    # What is written next is newer than what is torn.
+    # A state that is saved later counts as newer than the torn one.
     store.close()
     store = Store(tmp_path)
     store.save({"count": 9}, ARRAYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,10 +79,20 @@ class Anchor(NamedTuple):
         velocity = np.zeros(weights.size if outer.momentum else 0, np.float32)
         return cls(0, weights, velocity, statistics)
 
+    @classmethod
+    def of(cls, round: int, arrays: Mapping[str, np.ndarray]) -> Anchor:
+        """Returns the anchor whose `arrays` are among those of a file."""
+        return cls(round, *(arrays[name] for name in cls._fields[1:]))
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by their names."""
+        return {name: getattr(self, name) for name in self._fields[1:]}
+
     @property
     def digest(self) -> int:
         """64 bits of a hash of weights, velocity and statistics."""
-        parts = [digest64(part) for part in self[1:]]
+        parts = [digest64(part) for part in self.arrays.values()]
         return digest64(np.array(parts, "<i8"))
 
     def moved(

@@ -15,6 +15,9 @@ from tfgradcomp.methods import Method
 from tfgradcomp.servers.base import checked_combine
 from tfgradcomp.transports import messages
 
+CLIENT, SERVER = "worker", "server"
+"""Owners of states, in the names of a file."""
+
 
 class Compressed(NamedTuple):
     """A payload and the compressor's new state."""
@@ -106,19 +109,19 @@ class BoundMethod:
         return 4 * messages.message_words(self._fields)
 
     def client_state(self, saved: Mapping[str, np.ndarray] | None = None) -> State:
-        """Returns a client's state: the first, or that of `arrays_of`."""
-        return self._state(self._compressor, saved)
+        """Returns a client's state: the first, or that among the arrays of a file."""
+        return self._state(self._compressor, CLIENT, saved)
 
     def server_state(self, saved: Mapping[str, np.ndarray] | None = None) -> State:
-        """Returns the server's state: the first, or that of `arrays_of`."""
-        return self._state(self._server, saved)
+        """Returns the server's state: the first, or that among the arrays of a file."""
+        return self._state(self._server, SERVER, saved)
 
-    def _state(self, part, saved):
+    def _state(self, part, owner, saved):
         first = contracts.initial_state(part, self.layout, self._by_tensor)
         if saved is None:
             return first
-        leaves = contracts.named_leaves(first)
-        values = [tf.cast(saved[name], leaf.dtype) for name, leaf in leaves.items()]
+        leaves = contracts.named_leaves(first).items()
+        values = [tf.cast(saved[f"{owner}.{k}"], leaf.dtype) for k, leaf in leaves]
         return tf.nest.pack_sequence_as(first, values)
 
     def compress(
@@ -216,10 +219,15 @@ class BoundMethod:
         return vector
 
 
-def arrays_of(state: State) -> dict[str, np.ndarray]:
-    """Returns the leaves of a state by their names, as float32."""
-    leaves = contracts.named_leaves(state)
-    return {name: tf.cast(leaf, tf.float32).numpy() for name, leaf in leaves.items()}
+def arrays_of(state: State, owner: str) -> dict[str, np.ndarray]:
+    """Returns the leaves of a state for a file, as float32.
+
+    Args:
+        state: The state.
+        owner: Whose it is, `CLIENT` or `SERVER`: the names begin with it.
+    """
+    leaves = contracts.named_leaves(state).items()
+    return {f"{owner}.{k}": tf.cast(leaf, tf.float32).numpy() for k, leaf in leaves}
 
 
 def _stack(rows: Sequence[tf.Tensor]) -> tf.Tensor:

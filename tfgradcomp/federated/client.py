@@ -231,9 +231,7 @@ class Client:
 
     def _show(self):
         """Assigns the anchor to the model."""
-        anchor = self._logic.anchor
-        self._training.weights = anchor.weights
-        self._training.statistics = anchor.statistics
+        self._training.take(self._logic.anchor)
 
     def _wait(self):
         """Handles messages until the client may train or the training has ended."""

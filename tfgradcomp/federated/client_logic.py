@@ -16,7 +16,7 @@ import numpy as np
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec
 from tfgradcomp.federated.anchor import NO_ANCHOR, Anchor, OuterStep
-from tfgradcomp.federated.bound_method import BoundMethod, arrays_of
+from tfgradcomp.federated.bound_method import CLIENT, BoundMethod, arrays_of
 from tfgradcomp.federated.codec import MessageError
 from tfgradcomp.federated.description import Description
 
@@ -102,9 +102,7 @@ class ClientLogic:
 
     def state(self) -> tuple[dict, dict[str, np.ndarray]]:
         """Returns what a restart needs: small values, and arrays by their names."""
-        arrays = {f"worker.{k}": v for k, v in arrays_of(self._state).items()}
-        for name in ("weights", "velocity", "statistics"):
-            arrays[name] = getattr(self.anchor, name)
+        arrays = arrays_of(self._state, CLIENT) | self.anchor.arrays
         values = {
             "name": self.name,
             "joined": self.joined._asdict(),
@@ -132,11 +130,8 @@ class ClientLogic:
         self.joined = Joined(**values["joined"])
         self.outer = OuterStep(*values["outer"])
         self._bound = self._bind(self.joined)
-        begin = "worker."
-        kept = {k[len(begin) :]: v for k, v in arrays.items() if k.startswith(begin)}
-        self._state = self._bound.client_state(kept)
-        names = "weights", "velocity", "statistics"
-        self.anchor = Anchor(values["round"], *(arrays[name] for name in names))
+        self._state = self._bound.client_state(arrays)
+        self.anchor = Anchor.of(values["round"], arrays)
         self._sequence = values["sequence"]
         if values["pending"] is not None:
             parts = {

@@ -9,6 +9,8 @@ import os
 import sys
 from typing import Any
 
+from tfgradcomp.federated import certificates
+
 _MODEL = "module:function that returns a new compiled Keras model"
 
 
@@ -104,12 +106,8 @@ def _method(text: str) -> Any:
     return getattr(methods, text)()
 
 
-def _certificates() -> Any:
-    return importlib.import_module("tfgradcomp.federated.certificates")
-
-
 def _initialize(options: argparse.Namespace) -> None:
-    _certificates().create(options.init, options.hosts, options.clients)
+    certificates.create(options.init, options.hosts, options.clients)
     sys.stdout.write(
         f"{options.init} is the hub's folder, for --certificates: keep it there. Copy "
         f"the folder of each client in {options.init}/clients to that client alone.\n"
@@ -120,7 +118,6 @@ def _serve(options: argparse.Namespace) -> None:
     federated = importlib.import_module("tfgradcomp.federated")
     security: dict[str, Any] = {"insecure": True}
     if options.certificates:
-        certificates = _certificates()
         accepted = functools.partial(
             certificates.accepted_clients, options.certificates
         )
@@ -148,7 +145,6 @@ def _join(options: argparse.Namespace) -> None:
     federated = importlib.import_module("tfgradcomp.federated")
     security: dict[str, Any] = {"insecure": True}
     if options.certificates:
-        certificates = _certificates()
         try:
             certificates.check_hub(options.certificates, options.address)
         except ConnectionError as error:

@@ -225,9 +225,7 @@ class Hub:
             )
         logic, service = self._logic, self._service
         logic.rules = logic.rules._replace(rounds=rounds, deadline=deadline)
-        if logic.unsaved:
-            self._save()
-            logic.unsaved = False
+        service.save()
         logger.info(
             "Hub of training %s at %s, after round %d/%d",
             *(logic.kept.training, self.address, self.round, rounds),
@@ -254,9 +252,7 @@ class Hub:
 
     def _show(self, on_round):
         """Assigns the anchor to the model."""
-        anchor = self._logic.anchor
-        self._training.weights = anchor.weights
-        self._training.statistics = anchor.statistics
+        self._training.take(self._logic.anchor)
         if on_round is not None:
             on_round(self)
 

@@ -235,9 +235,10 @@ class HubLogic:
         return member
 
     def _snapshot(self, token):
-        weights, velocity, statistics = (part.tobytes() for part in self.anchor[1:])
+        anchor = self.anchor
+        parts = {name: array.tobytes() for name, array in anchor.arrays.items()}
         return codec.Snapshot(
-            self.anchor.round, weights, velocity, statistics, self.anchor.digest, token
+            round=anchor.round, digest=anchor.digest, token=token, **parts
         )
 
     # A payload comes.

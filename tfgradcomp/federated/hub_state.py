@@ -11,14 +11,11 @@ import numpy as np
 
 from tfgradcomp.federated import codec
 from tfgradcomp.federated.anchor import Anchor, OuterStep
-from tfgradcomp.federated.bound_method import BoundMethod, arrays_of
+from tfgradcomp.federated.bound_method import SERVER, BoundMethod, arrays_of
 from tfgradcomp.federated.description import Description
 
 NORMS_KEPT = 64
 """Number of accepted norms whose median judges further payloads."""
-
-_PARTS = "weights", "velocity", "statistics"
-_OF_SERVER = "server."
 
 
 @dataclass
@@ -78,7 +75,7 @@ class HubState:
                 than the anchor, which is then sent in their place.
         """
         self.replies.append(reply)
-        length = sum(part.nbytes for part in self.anchor[1:])
+        length = sum(part.nbytes for part in self.anchor.arrays.values())
         while len(self.replies) > 1 and (
             len(self.replies) > most
             or sum(len(r.payload) + len(r.statistics) for r in self.replies) > length
@@ -98,22 +95,19 @@ class HubState:
 
     def to_files(self) -> tuple[dict, dict[str, np.ndarray]]:
         """Returns what a restart needs: small values, and arrays by their names."""
-        state = arrays_of(self.server_state).items()
-        arrays = {f"{_OF_SERVER}{name}": leaf for name, leaf in state}
-        arrays.update((name, getattr(self.anchor, name)) for name in _PARTS)
+        arrays = arrays_of(self.server_state, SERVER) | self.anchor.arrays
         for reply in self.replies:
             for name in ("payload", "statistics"):
                 data = np.frombuffer(getattr(reply, name), np.uint8)
                 arrays[f"reply.{reply.round}.{name}"] = data
-        replies = [r._replace(payload=b"", statistics=b"") for r in self.replies]
         values = {
             **self._identity(),
             "training": self.training,
             "round": self.anchor.round,
             "members": {name: asdict(m) for name, m in self.members.items()},
             "replies": [
-                {k: v for k, v in reply._asdict().items() if v != b""}
-                for reply in replies
+                {k: v for k, v in r._asdict().items() if not isinstance(v, bytes)}
+                for r in self.replies
             ],
             "norms": [*self.norms],
         }
@@ -135,14 +129,8 @@ class HubState:
                     f"{name}={mine}, before {values[name]}"
                 )
         self.training = values["training"]
-        self.anchor = Anchor(values["round"], *(arrays[name] for name in _PARTS))
-        self.server_state = bound.server_state(
-            {
-                name.removeprefix(_OF_SERVER): array
-                for name, array in arrays.items()
-                if name.startswith(_OF_SERVER)
-            }
-        )
+        self.anchor = Anchor.of(values["round"], arrays)
+        self.server_state = bound.server_state(arrays)
         self.members = {n: Member(**m) for n, m in values["members"].items()}
         self.norms.extend(values["norms"])
         for fields in values["replies"]:

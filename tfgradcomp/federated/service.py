@@ -11,6 +11,7 @@ import grpc
 
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec, wire
+from tfgradcomp.federated.certificates import peer_name
 from tfgradcomp.federated.codec import MessageError
 from tfgradcomp.federated.hub_logic import HubLogic, Outgoing
 from tfgradcomp.federated.rate_limit import RateLimit
@@ -98,11 +99,16 @@ class Service:
 
     def tick(self) -> None:
         """Closes the open round if it is time. The caller holds `changed`."""
-        self._do(lambda now: self.logic.tick(now))
+        self._do(self.logic.tick)
+
+    def save(self) -> None:
+        """Saves the logic's state if it has changed."""
+        if self.logic.unsaved:
+            self._save()
+            self.logic.unsaved = False
 
     def _exchange(self, requests: Iterator[bytes], context) -> Iterator[bytes]:
-        names = context.auth_context().get("x509_common_name", [])
-        connection = _Connection(names[0].decode() if names else "")
+        connection = _Connection(peer_name(context))
         reader = threading.Thread(
             target=self._read, args=(connection, requests), daemon=True
         )
@@ -160,9 +166,7 @@ class Service:
             return
         try:
             outgoing = act(time.monotonic())
-            if self.logic.unsaved:
-                self._save()
-                self.logic.unsaved = False
+            self.save()
             self._log_rounds()
         except MessageError:
             raise

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
+from tfgradcomp.federated.anchor import Anchor
 from tfgradcomp.federated.description import describe_variables
 from tfgradcomp.fit.statistics import statistics_of, trained_variables
 
@@ -49,23 +50,20 @@ class TrainingModel:
         name = digest.hexdigest() if frozen else ""
         return describe_variables(self._trained, self._statistics, name)
 
+    def take(self, anchor: Anchor) -> None:
+        """Assigns the weights and the statistics of an anchor."""
+        _assign(self._trained, anchor.weights)
+        _assign(self._statistics, anchor.statistics)
+
     @property
     def weights(self) -> np.ndarray:
         """The trained variables, float32 `[size]`."""
         return _joined(self._trained)
 
-    @weights.setter
-    def weights(self, values: np.ndarray) -> None:
-        _assign(self._trained, values)
-
     @property
     def statistics(self) -> np.ndarray:
         """The statistics of normalization layers, float32 `[count]`."""
         return _joined(self._statistics)
-
-    @statistics.setter
-    def statistics(self, values: np.ndarray) -> None:
-        _assign(self._statistics, values)
 
 
 def optimizer_arrays(optimizer: keras.optimizers.Optimizer) -> dict[str, np.ndarray]:
