@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from workloads import WORKLOADS
 
 from tfgradcomp.certificates import create_for_cluster
 from tfgradcomp.planning.network import bits_per_second
+from tfgradcomp.planning.shapes import sizes
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("rate", "tcp_mbit", "workload", "elements", "rounds", "variant")
@@ -80,15 +80,11 @@ def measure(args: argparse.Namespace, rate: str) -> list[dict]:
             for of_workers in answers.values()
         )
         row = {"rate": rate, "tcp_mbit": got / 1e6, "workload": args.workload}
-        row |= {"elements": elements(args.workload), "rounds": args.rounds}
+        elements = sum(sizes(WORKLOADS[args.workload]()))
+        row |= {"elements": elements, "rounds": args.rounds}
         row |= {"variant": variant, "plain_ms": plain, "tls_ms": tls}
         rows.append({**row, "of_plain": tls / plain})
     return rows
-
-
-def elements(workload: str) -> int:
-    """Returns the number of parameters."""
-    return sum(math.prod(shape) for shape in WORKLOADS[workload]())
 
 
 def table(rows: list[dict]) -> list[str]:

@@ -244,7 +244,7 @@ def train_rate(key: dict) -> dict:
 
 
 class Rows:
-    """What was measured.
+    """The rows that were measured, by their settings and seeds.
 
     Args:
         rows: Rows of the file.
@@ -370,8 +370,8 @@ def write(rows: list[dict], rates: list[dict]):
         text = found.table(own)
         print("", name, "", text, sep="\n", flush=True)
         study.write_page(PAGE, text, where, name)
-    cells = [f"{row['rate']:g}: {row['loss']:.4f}" for row in rates]
-    text = study.markdown(["rate", "loss"], [cell.split(": ") for cell in cells])
+    cells = [[f"{row['rate']:g}", f"{row['loss']:.4f}"] for row in rates]
+    text = study.markdown(["rate", "loss"], cells)
     where = (
         f"Adam, bfloat16 in each step, {RATE_STEPS} steps; {WORKERS} virtual workers"
     )

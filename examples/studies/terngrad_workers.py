@@ -84,10 +84,7 @@ class Workers:
         method, layout = self._method, self.layout
         step = tf.cast(self._inner.iterations.value, tf.int64)
         contexts = [
-            Context(
-                *(step, tf.constant(self._seed, tf.int64), rank, self.number),
-                *(tf.constant(1.0), tf.constant(1.0)),
-            )
+            Context.at_rate_one(step, rank, self.number, self._seed)
             for rank in range(self.number)
         ]
         state = method.compressor.init(layout)

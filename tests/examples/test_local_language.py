@@ -54,8 +54,7 @@ def test_exact_steps_send_the_vector_and_others_its_signs():
     layout = Layout((0, 4))
     sent = []
     for step in range(4):
-        one = tf.constant(1.0)
-        context = Context(tf.constant(step, tf.int64), 0, 0, 1, one, one)
+        context = Context.at_rate_one(step)
         payload, _, _ = decoded.compress(tf.constant(x), (), layout, context)
         sent.append(decoded.decompress(payload, layout).numpy().tolist())
     signs = [2.0, -2.0, 2.0, 2.0]

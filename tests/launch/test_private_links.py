@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography")
+pytest.importorskip("cryptography", reason="needs tfgradcomp[federated]")
 
 from tests.launch.processes import TIMEOUT, assert_gone, pids, run
 from tfgradcomp.certificates import create, create_for_cluster
@@ -35,7 +35,7 @@ CLUSTER = {"worker": ["a:4000", "[fe80::1]:4001"], "ps": ["c.example.org:4002"]}
 # Each worker listens on all interfaces, as TensorFlow does, and at its watch's port;
 # it says a word to the other worker at both.
 BODY = """\
-    import socket, threading
+    import contextlib, socket, threading
     print("pid", os.getpid(), flush=True)
     addresses = [a.rpartition(":") for a in CONFIG["cluster"]["worker"]]
     ports = [int(port) for _, _, port in addresses]
@@ -52,12 +52,10 @@ BODY = """\
         threading.Thread(target=answer, args=arguments, daemon=True).start()
     def ask(port):
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 with socket.create_connection(("127.0.0.1", port)) as link:
                     if text := link.recv(100):
                         return text.decode()
-            except OSError:
-                pass
             time.sleep(0.05)
     print("heard", ask(ports[1 - INDEX]), ask(ports[1 - INDEX] + 1), flush=True)
     time.sleep(60 if len(sys.argv) == 1 else 1)
@@ -250,7 +248,7 @@ def children_of(pid):
 
 
 def said_by(port, files):
-    """What a port says to a peer with these certificates; to one without TLS."""
+    """Returns what a port sends to a peer that has certificates, none, or no TLS."""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT) as link:
         if files == "not TLS":
             link.sendall(b"PRI * HTTP/2.0\r\n\r\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -48,11 +48,11 @@ class Context(NamedTuple):
 
     @classmethod
     def at_rate_one(
-        cls, step: int = 0, rank: int = 0, num_workers: int = 1, seed: int = 0
+        cls, step: Any = 0, rank: Any = 0, num_workers: int = 1, seed: int = 0
     ) -> Context:
         """Returns a step whose learning rate is 1, like that of the step before it."""
         return cls(
-            step=tf.constant(step, tf.int64),
+            step=tf.cast(step, tf.int64),
             seed=tf.constant(seed, tf.int64),
             rank=rank,
             num_workers=num_workers,

@@ -36,11 +36,7 @@ def make_context(
     moments: Vector | None = None,
 ) -> Context:
     """Returns the context of a step, by default the first step of one worker."""
-    return Context(
-        step=tf.cast(step, tf.int64),
-        seed=tf.constant(seed, tf.int64),
-        rank=rank,
-        num_workers=num_workers,
+    return Context.at_rate_one(step, rank, num_workers, seed)._replace(
         learning_rate=tf.cast(rate, tf.float32),
         previous_learning_rate=tf.cast(previous_rate, tf.float32),
         second_moments=moments,
