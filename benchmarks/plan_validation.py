@@ -106,7 +106,7 @@ def predict(args, workload: str, count: int, rate: str) -> list[dict]:
         if case.wrapper:
             one = next(f for f in others if f.transport == case.transport)
             arithmetic = seconds[case.name] - case.local_steps * compute
-            one = replace(one, arithmetic_seconds=max(arithmetic, 0.0))
+            one = replace(one, arithmetic_seconds=arithmetic)
         full = output.row(made, one)
         rows.append({name: full[name] for name in COLUMNS if name in full})
         rows[-1] |= {"workload": workload, "rate": rate, "method": case.name}

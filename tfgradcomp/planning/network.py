@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfgradcomp.collectives import CollectiveCall
 
 LATENCY = 1e-4
-EFFICIENCY = 0.8
+EFFICIENCY = 0.9
 
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

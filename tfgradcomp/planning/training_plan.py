@@ -20,7 +20,8 @@ class Forecast:
         transport: Name of the transport; empty for one worker.
         workers: N.
         compute_seconds: Seconds of one worker's step without an exchange.
-        arithmetic_seconds: Flattening, encoding, the server's rule, decoding, state.
+        arithmetic_seconds: Flattening, encoding, the server's rule, decoding, state;
+            negative where that takes less time than the update that it replaces.
         software_seconds: Software around the collectives.
         waiting_seconds: Latency of the link.
         link_seconds: Transfer over the link of a node.
@@ -65,7 +66,7 @@ class Forecast:
         if self.delay:
             return 0.5 * min(self.compute_seconds, on_the_way)
         share = (self.buckets - 1) / self.buckets
-        return 0.5 * min(self.arithmetic_seconds, on_the_way) * share
+        return 0.5 * min(max(self.arithmetic_seconds, 0.0), on_the_way) * share
 
     @property
     def exchange_seconds(self) -> float:
