@@ -7,14 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp import ops
+from tfgradcomp.callbacks import measures
 from tfgradcomp.callbacks.timestamps import StepTimes, TimestampRows
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
-from tfgradcomp.compressors import Clip, Compressor, OptimalScale
-from tfgradcomp.compressors.base import Wrapper
-from tfgradcomp.compressors.sparse_compressor import SparseCompressor
-from tfgradcomp.core import Context, Layout, State
 from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.probe import ObservedBucket, ObservedStep
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
@@ -118,73 +114,37 @@ class Figures:
         conditional(is_due, sample, lambda tensors: None, args=(arguments,))
 
     def _vectors(self, observed, tensors, context):
-        bucket, layout = observed.bucket, observed.bucket.layout
+        bucket = observed.bucket
         context = observed.sent.context._replace(
             prepared=None, second_moments=None, **context
         )
-        x = _flat(tensors["x"]) * observed.x.scale
-        rounding, p = _rounded(self._compressor, x, tensors["state"], layout, context)
-        q = self._compressor.decompress(tensors["payload"], layout)
-        return _Vectors(
-            bucket=bucket,
-            rounding=rounding,
-            x=x,
-            p=p,
-            q=tf.convert_to_tensor(q),
-            update=_flat(tensors["update"]),
-            elements_sent=tensors["elements_sent"],
+        varies = bucket.has_variable_length
+        vectors = measures.Vectors.of(
+            self._compressor,
+            _flat(tensors["x"]) * observed.x.scale,
+            tensors["state"],
+            tensors["payload"],
+            bucket.layout,
+            context,
+            elements_sent=tensors["elements_sent"] if varies else bucket.size,
+            # The zeros that align a bucket are no elements of the gradient.
+            padding=bucket.bucket_range.alignment_padding,
         )
+        return _Sampled(bucket, vectors, _flat(tensors["update"]))
 
     def _assign(self, sampled):
-        sums = [self._local_sums(vectors) for vectors in sampled]
+        # After the step, the variables hold the new state.
+        sums = [
+            measures.sums(
+                vectors, _residuals(bucket, "worker"), _residuals(bucket, "server")
+            )
+            for bucket, vectors, _ in sampled
+        ]
         total = {name: tf.add_n([s[name] for s in sums]) for name in sums[0]}
-        ratio = tf.math.divide_no_nan
-        figures = {
-            "quantization_error": tf.sqrt(ratio(total["error"], total["length"])),
-            "zero_share": total["zeros"] / total["elements"],
-            "clipped_share": total.get("clipped", 0.0) / total["elements"],
-            "residual_norm": tf.sqrt(total.get("residual", 0.0)),
-            "server_residual_norm": tf.sqrt(total.get("server_residual", 0.0)),
-            "block_variation": ratio(total["variation"], total["blocks"]),
-            "elements_sent": total["sent"],
-            **self._global_figures(sampled),
-        }
+        figures = {**measures.figures(total), **self._global_figures(sampled)}
         values = [tf.cast(figures[name], tf.float32) for name in self.names]
         self._figures.assign(tf.stack(values))
         self._assign_histograms(sampled)
-
-    def _local_sums(self, vectors):
-        """Returns sums over a bucket, float64 scalars, by names."""
-        bucket, p, q = vectors.bucket, vectors.p, vectors.q
-        layout, splits = bucket.layout, bucket.layout.row_splits
-        # The zeros that align a bucket are no elements of the gradient.
-        inside = slice(bucket.bucket_range.alignment_padding, None)
-        varies = bucket.has_variable_length
-        sums = {
-            "elements": bucket.size,
-            "error": _square(q - p),
-            "length": _square(p),
-            "zeros": tf.math.count_nonzero(tf.equal(q[inside], 0)),
-            "sent": vectors.elements_sent if varies else bucket.size,
-        }
-        statistics = ops.block_statistics(vectors.x, splits)
-        width = tf.cast(ops.widths(splits), tf.float64)
-        mean = statistics.l1 / width
-        variance = tf.maximum(statistics.sum_of_squares / width - mean * mean, 0)
-        counts = (width > 1) & (mean > 0)
-        variation = tf.where(counts, tf.math.divide_no_nan(tf.sqrt(variance), mean), 0)
-        sums["variation"] = tf.reduce_sum(variation)
-        sums["blocks"] = tf.math.count_nonzero(counts)
-        if isinstance(vectors.rounding, Clip):
-            limit = vectors.rounding.limit(ops.block_statistics(p, splits), layout)
-            is_clipped = tf.abs(p) > ops.spread(limit, splits)
-            sums["clipped"] = tf.math.count_nonzero(is_clipped)
-        # After the step, the variables hold the new state.
-        for role, name in (("worker", "residual"), ("server", "server_residual")):
-            leaves = _residuals(bucket, role)
-            if leaves:
-                sums[name] = sum(_square(tf.cast(v, tf.float32)) for v in leaves)
-        return {name: tf.cast(value, tf.float64) for name, value in sums.items()}
 
     def _global_figures(self, sampled):
         """Returns the figures that need a sum over the workers, of sampled elements."""
@@ -198,8 +158,8 @@ class Figures:
         update = self._sample_of(sampled, "update")
         noise = local - mean if count > 1 else local
         figures = {
-            "cosine": _cosine(update, mean),
-            "gradient_density": density(mean),
+            "cosine": measures.cosine(update, mean),
+            "gradient_density": measures.density(mean),
             "noise_density": self._noise_density(noise),
         }
         if self._votes:
@@ -217,13 +177,12 @@ class Figures:
         squares = tf.convert_to_tensor(self._squares) + change * (noise - mean)
         self._mean.assign(mean)
         self._squares.assign(squares)
-        return tf.where(count > 1, density(tf.sqrt(squares)), np.nan)
+        return tf.where(count > 1, measures.density(tf.sqrt(squares)), np.nan)
 
     def _sample_of(self, sampled, name):
         parts = []
-        for vectors in sampled:
-            begin = vectors.bucket.bucket_range.alignment_padding
-            parts.append(getattr(vectors, name)[begin :: self._stride])
+        for each in sampled:
+            parts.append(each.vector(name)[each.vectors.padding :: self._stride])
         return tf.concat(parts, 0)
 
     def _assign_histograms(self, sampled):
@@ -231,8 +190,8 @@ class Figures:
             rows = []
             for name in ("x", "q", "update"):
                 pieces: dict = {}
-                for vectors in sampled:
-                    pieces |= vectors.bucket.split(getattr(vectors, name))
+                for each in sampled:
+                    pieces |= each.bucket.split(each.vector(name))
                 found = sorted(piece for piece in pieces if piece.position == position)
                 flat = _flat([pieces[piece] for piece in found])
                 rows.append(flat[:: _odd_stride(flat.shape[0], MOST_IN_HISTOGRAM)])
@@ -265,25 +224,13 @@ class Figures:
         return int(self._serial.local_values()[0])
 
     def _names(self):
-        chain = [self._compressor]
-        while isinstance(chain[-1], Wrapper):
-            chain.append(chain[-1].compressor)
         bucket = self._buckets[0]
-        exists = {
-            "quantization_error": chain[-1].is_scaled,
-            "cosine": True,
-            "zero_share": True,
-            "clipped_share": any(isinstance(part, Clip) for part in chain),
-            "residual_norm": bool(_residuals(bucket, "worker")),
-            "server_residual_norm": bool(_residuals(bucket, "server")),
-            "vote_margin": self._votes,
-            "tie_rate": self._votes,
-            "gradient_density": True,
-            "noise_density": True,
-            "block_variation": True,
-            "elements_sent": True,
-        }
-        return [name for name, is_there in exists.items() if is_there]
+        has_residual, has_server_residual = (
+            bool(_residuals(bucket, role)) for role in ("worker", "server")
+        )
+        local = measures.names(self._compressor, has_residual, has_server_residual)
+        votes = ["vote_margin", "tie_rate"] if self._votes else []
+        return [*local, "cosine", *votes, "gradient_density", "noise_density"]
 
     def _histogram_shape(self, position):
         pieces = [piece for bucket in self._buckets for piece in bucket.pieces]
@@ -292,26 +239,22 @@ class Figures:
         return [len(KINDS), len(range(0, size, stride))]
 
 
-class _Vectors(NamedTuple):
-    """The vectors of one bucket, in a step that is sampled.
+class _Sampled(NamedTuple):
+    """A bucket in a step that is sampled.
 
     Attributes:
         bucket: The bucket.
-        rounding: The part of the compressor that rounds `p`.
-        x: This worker's mean gradient.
-        p: Input of the rounding: `x` with the method's momentum and residual.
-        q: The decoded payload.
+        vectors: This worker's vectors.
         update: The decoded reply.
-        elements_sent: Number of elements in the payload.
     """
 
     bucket: Bucket
-    rounding: Compressor
-    x: tf.Tensor
-    p: tf.Tensor
-    q: tf.Tensor
+    vectors: measures.Vectors
     update: tf.Tensor
-    elements_sent: tf.Tensor
+
+    def vector(self, name: str) -> tf.Tensor:
+        """Returns `x`, `q` or `update`."""
+        return self.update if name == "update" else getattr(self.vectors, name)
 
 
 def _tensors_of(observed: ObservedBucket) -> dict[str, Any]:
@@ -326,23 +269,6 @@ def _tensors_of(observed: ObservedBucket) -> dict[str, Any]:
     }
 
 
-def _rounded(
-    compressor: Compressor, x: tf.Tensor, state: State, layout: Layout, context: Context
-) -> tuple[Compressor, tf.Tensor]:
-    """Returns the part of a compressor that rounds, and its input.
-
-    The input contains momentum and residuals; clipping is a part of the rounding.
-    """
-    rounding = Clip, OptimalScale
-    while isinstance(compressor, Wrapper) and not isinstance(compressor, rounding):
-        x = compressor.transform(x, state, layout, context)
-        state = compressor.inner_state(state)
-        compressor = compressor.compressor
-    if isinstance(compressor, SparseCompressor):
-        x += state["residual"]
-    return compressor, x
-
-
 def _residuals(bucket: Bucket, role: str) -> list:
     leaves = bucket.state.named_leaves()
     return [leaf for r, name, leaf in leaves if r == role and name.endswith("residual")]
@@ -350,27 +276,6 @@ def _residuals(bucket: Bucket, role: str) -> list:
 
 def _flat(parts: list[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-
-
-def _square(x: tf.Tensor) -> tf.Tensor:
-    """Returns the squared length of a vector, float64."""
-    largest = tf.reduce_max(tf.abs(x))
-    unit = tf.math.divide_no_nan(x, largest)
-    squared = tf.cast(tf.reduce_sum(unit * unit), tf.float64)
-    return squared * tf.square(tf.cast(largest, tf.float64))
-
-
-def _cosine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    a, b = (tf.math.divide_no_nan(v, tf.reduce_max(tf.abs(v))) for v in (a, b))
-    return tf.math.divide_no_nan(tf.reduce_sum(a * b), tf.norm(a) * tf.norm(b))
-
-
-def density(vector: tf.Tensor) -> tf.Tensor:
-    r"""Returns \( \|v\|_1^2 / (d\,\|v\|_2^2) \): 1 where all magnitudes are equal."""
-    unit = tf.math.divide_no_nan(vector, tf.reduce_max(tf.abs(vector)))
-    ones = tf.reduce_sum(tf.abs(unit))
-    size = tf.cast(tf.size(unit), tf.float32)
-    return tf.math.divide_no_nan(ones * ones, size * tf.reduce_sum(unit * unit))
 
 
 def _odd_stride(size: int, most: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import posixpath
 from typing import Any
 
 from typing_extensions import override
@@ -11,39 +9,13 @@ from typing_extensions import override
 from tfgradcomp.assignment.rules import matching_positions, rules_of
 from tfgradcomp.callbacks.figures import CALL_SITE, Figures, Sample
 from tfgradcomp.callbacks.observing_callback import ObservingCallback
-from tfgradcomp.callbacks.outputs import PrometheusServer, TensorBoardWriter
+from tfgradcomp.callbacks.outputs import PREFIX, Outputs
 from tfgradcomp.callbacks.timestamps import COLLECTIVES
 from tfgradcomp.collectives import CollectiveCall
 from tfgradcomp.compat.inner_optimizer import trainable_variables
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.engine.variable_copies import originals_of
-
-_PREFIX = "compression/"
-_DESCRIPTIONS = {
-    "bytes_sent": "Bytes that this worker sends per step.",
-    "bytes_received": "Bytes that this worker receives per step.",
-    "float32_bytes": "Bytes that a float32 ring all-reduce would send per step.",
-    "bits_per_element": "Bits per compressed element in a payload.",
-    "reply_bits_per_element": "Bits per compressed element in a reply.",
-    "elements_sent": "Compressed elements for which this worker has sent a value.",
-    "quantization_error": "Length of Q(p) - p over the length of p, on this worker.",
-    "cosine": "Cosine between the update and the true mean gradient.",
-    "zero_share": "Share of zeros among the values that this worker has sent.",
-    "clipped_share": "Share of elements that were clipped, on this worker.",
-    "residual_norm": "Length of this worker's residual.",
-    "server_residual_norm": "Length of the server's residual on this worker.",
-    "vote_margin": "Mean distance of a vote from a tie, 1 if all agree.",
-    "tie_rate": "Share of elements whose vote is a tie.",
-    "gradient_density": "Density of the mean gradient, 1 for equal magnitudes.",
-    "noise_density": "Density of the deviations of the gradient's noise.",
-    "block_variation": "Deviation over mean of magnitudes, mean over the blocks.",
-    "encode_ms": "Milliseconds of flattening and compressing, over all buckets.",
-    "exchange_ms": "Milliseconds in collectives, waiting included, over all buckets.",
-    "decode_ms": "Milliseconds of server and decoding, over all buckets.",
-    "hidden_share": "Share of the collectives' time before the last gradient.",
-}
-DESCRIPTIONS = {_PREFIX + name: text for name, text in _DESCRIPTIONS.items()}
 
 
 class CompressionMonitor(ObservingCallback):
@@ -86,6 +58,9 @@ class CompressionMonitor(ObservingCallback):
     With `LocalSteps` a sample is of an exchange, `every` counts exchanges, and the
     gradient is the change of the weights since the last exchange; bytes are the mean
     per step. If groups take turns, the first group is sampled.
+
+    In federated training a sample is of a round, on both sides: give the monitor to
+    `Client.fit` as a callback, and to `Hub.serve` as `monitor`.
 
     Args:
         log_dir: Folder for TensorBoard; with several processes, each writes to
@@ -135,24 +110,24 @@ class CompressionMonitor(ObservingCallback):
                 f"Received: log_dir=None, histograms={histograms!r}"
             )
         self.log_dir, self.every = log_dir, every
-        self.prometheus_port = prometheus_port
         self.histograms = histograms
-        self._asked_port = prometheus_port
-        self._server: PrometheusServer | None = None
-        self._writer: TensorBoardWriter | None = None
+        self.outputs = Outputs(log_dir, prometheus_port)
+
+    @property
+    def prometheus_port(self) -> int | None:
+        """The port that serves the figures to Prometheus; None if there is none."""
+        return self.outputs.port
 
     def on_train_begin(self, logs=None):
         """Opens the port and the folder."""
         super().on_train_begin()
-        self._latest: dict[str, float] = {}
-        self._epoch: list[dict[str, float]] = []
         self._samples, self._last_step = 0, 0
         self._batch, self._unread = -1, self.every
         outcome = self._workers.run(self._open, CALL_SITE)
         if outcome.failures:
             self._close()
             raise ValueError(
-                "CompressionMonitor needs a free port, and a folder that it can write. "
+                "CompressionMonitor cannot begin on a worker. "
                 f"Received: {outcome.failures}"
             ) from outcome.error
 
@@ -174,25 +149,14 @@ class CompressionMonitor(ObservingCallback):
             return
         self._unread = 0
         self._samples, self._last_step = self._observer.serial, sample.step
-        figures = self._latest = self._all_figures(sample)
-        self._epoch.append(figures)
-        if self._writer:
-            histograms = {self._paths[p]: rows for p, rows in sample.histograms.items()}
-            self._writer.write(sample.step, figures, histograms)
-        if self._server:
-            self._server.show(figures, DESCRIPTIONS)
+        histograms = {self._paths[p]: rows for p, rows in sample.histograms.items()}
+        self.outputs.show(sample.step, self._all_figures(sample), histograms)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the means of the epoch's samples to the logs."""
-        if self._epoch:
-            for name in {name: None for figures in self._epoch for name in figures}:
-                values = [f[name] for f in self._epoch if name in f]
-                self._latest[name] = math.fsum(values) / len(values)
-            self._epoch = []
+        figures = self.outputs.end_epoch()
         if logs is not None:
-            logs.update(self._latest)
-        if self._writer:
-            self._writer.flush()
+            logs.update(figures)
 
     def on_train_end(self, logs=None):
         """Stops observing, and reports the `reading`."""
@@ -201,8 +165,8 @@ class CompressionMonitor(ObservingCallback):
         reading = self.reading
         if reading and not self._workers.rank:
             logger.info("%s", reading)
-        if reading and self._writer:
-            self._writer.write_text(_PREFIX + "reading", reading, self._last_step)
+        if reading:
+            self.outputs.write_text("reading", reading, self._last_step)
         self._close()
 
     @property
@@ -211,8 +175,8 @@ class CompressionMonitor(ObservingCallback):
 
         None before there are two samples.
         """
-        gradient = self._latest.get(_PREFIX + "gradient_density")
-        noise = self._latest.get(_PREFIX + "noise_density")
+        gradient = self.outputs.latest.get(PREFIX + "gradient_density")
+        noise = self.outputs.latest.get(PREFIX + "noise_density")
         if not gradient or not noise:
             return None
         ratio = noise / gradient
@@ -247,15 +211,8 @@ class CompressionMonitor(ObservingCallback):
                 "No variable of the model matches the rules. "
                 f"Received: histograms={self.histograms!r}"
             )
-        if self._asked_port is not None:
-            port = self._asked_port + rank if self._asked_port else 0
-            self._server = PrometheusServer(port, rank)
-            self.prometheus_port = self._server.port
-        if self.log_dir is not None:
-            folder = self.log_dir
-            if self._workers.num_workers > 1:
-                folder = posixpath.join(folder, f"worker-{rank}")
-            self._writer = TensorBoardWriter(folder)
+        folder = f"worker-{rank}" if self._workers.num_workers > 1 else ""
+        self.outputs.open(str(rank), folder, rank)
 
     @override
     def _make_observer(self):
@@ -264,12 +221,7 @@ class CompressionMonitor(ObservingCallback):
     @override
     def _close(self):
         super()._close()
-        if self._server:
-            self._server.close()
-            self._server = None
-        if self._writer:
-            self._writer.close()
-            self._writer = None
+        self.outputs.close()
 
     def _all_figures(self, sample: Sample) -> dict[str, float]:
         """Returns the figures of a sample, with bytes and times."""
@@ -292,8 +244,4 @@ class CompressionMonitor(ObservingCallback):
             figures["decode_ms"] = times.milliseconds(decoding)
             if times.hidden_share is not None:
                 figures["hidden_share"] = times.hidden_share
-        return {
-            _PREFIX + name: float(figures[name])
-            for name in _DESCRIPTIONS
-            if name in figures and math.isfinite(figures[name])
-        }
+        return figures
