@@ -77,12 +77,12 @@ def test_killed_clients_and_hubs_return_and_all_end_with_the_same_weights(
 
     def start_hub(address):
         options = "--rounds", ROUNDS, "--deadline", 20, "--quorum", 2
-        folder = "--state", tmp_path / "hub"
+        folder = "--state", tmp_path / "hub", "--log-dir", tmp_path / "figures"
         return start("hub", model, "--address", address, *options, *folder)
 
     def start_client(name):
         data = "tests.federated.programs:dataset"
-        folder = "--state", tmp_path / name
+        folder = "--state", tmp_path / name, "--prometheus-port", 0
         return start("join", address, model, data, "--every", 4, *folder)
 
     hub = start_hub("127.0.0.1:0")
@@ -101,6 +101,8 @@ def test_killed_clients_and_hubs_return_and_all_end_with_the_same_weights(
         for program in (hub, lima, oslo)
     ]
     assert len({*ends}) == 1, ends
+    # Each of the two runs of the hub has written figures.
+    assert len([*(tmp_path / "figures").iterdir()]) == 2
     assert [p.process.wait(SECONDS) for p in (hub, lima, oslo)] == [0, 0, 0]
     # Each round after the restart is closed once.
     rounds = re.findall(r"Round (\d+)/60", "".join(hub.seen))

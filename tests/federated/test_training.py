@@ -1,50 +1,17 @@
 """A hub and a client train a Keras model over localhost."""
 
-import threading
-
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.federated import programs
+from tests.federated.serving import EVERY, Serving, make_data, make_model
 from tfgradcomp import methods
 from tfgradcomp.compressors import Identity
-from tfgradcomp.federated import Client, Hub, RefusedError
+from tfgradcomp.federated import Client, RefusedError
 from tfgradcomp.methods import Method
 from tfgradcomp.servers import Mean
 
 FLOAT32 = Method(Identity(), Mean())
-EVERY = 4
-
-
-def make_model():
-    keras.utils.set_random_seed(0)
-    return programs.make_model()
-
-
-def make_data(count=64):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=[count, 8]).astype("float32")
-    return tf.data.Dataset.from_tensor_slices((x, x[:, :3].argmax(1))).batch(16)
-
-
-class Serving:
-    """A hub in a thread."""
-
-    def __init__(self, rounds, **arguments):
-        self.hub = Hub(make_model, insecure=True, **arguments)
-        self._thread = threading.Thread(
-            target=lambda: self.hub.serve(rounds, deadline=60), daemon=True
-        )
-
-    def __enter__(self):
-        self._thread.start()
-        return self.hub
-
-    def __exit__(self, *error):
-        self._thread.join(60)
-        assert not self._thread.is_alive()
 
 
 class Watch(keras.callbacks.Callback):

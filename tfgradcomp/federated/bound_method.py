@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.callbacks import measures
 from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.core import Context, Field, Fields, Layout, State, contracts
 from tfgradcomp.federated.codec import MessageError
@@ -94,7 +96,7 @@ class BoundMethod:
         seed: int = 0,
     ):
         check_method(method, by_examples)
-        fused = method.fused()
+        fused, self._method = method.fused(), method
         self.layout = Layout.from_shapes(shapes, method.block_size)
         self.by_examples, self._seed = by_examples, seed
         self._by_tensor = method.needs_whole_tensors
@@ -138,7 +140,7 @@ class BoundMethod:
         Raises:
             FloatingPointError: If `delta` or the payload is not finite.
         """
-        context = Context.at_rate_one(step, rank=number, seed=self._seed)
+        context = self._client_context(step, number)
         x = tf.constant(delta, tf.float32)
         done = checked_compress(self._compressor, x, state, self.layout, context)
         if not bool(tf.reduce_all(tf.math.is_finite(x)) & done.is_all_finite(x)):
@@ -149,6 +151,54 @@ class BoundMethod:
             )
         words = messages.pack(done.payload, self._fields)
         return Compressed(_to_bytes(words), done.state)
+
+    def figures(
+        self,
+        delta: np.ndarray,
+        payload: bytes,
+        before: State,
+        after: State,
+        step: int,
+        number: int,
+    ) -> dict[str, float]:
+        """Returns what `CompressionMonitor` shows of a payload.
+
+        Args:
+            delta: The difference that was compressed.
+            payload: Its payload.
+            before: The client's state before it compressed.
+            after: The state that this has returned.
+            step: Number of the payload.
+            number: Number of the client.
+        """
+        compressor = self._method.compressor
+        fields = self._unpack(payload, self._fields)
+        vectors = measures.Vectors.of(
+            compressor,
+            tf.constant(delta, tf.float32),
+            before,
+            fields,
+            self.layout,
+            self._client_context(step, number),
+            elements_sent=compressor.elements_sent(fields, self.layout),
+        )
+        residuals = _residuals(after)
+        found = measures.figures(measures.sums(vectors, residuals))
+        names = measures.names(compressor, bool(residuals), has_server_residual=False)
+        figures = {name: float(found[name]) for name in names}
+        return {**figures, "bits_per_element": self.bits_per_element(len(payload))}
+
+    def server_figures(self, state: State) -> dict[str, float]:
+        """Returns what `CompressionMonitor` shows of the server's state."""
+        residuals = _residuals(state)
+        if not residuals:
+            return {}
+        length = math.sqrt(sum(float(measures.square(leaf)) for leaf in residuals))
+        return {"server_residual_norm": length}
+
+    def bits_per_element(self, count: int) -> float:
+        """Returns the bits an element of a payload or reply of some bytes."""
+        return 8 * count / self.layout.size
 
     def decode(self, payload: bytes) -> np.ndarray:
         """Returns the vector that a client's payload stands for.
@@ -197,6 +247,9 @@ class BoundMethod:
         fields = self._unpack(reply, declared)
         return self._checked(self._server.decompress, fields, self.layout, num_workers)
 
+    def _client_context(self, step, number):
+        return Context.at_rate_one(step, rank=number, seed=self._seed)
+
     def _unpack(self, data: bytes, fields: dict[str, Field]) -> Fields:
         most, least = messages.message_words(fields), messages.fixed_words(fields)
         if len(data) % 4 or not 4 * least <= len(data) <= 4 * most:
@@ -228,6 +281,11 @@ def arrays_of(state: State, owner: str) -> dict[str, np.ndarray]:
     """
     leaves = contracts.named_leaves(state).items()
     return {f"{owner}.{k}": tf.cast(leaf, tf.float32).numpy() for k, leaf in leaves}
+
+
+def _residuals(state: State) -> list[tf.Tensor]:
+    leaves = contracts.named_leaves(state).items()
+    return [leaf for name, leaf in leaves if name.endswith("residual")]
 
 
 def _stack(rows: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import socket
@@ -15,6 +16,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.callbacks.monitor import CompressionMonitor
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec, wire
@@ -27,6 +29,7 @@ from tfgradcomp.federated.description import (
     read_method,
 )
 from tfgradcomp.federated.link import Link
+from tfgradcomp.federated.monitoring import ClientWatch, in_rounds, opened
 from tfgradcomp.federated.store import Store
 from tfgradcomp.federated.training_model import (
     TrainingModel,
@@ -128,6 +131,7 @@ class Client:
         self._failures = 0
         self._lost_since: float | None = None
         self._closed_bytes = [0, 0]
+        self._watch = ClientWatch()
 
     @property
     def round(self) -> int:
@@ -165,7 +169,7 @@ class Client:
             dataset: Batches, as for `model.fit`; it is repeated.
             examples: Number of this client's examples, its weight if the hub asks for
                 it. None: they are counted.
-            callbacks: Keras callbacks.
+            callbacks: Keras callbacks. A `CompressionMonitor` shows the rounds.
             **kwargs: Further arguments of `model.fit`, such as `verbose` and
                 `validation_data`.
 
@@ -183,18 +187,23 @@ class Client:
                 "tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: "
                 f"dataset={dataset!r}"
             )
-        try:
+        monitors = [c for c in callbacks if isinstance(c, CompressionMonitor)]
+        self._watch = ClientWatch(monitors, self.every)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._leave)
+            stack.enter_context(opened(monitors, self._logic.name))
             self._wait()
             self._show()
             if self._logic.by_examples:
                 self._examples = float(examples or _count(dataset))
+            self._watch.begin(self.sent, self.received)
             history = self.model.fit(
                 dataset.repeat(),
                 steps_per_epoch=self.every,
                 initial_epoch=self.round,
                 # A straggler has fewer rounds than the hub. `stop_training` ends it.
                 epochs=max(self._logic.rounds, self.round + 1),
-                callbacks=[_Rounds(self), *callbacks],
+                callbacks=[_Rounds(self), *map(in_rounds, callbacks)],
                 # The dataset shuffles.
                 **{"shuffle": False, **kwargs},
             )
@@ -204,8 +213,6 @@ class Client:
                 *(self.round, hexadecimal(self.digest)),
             )
             return history
-        finally:
-            self._leave()
 
     # A round.
 
@@ -215,19 +222,31 @@ class Client:
         Returns:
             True if the training goes on.
         """
-        logic, training = self._logic, self._training
+        logic = self._logic
         if logic.is_finished:
             return False
-        delta = logic.anchor.weights - training.weights
-        messages = logic.push(
-            delta, training.statistics, self._examples, time.monotonic()
-        )
+        messages = self._compress()
         # A payload that may have been sent must not be forgotten.
         self._save()
-        self._send(messages)
-        self._wait()
-        self._show()
+        with self._watch.phase("exchange_ms"):
+            self._send(messages)
+            self._wait()
+        with self._watch.phase("decode_ms"):
+            self._show()
+        self._watch.end(logic, self.sent, self.received)
         return not logic.is_finished
+
+    def _compress(self) -> list[codec.Push]:
+        """Compresses what the last local steps have changed."""
+        logic, training = self._logic, self._training
+        with self._watch.phase("encode_ms"):
+            before = logic.compressor_state
+            delta = logic.anchor.weights - training.weights
+            messages = logic.push(
+                delta, training.statistics, self._examples, time.monotonic()
+            )
+        self._watch.pushed(logic, messages[0], delta, before)
+        return messages
 
     def _show(self):
         """Assigns the anchor to the model."""
@@ -248,7 +267,9 @@ class Client:
         if not isinstance(item, bytes):
             return self._lose(item)
         try:
-            self._send(self._logic.receive(codec.decode(item), time.monotonic()))
+            with self._watch.phase("decode_ms"):
+                answers = self._logic.receive(codec.decode(item), time.monotonic())
+            self._send(answers)
         except (codec.MessageError, ConnectionAbortedError) as error:
             self._lose(error)
 

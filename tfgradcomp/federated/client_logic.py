@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfgradcomp.core import State
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec
 from tfgradcomp.federated.anchor import NO_ANCHOR, Anchor, OuterStep
@@ -57,6 +58,10 @@ class ClientLogic:
         bind: Function that returns the bound method for a `Joined`.
         patience: Seconds after which the client asks again for what it waits for.
         saved: The result of `state`, to go on from there.
+
+    Attributes:
+        bound: The method, bound to the model; None before the hub has named it.
+        reply_bytes: Bytes of the newest reply; 0 before there is one.
     """
 
     def __init__(
@@ -71,15 +76,14 @@ class ClientLogic:
         self._patience = patience
         self.anchor, self.joined = NO_ANCHOR, _NOT_JOINED
         self.outer = OuterStep()
-        # Known as soon as the hub has named the method.
-        self._bound: Any = None
+        self.bound: Any = None
         self._state: Any = None
         self._sequence = 0
         self._pending: codec.Push | None = None
         if saved is not None:
             self._restore(*saved)
         # Lost at a restart.
-        self.rounds = 0
+        self.rounds, self.reply_bytes = 0, 0
         self.is_finished = False
         self._token = 0
         self._hub_round: int | None = None
@@ -99,6 +103,11 @@ class ClientLogic:
     def by_examples(self) -> bool:
         """True if the hub weights payloads by numbers of examples."""
         return self.joined.by_examples
+
+    @property
+    def compressor_state(self) -> State:
+        """The state of the compressor, such as its residual."""
+        return self._state
 
     def state(self) -> tuple[dict, dict[str, np.ndarray]]:
         """Returns what a restart needs: small values, and arrays by their names."""
@@ -129,8 +138,8 @@ class ClientLogic:
             )
         self.joined = Joined(**values["joined"])
         self.outer = OuterStep(*values["outer"])
-        self._bound = self._bind(self.joined)
-        self._state = self._bound.client_state(arrays)
+        self.bound = self._bind(self.joined)
+        self._state = self.bound.client_state(arrays)
         self.anchor = Anchor.of(values["round"], arrays)
         self._sequence = values["sequence"]
         if values["pending"] is not None:
@@ -167,7 +176,7 @@ class ClientLogic:
 
     def push(
         self, delta: np.ndarray, statistics: np.ndarray, examples: float, now: float
-    ) -> list[codec.Message]:
+    ) -> list[codec.Push]:
         """Compresses the result of local steps; the caller saves, then sends it.
 
         Args:
@@ -182,7 +191,7 @@ class ClientLogic:
         if not self.can_train:
             raise RuntimeError("A payload is under way, or the anchor is not there.")
         step, number = self._sequence + 1, self.joined.number
-        done = self._bound.compress(delta, self._state, step, number)
+        done = self.bound.compress(delta, self._state, step, number)
         self._state, self._sequence, self._asked = done.state, step, now
         self._pending = codec.Push(
             self.joined.life, step, examples, done.payload, statistics.tobytes()
@@ -261,7 +270,7 @@ class ClientLogic:
             raise RefusedError(f"This client cannot join: {error}") from error
         if not self.joined.training:
             self._state = bound.client_state()
-        self._bound, self.joined = bound, joined
+        self.bound, self.joined = bound, joined
 
     def _settle(self, settled):
         """Drops the payload that is under way if it is settled; returns whether."""
@@ -272,11 +281,11 @@ class ClientLogic:
 
     def _take_snapshot(self, message):
         is_expected = message.token == self._token and self._awaits_snapshot
-        if self._bound is None or not is_expected:
+        if self.bound is None or not is_expected:
             return []
         parts = (message.weights, message.velocity, message.statistics)
         anchor = Anchor(message.round, *(np.frombuffer(p, "<f4") for p in parts))
-        size = self._bound.layout.size
+        size = self.bound.layout.size
         if anchor.digest != message.digest or anchor.weights.size != size:
             raise MessageError(
                 f"The hub's anchor is damaged: expected {size} weights with digest "
@@ -291,7 +300,8 @@ class ClientLogic:
             # One got lost. While an answer is under way, it will bring it.
             return [] if self._hub_round is None else self.hello(now)
         if message.round == self.anchor.round + 1:
-            update = self._bound.decode_reply(message.payload, message.num_workers)
+            self.reply_bytes = len(message.payload)
+            update = self.bound.decode_reply(message.payload, message.num_workers)
             statistics = np.frombuffer(message.statistics, "<f4")
             anchor = self.anchor.moved(update, statistics, self.outer)
             if anchor.digest != message.digest:

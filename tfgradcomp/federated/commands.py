@@ -16,6 +16,15 @@ _MODEL = "module:function that returns a new compiled Keras model"
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="FOLDER", help="folder of the state")
+    parser.add_argument(
+        "--log-dir", metavar="FOLDER", help="folder for figures in TensorBoard"
+    )
+    parser.add_argument(
+        "--prometheus-port",
+        type=int,
+        metavar="PORT",
+        help="port of 127.0.0.1 that serves figures to Prometheus",
+    )
     security = parser.add_mutually_exclusive_group(required=True)
     security.add_argument(
         "--certificates", metavar="FOLDER", help="folder with certificates, for TLS"
@@ -23,6 +32,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     security.add_argument(
         "--insecure", action="store_true", help="no TLS: hub and clients on one machine"
     )
+
+
+def _monitor(options: argparse.Namespace) -> Any:
+    """Returns the monitor that a user has asked for, or None."""
+    if options.log_dir is None and options.prometheus_port is None:
+        return None
+    callbacks = importlib.import_module("tfgradcomp.callbacks")
+    return callbacks.CompressionMonitor(options.log_dir, 1, options.prometheus_port)
 
 
 def _hub_parser() -> argparse.ArgumentParser:
@@ -136,7 +153,7 @@ def _serve(options: argparse.Namespace) -> None:
         quorum=options.quorum,
         **security,
     )
-    model = hub.serve(options.rounds, options.deadline)
+    model = hub.serve(options.rounds, options.deadline, monitor=_monitor(options))
     if options.output:
         model.save(options.output)
 
@@ -160,7 +177,9 @@ def _join(options: argparse.Namespace) -> None:
         name=options.name,
         **security,
     )
-    client.fit(_call(options.dataset, "dataset")(), verbose=2)
+    monitor = _monitor(options)
+    dataset = _call(options.dataset, "dataset")()
+    client.fit(dataset, callbacks=[monitor] if monitor else [], verbose=2)
 
 
 def _run(parser, function, argv) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import keras
 
+from tfgradcomp.callbacks.monitor import CompressionMonitor
 from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import wire
@@ -18,6 +19,7 @@ from tfgradcomp.federated.anchor import Anchor, OuterStep, hexadecimal
 from tfgradcomp.federated.bound_method import BoundMethod
 from tfgradcomp.federated.description import Description, describe_method
 from tfgradcomp.federated.hub_logic import HubLogic
+from tfgradcomp.federated.monitoring import HubWatch, opened
 from tfgradcomp.federated.rounds import Round, Rules
 from tfgradcomp.federated.service import Service, Traffic
 from tfgradcomp.federated.store import Store
@@ -200,6 +202,7 @@ class Hub:
         rounds: int,
         deadline: float,
         on_round: Callable[[Hub], None] | None = None,
+        monitor: CompressionMonitor | None = None,
     ) -> keras.Model:
         """Closes rounds until the training has had so many.
 
@@ -210,19 +213,24 @@ class Hub:
             on_round: Function that is called with the hub after rounds, with the new
                 weights in `model`; rounds that close while it runs are skipped. It may
                 evaluate and save the model.
+            monitor: Shows figures of the rounds in TensorBoard and Prometheus; its
+                `every` counts rounds.
 
         Returns:
             The model with the weights of the last round.
 
         Raises:
             ValueError: If an argument is out of range.
-            OSError: If the state cannot be written.
+            OSError: If the state or the monitor's folder cannot be written, or if the
+                monitor's port is taken.
         """
         check_integer("rounds", rounds, 1)
         if not deadline > 0:
             raise ValueError(
                 f"deadline must be positive. Received: deadline={deadline!r}"
             )
+        if monitor is not None:
+            check_instance("monitor", monitor, CompressionMonitor)
         logic, service = self._logic, self._service
         logic.rules = logic.rules._replace(rounds=rounds, deadline=deadline)
         service.save()
@@ -230,7 +238,10 @@ class Hub:
             "Hub of training %s at %s, after round %d/%d",
             *(logic.kept.training, self.address, self.round, rounds),
         )
-        with self._running():
+        monitors = [] if monitor is None else [monitor]
+        watch = HubWatch(monitors, logic, service.traffic)
+        service.on_closed = watch.closed
+        with opened(monitors, "hub"), self._running():
             seen = self.round
             while not logic.is_finished:
                 with service.changed:
@@ -240,6 +251,7 @@ class Hub:
                         service.tick()
                 if self.round > seen:
                     seen = self.round
+                    watch.show()
                     self._show(on_round)
             self._say_farewell()
         service.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ class HubLogic:
         rules: The rules of the training.
         seed: Seed of random numbers.
         saved: The result of `HubState.to_files`, to go on from there.
+
+    Attributes:
+        bound: The method.
+        rules: The rules.
+        kept: What survives a restart.
+        history: The rounds that are closed since the last restart.
     """
 
     def __init__(
@@ -49,7 +56,7 @@ class HubLogic:
         seed: int = 0,
         saved: tuple[Mapping, Mapping[str, np.ndarray]] | None = None,
     ):
-        self.rules, self._bound = rules, bound
+        self.rules, self.bound = rules, bound
         self.kept = HubState(bound, description, anchor, outer, seed, saved)
         self.history: list[Round] = []
         self.unsaved = saved is None
@@ -185,7 +192,7 @@ class HubLogic:
             settled=member.settled,
             received=self._received(hello.name),
             token=hello.token,
-            by_examples=int(self._bound.by_examples),
+            by_examples=int(self.bound.by_examples),
         )
         outgoing.append((connection, welcome))
         if missed is None:
@@ -275,7 +282,7 @@ class HubLogic:
         known = push._replace(statistics=statistics)
         waiting = Waiting(name=name, norm=0.0, **known._asdict())
         try:
-            vector = self._bound.decode(push.payload)
+            vector = self.bound.decode(push.payload)
         except MessageError as error:
             return self._drop(waiting, str(error)) + self.tick(now)
         norm = float(np.linalg.norm(vector.astype(np.float64)))
@@ -311,14 +318,14 @@ class HubLogic:
         counted = sorted(
             self._queue.values(), key=lambda w: self.kept.members[w.name].number
         )
-        weights = [w.examples if self._bound.by_examples else 1.0 for w in counted]
-        combined = self._bound.combine(
+        weights = [w.examples if self.bound.by_examples else 1.0 for w in counted]
+        combined = self.bound.combine(
             [w.payload for w in counted],
             weights,
             self.kept.server_state,
             self.anchor.round,
         )
-        update = self._bound.decode_reply(combined.reply, len(counted))
+        update = self.bound.decode_reply(combined.reply, len(counted))
         statistics = weighted_mean([w.statistics for w in counted], weights)
         self.kept.anchor = self.anchor.moved(update, statistics, self.kept.outer)
         self.kept.server_state = combined.state
@@ -359,6 +366,7 @@ class HubLogic:
             seconds=now - (now if since is None else since),
             payload_bytes=max(len(w.payload) for w in counted),
             reply_bytes=reply_bytes,
+            payload_norm=median(w.norm for w in counted),
         )
         self.history.append(closed)
         self._closed, self._left_out = now, []

@@ -54,6 +54,7 @@ class Round(NamedTuple):
         seconds: Seconds since the round before.
         payload_bytes: Bytes of the longest payload.
         reply_bytes: Bytes of the reply.
+        payload_norm: Median of the norms of the payloads that were counted.
     """
 
     round: int
@@ -63,6 +64,7 @@ class Round(NamedTuple):
     seconds: float
     payload_bytes: int
     reply_bytes: int
+    payload_norm: float
 
     def __str__(self):
         up, down = self.payload_bytes / 1e3, self.reply_bytes / 1e3

@@ -15,6 +15,7 @@ from tfgradcomp.federated.certificates import peer_name
 from tfgradcomp.federated.codec import MessageError
 from tfgradcomp.federated.hub_logic import HubLogic, Outgoing
 from tfgradcomp.federated.rate_limit import RateLimit
+from tfgradcomp.federated.rounds import Round
 
 MESSAGES = 50.0, 200
 """Messages of a connection: a second in the long run, and at once."""
@@ -71,6 +72,12 @@ class Service:
         save: Function that saves the logic's state.
         accepted: Function that returns the names of the clients that may join; None
             for all who can connect.
+
+    Attributes:
+        traffic: Bytes that have travelled, by the names of clients.
+        changed: Lock of the logic; it notifies of each change.
+        on_closed: Function that is called with each round that has been closed and
+            saved, before its reply is sent. The caller holds `changed`.
     """
 
     def __init__(
@@ -82,10 +89,11 @@ class Service:
         self.logic = logic
         self.traffic: dict[str, Traffic] = {}
         self.changed = threading.Condition()
+        self.on_closed: Callable[[Round], None] = lambda closed: None
         self._save, self._accepted = save, accepted
         self._hellos: dict[str, RateLimit] = {}
         self._error: BaseException | None = None
-        self._logged = 0
+        self._reported = 0
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler for a gRPC server: bytes in, bytes out."""
@@ -121,9 +129,7 @@ class Service:
     def _read(self, connection, requests):
         try:
             for data in requests:
-                goes_on = self._handle(connection, data)
-                self._count(connection, received=len(data))
-                if not goes_on:
+                if not self._handle(connection, data):
                     break
         except Exception as error:
             # gRPC raises its errors, of several types, where a stream breaks.
@@ -135,14 +141,10 @@ class Service:
     def _handle(self, connection, data):
         """Handles a message and returns whether the stream goes on."""
         try:
-            message = codec.decode(data)
-            if isinstance(message, codec.Hello):
-                # A certificate's name is proven; a name in a message is not.
-                message = message._replace(name=connection.name or message.name)
-                self._check_hello(message)
-                connection.name = message.name
-            if not connection.limit.allows(time.monotonic()):
-                raise MessageError("it sends too many messages a second")
+            try:
+                message = self._message(connection, data)
+            finally:
+                self._count(connection, received=len(data))
             with self.changed:
                 self._do(lambda now: self.logic.receive(connection, message, now))
         except MessageError as error:
@@ -150,6 +152,18 @@ class Service:
             connection.send(codec.encode(codec.Refused(str(error), final=0)))
             return False
         return self._error is None
+
+    def _message(self, connection, data):
+        """Returns the message that a client may send; a `Hello` has its true name."""
+        message = codec.decode(data)
+        if isinstance(message, codec.Hello):
+            # A certificate's name is proven; a name in a message is not.
+            message = message._replace(name=connection.name or message.name)
+            self._check_hello(message)
+            connection.name = message.name
+        if not connection.limit.allows(time.monotonic()):
+            raise MessageError("it sends too many messages a second")
+        return message
 
     def _check_hello(self, hello):
         if self._accepted is not None and hello.name not in self._accepted():
@@ -167,7 +181,7 @@ class Service:
         try:
             outgoing = act(time.monotonic())
             self.save()
-            self._log_rounds()
+            self._report_rounds()
         except MessageError:
             raise
         except Exception as error:
@@ -181,11 +195,12 @@ class Service:
                 connection.close()
         self.changed.notify_all()
 
-    def _log_rounds(self):
+    def _report_rounds(self):
         rounds = self.logic.rules.rounds
-        for closed in self.logic.history[self._logged :]:
+        for closed in self.logic.history[self._reported :]:
             logger.info("Round %d/%d: %s", closed.round, rounds, closed)
-        self._logged = len(self.logic.history)
+            self.on_closed(closed)
+        self._reported = len(self.logic.history)
 
     def _count(self, connection, received=0, sent=0):
         with self.changed:
