@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Dozens of processes start in the tests: they share what is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart lint test test-all fuzz studies-quick gpu matrix mutations soak docs wheels clean
+.PHONY: quickstart lint test test-all flower fuzz studies-quick gpu matrix mutations soak docs wheels clean
 
 $(BIN)/tfgradcomp-launch: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ test: lint  ## What CI runs. Workers of clusters wait now and then: 3 for two co
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
 	$(BIN)/pytest -n 3 --dist loadfile
+
+flower:  ## The tests with Flower, in build/flower: its versions of protobuf and others are older.
+	$(PYTHON) -m venv build/flower
+	build/flower/bin/pip install --quiet --editable ".[cpu,examples,flower,test]"
+	build/flower/bin/pytest -n 2 tests/flower tests/docs/test_site.py
 
 fuzz: $(BIN)/tfgradcomp-launch  ## A million arbitrary messages for each decoder, and ThreadSanitizer.
 	$(BIN)/pytest -m slow -k "arbitrary or one_number or any_words or threads_share" tests/ops tests/compressors tests/transports tests/parameter_server

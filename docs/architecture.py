@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 # From the top: a layer imports only from those below it.
 LAYERS = (
+    ("flower", "the same rounds over Flower's messages"),
     ("federated", "rounds over the internet: hub and clients"),
     ("launch · callbacks · checkpoint · planning · testing", "around the training"),
     ("parameter_server", "queues, rounds, lost workers"),

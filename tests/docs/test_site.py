@@ -76,6 +76,8 @@ def test_links_of_a_document_lead_somewhere(path):
 
 @pytest.mark.parametrize("name", SUBPACKAGES)
 def test_reference_has_all_public_names(name):
+    if name == "flower":
+        pytest.importorskip("flwr", reason="needs Flower: make flower runs it")
     package = getattr(tfgradcomp, name)
     expected = {identifier(package, public) for public in package.__all__}
     assert set(REFERENCE[name]) == expected

@@ -112,7 +112,7 @@ class Client:
         self.every, self.model = every, make_model()
         self._address, self._credentials = address, credentials
         self._method, self._patience = method, patience
-        self._optimizer = _compiled_with(self.model, inner_optimizer)
+        self._optimizer = compiled_with(self.model, inner_optimizer)
         self._training = TrainingModel(self.model)
         self._store = None if state is None else Store(state)
         saved = self._store.load() if self._store else None
@@ -195,7 +195,7 @@ class Client:
             self._wait()
             self._show()
             if self._logic.by_examples:
-                self._examples = float(examples or _count(dataset))
+                self._examples = float(examples or count_examples(dataset))
             self._watch.begin(self.sent, self.received)
             history = self.model.fit(
                 dataset.repeat(),
@@ -345,7 +345,7 @@ class _Rounds(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _compiled_with(model, inner_optimizer):
+def compiled_with(model, inner_optimizer):
     """Gives a compiled model its inner optimizer, built, and returns it."""
     if getattr(model, "optimizer", None) is None:
         raise ValueError(
@@ -363,7 +363,7 @@ def _compiled_with(model, inner_optimizer):
     return model.optimizer
 
 
-def _count(dataset: tf.data.Dataset) -> int:
+def count_examples(dataset: tf.data.Dataset) -> int:
     """Returns the number of examples in a dataset of batches."""
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(

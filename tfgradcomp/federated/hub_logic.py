@@ -83,6 +83,11 @@ class HubLogic:
         return dict(self._names)
 
     @property
+    def queued(self) -> set[str]:
+        """Names of the clients whose payloads wait for the end of the round."""
+        return {*self._queue}
+
+    @property
     def due(self) -> float | None:
         """Time of the deadline of the open round; None while nobody is there."""
         return None if self._opened is None else self._opened + self.rules.deadline
@@ -165,7 +170,7 @@ class HubLogic:
             return [(connection, codec.Refused(reason, final=1))]
         outgoing: Outgoing = []
         for other, name in self.connected.items():
-            if name == hello.name and other is not connection:
+            if name == hello.name and other != connection:
                 del self._names[other]
                 self._hellos.pop(other, None)
                 text = f"another connection of {name!r} has taken its place"
