@@ -52,9 +52,9 @@ def measured_arithmetic(
 
     A step of plain SGD with the method and collectives that cost nothing, less a step
     of SGD alone, on variables of the layout's shapes. It is negative where decoding
-    straight into the weights takes less time than the update that it replaces. With `AllGather` every worker
-    decodes the payloads of all workers, so the time grows linearly with their number.
-    With other transports it is that of two workers.
+    straight into the weights takes less time than the update that it replaces. With
+    `AllGather` every worker decodes the payloads of all workers, so the time grows
+    linearly with their number. With other transports it is that of two workers.
     """
     shapes = _sampled(layout.known_shapes)
     share = layout.size / sum(map(math.prod, shapes))
