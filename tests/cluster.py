@@ -8,6 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Processes with this folder in PYTHONPATH import TensorFlow sooner.
+LIGHT = Path(__file__).parent / "light"
+
+
+def light_environment(**variables: str) -> dict[str, str]:
+    """Returns the environment of a process that imports what this one can, but faster.
+
+    Keras then finds neither matplotlib nor scikit-learn.
+    """
+    path = os.pathsep.join([str(LIGHT), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, **variables}
+
 
 def run_workers(
     script: Path,
@@ -36,7 +48,6 @@ def run_workers(
     """
     options = [*options, *(("--ps", str(servers)) if servers else ())]
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [
             *(*prefix, sys.executable, "-m", "tfgradcomp.launch"),
@@ -46,7 +57,7 @@ def run_workers(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=light_environment(),
         start_new_session=True,
     )
     try:

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
-from tests.cluster import strategy_and_rank
+from tests.cluster import light_environment, strategy_and_rank
 from tfgradcomp.launch.environment import worker_env
 from tfgradcomp.launch.ports import local_address, reserve_ports
 
@@ -124,12 +124,9 @@ class WorkerPool:
         count = 1 if self.kind in _DEVICES else self.num_workers
         # Virtual workers have as many threads as processes would.
         sharing = 1 if self.kind == "mirrored" else self.num_workers
-        base = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TESTS_POOL_KIND": self.kind,
-            "TESTS_DEVICES": str(self.num_workers),
-        }
+        base = light_environment(
+            TESTS_POOL_KIND=self.kind, TESTS_DEVICES=str(self.num_workers)
+        )
         base.pop("TF_CONFIG", None)
         # Held for as long as the workers live, so that nobody beside takes the ports.
         self._locks = reserve_ports(count)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import light_environment
 from tfgradcomp.compat import versions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_another_backend_is_refused_at_import():
     # The other backends are not installed where tests run.
     code = "import keras; keras.backend.backend = lambda: 'jax'; import tfgradcomp"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=light_environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: tfgradcomp exchanges gradients by TensorFlow")

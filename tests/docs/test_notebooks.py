@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import light_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 from notebooks import notebook  # noqa: E402
@@ -49,6 +51,7 @@ def test_the_notebook_of_virtual_workers_runs(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
+        env=light_environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -21,6 +21,9 @@ def test_every_wrapper_has_a_row():
     assert rows == set(tfgradcomp.optimizers.__all__)
 
 
+# Trajectories of every method are NumPy's in `tests/optimizers`, and the next test
+# trains two rows. The factors of the others are for the tables of a release.
+@pytest.mark.slow
 def test_every_method_learns_nearly_as_float32_does():
     rows = leaderboard.quick()
     accuracies = {row["way"]: row["accuracy"] for row in rows}

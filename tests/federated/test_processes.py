@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import light_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 60
 SECONDS = 120
@@ -26,7 +28,7 @@ class Program:
         self.process = subprocess.Popen(
             [*command, "--insecure"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env=light_environment(TF_CPP_MIN_LOG_LEVEL="3"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

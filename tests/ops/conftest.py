@@ -1,21 +1,10 @@
 """What several files compile once."""
 
-import shutil
-
 import pytest
 
 from tests.ops.cpu_library import CpuLibrary
 from tests.ops.implementations import native, needs_library, reference
-from tfgradcomp.ops import build
 from tfgradcomp.ops.library import build_library, find_library
-
-
-@pytest.fixture(scope="session")
-def cpu_library_path(tmp_path_factory):
-    """The library of the CPU kernels alone, without TensorFlow."""
-    if shutil.which("g++") is None:
-        pytest.skip("There is no g++.")
-    return build.build_cpu_library(tmp_path_factory.mktemp("cpu") / "libcpu.so")
 
 
 @pytest.fixture(

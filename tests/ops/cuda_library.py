@@ -28,6 +28,10 @@ AS_LARGE_VECTORS = (
     "-DTFGRADCOMP_LARGE_BLOCK=480",
 )
 
+EMULATED_FLAGS = "-std=c++17 -O1 -ffp-contract=off -fPIC -Wall -Wextra -Werror".split()
+# Pragmas that ask nvcc to unroll.
+EMULATED_FLAGS += ["-Wno-unknown-pragmas"]
+
 
 class Checks:
     """The functions of the library."""
@@ -121,9 +125,7 @@ def build_emulated(
     folder: Path, cpu: Path, macros: Sequence[str] = (), jobs: int = 2
 ) -> Path:
     """Builds the checks for the emulator, which needs no GPU and no CUDA."""
-    flags = "-std=c++17 -O1 -ffp-contract=off -fPIC -Wall -Wextra -Werror".split()
-    # Pragmas that ask nvcc to unroll.
-    compiler = ["g++", *flags, "-Wno-unknown-pragmas", *macros, f"-I{EMULATOR}"]
+    compiler = ["g++", *EMULATED_FLAGS, *macros, f"-I{EMULATOR}"]
     sources = [CUDA / "verify.cc", *KERNELS, Path(__file__).parent / "emulated_cuda.cc"]
     objects, _ = compile_all(folder, sources, [*compiler, "-x", "c++"], jobs)
     return link(folder, objects, cpu, ["g++"])

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
+from tests.cluster import light_environment
 from tfgradcomp.ops import __main__ as tool
 from tfgradcomp.ops import build, library
 
@@ -62,7 +63,7 @@ def compiler(tmp_path, loaded):
 
 
 def environment(cache, **variables):
-    inherited = {k: v for k, v in os.environ.items() if k != "TFGRADCOMP_OPS"}
+    inherited = {k: v for k, v in light_environment().items() if k != "TFGRADCOMP_OPS"}
     here = {"XDG_CACHE_HOME": str(cache), "TFGRADCOMP_CUDA": "0"}
     return {**inherited, **here, **{k: str(v) for k, v in variables.items()}}
 

@@ -22,16 +22,19 @@ TARGETS = [
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def checks(request, tmp_path_factory, cpu_library_path):
+def checks(request, tmp_path_factory):
     """The library, compiled without a warning."""
-    nvcc, reason = load_build().find_nvcc()
+    build = load_build()
+    nvcc, reason = build.find_nvcc()
     if nvcc is None:
         pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("cuda")
+    # The library of the operations has CUDA kernels of its own.
+    cpu = build.build_cpu_library(folder / "libcpu.so")
     # The level is the host's: a GPU's code is always optimized.
     flags = "-std=c++17 -O1 -fmad=false -Xcompiler -fPIC,-Wall,-Wextra".split()
     flags += ["-Werror", "all-warnings", request.param]
-    folder = tmp_path_factory.mktemp("cuda")
-    return Checks(build_with_nvcc(folder, cpu_library_path, nvcc, flags)[0])
+    return Checks(build_with_nvcc(folder, cpu, nvcc, flags)[0])
 
 
 @pytest.fixture(scope="module")

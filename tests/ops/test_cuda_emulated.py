@@ -2,27 +2,39 @@
 
 import pytest
 
-from tests.ops.cuda_library import Checks, build_emulated
+from tests.ops.cuda_library import EMULATED_FLAGS, Checks, build_emulated
+from tests.ops.kept import kept_folder
+from tfgradcomp.ops.library import library as native_library
 
 # For large vectors as well: several sums a warp, and blocks that all threads look at.
 MACROS = ("-DTFGRADCOMP_ENOUGH_WARPS=8", "-DTFGRADCOMP_LARGE_BLOCK=4000")
 
 
 @pytest.fixture(scope="module")
-def checks(tmp_path_factory, cpu_library_path):
-    # `tests/benchmarks/test_gpu.py` runs the kernels as they are installed, too.
-    folder = tmp_path_factory.mktemp("emulated")
-    return Checks(build_emulated(folder, cpu_library_path, MACROS))
+def checks():
+    # `tests/benchmarks/test_gpu.py` runs the kernels as they are installed, too. Those
+    # of the CPU are in the library of the operations.
+    cpu = native_library().path
+    facts = [*EMULATED_FLAGS, *MACROS, str(cpu)]
+    folder = kept_folder("emulated", facts, lambda f: build_emulated(f, cpu, MACROS))
+    return Checks(folder / "libchecks.so")
 
 
+# What is forgotten in one order of threads shows in the other one, and few shapes run
+# every line.
 @pytest.mark.parametrize(
-    ("reverse_order", "thread_blocks", "most"), [(False, 2, 40001), (True, 1, 1000)]
+    ("reverse_order", "thread_blocks", "most", "few"),
+    [
+        (False, 2, 40001, False),
+        (True, 1, 40001, True),
+        pytest.param(True, 1, 1000, False, marks=pytest.mark.slow),
+    ],
 )
 def test_emulated_gpu_and_cpu_agree_to_the_bit(
-    checks, reverse_order, thread_blocks, most
+    checks, reverse_order, thread_blocks, most, few
 ):
     checks.library.tfgradcomp_emulate(reverse_order, thread_blocks)
-    agree, report = checks.verify(most)
+    agree, report = checks.verify(most, few)
     assert agree, report
 
 

@@ -61,14 +61,18 @@ def pages_kept():
     return resident() - before
 
 
-@pytest.fixture
-def run(monkeypatch):
+@pytest.fixture(scope="module")
+def run():
     """Runs a function where memory that TensorFlow frees goes back to the system.
 
     It does not with oneDNN's allocator, which TensorFlow takes on some processors.
     """
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ProcessPoolExecutor(1, spawn) as executor,
+    ):
+        patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
         yield lambda function: executor.submit(function).result(timeout=120)
 
 

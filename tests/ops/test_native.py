@@ -5,12 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cluster import light_environment
 from tests.ops import cases
 from tests.ops.implementations import (
     expected,
@@ -185,13 +185,10 @@ def digests_of_results():
 
 
 def test_the_same_bits_for_any_number_of_threads():
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"}
     # This process has as many threads as the machine has cores.
     done = subprocess.run(
         [sys.executable, "-c", CHILD, "1" if os.cpu_count() > 1 else "2"],
-        cwd=root,
-        env=environment,
+        env=light_environment(TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,
         timeout=120,

@@ -9,11 +9,11 @@ import concurrent.futures
 import platform
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 
 import pytest
 
+from tests.ops.kept import kept_folder
 from tfgradcomp.ops.build import INSTRUCTIONS
 
 HERE = Path(__file__).resolve().parent
@@ -37,17 +37,20 @@ def run(*command, timeout=280):
     return done.returncode, done.stdout + done.stderr
 
 
-def compiled(folder, source, flags):
-    """Builds a program of `source` and the kernels, once; `folder` keeps them."""
+def compiled(source, flags):
+    """The program of `source` and the kernels, compiled with these flags."""
     flags = [*FLAGS, *flags]
-    folder = folder / f"{zlib.crc32(' '.join(flags).encode()):08x}"
-    folder.mkdir(exist_ok=True)
-    path = folder / Path(source).stem
-    if path.exists():
-        return path
+    sets = [str(item) for item in INSTRUCTIONS.items()]
+    folder = kept_folder("sanitized", [*flags, *sets], lambda f: compile_all(f, flags))
+    return folder / Path(source).stem
+
+
+def compile_all(folder, flags):
+    """Builds both programs."""
     if run("g++", *flags, "-shared", "-x", "c++", "/dev/null", "-o", folder / "a")[0]:
         pytest.skip("This g++ has no such sanitizer.")
-    jobs = [(HERE / source, [])]
+    programs = [HERE / "sanitize.cc", HERE / "fuzz.cc"]
+    jobs = [(source, []) for source in programs]
     for file in KERNELS.glob("*.cc"):
         instructions = INSTRUCTIONS.get(file.stem.rpartition("_")[2], [])
         if not instructions or platform.machine() == "x86_64":
@@ -55,21 +58,16 @@ def compiled(folder, source, flags):
 
     def compile_one(job):
         target = folder / f"{job[0].stem}.o"
-        if not target.exists():
-            status, output = run("g++", *flags, *job[1], "-c", job[0], "-o", target)
-            assert status == 0, output
+        status, output = run("g++", *flags, *job[1], "-c", job[0], "-o", target)
+        assert status == 0, output
         return target
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, jobs))
-    status, output = run("g++", *flags, *objects, "-o", path, "-lpthread")
-    assert status == 0, output
-    return path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("sanitized")
+    for source, own in zip(programs, objects, strict=False):
+        command = ["g++", *flags, own, *objects[len(programs) :], "-lpthread"]
+        status, output = run(*command, "-o", folder / source.stem)
+        assert status == 0, output
 
 
 def fuzz(program, instruction_set, messages, timeout):
@@ -94,8 +92,8 @@ SETS = pytest.mark.parametrize(
 
 
 @SETS
-def test_kernels_stay_inside_their_buffers(folder, instruction_set):
-    program = compiled(folder, "sanitize.cc", BOUNDS)
+def test_kernels_stay_inside_their_buffers(instruction_set):
+    program = compiled("sanitize.cc", BOUNDS)
     status, output = run(program, instruction_set, 10000, "pieces")
     if status == 77:
         pytest.skip(f"This machine has no {instruction_set}.")
@@ -107,8 +105,8 @@ def test_kernels_stay_inside_their_buffers(folder, instruction_set):
 
 
 @SETS
-def test_arbitrary_words_are_a_number_and_the_same_one(folder, instruction_set):
-    results = fuzz(compiled(folder, "fuzz.cc", BOUNDS), instruction_set, 2000, 280)
+def test_arbitrary_words_are_a_number_and_the_same_one(instruction_set):
+    results = fuzz(compiled("fuzz.cc", BOUNDS), instruction_set, 2000, 280)
     assert len(results) == 9
     assert all(count >= 2000 and not faults for count, faults in results.values())
 
@@ -116,8 +114,8 @@ def test_arbitrary_words_are_a_number_and_the_same_one(folder, instruction_set):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @SETS
-def test_a_million_arbitrary_messages(folder, instruction_set):
-    program = compiled(folder, "fuzz.cc", BOUNDS_FAST)
+def test_a_million_arbitrary_messages(instruction_set):
+    program = compiled("fuzz.cc", BOUNDS_FAST)
     results = fuzz(program, instruction_set, 10**6, 2800)
     assert len(results) == 9
     assert all(count >= 10**6 and not faults for count, faults in results.values())
@@ -126,8 +124,8 @@ def test_a_million_arbitrary_messages(folder, instruction_set):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @SETS
-def test_threads_share_nothing_that_they_write(folder, instruction_set):
-    program = compiled(folder, "sanitize.cc", RACES)
+def test_threads_share_nothing_that_they_write(instruction_set):
+    program = compiled("sanitize.cc", RACES)
     command = (program, instruction_set, 3000, "threads")
     status, output = run(*command, timeout=1000)
     if "unexpected memory mapping" in output:

@@ -22,10 +22,8 @@ def test_only_declared_words_cross_the_network(tmp_path):
     declared = WORKERS * (seen["declared_up"] + seen["declared_down"])
     # In addition there are headers, and the chief's calls that start steps.
     assert declared <= seen["sync"] <= 1.1 * declared + 60_000
-    # Weights down, gradients up, on each worker.
-    assert seen["stock"] >= WORKERS * 8 * seen["elements"]
-    assert seen["stock"] >= 10 * seen["sync"]
-    assert seen["stock"] >= 10 * seen["async"]
     float32 = 4 * seen["elements"]
+    # Weights down, gradients up, on each worker.
+    assert WORKERS * 2 * float32 >= 10 * max(seen["sync"], seen["async"])
     assert 10 * seen["declared_up"] <= float32
     assert 10 * seen["declared_down"] <= float32

@@ -1,4 +1,4 @@
-"""Script of all roles: counts the bytes of steps, of the package and of TensorFlow.
+"""Script of all roles: counts the bytes of the steps of both modes.
 
 All processes are in a network of their own, so its interface sees nothing else.
 """
@@ -61,41 +61,6 @@ def ours(mode):
     return count.counted, trainer.traffic
 
 
-def stock():
-    """Bytes of an uncompressed step on each worker of ParameterServerStrategy."""
-    strategy = tf.distribute.ParameterServerStrategy(
-        tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    )
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
-        model = make_model()
-        optimizer = keras.optimizers.SGD(1e-4)
-        optimizer.build(model.trainable_variables)
-
-    def on_replica():
-        x = tf.random.normal([4, FEATURES])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - x[:, :1]) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True)
-        )
-
-    @tf.function
-    def step():
-        strategy.run(on_replica)
-
-    def rounds(count):
-        for _ in range(count * WORKERS):
-            coordinator.schedule(step)
-        coordinator.join()
-
-    rounds(WARM)
-    before = received_bytes()
-    rounds(COUNTED)
-    return (received_bytes() - before) / COUNTED
-
-
 def main(folder):
     sync, traffic = ours("sync")
     free, _ = ours("async")
@@ -106,7 +71,6 @@ def main(folder):
             "sync": sync,
             # As many pushes as a round has.
             "async": free * WORKERS,
-            "stock": stock(),
             "declared_up": 4 * traffic.words_sent,
             "declared_down": 4 * traffic.words_received,
             "elements": FEATURES * UNITS + 2 * UNITS + 1,

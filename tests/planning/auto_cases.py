@@ -1,6 +1,7 @@
 """Trainings by `Auto` that a pool's workers run, a function a case."""
 
 import os
+from unittest import mock
 
 import keras
 import tensorflow as tf
@@ -20,7 +21,7 @@ from tests.fit.fit_models import (
     two_layers,
 )
 from tfgradcomp.callbacks import CompressionMonitor
-from tfgradcomp.planning import Decision
+from tfgradcomp.planning import Decision, arithmetic
 
 AFTER = 5  # The steps of an epoch.
 INNER = {
@@ -54,10 +55,14 @@ def by_hand(inner, candidate):
 
 
 def case_fit(inner, risk, **arguments):
-    """Digests of a training by `Auto` and of the same by hand, and the choice."""
+    """Digests of a training by `Auto` and of the same by hand, and the choice.
+
+    Link and computing time are given, so that a forecast reads no clock.
+    """
     model = auto(inner, risk=risk, **arguments)
     monitor = CompressionMonitor(every=1)
-    fit(model, callbacks=[monitor])
+    with mock.patch.object(arithmetic, "_seconds", side_effect=AssertionError):
+        fit(model, callbacks=[monitor])
     decision, lines = model.optimizer.decision, []
     model.optimizer.explain(lines.append)
     return {
@@ -116,11 +121,9 @@ def case_files(folder):
     }
 
 
-def case_pinned(folder):
+def case_pinned(folder, config):
     """Digests of a training with a decision from a file, and by its own wrapper."""
-    model = auto("Adam", risk="medium")
-    fit(model)
-    decision = model.optimizer.decision
+    decision = Decision.of(config)
     path = os.path.join(folder, f"decision-{own_rank()}.json")
     decision.save(path)
     pinned = auto("Adam", decision=path)
@@ -130,28 +133,9 @@ def case_pinned(folder):
     return digest(pinned), digest(plain), Decision.of(path) == decision
 
 
-def case_without_clock():
-    """The decisions and digests of two runs whose forecasts read no clock."""
-
-    def refuse(*_):
-        raise AssertionError("the clock was read")
-
-    from tfgradcomp.planning import arithmetic
-
-    measured, arithmetic._seconds = arithmetic._seconds, refuse
-    try:
-        models = [auto("Adam", risk="medium") for _ in range(2)]
-        for model in models:
-            fit(model)
-    finally:
-        arithmetic._seconds = measured
-    decisions = [model.optimizer.decision.to_config() for model in models]
-    return decisions, [digest(model) for model in models]
-
-
 def case_own_loop():
     """The digest of a loop of one's own that asks for the decision."""
-    model = auto("Adam")
+    model = auto("Adam", risk="low")
     optimizer, data = model.optimizer, tf.data.Dataset.from_tensor_slices((X, Y))
 
     def make_step():
@@ -174,9 +158,7 @@ def case_own_loop():
             switches.append(optimizer.decide())
             if switches[-1]:
                 step = make_step()
-    trained = auto("Adam")
-    fit(trained)
-    return digest(model), digest(trained), switches
+    return digest(model), switches
 
 
 def case_errors():

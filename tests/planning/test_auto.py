@@ -1,5 +1,6 @@
 """`Auto` in `fit` and in loops of one's own, on virtual workers and real processes."""
 
+import functools
 import re
 
 import keras
@@ -20,9 +21,21 @@ CHOICES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def fitted(pools):
+    """Function that trains on virtual workers; returns the answer and the output."""
+
+    @functools.cache
+    def run(inner, risk):
+        (answer,), output = pools(*VIRTUAL).run(auto_cases.case_fit, inner, risk)
+        return answer, output
+
+    return run
+
+
 @pytest.mark.parametrize("inner, risk, wrapper", CHOICES)
-def test_fit_goes_on_as_with_a_new_wrapper(pools, inner, risk, wrapper):
-    (answer,), output = pools(*VIRTUAL).run(auto_cases.case_fit, inner, risk)
+def test_fit_goes_on_as_with_a_new_wrapper(fitted, inner, risk, wrapper):
+    answer, output = fitted(inner, risk)
     assert answer["digest"] == answer["by hand"]
     assert answer["decision"]["candidate"]["wrapper"] == wrapper
     assert f"tfgradcomp.{wrapper}(keras.optimizers." in output
@@ -33,10 +46,10 @@ def test_fit_goes_on_as_with_a_new_wrapper(pools, inner, risk, wrapper):
         assert (answer["momentum"], answer["slots"]) == (0, 2)
 
 
-def test_processes_have_the_bits_of_virtual_workers(pools):
-    # Each process measures its own gradients and arithmetic; worker 0 decides.
+def test_processes_have_the_bits_of_virtual_workers(pools, fitted):
+    # Each process measures its own gradients; worker 0 decides.
     answers, output = pools(2).run(auto_cases.case_fit, "Adam", "low")
-    (virtual,), _ = pools(*VIRTUAL).run(auto_cases.case_fit, "Adam", "low")
+    virtual, _ = fitted("Adam", "low")
     assert answers[0]["digest"] == answers[1]["digest"] == virtual["digest"]
     assert answers[0]["decision"] == answers[1]["decision"]
     errors = [
@@ -70,22 +83,17 @@ def test_training_goes_on_from_files_with_the_decision(pools, tmp_path):
     assert answer["wrappers"] == ["DistEFBlockSGDM"] * 4
 
 
-def test_a_decision_from_a_file_is_taken_from_the_first_step(pools, tmp_path):
-    (answer,), _ = pools(*VIRTUAL).run(auto_cases.case_pinned, str(tmp_path))
+def test_a_decision_from_a_file_is_taken_from_the_first_step(pools, fitted, tmp_path):
+    decision = fitted("Adam", "low")[0]["decision"]
+    (answer,), _ = pools(*VIRTUAL).run(auto_cases.case_pinned, str(tmp_path), decision)
     pinned, plain, is_equal = answer
     assert pinned == plain and is_equal
 
 
-def test_runs_are_equal_where_link_and_computing_time_are_given(pools):
-    (answer,), _ = pools(*VIRTUAL).run(auto_cases.case_without_clock)
-    (first, second), digests = answer
-    assert first == second and digests[0] == digests[1]
-
-
-def test_an_own_loop_asks_for_the_decision(pools):
+def test_an_own_loop_asks_for_the_decision(pools, fitted):
     (answer,), _ = pools(*VIRTUAL).run(auto_cases.case_own_loop)
-    own, fitted, switches = answer
-    assert own == fitted
+    own, switches = answer
+    assert own == fitted("Adam", "low")[0]["digest"]
     assert switches == [False] * 4 + [True] + [False] * 5
 
 
