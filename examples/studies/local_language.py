@@ -51,12 +51,14 @@ class Row(NamedTuple):
         every: Number of steps between two exchanges; 1: gradients are exchanged.
         momentum: Where the outer momentum is, one of `outers.MOMENTA`.
         inner: The inner optimizer.
+        steps: Number of steps.
     """
 
     exchange: str
     every: int
     momentum: str = "none"
     inner: str = "Adam"
+    steps: int = STEPS
 
     @property
     def name(self) -> str:
@@ -67,10 +69,16 @@ class Row(NamedTuple):
             parts.append(f"momentum {self.momentum}")
         if self.inner != "Adam":
             parts.append(self.inner)
+        if self.steps != STEPS:
+            parts.append(f"{self.steps} in all")
         return ", ".join(parts)
 
 
 BASELINE = Row("bfloat16", 1)
+
+
+# Four times as many steps: does the distance shrink?
+LONGER = [row._replace(steps=4 * STEPS) for row in (BASELINE, Row("float16", 16))]
 
 
 def with_momentum(every: int) -> list[Row]:
@@ -104,6 +112,7 @@ def grid() -> dict[str, list[Row]]:
     plain = {n: [Row(exchange, n) for exchange in EXCHANGES] for n in EVERY}
     return {
         "few": [BASELINE, Row("float32", 1), *plain[16], *plain[32]],
+        "longer": LONGER,
         "momentum": [*with_momentum(32), *with_momentum(16)],
         "causes": [Row(name, 16) for name in outers.one_bit_changes(STEPS // 16)],
         "many": [*plain[64], *with_momentum(64)],
@@ -186,7 +195,7 @@ def make_steps(strategy, model, optimizer, text: np.ndarray, seed: int):
     return steps
 
 
-def train(row: Row, seed: int, rate: float = RATE, steps: int = STEPS) -> dict:
+def train(row: Row, seed: int, rate: float = RATE) -> dict:
     """Return held-out losses, in nats a character, a worker's bytes, and seconds.
 
     Bytes are those that a worker sends in a step; seconds are those of all cores.
@@ -196,8 +205,8 @@ def train(row: Row, seed: int, rate: float = RATE, steps: int = STEPS) -> dict:
         row: The setting.
         seed: Of the weights and of the order of texts.
         rate: Learning rate of the inner optimizer.
-        steps: Number of steps.
     """
+    steps = row.steps
     strategy, started = study.strategy_of(WORKERS), time.process_time()
     first, last, alphabet = bible.characters()
     keras.utils.set_random_seed(seed)
@@ -240,7 +249,7 @@ def train_key(key: dict) -> dict:
 
 def train_rate(key: dict) -> dict:
     """Return the same after a short training at a rate."""
-    return train(BASELINE, key["seed"], key["rate"], RATE_STEPS)
+    return train(BASELINE._replace(steps=RATE_STEPS), key["seed"], key["rate"])
 
 
 class Rows:
@@ -286,7 +295,7 @@ class Rows:
         for row in rows:
             if row not in self._found:
                 continue
-            base = BASELINE._replace(inner=row.inner)
+            base = BASELINE._replace(inner=row.inner, steps=row.steps)
             more = self.more(row, base) if row != base else []
             more = [one for one in more if math.isfinite(one)]
             loss, size = self.loss(row), self.bytes(row)
@@ -345,7 +354,7 @@ def write(rows: list[dict], rates: list[dict]):
     dates = sorted({row["date"] for row in rows}) or ["never"]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     where = (
-        f"{len(rows)} trainings of {STEPS:,} steps, measured from {dates[0]} to "
+        f"{len(rows)} trainings, measured from {dates[0]} to "
         f"{dates[-1]}, at commits {commits}; {WORKERS} virtual workers"
     )
     names = {
@@ -365,6 +374,7 @@ def write(rows: list[dict], rates: list[dict]):
             *parts["causes"],
         ],
         "inner": parts["inner"],
+        "longer": parts["longer"],
     }
     for name, own in names.items():
         text = found.table(own)
@@ -383,9 +393,10 @@ def quick():
     """Take a few steps with some rows."""
     rows = []
     for row in (BASELINE, Row("float32", 1), Row("top-k", 16, "behind")):
+        row = row._replace(steps=32)
         key = {**row._asdict(), "seed": 0}
-        rows.append(key | train(row, 0, steps=32) | {"commit": ""})
-    print(Rows(rows).table([Row("top-k", 16, "behind")]), flush=True)
+        rows.append(key | train(row, 0) | {"commit": ""})
+    print(Rows(rows).table([Row("top-k", 16, "behind", steps=32)]), flush=True)
 
 
 def main():
