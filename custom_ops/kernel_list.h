@@ -34,7 +34,12 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// The kernels that take an `Update`.
+// Those of a CPU: a GPU has no kernel that does nothing but update variables.
+#define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
+  TFGRADCOMP_FOR_EACH_KERNEL(X)           \
+  X(ApplyVector)
+
+// The kernels that decode, and take an `Update`.
 #define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \
   X(SumLevels)                                 \
   X(MeanOfSigns)                               \

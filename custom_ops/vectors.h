@@ -38,6 +38,13 @@ struct Update {
   CutVector<float> w, m, v;
 };
 
+// The kernel that takes the step of an update with a given vector, on a CPU only.
+struct ApplyVector {
+  CutVector<const float> x;
+  int64_t size;
+  const Update* update;
+};
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_VECTORS_H_

@@ -26,7 +26,7 @@ bool SetInstructionSet(const char* name);
 
 #define TFGRADCOMP_DECLARE(Kernel) \
   void Run(const Parallel& parallel, const Kernel& args);
-TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
+TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_DECLARE)
 #undef TFGRADCOMP_DECLARE
 
 }  // namespace tfgradcomp
@@ -37,7 +37,7 @@ const char* tfgradcomp_cpu_instruction_set();
 bool tfgradcomp_cpu_set_instruction_set(const char* name);
 #define TFGRADCOMP_DECLARE(Kernel) \
   void tfgradcomp_cpu_##Kernel(const tfgradcomp::Kernel* args);
-TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DECLARE)
+TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_DECLARE)
 #undef TFGRADCOMP_DECLARE
 }
 

@@ -58,7 +58,7 @@ bool SetInstructionSet(const char* name) {
   void Run(const Parallel& parallel, const Kernel& args) { \
     Current().load()->run_##Kernel(parallel, args);        \
   }
-TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DEFINE)
+TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_DEFINE)
 #undef TFGRADCOMP_DEFINE
 
 }  // namespace tfgradcomp
@@ -73,5 +73,5 @@ bool tfgradcomp_cpu_set_instruction_set(const char* name) {
   void tfgradcomp_cpu_##Kernel(const tfgradcomp::Kernel* args) {    \
     tfgradcomp::Run(tfgradcomp::Parallel{nullptr, nullptr}, *args); \
   }
-TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_DEFINE)
+TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_DEFINE)
 #undef TFGRADCOMP_DEFINE

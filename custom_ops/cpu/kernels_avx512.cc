@@ -20,8 +20,8 @@ using namespace tfgradcomp_format;  // NOLINT: this file is one namespace.
 
 }  // namespace
 
-const KernelTable kAvx512Kernels = {"avx512",
-                                    TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_TABLE_ENTRY)};
+const KernelTable kAvx512Kernels = {
+    "avx512", TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_TABLE_ENTRY)};
 
 }  // namespace tfgradcomp
 

@@ -17,6 +17,6 @@ using namespace tfgradcomp_format;  // NOLINT: this file is one namespace.
 }  // namespace
 
 const KernelTable kPortableKernels = {
-    "portable", TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_TABLE_ENTRY)};
+    "portable", TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_TABLE_ENTRY)};
 
 }  // namespace tfgradcomp

@@ -1,4 +1,18 @@
-// Sums with residuals, and residuals rounded at random.
+// Updates by a vector, sums with residuals, and residuals rounded at random.
+
+void Kernel(const Parallel& parallel, const ApplyVector& args) {
+  For(parallel, CeilDiv(args.size, kGroup), 16 * kGroup,
+      [&](int64_t begin, int64_t end) {
+        CutReader<kGroup> x(args.x, args.size);
+        ValueWriter values(nullptr, args.update, args.size);
+        for (int64_t group = begin; group < end; ++group) {
+          const int64_t at = group * kGroup, count = Smaller(kGroup, args.size - at);
+          F u[kParts];
+          LoadGroup(x.At(at, count), u);
+          values.Put(at, u);
+        }
+      });
+}
 
 void Kernel(const Parallel& parallel, const AddScaled& args) {
   const F factor = Set(*args.factor);

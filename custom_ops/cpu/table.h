@@ -10,7 +10,7 @@ namespace tfgradcomp {
 struct KernelTable {
   const char* name;
 #define TFGRADCOMP_MEMBER(Kernel) void (*run_##Kernel)(const Parallel&, const Kernel&);
-  TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_MEMBER)
+  TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_MEMBER)
 #undef TFGRADCOMP_MEMBER
 };
 

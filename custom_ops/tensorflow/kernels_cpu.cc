@@ -77,7 +77,7 @@ struct OnCpu {
 
 #define TFGRADCOMP_REGISTER(Kernel) \
   TFGRADCOMP_REGISTER_KERNEL(Kernel, tensorflow::DEVICE_CPU, OnCpu);
-TFGRADCOMP_FOR_EACH_KERNEL(TFGRADCOMP_REGISTER)
+TFGRADCOMP_FOR_EACH_CPU_KERNEL(TFGRADCOMP_REGISTER)
 
 #define TFGRADCOMP_REGISTER_UPDATING(Kernel)                           \
   REGISTER_KERNEL_BUILDER(                                             \

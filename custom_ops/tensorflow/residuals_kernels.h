@@ -1,12 +1,38 @@
-// The ops' kernels for residuals.
+// The ops' kernels for updates by a vector and for residuals.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_KERNELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_KERNELS_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "../kernels.h"
 #include "kernel_op.h"
+#include "updates.h"
 
 namespace tfgradcomp {
+
+template <typename Device>
+class ApplyVectorOp : public KernelOp<Device, ApplyVector> {
+ public:
+  explicit ApplyVectorOp(OpKernelConstruction* context)
+      : KernelOp<Device, ApplyVector>(context) {
+    OP_REQUIRES_OK(context, updater_.Read(context));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, ApplyVector* args,
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    std::vector<int64_t> sizes;
+    for (int i = 0; i < parts; ++i) sizes.push_back(context->input(i).NumElements());
+    args->update = &memory->update.update;
+    return updater_.Open(context, sizes, &memory->update);
+  }
+
+  Updater updater_;
+};
 
 template <typename Device>
 class AddScaledOp : public KernelOp<Device, AddScaled> {

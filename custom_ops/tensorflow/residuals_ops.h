@@ -1,13 +1,20 @@
-// The ops for residuals: their arguments and static shapes. Only ops.cc includes this
-// file.
+// The ops for updates by a vector and for residuals: their arguments and static shapes.
+// Only ops.cc includes this file.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
 
 #include "shapes.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tfgradcomp {
+
+REGISTER_OP("Tfgradcomp>ApplyVector")
+    .Input("x: num_parts * float")
+    .TFGRADCOMP_UPDATES.Attr("num_parts: int >= 1")
+    .Attr("x_scale: float = 1.0")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 inline absl::Status AddScaledShape(InferenceContext* c) {
   DimensionHandle size;

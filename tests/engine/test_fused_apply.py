@@ -1,4 +1,4 @@
-"""Replies applied to weights from their words, beside stock Keras and NumPy."""
+"""Steps in one pass over memory, beside stock Keras and NumPy."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ import tfgradcomp
 from tests.harness import Replicas, Worker
 from tests.helpers import bits, make_variables, split
 from tests.reference import operations as oracle
-from tfgradcomp.engine import fused_apply
+from tfgradcomp.engine import fused_apply, local_update
 from tfgradcomp.transports import AllGather, Loopback
 
 SHAPES = [(7, 30), (33,), (1,), (6, 40)]
@@ -141,6 +141,43 @@ def test_other_steps_stay_keras_own(inner, change, applied):
     )
     assert not applied
     assert found == [alone(inner(), votes)] * 2
+
+
+# Gradients that are not exchanged.
+
+PLAIN_ONLY = {
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "clipped": lambda: keras.optimizers.SGD(0.05, clipnorm=0.5),
+    "accumulated": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+    "of a user": lambda: OwnStep(0.05),
+}
+
+
+@pytest.mark.parametrize("name", [*INNER, *PLAIN_ONLY])
+def test_own_gradients_move_weights_as_stock_keras_does(name, monkeypatch):
+    calls, original = [], local_update.ops.apply_vector
+    monkeypatch.setattr(
+        local_update.ops,
+        "apply_vector",
+        lambda *args: calls.append(original(*args)),
+        raising=False,
+    )
+    inner = (INNER | PLAIN_ONLY)[name]
+    variables, optimizer = make_variables(SHAPES), inner()
+    optimizer.build(variables)
+    whole = np.arange(SHAPES[0][0])
+
+    def step(gradient):
+        first, *others = map(tf.constant, split(gradient, SHAPES))
+        # Rows of a table take Keras' way.
+        rows = tf.IndexedSlices(first, whole, tf.constant(SHAPES[0]))
+        local_update.apply_alone(optimizer, [rows, *others], variables, 3)
+
+    for gradient in gradients(1)[:, 0]:
+        step(gradient)
+    assert len(calls) == (STEPS if name in INNER else 0)
+    state = [bits(v.numpy()) for v in [*variables, *optimizer.variables]]
+    assert state == alone(inner(), np.float32(3) * gradients(1)[:, 0])
 
 
 # In graphs, on workers.

@@ -95,11 +95,11 @@ class CpuLibrary:
         return results if len(results) > 1 else results[0]
 
     def updating(self, name, args, rule, coefficients, vectors):
-        """Calls a kernel that decodes, which updates vectors instead.
+        """Calls a kernel that updates vectors, by what it decodes or by a vector.
 
         Args:
-            name: Name of the operation.
-            args: Its arguments.
+            name: Name of the operation; None: none decodes.
+            args: Its arguments; without a name, the parts of the vector.
             rule: Number of the rule.
             coefficients: float32, those of the rule.
             vectors: The parts of w, m and v; empty lists where the rule has none.
@@ -113,7 +113,11 @@ class CpuLibrary:
         update = Update(rule, coefficients.ctypes.data, *(vector for vector, _ in cut))
         self.update = ctypes.addressof(update)
         try:
-            self.call(name, *args)
+            if name is None:
+                size = sum(part.size for part in args)
+                self._run("ApplyVector", {"x": args, "size": size})
+            else:
+                self.call(name, *args)
         finally:
             self.update = None
         return vectors

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.ops import cases
 from tests.ops.implementations import native, needs_library, on_tensors, reference
-from tfgradcomp.ops import apply_decoded
+from tfgradcomp.ops import SplitVector, apply_decoded, apply_vector
 from tfgradcomp.ops.registry import OPERATIONS
 
 pytestmark = needs_library
@@ -79,6 +79,37 @@ def test_every_instruction_set_takes_every_step(kernels, name):
             found = kernels.updating(name, decoders()[name], index, c, cut)
             for parts, vector in zip(found[: used(rule)], expected, strict=False):
                 cases.same(np.concatenate(parts), vector, f"{name}, {rule}, {sizes}")
+
+
+def test_every_instruction_set_takes_a_step_with_a_vector(kernels):
+    u = np.random.default_rng(6).normal(size=sum(SIZES)).astype(np.float32)
+    for index, (rule, c) in enumerate(RULES.items()):
+        given = vectors()
+        expected = stepped(rule, c, u, *given)
+        cut = [np.split(vector, np.cumsum(SIZES)[:-1]) for vector in (u, *given)]
+        cut[1 + used(rule) :] = [[]] * (3 - used(rule))
+        found = kernels.updating(None, cut[0], index, c, cut[1:])
+        for parts, vector in zip(found[: used(rule)], expected, strict=False):
+            cases.same(np.concatenate(parts), vector, rule)
+
+
+def test_a_vector_is_multiplied_as_it_updates_variables():
+    u, (w, *_) = (
+        np.random.default_rng(6).normal(size=[2, 3, 40]).astype(np.float32)[0],
+        vectors(),
+    )
+    w = w[:120].reshape([3, 40])
+    weights = [tf.Variable(w[:1]), tf.Variable(w[1:])]
+    handles = [[one.handle for one in weights], [], []]
+
+    @tf.function
+    def step(u):
+        x = SplitVector([u[:1], u[1:]], 3.0)
+        apply_vector(x, tf.constant(RULES["sgd"]), handles, "sgd")
+
+    step(u)
+    expected = w - np.float32(3) * u * np.float32(RULES["sgd"][0])
+    cases.same(np.concatenate([one.numpy() for one in weights]), expected, "sgd")
 
 
 def surrounded(part, offset):

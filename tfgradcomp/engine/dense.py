@@ -65,6 +65,15 @@ def with_values(
     ]
 
 
+def multiplied(
+    gradients: list[tf.Tensor | tf.IndexedSlices], factor: float | int
+) -> list:
+    """Returns gradients times a factor."""
+    return with_values(
+        lambda values: [v * tf.cast(factor, v.dtype) for v in values], gradients
+    )
+
+
 def _check_type(gradient, variable):
     if not gradient.dtype.is_floating:
         raise TypeError(

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfgradcomp.collectives import Collectives
 from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.engine.dense import multiplied
 
 # Larger than all flags, and a flag is less than 2**24.
 _NOTICE = 2**23
@@ -94,9 +95,15 @@ def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:
 
 
 def are_finite(gradients: list, collectives: Collectives) -> tf.Tensor:
-    """Returns whether all gradients of this process are finite, a boolean scalar."""
+    """Returns whether the gradients of this process, times N, are finite, a bool."""
     values = [getattr(gradient, "values", gradient) for gradient in gradients]
-    is_finite = all_finite(values)
+    # One pass shows it, unless the sum of the squares overflows.
+    squares = [tf.cast(tf.nn.l2_loss(value), tf.float32) for value in values]
+    is_finite = tf.cond(
+        tf.math.is_finite(tf.add_n(squares)),
+        lambda: True,
+        lambda: all_finite(multiplied(values, collectives.num_workers)),
+    )
     if collectives.num_workers == collectives.num_processes:
         return is_finite
     # Replicas of one process enter a conditional together.

@@ -16,7 +16,13 @@ from tfgradcomp.core.split_vector import Vector
 from tfgradcomp.engine import inner_step, nonfinite
 from tfgradcomp.engine import moments as second
 from tfgradcomp.engine.consistency_check import path_of
-from tfgradcomp.engine.dense import dense, touched_rows, unique_rows, with_values
+from tfgradcomp.engine.dense import (
+    dense,
+    multiplied,
+    touched_rows,
+    unique_rows,
+    with_values,
+)
 from tfgradcomp.engine.device_sharded_bucket import Bucket
 from tfgradcomp.engine.exchange import Exchange, UncompressedExchange
 from tfgradcomp.engine.fused_apply import FusedApply
@@ -78,9 +84,7 @@ class Stepper:
         # clipping and the method see a replica's own mean gradient.
         scale = self.collectives.num_workers / (inner.loss_scale_factor or 1)
         if inner.gradient_accumulation_steps or inner_step.clips(inner):
-            gradients = with_values(
-                lambda values: [g * tf.cast(scale, g.dtype) for g in values], gradients
-            )
+            gradients = multiplied(gradients, scale)
             moments = second.multiplied(moments, scale)
             scale = 1.0
 

@@ -50,6 +50,11 @@ def takes_native(op: str) -> bool:
     return False
 
 
+def can_apply() -> bool:
+    """Returns whether `apply_vector` can be called here and now: only on a CPU."""
+    return not library.gpu_is_visible() and takes_native("apply_vector")
+
+
 def _obstacle(op: str, on_gpu: bool) -> str | None:
     """Returns why an op cannot run natively and what to do, None if it can."""
     try:

@@ -101,6 +101,33 @@ def apply_decoded(
     )
 
 
+def apply_vector(
+    x: SplitVector,
+    coefficients: tf.Tensor,
+    variables: Sequence[Sequence[tf.Tensor]],
+    rule: str,
+) -> None:
+    """Updates variables by a vector, which is multiplied by its scale on the way.
+
+    Args:
+        x: The vector; it has a part for each of the weights, of its size.
+        coefficients: As for `apply_decoded`.
+        variables: As for `apply_decoded`.
+        rule: As for `apply_decoded`.
+    """
+    w, m, v = map(list, variables)
+    _op("apply_vector")(
+        list(x),
+        coefficients,
+        w=w,
+        m=m,
+        v=v,
+        rule=rule,
+        offsets=[0] * len(w),
+        x_scale=x.scale,
+    )
+
+
 def _count(given: dict[str, Any]) -> int:
     """Returns the number of elements that an op decodes."""
     if "row_splits" in given:

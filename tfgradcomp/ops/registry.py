@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfgradcomp.core.split_vector import SplitVector, Vector
 from tfgradcomp.core.word_format import INDEX_BITS, NOTHING, digits_per_word, words_for
-from tfgradcomp.ops.native import apply_decoded
+from tfgradcomp.ops.dispatch import can_apply
+from tfgradcomp.ops.native import apply_decoded, apply_vector
 from tfgradcomp.ops.operation import Operation
 from tfgradcomp.ops.reference import (
     blocks,
@@ -126,6 +127,8 @@ PUBLIC: dict[str, Any] = OPERATIONS | {
     "SplitVector": SplitVector,
     "Statistics": Statistics,
     "apply_decoded": apply_decoded,
+    "apply_vector": apply_vector,
+    "can_apply": can_apply,
     "coins": coins,
     "digits_per_word": digits_per_word,
     "mean_magnitude": mean_magnitude,

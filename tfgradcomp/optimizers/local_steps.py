@@ -20,8 +20,7 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.consistency_check import check_same_at_start
-from tfgradcomp.engine.dense import with_values
-from tfgradcomp.engine.inner_step import apply_alone
+from tfgradcomp.engine.local_update import apply_alone
 from tfgradcomp.engine.summary import variables_to_build_for
 from tfgradcomp.engine.variable_copies import copy_of
 from tfgradcomp.fit.check_strategy import check_strategy
@@ -244,10 +243,8 @@ class LocalSteps(OptimizerWrapper):
 
     def _take(self, gradients, variables):
         collectives = self.outer.stepper.collectives
+        # Keras divides the loss by it.
         number = collectives.num_workers
-        gradients = with_values(
-            lambda values: [g * tf.cast(number, g.dtype) for g in values], gradients
-        )
         is_finite = nonfinite.are_finite(gradients, collectives)
         counts = tf.convert_to_tensor(self._counts)
         is_warmup = tf.convert_to_tensor(self.outer.iterations) < self.warmup_steps
@@ -257,7 +254,7 @@ class LocalSteps(OptimizerWrapper):
         are_due = self._groups.exchange_waiting(turns)
 
         def step(gradients):
-            apply_alone(self.inner_optimizer, gradients, variables)
+            apply_alone(self.inner_optimizer, gradients, variables, number)
 
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)

@@ -1,0 +1,28 @@
+"""The check of gradients before a local step."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfgradcomp.engine.nonfinite import are_finite
+
+WORKERS = SimpleNamespace(num_workers=2, num_processes=2)
+
+
+@pytest.mark.parametrize(
+    "value, is_finite",
+    [
+        (1.0, True),
+        # Its square overflows.
+        (1e30, True),
+        # Twice this does.
+        (3e38, False),
+        (-np.inf, False),
+        (np.nan, False),
+    ],
+)
+def test_gradients_are_checked_times_the_number_of_workers(value, is_finite):
+    rows = tf.IndexedSlices(tf.constant([[0.0], [value]]), tf.constant([0, 2]))
+    assert bool(are_finite([tf.ones([3]), rows], WORKERS)) == is_finite

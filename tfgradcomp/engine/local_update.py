@@ -1,0 +1,66 @@
+"""Steps of the inner optimizer with gradients that this worker keeps for itself."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfgradcomp import ops
+from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.engine import inner_step, update_rules
+from tfgradcomp.engine.dense import multiplied
+from tfgradcomp.engine.inner_step import FusedUpdate
+
+
+def apply_alone(
+    inner: keras.optimizers.Optimizer, gradients: list, variables: list, factor: int
+) -> None:
+    """Takes the optimizer's own step with gradients times a factor.
+
+    Where it can, a native operation multiplies them and updates weights and momenta in
+    one pass over memory, with the bits of Keras' operations.
+
+    Args:
+        inner: The optimizer.
+        gradients: Tensors or `IndexedSlices` of this replica.
+        variables: Their variables.
+        factor: The number that gradients are multiplied by.
+    """
+    direct = _fused(inner, gradients, variables, factor)
+    if direct is None:
+        gradients = multiplied(gradients, factor)
+        return inner_step.apply_alone(inner, gradients, variables)
+    taken = [compat.position(inner, v) in direct.positions for v in variables]
+    # Keras would leave out a variable without a gradient.
+    rest = [tf.zeros([]) if t else g for g, t in zip(gradients, taken, strict=True)]
+    inner_step.update(inner, multiplied(rest, factor), variables, direct)
+
+
+def _fused(inner, gradients, variables, factor):
+    """Returns the update of the variables whose step a native operation takes."""
+    rule = update_rules.rule_of(inner)
+    # Keras changes the gradients before the step.
+    is_changed = inner.loss_scale_factor or inner.gradient_accumulation_steps
+    if rule is None or is_changed or inner_step.clips(inner):
+        return None
+    pairs = [
+        (gradient, variable)
+        for gradient, variable in zip(gradients, variables, strict=True)
+        if isinstance(gradient, tf.Tensor)
+        and gradient.dtype.name == variable.dtype == "float32"
+        and gradient.shape == variable.shape
+    ]
+    if not pairs or not ops.can_apply():
+        return None
+    taken, own = map(list, zip(*pairs, strict=True))
+
+    def apply():
+        ops.apply_vector(
+            SplitVector(taken, factor),
+            update_rules.coefficients(inner),
+            update_rules.handles(inner, own),
+            rule,
+        )
+
+    return FusedUpdate({compat.position(inner, v) for v in own}, apply)
