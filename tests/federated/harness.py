@@ -210,6 +210,9 @@ class World:
             self.kill_hub()
             return
         for connection, message in outgoing:
+            is_slow = self.chaos and self.rng.random() < self.chaos
+            if isinstance(message, codec.Reply) and is_slow:
+                message = self.hub.snapshot(connection)
             self.post(connection[0], connection, codec.encode(message))
 
     def note(self, before):

@@ -41,9 +41,9 @@ def welcome(**changes):
     return known._replace(**changes)
 
 
-def snapshot(anchor=FIRST, token=1):
+def snapshot(anchor=FIRST, token=1, settled=0):
     parts = [part.tobytes() for part in anchor[1:]]
-    return codec.Snapshot(anchor.round, *parts, anchor.digest, token)
+    return codec.Snapshot(anchor.round, *parts, anchor.digest, token, settled)
 
 
 def joined():
@@ -155,6 +155,18 @@ def test_an_anchor_without_a_welcome_is_not_taken():
     client.receive(snapshot(), 0.0)
     client.receive(welcome(), 0.0)
     assert not client.can_train and client.anchor.round == -1
+
+
+def test_an_anchor_in_place_of_replies_is_taken_and_settles():
+    client, push = pushed()
+    later = reply_to(FIRST, push, settled=1)[0]._replace(round=5)
+    client.receive(snapshot(later, token=0, settled=1), 1.0)
+    assert client.anchor.round == 0
+    client.receive(snapshot(later, settled=0), 1.0)
+    assert client.anchor.round == 5 and not client.can_train
+    newer = later._replace(round=7)
+    assert client.receive(snapshot(newer, settled=1), 1.0) == []
+    assert client.anchor.round == 7 and client.can_train
 
 
 def test_a_damaged_anchor_is_an_error():

@@ -1,6 +1,7 @@
 """The gRPC layer refuses insecure, too many, too long and misnamed messages."""
 
 import queue
+import threading
 
 import pytest
 
@@ -9,8 +10,9 @@ from tests.federated.programs import make_model
 from tfgradcomp import methods
 from tfgradcomp.federated import Client, Hub, codec, wire
 from tfgradcomp.federated.link import Link
+from tfgradcomp.federated.outbox import MOST, Outbox
 from tfgradcomp.federated.rate_limit import RateLimit
-from tfgradcomp.federated.service import HELLOS
+from tfgradcomp.federated.service import HELLOS, _Connection
 from tfgradcomp.federated.training_model import TrainingModel
 from tfgradcomp.version import __version__
 
@@ -90,6 +92,58 @@ def test_a_client_cannot_connect_all_the_time(hub, link):
     many = [hello(token=i + 1, training="") for i in range(HELLOS[1] + 1)]
     found, _ = answers(link, *many)
     assert "connects too often" in found[-1].reason
+
+
+def reply(number, length):
+    return codec.Reply(number, 1, bytes(length), b"", 0, 0)
+
+
+def test_the_anchor_takes_the_place_of_replies_that_are_longer():
+    outbox, welcome = Outbox(), codec.LeftOut(1, "")
+    assert not outbox.makes_way(reply(1, 999), 100)
+    for message in (reply(1, 40), welcome, reply(2, 40)):
+        outbox.put(message)
+    assert not outbox.makes_way(reply(3, 20), 100)
+    assert outbox.makes_way(reply(3, 21), 100)
+    outbox.put(codec.Snapshot(3, bytes(100), b"", b"", 0, 0, 0))
+    assert outbox.makes_way(reply(4, 1), 100)
+    outbox.close()
+    assert outbox.get() == welcome and outbox.get() is None
+
+
+def test_a_client_that_does_not_read_is_cut_off():
+    outbox = Outbox()
+    for number in range(MOST + 1):
+        outbox.put(reply(number, 1))
+    assert outbox.get() is None
+
+
+def test_a_slow_client_gets_the_anchor_in_place_of_replies(hub):
+    service, connection = hub._service, _Connection("lima")
+    anchor = hub._logic.anchor
+    # Nothing is sent while the hub closes rounds.
+    with service.changed:
+        service._do(lambda now: hub._logic.receive(connection, hello(), now))
+        for number in (1, 2):
+            outgoing = [(connection, reply(number, anchor.nbytes))]
+            service._do(lambda now, outgoing=outgoing: outgoing)
+    connection.outbox.close()
+    waiting = [*iter(connection.outbox.get, None)]
+    assert [type(message) for message in waiting] == [codec.Welcome, codec.Snapshot]
+    assert waiting[1].weights == anchor.weights.tobytes()
+
+
+def test_a_hub_stays_for_clients_with_slow_links(hub, link, monkeypatch):
+    monkeypatch.setattr("tfgradcomp.federated.hub._FAREWELL", 0.0)
+    link.send(codec.encode(hello()))
+    link.inbox.get(timeout=SECONDS)
+    farewell = threading.Thread(target=hub._say_farewell)
+    farewell.start()
+    farewell.join(0.3)
+    assert farewell.is_alive()
+    link.send(codec.encode(codec.Leave(1)))
+    farewell.join(SECONDS)
+    assert not farewell.is_alive()
 
 
 def test_names_that_are_not_accepted_are_refused(hub, link):

@@ -90,6 +90,11 @@ class Anchor(NamedTuple):
         return {name: getattr(self, name) for name in self._fields[1:]}
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
     def digest(self) -> int:
         """64 bits of a hash of weights, velocity and statistics."""
         parts = [digest64(part) for part in self.arrays.values()]

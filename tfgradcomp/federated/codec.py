@@ -91,7 +91,7 @@ class Welcome(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The anchor, for clients that are new or have missed too many replies.
+    """The anchor, for clients that are new, have missed too many replies, or are slow.
 
     Attributes:
         round: Rounds that are in it.
@@ -99,7 +99,8 @@ class Snapshot(NamedTuple):
         velocity: float32 numbers; empty without outer momentum.
         statistics: float32 numbers.
         digest: Digest of the three.
-        token: The token of the `Hello`.
+        token: The token of the client's last `Hello`.
+        settled: As in `Welcome`.
     """
 
     round: int
@@ -108,6 +109,7 @@ class Snapshot(NamedTuple):
     statistics: bytes
     digest: int
     token: int
+    settled: int
 
 
 class Push(NamedTuple):

@@ -28,7 +28,7 @@ from tfgradcomp.methods import Method
 from tfgradcomp.version import __version__
 
 _FAREWELL = 20.0
-"""Seconds in which clients fetch the last round before the hub ends."""
+"""Seconds in which clients fetch the last round, unless the deadline is longer."""
 
 
 class Hub:
@@ -280,7 +280,8 @@ class Hub:
 
     def _say_farewell(self):
         """Waits until the clients have fetched the last round and left."""
-        end = time.monotonic() + _FAREWELL
+        # A slow link may take as long as a round.
+        end = time.monotonic() + max(_FAREWELL, self._logic.rules.deadline)
         with self._service.changed:
             while self._logic.connected and time.monotonic() < end:
                 self._service.changed.wait(0.1)

@@ -97,6 +97,24 @@ class HubLogic:
         """The anchor after the last round."""
         return self.kept.anchor
 
+    def snapshot(self, connection: Any) -> codec.Snapshot:
+        """Returns the anchor as a message.
+
+        It may take the place of replies that a client's link has not carried yet.
+
+        Args:
+            connection: A connection in `connected`.
+        """
+        anchor = self.anchor
+        parts = {name: array.tobytes() for name, array in anchor.arrays.items()}
+        return codec.Snapshot(
+            round=anchor.round,
+            digest=anchor.digest,
+            token=self._hellos[connection],
+            settled=self.kept.members[self._names[connection]].settled,
+            **parts,
+        )
+
     # What happens.
 
     def receive(self, connection: Any, message: codec.Message, now: float) -> Outgoing:
@@ -201,7 +219,7 @@ class HubLogic:
         )
         outgoing.append((connection, welcome))
         if missed is None:
-            outgoing.append((connection, self._snapshot(hello.token)))
+            outgoing.append((connection, self.snapshot(connection)))
         else:
             for reply in missed:
                 reply = reply._replace(settled=member.settled)
@@ -245,13 +263,6 @@ class HubLogic:
             self._queue.pop(hello.name, None)
             self.unsaved = True
         return member
-
-    def _snapshot(self, token):
-        anchor = self.anchor
-        parts = {name: array.tobytes() for name, array in anchor.arrays.items()}
-        return codec.Snapshot(
-            round=anchor.round, digest=anchor.digest, token=token, **parts
-        )
 
     # A payload comes.
 

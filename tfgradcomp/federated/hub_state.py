@@ -75,10 +75,10 @@ class HubState:
                 than the anchor, which is then sent in their place.
         """
         self.replies.append(reply)
-        length = sum(part.nbytes for part in self.anchor.arrays.values())
         while len(self.replies) > 1 and (
             len(self.replies) > most
-            or sum(len(r.payload) + len(r.statistics) for r in self.replies) > length
+            or sum(len(r.payload) + len(r.statistics) for r in self.replies)
+            > self.anchor.nbytes
         ):
             self.replies.popleft()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -14,6 +13,7 @@ from tfgradcomp.federated import codec, wire
 from tfgradcomp.federated.certificates import peer_name
 from tfgradcomp.federated.codec import MessageError
 from tfgradcomp.federated.hub_logic import HubLogic, Outgoing
+from tfgradcomp.federated.outbox import Outbox
 from tfgradcomp.federated.rate_limit import RateLimit
 from tfgradcomp.federated.rounds import Round
 
@@ -22,9 +22,6 @@ MESSAGES = 50.0, 200
 
 HELLOS = 0.2, 20
 """The same for the `Hello`s of a client, which the whole anchor may answer."""
-
-_UNREAD = 256
-"""Greatest number of messages that wait for a client that does not read."""
 
 
 class Traffic:
@@ -45,23 +42,8 @@ class _Connection:
 
     def __init__(self, name: str):
         self.name = name
-        self.outbox: queue.Queue[bytes | None] = queue.Queue(_UNREAD)
+        self.outbox = Outbox()
         self.limit = RateLimit(*MESSAGES)
-
-    def send(self, data: bytes | None) -> None:
-        try:
-            self.outbox.put_nowait(data)
-        except queue.Full:
-            # It does not read: it comes again and gets what it has missed.
-            self.close()
-
-    def close(self) -> None:
-        """Ends the stream; what has not been sent is dropped if there is no room."""
-        while True:
-            try:
-                return self.outbox.put_nowait(None)
-            except queue.Full:
-                self.outbox.get_nowait()
 
 
 class Service:
@@ -120,9 +102,10 @@ class Service:
         reader = threading.Thread(
             target=self._read, args=(connection, requests), daemon=True
         )
-        context.add_callback(connection.close)
+        context.add_callback(connection.outbox.close)
         reader.start()
-        while (data := connection.outbox.get()) is not None:
+        while (message := connection.outbox.get()) is not None:
+            data = codec.encode(message)
             self._count(connection, sent=len(data))
             yield data
 
@@ -136,7 +119,7 @@ class Service:
             logger.debug("A stream of %s has ended: %r", connection.name, error)
         with self.changed:
             self._do(lambda now: self.logic.disconnected(connection, now))
-        connection.close()
+        connection.outbox.close()
 
     def _handle(self, connection, data):
         """Handles a message and returns whether the stream goes on."""
@@ -149,7 +132,7 @@ class Service:
                 self._do(lambda now: self.logic.receive(connection, message, now))
         except MessageError as error:
             logger.warning("%s is cut off: %s", connection.name or "A client", error)
-            connection.send(codec.encode(codec.Refused(str(error), final=0)))
+            connection.outbox.put(codec.Refused(str(error), final=0))
             return False
         return self._error is None
 
@@ -190,9 +173,12 @@ class Service:
             self.changed.notify_all()
             return
         for connection, message in outgoing:
-            connection.send(codec.encode(message))
+            outbox, nbytes = connection.outbox, self.logic.anchor.nbytes
+            if isinstance(message, codec.Reply) and outbox.makes_way(message, nbytes):
+                message = self.logic.snapshot(connection)
+            outbox.put(message)
             if isinstance(message, codec.Refused):
-                connection.close()
+                outbox.close()
         self.changed.notify_all()
 
     def _report_rounds(self):
