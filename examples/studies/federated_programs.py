@@ -133,6 +133,3 @@ def main():
         be_hub(folder, given)
     else:
         be_client(folder, given, int(name))
-
-
-main()

@@ -94,6 +94,25 @@ def with_tls(rate, is_compressed=True):
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
+def federated(column, method):
+    """Values of the study of federated training, by seeds."""
+    found = rows("examples/results/federated.csv")
+    return {row["seed"]: row[column] for row in found if row["method"] == method}
+
+
+def megabytes(method):
+    """What a client sends and receives, as a mean over the seeds."""
+    up, down = (federated(way, method).values() for way in ("up", "down"))
+    return statistics.mean(map(float, up)) + statistics.mean(map(float, down))
+
+
+def falls_when_one_leaves(method):
+    """The greatest fall of the accuracy from round 16 to round 17."""
+    curves = [curve.split() for curve in federated("curve", method).values()]
+    accuracies = [[float(point.split(":")[2]) for point in c] for c in curves]
+    return max(own[15] - own[16] for own in accuracies)
+
+
 QUICK = ("TernGrad", "Signum", "DistEFBlockSGDM", "PowerSGD", "LocalSteps")
 CLAIMS = [
     (
@@ -246,6 +265,30 @@ CLAIMS = [
                 for way in ("DistEFBlockSGDM", "LocalSteps")
             ]
             == [1.4, 1.6]
+        ),
+    ),
+    (
+        "docs/studies/federated.md",
+        "24 times fewer bytes with 1 bit, and 13 times fewer with 2 bits",
+        lambda: (
+            [int(megabytes("float32") / megabytes(m)) for m in ("1 bit", "2 bits")]
+            == [24, 13]
+        ),
+    ),
+    (
+        "docs/studies/federated.md",
+        "up to 3.5 points lower with float32, and up to 2.8 with 2 bits",
+        lambda: (
+            [round(falls_when_one_leaves(m), 1) for m in ("float32", "2 bits", "1 bit")]
+            == [3.5, 2.8, 1.6]
+        ),
+    ),
+    (
+        "docs/studies/federated.md",
+        "Nobody else was carried",
+        lambda: all(
+            {*federated("carried", method).values()} == {"17:client-3"}
+            for method in ("float32", "1 bit", "2 bits")
         ),
     ),
     (
