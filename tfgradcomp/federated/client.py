@@ -21,14 +21,8 @@ from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec, wire
 from tfgradcomp.federated.anchor import hexadecimal
-from tfgradcomp.federated.bound_method import BoundMethod
-from tfgradcomp.federated.client_logic import ClientLogic, Joined
-from tfgradcomp.federated.description import (
-    Description,
-    describe_method,
-    read_method,
-)
 from tfgradcomp.federated.link import Link
+from tfgradcomp.federated.logics import client_logic
 from tfgradcomp.federated.monitoring import ClientWatch, in_rounds, opened
 from tfgradcomp.federated.store import Store
 from tfgradcomp.federated.training_model import (
@@ -37,7 +31,6 @@ from tfgradcomp.federated.training_model import (
     restore_optimizer,
 )
 from tfgradcomp.methods import Method
-from tfgradcomp.version import __version__
 
 _PAUSES = 0.2, 30.0
 """Seconds before a client connects again: at first, and at most."""
@@ -111,20 +104,16 @@ class Client:
         check_integer("every", every, 1)
         self.every, self.model = every, make_model()
         self._address, self._credentials = address, credentials
-        self._method, self._patience = method, patience
+        self._patience = patience
         self._optimizer = compiled_with(self.model, inner_optimizer)
         self._training = TrainingModel(self.model)
         self._store = None if state is None else Store(state)
         saved = self._store.load() if self._store else None
         if saved is not None:
             restore_optimizer(self._optimizer, saved[1])
-        text = "" if method is None else describe_method(method)
         folder = "" if state is None else f"-{Path(state).resolve().name}"
-        self._logic = ClientLogic(
-            name or f"{socket.gethostname()}{folder}",
-            Description(__version__, self._training.describe(), text),
-            self._bind,
-            saved=saved,
+        self._logic = client_logic(
+            self._training, method, name or f"{socket.gethostname()}{folder}", saved
         )
         self._examples = 1.0
         self._link: Link | None = None
@@ -320,11 +309,6 @@ class Client:
             self._store.close()
 
     # The method and the folder.
-
-    def _bind(self, joined: Joined) -> BoundMethod:
-        method = self._method or read_method(joined.method)
-        shapes = self._training.shapes
-        return BoundMethod(method, shapes, joined.by_examples, joined.seed)
 
     def _save(self):
         if self._store:

@@ -12,20 +12,15 @@ import grpc
 import keras
 
 from tfgradcomp.callbacks.monitor import CompressionMonitor
-from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
+from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.core.logging import logger
-from tfgradcomp.federated import wire
-from tfgradcomp.federated.anchor import Anchor, OuterStep, hexadecimal
-from tfgradcomp.federated.bound_method import BoundMethod
-from tfgradcomp.federated.description import Description, describe_method
-from tfgradcomp.federated.hub_logic import HubLogic
+from tfgradcomp.federated import logics, wire
+from tfgradcomp.federated.anchor import OuterStep, hexadecimal
 from tfgradcomp.federated.monitoring import HubWatch, opened
-from tfgradcomp.federated.rounds import Round, Rules
+from tfgradcomp.federated.rounds import Round, Rules, check_rounds
 from tfgradcomp.federated.service import Service, Traffic
-from tfgradcomp.federated.store import Store
 from tfgradcomp.federated.training_model import TrainingModel
 from tfgradcomp.methods import Method
-from tfgradcomp.version import __version__
 
 _FAREWELL = 20.0
 """Seconds in which clients fetch the last round, unless the deadline is longer."""
@@ -118,8 +113,6 @@ class Hub:
         most_clients: int = 100,
         seed: int = 0,
     ):
-        check_instance("method", method, Method)
-        check_choice("weights", weights, ("equal", "examples"))
         for name, value in (
             ("quorum", quorum),
             ("replies_kept", replies_kept),
@@ -132,27 +125,21 @@ class Hub:
             )
         wire.check_security(address, credentials, insecure)
         training = TrainingModel(make_model())
-        by_examples = weights == "examples"
-        bound = BoundMethod(method, training.shapes, by_examples, seed)
-        text = describe_method(method)
-        description = Description(__version__, training.describe(), text)
-        outer = OuterStep() if outer is None else outer
         self.model, self._training = training.model, training
-        self._store = None if state is None else Store(state)
-        rules = Rules(0, 0.0, quorum, replies_kept, norm_limit, most_clients)
-        self._logic = HubLogic(
-            bound,
-            description,
-            Anchor.first(training.weights, training.statistics, outer),
+        self._logic, self._store = logics.hub_logic(
+            training,
+            method,
+            Rules(0, 0.0, quorum, replies_kept, norm_limit, most_clients),
             outer,
-            rules,
+            weights,
             seed,
-            self._store.load() if self._store else None,
+            state,
         )
         self._accepted = accepted
         self._service = Service(self._logic, self._save, accepted)
-        sizes = map(len, (description.model, text))
-        most = bound.most_bytes + training.statistics.nbytes + 2 * sum(sizes)
+        description = self._logic.kept.description
+        texts = len(description.model) + len(description.method)
+        most = self._logic.bound.most_bytes + training.statistics.nbytes + 2 * texts
         self._server = grpc.server(
             futures.ThreadPoolExecutor(most_clients + 8, "tfgradcomp-hub"),
             handlers=[self._service.handler()],
@@ -224,11 +211,7 @@ class Hub:
             OSError: If the state or the monitor's folder cannot be written, or if the
                 monitor's port is taken.
         """
-        check_integer("rounds", rounds, 1)
-        if not deadline > 0:
-            raise ValueError(
-                f"deadline must be positive. Received: deadline={deadline!r}"
-            )
+        check_rounds(rounds, deadline)
         if monitor is not None:
             check_instance("monitor", monitor, CompressionMonitor)
         logic, service = self._logic, self._service

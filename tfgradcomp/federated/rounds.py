@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfgradcomp.core.arguments import check_integer
+
 
 class Rules(NamedTuple):
     """Rules of a training.
@@ -29,6 +31,13 @@ class Rules(NamedTuple):
     replies_kept: int = 32
     norm_limit: float = 10.0
     most_clients: int = 1000
+
+
+def check_rounds(rounds: int, deadline: float) -> None:
+    """Raises a `ValueError` unless there are rounds, and time for them."""
+    check_integer("rounds", rounds, 1)
+    if not deadline > 0:
+        raise ValueError(f"deadline must be positive. Received: deadline={deadline!r}")
 
 
 class Waiting(NamedTuple):

@@ -173,8 +173,10 @@ class Service:
             self.changed.notify_all()
             return
         for connection, message in outgoing:
-            outbox, nbytes = connection.outbox, self.logic.anchor.nbytes
-            if isinstance(message, codec.Reply) and outbox.makes_way(message, nbytes):
+            outbox = connection.outbox
+            if isinstance(message, codec.Reply) and outbox.makes_way(
+                message, self.logic.anchor.nbytes
+            ):
                 message = self.logic.snapshot(connection)
             outbox.put(message)
             if isinstance(message, codec.Refused):

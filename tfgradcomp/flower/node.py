@@ -16,14 +16,8 @@ from flwr.clientapp import ClientApp
 
 from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.federated import codec
-from tfgradcomp.federated.bound_method import BoundMethod
 from tfgradcomp.federated.client import compiled_with, count_examples
-from tfgradcomp.federated.client_logic import ClientLogic
-from tfgradcomp.federated.description import (
-    Description,
-    describe_method,
-    read_method,
-)
+from tfgradcomp.federated.logics import client_logic
 from tfgradcomp.federated.store import Store
 from tfgradcomp.federated.training_model import (
     TrainingModel,
@@ -33,7 +27,6 @@ from tfgradcomp.federated.training_model import (
 from tfgradcomp.fit.seeds import seed_states
 from tfgradcomp.flower.record import RECORD, record_of
 from tfgradcomp.methods import Method
-from tfgradcomp.version import __version__
 
 
 def client_app(
@@ -100,7 +93,7 @@ class _Node:
     """A client, restored from its folder for one message."""
 
     def __init__(self, store, name, model, inner, method):
-        self._store, self._method, self._model = store, method, model
+        self._store, self._model = store, model
         saved = store.load()
         values: dict = saved[0] if saved else {}
         self._mark, self._rounds = _mark_of(values), values.get("sequence", 0)
@@ -113,19 +106,9 @@ class _Node:
             restore_optimizer(self._optimizer, saved[1])
             for index, seed in enumerate(self._seeds):
                 seed.assign(saved[1][f"seed.{index}"])
-        text = "" if method is None else describe_method(method)
-        self._logic = ClientLogic(
-            # A node that is started again may have another number in Flower.
-            values.get("name", name),
-            Description(__version__, self._training.describe(), text),
-            self._bind,
-            saved=saved,
-        )
-
-    def _bind(self, joined):
-        method = self._method or read_method(joined.method)
-        shapes = self._training.shapes
-        return BoundMethod(method, shapes, joined.by_examples, joined.seed)
+        # A node that is started again may have another number in Flower.
+        own_name = values.get("name", name)
+        self._logic = client_logic(self._training, method, own_name, saved)
 
     def answer(self, asked, dataset_of, every) -> ConfigRecord:
         """Listens to the hub, trains unless a payload is under way, and answers."""

@@ -12,19 +12,16 @@ import keras
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from tfgradcomp.core.arguments import check_choice, check_instance, check_integer
+from tfgradcomp.core.arguments import check_integer
 from tfgradcomp.core.logging import logger
 from tfgradcomp.federated import codec
-from tfgradcomp.federated.anchor import Anchor, OuterStep, hexadecimal
-from tfgradcomp.federated.bound_method import BoundMethod
-from tfgradcomp.federated.description import Description, describe_method
-from tfgradcomp.federated.hub_logic import HubLogic, Outgoing
-from tfgradcomp.federated.rounds import Round, Rules
-from tfgradcomp.federated.store import Store
+from tfgradcomp.federated.anchor import OuterStep, hexadecimal
+from tfgradcomp.federated.hub_logic import Outgoing
+from tfgradcomp.federated.logics import hub_logic
+from tfgradcomp.federated.rounds import Round, Rules, check_rounds
 from tfgradcomp.federated.training_model import TrainingModel
 from tfgradcomp.flower.record import RECORD, record_of
 from tfgradcomp.methods import Method
-from tfgradcomp.version import __version__
 
 _POLL = 0.5
 """Seconds between two looks for answers."""
@@ -94,23 +91,17 @@ def run(
     References:
         As for `federated.Hub`.
     """
-    check_instance("method", method, Method)
-    check_choice("weights", weights, ("equal", "examples"))
-    check_integer("rounds", rounds, 1)
+    check_rounds(rounds, deadline)
     check_integer("quorum", quorum, 1)
-    if not deadline > 0:
-        raise ValueError(f"deadline must be positive. Received: deadline={deadline!r}")
-    outer = OuterStep() if outer is None else outer
     training = TrainingModel(make_model())
-    store = None if state is None else Store(state)
-    logic = HubLogic(
-        BoundMethod(method, training.shapes, weights == "examples", seed),
-        Description(__version__, training.describe(), describe_method(method)),
-        Anchor.first(training.weights, training.statistics, outer),
-        outer,
+    logic, store = hub_logic(
+        training,
+        method,
         Rules(rounds, deadline, quorum),
+        outer,
+        weights,
         seed,
-        store.load() if store else None,
+        state,
     )
     nodes, seen = _Nodes(grid, logic, store), 0
     try:
