@@ -171,7 +171,7 @@ def test_own_gradients_move_weights_as_stock_keras_does(name, monkeypatch):
         first, *others = map(tf.constant, split(gradient, SHAPES))
         # Rows of a table take Keras' way.
         rows = tf.IndexedSlices(first, whole, tf.constant(SHAPES[0]))
-        local_update.apply_alone(optimizer, [rows, *others], variables, 3)
+        local_update.take_own_step(optimizer, [rows, *others], variables, 3)
 
     for gradient in gradients(1)[:, 0]:
         step(gradient)

@@ -13,7 +13,7 @@ from tfgradcomp.engine.dense import multiplied
 from tfgradcomp.engine.inner_step import FusedUpdate
 
 
-def apply_alone(
+def take_own_step(
     inner: keras.optimizers.Optimizer, gradients: list, variables: list, factor: int
 ) -> None:
     """Takes the optimizer's own step with gradients times a factor.

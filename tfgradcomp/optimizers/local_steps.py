@@ -20,7 +20,7 @@ from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core.arguments import check_instance, check_integer
 from tfgradcomp.engine import nonfinite
 from tfgradcomp.engine.consistency_check import check_same_at_start
-from tfgradcomp.engine.local_update import apply_alone
+from tfgradcomp.engine.local_update import take_own_step
 from tfgradcomp.engine.summary import variables_to_build_for
 from tfgradcomp.engine.variable_copies import copy_of
 from tfgradcomp.fit.check_strategy import check_strategy
@@ -254,7 +254,7 @@ class LocalSteps(OptimizerWrapper):
         are_due = self._groups.exchange_waiting(turns)
 
         def step(gradients):
-            apply_alone(self.inner_optimizer, gradients, variables, number)
+            take_own_step(self.inner_optimizer, gradients, variables, number)
 
         conditional(is_finite, step, lambda gradients: None, args=(gradients,))
         left_out = tf.cast(tf.logical_not(is_finite), tf.int64)
