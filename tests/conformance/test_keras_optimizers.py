@@ -16,25 +16,12 @@ from pathlib import Path
 import keras
 import pytest
 
+from tfgradcomp.ops.library import cache_folder
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-SLOW = pytest.mark.slow
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tfgradcomp"
 FILES = (
     "keras/src/optimizers/*_test.py",
     "keras/src/backend/tensorflow/*distribute_test.py",
-)
-# Tests in them that train nothing.
-WITHOUT_OPTIMIZER = (
-    "test_variable_creation or test_variable_aggregation or test_epoch_iterator "
-    "or test_variable_synchronization or test_strategy_run or test_seed_generator"
-)
-# What the quick form leaves out: files of one optimizer, and what is repeated for each
-# optimizer. `tests/optimizers/test_inner_optimizers.py` trains with all of them, on two
-# workers, and with all rules that Keras has.
-QUICK_FILES = ("adam_test", "sgd_test", "loss_scale", "multi_", "optimizer_", "distrib")
-NOT_QUICK = (
-    "gradient_accumulation_with_weigth_decay or test_sparse_gradients "
-    "or test_sparse_correctness and not (adam or sgd)"
 )
 # What cannot hold for a wrapper, and why. All else must.
 EXCEPTIONS = {
@@ -68,7 +55,7 @@ EXCEPTIONS = {
 @pytest.fixture(scope="module")
 def sources():
     """The folder of the tests of the installed Keras."""
-    folder = CACHE / f"keras-{keras.__version__}"
+    folder = cache_folder().parent / f"keras-{keras.__version__}"
     if not folder.exists():
         _fetch(folder)
     if not folder.exists():
@@ -76,19 +63,14 @@ def sources():
     return folder
 
 
-@pytest.fixture(scope="module", params=["quick", pytest.param("all", marks=SLOW)])
-def report(sources, tmp_path_factory, request):
+@pytest.fixture(scope="module")
+def report(sources, tmp_path_factory):
     """Each test's name, and "passed", "skipped" or its error."""
     path = tmp_path_factory.mktemp("conformance") / "report.json"
     files = [str(file) for pattern in FILES for file in sources.glob(pattern)]
-    left_out = WITHOUT_OPTIMIZER
-    if request.param == "quick":
-        files = [name for name in files if Path(name).name.startswith(QUICK_FILES)]
-        left_out = f"{left_out} or {NOT_QUICK}"
     plugins = ["-p", "tests.conformance.wrapping", "-p", "no:cacheprovider"]
     # Whole tracebacks of the exceptions would take half as long as the tests.
     options = ["-q", "--tb=short", "--import-mode=importlib", "-c", os.devnull]
-    options += ["-k", f"not ({left_out})"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, *options, *files],
         cwd=sources,
@@ -150,7 +132,7 @@ def test_keras_tests_hold_around_the_identity(report):
     # Nearly all of them were run.
     passed = [name for name, outcome in report.items() if outcome == "passed"]
     assert len(passed) > 0.8 * len(report)
-    assert len({name.partition("::")[0] for name in passed}) >= len(QUICK_FILES)
+    assert len({name.partition("::")[0] for name in passed}) >= 15
 
 
 def test_exceptions_are_still_needed(report):

@@ -101,7 +101,7 @@ def federated(column, method):
 
 
 def megabytes(method):
-    """What a client sends and receives, as a mean over the seeds."""
+    """Megabytes that a client sends and receives: the mean of the seeds."""
     up, down = (federated(way, method).values() for way in ("up", "down"))
     return statistics.mean(map(float, up)) + statistics.mean(map(float, down))
 

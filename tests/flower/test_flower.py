@@ -4,6 +4,7 @@ import collections
 import itertools
 import shutil
 import threading
+import time
 
 import keras
 import numpy as np
@@ -162,8 +163,8 @@ def weights_of_hub(method, count, **arguments):
         )
         thread.start()
         # Numbers are given in this order.
-        while not any(n == str(number) for n in hub._logic.connected.values()):
-            pass
+        while str(number) not in hub._logic.connected.values():
+            time.sleep(0.01)
         clients.append(thread)
     for thread in [*clients, serving]:
         thread.join(60)

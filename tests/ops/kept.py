@@ -10,7 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tfgradcomp"
+from tfgradcomp.ops import library
+
+PARENT = library.cache_folder().parent / "tests"
 TESTS = Path(__file__).resolve().parent
 SOURCES = TESTS.parents[1] / "custom_ops", TESTS
 # Folders of one name; the oldest ones are removed.
@@ -27,20 +29,19 @@ def kept_folder(
         facts: What the contents depend on besides all C++ sources and the compiler.
         make: Compiles into an empty folder. After an error, nothing is kept.
     """
-    parent = CACHE / "tests"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = parent / f"{name}-{_digest(facts)}"
-    with open(parent / f"{name}.lock", "w") as lock:
+    PARENT.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = PARENT / f"{name}-{_digest(facts)}"
+    with open(PARENT / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            with tempfile.TemporaryDirectory(dir=parent) as scratch:
+            with tempfile.TemporaryDirectory(dir=PARENT) as scratch:
                 folder = Path(scratch) / "made"
                 folder.mkdir()
                 make(folder)
                 folder.rename(path)
         # The time says when a folder was used last.
         os.utime(path)
-        for old in sorted(parent.glob(f"{name}-*"), key=os.path.getmtime)[:-NUM_KEPT]:
+        for old in sorted(PARENT.glob(f"{name}-*"), key=os.path.getmtime)[:-NUM_KEPT]:
             shutil.rmtree(old)
     return path
 

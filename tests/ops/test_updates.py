@@ -94,11 +94,8 @@ def test_every_instruction_set_takes_a_step_with_a_vector(kernels):
 
 
 def test_a_vector_is_multiplied_as_it_updates_variables():
-    u, (w, *_) = (
-        np.random.default_rng(6).normal(size=[2, 3, 40]).astype(np.float32)[0],
-        vectors(),
-    )
-    w = w[:120].reshape([3, 40])
+    u = np.random.default_rng(6).normal(size=[3, 40]).astype(np.float32)
+    w = vectors()[0][:120].reshape([3, 40])
     weights = [tf.Variable(w[:1]), tf.Variable(w[1:])]
     handles = [[one.handle for one in weights], [], []]
 

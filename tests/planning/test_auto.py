@@ -90,6 +90,13 @@ def test_a_decision_from_a_file_is_taken_from_the_first_step(pools, fitted, tmp_
     assert pinned == plain and is_equal
 
 
+def test_runs_are_equal_where_link_and_computing_time_are_given(pools, fitted):
+    first, _ = fitted("Adam", "medium")
+    (second,), _ = pools(*VIRTUAL).run(auto_cases.case_fit, "Adam", "medium")
+    assert first["decision"] == second["decision"]
+    assert first["digest"] == second["digest"]
+
+
 def test_an_own_loop_asks_for_the_decision(pools, fitted):
     (answer,), _ = pools(*VIRTUAL).run(auto_cases.case_own_loop)
     own, switches = answer
