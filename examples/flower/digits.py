@@ -1,7 +1,8 @@
 """Train the model of ../federated.py as a Flower App; docs/flower.md says how.
 
 Each node keeps its own part of scikit-learn's digits, takes 16 steps of Adam, and sends
-what has changed in one bit an element. The ServerApp answers in one bit as well.
+what has changed in one bit an element. The ServerApp answers in one bit as well. Flower
+sends this folder alone to the nodes, so model and data are written here once more.
 """
 
 import keras
