@@ -16,18 +16,16 @@ import compare_methods  # noqa: E402
 import fashion_mnist  # noqa: E402
 
 
-def run_example(*arguments, workers):
-    """Runs the example, through the launcher if there are `workers`."""
+def run_example(*arguments, workers=1):
+    """Runs the example through the launcher; its own lines, without the rank."""
     ours = ("TF_CONFIG", "TF_CPP_MIN_LOG_LEVEL")
     environment = {k: v for k, v in os.environ.items() if k not in ours}
     path = (str(ROOT), environment.get("PYTHONPATH"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    command = [sys.executable, "examples/fashion_mnist.py", *arguments]
-    if workers:
-        launch = ["-m", "tfgradcomp.launch", "--workers", str(workers)]
-        command[1:1] = [*launch, "--network", "host"]
+    launch = [sys.executable, "-m", "tfgradcomp.launch", "--workers", str(workers)]
+    launch += ["--network", "host"]
     return subprocess.run(
-        command,
+        [*launch, "examples/fashion_mnist.py", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -45,10 +43,10 @@ def noise_of(run):
     return [line for line in run.stderr.splitlines() if "data: prep" not in line]
 
 
-@pytest.mark.slow  # The same script is below.
+@pytest.mark.slow  # The same script on two workers is below.
 def test_one_worker_trains_and_reports():
     few = ("--method", "none", "--epochs", "2", "--steps-per-epoch", "3")
-    run = run_example(*few, workers=1)
+    run = run_example(*few)
     assert run.returncode == 0, run.stderr
     assert noise_of(run) == []
     lines = lines_of(run.stdout)
@@ -68,17 +66,11 @@ def test_one_worker_trains_and_reports():
     assert re.fullmatch(pattern, weights)
 
 
-# README's script trains two processes (tests/docs/test_code_blocks.py).
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_two_workers_train_with_three_levels(workers):
-    virtual = () if workers else ("--virtual", "2")
-    run = run_example(
-        *("--epochs", "1", "--steps-per-epoch", "20"), *virtual, workers=workers
-    )
+def test_two_workers_train_with_three_levels():
+    run = run_example("--epochs", "1", "--steps-per-epoch", "20", workers=2)
     assert run.returncode == 0, run.stderr
-    # The launcher makes TensorFlow quiet.
-    assert not workers or noise_of(run) == []
-    values = compare_methods.parse(run.stdout, workers=workers or 1)
+    assert noise_of(run) == []
+    values = compare_methods.parse(run.stdout, workers=2)
     # One gather: 1.6 bits of 79,744 elements, 458 others as float32, both with a flag.
     assert float(values["ratio"]) > 17
     assert float(values["accuracy"]) > 0.15
