@@ -94,25 +94,19 @@ class Replicas(Collectives):
     @property
     @override
     def rank(self):
-        return self._parts[self._part].index(self._replica)
+        return self._parts[self.part].index(self.replica)
 
     @property
-    def _replica(self):
+    def replica(self) -> int:
         """The index of this replica among all replicas of the strategy."""
         # Each replica is traced separately, so its index is a constant there.
         context = tf.distribute.get_replica_context()
         index = tf.convert_to_tensor(context.replica_id_in_sync_group)
         return int(tf.get_static_value(index))
 
-    @property
-    def _part(self):
-        """The index of this replica's group."""
-        replica = self._replica
-        return next(i for i, part in enumerate(self._parts) if replica in part)
-
     @override
     def gather(self, vector, call_site):
-        if self._meets_eagerly():
+        if self.meets_eagerly():
             return self._gather_eagerly(vector)
         size = vector.shape[0]
         varying = tf.size(vector) if size is None else None
@@ -124,7 +118,7 @@ class Replicas(Collectives):
     @override
     def all_to_all(self, rows, call_site):
         call_site = f"all_to_all of {call_site}"
-        if self._meets_eagerly() or self._local_replicas > _MOST_LOCAL_RANKS:
+        if self.meets_eagerly() or self._local_replicas > _MOST_LOCAL_RANKS:
             everything = self.gather(tf.reshape(rows, [-1]), call_site)
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
         return self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
@@ -137,7 +131,8 @@ class Replicas(Collectives):
     def max(self, vector, call_site):
         return self._reduce(vector, "Max", call_site)
 
-    def _meets_eagerly(self):
+    def meets_eagerly(self) -> bool:
+        """Returns whether replicas of this process meet outside of a graph."""
         # Eager local replicas run in turns: a replica that waits for the next one in an
         # op would wait forever. They use the collectives of the strategy instead.
         return tf.executing_eagerly() and self._local_replicas > 1
@@ -154,10 +149,10 @@ class Replicas(Collectives):
         # Vector sizes may differ between groups.
         sizes = context.all_gather(tf.shape(vector), axis=0)
         everything = tf.split(context.all_gather(vector, axis=0), sizes)
-        return tf.stack([everything[i] for i in self._parts[self._part]])
+        return tf.stack([everything[i] for i in self._parts[self.part]])
 
     def _reduce(self, vector, merge_op, call_site):
-        if self._meets_eagerly():
+        if self.meets_eagerly():
             vectors = self.gather(vector, call_site)
             reduce = tf.reduce_max if merge_op == "Max" else tf.reduce_sum
             return reduce(vectors, axis=0)
@@ -167,13 +162,23 @@ class Replicas(Collectives):
         kind = "max" if merge_op == "Max" else "sum"
         return self._call(reduce, vector, f"{kind} of {call_site}")
 
+    def site(self, call_site: str) -> str:
+        """Returns the name of a call site with that of these collectives."""
+        return f"{call_site}, {self._name}"
+
+    @property
+    def part(self) -> int:
+        """The index of this replica's group."""
+        replica = self.replica
+        return next(i for i, part in enumerate(self._parts) if replica in part)
+
     def _call(self, operation, vector, call_site, varying_size=None):
         arguments = self._arguments(call_site, varying_size)
         return SITES.around(
-            f"{call_site}, {self._name}",
+            self.site(call_site),
             lambda entered: operation(input=entered, **arguments),
             vector,
-            self._replica,
+            self.replica,
         )
 
     def _arguments(self, call_site, varying_size=None):
@@ -189,11 +194,11 @@ class Replicas(Collectives):
         key = self._keys[call_site]
         return {
             "group_size": self.num_workers,
-            "group_key": self._group_keys[self._part],
+            "group_key": self._group_keys[self.part],
             "instance_key": key
             if varying_size is None
             else key + padded_size_index(varying_size),
-            "ordering_token": [_ordering_token(call_site, self._local_replicas)],
+            "ordering_token": [ordering_token(call_site, self._local_replicas)],
         }
 
 
@@ -201,6 +206,9 @@ class Hosts(Replicas):
     """Collectives between the processes of a `MultiWorkerMirroredStrategy`, on CPUs.
 
     For values of a process that do not depend on its replicas: logs, decisions.
+
+    Attributes:
+        names: The host of each process, as `TF_CONFIG` names it.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -209,7 +217,7 @@ class Hosts(Replicas):
         super().__init__(num_processes, group, process_index, num_processes)
         self._strategy = strategy
         addresses = addresses_of(strategy)
-        self._hosts = [address.rpartition(":")[0] for address in addresses]
+        self.names = [address.rpartition(":")[0] for address in addresses]
         self._watchdog: StallWatchdog | None = None
         # These keys do not depend on the objects and call sites created before, which
         # may differ between processes that run different programs.
@@ -226,11 +234,11 @@ class Hosts(Replicas):
         if self._watchdog is not None:
             return
         self._watchdog = StallWatchdog(self.rank, Limits.of_environment())
-        port = self._watchdog.listen(self._hosts[self.rank])
+        port = self._watchdog.listen(self.names[self.rank])
         self._watchdog.begin()
         self._meet()
         ports = self.gather(tf.constant([port]), "watch").numpy()[:, 0].tolist()
-        self._watchdog.peers = [*zip(self._hosts, ports, strict=True)]
+        self._watchdog.peers = [*zip(self.names, ports, strict=True)]
 
     def _meet(self):
         """Meets the other processes in a collective of the strategy.
@@ -254,7 +262,7 @@ class Hosts(Replicas):
 
     @property
     @override
-    def _replica(self):
+    def replica(self):
         return self.process_index
 
     @override
@@ -271,7 +279,7 @@ def _group_key(group: str) -> int:
 _tokens: dict = {}
 
 
-def _ordering_token(call_site: str, local_replicas: int) -> tf.Tensor:
+def ordering_token(call_site: str, local_replicas: int) -> tf.Tensor:
     """Returns a resource on the current device that orders collectives.
 
     Without a resource per device, automatic control dependencies put the collectives of
