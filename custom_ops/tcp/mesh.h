@@ -1,11 +1,11 @@
 // Messages between processes over connected sockets, one for each pair, without
 // TensorFlow.
 //
-// A call is one collective: the same number of bytes to each peer and from each peer.
-// Messages to a peer leave one after the other, in the order in which they are posted;
-// two large ones that shared a connection would both arrive late. They are told apart
-// by the call site and the number of the call there, so that processes may post
-// their calls in different orders.
+// A call is one message to each peer and one from each peer. Messages to a peer leave
+// one after the other, in the order in which they are posted; two large ones that
+// shared a connection would both arrive late. They are told apart by the call site and
+// the number of the call there, so that processes may post their calls in different
+// orders.
 //
 // Two threads belong to a mesh: one receives, one sends what a socket did not take at
 // once. Nothing blocks the thread that posts. A mesh lives as long as its process.
@@ -54,6 +54,12 @@ constexpr uint64_t kBytesSentByCaller = 64 * 1024;
 // Bytes that are received from a peer before it is the next one's turn.
 constexpr uint64_t kBytesInTurn = 1024 * 1024;
 
+// The place of a message in memory.
+struct Span {
+  char* data;
+  uint64_t bytes;
+};
+
 class Mesh {
  public:
   // Called once, by any thread, with the reason of a failure; empty: it succeeded. The
@@ -73,10 +79,12 @@ class Mesh {
       event.data.ptr = links_.back().get();
       epoll_ctl(readable_, EPOLL_CTL_ADD, sockets[k], &event);
     }
-    std::thread([this] { Wait(readable_, [this](Link* link) { Receive(link); }); })
-        .detach();
-    std::thread([this] { Wait(writable_, [this](Link* link) { Send(link, false); }); })
-        .detach();
+    std::thread([this] {
+      Wait(readable_, [this](Link* link) { Receive(link); });
+    }).detach();
+    std::thread([this] {
+      Wait(writable_, [this](Link* link) { Send(link, false); });
+    }).detach();
   }
 
   Mesh(const Mesh&) = delete;
@@ -85,16 +93,16 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(links_.size()); }
 
-  // Posts a call: `bytes` from outgoing(k) to process k, and from it into incoming(k).
+  // Posts a call: the Span outgoing(k) to process k, and from it into incoming(k).
   template <typename Outgoing, typename Incoming>
-  void Post(uint64_t site, const std::string& name, uint64_t bytes,
-            const Outgoing& outgoing, const Incoming& incoming, Done done) {
-    auto* call = new Call{{site, 0, bytes}, name, std::move(done)};
+  void Post(uint64_t site, const std::string& name, const Outgoing& outgoing,
+            const Incoming& incoming, Done done) {
+    auto* call = new Call{site, 0, name, std::move(done)};
     // One more, so that the call is there until all is posted.
     call->parts = 2 * (size() - 1) + 1;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      call->header.call = next_call_[site]++;
+      call->number = next_call_[site]++;
     }
     // Each process begins with another peer.
     for (int i = 1; i < size(); ++i) {
@@ -122,7 +130,7 @@ class Mesh {
 
  private:
   struct Call {
-    MessageHeader header;
+    uint64_t site, number;
     std::string name;
     Done done;
     std::atomic<int> parts{0};
@@ -131,14 +139,15 @@ class Mesh {
 
   struct Sent {
     Call* call;
-    const char* data;
+    MessageHeader header;
+    char* data;
     uint64_t sent = 0;  // Of header and data.
   };
 
   // A message that is expected, or has come before it was.
   struct Received {
     Call* call = nullptr;  // None: it has not been posted.
-    char* target = nullptr;
+    Span target{};
     std::unique_ptr<char[]> buffer;
     uint64_t bytes = 0;
     bool complete = false;
@@ -213,11 +222,11 @@ class Mesh {
 
   // Sending.
 
-  void Enqueue(Link* link, Call* call, const char* data) {
+  void Enqueue(Link* link, Call* call, Span span) {
     bool is_sender = false;
     {
       const std::lock_guard<std::mutex> lock(link->mutex);
-      link->queue.push_back({call, data});
+      link->queue.push_back({call, {call->site, call->number, span.bytes}, span.data});
       is_sender = !std::exchange(link->has_sender, true);
     }
     if (is_sender) Send(link, true);
@@ -235,14 +244,14 @@ class Mesh {
         }
         first = &link->queue.front();  // It stays there while others are added.
       }
-      const MessageHeader& header = first->call->header;
+      const MessageHeader& header = first->header;
       if (is_caller && header.bytes > kBytesSentByCaller) return WaitToSend(link);
       const uint64_t of_header = std::min<uint64_t>(first->sent, sizeof(header));
       const uint64_t of_data = first->sent - of_header;
       iovec parts[2];
       parts[0] = {const_cast<char*>(reinterpret_cast<const char*>(&header)) + of_header,
                   sizeof(header) - of_header};
-      parts[1] = {const_cast<char*>(first->data) + of_data, header.bytes - of_data};
+      parts[1] = {first->data + of_data, header.bytes - of_data};
       msghdr message{};
       message.msg_iov = parts;
       message.msg_iovlen = 2;
@@ -253,7 +262,7 @@ class Mesh {
       }
       if (sent > 0) first->sent += sent;
       if (sent >= 0 && first->sent < sizeof(header) + header.bytes) continue;
-      Call* call = first->call;
+      Call* const call = first->call;
       {
         const std::lock_guard<std::mutex> lock(link->mutex);
         link->queue.pop_front();
@@ -274,16 +283,16 @@ class Mesh {
 
   // Receiving.
 
-  void Expect(Link* link, Call* call, char* target) {
-    const std::pair<uint64_t, uint64_t> key(call->header.site, call->header.call);
+  void Expect(Link* link, Call* call, Span target) {
+    const std::pair<uint64_t, uint64_t> key(call->site, call->number);
     std::string error;
     {
       const std::lock_guard<std::mutex> lock(link->mutex);
       Received& message = link->messages[key];
-      if (message.buffer != nullptr && message.bytes != call->header.bytes) {
-        error = OtherSize(link, message.bytes, call);
+      if (message.buffer != nullptr && message.bytes != target.bytes) {
+        error = OtherSize(link, message.bytes, target.bytes);
       } else if (message.complete) {
-        std::memcpy(target, message.buffer.get(), message.bytes);
+        std::memcpy(target.data, message.buffer.get(), target.bytes);
       } else if (link->is_closed) {
         error = Closed(link);
       } else {
@@ -334,15 +343,16 @@ class Mesh {
     {
       const std::lock_guard<std::mutex> lock(link->mutex);
       Received& message = link->messages[{header.site, header.call}];
-      if (message.call != nullptr && message.call->header.bytes != header.bytes) {
-        error = OtherSize(link, header.bytes, message.call);
+      if (message.call != nullptr && message.target.bytes != header.bytes) {
+        error = OtherSize(link, header.bytes, message.target.bytes);
       } else if (header.bytes > kMostMessageBytes) {
         error = "worker " + std::to_string(link->peer) + " sends no message of ours";
       } else {
         message.bytes = header.bytes;
         if (message.call == nullptr) message.buffer.reset(new char[header.bytes]);
         link->current = &message;
-        link->next = message.call != nullptr ? message.target : message.buffer.get();
+        link->next =
+            message.call != nullptr ? message.target.data : message.buffer.get();
         link->left = header.bytes;
       }
     }
@@ -361,7 +371,7 @@ class Mesh {
       if (call != nullptr) {
         // It was posted while the message came in.
         if (message.buffer != nullptr)
-          std::memcpy(message.target, message.buffer.get(), message.bytes);
+          std::memcpy(message.target.data, message.buffer.get(), message.bytes);
         link->messages.erase({link->header.site, link->header.call});
       }
       link->header_bytes = 0;
@@ -390,10 +400,10 @@ class Mesh {
     for (Call* call : waiting) Finish(call, error);
   }
 
-  std::string OtherSize(const Link* link, uint64_t bytes, const Call* call) {
+  std::string OtherSize(const Link* link, uint64_t bytes, uint64_t expected) {
     return "worker " + std::to_string(link->peer) + " sends " + std::to_string(bytes) +
-           " bytes, and worker " + std::to_string(rank_) + " " +
-           std::to_string(call->header.bytes);
+           " bytes to worker " + std::to_string(rank_) + ", which expects " +
+           std::to_string(expected);
   }
 
   const int rank_, readable_;

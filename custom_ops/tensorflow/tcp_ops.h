@@ -50,6 +50,24 @@ REGISTER_OP("Tfgradcomp>TcpAllToAll")
       return absl::OkStatus();
     });
 
+REGISTER_OP("Tfgradcomp>TcpReduce")
+    .Input("vector: T")
+    .Input("ordering_token: resource")
+    .Output("reduced: T")
+    .Attr("T: {int32, float, half, bfloat16}")
+    .Attr("merge: {'sum', 'max'}")
+    .Attr("num_workers: int >= 2")
+    .Attr("mesh: int")
+    .Attr("site: int")
+    .Attr("call_site: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle vector;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &vector));
+      c->set_output(0, vector);
+      return absl::OkStatus();
+    });
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_TCP_OPS_H_

@@ -9,7 +9,7 @@ import os
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.collectives.base import CollectiveCall, Collectives
+from tfgradcomp.collectives.base import Collectives
 from tfgradcomp.collectives.call_sites import SITES
 from tfgradcomp.collectives.connections import connect_all
 from tfgradcomp.collectives.replicas import Hosts, Replicas, ordering_token
@@ -22,8 +22,7 @@ CARRIERS = ("grpc", "tcp")
 class TcpCollectives(Collectives):
     """Collectives between processes, with the bits of TensorFlow's.
 
-    Words are gathered, and then added or compared by each worker. That gives other bits
-    than the ring of TensorFlow for sums of floats, so they are left to TensorFlow.
+    Sums of floats are added in the order of TensorFlow's ring.
 
     Args:
         replicas: TensorFlow's collectives between the same workers.
@@ -46,11 +45,6 @@ class TcpCollectives(Collectives):
         return TcpCollectives(self._replicas.renewed(), self._mesh)
 
     @override
-    def words_sent(self, call):
-        kind = "gather" if call.kind == "max" else call.kind
-        return CollectiveCall(kind, call.words).words_sent(self.num_workers)
-
-    @override
     def gather(self, vector, call_site):
         if self._replicas.meets_eagerly():
             return self._replicas.gather(vector, call_site)
@@ -64,31 +58,29 @@ class TcpCollectives(Collectives):
 
     @override
     def sum(self, vector, call_site):
-        if not vector.dtype.is_integer:
+        if self._replicas.meets_eagerly():
             return self._replicas.sum(vector, call_site)
-        call_site = f"sum/{call_site}"
-        count = self.num_workers
-        if count == 2:
-            return tf.add_n(tf.unstack(self.gather(vector, call_site)))
-        size = tf.size(vector)
-        rows = tf.reshape(tf.pad(vector, [[0, -size % count]]), [count, -1])
-        part = tf.add_n(tf.unstack(self.all_to_all(rows, call_site)))
-        return tf.reshape(self.gather(part, call_site), [-1])[:size]
+        return self._call("sum", vector, call_site)
 
     @override
     def max(self, vector, call_site):
-        return tf.reduce_max(self.gather(vector, f"max/{call_site}"), axis=0)
+        if self._replicas.meets_eagerly():
+            return self._replicas.max(vector, call_site)
+        return self._call("max", vector, call_site)
 
     def _call(self, kind, vector, call_site):
         replicas, name = self._replicas, f"{kind} of {call_site}"
-        site = replicas.site(name)
-        operation = getattr(library.library().operations, f"tfgradcomp_tcp_{kind}")
+        site, operations = replicas.site(name), library.library().operations
+        operation = {
+            "gather": operations.tfgradcomp_tcp_gather,
+            "all_to_all": operations.tfgradcomp_tcp_all_to_all,
+        }.get(kind) or functools.partial(operations.tfgradcomp_tcp_reduce, merge=kind)
         return SITES.around(
             site,
             lambda entered: operation(
                 entered,
                 # Calls wait in no thread, so that each has an order of its own.
-                ordering_token(name, 1),
+                ordering_token=ordering_token(name, 1),
                 num_workers=self.num_workers,
                 mesh=self._mesh,
                 site=digest64(f"{site} {replicas.part}".encode()),
@@ -99,7 +91,7 @@ class TcpCollectives(Collectives):
         )
 
 
-for _op in ("TcpGather", "TcpAllToAll"):
+for _op in ("TcpGather", "TcpAllToAll", "TcpReduce"):
     tf.no_gradient(f"Tfgradcomp>{_op}")
 
 

@@ -1,0 +1,63 @@
+"""Trainings over both carriers, for the workers of a pool."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgradcomp
+from tests import harness
+from tests.cluster import strategy_and_rank
+from tests.digest_cases import SHAPES
+from tests.helpers import split
+
+SGD = keras.optimizers.SGD
+STEPS = 6
+
+
+def _local_steps(**arguments):
+    outer = tfgradcomp.DistEFBlockSGD(SGD(0.9), **arguments)
+    return tfgradcomp.LocalSteps(SGD(0.02, momentum=0.5), outer, every=3)
+
+
+def _wrapper(kind, transport, **own):
+    return lambda **given: kind(
+        SGD(0.1), transport=transport, **own, **given, bucket_bytes=3000
+    )
+
+
+OPTIMIZERS = {
+    "all_gather": _wrapper(tfgradcomp.TernGrad, "all_gather"),
+    "all_reduce": _wrapper(tfgradcomp.TernGrad, "all_reduce"),
+    "sharded": _wrapper(tfgradcomp.DistEFBlockSGDM, "sharded"),
+    "floats": _wrapper(tfgradcomp.HalfPrecision, "all_reduce"),
+    "variable length": _wrapper(tfgradcomp.Strom, "all_gather", threshold=0.5),
+    "auto": _wrapper(tfgradcomp.Signum, "auto"),
+    "local steps": _local_steps,
+}
+
+
+def digests(carrier):
+    """The digest of the weights after steps of each optimizer on given gradients."""
+    strategy, _ = strategy_and_rank()
+    count = strategy.num_replicas_in_sync
+    size = sum(int(np.prod(shape)) for shape in SHAPES)
+    found = {}
+    for name, make in OPTIMIZERS.items():
+        rng = np.random.default_rng(1)
+        values = split(rng.normal(size=size), SHAPES)
+        replicas = harness.Replicas(
+            lambda make=make: make(min_size=50, carrier=carrier), values
+        )
+        for _ in range(STEPS):
+            replicas.step(rng.normal(size=(count, size)).astype(np.float32))
+        found[name] = harness.digest(replicas.weights())
+    return found
+
+
+def fitted(carrier, **arguments):
+    """The digest of a model that `fit` has trained over a carrier."""
+    model = harness.make_model(
+        lambda: tfgradcomp.TernGrad(SGD(0.1), min_size=0, carrier=carrier), **arguments
+    )
+    harness.fit(model, epochs=2)
+    return harness.digest(model)
