@@ -16,6 +16,7 @@
 #include "../tcp/mesh.h"
 #include "kernel_op.h"
 #include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/platform/denormal.h"
 
 namespace tfgradcomp {
 
@@ -197,6 +198,8 @@ class TcpReduceOp : public TcpOp {
   static constexpr int64_t kMergedByReceiver = 16 * 1024;
 
   void Merge(const T* row, int64_t count, T* result) {
+    // As the threads of TensorFlow's ring, whatever thread this is.
+    tensorflow::port::ScopedFlushDenormal flush;
     if (is_sum_) {
       for (int64_t i = 0; i < count; ++i) result[i] = result[i] + row[i];
     } else {

@@ -9,6 +9,7 @@ from tests import harness
 from tests.cluster import strategy_and_rank
 from tests.digest_cases import SHAPES
 from tests.helpers import split
+from tfgradcomp.collectives import across_hosts, over_tcp
 
 SGD = keras.optimizers.SGD
 STEPS = 6
@@ -61,3 +62,30 @@ def fitted(carrier, **arguments):
     )
     harness.fit(model, epochs=2)
     return harness.digest(model)
+
+
+def reductions():
+    """Sums and maxima by both carriers, for vectors of many sizes and types."""
+    strategy, rank = strategy_and_rank()
+    hosts = across_hosts(strategy)
+    over = over_tcp(hosts, hosts)[0]
+    rng = np.random.default_rng(rank)
+    differ = []
+    for dtype in ("float32", "float16", "bfloat16", "int32"):
+        for size in (1, 2, 15, 16, 17, 63, 65, 1000, 12345, 70001):
+            values = rng.normal(size=size) * 10.0 ** rng.integers(-3, 3, size)
+            if dtype == "float32":
+                # The smallest numbers as well.
+                values[::3] *= 1e-39
+            vector = tf.cast(values, dtype)
+            for kind in ("sum", "max"):
+                site = f"{kind} {dtype} {size}"
+                own, other = (
+                    tf.bitcast(getattr(c, kind)(vector, site), vector.dtype).numpy()
+                    for c in (over, hosts)
+                )
+                # Of zeros that are equal, the maximum is one or the other.
+                differs = not np.array_equal(own, other)
+                if differs or (kind == "sum" and own.tobytes() != other.tobytes()):
+                    differ.append(site)
+    return differ
