@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -97,9 +98,8 @@ class Mesh {
   template <typename Outgoing, typename Incoming>
   void Post(uint64_t site, const std::string& name, const Outgoing& outgoing,
             const Incoming& incoming, Done done) {
-    auto* call = new Call{site, 0, name, std::move(done)};
-    // One more, so that the call is there until all is posted.
-    call->parts = 2 * (size() - 1) + 1;
+    // One part more, so that the call is there until all is posted.
+    auto* call = new Call(site, name, std::move(done), 2 * (size() - 1) + 1);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       call->number = next_call_[site]++;
@@ -130,11 +130,15 @@ class Mesh {
 
  private:
   struct Call {
-    uint64_t site, number;
-    std::string name;
-    Done done;
-    std::atomic<int> parts{0};
-    std::atomic<bool> failed{false};
+    Call(uint64_t site, const std::string& name, Done done, int parts)
+        : site(site), name(name), done(std::move(done)), parts(parts) {}
+
+    const uint64_t site;
+    const std::string name;
+    const Done done;
+    uint64_t number = 0;
+    std::atomic<int> parts;
+    std::string error;  // The first one; under the mutex of the mesh.
   };
 
   struct Sent {
@@ -160,10 +164,9 @@ class Mesh {
     std::mutex mutex;  // Of what follows.
     std::deque<Sent> queue;
     bool has_sender = false;  // Only this thread sends, and takes from the queue.
+    bool is_registered = false;
     bool is_closed = false;
     std::map<std::pair<uint64_t, uint64_t>, Received> messages;
-    // Of the thread that sends.
-    bool is_registered = false;
     // Of the thread that receives.
     MessageHeader header{};
     uint64_t header_bytes = 0;
@@ -195,24 +198,31 @@ class Mesh {
 
   // Ends a part of a call; the last part ends the call.
   void Finish(Call* call, const std::string& error) {
-    if (!error.empty()) {
-      call->failed = true;
-      Break(FirstOr(error));
-    }
+    if (!error.empty()) Fail(call, error);
     if (--call->parts > 0) return;
     std::string reason;
-    if (call->failed) {
+    {
       const std::lock_guard<std::mutex> lock(mutex_);
-      reason = reason_ + ". Exchange: " + call->name;
+      if (!call->error.empty()) {
+        reason =
+            (reason_.empty() ? call->error : reason_) + ". Exchange: " + call->name;
+      }
     }
     call->done(reason);
     delete call;
   }
 
-  // A peer that ends its connections because of another one is not the cause.
-  std::string FirstOr(const std::string& error) {
+  // Lets a call fail, and soon all others: a peer that ends its connections because
+  // another one has ended is not the cause, so all are told of that one first.
+  void Fail(Call* call, const std::string& error) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return first_closed_.empty() ? error : first_closed_;
+    if (call->error.empty())
+      call->error = first_closed_.empty() ? error : first_closed_;
+    if (!reason_.empty()) return;
+    std::thread([this, error = call->error] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      Break(error);
+    }).detach();
   }
 
   std::string Closed(const Link* link) {
@@ -273,6 +283,7 @@ class Mesh {
 
   // Leaves the queue to the thread that sends, once the socket takes more.
   void WaitToSend(Link* link) {
+    const std::lock_guard<std::mutex> lock(link->mutex);
     const int change =
         std::exchange(link->is_registered, true) ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     epoll_event event{};
@@ -286,10 +297,12 @@ class Mesh {
   void Expect(Link* link, Call* call, Span target) {
     const std::pair<uint64_t, uint64_t> key(call->site, call->number);
     std::string error;
+    bool is_other_size = false;
     {
       const std::lock_guard<std::mutex> lock(link->mutex);
       Received& message = link->messages[key];
       if (message.buffer != nullptr && message.bytes != target.bytes) {
+        is_other_size = true;
         error = OtherSize(link, message.bytes, target.bytes);
       } else if (message.complete) {
         std::memcpy(target.data, message.buffer.get(), target.bytes);
@@ -303,6 +316,7 @@ class Mesh {
       // One that is still coming in stays: `current` may point to it.
       if (message.complete || link->is_closed) link->messages.erase(key);
     }
+    if (is_other_size) Break(error);
     Finish(call, error);
   }
 
@@ -357,6 +371,7 @@ class Mesh {
       }
     }
     if (error.empty()) return true;
+    Break(error);
     Close(link, error);
     return false;
   }

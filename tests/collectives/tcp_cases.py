@@ -1,5 +1,9 @@
 """Trainings over both carriers, for the workers of a pool."""
 
+import os
+import signal
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -55,7 +59,7 @@ def digests(carrier):
     return found
 
 
-def fitted(carrier, **arguments):
+def fitted(carrier, arguments):
     """The digest of a model that `fit` has trained over a carrier."""
     model = harness.make_model(
         lambda: tfgradcomp.TernGrad(SGD(0.1), min_size=0, carrier=carrier), **arguments
@@ -64,11 +68,94 @@ def fitted(carrier, **arguments):
     return harness.digest(model)
 
 
+def _over_tcp():
+    hosts = across_hosts(strategy_and_rank()[0])
+    return over_tcp(hosts, hosts)[0]
+
+
+def in_other_orders():
+    """What two call sites gather, each of which another worker is late at."""
+    collectives, rank = _over_tcp(), strategy_and_rank()[1]
+
+    def wait(site):
+        time.sleep(0.5 if site == rank else 0.0)
+        return tf.constant([10 * site + rank])
+
+    @tf.function
+    def both():
+        values = [tf.py_function(wait, [site], tf.int32) for site in (0, 1)]
+        return [
+            collectives.gather(tf.ensure_shape(value, [1]), f"in other orders/{site}")
+            for site, value in enumerate(values)
+        ]
+
+    return [gathered.numpy().ravel().tolist() for gathered in both()]
+
+
+def two_optimizers():
+    """The digests of two models that train alone, and in one step."""
+    strategy, _ = strategy_and_rank()
+    rng = np.random.default_rng(1)
+    values = [rng.normal(size=(2, 300)).astype(np.float32) for _ in range(STEPS)]
+    count = strategy.num_replicas_in_sync
+
+    def make():
+        kinds = OPTIMIZERS["all_gather"], OPTIMIZERS["sharded"]
+        return [
+            harness.Replicas(
+                lambda make=make: make(min_size=50, carrier="tcp"), [np.zeros(300)]
+            )
+            for make in kinds
+        ]
+
+    alone, together = make(), make()
+
+    @tf.function(autograph=False)
+    def step(gradients):
+        for replicas in together:
+            replicas.step_eagerly(gradients)
+
+    for gradients in values:
+        for replicas in alone:
+            replicas.step(gradients[:count])
+        step(tf.constant(gradients[:count]))
+    return [
+        [harness.digest(replicas.weights()) for replicas in both]
+        for both in (alone, together)
+    ]
+
+
+def die(rank):
+    """A worker is killed while the others wait for it."""
+    collectives, own_rank = _over_tcp(), strategy_and_rank()[1]
+    if own_rank == rank:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    collectives.sum(tf.ones([3]), "last words")
+
+
+def fail(rank):
+    """A worker's step fails while it waits for the others in the exchange."""
+    collectives, own_rank = _over_tcp(), strategy_and_rank()[1]
+    if own_rank != rank:
+        time.sleep(1.0)
+        collectives.gather(tf.ones([3]), "after a failure")
+        return
+
+    @tf.function
+    def step():
+        gathered = collectives.gather(tf.ones([3]), "a failure")
+        with tf.control_dependencies([tf.py_function(time.sleep, [0.3], [])]):
+            failure = tf.debugging.check_numerics(tf.constant(np.nan), "no")
+        return gathered, failure
+
+    step()
+
+
 def reductions():
     """Sums and maxima by both carriers, for vectors of many sizes and types."""
     strategy, rank = strategy_and_rank()
-    hosts = across_hosts(strategy)
-    over = over_tcp(hosts, hosts)[0]
+    hosts, over = across_hosts(strategy), _over_tcp()
     rng = np.random.default_rng(rank)
     differ = []
     for dtype in ("float32", "float16", "bfloat16", "int32"):

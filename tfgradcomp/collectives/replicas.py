@@ -94,19 +94,25 @@ class Replicas(Collectives):
     @property
     @override
     def rank(self):
-        return self._parts[self.part].index(self.replica)
+        return self._parts[self._part].index(self._replica)
 
     @property
-    def replica(self) -> int:
+    def _replica(self):
         """The index of this replica among all replicas of the strategy."""
         # Each replica is traced separately, so its index is a constant there.
         context = tf.distribute.get_replica_context()
         index = tf.convert_to_tensor(context.replica_id_in_sync_group)
         return int(tf.get_static_value(index))
 
+    @property
+    def _part(self):
+        """The index of this replica's group."""
+        replica = self._replica
+        return next(i for i, part in enumerate(self._parts) if replica in part)
+
     @override
     def gather(self, vector, call_site):
-        if self.meets_eagerly():
+        if self._meets_eagerly():
             return self._gather_eagerly(vector)
         size = vector.shape[0]
         varying = tf.size(vector) if size is None else None
@@ -118,7 +124,7 @@ class Replicas(Collectives):
     @override
     def all_to_all(self, rows, call_site):
         call_site = f"all_to_all of {call_site}"
-        if self.meets_eagerly() or self._local_replicas > _MOST_LOCAL_RANKS:
+        if self._meets_eagerly() or self._local_replicas > _MOST_LOCAL_RANKS:
             everything = self.gather(tf.reshape(rows, [-1]), call_site)
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
         return self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
@@ -131,8 +137,7 @@ class Replicas(Collectives):
     def max(self, vector, call_site):
         return self._reduce(vector, "Max", call_site)
 
-    def meets_eagerly(self) -> bool:
-        """Returns whether replicas of this process meet outside of a graph."""
+    def _meets_eagerly(self):
         # Eager local replicas run in turns: a replica that waits for the next one in an
         # op would wait forever. They use the collectives of the strategy instead.
         return tf.executing_eagerly() and self._local_replicas > 1
@@ -149,10 +154,10 @@ class Replicas(Collectives):
         # Vector sizes may differ between groups.
         sizes = context.all_gather(tf.shape(vector), axis=0)
         everything = tf.split(context.all_gather(vector, axis=0), sizes)
-        return tf.stack([everything[i] for i in self._parts[self.part]])
+        return tf.stack([everything[i] for i in self._parts[self._part]])
 
     def _reduce(self, vector, merge_op, call_site):
-        if self.meets_eagerly():
+        if self._meets_eagerly():
             vectors = self.gather(vector, call_site)
             reduce = tf.reduce_max if merge_op == "Max" else tf.reduce_sum
             return reduce(vectors, axis=0)
@@ -163,14 +168,8 @@ class Replicas(Collectives):
         return self._call(reduce, vector, f"{kind} of {call_site}")
 
     def site(self, call_site: str) -> str:
-        """Returns the name of a call site with that of these collectives."""
+        """Returns the name of a call site, followed by that of these collectives."""
         return f"{call_site}, {self._name}"
-
-    @property
-    def part(self) -> int:
-        """The index of this replica's group."""
-        replica = self.replica
-        return next(i for i, part in enumerate(self._parts) if replica in part)
 
     def _call(self, operation, vector, call_site, varying_size=None):
         arguments = self._arguments(call_site, varying_size)
@@ -178,7 +177,7 @@ class Replicas(Collectives):
             self.site(call_site),
             lambda entered: operation(input=entered, **arguments),
             vector,
-            self.replica,
+            self._replica,
         )
 
     def _arguments(self, call_site, varying_size=None):
@@ -194,7 +193,7 @@ class Replicas(Collectives):
         key = self._keys[call_site]
         return {
             "group_size": self.num_workers,
-            "group_key": self._group_keys[self.part],
+            "group_key": self._group_keys[self._part],
             "instance_key": key
             if varying_size is None
             else key + padded_size_index(varying_size),
@@ -209,6 +208,7 @@ class Hosts(Replicas):
 
     Attributes:
         names: The host of each process, as `TF_CONFIG` names it.
+        devices: Names of the devices of this process.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -218,6 +218,7 @@ class Hosts(Replicas):
         self._strategy = strategy
         addresses = addresses_of(strategy)
         self.names = [address.rpartition(":")[0] for address in addresses]
+        self.devices = [*strategy.extended.worker_devices]
         self._watchdog: StallWatchdog | None = None
         # These keys do not depend on the objects and call sites created before, which
         # may differ between processes that run different programs.
@@ -262,7 +263,7 @@ class Hosts(Replicas):
 
     @property
     @override
-    def replica(self):
+    def _replica(self):
         return self.process_index
 
     @override

@@ -20,13 +20,14 @@ CARRIERS = ("grpc", "tcp")
 
 
 class TcpCollectives(Collectives):
-    """Collectives between processes, with the bits of TensorFlow's.
+    """Collectives between processes of one device each, with the bits of TensorFlow's.
 
-    Sums of floats are added in the order of TensorFlow's ring.
+    Floats are added in the order of TensorFlow's ring. The sign of a maximum that is
+    zero may differ.
 
     Args:
-        replicas: TensorFlow's collectives between the same workers.
-        mesh: Number of the connections, from `start_mesh`.
+        replicas: TensorFlow's collectives between the same processes.
+        mesh: Number of the connections in this process.
     """
 
     def __init__(self, replicas: Replicas, mesh: int):
@@ -38,7 +39,7 @@ class TcpCollectives(Collectives):
     @property
     @override
     def rank(self):
-        return self._replicas.rank
+        return self.process_index
 
     @override
     def renewed(self):
@@ -46,87 +47,81 @@ class TcpCollectives(Collectives):
 
     @override
     def gather(self, vector, call_site):
-        if self._replicas.meets_eagerly():
-            return self._replicas.gather(vector, call_site)
         return self._call("gather", vector, call_site)
 
     @override
     def all_to_all(self, rows, call_site):
-        if self._replicas.meets_eagerly():
-            return self._replicas.all_to_all(rows, call_site)
         return self._call("all_to_all", rows, call_site)
 
     @override
     def sum(self, vector, call_site):
-        if self._replicas.meets_eagerly():
-            return self._replicas.sum(vector, call_site)
-        return self._call("sum", vector, call_site)
+        return self._call("reduce", vector, call_site, merge="sum")
 
     @override
     def max(self, vector, call_site):
-        if self._replicas.meets_eagerly():
-            return self._replicas.max(vector, call_site)
-        return self._call("max", vector, call_site)
+        return self._call("reduce", vector, call_site, merge="max")
 
-    def _call(self, kind, vector, call_site):
-        replicas, name = self._replicas, f"{kind} of {call_site}"
-        site, operations = replicas.site(name), library.library().operations
-        operation = {
-            "gather": operations.tfgradcomp_tcp_gather,
-            "all_to_all": operations.tfgradcomp_tcp_all_to_all,
-        }.get(kind) or functools.partial(operations.tfgradcomp_tcp_reduce, merge=kind)
+    def _call(self, operation, vector, call_site, **merge):
+        name = f"{merge.get('merge', operation)} of {call_site}"
+        site = self._replicas.site(name)
+        function = getattr(library.library().operations, f"tfgradcomp_tcp_{operation}")
         return SITES.around(
             site,
-            lambda entered: operation(
+            lambda entered: function(
                 entered,
-                # Calls wait in no thread, so that each has an order of its own.
-                ordering_token=ordering_token(name, 1),
+                ordering_token=ordering_token(name, local_replicas=1),
                 num_workers=self.num_workers,
                 mesh=self._mesh,
-                site=digest64(f"{site} {replicas.part}".encode()),
+                site=digest64(site.encode()),
                 call_site=site,
+                **merge,
             ),
             vector,
-            replicas.replica,
         )
 
 
-for _op in ("TcpGather", "TcpAllToAll", "TcpReduce"):
-    tf.no_gradient(f"Tfgradcomp>{_op}")
+for _op in ("Gather", "AllToAll", "Reduce"):
+    tf.no_gradient(f"Tfgradcomp>Tcp{_op}")
 
 
-@functools.cache
-def start_mesh(hosts: Hosts) -> int:
-    """Connects the processes, once; all of them must call it.
-
-    Returns:
-        The number of the connections in this process.
-
-    Raises:
-        RuntimeError: If a process has no native library, or cannot be connected to.
-    """
-    obstacle = ""
-    try:
-        loaded = library.library()
-    except library.UnavailableError as error:
-        obstacle = f"no native operations: {error}"
-    links = connect_all(hosts, obstacle)
-    start = ctypes.CDLL(os.fspath(loaded.path)).tfgradcomp_start_mesh
-    start.restype = ctypes.c_int64
-    sockets = [-1 if link is None else link.detach() for link in links]
-    return start(hosts.rank, len(links), (ctypes.c_int * len(links))(*sockets))
-
-
-def over_tcp(replicas: Replicas, hosts: Hosts) -> tuple[Collectives, Collectives]:
+def over_tcp(
+    replicas: Replicas, hosts: Hosts
+) -> tuple[TcpCollectives, TcpCollectives]:
     """Returns two collectives over TCP: between replicas and between processes.
 
-    All processes must call it.
+    All processes must call it. The first call connects them.
+
+    Raises:
+        ValueError: If a process has GPUs, or several devices.
+        RuntimeError: If a process has no native operations, or cannot be connected to.
     """
+    if len(hosts.devices) > 1 or "GPU" in hosts.devices[0]:
+        raise ValueError(
+            "carrier='tcp' is for workers of one CPU device each; GPUs exchange by "
+            "NCCL. Use carrier='grpc', which leaves the exchange to TensorFlow. "
+            f"Received: devices={hosts.devices}"
+        )
     between_hosts = _hosts_over_tcp(hosts)
-    return TcpCollectives(replicas, start_mesh(hosts)), between_hosts
+    return TcpCollectives(replicas, _mesh_of(hosts)), between_hosts
 
 
 @functools.cache
 def _hosts_over_tcp(hosts):
     # Measurements are kept by object.
-    return TcpCollectives(hosts, start_mesh(hosts))
+    return TcpCollectives(hosts, _mesh_of(hosts))
+
+
+@functools.cache
+def _mesh_of(hosts):
+    """Connects the processes, once; returns the number of the connections."""
+    obstacle, path = "", None
+    try:
+        path = library.library().path
+    except library.UnavailableError as error:
+        obstacle = f"no native operations: {error}"
+    links = connect_all(hosts, obstacle)
+    # The native threads own the sockets from here on.
+    sockets = [-1 if link is None else link.detach() for link in links]
+    start = ctypes.CDLL(os.fspath(path)).tfgradcomp_start_mesh
+    start.restype = ctypes.c_int64
+    return start(hosts.rank, len(sockets), (ctypes.c_int * len(sockets))(*sockets))
