@@ -84,9 +84,7 @@ for _op in ("Gather", "AllToAll", "Reduce"):
     tf.no_gradient(f"Tfgradcomp>Tcp{_op}")
 
 
-def over_tcp(
-    replicas: Replicas, hosts: Hosts
-) -> tuple[TcpCollectives, TcpCollectives]:
+def over_tcp(replicas: Replicas, hosts: Hosts) -> tuple[TcpCollectives, TcpCollectives]:
     """Returns two collectives over TCP: between replicas and between processes.
 
     All processes must call it. The first call connects them.
