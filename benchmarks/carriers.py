@@ -5,8 +5,8 @@
 
 The workers of `worker.py` take steps by both carriers in turn, in one run, so that what
 disturbs the machine disturbs both. A step takes as long as its slowest worker; times
-are medians over the rounds. With a rate, each worker is in a network namespace of its
-own (`cluster.py`).
+are medians over the rounds, and the time of the processor is that of a whole worker.
+With a rate, each worker is in a network namespace of its own (`cluster.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CARRIERS = ("grpc", "tcp")
 LOOPBACK = "loopback"
 METHODS = "TernGrad,Signum,DistEFBlockSGDM,OneBitAdam"
 COLUMNS = ("rate", "workload", "workers", "method", "transport", "rounds")
-COLUMNS += (*(f"{carrier}_ms" for carrier in CARRIERS), "ratio")
+COLUMNS += ("grpc_ms", "grpc_processor_ms", "tcp_ms", "tcp_processor_ms", "ratio")
 
 
 def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
@@ -55,34 +55,26 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
         other = answers[0]["variants"][index ^ 1]["update"]
         if updates != {str(other)}:
             raise RuntimeError(f"the workers' weights differ. Received: {variant}")
-    times = [
-        measuring.slowest([answer["variants"][index] for answer in answers])
-        for index in range(len(variants))
-    ]
-    for i, v in enumerate(variants):
-        cpu = measuring.slowest([a["variants"][i] for a in answers], "processor")
-        print(v, round(1e3 * times[i], 1), "cpu", round(1e3 * cpu, 1))
-    return [
-        {
-            "rate": rate,
-            "workload": workload,
-            "workers": workers,
-            "method": variant["name"],
-            "transport": args.transport,
-            "rounds": args.rounds,
-            **{f"{c}_ms": 1e3 * t for c, t in zip(CARRIERS, both, strict=True)},
-            "ratio": both[0] / both[1],
-        }
-        for variant, both in zip(
-            variants[::2], zip(times[::2], times[1::2], strict=True), strict=True
-        )
-    ]
+    rows = []
+    for index in range(0, len(variants), 2):
+        row = {"rate": rate, "workload": workload, "workers": workers}
+        row |= {"method": variants[index]["name"], "transport": args.transport}
+        row |= {"rounds": args.rounds}
+        for offset, carrier in enumerate(CARRIERS):
+            of_workers = [a["variants"][index + offset] for a in answers]
+            for name, key in (("ms", "seconds"), ("processor_ms", "processor")):
+                seconds = measuring.slowest(of_workers, key)
+                row[f"{carrier}_{name}"] = 1e3 * seconds
+        row["ratio"] = row["grpc_ms"] / row["tcp_ms"]
+        rows.append(row)
+    return rows
 
 
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
-    titles = ["link", "model", "workers", "method", "gRPC, ms", "TCP, ms", "times"]
-    names = ("rate", "workload", "workers", "method", "grpc_ms", "tcp_ms")
+    titles = ["link", "model", "workers", "method", "gRPC, ms", "processor, ms"]
+    titles += ["TCP, ms", "processor, ms", "times"]
+    names = COLUMNS[:4] + COLUMNS[-5:-1]
     cells = [[*(row[n] for n in names), f"{row['ratio']:.2f}"] for row in rows]
     return measuring.markdown(titles, cells)
 
