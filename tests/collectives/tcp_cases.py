@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -77,19 +78,13 @@ def in_other_orders():
     """What two call sites gather, each of which another worker is late at."""
     collectives, rank = _over_tcp(), strategy_and_rank()[1]
 
-    def wait(site):
+    def gathered(site):
         time.sleep(0.5 if site == rank else 0.0)
-        return tf.constant([10 * site + rank])
+        value = tf.constant([10 * site + rank])
+        return collectives.gather(value, f"in other orders/{site}").numpy()
 
-    @tf.function
-    def both():
-        values = [tf.py_function(wait, [site], tf.int32) for site in (0, 1)]
-        return [
-            collectives.gather(tf.ensure_shape(value, [1]), f"in other orders/{site}")
-            for site, value in enumerate(values)
-        ]
-
-    return [gathered.numpy().ravel().tolist() for gathered in both()]
+    with ThreadPoolExecutor(2) as threads:
+        return [rows.ravel().tolist() for rows in threads.map(gathered, (0, 1))]
 
 
 def two_optimizers():
@@ -142,10 +137,13 @@ def fail(rank):
         collectives.gather(tf.ones([3]), "after a failure")
         return
 
+    def pause():
+        time.sleep(0.3)
+
     @tf.function
     def step():
         gathered = collectives.gather(tf.ones([3]), "a failure")
-        with tf.control_dependencies([tf.py_function(time.sleep, [0.3], [])]):
+        with tf.control_dependencies([tf.py_function(pause, [], [])]):
             failure = tf.debugging.check_numerics(tf.constant(np.nan), "no")
         return gathered, failure
 

@@ -124,10 +124,10 @@ def exchange_tokens(
                     f"Received: workers={missing}"
                 )
             for key, _ in ready:
-                if key.fileobj is listener:
+                if key.data is None:
                     _accept(listener, selector)
                     continue
-                link = key.fileobj
+                link = key.data
                 selector.unregister(link)
                 other = _rank_behind_token(link, own_token)
                 if rank < other < len(peers) and links[other] is None:
@@ -136,8 +136,8 @@ def exchange_tokens(
                 else:
                     link.close()
         for key in list(selector.get_map().values()):
-            if key.fileobj is not listener:
-                key.fileobj.close()
+            if key.data is not None:
+                key.data.close()
     return links
 
 
@@ -146,7 +146,7 @@ def _accept(listener, selector):
     link.setblocking(False)
     # It is ready when all has come, so that nobody is waited for.
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _TOKEN_BYTES + _RANK_BYTES)
-    selector.register(link, selectors.EVENT_READ)
+    selector.register(link, selectors.EVENT_READ, link)
 
 
 def _rank_behind_token(link, token):

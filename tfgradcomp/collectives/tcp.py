@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
+from pathlib import Path
 
 import tensorflow as tf
 from typing_extensions import override
@@ -84,7 +84,9 @@ for _op in ("Gather", "AllToAll", "Reduce"):
     tf.no_gradient(f"Tfgradcomp>Tcp{_op}")
 
 
-def over_tcp(replicas: Replicas, hosts: Hosts) -> tuple[TcpCollectives, TcpCollectives]:
+def over_tcp(
+    replicas: Collectives, hosts: Hosts
+) -> tuple[TcpCollectives, TcpCollectives]:
     """Returns two collectives over TCP: between replicas and between processes.
 
     All processes must call it. The first call connects them.
@@ -93,7 +95,8 @@ def over_tcp(replicas: Replicas, hosts: Hosts) -> tuple[TcpCollectives, TcpColle
         ValueError: If a process has GPUs, or several devices.
         RuntimeError: If a process has no native operations, or cannot be connected to.
     """
-    if len(hosts.devices) > 1 or "GPU" in hosts.devices[0]:
+    is_cpu = len(hosts.devices) == 1 and "GPU" not in hosts.devices[0]
+    if not is_cpu or not isinstance(replicas, Replicas):
         raise ValueError(
             "carrier='tcp' is for workers of one CPU device each; GPUs exchange by "
             "NCCL. Use carrier='grpc', which leaves the exchange to TensorFlow. "
@@ -112,7 +115,7 @@ def _hosts_over_tcp(hosts):
 @functools.cache
 def _mesh_of(hosts):
     """Connects the processes, once; returns the number of the connections."""
-    obstacle, path = "", None
+    obstacle, path = "", Path()
     try:
         path = library.library().path
     except library.UnavailableError as error:
@@ -120,6 +123,6 @@ def _mesh_of(hosts):
     links = connect_all(hosts, obstacle)
     # The native threads own the sockets from here on.
     sockets = [-1 if link is None else link.detach() for link in links]
-    start = ctypes.CDLL(os.fspath(path)).tfgradcomp_start_mesh
+    start = ctypes.CDLL(str(path)).tfgradcomp_start_mesh
     start.restype = ctypes.c_int64
     return start(hosts.rank, len(sockets), (ctypes.c_int * len(sockets))(*sockets))

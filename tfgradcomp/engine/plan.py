@@ -276,7 +276,8 @@ class _Binder:
             given = given.renewed()
             settings = replace(settings, transport=given)
             return cls(settings, accumulates, given.collectives, hosts, None, hosts)
-        devices, measured = devices_of(strategy), hosts
+        devices = devices_of(strategy)
+        measured: Collectives | None = hosts
         collectives = devices.across if devices else for_strategy(strategy)
         if settings.carrier == "tcp" and hosts is not None:
             collectives, measured = over_tcp(collectives, hosts)
