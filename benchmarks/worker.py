@@ -37,6 +37,8 @@ from tfgradcomp.collectives import Collectives
 
 RATE = 1e-3
 WARM_UP = 6
+# Steps before Adam's variance is frozen and momenta travel as signs.
+ADAM_WARM_UP = 2
 # Elements of vectors that an operation is timed with.
 CACHED = 2**18, 2**10
 SGD = keras.optimizers.SGD
@@ -60,7 +62,9 @@ OF_TENSORFLOW = {
 }
 
 
-def make_optimizer(name: str, transport: str | None) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    name: str, transport: str | None, carrier: str = "grpc"
+) -> keras.optimizers.Optimizer:
     """Returns the optimizer of a variant."""
     if name in OF_TENSORFLOW:
         return OF_TENSORFLOW[name]()
@@ -69,7 +73,11 @@ def make_optimizer(name: str, transport: str | None) -> keras.optimizers.Optimiz
             "methods are classes of tfgradcomp, such as TernGrad. Received: "
             f"method={name!r}"
         )
-    return getattr(tfgradcomp, name)(SGD(RATE), transport=transport)
+    given = {"transport": transport, "carrier": carrier}
+    if name == "OneBitAdam":
+        adam = keras.optimizers.Adam(RATE)
+        return tfgradcomp.OneBitAdam(adam, ADAM_WARM_UP, **given)
+    return getattr(tfgradcomp, name)(SGD(RATE), **given)
 
 
 def make_strategy() -> tf.distribute.MultiWorkerMirroredStrategy:
@@ -186,7 +194,7 @@ def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
     A method that is unknown, or cannot go by the transport, is the answer's error;
     there is no step.
     """
-    answer = {"seconds": [], "sent": [], "received": []}
+    answer = {"seconds": [], "processor": [], "sent": [], "received": []}
     name = variant["name"]
     if name in PLAIN:
         variables, declared = bench.plain, 0.0
@@ -195,7 +203,8 @@ def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
         variables = bench.shared
         try:
             with bench.strategy.scope():
-                optimizer = make_optimizer(name, variant["transport"])
+                carrier = variant.get("carrier", "grpc")
+                optimizer = make_optimizer(name, variant["transport"], carrier)
             step = bench.shared_step(optimizer)
         except ValueError as error:
             return {**answer, "error": str(error)}, None
@@ -268,15 +277,18 @@ def main(folder: Path) -> None:
                 continue
             bench.barrier()
             before = interface_bytes(interface) if interface else None
-            begin = time.perf_counter()
+            begin, processor = time.perf_counter(), time.process_time()
             step()
             seconds = time.perf_counter() - begin
             # When all have gone through, all bytes of the step have arrived.
             bench.barrier()
+            # That of the barrier included.
+            processor = time.process_time() - processor
             after = interface_bytes(interface) if interface else None
             if round_ < 0:
                 continue
             answer["seconds"].append(seconds)
+            answer["processor"].append(processor)
             if interface:
                 answer["sent"].append(after.sent - before.sent)
                 answer["received"].append(after.received - before.received)

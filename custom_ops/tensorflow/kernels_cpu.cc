@@ -4,6 +4,7 @@
 
 #include "../cpu/cpu.h"
 #include "op_kernels.h"
+#include "tcp_kernels.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 

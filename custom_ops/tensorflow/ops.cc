@@ -18,6 +18,7 @@
 #include "residuals_ops.h"
 #include "signs_ops.h"
 #include "sparse_ops.h"
+#include "tcp_ops.h"
 #include "votes_ops.h"
 
 // Returns how this library was built, for `python -m tfgradcomp.ops --info`.

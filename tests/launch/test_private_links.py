@@ -32,22 +32,24 @@ links = pytest.mark.skipif(
 )
 CLUSTER = {"worker": ["a:4000", "[fe80::1]:4001"], "ps": ["c.example.org:4002"]}
 
-# Each worker listens on all interfaces, as TensorFlow does, and at its watch's port;
-# it says a word to the other worker at both.
+# Each worker listens on all interfaces, as TensorFlow does, and at its other ports; it
+# says a word to the other worker at all of them.
 BODY = """\
     import contextlib, socket, threading
     print("pid", os.getpid(), flush=True)
     addresses = [a.rpartition(":") for a in CONFIG["cluster"]["worker"]]
     ports = [int(port) for _, _, port in addresses]
-    watch = int(os.environ["TFGRADCOMP_WATCH_PORT"])
-    assert watch == ports[INDEX] + 1 and len(socket.if_nameindex()) == 1
-    servers = [socket.create_server(("", port)) for port in (ports[INDEX], watch)]
+    names = ("TFGRADCOMP_WATCH_PORT", "TFGRADCOMP_CARRIER_PORT")
+    own = [ports[INDEX], *(int(os.environ[name]) for name in names)]
+    assert own == [ports[INDEX] + i for i in range(3)]
+    assert len(socket.if_nameindex()) == 1
+    servers = [socket.create_server(("", port)) for port in own]
     def answer(server, text):
         while True:
             link, _ = server.accept()
             link.sendall(text.encode())
             link.close()
-    for server, name in zip(servers, ("task", "watch")):
+    for server, name in zip(servers, ("task", "watch", "carrier")):
         arguments = server, f"{name} {INDEX}"
         threading.Thread(target=answer, args=arguments, daemon=True).start()
     def ask(port):
@@ -57,7 +59,7 @@ BODY = """\
                     if text := link.recv(100):
                         return text.decode()
             time.sleep(0.05)
-    print("heard", ask(ports[1 - INDEX]), ask(ports[1 - INDEX] + 1), flush=True)
+    print("heard", *(ask(ports[1 - INDEX] + i) for i in range(3)), flush=True)
     time.sleep(60 if len(sys.argv) == 1 else 1)
 """
 
@@ -80,14 +82,14 @@ def addresses():
 
 def test_each_host_has_the_same_addresses_inside():
     assert private_links.inside(CLUSTER) == {
-        "worker": ["127.0.0.1:10002", "127.0.0.1:10004"],
+        "worker": ["127.0.0.1:10003", "127.0.0.1:10006"],
         "ps": ["127.0.0.1:10000"],
     }
     turned = dict(reversed(CLUSTER.items()))
     assert private_links.inside(turned) == private_links.inside(CLUSTER)
 
 
-def test_the_proxies_connect_each_task_and_its_watch():
+def test_the_proxies_connect_each_port_of_each_task():
     outward = private_links.outward_settings(Path("/x"), CLUSTER, ("worker", 0))
     sections = re.findall(r"^\[(.*)\]\n((?:[^[\n].*\n)*)", outward, re.MULTILINE)
     assert sections == [
@@ -96,16 +98,25 @@ def test_the_proxies_connect_each_task_and_its_watch():
             "watch of ps 0",
             "accept = 127.0.0.1:10001\nconnect = c.example.org:4002\nsni = watch\n",
         ),
-        ("worker 1", "accept = 127.0.0.1:10004\nconnect = fe80::1:4001\nsni =\n"),
+        (
+            "carrier of ps 0",
+            "accept = 127.0.0.1:10002\nconnect = c.example.org:4002\nsni = carrier\n",
+        ),
+        ("worker 1", "accept = 127.0.0.1:10006\nconnect = fe80::1:4001\nsni =\n"),
         (
             "watch of worker 1",
-            "accept = 127.0.0.1:10005\nconnect = fe80::1:4001\nsni = watch\n",
+            "accept = 127.0.0.1:10007\nconnect = fe80::1:4001\nsni = watch\n",
+        ),
+        (
+            "carrier of worker 1",
+            "accept = 127.0.0.1:10008\nconnect = fe80::1:4001\nsni = carrier\n",
         ),
     ]
     inward = private_links.inward_settings(Path("/x"), CLUSTER, ("worker", 1))
     assert inward.endswith(
-        "[task]\naccept = 4001\nconnect = 127.0.0.1:10004\n"
-        "[watch]\nsni = task:watch\nconnect = 127.0.0.1:10005\n"
+        "[task]\naccept = 4001\nconnect = 127.0.0.1:10006\n"
+        "[watch]\nsni = task:watch\nconnect = 127.0.0.1:10007\n"
+        "[carrier]\nsni = task:carrier\nconnect = 127.0.0.1:10008\n"
     )
     for text in (outward, inward):
         assert "verifyChain = yes\n" in text and "cert = /x/cert.pem\n" in text
@@ -120,11 +131,12 @@ def test_workers_reach_each_other_and_nobody_else_reaches_them(
     launchers = [launch(*options, index, path) for index in ("1", "0")]
     for launcher, other in zip(launchers, (0, 1), strict=True):
         pids(launcher, 1)
-        assert f"heard task {other} watch {other}" in launcher.stdout.readline()
+        heard = f"heard task {other} watch {other} carrier {other}"
+        assert heard in launcher.stdout.readline()
         launcher.pids += children_of(launcher.pid)
         assert len(launcher.pids) == 4  # Two proxies; the worker is a child, too.
     ports = [int(address.rpartition(":")[2]) for address in addresses]
-    for port in (*range(10000, 10004), *(port + 1 for port in ports)):
+    for port in (*range(10000, 10006), *(port + 1 for port in ports)):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
     # A hub's certificate is of another authority.
@@ -183,7 +195,7 @@ def test_the_task_of_tf_config_runs_with_the_addresses_inside(
     assert done.returncode == 7, done.stderr
     label, _, text = done.stdout.partition("] ")
     assert label == "[ps 0"
-    found = {"ps": ["127.0.0.1:10002"], "chief": ["127.0.0.1:10000"]}
+    found = {"ps": ["127.0.0.1:10003"], "chief": ["127.0.0.1:10000"]}
     assert json.loads(text) == {**config, "cluster": found}
 
 

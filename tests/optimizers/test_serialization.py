@@ -21,6 +21,7 @@ def sgd(**arguments):
 
 COMMON = {
     "transport": "all_gather",
+    "carrier": "tcp",
     "exclude": ["last", "*/bias", "layer:Embedding"],
     "min_size": 3,
     "seed": 2**62 + 1,

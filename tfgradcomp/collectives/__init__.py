@@ -16,8 +16,10 @@ from tfgradcomp.collectives.replicas import (
     devices_of,
     for_strategy,
 )
+from tfgradcomp.collectives.tcp import CARRIERS, TcpCollectives, over_tcp
 
 __all__ = [
+    "CARRIERS",
     "CollectiveCall",
     "Collectives",
     "Devices",
@@ -26,9 +28,11 @@ __all__ = [
     "LoopbackCollectives",
     "Replicas",
     "SingleWorker",
+    "TcpCollectives",
     "across_hosts",
     "assign_hosts",
     "devices_of",
     "for_strategy",
+    "over_tcp",
     "padded_size",
 ]

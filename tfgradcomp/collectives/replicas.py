@@ -167,10 +167,14 @@ class Replicas(Collectives):
         kind = "max" if merge_op == "Max" else "sum"
         return self._call(reduce, vector, f"{kind} of {call_site}")
 
+    def site(self, call_site: str) -> str:
+        """Returns the name of a call site, followed by that of these collectives."""
+        return f"{call_site}, {self._name}"
+
     def _call(self, operation, vector, call_site, varying_size=None):
         arguments = self._arguments(call_site, varying_size)
         return SITES.around(
-            f"{call_site}, {self._name}",
+            self.site(call_site),
             lambda entered: operation(input=entered, **arguments),
             vector,
             self._replica,
@@ -193,7 +197,7 @@ class Replicas(Collectives):
             "instance_key": key
             if varying_size is None
             else key + padded_size_index(varying_size),
-            "ordering_token": [_ordering_token(call_site, self._local_replicas)],
+            "ordering_token": [ordering_token(call_site, self._local_replicas)],
         }
 
 
@@ -201,6 +205,10 @@ class Hosts(Replicas):
     """Collectives between the processes of a `MultiWorkerMirroredStrategy`, on CPUs.
 
     For values of a process that do not depend on its replicas: logs, decisions.
+
+    Attributes:
+        names: The host of each process, as `TF_CONFIG` names it.
+        devices: Names of the devices of this process.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -209,7 +217,8 @@ class Hosts(Replicas):
         super().__init__(num_processes, group, process_index, num_processes)
         self._strategy = strategy
         addresses = addresses_of(strategy)
-        self._hosts = [address.rpartition(":")[0] for address in addresses]
+        self.names = [address.rpartition(":")[0] for address in addresses]
+        self.devices = [*strategy.extended.worker_devices]
         self._watchdog: StallWatchdog | None = None
         # These keys do not depend on the objects and call sites created before, which
         # may differ between processes that run different programs.
@@ -226,11 +235,11 @@ class Hosts(Replicas):
         if self._watchdog is not None:
             return
         self._watchdog = StallWatchdog(self.rank, Limits.of_environment())
-        port = self._watchdog.listen(self._hosts[self.rank])
+        port = self._watchdog.listen(self.names[self.rank])
         self._watchdog.begin()
         self._meet()
         ports = self.gather(tf.constant([port]), "watch").numpy()[:, 0].tolist()
-        self._watchdog.peers = [*zip(self._hosts, ports, strict=True)]
+        self._watchdog.peers = [*zip(self.names, ports, strict=True)]
 
     def _meet(self):
         """Meets the other processes in a collective of the strategy.
@@ -271,7 +280,7 @@ def _group_key(group: str) -> int:
 _tokens: dict = {}
 
 
-def _ordering_token(call_site: str, local_replicas: int) -> tf.Tensor:
+def ordering_token(call_site: str, local_replicas: int) -> tf.Tensor:
     """Returns a resource on the current device that orders collectives.
 
     Without a resource per device, automatic control dependencies put the collectives of

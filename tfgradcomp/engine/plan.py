@@ -11,12 +11,14 @@ from tfgradcomp.assignment.layer_method import MethodSettings
 from tfgradcomp.assignment.policy import Policy, assign
 from tfgradcomp.assignment.rules import rules_of
 from tfgradcomp.collectives import (
+    CARRIERS,
     Collectives,
     Devices,
     Hosts,
     across_hosts,
     devices_of,
     for_strategy,
+    over_tcp,
 )
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout
@@ -64,6 +66,7 @@ class Settings:
     bucket_bytes: int | None
     uncompressed_steps: UncompressedSteps = UncompressedSteps()
     sparse: object = "rows"
+    carrier: str = "grpc"
 
     @classmethod
     def names(cls) -> list[str]:
@@ -73,6 +76,13 @@ class Settings:
     def __post_init__(self):
         if not isinstance(self.transport, (Transport, Costs)):
             check_choice("transport", self.transport, NAMES)
+        check_choice("carrier", self.carrier, CARRIERS)
+        if self.carrier != "grpc" and isinstance(self.transport, Transport):
+            raise ValueError(
+                "A transport that is handed in has collectives of its own. Expected: "
+                "carrier='grpc', or the name of a transport. "
+                f"Received: carrier={self.carrier!r}, transport={self.transport}"
+            )
         check_choice("fallback", self.fallback, FALLBACKS)
         check_integer("min_size", self.own.min_size, 0)
         if self.bucket_bytes is not None:
@@ -248,6 +258,7 @@ class _Binder:
         collectives: The collectives between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
         devices: The devices of workers that have several each, or None.
+        measured: The collectives whose speed decides about transports; None: none.
     """
 
     settings: Settings
@@ -255,6 +266,7 @@ class _Binder:
     collectives: Collectives
     hosts: Hosts | None
     devices: Devices | None
+    measured: Collectives | None
 
     @classmethod
     def of(cls, settings, strategy, accumulates):
@@ -263,10 +275,13 @@ class _Binder:
         if isinstance(given, Transport):
             given = given.renewed()
             settings = replace(settings, transport=given)
-            return cls(settings, accumulates, given.collectives, hosts, None)
+            return cls(settings, accumulates, given.collectives, hosts, None, hosts)
         devices = devices_of(strategy)
+        measured: Collectives | None = hosts
         collectives = devices.across if devices else for_strategy(strategy)
-        return cls(settings, accumulates, collectives, hosts, devices)
+        if settings.carrier == "tcp" and hosts is not None:
+            collectives, measured = over_tcp(collectives, hosts)
+        return cls(settings, accumulates, collectives, hosts, devices, measured)
 
     @property
     def carries_tables(self) -> bool:
@@ -293,7 +308,7 @@ class _Binder:
         """
         if is_fallback:
             vector = vector.uncompressed()
-        given, hosts = self.settings.transport, self.hosts
+        given, hosts = self.settings.transport, self.measured
         if not vector.is_compressed:
             hosts = None
             is_given = isinstance(given, Transport) and given.carries_plain

@@ -37,9 +37,13 @@ Cluster = Mapping[str, Sequence[str]]
 
 WATCH_PORT = "TFGRADCOMP_WATCH_PORT"
 """Environment variable: where other workers ask for the progress of this one."""
+CARRIER_PORT = "TFGRADCOMP_CARRIER_PORT"
+"""Environment variable: where other workers connect for `carrier="tcp"`."""
 
-# Connections to a task's watch are told from others by the name that they ask for.
-_WATCH = "watch"
+# The other ports of a task, in order behind its own. Connections to them are told from
+# others by the name that they ask for.
+_OTHERS = {"watch": WATCH_PORT, "carrier": CARRIER_PORT}
+_PORTS = 1 + len(_OTHERS)
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT = 10000
 # A line of stunnel's log on a certificate that one of the two sides refuses.
@@ -106,18 +110,23 @@ def outward_settings(folder: Path, cluster: Cluster, own: tuple[str, int]) -> st
             host, _, remote = cluster[job][index].rpartition(":")
             to = f"connect = {host.strip('[]')}:{remote}\n"
             text += f"[{job} {index}]\naccept = 127.0.0.1:{port}\n{to}sni =\n"
-            text += f"[watch of {job} {index}]\naccept = 127.0.0.1:{port + 1}\n{to}"
-            text += f"sni = {_WATCH}\n"
+            for offset, name in enumerate(_OTHERS, 1):
+                text += f"[{name} of {job} {index}]\naccept = 127.0.0.1:{port + offset}"
+                text += f"\n{to}sni = {name}\n"
     return text
 
 
 def inward_settings(folder: Path, cluster: Cluster, own: tuple[str, int]) -> str:
     """Returns the configuration of the proxy to the task of this host."""
     port, address = _ports(cluster)[own], cluster[own[0]][own[1]]
+    others = [
+        f"[{name}]\nsni = task:{name}\nconnect = 127.0.0.1:{port + offset}\n"
+        for offset, name in enumerate(_OTHERS, 1)
+    ]
     return (
         f"{_settings(folder)}"
         f"[task]\naccept = {address.rpartition(':')[2]}\nconnect = 127.0.0.1:{port}\n"
-        f"[{_WATCH}]\nsni = task:{_WATCH}\nconnect = 127.0.0.1:{port + 1}\n"
+        f"{''.join(others)}"
     )
 
 
@@ -153,15 +162,19 @@ def private_links(
     outside = _listen(cluster[own[0]][own[1]])
     with contextlib.ExitStack() as proxies:
         # Started before this process leaves the network in which it connects.
-        outward = _Proxy(stunnel, outward_settings(path, cluster, own), 2 * len(others))
+        count = _PORTS * len(others)
+        outward = _Proxy(stunnel, outward_settings(path, cluster, own), count)
         proxies.callback(outward.close)
         _enter_private_network()
         inward = _Proxy(stunnel, inward_settings(path, cluster, own), 1)
         proxies.callback(inward.close)
-        inside_ports = [port + offset for port in others for offset in (0, 1)]
+        inside_ports = [port + offset for port in others for offset in range(_PORTS)]
         outward.serve([socket.create_server(("127.0.0.1", p)) for p in inside_ports])
         inward.serve([outside])
-        yield inside(cluster), {WATCH_PORT: str(ports[own] + 1)}
+        yield (
+            inside(cluster),
+            {name: str(ports[own] + 1 + i) for i, name in enumerate(_OTHERS.values())},
+        )
         time.sleep(_LAST_BYTES_SECONDS)
 
 
@@ -252,10 +265,10 @@ def _enter_private_network() -> None:
 
 
 def _ports(cluster: Cluster) -> dict[tuple[str, int], int]:
-    """Returns the port of each task inside; the next one is that of its watch."""
+    """Returns the port of each task inside; the next ones are its others."""
     # The order of jobs may differ between hosts.
     tasks = [(job, i) for job in sorted(cluster) for i in range(len(cluster[job]))]
-    return {task: _FIRST_PORT + 2 * number for number, task in enumerate(tasks)}
+    return {task: _FIRST_PORT + _PORTS * number for number, task in enumerate(tasks)}
 
 
 def _settings(folder: Path) -> str:

@@ -27,6 +27,7 @@ NONFINITE = ("raise", "skip")
 # Arguments of the whole optimizer, whatever its method.
 COMMON_ARGUMENTS = (
     "transport",
+    "carrier",
     "exclude",
     "min_size",
     "seed",
@@ -78,6 +79,10 @@ class CompressedOptimizer(ExchangeOptimizer):
             `"auto"` chooses for each bucket the transport that should be fastest on
             this cluster, among those that give the same bits. It measures at the first
             step, or uses the `tfgradcomp.transports.Costs` given.
+        carrier: `"grpc"`: messages between processes travel by TensorFlow's own
+            collectives. `"tcp"`: by TCP connections of this package, which have less
+            latency, with the same bits. It has no effect within a process. See
+            docs/transports.md.
         exclude: Variables that are not compressed: `"last"` (the model's last layer), a
             pattern of variable paths (`"*/bias"`), `"norms_and_biases"`, a layer class
             or `"layer:ClassName"`, a function of a variable, or a list of these. They
@@ -156,6 +161,7 @@ class CompressedOptimizer(ExchangeOptimizer):
         verify_every: int | None = None,
         policy: Any = None,
         allow_inner_momentum: bool = False,
+        carrier: str = "grpc",
         name: str | None = None,
         **kwargs: Any,
     ):
@@ -175,6 +181,7 @@ class CompressedOptimizer(ExchangeOptimizer):
             block_size=method.block_size,
             weight_decay=method.weight_decay,
             transport=transport,
+            carrier=carrier,
             exclude=exclude,
             min_size=min_size,
             seed=seed,

@@ -1,0 +1,161 @@
+"""TCP connections between all processes of a cluster, each pair with one.
+
+A process that connects shows the listener's token, and the listener shows that of the
+process. Tokens are random and travel by collectives of TensorFlow. Nothing else is read
+from a connection before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfgradcomp.collectives.replicas import Hosts
+
+CARRIER_PORT = "TFGRADCOMP_CARRIER_PORT"
+_TOKEN_BYTES = 32
+_RANK_BYTES = 4
+_SECONDS = 60.0
+
+
+def connect_all(hosts: Hosts, obstacle: str = "") -> list[socket.socket | None]:
+    """Connects this process to each other one; all processes must call it.
+
+    Args:
+        hosts: The collectives between the processes.
+        obstacle: Why this process cannot take part; then all of them raise.
+
+    Returns:
+        A socket for each process, by rank; None for this one.
+
+    Raises:
+        RuntimeError: If a process cannot take part, or if a connection does not come
+            about within a minute.
+    """
+    own_token = secrets.token_bytes(_TOKEN_BYTES)
+    with listen(hosts.names[hosts.rank]) as listener:
+        port = 0 if obstacle else listener.getsockname()[1]
+        row = np.array([port, *np.frombuffer(own_token, np.int32)], np.int32)
+        rows = hosts.gather(tf.constant(row), "carrier").numpy()
+        if obstacle or not all(rows[:, 0]):
+            away = np.flatnonzero(rows[:, 0] == 0).tolist()
+            raise RuntimeError(
+                "carrier='tcp' needs all workers, and some cannot take part: the "
+                "reason is in their logs. Use carrier='grpc'. "
+                f"Received: workers={away}, {obstacle or 'no obstacle here'}"
+            )
+        peers = [
+            (name, int(row[0]), row[1:].tobytes())
+            for name, row in zip(hosts.names, rows, strict=True)
+        ]
+        return exchange_tokens(listener, hosts.rank, peers)
+
+
+def listen(host: str) -> socket.socket:
+    """Returns a socket that listens at the address of a host.
+
+    The port is that of the environment, or a free one.
+    """
+    port = int(os.environ.get(CARRIER_PORT, 0))
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family)
+    # The address may exist for others only, such as a service before its pods.
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
+
+
+def exchange_tokens(
+    listener: socket.socket,
+    rank: int,
+    peers: list[tuple[str, int, bytes]],
+    seconds: float = _SECONDS,
+) -> list[socket.socket | None]:
+    """Connects to the processes of lower ranks, and waits for those of higher ones.
+
+    Args:
+        listener: This process' listening socket.
+        rank: The rank of this process.
+        peers: Host, port and token of each process.
+        seconds: Until it fails.
+
+    Raises:
+        RuntimeError: If a connection does not come about in time.
+    """
+    deadline = time.monotonic() + seconds
+    links: list[socket.socket | None] = [None] * len(peers)
+    own_token = peers[rank][2]
+    for other in range(rank):
+        host, port, token = peers[other]
+        try:
+            left = max(deadline - time.monotonic(), 0.1)
+            link = socket.create_connection((host.strip("[]"), port), left)
+            link.sendall(token + rank.to_bytes(_RANK_BYTES, "little"))
+            answer = link.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
+            if not hmac.compare_digest(answer, own_token):
+                raise OSError("it shows another token")
+        except OSError as error:
+            raise RuntimeError(
+                f"worker {rank} cannot connect to worker {other} for carrier='tcp'. "
+                "Open the ports between the workers, or use carrier='grpc'. "
+                f"Received: address={host}:{port}, {error}"
+            ) from error
+        links[other] = link
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while None in links[rank + 1 :]:
+            ready = selector.select(max(deadline - time.monotonic(), 0))
+            if not ready:
+                missing = [i for i in range(rank + 1, len(peers)) if links[i] is None]
+                raise RuntimeError(
+                    f"worker {rank} waits for connections of other workers for "
+                    f"carrier='tcp', and they have not come in {seconds:.0f} s. Open "
+                    "the ports between the workers, or use carrier='grpc'. "
+                    f"Received: workers={missing}"
+                )
+            for key, _ in ready:
+                if key.data is None:
+                    _accept(listener, selector)
+                    continue
+                link = key.data
+                selector.unregister(link)
+                other = _rank_behind_token(link, own_token)
+                if rank < other < len(peers) and links[other] is None:
+                    link.sendall(peers[other][2])
+                    links[other] = link
+                else:
+                    link.close()
+        for key in list(selector.get_map().values()):
+            if key.data is not None:
+                key.data.close()
+    return links
+
+
+def _accept(listener, selector):
+    link, _ = listener.accept()
+    link.setblocking(False)
+    # It is ready when all has come, so that nobody is waited for.
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _TOKEN_BYTES + _RANK_BYTES)
+    selector.register(link, selectors.EVENT_READ, link)
+
+
+def _rank_behind_token(link, token):
+    """Returns the rank that a process has sent behind a token; -1: another token."""
+    try:
+        shown = link.recv(_TOKEN_BYTES + _RANK_BYTES)
+    except OSError:
+        return -1
+    if not hmac.compare_digest(shown[:_TOKEN_BYTES], token):
+        return -1
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    return int.from_bytes(shown[_TOKEN_BYTES:], "little")

@@ -1,0 +1,128 @@
+"""Collectives over TCP connections of our own, instead of TensorFlow's over gRPC."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tfgradcomp.collectives.base import Collectives
+from tfgradcomp.collectives.call_sites import SITES
+from tfgradcomp.collectives.connections import connect_all
+from tfgradcomp.collectives.replicas import Hosts, Replicas, ordering_token
+from tfgradcomp.core.digest import digest64
+from tfgradcomp.ops import library
+
+CARRIERS = ("grpc", "tcp")
+
+
+class TcpCollectives(Collectives):
+    """Collectives between processes of one device each, with the bits of TensorFlow's.
+
+    Floats are added in the order of TensorFlow's ring. The sign of a maximum that is
+    zero may differ.
+
+    Args:
+        replicas: TensorFlow's collectives between the same processes.
+        mesh: Number of the connections in this process.
+    """
+
+    def __init__(self, replicas: Replicas, mesh: int):
+        self.num_workers = replicas.num_workers
+        self.process_index = replicas.process_index
+        self.num_processes = replicas.num_processes
+        self._replicas, self._mesh = replicas, mesh
+
+    @property
+    @override
+    def rank(self):
+        return self.process_index
+
+    @override
+    def renewed(self):
+        return TcpCollectives(self._replicas.renewed(), self._mesh)
+
+    @override
+    def gather(self, vector, call_site):
+        return self._call("gather", vector, call_site)
+
+    @override
+    def all_to_all(self, rows, call_site):
+        return self._call("all_to_all", rows, call_site)
+
+    @override
+    def sum(self, vector, call_site):
+        return self._call("reduce", vector, call_site, merge="sum")
+
+    @override
+    def max(self, vector, call_site):
+        return self._call("reduce", vector, call_site, merge="max")
+
+    def _call(self, operation, vector, call_site, **merge):
+        name = f"{merge.get('merge', operation)} of {call_site}"
+        site = self._replicas.site(name)
+        function = getattr(library.library().operations, f"tfgradcomp_tcp_{operation}")
+        return SITES.around(
+            site,
+            lambda entered: function(
+                entered,
+                ordering_token=ordering_token(name, local_replicas=1),
+                num_workers=self.num_workers,
+                mesh=self._mesh,
+                site=digest64(site.encode()),
+                call_site=site,
+                **merge,
+            ),
+            vector,
+        )
+
+
+for _op in ("Gather", "AllToAll", "Reduce"):
+    tf.no_gradient(f"Tfgradcomp>Tcp{_op}")
+
+
+def over_tcp(
+    replicas: Collectives, hosts: Hosts
+) -> tuple[TcpCollectives, TcpCollectives]:
+    """Returns two collectives over TCP: between replicas and between processes.
+
+    All processes must call it. The first call connects them.
+
+    Raises:
+        ValueError: If a process has GPUs, or several devices.
+        RuntimeError: If a process has no native operations, or cannot be connected to.
+    """
+    is_cpu = len(hosts.devices) == 1 and "GPU" not in hosts.devices[0]
+    if not is_cpu or not isinstance(replicas, Replicas):
+        raise ValueError(
+            "carrier='tcp' is for workers of one CPU device each; GPUs exchange by "
+            "NCCL. Use carrier='grpc', which leaves the exchange to TensorFlow. "
+            f"Received: devices={hosts.devices}"
+        )
+    between_hosts = _hosts_over_tcp(hosts)
+    return TcpCollectives(replicas, _mesh_of(hosts)), between_hosts
+
+
+@functools.cache
+def _hosts_over_tcp(hosts):
+    # Measurements are kept by object.
+    return TcpCollectives(hosts, _mesh_of(hosts))
+
+
+@functools.cache
+def _mesh_of(hosts):
+    """Connects the processes, once; returns the number of the connections."""
+    obstacle, path = "", Path()
+    try:
+        path = library.library().path
+    except library.UnavailableError as error:
+        obstacle = f"no native operations: {error}"
+    links = connect_all(hosts, obstacle)
+    # The native threads own the sockets from here on.
+    sockets = [-1 if link is None else link.detach() for link in links]
+    start = ctypes.CDLL(str(path)).tfgradcomp_start_mesh
+    start.restype = ctypes.c_int64
+    return start(hosts.rank, len(sockets), (ctypes.c_int * len(sockets))(*sockets))
