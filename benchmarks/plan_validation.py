@@ -153,7 +153,7 @@ def main() -> None:
     add("--workers", **names, default=["2", "4", "16"], help="numbers of workers")
     add("--rates", **names, default=["1gbit", "300mbit", "100mbit"])
     add("--rounds", type=int, default=3, help="each step is timed so often")
-    add("--patience", type=float, default=2, help="seconds; longer steps only once")
+    add("--patience", type=float, default=5, help="seconds; longer steps only once")
     add("--timeout", type=float, default=900, help="seconds that a run may take")
     add("--output", type=Path, help="folder; default: results, the page included")
     args = parser.parse_args()
