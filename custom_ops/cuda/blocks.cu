@@ -1,7 +1,6 @@
 // Statistics of blocks.
 
 #include "block_sums.h"
-#include "signs.h"
 
 namespace tfgradcomp {
 namespace {
@@ -14,18 +13,12 @@ __global__ void __launch_bounds__(kThreads)
   float* tile = tiles[WarpInBlock()];
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
     const int64_t begin = chunk * kChunk;
-    const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
-    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) {
-      const int64_t j = begin + m * kWarp + Lane();
-      tile[StepPlace(m)] = j < args.size ? args.x.whole[j] : 0;
-    }
-    __syncwarp();
-    float x[kRowsPerLane];
-    ReadRows(tile, x);
-    __syncwarp();  // Shuffles synchronize as well, but do not order memory accesses.
-    ForEachBlock(args.row_splits, blocks, begin, [&](int64_t block, auto inside) {
+    const int count = CountOfChunk(args.size, begin);
+    float steps[kSteps], x[kRowsPerLane];
+    LoadChunk(args.x.whole + begin, count, steps);
+    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
+    ToRows(steps, tile, x);
+    const auto part = [&](int64_t block, auto inside) {
       const auto value = [&](int row) -> double { return inside(row) ? x[row] : 0; };
       const auto magnitude_bits = [&](int row) {
         return inside(row) ? BitsOf(x[row]) & 0x7FFFFFFF : 0;
@@ -44,7 +37,8 @@ __global__ void __launch_bounds__(kThreads)
       slot[kSumOfSquares * slots] = sum_of_squares;
       slot[kSum * slots] = sum;
       slot[kNonfinite * slots] = nonfinite;
-    });
+    };
+    ForEachBlock(args.row_splits, blocks, begin, begin + count, part);
   }
 }
 
