@@ -7,7 +7,7 @@
 #ifndef TFGRADCOMP_CUSTOM_OPS_CUDA_BLOCK_SUMS_H_
 #define TFGRADCOMP_CUSTOM_OPS_CUDA_BLOCK_SUMS_H_
 
-#include "warp.h"
+#include "signs.h"
 
 namespace tfgradcomp {
 namespace {
@@ -27,21 +27,26 @@ constexpr int kRowsPerLane = kRows * kLanes / kWarp;
 constexpr int kGroup = kRowsPerLane * kLanes, kGap = 8;
 constexpr int kChunkPlaces = kChunk + (kChunk / kGroup) * kGap;
 
-__device__ inline int StepPlace(int step) {
-  const int e = step * kWarp + Lane();
-  return e + e / kGroup * kGap;
-}
-
 // Returns the element of the chunk that is row `row` of this lane.
 __device__ inline int RowElement(int row) {
   return Lane() / kLanes * kGroup + row * kLanes + Lane() % kLanes;
 }
 
-__device__ inline void ReadRows(const float* tile, float rows[kRowsPerLane]) {
+// The rows of this lane, of a chunk of which it has x[m] from step m. The warp shares
+// the tile.
+__device__ inline void ToRows(const float x[kSteps], float* tile,
+                              float rows[kRowsPerLane]) {
+#pragma unroll
+  for (int m = 0; m < kSteps; ++m) {
+    const int e = m * kWarp + Lane();
+    tile[e + e / kGroup * kGap] = x[m];
+  }
+  __syncwarp();
 #pragma unroll
   for (int row = 0; row < kRowsPerLane; ++row) {
     rows[row] = tile[RowElement(row) + Lane() / kLanes * kGap];
   }
+  __syncwarp();  // Shuffles synchronize as well, but do not order memory accesses.
 }
 
 // Combines value(first), ..., value(first + kCount - 1) in adjacent pairs.
@@ -55,28 +60,41 @@ __device__ auto CombinePairs(Combine combine, const Value& value, int first = 0)
   }
 }
 
-// Combines value(row) over the chunk: first the rows of this lane of the warp, then
-// those of the lanes of the warp with the same lane of the format, then the lanes of
-// the format.
+// Combines value(row) over the rows of this lane of the warp.
 template <typename Combine, typename Value>
-__device__ auto CombineChunk(Combine combine, const Value& value) {
-  auto total = CombinePairs<kRowsPerLane>(combine, value);
+__device__ auto CombineRows(Combine combine, const Value& value) {
+  return CombinePairs<kRowsPerLane>(combine, value);
+}
+
+// Combines these over the chunk: first those of the lanes of the warp with the same
+// lane of the format, then the lanes of the format.
+template <typename Combine, typename T>
+__device__ T CombineLanes(Combine combine, T total) {
   for (int distance : {8, 16, 4, 2, 1}) {
     total = combine(total, __shfl_xor_sync(kAllLanes, total, distance));
   }
   return total;
 }
 
-// Calls part(block, inside) for each block of a chunk; inside(row) says whether that
-// row of this lane lies in the block.
+template <typename Combine, typename Value>
+__device__ auto CombineChunk(Combine combine, const Value& value) {
+  return CombineLanes(combine, CombineRows(combine, value));
+}
+
+// Calls part(block, inside) for each block of a chunk, the elements [begin, end);
+// inside(row) says whether that row of this lane lies in the block.
 template <typename Part>
 __device__ void ForEachBlock(const int64_t* row_splits, const TileBlocks& blocks,
-                             int64_t chunk_begin, const Part& part) {
+                             int64_t begin, int64_t end, const Part& part) {
+  if (blocks.first == blocks.last && end - begin == kChunk) {
+    part(blocks.first, [](int) { return true; });
+    return;
+  }
   for (int64_t block = blocks.first; block <= blocks.last; ++block) {
-    const int64_t begin = row_splits[block] - chunk_begin;
-    const int64_t end = row_splits[block + 1] - chunk_begin;
-    const int low = begin > 0 ? static_cast<int>(begin) : 0;
-    const int high = end < kChunk ? static_cast<int>(end) : kChunk;
+    const int64_t from = row_splits[block] - begin;
+    const int64_t to = row_splits[block + 1] - begin;
+    const int low = from > 0 ? static_cast<int>(from) : 0;
+    const int high = to < kChunk ? static_cast<int>(to) : kChunk;
     part(block, [low, high](int row) {
       return RowElement(row) >= low && RowElement(row) < high;
     });
@@ -105,24 +123,35 @@ struct Partials {
 // The nodes of a block are `1 << stride_bits` slots apart, counted from its first slot.
 // Each group of kFan nodes is combined into one node, in the slot of the first, so that
 // no thread writes a slot that another thread reads.
+//
+// The groups of block b are numbered from FirstOf(b) on. This grows from a block to the
+// next by more than the block has groups, so no two groups of different blocks have the
+// same number.
 struct Group {
+  static __device__ int64_t FirstOf(const Partials& partials, int stride_bits,
+                                    int64_t block) {
+    return (partials.SlotOf(block) >> (stride_bits + kFanBits)) + block;
+  }
+
+  // All lanes of a warp call it together; lane l gets group `number` + l.
   __device__ Group(const Partials& partials, int stride_bits, int64_t number) {
-    // The groups of block b are numbered from SlotOf(b) / reach + b on. This number
-    // grows from a block to the next by more than the block has groups, so no two
-    // groups of different blocks have the same number.
-    const int reach_bits = stride_bits + kFanBits;
-    block = 0;
-    int64_t last_block = partials.num_blocks - 1;
-    while (block < last_block) {
-      const int64_t middle = last_block - (last_block - block) / 2;
-      if ((partials.SlotOf(middle) >> reach_bits) + middle <= number) {
+    block = LastBefore(partials.num_blocks, [&](int64_t other) {
+      return FirstOf(partials, stride_bits, other) <= number;
+    });
+    number += Lane();
+    int64_t last =
+        block + Lane() < partials.num_blocks ? block + Lane() : partials.num_blocks - 1;
+    while (block < last) {
+      const int64_t middle = last - (last - block) / 2;
+      if (FirstOf(partials, stride_bits, middle) <= number) {
         block = middle;
       } else {
-        last_block = middle - 1;
+        last = middle - 1;
       }
     }
     const int64_t first_slot = partials.SlotOf(block);
-    const int64_t begin = (number - ((first_slot >> reach_bits) + block)) << reach_bits;
+    const int64_t begin = (number - FirstOf(partials, stride_bits, block))
+                          << (stride_bits + kFanBits);
     const int64_t slots = (partials.row_splits[block + 1] - 1) / kChunk -
                           partials.row_splits[block] / kChunk + 1;
     first = first_slot + begin;
@@ -162,9 +191,10 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t tile = FirstTile(); tile < tiles * partials.quantities;
        tile += TileStride()) {
     const int quantity = static_cast<int>(tile / tiles);
-    const int64_t number = tile % tiles * lanes + Lane();
+    const int64_t number = tile % tiles * lanes;
     const Group own(partials, stride_bits, number);
-    const int own_count = Lane() < lanes && number < groups ? own.count : 0;
+    const bool has = Lane() < lanes && number + Lane() < groups;
+    const int own_count = has ? own.count : 0;
     double* scratch = partials.scratch + quantity * partials.slots;
     const auto store = [&](int64_t block, int64_t first, double total) {
       if (is_last) {

@@ -1,50 +1,60 @@
 // Statistics of blocks.
 
 #include "block_sums.h"
-#include "signs.h"
 
 namespace tfgradcomp {
 namespace {
 
 enum Quantity { kMaximum, kL1, kSumOfSquares, kSum, kNonfinite, kQuantities };
 
-__global__ void __launch_bounds__(kThreads)
+struct Moments {
+  double l1, squares, sum;
+
+  __device__ Moments operator+(const Moments& other) const {
+    return {l1 + other.l1, squares + other.squares, sum + other.sum};
+  }
+};
+
+__global__ void __launch_bounds__(kThreads, 3)
     BlockStatisticsKernel(BlockStatistics args, int64_t slots) {
   __shared__ float tiles[kWarpsPerBlock][kChunkPlaces];
   float* tile = tiles[WarpInBlock()];
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
     const int64_t begin = chunk * kChunk;
-    const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
-    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
-#pragma unroll
-    for (int m = 0; m < kSteps; ++m) {
-      const int64_t j = begin + m * kWarp + Lane();
-      tile[StepPlace(m)] = j < args.size ? args.x.whole[j] : 0;
-    }
-    __syncwarp();
-    float x[kRowsPerLane];
-    ReadRows(tile, x);
-    __syncwarp();  // Shuffles synchronize as well, but do not order memory accesses.
-    ForEachBlock(args.row_splits, blocks, begin, [&](int64_t block, auto inside) {
-      const auto value = [&](int row) -> double { return inside(row) ? x[row] : 0; };
-      const auto magnitude_bits = [&](int row) {
-        return inside(row) ? BitsOf(x[row]) & 0x7FFFFFFF : 0;
-      };
-      const uint32_t maximum = CombineChunk(Larger(), magnitude_bits);
-      const double l1 = CombineChunk(Plus(), [&](int row) { return fabs(value(row)); });
-      const double sum_of_squares =
-          CombineChunk(Plus(), [&](int row) { return value(row) * value(row); });
-      const double sum = CombineChunk(Plus(), value);
-      const int nonfinite = CombineChunk(
-          Plus(), [&](int row) { return magnitude_bits(row) >= 0x7F800000 ? 1 : 0; });
-      if (Lane() != 0) return;
-      double* slot = args.scratch + chunk + block;
-      slot[kMaximum * slots] = maximum;  // The maximum of the bits.
-      slot[kL1 * slots] = l1;
-      slot[kSumOfSquares * slots] = sum_of_squares;
-      slot[kSum * slots] = sum;
-      slot[kNonfinite * slots] = nonfinite;
-    });
+    const int count = CountOfChunk(args.size, begin);
+    float x[kSteps];
+    LoadChunk(args.x.whole + begin, count, x);
+    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
+    float rows[kRowsPerLane];
+    ToRows(x, tile, rows);
+    ForEachBlock(
+        args.row_splits, blocks, begin, begin + count, [&](int64_t block, auto inside) {
+          const auto value = [&](int row) { return inside(row) ? rows[row] : 0; };
+          const auto magnitude_bits = [&](int row) {
+            return BitsOf(value(row)) & 0x7FFFFFFF;
+          };
+          const uint32_t maximum = CombineChunk(Larger(), magnitude_bits);
+          int nonfinite = 0;
+          if (maximum >= 0x7F800000) {
+            nonfinite = CombineChunk(Plus(), [&](int row) -> int {
+              return magnitude_bits(row) >= 0x7F800000;
+            });
+          }
+          const Moments moments = CombineRows(Plus(), [&](int row) -> Moments {
+            const double wide = value(row);
+            return {fabs(wide), wide * wide, wide};
+          });
+          const double l1 = CombineLanes(Plus(), moments.l1);
+          const double squares = CombineLanes(Plus(), moments.squares);
+          const double sum = CombineLanes(Plus(), moments.sum);
+          if (Lane() != 0) return;
+          double* slot = args.scratch + chunk + block;
+          slot[kMaximum * slots] = maximum;  // The maximum of the bits.
+          slot[kL1 * slots] = l1;
+          slot[kSumOfSquares * slots] = squares;
+          slot[kSum * slots] = sum;
+          slot[kNonfinite * slots] = nonfinite;
+        });
   }
 }
 

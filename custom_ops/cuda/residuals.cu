@@ -5,8 +5,10 @@
 namespace tfgradcomp {
 namespace {
 
-// Elements per lane: those that share a block of Philox.
-constexpr int kShared = 4;
+// A block of Philox has the random words of so many elements. A lane draws those of as
+// many neighbours; memory is accessed in steps of whole warps instead. So the words go
+// through shared memory, with gaps that put those of a step into different banks.
+constexpr int kShared = 4, kTile = kShared * kWarp, kRow = kWarp + kWarp / kShared;
 
 __global__ void __launch_bounds__(kThreads) AddScaledKernel(AddScaled args) {
   const float factor = *args.factor;
@@ -19,16 +21,30 @@ __global__ void __launch_bounds__(kThreads) AddScaledKernel(AddScaled args) {
 
 __global__ void __launch_bounds__(kThreads)
     RoundToBfloat16Kernel(RoundToBfloat16 args) {
-  for (int64_t t = FirstTile(); t * kShared * kWarp < args.size; t += TileStride()) {
-    const int64_t begin = kShared * (t * kWarp + Lane());
-    if (begin >= args.size) continue;
-    const RandomStream stream = ReadStream(args.stream);
-    uint32_t random[kShared];
-    tfgradcomp_format::Philox(stream, stream.WordBlock(begin), random);
-    for (int i = 0; i < kShared && begin + i < args.size; ++i) {
-      const uint32_t bits = tfgradcomp_format::BitsOf(args.x[begin + i]);
-      args.rounded[begin + i] = static_cast<uint16_t>((bits + (random[i] >> 16)) >> 16);
+  __shared__ uint32_t tiles[kWarpsPerBlock][kShared * kRow];
+  uint32_t* tile = tiles[WarpInBlock()];
+  const RandomStream stream = ReadStream(args.stream);
+  for (int64_t t = FirstTile(); t * kTile < args.size; t += TileStride()) {
+    const int64_t begin = t * kTile + Lane(), left = args.size - begin;
+    uint32_t bits[kShared];
+#pragma unroll
+    for (int i = 0; i < kShared; ++i) {
+      bits[i] = i * kWarp < left ? BitsOf(args.x[begin + i * kWarp]) : 0;
     }
+    uint32_t random[kShared];
+    tfgradcomp_format::Philox(stream, stream.WordBlock(t * kTile + kShared * Lane()),
+                              random);
+#pragma unroll
+    for (int i = 0; i < kShared; ++i) tile[i * kRow + Lane()] = random[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kShared; ++i) {
+      const int e = i * kWarp + Lane();
+      const uint32_t added = tile[e % kShared * kRow + e / kShared] >> 16;
+      if (i * kWarp >= left) break;
+      args.rounded[begin + i * kWarp] = static_cast<uint16_t>((bits[i] + added) >> 16);
+    }
+    __syncwarp();
   }
 }
 
@@ -39,7 +55,7 @@ const char* Run(const Gpu& gpu, const AddScaled& args) {
 }
 
 const char* Run(const Gpu& gpu, const RoundToBfloat16& args) {
-  return Launch(gpu, CeilDiv(args.size, kShared * kWarp), RoundToBfloat16Kernel, args);
+  return Launch(gpu, CeilDiv(args.size, kTile), RoundToBfloat16Kernel, args);
 }
 
 }  // namespace tfgradcomp

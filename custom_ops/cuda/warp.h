@@ -128,18 +128,39 @@ __device__ inline int64_t BlockOf(const int64_t* row_splits, int64_t first,
   return first;
 }
 
-// The blocks of the elements [begin, end). All blocks are searched once per tile, and
-// no search per element is needed if the tile lies in one block.
+// The last of `count` blocks for which is_before(block) holds. It holds for the first
+// block and for no block after one for which it does not. A whole warp looks at kWarp
+// blocks at once.
+template <typename IsBefore>
+__device__ int64_t LastBefore(int64_t count, const IsBefore& is_before) {
+  constexpr int kLaneBits = 5;
+  static_assert(kWarp == 1 << kLaneBits, "");
+  int bits = 0;  // The blocks looked at are 2^bits apart.
+  while ((count - 1) >> bits > 0) bits += kLaneBits;
+  int64_t last = 0;
+  while (bits > 0) {
+    bits -= kLaneBits;
+    const int64_t own = last + (int64_t{Lane()} << bits);
+    last += int64_t{CountLanes(own < count && is_before(own)) - 1} << bits;
+  }
+  return last;
+}
+
+// The blocks of the elements [begin, end) of a tile. All lanes of a warp call its
+// constructor together. No search per element is needed if the tile lies in one block.
 class TileBlocks {
  public:
   __device__ TileBlocks(const int64_t* row_splits, int64_t num_blocks, int64_t begin,
                         int64_t end)
       : row_splits_(row_splits) {
-    first = last = BlockOf(row_splits, 0, num_blocks - 1, begin);
-    if (row_splits[first + 1] >= end) return;
-    const int64_t most = first + (end - 1 - begin);  // No block is empty.
-    last = BlockOf(row_splits, first + 1, most < num_blocks ? most : num_blocks - 1,
-                   end - 1);
+    first = last = LastBefore(
+        num_blocks, [&](int64_t block) { return row_splits[block] <= begin; });
+    int more;  // No block is empty.
+    do {
+      const int64_t next = last + 1 + Lane();
+      more = CountLanes(next < num_blocks && row_splits[next] < end);
+      last += more;
+    } while (more == kWarp);
   }
 
   __device__ int64_t Of(int64_t j) const {

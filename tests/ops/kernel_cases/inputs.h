@@ -38,7 +38,7 @@ struct Shape {
 // 65537, and from 131072, more chunks than one warp adds up. These need one block, and
 // an even number of workers, for numbers that are all finite.
 inline std::vector<Shape> Shapes(int64_t most) {
-  constexpr int64_t kNumWorkers[] = {1, 2, 3, 4, 8};
+  constexpr int64_t kNumWorkers[] = {1, 2, 3, 4, 5, 8, 9};
   std::vector<Shape> shapes;
   int turn = 0;
   for (int64_t size :
@@ -55,7 +55,7 @@ inline std::vector<Shape> Shapes(int64_t most) {
       }
       ++turn;
       for (int i : {turn, turn + 2})
-        shapes.push_back({size, layout, kNumWorkers[i % 5]});
+        shapes.push_back({size, layout, kNumWorkers[i % 7]});
     }
   }
   return shapes;
