@@ -440,7 +440,7 @@ struct Orthonormalize {
   const int64_t* rows;  // [num_factors], in the memory of the host
   int64_t num_factors;
   int64_t rank;
-  double* scratch;  // [size + (kLanesOfSum - 1) * num_factors * rank]
+  double* scratch;  // [ScratchOf(args)], of matrices.h
   float* basis;     // [size]
 };
 

@@ -1,66 +1,17 @@
-// Products of matrices with factors of few columns, and orthonormal columns.
+// Products of matrices with factors of few columns.
 
-#include "../matrices.h"
-#include "block.h"
+#include "tensors.h"
 
 namespace tfgradcomp {
 namespace {
 
-// The tensors of a launch, each cut into tiles. A kernel takes them as an argument, so
-// that no memory has to be copied to the GPU; an argument has less than 4096 bytes.
-struct Tensors {
-  static constexpr int kMost = 48;
-  MatrixTensor tensors[kMost];
-  int64_t tiles[kMost + 1];  // Those before each tensor.
-  int count;
-
-  __device__ int Of(int64_t tile) const {
-    return static_cast<int>(BlockOf(tiles, 0, count - 1, tile));
-  }
-};
-
-// Launches a kernel for the tensors, kMost at a time, by launch(tensors, tiles).
-// tiles_of(tensor) is the number of its tiles.
-template <typename Args, typename TilesOf, typename LaunchKernel>
-const char* LaunchTensors(const Args& args, const TilesOf& tiles_of,
-                          const LaunchKernel& launch) {
-  const char* error = nullptr;
-  Tensors some = {};
-  EachTensor(args.rows, args.columns, args.num_tensors, args.rank,
-             [&](const MatrixTensor& tensor, int64_t i) {
-               if (error != nullptr) return;
-               const int64_t tiles = tiles_of(tensor);
-               if (tiles > 0) {
-                 some.tensors[some.count] = tensor;
-                 some.tiles[some.count + 1] = some.tiles[some.count] + tiles;
-                 ++some.count;
-               }
-               const bool is_last = i + 1 == args.num_tensors;
-               if (some.count == 0) return;
-               if (some.count < Tensors::kMost && !is_last) return;
-               error = launch(some, some.tiles[some.count]);
-               some.count = 0;
-             });
-  return error;
-}
-
 // Columns of a factor whose sums a thread has at a time.
 constexpr int kRankTile = 4;
-// Of a sum.
-constexpr int64_t kLaneChunk = kLanesOfSum * kLaneSteps;
 
 // -- M Q --------------------------------------------------------------------------
 
 // Half a warp has the lanes of some rows, so that a tile are twice as many rows.
 constexpr int kRowsOfHalf = 4;
-static_assert(kWarp == 2 * kLanesOfSum, "");
-
-__device__ inline float AddLanes(float sum) {
-  for (int half = kLanesOfSum / 2; half > 0; half /= 2) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, half));
-  }
-  return sum;
-}
 
 // Adds the products of a chunk of columns from `first` on to the sums.
 __device__ inline void AddChunk(const float* const (&rows)[kRowsOfHalf], int64_t first,
@@ -245,89 +196,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// -- Orthonormal columns ----------------------------------------------------------
-
-// The sum of the products of two vectors, for all threads of a block. Each kLanesOfSum
-// threads add a chunk of the vectors at a time.
-__device__ inline double Dot(const double* a, const double* b, int64_t size) {
-  constexpr int kGroups = kManyThreads / kLanesOfSum;
-  __shared__ double parts[kGroups][kLanesOfSum];
-  __shared__ double result;
-  const int group = threadIdx.x / kLanesOfSum, lane = threadIdx.x % kLanesOfSum;
-  double total = 0;
-  for (int64_t round = 0; round < size; round += kGroups * kLaneChunk) {
-    const int64_t begin = round + group * kLaneChunk;
-    double sum = 0;
-    for (int64_t i = begin + lane; i < size && i < begin + kLaneChunk;
-         i += kLanesOfSum) {
-      sum += a[i] * b[i];
-    }
-    parts[group][lane] = sum;
-    __syncthreads();
-    if (WarpInBlock() == 0) {
-      const int64_t chunks = CeilDiv(size - round, kLaneChunk);
-      for (int part = 0; part < kGroups && part < chunks; ++part) {
-        total += parts[part][lane];
-      }
-    }
-    __syncthreads();
-  }
-  if (WarpInBlock() == 0) {
-    for (int half = kLanesOfSum / 2; half > 0; half /= 2) {
-      total += __shfl_xor_sync(kAllLanes, total, half);
-    }
-    if (Lane() == 0) result = total;
-  }
-  __syncthreads();
-  total = result;
-  __syncthreads();
-  return total;
-}
-
-// A thread block's columns, one after the other in scratch memory.
-__device__ inline void OrthonormalizeColumns(double* columns, int64_t rows,
-                                             int64_t rank) {
-  for (int64_t k = 0; k < rank; ++k) {
-    double* const column = columns + k * rows;
-    const double before = sqrt(Dot(column, column, rows));
-    for (int64_t other = 0; other < k; ++other) {
-      const double* const basis = columns + other * rows;
-      const double factor = Dot(basis, column, rows);
-      for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-        column[i] -= factor * basis[i];
-      }
-      __syncthreads();
-    }
-    const double length = sqrt(Dot(column, column, rows));
-    const bool depends = length <= 1e-10 * before;
-    for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-      column[i] = depends ? 0 : column[i] / length;
-    }
-    __syncthreads();
-  }
-}
-
-__global__ void __launch_bounds__(kManyThreads)
-    OrthonormalizeKernel(Orthonormalize args, Tensors tensors) {
-  for (int64_t factor = blockIdx.x; factor < tensors.count; factor += gridDim.x) {
-    const int64_t rows = tensors.tensors[factor].rows, rank = args.rank;
-    const int64_t first = tensors.tensors[factor].left;
-    double* const columns = args.scratch + first;
-    for (int64_t k = 0; k < rank; ++k) {
-      for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-        columns[k * rows + i] = args.x[first + i * rank + k];
-      }
-    }
-    __syncthreads();
-    OrthonormalizeColumns(columns, rows, rank);
-    for (int64_t k = 0; k < rank; ++k) {
-      for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-        args.basis[first + i * rank + k] = static_cast<float>(columns[k * rows + i]);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 const char* Run(const Gpu& gpu, const MultiplyMatrices& args) {
@@ -363,19 +231,6 @@ const char* Run(const Gpu& gpu, const MultiplyFactors& args) {
       },
       [&](const Tensors& tensors, int64_t tiles) {
         return Launch(gpu, tiles, MultiplyFactorsKernel, args, tensors);
-      });
-}
-
-const char* Run(const Gpu& gpu, const Orthonormalize& args) {
-  struct {
-    const int64_t *rows, *columns;
-    int64_t num_tensors, rank;
-  } factors = {args.rows, args.rows, args.num_factors, args.rank};
-  return LaunchTensors(
-      factors, [](const MatrixTensor&) { return int64_t{1}; },
-      [&](const Tensors& tensors, int64_t tiles) {
-        return LaunchBlocks(gpu, tiles, kManyThreads, OrthonormalizeKernel, args,
-                            tensors);
       });
 }
 

@@ -48,8 +48,9 @@ void ForEachCallOfLowRank(Inputs& in, bool independent_of_blocks, Run&& run) {
   if (!independent_of_blocks) return;
   // As many of these tensors as there is room for, again and again; more than a launch
   // on a GPU takes.
-  constexpr int64_t kShapes[][2] = {{2, 3}, {1, 0},    {65, 64}, {3, 0},    {1, 5},
-                                    {7, 1}, {64, 129}, {33, 0},  {9, 1100}, {200, 40}};
+  constexpr int64_t kShapes[][2] = {{2, 3},    {1, 0},    {65, 64},  {3, 0},
+                                    {1, 5},    {7, 1},    {64, 129}, {33, 0},
+                                    {9, 1100}, {200, 40}, {2500, 2}};
   std::vector<int64_t> rows, columns, heights;
   int64_t left = in.size;
   const auto add = [&](int64_t n, int64_t m) {
