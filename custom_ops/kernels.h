@@ -415,6 +415,7 @@ struct MultiplyTransposed {
   int64_t num_tensors;
   const float* left;  // [sum of the matrices' rows, rank]
   int64_t rank;
+  float* scratch;  // [ScratchOf(args)], of matrices.h; on a CPU unused
   float* factors;  // [sum of columns * rank, or of rows for other tensors]
 };
 

@@ -56,6 +56,12 @@ MatrixTensor SizesOf(const Args& args) {
                     [](const MatrixTensor&, int64_t) {});
 }
 
+// Of sums of kLaneSteps rows, which only a GPU keeps.
+inline int64_t ScratchOf(const MultiplyTransposed& args) {
+  const MatrixTensor sizes = SizesOf(args);
+  return sizes.element * args.rank / kLaneSteps + sizes.right;
+}
+
 // Columns, each filled up to kLanesOfSum elements; and for each chunk of a column, two
 // sums by lanes, which only a GPU keeps.
 inline int64_t ScratchOf(const Orthonormalize& args) {

@@ -8,6 +8,62 @@ namespace {
 // Columns of a factor whose sums a thread has at a time.
 constexpr int kRankTile = 4;
 
+// A kernel takes a tile of columns of the factors at a time: their number, a constant.
+template <int Columns>
+struct RankTile {
+  static constexpr int kColumns = Columns;
+};
+
+// Calls launch(tile) for the tile that suits `rank` columns.
+template <typename LaunchKernel>
+const char* LaunchByRank(int64_t rank, const LaunchKernel& launch) {
+  const int64_t columns = CeilDiv(rank, CeilDiv(rank, 12));
+  if (columns <= 4) return launch(RankTile<4>());
+  if (columns <= 8) return launch(RankTile<8>());
+  return launch(RankTile<12>());
+}
+
+// Some threads copy columns from `first` on of a factor's rows to shared memory. In
+// place of columns that do not exist they write `other`.
+template <int Columns, int Stride>
+__device__ void CopyFactor(const float* factor, int64_t rank, int64_t first, int rows,
+                           float other, int thread, int threads, float (*to)[Stride]) {
+  const int k = thread % Columns, at_once = threads / Columns;
+  const bool exists = first + k < rank;
+  int row = thread / Columns;
+  if (row >= at_once) return;
+  const float* from = factor + row * rank + first + k;
+#pragma unroll 4
+  for (; row < rows; row += at_once, from += at_once * rank) {
+    to[row][k] = exists ? *from : other;
+  }
+}
+
+// Elements outside of matrices that a warp copies.
+constexpr int64_t kOthers = 1024;
+
+__device__ inline void CopyOthers(const float* from, int64_t place, int64_t count,
+                                  float* to) {
+  const int64_t begin = place * kOthers, left = count - begin;
+  const int some = left < kOthers ? static_cast<int>(left) : kOthers;
+#pragma unroll 8
+  for (int i = Lane(); i < some; i += kWarp) to[begin + i] = from[begin + i];
+}
+
+// Columns of a matrix that a warp takes; a lane has some of them. In place of columns
+// behind the last one it reads the last one.
+constexpr int kColumnsOfLane = 2, kColumnsOfWarp = kColumnsOfLane * kWarp;
+
+__device__ inline int64_t ColumnOfLane(int64_t place, int i) {
+  return place * kColumnsOfWarp + i * kWarp + Lane();
+}
+
+// The warps of a tensor, if each takes `rows` rows of a matrix.
+inline int64_t TilesOf(const MatrixTensor& tensor, int64_t rows) {
+  if (tensor.columns == 0) return CeilDiv(tensor.rows, kOthers);
+  return CeilDiv(tensor.rows, rows) * CeilDiv(tensor.columns, kColumnsOfWarp);
+}
+
 // -- M Q --------------------------------------------------------------------------
 
 // Half a warp has the lanes of some rows, so that a tile are twice as many rows.
@@ -78,75 +134,111 @@ __global__ void __launch_bounds__(kThreads)
 
 // -- M^T P ------------------------------------------------------------------------
 
-// Elements outside of matrices that a tile has.
-constexpr int64_t kOthers = 4 * kThreads;
+// A warp adds up kLaneSteps rows. If a matrix has more of them, its sums are added in
+// their order by another kernel: scratch memory has a row of sums for each of these
+// chunks of rows and each column of the factor.
+__device__ inline int64_t SumsOf(const MatrixTensor& tensor, int64_t rank) {
+  return tensor.element * rank / kLaneSteps + tensor.right;
+}
 
-// A tile is a thread block's: kWarp columns of a matrix, a lane each. A warp adds up
-// kLaneSteps rows at a time; then these sums are added in their order.
-template <int kSums>
-__device__ inline void MultiplyColumns(const MultiplyTransposed& args,
-                                       const MatrixTensor& tensor, int64_t column,
-                                       int64_t first) {
-  static_assert(kSums <= kWarpsPerBlock, "");
-  __shared__ float parts[kWarpsPerBlock][kSums][kWarp];
-  const int64_t rank = args.rank;
-  const int count = rank - first < kSums ? rank - first : kSums;
-  const bool exists = column < tensor.columns;
-  const float* const x = args.x.whole + tensor.element + column;
-  const float* const left = args.left + tensor.left + first;
-  float total = 0;  // Of the column of the factor that this warp adds up.
-  for (int64_t round = 0; round < tensor.rows; round += kWarpsPerBlock * kLaneSteps) {
-    const int64_t begin = round + WarpInBlock() * kLaneSteps;
-    const int64_t end =
-        begin + kLaneSteps < tensor.rows ? begin + kLaneSteps : tensor.rows;
-    float sums[kSums] = {};
-#pragma unroll 4
-    for (int64_t row = begin; row < end; ++row) {
-      const float value = exists ? x[row * tensor.columns] : 0;
+template <int kTile>
+__global__ void __launch_bounds__(kThreads)
+    MultiplyTransposedKernel(MultiplyTransposed args, Tensors tensors) {
+  alignas(16) __shared__ float parts[kWarpsPerBlock][kLaneSteps][kTile];
+  float (*const factors)[kTile] = parts[WarpInBlock()];
+  const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
+  for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride()) {
+    const int index = tensors.Of(tile);
+    const MatrixTensor& tensor = tensors.tensors[index];
+    const int64_t place = tile - tensors.tiles[index], columns = tensor.columns;
+    const float* const x = args.x.whole + tensor.element;
+    float* const to = args.factors + tensor.value;
+    if (columns == 0) {
+      CopyOthers(x, place, tensor.rows, to);
+      continue;
+    }
+    const int64_t across = CeilDiv(columns, kColumnsOfWarp);
+    const int64_t chunk = place / across, row = chunk * kLaneSteps;
+    const int64_t left = tensor.rows - row;
+    const int rows = left < kLaneSteps ? static_cast<int>(left) : kLaneSteps;
+    int64_t own[kColumnsOfLane];
+    for (int c = 0; c < kColumnsOfLane; ++c) own[c] = ColumnOfLane(place % across, c);
+    for (int64_t first = 0; first < rank; first += kTile) {
+      __syncwarp();
+      CopyFactor<kTile>(args.left + tensor.left + row * rank, rank, first, rows, 0,
+                        Lane(), kWarp, factors);
+      __syncwarp();
+      const float* from[kColumnsOfLane];
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+        from[c] = x + row * columns + (own[c] < columns ? own[c] : columns - 1);
+      }
+      float sums[kColumnsOfLane][kTile] = {};
+#pragma unroll 8
+      for (int r = 0; r < rows; ++r) {
 #pragma unroll
-      for (int k = 0; k < kSums; ++k) {
-        const float factor = k < count ? left[row * rank + k] : 0;
-        sums[k] = __fadd_rn(sums[k], __fmul_rn(value, factor));
+        for (int c = 0; c < kColumnsOfLane; ++c) {
+          const float value = *from[c];
+          from[c] += columns;
+#pragma unroll
+          for (int k = 0; k < kTile; ++k) {
+            sums[c][k] = __fadd_rn(sums[c][k], __fmul_rn(value, factors[r][k]));
+          }
+        }
+      }
+      float* const row_of_sums =
+          args.scratch + SumsOf(tensor, rank) + (chunk * rank + first) * columns;
+#pragma unroll
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+#pragma unroll
+        for (int k = 0; k < kTile; ++k) {
+          if (own[c] >= columns || first + k >= rank) continue;
+          if (tensor.rows <= kLaneSteps) {
+            to[own[c] * rank + first + k] = sums[c][k];
+          } else {
+            row_of_sums[k * columns + own[c]] = sums[c][k];
+          }
+        }
       }
     }
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) parts[WarpInBlock()][k][Lane()] = sums[k];
-    __syncthreads();
-    if (WarpInBlock() < kSums) {
-      for (int part = 0; part < kWarpsPerBlock; ++part) {
-        total = __fadd_rn(total, parts[part][WarpInBlock()][Lane()]);
-      }
-    }
-    __syncthreads();
-  }
-  if (exists && WarpInBlock() < count) {
-    args.factors[tensor.value + column * rank + first + WarpInBlock()] = total;
   }
 }
 
+// A tile is a thread block's: kWarp columns of a matrix, and one of the factor. While a
+// warp adds, the others read what it will add next.
 __global__ void __launch_bounds__(kThreads)
-    MultiplyTransposedKernel(MultiplyTransposed args, Tensors tensors) {
-  const int64_t tiles = tensors.tiles[tensors.count];
+    AddChunksKernel(MultiplyTransposed args, Tensors tensors) {
+  constexpr int kAtOnce = 16, kParts = (kWarpsPerBlock - 1) * kAtOnce;
+  __shared__ float parts[2][kParts][kWarp];
+  const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int index = tensors.Of(tile);
     const MatrixTensor& tensor = tensors.tensors[index];
-    const int64_t place = tile - tensors.tiles[index];
-    if (tensor.columns == 0) {
-      for (int64_t i = place * kOthers + threadIdx.x;
-           i < tensor.rows && i < (place + 1) * kOthers; i += kThreads) {
-        args.factors[tensor.value + i] = args.x.whole[tensor.element + i];
+    const int64_t place = tile - tensors.tiles[index], columns = tensor.columns;
+    const int64_t k = place % rank, column = place / rank * kWarp + Lane();
+    const int64_t own = column < columns ? column : columns - 1;
+    const float* const sums = args.scratch + SumsOf(tensor, rank) + k * columns + own;
+    const int64_t chunks = CeilDiv(tensor.rows, kLaneSteps);
+    const int64_t rounds = CeilDiv(chunks, kParts);
+    float total = 0;
+    for (int64_t round = 0; round <= rounds; ++round) {
+      if (WarpInBlock() > 0) {
+        const int first = (WarpInBlock() - 1) * kAtOnce;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int64_t chunk = round * kParts + first + i;
+          parts[round % 2][first + i][Lane()] =
+              chunk < chunks ? sums[chunk * rank * columns] : 0;
+        }
+      } else if (round > 0) {
+#pragma unroll 16
+        for (int part = 0; part < kParts; ++part) {
+          total = __fadd_rn(total, parts[(round - 1) % 2][part][Lane()]);
+        }
       }
-      continue;
+      __syncthreads();
     }
-    const int64_t column = place * kWarp + Lane();
-    for (int64_t first = 0; first < args.rank;) {
-      if (args.rank - first > kRankTile) {
-        MultiplyColumns<2 * kRankTile>(args, tensor, column, first);
-        first += 2 * kRankTile;
-      } else {
-        MultiplyColumns<kRankTile>(args, tensor, column, first);
-        first += kRankTile;
-      }
+    if (WarpInBlock() == 0 && column < columns) {
+      args.factors[tensor.value + column * rank + k] = total;
     }
   }
 }
@@ -210,14 +302,22 @@ const char* Run(const Gpu& gpu, const MultiplyMatrices& args) {
 }
 
 const char* Run(const Gpu& gpu, const MultiplyTransposed& args) {
+  const char* error = LaunchByRank(args.rank, [&](auto rank_tile) {
+    constexpr int kTile = decltype(rank_tile)::kColumns;
+    return LaunchTensors(
+        args, [](const MatrixTensor& t) { return TilesOf(t, kLaneSteps); },
+        [&](const Tensors& tensors, int64_t tiles) {
+          return Launch(gpu, tiles, MultiplyTransposedKernel<kTile>, args, tensors);
+        });
+  });
+  if (error != nullptr) return error;
   return LaunchTensors(
       args,
-      [](const MatrixTensor& t) {
-        return t.columns == 0 ? CeilDiv(t.rows, kOthers) : CeilDiv(t.columns, kWarp);
+      [&](const MatrixTensor& t) {
+        return t.rows <= kLaneSteps ? 0 : CeilDiv(t.columns, kWarp) * args.rank;
       },
       [&](const Tensors& tensors, int64_t tiles) {
-        return LaunchBlocks(gpu, tiles, kThreads, MultiplyTransposedKernel, args,
-                            tensors);
+        return LaunchBlocks(gpu, tiles, kThreads, AddChunksKernel, args, tensors);
       });
 }
 

@@ -25,6 +25,7 @@ void VisitBuffers(MultiplyTransposed& a, Visit& visit) {
   const MatrixTensor sizes = SizesOf(a);
   visit.Input(a.x.whole, a.size);
   visit.Input(a.left, sizes.left);
+  visit.Scratch(a.scratch, ScratchOf(a));
   visit.Output(a.factors, sizes.value);
 }
 
@@ -83,6 +84,7 @@ void ForEachCallOfLowRank(Inputs& in, bool independent_of_blocks, Run&& run) {
                                                            tensors,
                                                            of_left.data(),
                                                            rank,
+                                                           {},
                                                            {}});
     run("MultiplyFactors" + of_rank, MultiplyFactors{of_left.data(),
                                                      values.data(),
