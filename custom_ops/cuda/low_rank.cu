@@ -5,9 +5,6 @@
 namespace tfgradcomp {
 namespace {
 
-// Columns of a factor whose sums a thread has at a time.
-constexpr int kRankTile = 4;
-
 // A kernel takes a tile of columns of the factors at a time: their number, a constant.
 template <int Columns>
 struct RankTile {
@@ -66,66 +63,74 @@ inline int64_t TilesOf(const MatrixTensor& tensor, int64_t rows) {
 
 // -- M Q --------------------------------------------------------------------------
 
-// Half a warp has the lanes of some rows, so that a tile are twice as many rows.
-constexpr int kRowsOfHalf = 4;
+// Half a warp has the lanes of some rows.
+constexpr int kHalves = kThreads / kLanesOfSum;
+template <int kTile>
+constexpr int kRowsOfHalf = kTile == 4 ? 4 : 2;
+// Rows of the factor in shared memory.
+constexpr int kRowsKept = 512;
 
-// Adds the products of a chunk of columns from `first` on to the sums.
-__device__ inline void AddChunk(const float* const (&rows)[kRowsOfHalf], int64_t first,
-                                int64_t columns, const float* right, int64_t rank,
-                                int count, float (&totals)[kRowsOfHalf][kRankTile]) {
-  float sums[kRowsOfHalf][kRankTile] = {};
-  const int64_t end = first + kLaneChunk < columns ? first + kLaneChunk : columns;
-  for (int64_t j = first + Lane() % kLanesOfSum; j < end; j += kLanesOfSum) {
-    float factor[kRankTile];
-#pragma unroll
-    for (int k = 0; k < kRankTile; ++k) factor[k] = k < count ? right[j * rank + k] : 0;
-#pragma unroll
-    for (int r = 0; r < kRowsOfHalf; ++r) {
-      const float x = rows[r][j];
-#pragma unroll
-      for (int k = 0; k < kRankTile; ++k) {
-        sums[r][k] = __fadd_rn(sums[r][k], __fmul_rn(x, factor[k]));
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsOfHalf; ++r) {
-#pragma unroll
-    for (int k = 0; k < kRankTile; ++k) {
-      totals[r][k] = __fadd_rn(totals[r][k], sums[r][k]);
-    }
-  }
-}
-
+template <int kTile>
 __global__ void __launch_bounds__(kThreads)
     MultiplyMatricesKernel(MultiplyMatrices args, Tensors tensors) {
+  constexpr int kRows = kRowsOfHalf<kTile>;
+  // An odd number of four columns, or lanes would read from the same banks.
+  alignas(16) __shared__ float factors[kRowsKept][kTile | 4];
   const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
-  for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride()) {
+  const int lane = Lane() % kLanesOfSum;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int index = tensors.Of(tile);
     const MatrixTensor& tensor = tensors.tensors[index];
-    const int64_t half = 2 * (tile - tensors.tiles[index]) + Lane() / kLanesOfSum;
-    const int64_t row = half * kRowsOfHalf;
-    const float* rows[kRowsOfHalf];
-    for (int r = 0; r < kRowsOfHalf; ++r) {
+    const int64_t half =
+        (tile - tensors.tiles[index]) * kHalves + threadIdx.x / kLanesOfSum;
+    const float* rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
       // In place of a row behind the last one, the last one again.
-      const int64_t exists = row + r < tensor.rows ? row + r : tensor.rows - 1;
-      rows[r] = args.x.whole + tensor.element + exists * tensor.columns;
+      const int64_t row = half * kRows + r;
+      rows[r] = args.x.whole + tensor.element +
+                (row < tensor.rows ? row : tensor.rows - 1) * tensor.columns;
     }
-    for (int64_t first = 0; first < rank; first += kRankTile) {
-      const int count = rank - first < kRankTile ? rank - first : kRankTile;
-      const float* const right = args.right + tensor.right + first;
-      float totals[kRowsOfHalf][kRankTile] = {};
-      for (int64_t j = 0; j < tensor.columns; j += kLaneChunk) {
-        AddChunk(rows, j, tensor.columns, right, rank, count, totals);
+    for (int64_t k0 = 0; k0 < rank; k0 += kTile) {
+      float totals[kRows][kTile] = {}, sums[kRows][kTile] = {};
+      for (int64_t first = 0; first < tensor.columns; first += kRowsKept) {
+        const int64_t left = tensor.columns - first;
+        const int count = left < kRowsKept ? static_cast<int>(left) : kRowsKept;
+        __syncthreads();
+        CopyFactor<kTile>(args.right + tensor.right + first * rank, rank, k0, count, 0,
+                          threadIdx.x, kThreads, factors);
+        __syncthreads();
+#pragma unroll 4
+        for (int j = lane; j < count; j += kLanesOfSum) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const float x = rows[r][first + j];
+#pragma unroll
+            for (int k = 0; k < kTile; ++k) {
+              sums[r][k] = __fadd_rn(sums[r][k], __fmul_rn(x, factors[j][k]));
+            }
+          }
+        }
+        const int64_t next = first + kRowsKept;
+        if (next % kLaneChunk != 0 && next < tensor.columns) continue;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int k = 0; k < kTile; ++k) {
+            totals[r][k] = __fadd_rn(totals[r][k], sums[r][k]);
+            sums[r][k] = 0;
+          }
+        }
       }
 #pragma unroll
-      for (int r = 0; r < kRowsOfHalf; ++r) {
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t row = half * kRows + r;
+        const bool writes = lane == 0 && row < tensor.rows;
+        float* const to = args.products + tensor.left + row * rank + k0;
 #pragma unroll
-        for (int k = 0; k < kRankTile; ++k) {
+        for (int k = 0; k < kTile; ++k) {
+          if (k0 + k >= rank) break;
           const float sum = AddLanes(totals[r][k]);
-          if (Lane() % kLanesOfSum == 0 && k < count && row + r < tensor.rows) {
-            args.products[tensor.left + (row + r) * rank + first + k] = sum;
-          }
+          if (writes) to[k] = sum;
         }
       }
     }
@@ -291,14 +296,18 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 const char* Run(const Gpu& gpu, const MultiplyMatrices& args) {
-  return LaunchTensors(
-      args,
-      [](const MatrixTensor& t) {
-        return t.columns == 0 ? 0 : CeilDiv(t.rows, 2 * kRowsOfHalf);
-      },
-      [&](const Tensors& tensors, int64_t tiles) {
-        return Launch(gpu, tiles, MultiplyMatricesKernel, args, tensors);
-      });
+  return LaunchByRank(args.rank, [&](auto rank_tile) {
+    constexpr int kTile = decltype(rank_tile)::kColumns;
+    return LaunchTensors(
+        args,
+        [](const MatrixTensor& t) {
+          return t.columns == 0 ? 0 : CeilDiv(t.rows, kHalves * kRowsOfHalf<kTile>);
+        },
+        [&](const Tensors& tensors, int64_t tiles) {
+          return LaunchBlocks(gpu, tiles, kThreads, MultiplyMatricesKernel<kTile>, args,
+                              tensors);
+        });
+  });
 }
 
 const char* Run(const Gpu& gpu, const MultiplyTransposed& args) {
