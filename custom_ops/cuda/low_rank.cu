@@ -250,45 +250,66 @@ __global__ void __launch_bounds__(kThreads)
 
 // -- P Q^T ------------------------------------------------------------------------
 
-// A tile has this many rows and kWarp columns.
-constexpr int kRowsOfTile = 8;
+// Rows that a warp writes: it reads the factor on the right once.
+constexpr int kRowsOfTile = 64;
 
+template <int kTile>
 __global__ void __launch_bounds__(kThreads)
     MultiplyFactorsKernel(MultiplyFactors args, Tensors tensors) {
+  alignas(16) __shared__ float parts[kWarpsPerBlock][kRowsOfTile][kTile];
+  float (*const lefts)[kTile] = parts[WarpInBlock()];
   const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
   for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride()) {
     const int index = tensors.Of(tile);
     const MatrixTensor& tensor = tensors.tensors[index];
-    const int64_t place = tile - tensors.tiles[index];
-    float* const values = args.values.whole + tensor.element;
+    const int64_t place = tile - tensors.tiles[index], columns = tensor.columns;
     const float* const right = args.right + tensor.value;
-    if (tensor.columns == 0) {
-      for (int64_t i = place * kOthers + Lane();
-           i < tensor.rows && i < (place + 1) * kOthers; i += kWarp) {
-        values[i] = right[i];
-      }
+    if (columns == 0) {
+      CopyOthers(right, place, tensor.rows, args.values.whole + tensor.element);
       continue;
     }
-    const int64_t across = CeilDiv(tensor.columns, kWarp);
-    const int64_t row = place / across * kRowsOfTile;
-    const int64_t column = place % across * kWarp + Lane();
-    if (column >= tensor.columns) continue;
-    const float* const left = args.left + tensor.left + row * rank;
-    const int64_t left_rows = tensor.rows - row;
-    const int rows = left_rows < kRowsOfTile ? left_rows : kRowsOfTile;
-    float sums[kRowsOfTile];
-    for (int64_t k = 0; k < rank; ++k) {
-      const float factor = right[column * rank + k];
+    const int64_t across = CeilDiv(columns, kColumnsOfWarp);
+    const int64_t row = place / across * kRowsOfTile, left = tensor.rows - row;
+    const int rows = left < kRowsOfTile ? static_cast<int>(left) : kRowsOfTile;
+    for (int64_t first = 0; first < rank; first += kTile) {
+      // To add -0 changes no sum: it is 1 times -0 in columns that do not exist, and
+      // the beginning of each sum.
+      __syncwarp();
+      CopyFactor<kTile>(args.left + tensor.left + row * rank, rank, first, rows, 1,
+                        Lane(), kWarp, lefts);
+      __syncwarp();
+      float rights[kColumnsOfLane][kTile];
 #pragma unroll
-      for (int r = 0; r < kRowsOfTile; ++r) {
-        if (r >= rows) break;
-        const float product = __fmul_rn(left[r * rank + k], factor);
-        sums[r] = k == 0 ? product : __fadd_rn(sums[r], product);
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+        const int64_t column = ColumnOfLane(place % across, c);
+#pragma unroll
+        for (int k = 0; k < kTile; ++k) {
+          const bool exists = column < columns && first + k < rank;
+          rights[c][k] = exists ? right[column * rank + first + k] : -0.0f;
+        }
       }
-    }
+      bool exists[kColumnsOfLane];
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+        exists[c] = ColumnOfLane(place % across, c) < columns;
+      }
+      float* values = args.values.whole + tensor.element + row * columns +
+                      ColumnOfLane(place % across, 0);
+#pragma unroll 4
+      for (int r = 0; r < rows; ++r, values += columns) {
+        float sums[kColumnsOfLane];
 #pragma unroll
-    for (int r = 0; r < kRowsOfTile; ++r) {
-      if (r < rows) values[(row + r) * tensor.columns + column] = sums[r];
+        for (int c = 0; c < kColumnsOfLane; ++c) {
+          sums[c] = first > 0 && exists[c] ? values[c * kWarp] : -0.0f;
+#pragma unroll
+          for (int k = 0; k < kTile; ++k) {
+            sums[c] = __fadd_rn(sums[c], __fmul_rn(lefts[r][k], rights[c][k]));
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < kColumnsOfLane; ++c) {
+          if (exists[c]) values[c * kWarp] = sums[c];
+        }
+      }
     }
   }
 }
@@ -331,16 +352,14 @@ const char* Run(const Gpu& gpu, const MultiplyTransposed& args) {
 }
 
 const char* Run(const Gpu& gpu, const MultiplyFactors& args) {
-  return LaunchTensors(
-      args,
-      [](const MatrixTensor& t) {
-        return t.columns == 0
-                   ? CeilDiv(t.rows, kOthers)
-                   : CeilDiv(t.rows, kRowsOfTile) * CeilDiv(t.columns, kWarp);
-      },
-      [&](const Tensors& tensors, int64_t tiles) {
-        return Launch(gpu, tiles, MultiplyFactorsKernel, args, tensors);
-      });
+  return LaunchByRank(args.rank, [&](auto rank_tile) {
+    constexpr int kTile = decltype(rank_tile)::kColumns;
+    return LaunchTensors(
+        args, [](const MatrixTensor& t) { return TilesOf(t, kRowsOfTile); },
+        [&](const Tensors& tensors, int64_t tiles) {
+          return Launch(gpu, tiles, MultiplyFactorsKernel<kTile>, args, tensors);
+        });
+  });
 }
 
 }  // namespace tfgradcomp
