@@ -11,10 +11,8 @@
 namespace tfgradcomp {
 namespace {
 
-using tfgradcomp_format::FactorOf;
 using tfgradcomp_format::FallOf;
 using tfgradcomp_format::FloatOf;
-using tfgradcomp_format::IndexOf;
 using tfgradcomp_format::IsNormal;
 using tfgradcomp_format::kIndexBits;
 using tfgradcomp_format::kMostFall;
@@ -305,58 +303,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// -- The mean ---------------------------------------------------------------------
-
-constexpr int kSparseTile = 1024;
-
-// The number of a row's words that come before element `begin`.
-__device__ inline int64_t WordsBefore(const uint32_t* words, int64_t num_words,
-                                      int64_t begin) {
-  int64_t low = 0, high = num_words;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (IndexOf(words[middle]) < begin) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-__global__ void __launch_bounds__(kThreads) MeanOfSparseKernel(MeanOfSparse args) {
-  __shared__ float tiles[kWarpsPerBlock][kSparseTile];
-  float* tile = tiles[WarpInBlock()];
-  for (int64_t t = FirstTile(); t * kSparseTile < args.size; t += TileStride()) {
-    const int64_t begin = t * kSparseTile;
-    const int64_t left = args.size - begin;
-    const int64_t end = left < kSparseTile ? args.size : begin + kSparseTile;
-    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
-    for (int e = Lane(); e < kSparseTile; e += kWarp) tile[e] = 0;
-    int64_t first = 0;  // Of worker Lane() of 32.
-    for (int64_t worker = 0; worker < args.num_workers; ++worker) {
-      if (worker % kWarp == 0) {
-        const int64_t own = worker + Lane();
-        if (own < args.num_workers) {
-          first = WordsBefore(args.words + own * args.num_words, args.num_words, begin);
-        }
-      }
-      __syncwarp();  // Another lane may have added to the same element.
-      const uint32_t* words = args.words + worker * args.num_words;
-      const float* scale = args.scale + worker * args.num_blocks;
-      int64_t at = __shfl_sync(kAllLanes, first, static_cast<int>(worker % kWarp));
-      for (at += Lane(); at < args.num_words; at += kWarp) {
-        const int64_t j = IndexOf(words[at]);
-        if (j >= end) break;
-        if (j < begin) continue;  // Out of order: the result is undefined.
-        float& sum = tile[j - begin];
-        sum = __fadd_rn(sum, __fmul_rn(scale[blocks.Of(j)], FactorOf(words[at])));
-      }
-    }
-    WriteMeans(tile, begin, end, args.num_workers, args.values.whole);
-  }
-}
-
 // Puts the kernels that turn the counts of chunks into the places of their words.
 const char* AddUp(const Gpu& gpu, const Marks& marks, int64_t* count) {
   const int64_t groups = CeilDiv(marks.chunks, kManyThreads);
@@ -392,10 +338,6 @@ const char* Run(const Gpu& gpu, const PackOverThreshold& args) {
   if (error == nullptr) error = AddUp(gpu, marks, args.count);
   if (error != nullptr) return error;
   return Launch(gpu, marks.chunks, WriteOverThresholdKernel, args, marks);
-}
-
-const char* Run(const Gpu& gpu, const MeanOfSparse& args) {
-  return Launch(gpu, CeilDiv(args.size, kSparseTile), MeanOfSparseKernel, args);
 }
 
 const char* ReadNumber(const Gpu& gpu, const int64_t* number, int64_t* copy) {
