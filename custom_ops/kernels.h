@@ -415,6 +415,7 @@ struct MultiplyTransposed {
   int64_t num_tensors;
   const float* left;  // [sum of the matrices' rows, rank]
   int64_t rank;
+  float* scratch;  // [ScratchOf(args)], of matrices.h; on a CPU unused
   float* factors;  // [sum of columns * rank, or of rows for other tensors]
 };
 
@@ -440,7 +441,7 @@ struct Orthonormalize {
   const int64_t* rows;  // [num_factors], in the memory of the host
   int64_t num_factors;
   int64_t rank;
-  double* scratch;  // [size + (kLanesOfSum - 1) * num_factors * rank]
+  double* scratch;  // [ScratchOf(args)], of matrices.h
   float* basis;     // [size]
 };
 

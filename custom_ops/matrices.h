@@ -11,6 +11,13 @@ namespace tfgradcomp {
 // For each file of its own, as word_format.h explains.
 namespace {
 
+// Products that the lanes of a sum add at a time.
+constexpr int64_t kLaneChunk = kLanesOfSum * kLaneSteps;
+
+constexpr int64_t ChunksOfRows(int64_t rows) {
+  return (rows + kLaneChunk - 1) / kLaneChunk;
+}
+
 // A tensor, and where it begins in each array of a call.
 struct MatrixTensor {
   int64_t rows, columns;
@@ -18,6 +25,7 @@ struct MatrixTensor {
   int64_t left;     // Its factor among the factors on the left,
   int64_t right;    // among those on the right,
   int64_t value;    // and among those on the right with other tensors between them.
+  int64_t chunks;   // The chunks of kLaneChunk rows before it.
 
   int64_t elements() const { return columns == 0 ? rows : rows * columns; }
 };
@@ -37,6 +45,7 @@ MatrixTensor EachTensor(const int64_t* rows, const int64_t* columns,
     tensor.left += is_matrix ? tensor.rows * rank : 0;
     tensor.right += tensor.columns * rank;
     tensor.value += is_matrix ? tensor.columns * rank : tensor.rows;
+    tensor.chunks += is_matrix ? ChunksOfRows(tensor.rows) : 0;
   }
   return tensor;
 }
@@ -47,8 +56,19 @@ MatrixTensor SizesOf(const Args& args) {
                     [](const MatrixTensor&, int64_t) {});
 }
 
+// Of sums of kLaneSteps rows, which only a GPU keeps.
+inline int64_t ScratchOf(const MultiplyTransposed& args) {
+  const MatrixTensor sizes = SizesOf(args);
+  return sizes.element * args.rank / kLaneSteps + sizes.right;
+}
+
+// Columns, each filled up to kLanesOfSum elements; and for each chunk of a column, two
+// sums by lanes, which only a GPU keeps.
 inline int64_t ScratchOf(const Orthonormalize& args) {
-  return args.size + (kLanesOfSum - 1) * args.num_factors * args.rank;
+  int64_t chunks = 0;
+  for (int64_t i = 0; i < args.num_factors; ++i) chunks += ChunksOfRows(args.rows[i]);
+  return args.size + (kLanesOfSum - 1) * args.num_factors * args.rank +
+         2 * kLanesOfSum * chunks * args.rank;
 }
 
 }  // namespace

@@ -202,11 +202,12 @@ TFGRADCOMP_HOST_DEVICE constexpr int64_t SlotsFor(int64_t size, int64_t num_bloc
   return (size + kChunk - 1) / kChunk + num_blocks;
 }
 
-// Scratch words for the choice of the elements to send: a bit per element, a count per
-// chunk and the largest element of each block.
+// Scratch words for the choice of the elements to send: two bits per element, a count
+// per chunk, one per 1024 chunks and the largest element of each block.
 TFGRADCOMP_HOST_DEVICE constexpr int64_t SparseScratch(int64_t size,
                                                        int64_t num_blocks) {
-  return WordsFor(size, 2) + (size + kChunk - 1) / kChunk + num_blocks;
+  const int64_t chunks = (size + kChunk - 1) / kChunk;
+  return 2 * WordsFor(size, 2) + chunks + (chunks + 1023) / 1024 + num_blocks;
 }
 
 // In blocks of more elements than this, all thread blocks of a GPU look for the levels,

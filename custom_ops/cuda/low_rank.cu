@@ -1,124 +1,136 @@
-// Products of matrices with factors of few columns, and orthonormal columns.
+// Products of matrices with factors of few columns.
 
-#include "../matrices.h"
-#include "block.h"
+#include "tensors.h"
 
 namespace tfgradcomp {
 namespace {
 
-// The tensors of a launch, each cut into tiles. A kernel takes them as an argument, so
-// that no memory has to be copied to the GPU; an argument has less than 4096 bytes.
-struct Tensors {
-  static constexpr int kMost = 48;
-  MatrixTensor tensors[kMost];
-  int64_t tiles[kMost + 1];  // Those before each tensor.
-  int count;
-
-  __device__ int Of(int64_t tile) const {
-    return static_cast<int>(BlockOf(tiles, 0, count - 1, tile));
-  }
+// A kernel takes a tile of columns of the factors at a time: their number, a constant.
+template <int Columns>
+struct RankTile {
+  static constexpr int kColumns = Columns;
 };
 
-// Launches a kernel for the tensors, kMost at a time, by launch(tensors, tiles).
-// tiles_of(tensor) is the number of its tiles.
-template <typename Args, typename TilesOf, typename LaunchKernel>
-const char* LaunchTensors(const Args& args, const TilesOf& tiles_of,
-                          const LaunchKernel& launch) {
-  const char* error = nullptr;
-  Tensors some = {};
-  EachTensor(args.rows, args.columns, args.num_tensors, args.rank,
-             [&](const MatrixTensor& tensor, int64_t i) {
-               if (error != nullptr) return;
-               const int64_t tiles = tiles_of(tensor);
-               if (tiles > 0) {
-                 some.tensors[some.count] = tensor;
-                 some.tiles[some.count + 1] = some.tiles[some.count] + tiles;
-                 ++some.count;
-               }
-               const bool is_last = i + 1 == args.num_tensors;
-               if (some.count == 0) return;
-               if (some.count < Tensors::kMost && !is_last) return;
-               error = launch(some, some.tiles[some.count]);
-               some.count = 0;
-             });
-  return error;
+// Calls launch(tile) for the tile that suits `rank` columns.
+template <typename LaunchKernel>
+const char* LaunchByRank(int64_t rank, const LaunchKernel& launch) {
+  const int64_t columns = CeilDiv(rank, CeilDiv(rank, 12));
+  if (columns <= 4) return launch(RankTile<4>());
+  if (columns <= 8) return launch(RankTile<8>());
+  return launch(RankTile<12>());
 }
 
-// Columns of a factor whose sums a thread has at a time.
-constexpr int kRankTile = 4;
-// Of a sum.
-constexpr int64_t kLaneChunk = kLanesOfSum * kLaneSteps;
+// Some threads copy columns from `first` on of a factor's rows to shared memory. In
+// place of columns that do not exist they write `other`.
+template <int Columns, int Stride>
+__device__ void CopyFactor(const float* factor, int64_t rank, int64_t first, int rows,
+                           float other, int thread, int threads, float (*to)[Stride]) {
+  const int k = thread % Columns, at_once = threads / Columns;
+  const bool exists = first + k < rank;
+  int row = thread / Columns;
+  if (row >= at_once) return;
+  const float* from = factor + row * rank + first + k;
+#pragma unroll 4
+  for (; row < rows; row += at_once, from += at_once * rank) {
+    to[row][k] = exists ? *from : other;
+  }
+}
+
+// Elements outside of matrices that a warp copies.
+constexpr int64_t kOthers = 1024;
+
+__device__ inline void CopyOthers(const float* from, int64_t place, int64_t count,
+                                  float* to) {
+  const int64_t begin = place * kOthers, left = count - begin;
+  const int some = left < kOthers ? static_cast<int>(left) : kOthers;
+#pragma unroll 8
+  for (int i = Lane(); i < some; i += kWarp) to[begin + i] = from[begin + i];
+}
+
+// Columns of a matrix that a warp takes; a lane has some of them. In place of columns
+// behind the last one it reads the last one.
+constexpr int kColumnsOfLane = 2, kColumnsOfWarp = kColumnsOfLane * kWarp;
+
+__device__ inline int64_t ColumnOfLane(int64_t place, int i) {
+  return place * kColumnsOfWarp + i * kWarp + Lane();
+}
+
+// The warps of a tensor, if each takes `rows` rows of a matrix.
+inline int64_t TilesOf(const MatrixTensor& tensor, int64_t rows) {
+  if (tensor.columns == 0) return CeilDiv(tensor.rows, kOthers);
+  return CeilDiv(tensor.rows, rows) * CeilDiv(tensor.columns, kColumnsOfWarp);
+}
 
 // -- M Q --------------------------------------------------------------------------
 
-// Half a warp has the lanes of some rows, so that a tile are twice as many rows.
-constexpr int kRowsOfHalf = 4;
-static_assert(kWarp == 2 * kLanesOfSum, "");
+// Half a warp has the lanes of some rows.
+constexpr int kHalves = kThreads / kLanesOfSum;
+template <int kTile>
+constexpr int kRowsOfHalf = kTile == 4 ? 4 : 2;
+// Rows of the factor in shared memory.
+constexpr int kRowsKept = 512;
 
-__device__ inline float AddLanes(float sum) {
-  for (int half = kLanesOfSum / 2; half > 0; half /= 2) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, half));
-  }
-  return sum;
-}
-
-// Adds the products of a chunk of columns from `first` on to the sums.
-__device__ inline void AddChunk(const float* const (&rows)[kRowsOfHalf], int64_t first,
-                                int64_t columns, const float* right, int64_t rank,
-                                int count, float (&totals)[kRowsOfHalf][kRankTile]) {
-  float sums[kRowsOfHalf][kRankTile] = {};
-  const int64_t end = first + kLaneChunk < columns ? first + kLaneChunk : columns;
-  for (int64_t j = first + Lane() % kLanesOfSum; j < end; j += kLanesOfSum) {
-    float factor[kRankTile];
-#pragma unroll
-    for (int k = 0; k < kRankTile; ++k) factor[k] = k < count ? right[j * rank + k] : 0;
-#pragma unroll
-    for (int r = 0; r < kRowsOfHalf; ++r) {
-      const float x = rows[r][j];
-#pragma unroll
-      for (int k = 0; k < kRankTile; ++k) {
-        sums[r][k] = __fadd_rn(sums[r][k], __fmul_rn(x, factor[k]));
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsOfHalf; ++r) {
-#pragma unroll
-    for (int k = 0; k < kRankTile; ++k) {
-      totals[r][k] = __fadd_rn(totals[r][k], sums[r][k]);
-    }
-  }
-}
-
+template <int kTile>
 __global__ void __launch_bounds__(kThreads)
     MultiplyMatricesKernel(MultiplyMatrices args, Tensors tensors) {
+  constexpr int kRows = kRowsOfHalf<kTile>;
+  // An odd number of four columns, or lanes would read from the same banks.
+  alignas(16) __shared__ float factors[kRowsKept][kTile | 4];
   const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
-  for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride()) {
+  const int lane = Lane() % kLanesOfSum;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int index = tensors.Of(tile);
     const MatrixTensor& tensor = tensors.tensors[index];
-    const int64_t half = 2 * (tile - tensors.tiles[index]) + Lane() / kLanesOfSum;
-    const int64_t row = half * kRowsOfHalf;
-    const float* rows[kRowsOfHalf];
-    for (int r = 0; r < kRowsOfHalf; ++r) {
+    const int64_t half =
+        (tile - tensors.tiles[index]) * kHalves + threadIdx.x / kLanesOfSum;
+    const float* rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
       // In place of a row behind the last one, the last one again.
-      const int64_t exists = row + r < tensor.rows ? row + r : tensor.rows - 1;
-      rows[r] = args.x.whole + tensor.element + exists * tensor.columns;
+      const int64_t row = half * kRows + r;
+      rows[r] = args.x.whole + tensor.element +
+                (row < tensor.rows ? row : tensor.rows - 1) * tensor.columns;
     }
-    for (int64_t first = 0; first < rank; first += kRankTile) {
-      const int count = rank - first < kRankTile ? rank - first : kRankTile;
-      const float* const right = args.right + tensor.right + first;
-      float totals[kRowsOfHalf][kRankTile] = {};
-      for (int64_t j = 0; j < tensor.columns; j += kLaneChunk) {
-        AddChunk(rows, j, tensor.columns, right, rank, count, totals);
+    for (int64_t k0 = 0; k0 < rank; k0 += kTile) {
+      float totals[kRows][kTile] = {}, sums[kRows][kTile] = {};
+      for (int64_t first = 0; first < tensor.columns; first += kRowsKept) {
+        const int64_t left = tensor.columns - first;
+        const int count = left < kRowsKept ? static_cast<int>(left) : kRowsKept;
+        __syncthreads();
+        CopyFactor<kTile>(args.right + tensor.right + first * rank, rank, k0, count, 0,
+                          threadIdx.x, kThreads, factors);
+        __syncthreads();
+#pragma unroll 4
+        for (int j = lane; j < count; j += kLanesOfSum) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const float x = rows[r][first + j];
+#pragma unroll
+            for (int k = 0; k < kTile; ++k) {
+              sums[r][k] = __fadd_rn(sums[r][k], __fmul_rn(x, factors[j][k]));
+            }
+          }
+        }
+        const int64_t next = first + kRowsKept;
+        if (next % kLaneChunk != 0 && next < tensor.columns) continue;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int k = 0; k < kTile; ++k) {
+            totals[r][k] = __fadd_rn(totals[r][k], sums[r][k]);
+            sums[r][k] = 0;
+          }
+        }
       }
 #pragma unroll
-      for (int r = 0; r < kRowsOfHalf; ++r) {
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t row = half * kRows + r;
+        const bool writes = lane == 0 && row < tensor.rows;
+        float* const to = args.products + tensor.left + row * rank + k0;
 #pragma unroll
-        for (int k = 0; k < kRankTile; ++k) {
+        for (int k = 0; k < kTile; ++k) {
+          if (k0 + k >= rank) break;
           const float sum = AddLanes(totals[r][k]);
-          if (Lane() % kLanesOfSum == 0 && k < count && row + r < tensor.rows) {
-            args.products[tensor.left + (row + r) * rank + first + k] = sum;
-          }
+          if (writes) to[k] = sum;
         }
       }
     }
@@ -127,202 +139,176 @@ __global__ void __launch_bounds__(kThreads)
 
 // -- M^T P ------------------------------------------------------------------------
 
-// Elements outside of matrices that a tile has.
-constexpr int64_t kOthers = 4 * kThreads;
+// A warp adds up kLaneSteps rows. If a matrix has more of them, its sums are added in
+// their order by another kernel: scratch memory has a row of sums for each of these
+// chunks of rows and each column of the factor.
+__device__ inline int64_t SumsOf(const MatrixTensor& tensor, int64_t rank) {
+  return tensor.element * rank / kLaneSteps + tensor.right;
+}
 
-// A tile is a thread block's: kWarp columns of a matrix, a lane each. A warp adds up
-// kLaneSteps rows at a time; then these sums are added in their order.
-template <int kSums>
-__device__ inline void MultiplyColumns(const MultiplyTransposed& args,
-                                       const MatrixTensor& tensor, int64_t column,
-                                       int64_t first) {
-  static_assert(kSums <= kWarpsPerBlock, "");
-  __shared__ float parts[kWarpsPerBlock][kSums][kWarp];
-  const int64_t rank = args.rank;
-  const int count = rank - first < kSums ? rank - first : kSums;
-  const bool exists = column < tensor.columns;
-  const float* const x = args.x.whole + tensor.element + column;
-  const float* const left = args.left + tensor.left + first;
-  float total = 0;  // Of the column of the factor that this warp adds up.
-  for (int64_t round = 0; round < tensor.rows; round += kWarpsPerBlock * kLaneSteps) {
-    const int64_t begin = round + WarpInBlock() * kLaneSteps;
-    const int64_t end =
-        begin + kLaneSteps < tensor.rows ? begin + kLaneSteps : tensor.rows;
-    float sums[kSums] = {};
-#pragma unroll 4
-    for (int64_t row = begin; row < end; ++row) {
-      const float value = exists ? x[row * tensor.columns] : 0;
+template <int kTile>
+__global__ void __launch_bounds__(kThreads)
+    MultiplyTransposedKernel(MultiplyTransposed args, Tensors tensors) {
+  alignas(16) __shared__ float parts[kWarpsPerBlock][kLaneSteps][kTile];
+  float (*const factors)[kTile] = parts[WarpInBlock()];
+  const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
+  for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride()) {
+    const int index = tensors.Of(tile);
+    const MatrixTensor& tensor = tensors.tensors[index];
+    const int64_t place = tile - tensors.tiles[index], columns = tensor.columns;
+    const float* const x = args.x.whole + tensor.element;
+    float* const to = args.factors + tensor.value;
+    if (columns == 0) {
+      CopyOthers(x, place, tensor.rows, to);
+      continue;
+    }
+    const int64_t across = CeilDiv(columns, kColumnsOfWarp);
+    const int64_t chunk = place / across, row = chunk * kLaneSteps;
+    const int64_t left = tensor.rows - row;
+    const int rows = left < kLaneSteps ? static_cast<int>(left) : kLaneSteps;
+    int64_t own[kColumnsOfLane];
+    for (int c = 0; c < kColumnsOfLane; ++c) own[c] = ColumnOfLane(place % across, c);
+    for (int64_t first = 0; first < rank; first += kTile) {
+      __syncwarp();
+      CopyFactor<kTile>(args.left + tensor.left + row * rank, rank, first, rows, 0,
+                        Lane(), kWarp, factors);
+      __syncwarp();
+      const float* from[kColumnsOfLane];
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+        from[c] = x + row * columns + (own[c] < columns ? own[c] : columns - 1);
+      }
+      float sums[kColumnsOfLane][kTile] = {};
+#pragma unroll 8
+      for (int r = 0; r < rows; ++r) {
 #pragma unroll
-      for (int k = 0; k < kSums; ++k) {
-        const float factor = k < count ? left[row * rank + k] : 0;
-        sums[k] = __fadd_rn(sums[k], __fmul_rn(value, factor));
+        for (int c = 0; c < kColumnsOfLane; ++c) {
+          const float value = *from[c];
+          from[c] += columns;
+#pragma unroll
+          for (int k = 0; k < kTile; ++k) {
+            sums[c][k] = __fadd_rn(sums[c][k], __fmul_rn(value, factors[r][k]));
+          }
+        }
+      }
+      float* const row_of_sums =
+          args.scratch + SumsOf(tensor, rank) + (chunk * rank + first) * columns;
+#pragma unroll
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+#pragma unroll
+        for (int k = 0; k < kTile; ++k) {
+          if (own[c] >= columns || first + k >= rank) continue;
+          if (tensor.rows <= kLaneSteps) {
+            to[own[c] * rank + first + k] = sums[c][k];
+          } else {
+            row_of_sums[k * columns + own[c]] = sums[c][k];
+          }
+        }
       }
     }
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) parts[WarpInBlock()][k][Lane()] = sums[k];
-    __syncthreads();
-    if (WarpInBlock() < kSums) {
-      for (int part = 0; part < kWarpsPerBlock; ++part) {
-        total = __fadd_rn(total, parts[part][WarpInBlock()][Lane()]);
-      }
-    }
-    __syncthreads();
-  }
-  if (exists && WarpInBlock() < count) {
-    args.factors[tensor.value + column * rank + first + WarpInBlock()] = total;
   }
 }
 
+// A tile is a thread block's: kWarp columns of a matrix, and one of the factor. While a
+// warp adds, the others read what it will add next.
 __global__ void __launch_bounds__(kThreads)
-    MultiplyTransposedKernel(MultiplyTransposed args, Tensors tensors) {
-  const int64_t tiles = tensors.tiles[tensors.count];
+    AddChunksKernel(MultiplyTransposed args, Tensors tensors) {
+  constexpr int kAtOnce = 16, kParts = (kWarpsPerBlock - 1) * kAtOnce;
+  __shared__ float parts[2][kParts][kWarp];
+  const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int index = tensors.Of(tile);
     const MatrixTensor& tensor = tensors.tensors[index];
-    const int64_t place = tile - tensors.tiles[index];
-    if (tensor.columns == 0) {
-      for (int64_t i = place * kOthers + threadIdx.x;
-           i < tensor.rows && i < (place + 1) * kOthers; i += kThreads) {
-        args.factors[tensor.value + i] = args.x.whole[tensor.element + i];
+    const int64_t place = tile - tensors.tiles[index], columns = tensor.columns;
+    const int64_t k = place % rank, column = place / rank * kWarp + Lane();
+    const int64_t own = column < columns ? column : columns - 1;
+    const float* const sums = args.scratch + SumsOf(tensor, rank) + k * columns + own;
+    const int64_t chunks = CeilDiv(tensor.rows, kLaneSteps);
+    const int64_t rounds = CeilDiv(chunks, kParts);
+    float total = 0;
+    for (int64_t round = 0; round <= rounds; ++round) {
+      if (WarpInBlock() > 0) {
+        const int first = (WarpInBlock() - 1) * kAtOnce;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int64_t chunk = round * kParts + first + i;
+          parts[round % 2][first + i][Lane()] =
+              chunk < chunks ? sums[chunk * rank * columns] : 0;
+        }
+      } else if (round > 0) {
+#pragma unroll 16
+        for (int part = 0; part < kParts; ++part) {
+          total = __fadd_rn(total, parts[(round - 1) % 2][part][Lane()]);
+        }
       }
-      continue;
+      __syncthreads();
     }
-    const int64_t column = place * kWarp + Lane();
-    for (int64_t first = 0; first < args.rank;) {
-      if (args.rank - first > kRankTile) {
-        MultiplyColumns<2 * kRankTile>(args, tensor, column, first);
-        first += 2 * kRankTile;
-      } else {
-        MultiplyColumns<kRankTile>(args, tensor, column, first);
-        first += kRankTile;
-      }
+    if (WarpInBlock() == 0 && column < columns) {
+      args.factors[tensor.value + column * rank + k] = total;
     }
   }
 }
 
 // -- P Q^T ------------------------------------------------------------------------
 
-// A tile has this many rows and kWarp columns.
-constexpr int kRowsOfTile = 8;
+// Rows that a warp writes: it reads the factor on the right once.
+constexpr int kRowsOfTile = 64;
 
+template <int kTile>
 __global__ void __launch_bounds__(kThreads)
     MultiplyFactorsKernel(MultiplyFactors args, Tensors tensors) {
+  alignas(16) __shared__ float parts[kWarpsPerBlock][kRowsOfTile][kTile];
+  float (*const lefts)[kTile] = parts[WarpInBlock()];
   const int64_t tiles = tensors.tiles[tensors.count], rank = args.rank;
   for (int64_t tile = FirstTile(); tile < tiles; tile += TileStride()) {
     const int index = tensors.Of(tile);
     const MatrixTensor& tensor = tensors.tensors[index];
-    const int64_t place = tile - tensors.tiles[index];
-    float* const values = args.values.whole + tensor.element;
+    const int64_t place = tile - tensors.tiles[index], columns = tensor.columns;
     const float* const right = args.right + tensor.value;
-    if (tensor.columns == 0) {
-      for (int64_t i = place * kOthers + Lane();
-           i < tensor.rows && i < (place + 1) * kOthers; i += kWarp) {
-        values[i] = right[i];
-      }
+    if (columns == 0) {
+      CopyOthers(right, place, tensor.rows, args.values.whole + tensor.element);
       continue;
     }
-    const int64_t across = CeilDiv(tensor.columns, kWarp);
-    const int64_t row = place / across * kRowsOfTile;
-    const int64_t column = place % across * kWarp + Lane();
-    if (column >= tensor.columns) continue;
-    const float* const left = args.left + tensor.left + row * rank;
-    const int64_t left_rows = tensor.rows - row;
-    const int rows = left_rows < kRowsOfTile ? left_rows : kRowsOfTile;
-    float sums[kRowsOfTile];
-    for (int64_t k = 0; k < rank; ++k) {
-      const float factor = right[column * rank + k];
+    const int64_t across = CeilDiv(columns, kColumnsOfWarp);
+    const int64_t row = place / across * kRowsOfTile, left = tensor.rows - row;
+    const int rows = left < kRowsOfTile ? static_cast<int>(left) : kRowsOfTile;
+    for (int64_t first = 0; first < rank; first += kTile) {
+      // To add -0 changes no sum: it is 1 times -0 in columns that do not exist, and
+      // the beginning of each sum.
+      __syncwarp();
+      CopyFactor<kTile>(args.left + tensor.left + row * rank, rank, first, rows, 1,
+                        Lane(), kWarp, lefts);
+      __syncwarp();
+      float rights[kColumnsOfLane][kTile];
 #pragma unroll
-      for (int r = 0; r < kRowsOfTile; ++r) {
-        if (r >= rows) break;
-        const float product = __fmul_rn(left[r * rank + k], factor);
-        sums[r] = k == 0 ? product : __fadd_rn(sums[r], product);
-      }
-    }
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+        const int64_t column = ColumnOfLane(place % across, c);
 #pragma unroll
-    for (int r = 0; r < kRowsOfTile; ++r) {
-      if (r < rows) values[(row + r) * tensor.columns + column] = sums[r];
-    }
-  }
-}
-
-// -- Orthonormal columns ----------------------------------------------------------
-
-// The sum of the products of two vectors, for all threads of a block. Each kLanesOfSum
-// threads add a chunk of the vectors at a time.
-__device__ inline double Dot(const double* a, const double* b, int64_t size) {
-  constexpr int kGroups = kManyThreads / kLanesOfSum;
-  __shared__ double parts[kGroups][kLanesOfSum];
-  __shared__ double result;
-  const int group = threadIdx.x / kLanesOfSum, lane = threadIdx.x % kLanesOfSum;
-  double total = 0;
-  for (int64_t round = 0; round < size; round += kGroups * kLaneChunk) {
-    const int64_t begin = round + group * kLaneChunk;
-    double sum = 0;
-    for (int64_t i = begin + lane; i < size && i < begin + kLaneChunk;
-         i += kLanesOfSum) {
-      sum += a[i] * b[i];
-    }
-    parts[group][lane] = sum;
-    __syncthreads();
-    if (WarpInBlock() == 0) {
-      const int64_t chunks = CeilDiv(size - round, kLaneChunk);
-      for (int part = 0; part < kGroups && part < chunks; ++part) {
-        total += parts[part][lane];
+        for (int k = 0; k < kTile; ++k) {
+          const bool exists = column < columns && first + k < rank;
+          rights[c][k] = exists ? right[column * rank + first + k] : -0.0f;
+        }
       }
-    }
-    __syncthreads();
-  }
-  if (WarpInBlock() == 0) {
-    for (int half = kLanesOfSum / 2; half > 0; half /= 2) {
-      total += __shfl_xor_sync(kAllLanes, total, half);
-    }
-    if (Lane() == 0) result = total;
-  }
-  __syncthreads();
-  total = result;
-  __syncthreads();
-  return total;
-}
-
-// A thread block's columns, one after the other in scratch memory.
-__device__ inline void OrthonormalizeColumns(double* columns, int64_t rows,
-                                             int64_t rank) {
-  for (int64_t k = 0; k < rank; ++k) {
-    double* const column = columns + k * rows;
-    const double before = sqrt(Dot(column, column, rows));
-    for (int64_t other = 0; other < k; ++other) {
-      const double* const basis = columns + other * rows;
-      const double factor = Dot(basis, column, rows);
-      for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-        column[i] -= factor * basis[i];
+      bool exists[kColumnsOfLane];
+      for (int c = 0; c < kColumnsOfLane; ++c) {
+        exists[c] = ColumnOfLane(place % across, c) < columns;
       }
-      __syncthreads();
-    }
-    const double length = sqrt(Dot(column, column, rows));
-    const bool depends = length <= 1e-10 * before;
-    for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-      column[i] = depends ? 0 : column[i] / length;
-    }
-    __syncthreads();
-  }
-}
-
-__global__ void __launch_bounds__(kManyThreads)
-    OrthonormalizeKernel(Orthonormalize args, Tensors tensors) {
-  for (int64_t factor = blockIdx.x; factor < tensors.count; factor += gridDim.x) {
-    const int64_t rows = tensors.tensors[factor].rows, rank = args.rank;
-    const int64_t first = tensors.tensors[factor].left;
-    double* const columns = args.scratch + first;
-    for (int64_t k = 0; k < rank; ++k) {
-      for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-        columns[k * rows + i] = args.x[first + i * rank + k];
-      }
-    }
-    __syncthreads();
-    OrthonormalizeColumns(columns, rows, rank);
-    for (int64_t k = 0; k < rank; ++k) {
-      for (int64_t i = threadIdx.x; i < rows; i += kManyThreads) {
-        args.basis[first + i * rank + k] = static_cast<float>(columns[k * rows + i]);
+      float* values = args.values.whole + tensor.element + row * columns +
+                      ColumnOfLane(place % across, 0);
+#pragma unroll 4
+      for (int r = 0; r < rows; ++r, values += columns) {
+        float sums[kColumnsOfLane];
+#pragma unroll
+        for (int c = 0; c < kColumnsOfLane; ++c) {
+          sums[c] = first > 0 && exists[c] ? values[c * kWarp] : -0.0f;
+#pragma unroll
+          for (int k = 0; k < kTile; ++k) {
+            sums[c] = __fadd_rn(sums[c], __fmul_rn(lefts[r][k], rights[c][k]));
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < kColumnsOfLane; ++c) {
+          if (exists[c]) values[c * kWarp] = sums[c];
+        }
       }
     }
   }
@@ -331,52 +317,49 @@ __global__ void __launch_bounds__(kManyThreads)
 }  // namespace
 
 const char* Run(const Gpu& gpu, const MultiplyMatrices& args) {
-  return LaunchTensors(
-      args,
-      [](const MatrixTensor& t) {
-        return t.columns == 0 ? 0 : CeilDiv(t.rows, 2 * kRowsOfHalf);
-      },
-      [&](const Tensors& tensors, int64_t tiles) {
-        return Launch(gpu, tiles, MultiplyMatricesKernel, args, tensors);
-      });
+  return LaunchByRank(args.rank, [&](auto rank_tile) {
+    constexpr int kTile = decltype(rank_tile)::kColumns;
+    return LaunchTensors(
+        args,
+        [](const MatrixTensor& t) {
+          return t.columns == 0 ? 0 : CeilDiv(t.rows, kHalves * kRowsOfHalf<kTile>);
+        },
+        [&](const Tensors& tensors, int64_t tiles) {
+          return LaunchBlocks(gpu, tiles, kThreads, MultiplyMatricesKernel<kTile>, args,
+                              tensors);
+        });
+  });
 }
 
 const char* Run(const Gpu& gpu, const MultiplyTransposed& args) {
+  const char* error = LaunchByRank(args.rank, [&](auto rank_tile) {
+    constexpr int kTile = decltype(rank_tile)::kColumns;
+    return LaunchTensors(
+        args, [](const MatrixTensor& t) { return TilesOf(t, kLaneSteps); },
+        [&](const Tensors& tensors, int64_t tiles) {
+          return Launch(gpu, tiles, MultiplyTransposedKernel<kTile>, args, tensors);
+        });
+  });
+  if (error != nullptr) return error;
   return LaunchTensors(
       args,
-      [](const MatrixTensor& t) {
-        return t.columns == 0 ? CeilDiv(t.rows, kOthers) : CeilDiv(t.columns, kWarp);
+      [&](const MatrixTensor& t) {
+        return t.rows <= kLaneSteps ? 0 : CeilDiv(t.columns, kWarp) * args.rank;
       },
       [&](const Tensors& tensors, int64_t tiles) {
-        return LaunchBlocks(gpu, tiles, kThreads, MultiplyTransposedKernel, args,
-                            tensors);
+        return LaunchBlocks(gpu, tiles, kThreads, AddChunksKernel, args, tensors);
       });
 }
 
 const char* Run(const Gpu& gpu, const MultiplyFactors& args) {
-  return LaunchTensors(
-      args,
-      [](const MatrixTensor& t) {
-        return t.columns == 0
-                   ? CeilDiv(t.rows, kOthers)
-                   : CeilDiv(t.rows, kRowsOfTile) * CeilDiv(t.columns, kWarp);
-      },
-      [&](const Tensors& tensors, int64_t tiles) {
-        return Launch(gpu, tiles, MultiplyFactorsKernel, args, tensors);
-      });
-}
-
-const char* Run(const Gpu& gpu, const Orthonormalize& args) {
-  struct {
-    const int64_t *rows, *columns;
-    int64_t num_tensors, rank;
-  } factors = {args.rows, args.rows, args.num_factors, args.rank};
-  return LaunchTensors(
-      factors, [](const MatrixTensor&) { return int64_t{1}; },
-      [&](const Tensors& tensors, int64_t tiles) {
-        return LaunchBlocks(gpu, tiles, kManyThreads, OrthonormalizeKernel, args,
-                            tensors);
-      });
+  return LaunchByRank(args.rank, [&](auto rank_tile) {
+    constexpr int kTile = decltype(rank_tile)::kColumns;
+    return LaunchTensors(
+        args, [](const MatrixTensor& t) { return TilesOf(t, kRowsOfTile); },
+        [&](const Tensors& tensors, int64_t tiles) {
+          return Launch(gpu, tiles, MultiplyFactorsKernel<kTile>, args, tensors);
+        });
+  });
 }
 
 }  // namespace tfgradcomp

@@ -1,8 +1,9 @@
-// Sparse words, and their mean.
+// Sparse words.
 //
 // Warps mark the elements that are, or may be, sent, a bit for each. The numbers of
 // elements sent are added up over the chunks, so that each warp knows where the words
 // of its chunk begin: words are in the order of elements, whatever warp is first.
+// Lane m of a warp has word m of the marks of a chunk.
 
 #include "block.h"
 #include "signs.h"
@@ -10,48 +11,51 @@
 namespace tfgradcomp {
 namespace {
 
-using tfgradcomp_format::FactorOf;
 using tfgradcomp_format::FallOf;
 using tfgradcomp_format::FloatOf;
-using tfgradcomp_format::IndexOf;
 using tfgradcomp_format::IsNormal;
+using tfgradcomp_format::kIndexBits;
 using tfgradcomp_format::kMostFall;
 using tfgradcomp_format::SparseWord;
 using tfgradcomp_format::WordsFor;
-
-// -- Packing ----------------------------------------------------------------------
 
 // The parts of the scratch memory.
 struct Marks {
   Marks(uint32_t* scratch, int64_t size)
       : num_words(WordsFor(size, 2)),
+        chunks(CeilDiv(size, kChunk)),
         words(scratch),
-        counts(words + num_words),
-        largest(counts + CeilDiv(size, kChunk)) {}
+        minus(words + num_words),
+        counts(minus + num_words),
+        totals(counts + chunks),
+        largest(totals + CeilDiv(chunks, kManyThreads)) {}
 
-  // Word `step` of a chunk.
-  __device__ uint32_t At(int64_t chunk, int step) const {
-    const int64_t word = chunk * kSteps + step;
-    return word < num_words ? words[word] : 0;
-  }
-
-  // Stores all words of a chunk: lane m has word m.
-  __device__ void Store(int64_t chunk, uint32_t marked) const {
+  __device__ uint32_t Load(const uint32_t* marks, int64_t chunk) const {
     const int64_t word = chunk * kSteps + Lane();
-    if (Lane() < kSteps && word < num_words) words[word] = marked;
+    return Lane() < kSteps && word < num_words ? marks[word] : 0;
   }
 
-  // All lanes must call this.
-  __device__ bool HasAny(int64_t chunk) const {
-    const uint32_t marked = Lane() < kSteps ? At(chunk, Lane()) : 0;
-    return __ballot_sync(kAllLanes, marked != 0) != 0;
+  __device__ void Store(uint32_t* marks, int64_t chunk, uint32_t own) const {
+    const int64_t word = chunk * kSteps + Lane();
+    if (Lane() < kSteps && word < num_words) marks[word] = own;
   }
 
-  int64_t num_words;
+  // The words before those of a chunk.
+  __device__ int64_t PlaceOf(int64_t chunk) const {
+    return int64_t{counts[chunk]} + totals[chunk / kManyThreads];
+  }
+
+  int64_t num_words, chunks;
   uint32_t* words;    // [num_words]
-  uint32_t* counts;   // [chunks]: the words sent, later the words before the chunk.
+  uint32_t* minus;    // [num_words]: the signs, of PackOverThreshold.
+  uint32_t* counts;   // [chunks]: the words sent, later those before the chunk,
+  uint32_t* totals;   // and those before each kManyThreads chunks.
   uint32_t* largest;  // [num_blocks]: bits of the largest magnitude selected.
 };
+
+__device__ inline bool HasAny(uint32_t own) {
+  return __ballot_sync(kAllLanes, own != 0) != 0;
+}
 
 // r and v of a chunk's elements, several steps at once, so that the memory has enough
 // to do: calls body(step, j, inside, r, v) on all lanes and adds to *nonfinite.
@@ -114,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
         Raise(&marks.largest[blocks.Of(j)], magnitude);
       }
     });
-    marks.Store(chunk, own);
+    marks.Store(marks.words, chunk, own);
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       largest = Larger()(largest, __shfl_xor_sync(kAllLanes, largest, distance));
     }
@@ -122,29 +126,83 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The elements of a chunk that are marked, and the largest ones of their blocks.
+class Marked {
+ public:
+  __device__ Marked(const PackUnambiguous& args, const Marks& marks, int64_t chunk)
+      : residual_(args.new_residual),
+        largest_(marks.largest),
+        begin_(chunk * kChunk),
+        blocks_(args.row_splits, args.num_blocks, begin_,
+                begin_ + kChunk < args.size ? begin_ + kChunk : args.size),
+        in_one_(blocks_.first == blocks_.last),
+        largest_of_one_(FloatOf(largest_[blocks_.first])) {}
+
+  // Calls body(step, j, word, marked, r, largest) on all lanes for the steps with
+  // marks, several steps at once, as EachGathered does.
+  template <typename Body>
+  __device__ void Each(uint32_t own, const Body& body) const {
+    constexpr int kStepsAtOnce = 4;
+    for (int first = 0; first < kSteps; first += kStepsAtOnce) {
+      uint32_t words[kStepsAtOnce], any = 0;
+      float r[kStepsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kStepsAtOnce; ++i) {
+        words[i] = __shfl_sync(kAllLanes, own, first + i);
+        any |= words[i];
+      }
+      if (any == 0) continue;
+#pragma unroll
+      for (int i = 0; i < kStepsAtOnce; ++i) {
+        r[i] = Has(words[i]) ? residual_[ElementOf(first + i)] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kStepsAtOnce; ++i) {
+        const int64_t j = ElementOf(first + i);
+        body(first + i, j, words[i], Has(words[i]), r[i], LargestOf(j, words[i]));
+      }
+    }
+  }
+
+ private:
+  static __device__ bool Has(uint32_t word) { return word >> Lane() & 1; }
+  __device__ int64_t ElementOf(int step) const {
+    return begin_ + step * kWarp + Lane();
+  }
+  __device__ float LargestOf(int64_t j, uint32_t word) const {
+    if (in_one_) return largest_of_one_;
+    return Has(word) ? FloatOf(largest_[blocks_.Of(j)]) : 0;
+  }
+
+  const float* residual_;
+  const uint32_t* largest_;
+  int64_t begin_;
+  TileBlocks blocks_;
+  bool in_one_;
+  float largest_of_one_;
+};
+
+// The elements sent on the lanes before this one.
+__device__ inline int SentBefore(uint32_t word) {
+  return __popc(word & ((1u << Lane()) - 1));
+}
+
 // Keeps the elements sent of those selected.
 __global__ void __launch_bounds__(kThreads)
     CountSentKernel(PackUnambiguous args, Marks marks) {
-  for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
-    uint32_t count = 0;
-    if (marks.HasAny(chunk)) {
-      const int64_t begin = chunk * kChunk;
-      const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
-      const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
-      uint32_t own = 0;
-      for (int step = 0; step < kSteps; ++step) {
-        const int64_t j = begin + step * kWarp + Lane();
-        bool sent = marks.At(chunk, step) >> Lane() & 1;
-        if (sent) {
-          const float largest = FloatOf(marks.largest[blocks.Of(j)]);
-          sent = FallOf(args.new_residual[j], largest) <= kMostFall;
-        }
-        const uint32_t kept = __ballot_sync(kAllLanes, sent);
-        if (Lane() == step) own = kept;
-        count += __popc(kept);
-      }
-      __syncwarp();  // All lanes have read.
-      marks.Store(chunk, own);
+  for (int64_t chunk = FirstTile(); chunk < marks.chunks; chunk += TileStride()) {
+    const uint32_t own = marks.Load(marks.words, chunk);
+    uint32_t count = 0, sent = 0;
+    if (HasAny(own)) {
+      Marked(args, marks, chunk)
+          .Each(own,
+                [&](int step, int64_t, uint32_t, bool marked, float r, float largest) {
+                  const bool close = marked && FallOf(r, largest) <= kMostFall;
+                  const uint32_t word = __ballot_sync(kAllLanes, close);
+                  if (Lane() == step) sent = word;
+                  count += __popc(word);
+                });
+      marks.Store(marks.words, chunk, sent);
     }
     if (Lane() == 0) marks.counts[chunk] = count;
   }
@@ -154,90 +212,82 @@ __global__ void __launch_bounds__(kThreads)
     TakeThresholdKernel(PackOverThreshold args, Marks marks) {
   const float t = args.threshold, twice = __fadd_rn(t, t), square = __fmul_rn(t, t);
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
-    uint32_t count = 0, own = 0;
+    uint32_t count = 0, own = 0, own_minus = 0;
     EachGathered(args, chunk, [&](int step, int64_t j, bool inside, float r, float v) {
       const bool has_variance = args.variance != nullptr;
       const bool sent =
           t < fabsf(r) && (!has_variance || IsUnambiguous(args.alpha, r, v));
+      const bool is_minus = BitsOf(r) >> 31 != 0;
       const uint32_t marked = __ballot_sync(kAllLanes, sent);
+      const uint32_t minus = __ballot_sync(kAllLanes, is_minus);
       if (Lane() == step) own = marked;
+      if (Lane() == step) own_minus = minus;
       count += __popc(marked);
       if (!inside) return;
-      args.new_residual[j] = sent ? __fsub_rn(r, BitsOf(r) >> 31 ? -t : t) : r;
+      args.new_residual[j] = sent ? __fsub_rn(r, is_minus ? -t : t) : r;
       if (!has_variance) return;
       const float lower = __fadd_rn(__fsub_rn(v, __fmul_rn(twice, fabsf(r))), square);
       if (sent) v = lower > 0 ? lower : 0;
       args.new_variance[j] = __fmul_rn(v, args.decay);
     });
-    marks.Store(chunk, own);
+    marks.Store(marks.words, chunk, own);
+    marks.Store(marks.minus, chunk, own_minus);
     if (Lane() == 0) marks.counts[chunk] = count;
   }
 }
 
-// Turns the counts of chunks into the counts before them. One thread block; each thread
-// has several neighbouring chunks, so that the block synchronizes seldom.
+// Turns numbers into the sums of those before them among kManyThreads of them.
+template <typename T>
 __global__ void __launch_bounds__(kManyThreads)
-    AddUpKernel(uint32_t* counts, int64_t chunks, int64_t* count) {
-  constexpr int kChunksAtOnce = 16;
-  int64_t total = 0;
-  for (int64_t first = 0; first < chunks;
-       first += int64_t{blockDim.x} * kChunksAtOnce) {
-    const int64_t own = first + int64_t{threadIdx.x} * kChunksAtOnce;
-    uint32_t kept[kChunksAtOnce];
-    int64_t sum = 0;
-#pragma unroll
-    for (int i = 0; i < kChunksAtOnce; ++i) {
-      kept[i] = own + i < chunks ? counts[own + i] : 0;
-      sum += kept[i];
-    }
-    int64_t before = total + SumBefore(sum);
-#pragma unroll
-    for (int i = 0; i < kChunksAtOnce; ++i) {
-      if (own + i < chunks) counts[own + i] = static_cast<uint32_t>(before);
-      before += kept[i];
-    }
-    total += CombineThreads(sum, Plus());
-  }
-  if (threadIdx.x == 0) *count = total;
-}
-
-// Calls put(j, place) on the lanes whose element is sent.
-template <typename Put>
-__device__ void EachSent(const Marks& marks, int64_t chunk, const Put& put) {
-  int64_t place = marks.counts[chunk];
-  for (int step = 0; step < kSteps; ++step) {
-    const uint32_t sent = marks.At(chunk, step), before = (1u << Lane()) - 1;
-    if (sent >> Lane() & 1) {
-      put(chunk * kChunk + step * kWarp + Lane(), place + __popc(sent & before));
-    }
-    place += __popc(sent);
-  }
+    AddUpKernel(uint32_t* numbers, int64_t count, T* totals) {
+  int64_t group = blockIdx.x;
+  do {
+    const int64_t i = group * kManyThreads + threadIdx.x;
+    const int64_t number = i < count ? numbers[i] : 0;
+    const int64_t before = SumBefore(number);
+    if (i < count) numbers[i] = static_cast<uint32_t>(before);
+    if (threadIdx.x == kManyThreads - 1)
+      totals[group] = static_cast<T>(before + number);
+    group += gridDim.x;
+  } while (group * kManyThreads < count);
 }
 
 __global__ void __launch_bounds__(kThreads)
     WriteUnambiguousKernel(PackUnambiguous args, Marks marks) {
-  for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
-    if (!marks.HasAny(chunk)) continue;
-    const int64_t begin = chunk * kChunk;
-    const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
-    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
-    EachSent(marks, chunk, [&](int64_t j, int64_t place) {
-      const float r = args.new_residual[j];
-      const float largest = FloatOf(marks.largest[blocks.Of(j)]);
-      args.words[place] = SparseWord(BitsOf(r), FallOf(r, largest), j);
-      args.new_residual[j] = args.new_variance[j] = 0;
-    });
+  for (int64_t chunk = FirstTile(); chunk < marks.chunks; chunk += TileStride()) {
+    const uint32_t own = marks.Load(marks.words, chunk);
+    if (!HasAny(own)) continue;
+    int64_t place = marks.PlaceOf(chunk);
+    Marked(args, marks, chunk)
+        .Each(own,
+              [&](int, int64_t j, uint32_t word, bool sent, float r, float largest) {
+                if (sent) {
+                  args.words[place + SentBefore(word)] =
+                      SparseWord(BitsOf(r), FallOf(r, largest), j);
+                  args.new_residual[j] = args.new_variance[j] = 0;
+                }
+                place += __popc(word);
+              });
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     WriteOverThresholdKernel(PackOverThreshold args, Marks marks) {
-  for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
-    if (!marks.HasAny(chunk)) continue;
-    EachSent(marks, chunk, [&](int64_t j, int64_t place) {
-      // The remainder has the sign of r.
-      args.words[place] = SparseWord(BitsOf(args.new_residual[j]), 0, j);
-    });
+  for (int64_t chunk = FirstTile(); chunk < marks.chunks; chunk += TileStride()) {
+    const uint32_t own = marks.Load(marks.words, chunk);
+    if (!HasAny(own)) continue;
+    const uint32_t own_minus = marks.Load(marks.minus, chunk);
+    int64_t place = marks.PlaceOf(chunk);
+#pragma unroll 4
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t word = __shfl_sync(kAllLanes, own, step);
+      const uint32_t minus = __shfl_sync(kAllLanes, own_minus, step);
+      if (word >> Lane() & 1) {
+        args.words[place + SentBefore(word)] = SparseWord(
+            minus >> Lane() << 31, 0, chunk * kChunk + step * kWarp + Lane());
+      }
+      place += __popc(word);
+    }
   }
 }
 
@@ -253,73 +303,28 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// -- The mean ---------------------------------------------------------------------
-
-constexpr int kSparseTile = 1024;
-
-// The number of a row's words that come before element `begin`.
-__device__ inline int64_t WordsBefore(const uint32_t* words, int64_t num_words,
-                                      int64_t begin) {
-  int64_t low = 0, high = num_words;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (IndexOf(words[middle]) < begin) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-__global__ void __launch_bounds__(kThreads) MeanOfSparseKernel(MeanOfSparse args) {
-  __shared__ float tiles[kWarpsPerBlock][kSparseTile];
-  float* tile = tiles[WarpInBlock()];
-  for (int64_t t = FirstTile(); t * kSparseTile < args.size; t += TileStride()) {
-    const int64_t begin = t * kSparseTile;
-    const int64_t left = args.size - begin;
-    const int64_t end = left < kSparseTile ? args.size : begin + kSparseTile;
-    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
-    for (int e = Lane(); e < kSparseTile; e += kWarp) tile[e] = 0;
-    int64_t first = 0;  // Of worker Lane() of 32.
-    for (int64_t worker = 0; worker < args.num_workers; ++worker) {
-      if (worker % kWarp == 0) {
-        const int64_t own = worker + Lane();
-        if (own < args.num_workers) {
-          first = WordsBefore(args.words + own * args.num_words, args.num_words, begin);
-        }
-      }
-      __syncwarp();  // Another lane may have added to the same element.
-      const uint32_t* words = args.words + worker * args.num_words;
-      const float* scale = args.scale + worker * args.num_blocks;
-      int64_t at = __shfl_sync(kAllLanes, first, static_cast<int>(worker % kWarp));
-      for (at += Lane(); at < args.num_words; at += kWarp) {
-        const int64_t j = IndexOf(words[at]);
-        if (j >= end) break;
-        if (j < begin) continue;  // Out of order: the result is undefined.
-        float& sum = tile[j - begin];
-        sum = __fadd_rn(sum, __fmul_rn(scale[blocks.Of(j)], FactorOf(words[at])));
-      }
-    }
-    WriteMeans(tile, begin, end, args.num_workers, args.values.whole);
-  }
+// Puts the kernels that turn the counts of chunks into the places of their words.
+const char* AddUp(const Gpu& gpu, const Marks& marks, int64_t* count) {
+  const int64_t groups = CeilDiv(marks.chunks, kManyThreads);
+  const char* error = LaunchBlocks(gpu, groups, kManyThreads, AddUpKernel<uint32_t>,
+                                   marks.counts, marks.chunks, marks.totals);
+  if (error != nullptr) return error;
+  static_assert((int64_t{1} << kIndexBits) / kChunk <= kManyThreads * kManyThreads, "");
+  return LaunchBlocks(gpu, 1, kManyThreads, AddUpKernel<int64_t>, marks.totals, groups,
+                      count);
 }
 
 }  // namespace
 
 const char* Run(const Gpu& gpu, const PackUnambiguous& args) {
   const Marks marks(args.scratch, args.size);
-  const int64_t chunks = CeilDiv(args.size, kChunk);
   const char* error = SetZero(gpu, args.nonfinite);
   if (error == nullptr) error = SetZero(gpu, marks.largest, args.num_blocks);
-  if (error == nullptr) error = Launch(gpu, chunks, SelectKernel, args, marks);
-  if (error == nullptr) error = Launch(gpu, chunks, CountSentKernel, args, marks);
+  if (error == nullptr) error = Launch(gpu, marks.chunks, SelectKernel, args, marks);
+  if (error == nullptr) error = Launch(gpu, marks.chunks, CountSentKernel, args, marks);
+  if (error == nullptr) error = AddUp(gpu, marks, args.count);
   if (error == nullptr) {
-    error = LaunchBlocks(gpu, 1, kManyThreads, AddUpKernel, marks.counts, chunks,
-                         args.count);
-  }
-  if (error == nullptr) {
-    error = Launch(gpu, chunks, WriteUnambiguousKernel, args, marks);
+    error = Launch(gpu, marks.chunks, WriteUnambiguousKernel, args, marks);
   }
   if (error != nullptr) return error;
   return Launch(gpu, CeilDiv(args.num_blocks, kWarp), ExponentsKernel, args, marks);
@@ -327,19 +332,12 @@ const char* Run(const Gpu& gpu, const PackUnambiguous& args) {
 
 const char* Run(const Gpu& gpu, const PackOverThreshold& args) {
   const Marks marks(args.scratch, args.size);
-  const int64_t chunks = CeilDiv(args.size, kChunk);
   const char* error = SetZero(gpu, args.nonfinite);
-  if (error == nullptr) error = Launch(gpu, chunks, TakeThresholdKernel, args, marks);
-  if (error == nullptr) {
-    error = LaunchBlocks(gpu, 1, kManyThreads, AddUpKernel, marks.counts, chunks,
-                         args.count);
-  }
+  if (error == nullptr)
+    error = Launch(gpu, marks.chunks, TakeThresholdKernel, args, marks);
+  if (error == nullptr) error = AddUp(gpu, marks, args.count);
   if (error != nullptr) return error;
-  return Launch(gpu, chunks, WriteOverThresholdKernel, args, marks);
-}
-
-const char* Run(const Gpu& gpu, const MeanOfSparse& args) {
-  return Launch(gpu, CeilDiv(args.size, kSparseTile), MeanOfSparseKernel, args);
+  return Launch(gpu, marks.chunks, WriteOverThresholdKernel, args, marks);
 }
 
 const char* ReadNumber(const Gpu& gpu, const int64_t* number, int64_t* copy) {

@@ -95,6 +95,11 @@ class MultiplyTransposedOp : public OnMatrices<KernelOp<Device, MultiplyTranspos
         PartsOfMatrices<Device>(context, this->matrices_, memory, args, &parts));
     const MatrixTensor& sizes = this->matrices_.sizes();
     TF_RETURN_IF_ERROR(Vector(context, parts, "left", sizes.left, &args->left));
+    if constexpr (!Device::kOnHost) {
+      TF_RETURN_IF_ERROR(context->allocate_temp(
+          tensorflow::DT_FLOAT, TensorShape({ScratchOf(*args)}), &memory->scratch));
+      args->scratch = Data<float>(&memory->scratch);
+    }
     return Output(context, 0, TensorShape({sizes.value}), &args->factors);
   }
 };

@@ -86,7 +86,7 @@ STRUCTS = {
     "MultiplyMatrices": "c:x i:size p:rows p:columns i:num_tensors p:right i:rank "
     "p:products",
     "MultiplyTransposed": "c:x i:size p:rows p:columns i:num_tensors p:left i:rank "
-    "p:factors",
+    "p:scratch p:factors",
     "MultiplyFactors": "p:left p:right i:size p:rows p:columns i:num_tensors i:rank "
     "c:values",
     "Orthonormalize": "p:x i:size p:rows i:num_factors i:rank p:scratch p:basis",

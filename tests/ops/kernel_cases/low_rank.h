@@ -25,6 +25,7 @@ void VisitBuffers(MultiplyTransposed& a, Visit& visit) {
   const MatrixTensor sizes = SizesOf(a);
   visit.Input(a.x.whole, a.size);
   visit.Input(a.left, sizes.left);
+  visit.Scratch(a.scratch, ScratchOf(a));
   visit.Output(a.factors, sizes.value);
 }
 
@@ -48,8 +49,9 @@ void ForEachCallOfLowRank(Inputs& in, bool independent_of_blocks, Run&& run) {
   if (!independent_of_blocks) return;
   // As many of these tensors as there is room for, again and again; more than a launch
   // on a GPU takes.
-  constexpr int64_t kShapes[][2] = {{2, 3}, {1, 0},    {65, 64}, {3, 0},    {1, 5},
-                                    {7, 1}, {64, 129}, {33, 0},  {9, 1100}, {200, 40}};
+  constexpr int64_t kShapes[][2] = {{2, 3},    {1, 0},    {65, 64},  {3, 0},
+                                    {1, 5},    {7, 1},    {64, 129}, {33, 0},
+                                    {9, 1100}, {200, 40}, {2500, 2}};
   std::vector<int64_t> rows, columns, heights;
   int64_t left = in.size;
   const auto add = [&](int64_t n, int64_t m) {
@@ -82,6 +84,7 @@ void ForEachCallOfLowRank(Inputs& in, bool independent_of_blocks, Run&& run) {
                                                            tensors,
                                                            of_left.data(),
                                                            rank,
+                                                           {},
                                                            {}});
     run("MultiplyFactors" + of_rank, MultiplyFactors{of_left.data(),
                                                      values.data(),
