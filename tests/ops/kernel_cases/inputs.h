@@ -191,6 +191,15 @@ class Inputs {
     return chunks;
   }
 
+  // No lambda: nvcc warns of lambdas of the host in functions of both.
+  struct SetBits {
+    uint32_t* words;
+
+    TFGRADCOMP_HOST_DEVICE void operator()(int64_t word, uint32_t bits) const {
+      words[word] |= bits;
+    }
+  };
+
   // Returns the words of the largest elements of chunks, which are any positions, for
   // each worker.
   Array<uint32_t> LargestWords(const tfgradcomp_format::ChunkFormat& format,
@@ -203,9 +212,7 @@ class Inputs {
       for (int64_t j = 0; j < width && rank < format.k; ++j) {
         if (Below(static_cast<uint32_t>(width)) > 2 * format.k) continue;
         format.Write(rank++, j, Below(1u << format.bits),
-                     [&](int64_t word, uint32_t bits) {
-                       words[row * format.words + word] |= bits;
-                     });
+                     SetBits{words.data() + row * format.words});
       }
     }
     return words;
