@@ -33,7 +33,7 @@
 #define __device__
 #define __host__
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 {
   dim3(unsigned x = 1) : x(x) {}
@@ -248,7 +248,9 @@ T atomicMax(T* target, T value) {
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
 inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(a); }
-inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
+inline int __float2int_rn(float a) {
+  return std::isnan(a) ? 0 : static_cast<int>(std::nearbyint(a));
+}
 inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>(a); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
