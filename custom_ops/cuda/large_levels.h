@@ -45,7 +45,8 @@ struct Extremes {
 
 // Looks for the levels first, first + spacing, ... of all blocks, for one digit of
 // each: the levels of quantiles, or the middles between the levels that are `reach`
-// before and behind them.
+// before and behind them. kMost: at least the number of targets.
+template <int kMost>
 struct Search {
   int64_t first, spacing, reach;
   int targets, shift;
@@ -67,24 +68,26 @@ struct Search {
 
   __device__ void operator()(const FindLevels& args, LargeBlock& state,
                              int64_t piece) const {
-    __shared__ uint32_t bins[kTargets][kBins];
-    __shared__ uint32_t lows[kTargets], highs[kTargets], prefixes[kTargets];
+    __shared__ uint32_t bins[kMost][kBins];
+    __shared__ uint32_t lows[kMost], highs[kMost], prefixes[kMost];
     const FixedPoint fixed_point = state.Fixed();
     const bool sums_too = shift == kFirstShift && reach > 0;
-    for (int t = 0; t < targets; ++t) bins[t][threadIdx.x] = 0;
+    // The first digits of all quantiles are the same counts.
+    const int counted = reach == 0 && shift == kFirstShift ? 1 : targets;
+    for (int t = 0; t < kMost; ++t) bins[t][threadIdx.x] = 0;
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < targets) {
-      lows[thread] = Low(args, state, thread);
-      highs[thread] = High(args, state, thread);
+    if (thread < kMost) {
+      const bool is_counted = thread < counted;
+      lows[thread] = is_counted ? Low(args, state, thread) : 0xFFFFFFFF;
+      highs[thread] = is_counted ? High(args, state, thread) : 0;
       prefixes[thread] = shift == kFirstShift ? 0 : state.prefixes[thread];
     }
     __syncthreads();
-    int64_t sums[kTargets] = {};
+    int64_t sums[kMost] = {};
     ForEachKey(args, state, piece, [&](uint32_t key) {
       const int q = sums_too ? fixed_point(key) : 0;
 #pragma unroll
-      for (int t = 0; t < kTargets; ++t) {
-        if (t >= targets) break;
+      for (int t = 0; t < kMost; ++t) {
         if (key <= lows[t] || key > highs[t]) continue;
         sums[t] += q;
         const uint32_t digit = (key ^ prefixes[t]) >> shift;
@@ -93,11 +96,12 @@ struct Search {
     });
     __syncthreads();
     for (int t = 0; t < targets; ++t) {
-      LargeBlock::Add(state.bins[t][threadIdx.x], bins[t][threadIdx.x]);
+      LargeBlock::Add(state.bins[t][threadIdx.x],
+                      bins[t < counted ? t : 0][threadIdx.x]);
     }
     if (!sums_too) return;
 #pragma unroll
-    for (int t = 0; t < kTargets; ++t) {
+    for (int t = 0; t < kMost; ++t) {
       if (t >= targets) break;
       const int64_t sum = CombineThreads(sums[t], Plus());
       if (threadIdx.x == 0) LargeBlock::Add(state.sums[t], sum);
@@ -280,8 +284,13 @@ inline const char* RunSearch(const Gpu& gpu, const FindLevels& args, int64_t fir
                              int64_t spacing, int64_t reach, int64_t targets) {
   const char* error = nullptr;
   for (int shift = kFirstShift; shift >= 0 && error == nullptr; shift -= kDigitBits) {
-    error = RunLook(gpu, args,
-                    Search{first, spacing, reach, static_cast<int>(targets), shift});
+    const int number = static_cast<int>(targets);
+    const auto look = [&](auto search) {
+      return RunLook(gpu, args, decltype(search){first, spacing, reach, number, shift});
+    };
+    error = number == 1   ? look(Search<1>())
+            : number <= 4 ? look(Search<4>())
+                          : look(Search<kTargets>());
   }
   return error;
 }
