@@ -1,5 +1,7 @@
 // Rounding to the levels of blocks, and their mean.
 
+#include <type_traits>
+
 #include "digits.h"
 #include "random.h"
 
@@ -168,46 +170,95 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// -- The mean -----------------------------------------------------------------------
+
+// The place of a sum in shared memory: PlaceOf, for an e that is not negative.
+__device__ inline int SumPlace(int e) { return e + (e >> 5); }
+
+// Adds the levels of kWorkers workers in turn, from `worker` on, to the sums of a part
+// of a tile. The levels of a block are copied to `few` if there are few.
+template <bool kFew, int kWorkers>
+__device__ void AddLevels(const MeanOfLevels& args, const Base& base, int64_t worker,
+                          const uint32_t* words, int64_t words_per_worker,
+                          int64_t block, const PartOfBlock& part, float* few,
+                          float* tile) {
+  const bool begins = worker == 0;
+  const int64_t levels_per_worker = args.num_blocks * args.count;
+  const float* all = args.levels + worker * levels_per_worker + block * args.count;
+  if (kFew) {
+    __syncwarp();
+    for (int k = Lane(); k < args.count; k += kWarp) {
+#pragma unroll
+      for (int i = 0; i < kWorkers; ++i) {
+        few[i * kFewLevels + k] = all[i * levels_per_worker + k];
+      }
+    }
+    __syncwarp();
+  }
+  for (int word = part.first / base.digits + Lane(); word * base.digits <= part.last;
+       word += kWarp) {
+    Digits digits[kWorkers];
+#pragma unroll
+    for (int i = 0; i < kWorkers; ++i) {
+      digits[i] = Digits(words[(worker + i) * words_per_worker + word], base);
+    }
+    for (int digit = base.digits - 1; digit >= 0; --digit) {
+      const int e = word * base.digits + digit;
+      const bool is_inside = part.first <= e && e <= part.last;
+      float& sum = tile[SumPlace(e)];
+      float total = 0;
+      if (!begins && is_inside) total = sum;
+#pragma unroll
+      for (int i = 0; i < kWorkers; ++i) {
+        const uint32_t code = digits[i].Next(base);
+        const float level =
+            kFew ? few[i * kFewLevels + code] : all[i * levels_per_worker + code];
+        total = begins && i == 0 ? level : __fadd_rn(total, level);
+      }
+      if (is_inside) sum = total;
+    }
+  }
+}
+
+template <bool kFew>
 __global__ void __launch_bounds__(kThreads)
     MeanOfLevelsKernel(MeanOfLevels args, Base base, int64_t words_per_worker) {
-  constexpr int kWorkersAtOnce = 4;
   __shared__ float tiles[kWarpsPerBlock][kTilePlaces];
-  float* tile = tiles[WarpInBlock()];
+  __shared__ float few_levels[kWarpsPerBlock][4 * kFewLevels];
+  float *tile = tiles[WarpInBlock()], *few = few_levels[WarpInBlock()];
+  const float workers = static_cast<float>(args.num_workers);
+  // To multiply by the inverse of a power of two rounds as the division does.
+  const bool is_power = (args.num_workers & (args.num_workers - 1)) == 0;
+  const float inverse = __fdiv_rn(1, workers);
   const int step = base.TileElements();
   for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
     const int64_t begin = t * step;
     const int count = CountOfTile(args.size, begin, step);
     const TileBlocks blocks(args.row_splits, args.num_blocks, begin, begin + count);
     const uint32_t* words = args.words + begin / base.digits;
-    const int64_t levels_per_worker = args.num_blocks * args.count;
-    for (int word = Lane(); word * base.digits < count; word += kWarp) {
-      for (int64_t worker = 0; worker < args.num_workers; worker += kWorkersAtOnce) {
-        Digits digits[kWorkersAtOnce];
-#pragma unroll
-        for (int i = 0; i < kWorkersAtOnce; ++i) {
-          if (worker + i >= args.num_workers) break;
-          digits[i] = Digits(words[(worker + i) * words_per_worker + word], base);
-        }
-        const float* levels = args.levels + worker * levels_per_worker;
-        for (int digit = base.digits - 1; digit >= 0; --digit) {
-          const int e = word * base.digits + digit;
-          const int64_t place = e < count ? blocks.Of(begin + e) * args.count : 0;
-          float total = worker == 0 || e >= count ? 0 : tile[PlaceOf(e)];
-#pragma unroll
-          for (int i = 0; i < kWorkersAtOnce; ++i) {
-            if (worker + i >= args.num_workers) break;
-            const uint32_t code = digits[i].Next(base);
-            const float level = levels[i * levels_per_worker + place + code];
-            total = worker + i == 0 ? level : __fadd_rn(total, level);
-          }
-          if (e < count) tile[PlaceOf(e)] = total;
+    for (int64_t block = blocks.first; block <= blocks.last; ++block) {
+      const PartOfBlock part(args.row_splits, block, begin, count);
+      for (int64_t worker = 0; worker < args.num_workers;) {
+        const int64_t left = args.num_workers - worker;
+        const auto add = [&](auto number) {
+          AddLevels<kFew, number.value>(args, base, worker, words, words_per_worker,
+                                        block, part, few, tile);
+          worker += number.value;
+        };
+        if (left >= 4) {
+          add(std::integral_constant<int, 4>());
+        } else if (left >= 2) {
+          add(std::integral_constant<int, 2>());
+        } else {
+          add(std::integral_constant<int, 1>());
         }
       }
     }
     __syncwarp();
     for (int e = Lane(); e < count; e += kWarp) {
+      const float total = tile[SumPlace(e)];
       args.values.whole[begin + e] =
-          __fdiv_rn(tile[PlaceOf(e)], static_cast<float>(args.num_workers));
+          is_power ? __fmul_rn(total, inverse) : __fdiv_rn(total, workers);
     }
     __syncwarp();
   }
