@@ -13,7 +13,7 @@ struct Extremes {
   __device__ void operator()(const FindLevels& args, LargeBlock& state,
                              int64_t piece) const {
     uint32_t most = 0, most_turned = 0;
-    int64_t nonfinite = 0;
+    int nonfinite = 0;
     ForEachKey(args, state, piece, [&](uint32_t key) {
       most = Larger()(most, key);
       most_turned = Larger()(most_turned, ~key);
@@ -88,10 +88,10 @@ struct Search {
       const int q = sums_too ? fixed_point(key) : 0;
 #pragma unroll
       for (int t = 0; t < kMost; ++t) {
-        if (key <= lows[t] || key > highs[t]) continue;
-        sums[t] += q;
         const uint32_t digit = (key ^ prefixes[t]) >> shift;
-        if (digit < kBins) atomicAdd(&bins[t][digit], 1u);
+        if (digit >= kBins || key <= lows[t] || key > highs[t]) continue;
+        sums[t] += q;
+        atomicAdd(&bins[t][digit], 1u);
       }
     });
     __syncthreads();
@@ -157,19 +157,26 @@ struct SearchSymmetric {
 
   __device__ void operator()(const FindLevels& args, LargeBlock& state,
                              int64_t piece) const {
-    __shared__ LargeBlock::Sum sums[kBins];
+    // Sums of the lower and of the upper bits, because shared memory adds no more than
+    // 32 bits at once. Those of a piece fit.
+    constexpr int kLowBits = 15;
+    static_assert(kPiece <= int64_t{1} << (32 - kLowBits - 1), "");
+    __shared__ uint32_t lows[kBins], highs[kBins];
     const FixedPoint fixed_point = state.Fixed();
     const uint32_t prefix = state.prefixes[0];
-    sums[threadIdx.x] = 0;
+    lows[threadIdx.x] = highs[threadIdx.x] = 0;
     __syncthreads();
     ForEachKey(args, state, piece, [&](uint32_t key) {
       const uint32_t digit =
           shift == kFirstShift ? key >> shift : (key ^ prefix) >> shift;
-      if (digit < kBins) LargeBlock::Add(sums[digit], fixed_point(key));
+      if (digit >= kBins) return;
+      const uint32_t q = static_cast<uint32_t>(fixed_point(key));
+      atomicAdd(&lows[digit], q & ((1u << kLowBits) - 1));
+      atomicAdd(&highs[digit], q >> kLowBits);
     });
     __syncthreads();
     LargeBlock::Add(state.bins[0][threadIdx.x],
-                    static_cast<int64_t>(sums[threadIdx.x]));
+                    (int64_t{highs[threadIdx.x]} << kLowBits) + lows[threadIdx.x]);
   }
 
   __device__ void Decide(const FindLevels& args, LargeBlock& state) const {
