@@ -2,10 +2,12 @@
 //
 // A thread block finds the levels of a block. It does not sort: it scans the block's
 // elements as often as needed, in shared memory if they fit. All sums are of integers,
-// so their order does not matter. Large blocks: large_levels.h.
+// so their order does not matter. Small blocks: small_levels.h. Large blocks:
+// large_levels.h.
 
 #include "elements.h"
 #include "large_levels.h"
+#include "small_levels.h"
 
 namespace tfgradcomp {
 namespace {
@@ -98,32 +100,49 @@ __device__ inline void FindMeans(const Elements& elements, float* levels) {
   levels[2] = number < size ? mean(sum - below, size - number) : middle;
 }
 
+__device__ inline void FindLevelsOfBlock(const FindLevels& args, int64_t block,
+                                         uint32_t* keys) {
+  const int64_t begin = args.row_splits[block];
+  float* levels = args.levels + block * args.count;
+  const Elements elements(args.x.whole + begin, args.row_splits[block + 1] - begin,
+                          args.rule == LevelRule::kSymmetric, keys);
+  if (elements.fixed_point.exponent == kInfinite) {
+    const int64_t nonfinite = elements.Sum(
+        [](uint32_t key) { return ExponentOf(NumberOf(key)) == kInfinite; });
+    if (WarpInBlock() == 0) AddCount(args.nonfinite, nonfinite);
+    for (int64_t k = threadIdx.x; k < args.count; k += blockDim.x) levels[k] = 0;
+  } else if (args.rule == LevelRule::kOptimal) {
+    FindOptimal(elements, args.count, args.sweeps, levels);
+  } else if (args.rule == LevelRule::kQuantiles) {
+    FindQuantiles(elements, args.count, levels);
+  } else if (args.rule == LevelRule::kSymmetric) {
+    const float level = NumberOf(FindSymmetric(elements));
+    if (threadIdx.x == 0) {
+      levels[0] = 0 - level;  // No -0.
+      levels[1] = level;
+    }
+  } else {
+    FindMeans(elements, levels);
+  }
+}
+
+constexpr int64_t kMostMiddleBlocks = 1024;
+
+// Finds the levels of the blocks of more than `least` and up to `most` elements. There
+// may be none among many small ones, so each warp reads the sizes of kWarp blocks at
+// once.
 __global__ void __launch_bounds__(kManyThreads)
-    FindLevelsKernel(FindLevels args, int64_t most) {
+    FindLevelsKernel(FindLevels args, int64_t least, int64_t most) {
   __shared__ uint32_t keys[kKept];
-  for (int64_t block = blockIdx.x; block < args.num_blocks; block += gridDim.x) {
-    const int64_t begin = args.row_splits[block];
-    if (args.row_splits[block + 1] - begin > most) continue;
-    float* levels = args.levels + block * args.count;
-    const Elements elements(args.x.whole + begin, args.row_splits[block + 1] - begin,
-                            args.rule == LevelRule::kSymmetric, keys);
-    if (elements.fixed_point.exponent == kInfinite) {
-      const int64_t nonfinite = elements.Sum(
-          [](uint32_t key) { return ExponentOf(NumberOf(key)) == kInfinite; });
-      if (WarpInBlock() == 0) AddCount(args.nonfinite, nonfinite);
-      for (int64_t k = threadIdx.x; k < args.count; k += blockDim.x) levels[k] = 0;
-    } else if (args.rule == LevelRule::kOptimal) {
-      FindOptimal(elements, args.count, args.sweeps, levels);
-    } else if (args.rule == LevelRule::kQuantiles) {
-      FindQuantiles(elements, args.count, levels);
-    } else if (args.rule == LevelRule::kSymmetric) {
-      const float level = NumberOf(FindSymmetric(elements));
-      if (threadIdx.x == 0) {
-        levels[0] = 0 - level;  // No -0.
-        levels[1] = level;
-      }
-    } else {
-      FindMeans(elements, levels);
+  const int64_t stride = gridDim.x;
+  for (int64_t first = blockIdx.x; first < args.num_blocks; first += stride * kWarp) {
+    const int64_t own = first + Lane() * stride;
+    int64_t size = 0;
+    if (own < args.num_blocks) size = args.row_splits[own + 1] - args.row_splits[own];
+    unsigned found = __ballot_sync(kAllLanes, least < size && size <= most);
+    for (; found != 0; found &= found - 1) {
+      const int lane = __popc((found & (0 - found)) - 1);
+      FindLevelsOfBlock(args, first + lane * stride, keys);
     }
   }
 }
@@ -135,10 +154,16 @@ const char* Run(const Gpu& gpu, const FindLevels& args) {
   const bool divide = FindsLevelsOfLarge(args);
   if (error == nullptr && divide) error = FindLevelsOfLarge(gpu, args);
   if (error != nullptr) return error;
-  const bool few = args.size <= kKept * args.num_blocks;
   const int64_t most = divide ? tfgradcomp_format::kLargeBlock : args.size;
-  return LaunchBlocks(gpu, args.num_blocks, few ? kFewThreads : kManyThreads,
-                      FindLevelsKernel, args, most);
+  const int64_t small = most < kMostSorted ? most : kMostSorted;
+  error = LaunchBlocks(gpu, CeilDiv(args.num_blocks, kSortWarps), kSortWarps * kWarp,
+                       FindLevelsOfSmallKernel, args, small);
+  if (error != nullptr || most <= small) return error;
+  const int64_t blocks =
+      args.num_blocks < kMostMiddleBlocks ? args.num_blocks : kMostMiddleBlocks;
+  const bool few = args.size <= kKept * args.num_blocks;
+  return LaunchBlocks(gpu, blocks, few ? kFewThreads : kManyThreads, FindLevelsKernel,
+                      args, small, most);
 }
 
 }  // namespace tfgradcomp

@@ -9,14 +9,19 @@
 namespace tfgradcomp {
 namespace {
 
+// All bits, or none, as the highest one.
+__device__ inline uint32_t SignBits(uint32_t bits) {
+  return static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);
+}
+
 // Keys: integers in the order of the numbers. Both zeros have the same key.
 __device__ inline uint32_t KeyOf(float x) {
   const uint32_t bits = IsZero(x) ? 0 : BitsOf(x);
-  return bits >> 31 ? ~bits : bits | 0x80000000;
+  return bits ^ (SignBits(bits) | 0x80000000);
 }
 
 __device__ inline float NumberOf(uint32_t key) {
-  return __uint_as_float(key >> 31 ? key & 0x7FFFFFFF : ~key);
+  return __uint_as_float(key ^ (~SignBits(key) | 0x80000000));
 }
 
 __device__ inline int ExponentOf(float x) { return BitsOf(x) >> 23 & 0xFF; }

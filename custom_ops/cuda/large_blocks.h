@@ -120,18 +120,18 @@ __device__ void ForEachKey(const FindLevels& args, const LargeBlock& state,
   const int count = static_cast<int>(left < kPiece ? left : kPiece);
   const bool magnitudes = args.rule == LevelRule::kSymmetric;
   const float* x = args.x.whole + begin;
-  for (int i = threadIdx.x; i < count; i += kAtOnce * kLookThreads) {
+  const auto key_of = [&](float number) {
+    return KeyOf(magnitudes ? fabsf(number) : number);
+  };
+  int i = threadIdx.x;
+  for (; i + (kAtOnce - 1) * kLookThreads < count; i += kAtOnce * kLookThreads) {
     float loaded[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      loaded[k] = i + k * kLookThreads < count ? x[i + k * kLookThreads] : 0;
-    }
+    for (int k = 0; k < kAtOnce; ++k) loaded[k] = x[i + k * kLookThreads];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (i + k * kLookThreads >= count) break;
-      each(KeyOf(magnitudes ? fabsf(loaded[k]) : loaded[k]));
-    }
+    for (int k = 0; k < kAtOnce; ++k) each(key_of(loaded[k]));
   }
+  for (; i < count; i += kLookThreads) each(key_of(x[i]));
 }
 
 // Look(args, state, piece) adds to the state; Look.Decide(args, state) reads it when

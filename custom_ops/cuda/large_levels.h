@@ -13,7 +13,7 @@ struct Extremes {
   __device__ void operator()(const FindLevels& args, LargeBlock& state,
                              int64_t piece) const {
     uint32_t most = 0, most_turned = 0;
-    int64_t nonfinite = 0;
+    int nonfinite = 0;
     ForEachKey(args, state, piece, [&](uint32_t key) {
       most = Larger()(most, key);
       most_turned = Larger()(most_turned, ~key);
@@ -45,7 +45,8 @@ struct Extremes {
 
 // Looks for the levels first, first + spacing, ... of all blocks, for one digit of
 // each: the levels of quantiles, or the middles between the levels that are `reach`
-// before and behind them.
+// before and behind them. kMost: at least the number of targets.
+template <int kMost>
 struct Search {
   int64_t first, spacing, reach;
   int targets, shift;
@@ -67,37 +68,40 @@ struct Search {
 
   __device__ void operator()(const FindLevels& args, LargeBlock& state,
                              int64_t piece) const {
-    __shared__ uint32_t bins[kTargets][kBins];
-    __shared__ uint32_t lows[kTargets], highs[kTargets], prefixes[kTargets];
+    __shared__ uint32_t bins[kMost][kBins];
+    __shared__ uint32_t lows[kMost], highs[kMost], prefixes[kMost];
     const FixedPoint fixed_point = state.Fixed();
     const bool sums_too = shift == kFirstShift && reach > 0;
-    for (int t = 0; t < targets; ++t) bins[t][threadIdx.x] = 0;
+    // The first digits of all quantiles are the same counts.
+    const int counted = reach == 0 && shift == kFirstShift ? 1 : targets;
+    for (int t = 0; t < kMost; ++t) bins[t][threadIdx.x] = 0;
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < targets) {
-      lows[thread] = Low(args, state, thread);
-      highs[thread] = High(args, state, thread);
+    if (thread < kMost) {
+      const bool is_counted = thread < counted;
+      lows[thread] = is_counted ? Low(args, state, thread) : 0xFFFFFFFF;
+      highs[thread] = is_counted ? High(args, state, thread) : 0;
       prefixes[thread] = shift == kFirstShift ? 0 : state.prefixes[thread];
     }
     __syncthreads();
-    int64_t sums[kTargets] = {};
+    int64_t sums[kMost] = {};
     ForEachKey(args, state, piece, [&](uint32_t key) {
       const int q = sums_too ? fixed_point(key) : 0;
 #pragma unroll
-      for (int t = 0; t < kTargets; ++t) {
-        if (t >= targets) break;
-        if (key <= lows[t] || key > highs[t]) continue;
-        sums[t] += q;
+      for (int t = 0; t < kMost; ++t) {
         const uint32_t digit = (key ^ prefixes[t]) >> shift;
-        if (digit < kBins) atomicAdd(&bins[t][digit], 1u);
+        if (digit >= kBins || key <= lows[t] || key > highs[t]) continue;
+        sums[t] += q;
+        atomicAdd(&bins[t][digit], 1u);
       }
     });
     __syncthreads();
     for (int t = 0; t < targets; ++t) {
-      LargeBlock::Add(state.bins[t][threadIdx.x], bins[t][threadIdx.x]);
+      LargeBlock::Add(state.bins[t][threadIdx.x],
+                      bins[t < counted ? t : 0][threadIdx.x]);
     }
     if (!sums_too) return;
 #pragma unroll
-    for (int t = 0; t < kTargets; ++t) {
+    for (int t = 0; t < kMost; ++t) {
       if (t >= targets) break;
       const int64_t sum = CombineThreads(sums[t], Plus());
       if (threadIdx.x == 0) LargeBlock::Add(state.sums[t], sum);
@@ -153,19 +157,26 @@ struct SearchSymmetric {
 
   __device__ void operator()(const FindLevels& args, LargeBlock& state,
                              int64_t piece) const {
-    __shared__ LargeBlock::Sum sums[kBins];
+    // Sums of the lower and of the upper bits, because shared memory adds no more than
+    // 32 bits at once. Those of a piece fit.
+    constexpr int kLowBits = 15;
+    static_assert(kPiece <= int64_t{1} << (32 - kLowBits - 1), "");
+    __shared__ uint32_t lows[kBins], highs[kBins];
     const FixedPoint fixed_point = state.Fixed();
     const uint32_t prefix = state.prefixes[0];
-    sums[threadIdx.x] = 0;
+    lows[threadIdx.x] = highs[threadIdx.x] = 0;
     __syncthreads();
     ForEachKey(args, state, piece, [&](uint32_t key) {
       const uint32_t digit =
           shift == kFirstShift ? key >> shift : (key ^ prefix) >> shift;
-      if (digit < kBins) LargeBlock::Add(sums[digit], fixed_point(key));
+      if (digit >= kBins) return;
+      const uint32_t q = static_cast<uint32_t>(fixed_point(key));
+      atomicAdd(&lows[digit], q & ((1u << kLowBits) - 1));
+      atomicAdd(&highs[digit], q >> kLowBits);
     });
     __syncthreads();
     LargeBlock::Add(state.bins[0][threadIdx.x],
-                    static_cast<int64_t>(sums[threadIdx.x]));
+                    (int64_t{highs[threadIdx.x]} << kLowBits) + lows[threadIdx.x]);
   }
 
   __device__ void Decide(const FindLevels& args, LargeBlock& state) const {
@@ -280,8 +291,13 @@ inline const char* RunSearch(const Gpu& gpu, const FindLevels& args, int64_t fir
                              int64_t spacing, int64_t reach, int64_t targets) {
   const char* error = nullptr;
   for (int shift = kFirstShift; shift >= 0 && error == nullptr; shift -= kDigitBits) {
-    error = RunLook(gpu, args,
-                    Search{first, spacing, reach, static_cast<int>(targets), shift});
+    const int number = static_cast<int>(targets);
+    const auto look = [&](auto search) {
+      return RunLook(gpu, args, decltype(search){first, spacing, reach, number, shift});
+    };
+    error = number == 1   ? look(Search<1>())
+            : number <= 4 ? look(Search<4>())
+                          : look(Search<kTargets>());
   }
   return error;
 }

@@ -251,7 +251,9 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return ((uint64_t{high} << 32 | low) << shift % 32) >> 32;
 }
 inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(a); }
-inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
+inline int __float2int_rn(float a) {
+  return std::isnan(a) ? 0 : static_cast<int>(std::nearbyint(a));
+}
 inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>(a); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
