@@ -10,7 +10,7 @@ namespace tfgradcomp {
 namespace {
 
 // Elements of a block that each lane sorts: few for the smallest blocks.
-constexpr int kFewEach = 8, kMostEach = 64;
+constexpr int kFewEach = 16, kMostEach = 64;
 constexpr int64_t kMostSorted = kMostEach * kWarp;
 constexpr int kSortWarps = 4;  // In a thread block, whose shared memory they share.
 
