@@ -1,6 +1,7 @@
 // Packing, unpacking and adding codes of any base.
 
 #include "digits.h"
+#include "quads.h"
 
 namespace tfgradcomp {
 namespace {
@@ -29,19 +30,56 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ uint32_t tiles[kWarpsPerBlock][kTilePlaces];
   uint32_t* tile = tiles[WarpInBlock()];
   const int step = base.TileElements();
-  const int64_t tiles_per_row = (args.size + step - 1) / step;
-  for (int64_t t = FirstTile(); t < args.rows * tiles_per_row; t += TileStride()) {
-    const int64_t row = t / tiles_per_row;
-    const int64_t begin = (t - row * tiles_per_row) * step;
+  for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
+    const int64_t begin = t * step;
     const int count = CountOfTile(args.size, begin, step);
-    SumCodesOfTile<1>(args.words + row * words_per_row, 1, words_per_row, base, begin,
-                      count, tile);
-    __syncwarp();
-    int32_t* codes = args.codes + row * args.size + begin;
-    for (int e = Lane(); e < count; e += kWarp) {
-      codes[e] = static_cast<int32_t>(tile[PlaceOf(e)]);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      SumCodesOfTile<1>(args.words + row * words_per_row, 1, words_per_row, base, begin,
+                        count, tile);
+      __syncwarp();
+      int32_t* codes = args.codes + row * args.size + begin;
+      for (int e = Lane(); e < count; e += kWarp) {
+        codes[e] = static_cast<int32_t>(tile[PlaceOf(e)]);
+      }
+      __syncwarp();
     }
-    __syncwarp();
+  }
+}
+
+template <uint32_t kBase>
+__global__ void __launch_bounds__(kThreads)
+    UnpackQuadsKernel(UnpackCodes args, int64_t words_per_row) {
+  using Base = CommonBase<kBase>;
+  const uint32_t base = static_cast<uint32_t>(args.base);
+  __shared__ uint32_t tiles[kWarpsPerBlock][Base::kPlaces];
+  uint32_t* tile = tiles[WarpInBlock()];
+  for (int64_t t = FirstTile(); t * Base::kElements < args.size; t += TileStride()) {
+    const int64_t word = t * Base::kAllWords, begin = t * Base::kElements;
+    const int count = CountOfTile(args.size, begin, Base::kElements);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      SumToShared<kBase, 1>(args.words + row * words_per_row + word, 1, words_per_row,
+                            words_per_row - word, base, tile);
+      __syncwarp();
+      int32_t* codes = args.codes + row * args.size + begin;
+      const bool aligned = IsAligned(codes);
+#pragma unroll
+      for (int quad = Lane(); quad < Base::kAllQuads; quad += kWarp) {
+        const int e = 4 * quad;
+        uint32_t packed = tile[Base::PlaceOf(quad)];
+        if (aligned && e + 4 <= count) {
+          Four<int32_t> four;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) four.at[i] = packed >> (8 * i) & 0xFF;
+          StoreFour(codes, e, four);
+          continue;
+        }
+#pragma unroll 1
+        for (int i = e; i < e + 4 && i < count; ++i, packed >>= 8) {
+          codes[i] = packed & 0xFF;
+        }
+      }
+      __syncwarp();
+    }
   }
 }
 
@@ -97,9 +135,18 @@ const char* Run(const Gpu& gpu, const PackCodes& args) {
 }
 
 const char* Run(const Gpu& gpu, const UnpackCodes& args) {
-  const Base base(args.base);
-  return Launch(gpu, args.rows * CeilDiv(args.size, base.TileElements()),
-                UnpackCodesKernel, args, base, WordsFor(args.size, args.base));
+  const int64_t words = WordsFor(args.size, args.base);
+  return ForBase(
+      args.base,
+      [&](auto base) {
+        return Launch(gpu, CeilDiv(words, base.kAllWords),
+                      UnpackQuadsKernel<base.kValue>, args, words);
+      },
+      [&] {
+        const Base base(args.base);
+        return Launch(gpu, CeilDiv(args.size, base.TileElements()), UnpackCodesKernel,
+                      args, base, words);
+      });
 }
 
 const char* Run(const Gpu& gpu, const SumCodes& args) {
