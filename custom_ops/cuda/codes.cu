@@ -99,6 +99,62 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Sums of a common base. A tile is in bytes, from the first element of a word of the
+// summands, perhaps `before` the first element of a word of the sum.
+template <uint32_t kBase>
+struct SumTile {
+  using Base = CommonBase<kBase>;
+  static constexpr int kParts = 2047 / Base::kElements + 1;
+  static constexpr int kElements = kParts * Base::kElements;
+
+  // The elements of a tile that are whole words of the sum.
+  static int Step(int sum_digits) {
+    const int step = kElements / sum_digits * sum_digits;
+    if (step % Base::kDigits == 0) return step;  // There is never any before.
+    return (kElements - Base::kDigits + 1) / sum_digits * sum_digits;
+  }
+
+  __device__ uint32_t At(int e) const {
+    const int place = 4 * Base::PlaceOf(e / 4) + e % 4;
+    return reinterpret_cast<const uint8_t*>(quads)[place];
+  }
+
+  uint32_t quads[kParts * Base::kPlaces];
+};
+
+template <uint32_t kBase>
+__global__ void __launch_bounds__(kThreads)
+    SumQuadsKernel(SumCodes args, Base sum_base, int step, int64_t words_per_worker) {
+  using Base = CommonBase<kBase>;
+  const uint32_t base = static_cast<uint32_t>(args.base);
+  __shared__ SumTile<kBase> tiles[kWarpsPerBlock];
+  SumTile<kBase>& tile = tiles[WarpInBlock()];
+  for (int64_t t = FirstTile(); t * step < args.size; t += TileStride()) {
+    const int64_t begin = t * step, first = begin / Base::kDigits;
+    const int before = static_cast<int>(begin - first * Base::kDigits);
+    const int count = CountOfTile(args.size, begin, step);
+    for (int part = 0; part * Base::kElements < before + count; ++part) {
+      const int64_t word = first + part * Base::kAllWords;
+      SumToShared<kBase, 4>(args.words + word, static_cast<int>(args.num_workers),
+                            words_per_worker, words_per_worker - word, base,
+                            tile.quads + part * Base::kPlaces);
+    }
+    __syncwarp();
+    uint32_t* sum = args.sum + begin / sum_base.digits;
+    for (int word = Lane(); word * sum_base.digits < count; word += kWarp) {
+      const int from = word * sum_base.digits;
+      const int to = from + sum_base.digits < count ? from + sum_base.digits : count;
+      uint32_t packed = 0;
+#pragma unroll 4
+      for (int e = before + to - 1; e >= before + from; --e) {
+        packed = packed * sum_base.value + tile.At(e);
+      }
+      sum[word] = packed;
+    }
+    __syncwarp();
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     SumLevelsKernel(SumLevels args, Base base, int64_t words_per_worker) {
   __shared__ uint32_t tiles[kWarpsPerBlock][kTilePlaces];
@@ -150,9 +206,19 @@ const char* Run(const Gpu& gpu, const UnpackCodes& args) {
 }
 
 const char* Run(const Gpu& gpu, const SumCodes& args) {
-  const Base base(args.base), sum_base(args.sum_base);
-  return Launch(gpu, CeilDiv(args.size, sum_base.TileElements()), SumCodesKernel, args,
-                base, sum_base, WordsFor(args.size, args.base));
+  const int64_t words = WordsFor(args.size, args.base);
+  const Base sum_base(args.sum_base);
+  return ForBase(
+      QuadsHold(args.num_workers, args.base) ? args.base : 0,
+      [&](auto base) {
+        const int step = SumTile<base.kValue>::Step(sum_base.digits);
+        return Launch(gpu, CeilDiv(args.size, step), SumQuadsKernel<base.kValue>, args,
+                      sum_base, step, words);
+      },
+      [&] {
+        return Launch(gpu, CeilDiv(args.size, sum_base.TileElements()), SumCodesKernel,
+                      args, Base(args.base), sum_base, words);
+      });
 }
 
 const char* Run(const Gpu& gpu, const SumLevels& args) {
