@@ -155,6 +155,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Modulo 2^32: only the result has to be below 2^31.
+__device__ inline float Level(const SumLevels& args, float scale, uint32_t sum) {
+  const uint32_t level =
+      static_cast<uint32_t>(args.step) * sum - static_cast<uint32_t>(args.zero);
+  return __fmul_rn(scale, static_cast<float>(static_cast<int32_t>(level)));
+}
+
 __global__ void __launch_bounds__(kThreads)
     SumLevelsKernel(SumLevels args, Base base, int64_t words_per_worker) {
   __shared__ uint32_t tiles[kWarpsPerBlock][kTilePlaces];
@@ -172,13 +179,60 @@ __global__ void __launch_bounds__(kThreads)
     for (int e = Lane(); e < count; e += kWarp) {
       const int64_t j = begin + e;
       if (blocks.first != blocks.last) scale = args.scale[blocks.Of(j)];
-      // Modulo 2^32: only the result has to be below 2^31.
-      const uint32_t level = static_cast<uint32_t>(args.step) * tile[PlaceOf(e)] -
-                             static_cast<uint32_t>(args.zero);
-      args.values.whole[j] =
-          __fmul_rn(scale, static_cast<float>(static_cast<int32_t>(level)));
+      args.values.whole[j] = Level(args, scale, tile[PlaceOf(e)]);
     }
     __syncwarp();
+  }
+}
+
+// A tile has several parts, so that its block is not searched too often.
+template <uint32_t kBase>
+constexpr int kPartsOfTile = 2047 / CommonBase<kBase>::kElements + 1;
+
+template <uint32_t kBase>
+__global__ void __launch_bounds__(kThreads)
+    SumLevelsOfQuadsKernel(SumLevels args, int64_t words_per_worker) {
+  using Base = CommonBase<kBase>;
+  const uint32_t base = static_cast<uint32_t>(args.base);
+  constexpr int kElements = kPartsOfTile<kBase> * Base::kElements;
+  __shared__ uint32_t tiles[kWarpsPerBlock][Base::kPlaces];
+  uint32_t* tile = tiles[WarpInBlock()];
+  for (int64_t t = FirstTile(); t * kElements < args.size; t += TileStride()) {
+    const int64_t begin = t * kElements;
+    const int count = CountOfTile(args.size, begin, kElements);
+    float* values = args.values.whole + begin;
+    const bool aligned = IsAligned(values);
+    LaneBlock block(args.row_splits, args.num_blocks, begin, count);
+    float scale = 0;
+    for (int part = 0; part < count; part += Base::kElements) {
+      const int64_t word = (begin + part) / Base::kDigits;
+      SumToShared<kBase, 4>(args.words + word, static_cast<int>(args.num_workers),
+                            words_per_worker, words_per_worker - word, base, tile);
+      __syncwarp();
+#pragma unroll 1
+      for (int quad = Lane(); quad < Base::kAllQuads; quad += kWarp) {
+        const int e = part + 4 * quad;
+        if (e >= count) break;
+        if (block.Move(e)) scale = args.scale[block.index];
+        uint32_t sums = tile[Base::PlaceOf(quad)];
+        const bool has_four = block.HasFour(e);
+        if (aligned && has_four) {
+          Four<float> four;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            four.at[i] = Level(args, scale, sums >> (8 * i) & 0xFF);
+          }
+          StoreFour(values, e, four);
+          continue;
+        }
+#pragma unroll 1
+        for (int i = e; i < e + 4 && i < count; ++i, sums >>= 8) {
+          const float its_scale = has_four ? scale : args.scale[block.Of(i)];
+          values[i] = Level(args, its_scale, sums & 0xFF);
+        }
+      }
+      __syncwarp();
+    }
   }
 }
 
@@ -222,9 +276,18 @@ const char* Run(const Gpu& gpu, const SumCodes& args) {
 }
 
 const char* Run(const Gpu& gpu, const SumLevels& args) {
-  const Base base(args.base);
-  return Launch(gpu, CeilDiv(args.size, base.TileElements()), SumLevelsKernel, args,
-                base, WordsFor(args.size, args.base));
+  const int64_t words = WordsFor(args.size, args.base);
+  return ForBase(
+      QuadsHold(args.num_workers, args.base) ? args.base : 0,
+      [&](auto base) {
+        return Launch(gpu, CeilDiv(words, base.kAllWords * kPartsOfTile<base.kValue>),
+                      SumLevelsOfQuadsKernel<base.kValue>, args, words);
+      },
+      [&] {
+        const Base base(args.base);
+        return Launch(gpu, CeilDiv(args.size, base.TileElements()), SumLevelsKernel,
+                      args, base, words);
+      });
 }
 
 }  // namespace tfgradcomp
