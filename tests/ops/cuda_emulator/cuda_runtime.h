@@ -247,12 +247,21 @@ T atomicMax(T* target, T value) {
 
 inline int __popc(unsigned a) { return __builtin_popcount(a); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    picked |= (bytes >> (8 * (selector >> (4 * i) & 7)) & 0xFF) << (8 * i);
+  }
+  return picked;
+}
 inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(a); }
 inline int __float2int_rn(float a) { return static_cast<int>(std::nearbyint(a)); }
 inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>(a); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 
 // -- The runtime ------------------------------------------------------------------
