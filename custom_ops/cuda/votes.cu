@@ -1,6 +1,7 @@
 // The majority vote.
 
 #include "digits.h"
+#include "quads.h"
 #include "signs.h"
 
 namespace tfgradcomp {
@@ -107,6 +108,117 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Votes of quads: four at once, of sums below 128, so that each byte has room for a
+// carry. A tile is whole words of both bases and whole blocks of coins.
+constexpr int kVoteElements = 2560;
+constexpr uint32_t kOnes = 0x01010101;
+
+// The reply is plus for sums of codes from `plus` on, none from `none` on, else minus.
+struct Limits {
+  explicit Limits(const MajorityVote& args) {
+    const int64_t workers = args.num_workers, sums = args.base == 2 ? 2 : 1;
+    int64_t quorum = args.reply_base == 2 || args.quorum < 1 ? 1 : args.quorum;
+    if (quorum > workers) quorum = workers + 1;
+    // The vote's net is sums * sum - workers.
+    plus = static_cast<uint32_t>((workers + quorum + sums - 1) / sums);
+    none = static_cast<uint32_t>((workers - quorum + sums) / sums);
+    tie = static_cast<uint32_t>(workers / sums);
+    coins = args.stream != nullptr && workers % sums == 0 &&
+            (args.reply_base == 2 || args.quorum < 1);
+  }
+
+  uint32_t plus, none, tie;
+  bool coins;  // Whether coins decide ties.
+};
+
+// 1 for each byte that is at least `limit`.
+__device__ inline uint32_t FromOn(uint32_t quad, uint32_t limit) {
+  return (quad + kOnes * (128 - limit)) >> 7 & kOnes;
+}
+
+// The codes of the reply from a quad of sums. A coin, one of the lowest four bits of
+// `coins`, adds 1 to a tie or subtracts 1.
+template <int kReplyBase>
+__device__ inline uint32_t VoteQuad(const Limits& limits, uint32_t quad,
+                                    uint32_t coins) {
+  if (limits.coins) {
+    const uint32_t ties = FromOn(quad ^ kOnes * limits.tie, 1) ^ kOnes;
+    quad += 2 * (ties & (coins & 15) * 0x00204081) - ties;
+  }
+  const uint32_t plus = FromOn(quad, limits.plus);
+  return kReplyBase == 2 ? plus : plus + FromOn(quad, limits.none);
+}
+
+// The word of the codes quad_at(0), quad_at(1), ..., of which only `left` count.
+template <int kReplyBase, typename QuadAt>
+__device__ inline uint32_t PackQuads(int left, const QuadAt& quad_at) {
+  constexpr uint32_t kBase = kReplyBase, kSquare = kBase * kBase;
+  uint32_t packed = 0;
+#pragma unroll
+  for (int i = CommonBase<kReplyBase>::kQuads - 1; i >= 0; --i) {
+    // The product's upper byte is the quad as a number.
+    const uint32_t product =
+        quad_at(i) * (1 << 24 | kBase << 16 | kSquare << 8 | kSquare * kBase);
+    packed = packed * (kSquare * kSquare) + (product >> 24);
+  }
+  if (left >= CommonBase<kReplyBase>::kDigits) return packed;
+  uint32_t power = 1;
+  for (int i = 0; i < left; ++i) power *= kBase;
+  return packed % power;
+}
+
+template <int kBase, int kReplyBase>
+__global__ void __launch_bounds__(kThreads)
+    QuadVoteKernel(MajorityVote args, Limits limits, int64_t words_per_worker) {
+  using Base = CommonBase<kBase>;
+  using ReplyBase = CommonBase<kReplyBase>;
+  constexpr int kTileWords = kVoteElements / Base::kDigits;
+  constexpr int kParts = (kTileWords - 1) / Base::kAllWords + 1;
+  __shared__ uint32_t tiles[kWarpsPerBlock][kParts * Base::kPlaces];
+  __shared__ uint32_t all_coins[kWarpsPerBlock][kParts * Base::kElements / kWarp];
+  uint32_t *tile = tiles[WarpInBlock()], *coins = all_coins[WarpInBlock()];
+  for (int64_t t = FirstTile(); t * kVoteElements < args.size; t += TileStride()) {
+    const int64_t begin = t * kVoteElements, word = t * kTileWords;
+    const int words = CountOfTile(words_per_worker, word, kTileWords);
+    if (limits.coins && Lane() < kVoteElements / 128) {
+      const RandomStream stream = ReadStream(args.stream);
+      tfgradcomp_format::Philox(stream, stream.CoinBlock(begin + 128 * Lane()),
+                                coins + 4 * Lane());
+    }
+    __syncwarp();
+    for (int part = 0; part < kParts; ++part) {
+      const int own = part * kWarp + Lane(), first = own * Base::kWords;
+      uint32_t quads[Base::kQuads];
+      SumWords<kBase, 4>(args.words + word + first, static_cast<int>(args.num_workers),
+                         words_per_worker, words - first,
+                         static_cast<uint32_t>(args.base), quads);
+#pragma unroll
+      for (int q = 0; q < Base::kQuads; ++q) {
+        const int e = 4 * (own * Base::kQuads + q);
+        const uint32_t coin = limits.coins ? coins[e / kWarp] >> (e % kWarp) : 0;
+        tile[own * Base::kStride + q] = VoteQuad<kReplyBase>(limits, quads[q], coin);
+      }
+    }
+    __syncwarp();
+    const int count = CountOfTile(args.size, begin, kVoteElements);
+    uint32_t* votes = args.votes + begin / ReplyBase::kDigits;
+    for (int i = Lane(); i * ReplyBase::kDigits < count; i += kWarp) {
+      votes[i] = PackQuads<kReplyBase>(count - i * ReplyBase::kDigits, [&](int q) {
+        return tile[Base::PlaceOf(i * ReplyBase::kQuads + q)];
+      });
+    }
+    __syncwarp();
+  }
+}
+
+template <int kBase, int kReplyBase>
+const char* RunQuadVote(const Gpu& gpu, const MajorityVote& args,
+                        int64_t words_per_worker) {
+  return Launch(gpu, CeilDiv(args.size, kVoteElements),
+                QuadVoteKernel<kBase, kReplyBase>, args, Limits(args),
+                words_per_worker);
+}
+
 }  // namespace
 
 const char* Run(const Gpu& gpu, const MajorityVote& args) {
@@ -119,6 +231,12 @@ const char* Run(const Gpu& gpu, const MajorityVote& args) {
                      : workers < 32 ? RunSignVote<5, 4>
                      : workers < 64 ? RunSignVote<6, 2>
                                     : RunSignVote<32, 1>;
+    return run(gpu, args, words_per_worker);
+  }
+  if (args.num_workers * (args.base - 1) < 128) {
+    const auto run = args.base == 2         ? RunQuadVote<2, 3>
+                     : args.reply_base == 2 ? RunQuadVote<3, 2>
+                                            : RunQuadVote<3, 3>;
     return run(gpu, args, words_per_worker);
   }
   const Base base(args.base), reply_base(args.reply_base);

@@ -250,6 +250,14 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32;
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return ((uint64_t{high} << 32 | low) << shift % 32) >> 32;
 }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    picked |= (bytes >> (8 * (selector >> (4 * i) & 7)) & 0xFF) << (8 * i);
+  }
+  return picked;
+}
 inline int __clz(int a) { return a == 0 ? 32 : __builtin_clz(a); }
 inline int __float2int_rn(float a) {
   return std::isnan(a) ? 0 : static_cast<int>(std::nearbyint(a));
@@ -258,6 +266,7 @@ inline float __uint_as_float(unsigned a) { return cuda_emulator::FromBits<float>
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 
 // -- The runtime ------------------------------------------------------------------
