@@ -59,9 +59,9 @@ def main() -> None:
     quick = sum(float(row["of copy"]) >= AIM for row in rows)
     one = rows[0]
     head = (
-        f"{one['device']}; driver {one['driver']}; CUDA {one['CUDA']}; {most} elements; "
-        f"{one['date']}, commit {one['commit']}. {quick} of {len(rows)} calls reach "
-        f"{AIM} of a copy's bandwidth."
+        f"{one['device']}; driver {one['driver']}; CUDA {one['CUDA']}; "
+        f"{most} elements; {one['date']}, commit {one['commit']}. "
+        f"{quick} of {len(rows)} calls reach {AIM} of a copy's bandwidth."
     )
     titles = ["call", "one block, µs", "of copy", "buckets, µs", "of copy"]
     readme = HERE / "README.md"
