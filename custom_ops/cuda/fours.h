@@ -41,13 +41,10 @@ class LaneBlock {
   // For the `count` elements from `begin` on. The functions count from there.
   __device__ LaneBlock(const int64_t* row_splits, int64_t num_blocks, int64_t begin,
                        int count)
-      : row_splits_(row_splits), begin_(begin), count_(count) {
-    index = last_ = ByWarp(0, num_blocks - 1, begin);
-    if (row_splits[index + 1] >= begin + count) return;
-    const int64_t most = index + count - 1;  // No block is empty.
-    last_ =
-        ByWarp(index + 1, most < num_blocks ? most : num_blocks - 1, begin + count - 1);
-  }
+      : blocks_(row_splits, num_blocks, begin, begin + count),
+        row_splits_(row_splits),
+        begin_(begin),
+        count_(count) {}
 
   // Moves on to element e. Returns whether it is in another block than the last one.
   __device__ bool Move(int e) {
@@ -61,28 +58,14 @@ class LaneBlock {
   // Whether the four elements from e on are in the block.
   __device__ bool HasFour(int e) const { return e + 4 <= end_; }
 
-  // The block of an element from the last one on.
-  __device__ int64_t Of(int e) const {
-    return BlockOf(row_splits_, index, last_, begin_ + e);
-  }
+  __device__ int64_t Of(int e) const { return blocks_.Of(begin_ + e); }
 
-  int64_t index;
+  int64_t index = 0;  // Of the last element moved to.
 
  private:
-  // BlockOf, where each step leaves a 32nd of the blocks.
-  __device__ int64_t ByWarp(int64_t first, int64_t last, int64_t j) const {
-    while (first < last) {
-      const int64_t step = CeilDiv(last - first, kWarp);
-      const int64_t block = first + (Lane() + 1) * step;
-      const int64_t steps = CountLanes(block <= last && row_splits_[block] <= j);
-      first += steps * step;
-      if (first + step <= last) last = first + step - 1;
-    }
-    return first;
-  }
-
+  const TileBlocks blocks_;
   const int64_t* row_splits_;
-  int64_t begin_, last_;
+  int64_t begin_;
   int count_, end_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "digits.h"
+#include "fours.h"
 #include "random.h"
 
 namespace tfgradcomp {
@@ -67,13 +68,10 @@ __device__ inline Comparison GoesUp(const float* levels, int64_t k, float x) {
 // Reads neighbouring numbers, of which `left` exist.
 __device__ inline void ReadNumbers(const float* numbers, int64_t left,
                                    float (&x)[kAtOnce]) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(numbers) % sizeof(float4) == 0;
-  if (is_aligned && left >= kAtOnce) {
-    const float4 four = *reinterpret_cast<const float4*>(numbers);
-    x[0] = four.x;
-    x[1] = four.y;
-    x[2] = four.z;
-    x[3] = four.w;
+  if (left >= kAtOnce) {
+    const Four<float> four = LoadFour(numbers, 0, IsAligned(numbers));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) x[i] = four.at[i];
   } else {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) x[i] = i < left ? numbers[i] : 0;

@@ -40,10 +40,6 @@ struct dim3 {
   unsigned x;
 };
 
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-
 inline dim3 gridDim, blockDim, blockIdx, threadIdx;
 
 // -- Threads ----------------------------------------------------------------------
