@@ -26,7 +26,8 @@ import virtual_cluster
 from processes import exit_on_signals
 from workloads import WORKLOADS
 
-CARRIERS = ("grpc", "tcp")
+from tfgradcomp.collectives import CARRIERS
+
 LOOPBACK = "loopback"
 METHODS = "TernGrad,Signum,DistEFBlockSGDM,OneBitAdam"
 COLUMNS = ("rate", "workload", "workers", "method", "transport", "rounds")

@@ -75,7 +75,7 @@ def _over_tcp():
 
 
 def in_other_orders():
-    """What two call sites gather, each of which another worker is late at."""
+    """Returns what two call sites gather; worker r comes late to call site r."""
     collectives, rank = _over_tcp(), strategy_and_rank()[1]
 
     def gathered(site):

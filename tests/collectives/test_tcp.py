@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 
 import keras
 import pytest
@@ -51,15 +50,13 @@ def test_two_optimizers_take_steps_at_the_same_time(pools):
 
 
 def test_a_worker_that_dies_is_named(pools):
-    began = time.monotonic()
     with pytest.raises(AssertionError) as caught:
-        pools(2).run(tcp_cases.die, 1)
+        pools(2).run(tcp_cases.die, 1, timeout=60)
     text = str(caught.value)
     assert "worker 1: died: SIGKILL" in text
     assert "UnavailableError" in text
     assert "worker 1 has ended, or closed its connection to worker 0" in text
     assert "Exchange: sum of last words" in text
-    assert time.monotonic() - began < 60
 
 
 def test_a_step_that_fails_ends_the_exchange_of_all(pools):
