@@ -4,14 +4,15 @@
     python examples/studies/auto.py --parts classes
     python examples/studies/auto.py --quick
 
-    classes  what `Auto` chooses with each `risk`
+    classes  what `Auto` chooses with each `risk`, and bfloat16 in all steps
     methods  every candidate of low and medium risk, also those that are never the
-             quickest or have too large an error; bfloat16 in all steps; and float32
-             at a rate larger by 0.001 %, which shows how much chance there is
+             quickest or have too large an error; and float32 at a rate larger by
+             0.001 %, which shows how much chance there is
 
 LeNet, ResNet-8 and the leaderboard's CNN learn Fashion-MNIST with momentum, a small
-transformer the next letter of a synthetic text with Adam, on four virtual workers. All
-methods begin after 150 steps as bfloat16, as `Auto` lets them. Writes
+transformer the next letter of a synthetic text with Adam, and a decoder the next
+character of the King James Bible with Adam, on four virtual workers. All methods begin
+after 150 steps as bfloat16, as `Auto` lets them. Writes
 examples/results/auto.csv (an interrupted run resumes) and the tables of
 docs/studies/auto.md; `--quick` takes few steps of some trainings and writes nothing.
 """
@@ -23,12 +24,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
+import local_language
+import numpy as np
 import study
+import tensorflow as tf
 
 import tfgradcomp
 from tfgradcomp.planning.candidates import BFLOAT16, FLOAT32, Candidate, options
 from tfgradcomp.planning.risks import RISKS
 
+import bible  # isort: skip
 import data  # isort: skip
 import leaderboard  # isort: skip
 import models  # isort: skip
@@ -66,6 +71,11 @@ def adam(rate: float, steps: int):
     return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps))
 
 
+def warmed_adam(rate: float, steps: int):
+    """Return Adam; its rate rises for 100 steps, then falls along a cosine."""
+    return local_language.make_inner("Adam", rate, steps)
+
+
 @functools.cache
 def first_images(number: int) -> list:
     """Return images for training, and 10,000 for testing, cached in memory."""
@@ -97,6 +107,31 @@ def letters(each: int, steps: int) -> Callable:
     return datasets
 
 
+def characters(each: int, steps: int) -> Callable:
+    """Return a function of a seed that returns batches of texts of the Bible."""
+    length = local_language.LENGTH
+
+    def batches(found: np.ndarray, size: int):
+        pairs = tf.data.Dataset.from_tensor_slices((found[:, :-1], found[:, 1:]))
+        return study.without_autotune(pairs.batch(size, drop_remainder=True))
+
+    def datasets(seed):
+        first, last, _ = bible.characters()
+        rng, number = np.random.default_rng(seed), each * WORKERS * steps
+        starts = rng.integers(len(first) - length, size=[number, 1])
+        train = first[starts + np.arange(length + 1)].astype(np.int32)
+        test = local_language.held_out(last, local_language.HELD_OUT)
+        return batches(train, each * WORKERS), batches(test, 128)
+
+    return datasets
+
+
+def make_decoder():
+    """Return the decoder of the study of local steps."""
+    _, _, alphabet = bible.characters()
+    return models.make_decoder(len(alphabet), local_language.LENGTH)
+
+
 class Task(NamedTuple):
     """A model, its optimizer and its data.
 
@@ -119,7 +154,10 @@ TASKS = {
     "ResNet-8": Task(models.make_resnet, momentum, 0.1, images(16, 300)),
     "transformer": Task(models.make_transformer, adam, 3e-3, letters(8, 400)),
     "CNN": Task(models.make_lenet, momentum, 0.05, leaderboard.TASKS["CNN"].datasets),
+    "decoder": Task(make_decoder, warmed_adam, 2e-3, characters(2, 768)),
 }
+# Of these, every candidate is trained.
+WITH_METHODS = ("LeNet", "ResNet-8", "transformer")
 
 
 class Chosen(tfgradcomp.Auto):
@@ -154,17 +192,17 @@ def make_optimizer(way: str, inner, after: int):
 
 
 def keys_of_classes(seeds: list[int]) -> list[dict]:
-    """Return the keys of float32 and of the classes, those of a seed together."""
+    """Return the keys of float32, bfloat16 and the classes, a seed's together."""
     return [
         {"task": task, "way": way, "seed": seed}
         for seed in seeds
         for task in TASKS
-        for way in (FLOAT32, *MAY_LOSE)
+        for way in (FLOAT32, BFLOAT16, *MAY_LOSE)
     ]
 
 
 def keys_of_methods(seeds: list[int], rows: list[dict]) -> list[dict]:
-    """Return the keys of candidates that no class has chosen, bfloat16 and float32.
+    """Return the keys of candidates that no class has chosen, and of moved float32.
 
     Args:
         seeds: The seeds.
@@ -172,9 +210,8 @@ def keys_of_methods(seeds: list[int], rows: list[dict]) -> list[dict]:
     """
     chosen = {(row["task"], row["method"], row["seed"]) for row in rows}
     ways = {
-        task: [*candidates(made.inner(made.rate, 1)), BFLOAT16, MOVED]
-        for task, made in TASKS.items()
-        if task != "CNN"
+        task: [*candidates(TASKS[task].inner(TASKS[task].rate, 1)), MOVED]
+        for task in WITH_METHODS
     }
     return [
         {"task": task, "way": way, "seed": seed}
@@ -284,7 +321,7 @@ def quick():
 
 def main():
     """Run the study."""
-    given = study.arguments(__doc__, parts=("classes", "methods")).parse_args()
+    given = study.arguments(__doc__, range(6), ("classes", "methods")).parse_args()
     if given.quick:
         quick()
         return
