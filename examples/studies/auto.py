@@ -321,18 +321,25 @@ def quick():
 
 def main():
     """Run the study."""
-    given = study.arguments(__doc__, range(6), ("classes", "methods")).parse_args()
+    parser = study.arguments(__doc__, range(6), ("classes", "methods"))
+    parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS])
+    given = parser.parse_args()
     if given.quick:
         quick()
         return
-    measure = None if given.tables else train
-    rows = study.complete(
-        "auto", keys_of_classes(given.seeds), measure, COLUMNS, words=WORDS
-    )
-    keys = keys_of_methods(given.seeds, rows)
-    if "methods" not in given.parts:
-        measure = None
-    rows += study.complete("auto", keys, measure, COLUMNS, words=WORDS)
+
+    def rows_of(part, keys):
+        is_wanted = part in given.parts and not given.tables
+        wanted = [key for key in keys if is_wanted and key["task"] in given.models]
+        complete = functools.partial(
+            study.complete, "auto", columns=COLUMNS, words=WORDS
+        )
+        if wanted:
+            complete(wanted, train)
+        return complete(keys, None)
+
+    rows = rows_of("classes", keys_of_classes(given.seeds))
+    rows += rows_of("methods", keys_of_methods(given.seeds, rows))
     where = f"{WORKERS} virtual workers, seeds {', '.join(map(str, given.seeds))}"
     for name, of_classes in (("classes", True), ("methods", False)):
         if name in given.parts:
