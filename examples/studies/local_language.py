@@ -30,7 +30,7 @@ import tfgradcomp
 import bible  # isort: skip
 import models  # isort: skip
 
-WORKERS, EACH, LENGTH = 4, 2, 64
+WORKERS, EACH = 4, 2
 # Both are divisible by all numbers of local steps: the end of a part, which makes an
 # exchange, adds none.
 STEPS, PART, AT_ONCE = 3072, 512, 16
@@ -152,12 +152,6 @@ def make_optimizer(row: Row, rate: float, steps: int):
     return tfgradcomp.LocalSteps(inner, outer, every=row.every)
 
 
-def held_out(text: np.ndarray, number: int) -> np.ndarray:
-    """Return texts at regular places, each a character longer than `LENGTH`."""
-    starts = np.linspace(0, len(text) - LENGTH - 1, number).astype(int)
-    return text[starts[:, np.newaxis] + np.arange(LENGTH + 1)].astype(np.int32)
-
-
 def loss_of(model, batch):
     """Return the mean loss of texts, in nats a character."""
     logits = model(batch[:, :-1], training=True)
@@ -178,9 +172,9 @@ def make_steps(strategy, model, optimizer, text: np.ndarray, seed: int):
     def step(number):
         rank = tf.distribute.get_replica_context().replica_id_in_sync_group
         starts = tf.random.stateless_uniform(
-            [WORKERS, EACH, 1], [seed, number], 0, len(text) - LENGTH, tf.int32
+            [WORKERS, EACH, 1], [seed, number], 0, len(text) - bible.LENGTH, tf.int32
         )
-        batch = tf.gather(text, starts[rank] + tf.range(LENGTH + 1))
+        batch = tf.gather(text, starts[rank] + tf.range(bible.LENGTH + 1))
         with tf.GradientTape() as tape:
             # Optimizers add up the gradients of all replicas.
             loss = loss_of(model, tf.cast(batch, tf.int32)) / WORKERS
@@ -208,14 +202,14 @@ def train(row: Row, seed: int, rate: float = RATE) -> dict:
     """
     steps = row.steps
     strategy, started = study.strategy_of(WORKERS), time.process_time()
-    first, last, alphabet = bible.characters()
+    first, _, alphabet = bible.characters()
     keras.utils.set_random_seed(seed)
     with strategy.scope():
-        model = models.make_decoder(len(alphabet), LENGTH)
+        model = models.make_decoder(len(alphabet), bible.LENGTH)
         optimizer = make_optimizer(row, rate, steps)
         optimizer.build(model.trainable_variables)
     take_steps = make_steps(strategy, model, optimizer, first, seed)
-    held = tf.constant(held_out(last, HELD_OUT))
+    held = tf.constant(bible.held_out(HELD_OUT))
     loss_of_part = tf.function(lambda batch: loss_of(model, batch))
     curve = []
     for begin in range(0, steps, AT_ONCE):
