@@ -130,7 +130,7 @@ TASKS = {
         leaderboard.make_decoder, warmed_adam, 2e-3, leaderboard.characters(768, 2)
     ),
 }
-# Of these, every candidate is trained.
+# With these, every candidate is trained.
 WITH_METHODS = ("LeNet", "ResNet-8", "transformer")
 
 
@@ -184,8 +184,8 @@ def keys_of_methods(seeds: list[int], rows: list[dict]) -> list[dict]:
     """
     chosen = {(row["task"], row["method"], row["seed"]) for row in rows}
     ways = {
-        task: [*candidates(TASKS[task].inner(TASKS[task].rate, 1)), MOVED]
-        for task in WITH_METHODS
+        task: [*candidates(made.inner(made.rate, 1)), MOVED]
+        for task, made in TASKS.items()
     }
     return [
         {"task": task, "way": way, "seed": seed}
@@ -302,9 +302,10 @@ def main():
         quick()
         return
 
-    def rows_of(part, keys):
+    def rows_of(part, keys, tasks):
         is_wanted = part in given.parts and not given.tables
-        wanted = [key for key in keys if is_wanted and key["task"] in given.models]
+        tasks = [task for task in tasks if is_wanted and task in given.models]
+        wanted = [key for key in keys if key["task"] in tasks]
         complete = functools.partial(
             study.complete, "auto", columns=COLUMNS, words=WORDS
         )
@@ -312,8 +313,8 @@ def main():
             complete(wanted, train)
         return complete(keys, None)
 
-    rows = rows_of("classes", keys_of_classes(given.seeds))
-    rows += rows_of("methods", keys_of_methods(given.seeds, rows))
+    rows = rows_of("classes", keys_of_classes(given.seeds), TASKS)
+    rows += rows_of("methods", keys_of_methods(given.seeds, rows), WITH_METHODS)
     where = f"{WORKERS} virtual workers, seeds {', '.join(map(str, given.seeds))}"
     for name, of_classes in (("classes", True), ("methods", False)):
         if name in given.parts:
