@@ -14,7 +14,10 @@ from tests.cluster import strategy_and_rank
 
 
 def sends_of_state():
-    """Returns how many elements are broadcast for variables and for an optimizer."""
+    """Returns how many elements are broadcast for a variable and for each optimizer.
+
+    The elements of each optimizer's state follow.
+    """
     strategy, _ = strategy_and_rank()
     sent = []
 
@@ -32,8 +35,14 @@ def sends_of_state():
             stack.enter_context(mock.patch.object(collective_ops, name, function))
         with strategy.scope():
             kernel = keras.Variable(tf.zeros([3000]))
-            of_variable = sum(sent)
-            optimizer = tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.1))
-            optimizer.build([kernel])
-    state = sum(math.prod(v.shape) for v in optimizer.variables)
-    return of_variable, sum(sent) - of_variable, state
+            of_variable, of_optimizers, states = sum(sent), [], []
+            for optimizer in (
+                tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.1)),
+                tfgradcomp.TernGrad(keras.optimizers.Adam()),
+                tfgradcomp.TernGrad(keras.optimizers.Adagrad()),
+            ):
+                sent.clear()
+                optimizer.build([kernel])
+                of_optimizers.append(sum(sent))
+                states.append(sum(math.prod(v.shape) for v in optimizer.variables))
+    return of_variable, of_optimizers, states

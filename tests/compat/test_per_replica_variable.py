@@ -4,10 +4,13 @@ from tests.compat import per_replica_cases
 
 
 def test_first_values_that_all_workers_know_are_not_sent(pools):
-    for of_variable, of_optimizer, state in (
+    for of_variable, of_optimizers, states in (
         pools(2).run(per_replica_cases.sends_of_state).answers
     ):
         assert of_variable == 3000
-        # Momentum and residuals begin with zeros: 3000 each.
-        assert state > 6000
-        assert of_optimizer < 100
+        dist_ef, adam, adagrad = of_optimizers
+        # Two vectors of zeros: momentum and residuals, or Adam's momenta.
+        assert min(states[:2]) > 6000
+        assert max(dist_ef, adam) < 100
+        # Adagrad's sums begin with a number.
+        assert adagrad >= 3000

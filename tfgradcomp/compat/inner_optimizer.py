@@ -32,16 +32,29 @@ def create_without_exchange() -> None:
     """Makes Keras' optimizers begin with the counter and the rate of their worker.
 
     Keras has those of the first worker sent to all. Workers whose scripts create other
-    optimizers would wait for each other before their settings can be compared.
+    optimizers would wait for each other before their settings can be compared. Momenta
+    that begin with zeros are not sent either: for Adam they are twice the model.
     """
     replace(Optimizer, "__init__", _create)
+    replace(Optimizer, "add_variable", _add_variable)
 
 
 def _create(original, optimizer, *args, **kwargs):
+    with _unsent():
+        original(optimizer, *args, **kwargs)
+
+
+def _add_variable(original, optimizer, shape, initializer="zeros", *args, **kwargs):
+    initializer = keras.initializers.get(initializer)
+    is_known = isinstance(initializer, keras.initializers.Zeros)
+    with _unsent() if is_known else contextlib.nullcontext():
+        return original(optimizer, shape, initializer, *args, **kwargs)
+
+
+def _unsent():
     strategy = tf.distribute.get_strategy()
     is_shared = is_multi_worker(strategy)
-    with first_values_unsent(strategy) if is_shared else contextlib.nullcontext():
-        original(optimizer, *args, **kwargs)
+    return first_values_unsent(strategy) if is_shared else contextlib.nullcontext()
 
 
 def filtered(

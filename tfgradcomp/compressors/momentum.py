@@ -46,10 +46,12 @@ class _MomentumWrapper(Wrapper):
 
     @override
     def transform(self, x, state, layout, context):
+        x = tf.convert_to_tensor(x)
         return self._sent(x, self._next(x, state), context)
 
     @override
     def compress(self, x, state, layout, context):
+        x = tf.convert_to_tensor(x)
         m = self._next(x, state)
         sent = self._sent(x, m, context)
         payload, inner, _ = checked_compress(

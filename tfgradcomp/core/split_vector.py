@@ -83,7 +83,9 @@ class SplitVector:
 def _joined(parts, dtype=None, name=None, as_ref=False):
     # Not cached: a tensor of one graph must not get into another. TensorFlow merges
     # equal operations of a graph.
-    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in parts], 0)
+    flat = tf.concat(
+        [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in parts], 0
+    )
     if parts.scale != 1:
         # Not `*`: Grappler would fold the scale into the next constant.
         flat = tf.math.multiply_no_nan(flat, parts.scale)

@@ -20,7 +20,9 @@ def dense(
     Raises:
         TypeError: If the gradient is not of a float type.
     """
-    gradient = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+    gradient = tf.convert_to_tensor(gradient)
+    if not gradient.shape == variable.shape:
+        gradient = tf.ensure_shape(gradient, variable.shape)
     _check_type(gradient, variable)
     return gradient
 

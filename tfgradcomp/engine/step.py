@@ -392,4 +392,4 @@ def _joined(updates, position, shape):
         values = tf.reshape(parts[0].values, [-1, *shape[1:]])
         return tf.IndexedSlices(values, parts[0].indices, tf.constant([*shape]))
     vector = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
-    return tf.reshape(vector, shape)
+    return vector if vector.shape == shape else tf.reshape(vector, shape)
