@@ -60,6 +60,7 @@ def _fused(inner, gradients, variables, factor):
             SplitVector(taken, factor),
             update_rules.coefficients(inner),
             update_rules.handles(inner, own),
+            [0] * len(own),
             rule,
         )
 

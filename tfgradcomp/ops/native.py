@@ -105,14 +105,16 @@ def apply_vector(
     x: SplitVector,
     coefficients: tf.Tensor,
     variables: Sequence[Sequence[tf.Tensor]],
+    offsets: Sequence[int],
     rule: str,
 ) -> None:
     """Updates variables by a vector, which is multiplied by its scale on the way.
 
     Args:
-        x: The vector; it has a part for each of the weights, of its size.
+        x: The vector; it has a part for each of the weights.
         coefficients: As for `apply_decoded`.
         variables: As for `apply_decoded`.
+        offsets: As for `apply_decoded`.
         rule: As for `apply_decoded`.
     """
     w, m, v = map(list, variables)
@@ -123,7 +125,7 @@ def apply_vector(
         m=m,
         v=v,
         rule=rule,
-        offsets=[0] * len(w),
+        offsets=list(offsets),
         x_scale=x.scale,
     )
 
