@@ -24,6 +24,8 @@ class Update(ctypes.Structure):
         ("w", CutVector),
         ("m", CutVector),
         ("v", CutVector),
+        ("decays", ctypes.c_void_p),
+        ("rate", ctypes.c_float),
     ]
 
 

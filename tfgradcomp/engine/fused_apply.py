@@ -74,6 +74,7 @@ class FusedApply:
                     update_rules.handles(self._inner, own),
                     [piece.begin for piece in bucket.pieces],
                     rule,
+                    update_rules.decays(self._inner, own),
                 )
                 if isinstance(source, DecodeOp):
                     decoding = source._replace(arguments=tuple(tensors))

@@ -62,6 +62,7 @@ def _fused(inner, gradients, variables, factor):
             update_rules.handles(inner, own),
             [0] * len(own),
             rule,
+            update_rules.decays(inner, own),
         )
 
     return FusedUpdate({compat.position(inner, v) for v in own}, apply)
