@@ -348,7 +348,9 @@ def _sparse(inputs: Inputs) -> list[Row]:
         Row(
             "pack what is over a threshold, 1 in 1000",
             lambda ops: (
-                lambda *args: ops.pack_over_threshold(*args, 3.0, 1.5, 0.999),
+                lambda *args: ops.pack_over_threshold(
+                    *args, [3.0] * (len(layers) - 1), 1.5, 0.999, layers
+                ),
                 arguments,
             ),
             baseline="triad",

@@ -299,21 +299,21 @@ struct PackUnambiguous {
   int64_t* nonfinite;
 };
 
-// Sparse words, with d = 0, of the elements that have accumulated more than a threshold
-// t, with r and v as above:
-//   sent if |r| > t and r * r > alpha * v
+// Sparse words, with d = 0, of the elements beyond t, the threshold of their block:
+//   r and v as above; sent if |r| > t and, with variance, r * r > alpha * v
 //   new_residual = r - (+-t) if sent, with the sign of r, else r
 //   new_variance = decay * (sent ? max((v - (2 * t) * |r|) + t * t, 0) : v).
-// Without variance there is no v, and an element is sent if |r| > t.
 struct PackOverThreshold {
   CutVector<const float> x;
   CutVector<const float> moments;  // Only if variance is given.
   const float* residual;
-  const float* variance;  // [size] or null
-  int64_t size;           // Less than 2^kIndexBits.
-  float threshold;
+  const float* variance;   // [size] or null
+  int64_t size;            // Less than 2^kIndexBits.
+  const float* threshold;  // [num_blocks], positive
   float alpha;
   float decay;
+  const int64_t* row_splits;
+  int64_t num_blocks;
   uint32_t* scratch;    // [SparseScratch(size, 0)]
   uint32_t* words;      // [size], of which the first *count are written.
   int64_t* count;       // The number of elements sent.

@@ -30,12 +30,15 @@ struct CutVector {
 //   kNesterov:  m = m * c1 - u * c0,  w = w + (m * c1 - u * c0)
 //   kAdam:      m = m + (u - m) * c1,  v = v + (u * u - v) * c2,
 //               w = w - (m * c0) / (sqrt(v) + c3)
+// Where part i has a decay d_i other than 0, w = w - (w * d_i) * rate comes before.
 enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam };
 struct Update {
   UpdateRule rule;
   const float* coefficients;  // As many as the rule has.
   // All are cut in the same way. A rule may have no m or no v.
   CutVector<float> w, m, v;
+  const float* decays = nullptr;  // [num_parts], or null: nothing decays.
+  float rate = 0;
 };
 
 // The kernel that takes the step of an update with a given vector, on a CPU only.

@@ -106,13 +106,14 @@ class PartOfVector {
     return begin >= begin_ && end <= end_;
   }
   T* At(int64_t element) const { return data_ + (element - begin_); }
+  int64_t index() const { return index_; }
 
   void Seek(int64_t element) {
     if (Holds(element, element + 1)) return;
-    const int64_t part = BlockOf(element, vector_.splits, vector_.num_parts);
-    data_ = vector_.parts[part];
-    begin_ = vector_.splits[part];
-    end_ = vector_.splits[part + 1];
+    index_ = BlockOf(element, vector_.splits, vector_.num_parts);
+    data_ = vector_.parts[index_];
+    begin_ = vector_.splits[index_];
+    end_ = vector_.splits[index_ + 1];
   }
 
   // Calls piece(p, at, count) for each part's share of [begin, end): the elements
@@ -131,6 +132,7 @@ class PartOfVector {
   CutVector<T> vector_;
   T* data_;
   int64_t begin_, end_;
+  int64_t index_ = 0;
 };
 
 // Reads groups of a vector that may be cut and has a scale. `Count` elements that lie

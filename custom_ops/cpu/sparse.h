@@ -111,34 +111,36 @@ void Kernel(const Parallel& parallel, const PackUnambiguous& shared) {
 
 void Kernel(const Parallel& parallel, const PackOverThreshold& shared) {
   *shared.nonfinite = 0;
-  const float t = shared.threshold;
   For(parallel, CeilDiv(shared.size, kGroup), 24 * kGroup,
       [&](int64_t begin, int64_t end) {
         const PackOverThreshold args = shared;  // A vector store may alias it.
         const bool has_variance = args.variance != nullptr;
         const F alpha = Set(args.alpha), decay = Set(args.decay);
-        const F threshold = Set(t), twice = Set(t + t), square = Set(t * t);
+        Spread thresholds(args.threshold, 1, args.row_splits, args.num_blocks);
         Gathered gathered(args);
         GroupWriter new_residual(args.new_residual, args.size);
         GroupWriter new_variance(has_variance ? args.new_variance : nullptr, args.size);
         int64_t nonfinite = 0;
         for (int64_t word = begin; word < end; ++word) {
           const int64_t at = word * kGroup, count = Smaller(kGroup, args.size - at);
-          F r[kParts], v[kParts];
+          F r[kParts], v[kParts], t[kParts];
           nonfinite += gathered.At(at, count, r, v);
+          LoadGroup(thresholds.At(at, count), t);
           uint32_t sent = 0, minus = 0;
           for (int part = 0; part < kParts; ++part) {
-            sent |= LessBits(threshold, Abs(r[part])) << (part * kWidth);
+            sent |= LessBits(t[part], Abs(r[part])) << (part * kWidth);
             minus |= MinusBits(r[part]) << (part * kWidth);
           }
+          sent &= LowBits(count);
           if (has_variance) sent &= Unambiguous(alpha, r, v);
           args.scratch[word] = sent;
           if (sent != 0) {
             EachPart([&](auto part) {
               F &ri = r[part.kPart], &vi = v[part.kPart];
-              const F lower = Add(Sub(vi, Mul(twice, Abs(ri))), square);
+              const F ti = t[part.kPart], twice = Add(ti, ti);
+              const F lower = Add(Sub(vi, Mul(twice, Abs(ri))), Mul(ti, ti));
               vi = Select<part.kPart>(sent, vi, Max(lower, Set(0)));
-              const F less = Sub(ri, Negate<part.kPart>(minus, threshold));
+              const F less = Sub(ri, Negate<part.kPart>(minus, ti));
               ri = Select<part.kPart>(sent, ri, less);
             });
           }

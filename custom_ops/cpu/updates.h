@@ -77,6 +77,7 @@ class ValueWriter {
     for (int i = 0; i < kUsed; ++i) parts_[i].Seek(begin);
     if (parts_[0].Holds(begin, begin + kGroup)) {
       for (int i = 0; i < kUsed; ++i) p[i] = parts_[i].At(begin);
+      Decay(p[0], kGroup);
       return StepGroup<kRule>(c_, group, p[0], p[1], p[2]);
     }
     const int64_t end = Smaller(size_, begin + kGroup);
@@ -85,6 +86,7 @@ class ValueWriter {
       p[i] = buffers[i];
       parts_[i].EachPiece(begin, end, [&](float* from, int64_t at, int64_t count) {
         memcpy(p[i] + (at - begin), from, count * sizeof(float));
+        if (i == 0) Decay(p[0] + (at - begin), count);
       });
     }
     StepGroup<kRule>(c_, group, p[0], p[1], p[2]);
@@ -93,6 +95,14 @@ class ValueWriter {
         memcpy(to, p[i] + (at - begin), count * sizeof(float));
       });
     }
+  }
+
+  // Decays weights of the part that was looked for last.
+  inline __attribute__((always_inline)) void Decay(float* w, int64_t count) const {
+    if (update_->decays == nullptr) return;
+    const float decay = update_->decays[parts_[0].index()], rate = update_->rate;
+    if (decay == 0) return;
+    for (int64_t i = 0; i < count; ++i) w[i] -= w[i] * decay * rate;
   }
 
   GroupWriter writer_;

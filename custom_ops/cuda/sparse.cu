@@ -210,11 +210,16 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     TakeThresholdKernel(PackOverThreshold args, Marks marks) {
-  const float t = args.threshold, twice = __fadd_rn(t, t), square = __fmul_rn(t, t);
   for (int64_t chunk = FirstTile(); chunk * kChunk < args.size; chunk += TileStride()) {
+    const int64_t begin = chunk * kChunk;
+    const int64_t end = begin + kChunk < args.size ? begin + kChunk : args.size;
+    const TileBlocks blocks(args.row_splits, args.num_blocks, begin, end);
+    const bool in_one = blocks.first == blocks.last;
+    const float first = args.threshold[blocks.first];
     uint32_t count = 0, own = 0, own_minus = 0;
     EachGathered(args, chunk, [&](int step, int64_t j, bool inside, float r, float v) {
       const bool has_variance = args.variance != nullptr;
+      const float t = in_one || !inside ? first : args.threshold[blocks.Of(j)];
       const bool sent =
           t < fabsf(r) && (!has_variance || IsUnambiguous(args.alpha, r, v));
       const bool is_minus = BitsOf(r) >> 31 != 0;
@@ -226,7 +231,8 @@ __global__ void __launch_bounds__(kThreads)
       if (!inside) return;
       args.new_residual[j] = sent ? __fsub_rn(r, is_minus ? -t : t) : r;
       if (!has_variance) return;
-      const float lower = __fadd_rn(__fsub_rn(v, __fmul_rn(twice, fabsf(r))), square);
+      const float less = __fsub_rn(v, __fmul_rn(__fadd_rn(t, t), fabsf(r)));
+      const float lower = __fadd_rn(less, __fmul_rn(t, t));
       if (sent) v = lower > 0 ? lower : 0;
       args.new_variance[j] = __fmul_rn(v, args.decay);
     });

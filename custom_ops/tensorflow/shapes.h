@@ -121,6 +121,7 @@ inline absl::Status WorkersScale(InferenceContext* c, int index,
       .Input("w: num_w * resource") \
       .Input("m: num_m * resource") \
       .Input("v: num_v * resource") \
+      .Input("decays: float")       \
       .Attr("rule: string")         \
       .Attr("offsets: list(int)")   \
       .Attr("num_w: int >= 1")      \

@@ -100,11 +100,7 @@ class PackUnambiguousOp : public SparseOp<Device, PackUnambiguous> {
 template <typename Device>
 class PackOverThresholdOp : public SparseOp<Device, PackOverThreshold> {
  public:
-  explicit PackOverThresholdOp(OpKernelConstruction* context)
-      : SparseOp<Device, PackOverThreshold>(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("threshold", &threshold_));
-    OP_REQUIRES_OK(context, CheckThreshold(threshold_));
-  }
+  using SparseOp<Device, PackOverThreshold>::SparseOp;
 
  private:
   absl::Status Prepare(OpKernelContext* context, PackOverThreshold* args,
@@ -112,24 +108,30 @@ class PackOverThresholdOp : public SparseOp<Device, PackOverThreshold> {
     int next;
     TF_RETURN_IF_ERROR(this->Gathered(context, args, memory, &next));
     const int64_t size = args->size;
-    TF_RETURN_IF_ERROR(
-        OptionalVector(context, next, "variance", size, &args->variance));
-    const bool has_variance = context->num_inputs() > next;
+    const int blocks = context->num_inputs() - 1;
+    const bool has_variance = blocks - 1 > next;
+    if (has_variance) {
+      TF_RETURN_IF_ERROR(Vector(context, next, "variance", size, &args->variance));
+    }
     if (has_variance != (args->moments.num_parts > 0)) {
       return Invalid(
           "moments and variance must be given both or neither. Received: moments of ",
-          args->moments.num_parts, " tensors, variance of ",
-          context->num_inputs() - next);
+          args->moments.num_parts, " tensors, variance of ", blocks - 1 - next);
     }
-    args->threshold = threshold_;
+    TF_RETURN_IF_ERROR(Blocks<Device>(context, blocks, args));
+    TF_RETURN_IF_ERROR(
+        Vector(context, blocks - 1, "threshold", args->num_blocks, &args->threshold));
+    if constexpr (Device::kOnHost) {
+      for (int64_t b = 0; b < args->num_blocks; ++b) {
+        TF_RETURN_IF_ERROR(CheckThreshold(args->threshold[b]));
+      }
+    }
     TF_RETURN_IF_ERROR(this->Room(context, 0, args, memory));
     TF_RETURN_IF_ERROR(OutputState<Device>(context, 1, size, &args->new_residual));
     TF_RETURN_IF_ERROR(Output(context, 2, TensorShape({}), &args->nonfinite));
     if (!has_variance) return absl::OkStatus();
     return OutputState<Device>(context, 3, size, &args->new_variance);
   }
-
-  float threshold_;
 };
 
 // Checks the order of words that another process has sent: those of a worker have

@@ -67,13 +67,13 @@ REGISTER_OP("Tfgradcomp>PackUnambiguous")
     .SetShapeFn(PackUnambiguousShape);
 
 inline absl::Status PackOverThresholdShape(InferenceContext* c) {
-  DimensionHandle size;
-  float threshold;
+  DimensionHandle size, num_blocks;
   int next;
-  TF_RETURN_IF_ERROR(c->GetAttr("threshold", &threshold));
-  TF_RETURN_IF_ERROR(CheckThreshold(threshold));
   TF_RETURN_IF_ERROR(Gathered(c, &size, &next));
-  if (c->num_inputs() > next) TF_RETURN_IF_ERROR(MergeVector(c, next, &size));
+  const int last = c->num_inputs() - 1;
+  if (last - 1 > next) TF_RETURN_IF_ERROR(MergeVector(c, next, &size));
+  TF_RETURN_IF_ERROR(Blocks(c, last, &num_blocks));
+  TF_RETURN_IF_ERROR(MergeVector(c, last - 1, &num_blocks));
   c->set_output(0, c->Vector(c->UnknownDim()));
   c->set_output(1, c->Vector(size));
   c->set_output(2, c->Scalar());
@@ -86,6 +86,8 @@ REGISTER_OP("Tfgradcomp>PackOverThreshold")
     .Input("moments: num_moments * float")
     .Input("residual: float")
     .Input("variance: num_variances * float")
+    .Input("threshold: float")
+    .Input("row_splits: int64")
     .Output("words: int32")
     .Output("new_residual: float")
     .Output("nonfinite: int64")
@@ -95,7 +97,6 @@ REGISTER_OP("Tfgradcomp>PackOverThreshold")
     .Attr("num_moments: int >= 0")
     .Attr("moments_scale: float = 1.0")
     .Attr("num_variances: int >= 0")
-    .Attr("threshold: float")
     .Attr("alpha: float")
     .Attr("decay: float")
     .SetShapeFn(PackOverThresholdShape);

@@ -26,14 +26,15 @@ struct UpdateMemory {
 
   Update update;
   Cut w, m, v;
-  std::vector<float> padding;
+  std::vector<float> padding, decays;
   std::vector<Variable> variables;
   std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks;
 };
 
 // Opens the variables of an op with the attributes `rule` and `offsets`, the inputs
-// `coefficients`, `w`, `m` and `v`. Piece i of the values is for w[i], m[i] and v[i]
-// from element offsets[i] on; a first piece without a variable is padding.
+// `coefficients`, `w`, `m`, `v` and `decays`. Piece i of the values is for w[i], m[i]
+// and v[i] from element offsets[i] on; a first piece without a variable is padding.
+// `decays` is empty, or has the rate and the decay of each piece.
 class Updater {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* context) {
@@ -79,10 +80,29 @@ class Updater {
       TF_RETURN_IF_ERROR(Fill(context, sizes, &variable, memory, lists[i].cut));
       SetParts(*lists[i].cut, lists[i].vector);
     }
-    return absl::OkStatus();
+    return ReadDecays(context, sizes.size(), memory);
   }
 
  private:
+  absl::Status ReadDecays(tensorflow::OpKernelContext* context, size_t num_parts,
+                          UpdateMemory* memory) const {
+    const tensorflow::Tensor* decays;
+    TF_RETURN_IF_ERROR(context->input("decays", &decays));
+    const size_t count = decays->NumElements();
+    if (count == 0) return absl::OkStatus();
+    if (count != 1 + offsets_.size()) {
+      return Invalid("decays must be empty, or a rate and the decays of ",
+                     offsets_.size(), " variables. Received: ", count, " numbers");
+    }
+    const float* const values = static_cast<const float*>(decays->data());
+    // Padding does not decay.
+    memory->decays.assign(num_parts - offsets_.size(), 0.0f);
+    memory->decays.insert(memory->decays.end(), values + 1, values + count);
+    memory->update.decays = memory->decays.data();
+    memory->update.rate = values[0];
+    return absl::OkStatus();
+  }
+
   absl::Status CheckList(const char* name, int64_t length, bool is_used,
                          const std::vector<int64_t>& sizes) const {
     const int64_t expected = is_used ? static_cast<int64_t>(offsets_.size()) : 0;

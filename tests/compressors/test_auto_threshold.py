@@ -98,12 +98,15 @@ def test_its_signs_take_most_of_what_is_unambiguous(name, r, ambiguous):
 
 @pytest.mark.parametrize("sample", [400, 100, 7])
 @pytest.mark.parametrize("varies", [False, True])
-def test_each_block_has_its_own_of_an_evenly_spaced_sample(sample, varies, monkeypatch):
+@pytest.mark.parametrize("sizes", [LAYOUT.sizes, np.diff(LAYOUT.row_splits), [0, 400]])
+def test_each_block_has_its_own_of_an_evenly_spaced_sample(
+    sample, varies, sizes, monkeypatch
+):
     monkeypatch.setattr(auto_threshold, "SAMPLE", sample)
     rng = np.random.default_rng(sample)
     x, residual = rng.normal(size=(2, 400)).astype(np.float32)
     x[:40] *= 100
-    parts = SplitVector(tf.split(tf.constant(x), LAYOUT.sizes), 0.5)
+    parts = SplitVector(tf.split(tf.constant(x), sizes), 0.5)
     splits = tf.constant(LAYOUT.row_splits, tf.int64) if varies else LAYOUT.row_splits
     found = find_thresholds(parts, tf.constant(residual), splits).numpy()
     r = np.float32(0.5) * x + residual

@@ -28,7 +28,20 @@ INNER = {
         ema_momentum=0.5,
         ema_overwrite_frequency=2,
     ),
+    "decay with exceptions": lambda: excluding(
+        keras.optimizers.AdamW(0.01, weight_decay=0.1), "1"
+    ),
+    "decay of SGD": lambda: excluding(
+        keras.optimizers.SGD(0.05, weight_decay=0.1), "0"
+    ),
+    # Keras subtracts zeros.
+    "decay of 0": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.0),
 }
+
+
+def excluding(optimizer, name):
+    optimizer.exclude_from_weight_decay(var_names=[name])
+    return optimizer
 
 
 def gradients(workers):
@@ -226,5 +239,6 @@ def test_replicas_move_as_stock_keras_does_in_a_graph(pools, kind):
         expected = b"".join(alone(INNER[name](), updates)[: len(SHAPES)])
         for worker in workers:
             weights, operations = worker[index]
-            assert operations == len(weights)
+            # One for the signs, and one for what travels as float32.
+            assert operations == 2 * len(weights)
             assert weights == [expected] * len(weights), name

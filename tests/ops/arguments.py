@@ -19,6 +19,7 @@ SENT = dict(
 # A matrix and another element.
 MATRICES = dict(rows=[2, 1], columns=[2, 0], rank=2)
 FACTOR = np.array([1, 2, 3, 5], np.float32)
+HALVES = np.array([0.5, 0.25], np.float32)
 GATHERED = dict(x=X, moments=X, residual=X, variance=X, alpha=1.5, decay=0.999)
 CHUNKS = dict(row_splits=[0, 2, 5], k=2, chunk=4, bits=2)
 LONG_WORDS = np.zeros((2, 2), np.int32)
@@ -66,7 +67,7 @@ CALLS = {
     "mean_sign_sums": SENT,
     "mean_sign_residual": dict(SENT, moving=True, words=WORDS[0], scale=TWO),
     "pack_unambiguous": dict(GATHERED, row_splits=[0, 2, 5]),
-    "pack_over_threshold": dict(GATHERED, threshold=0.5),
+    "pack_over_threshold": dict(GATHERED, threshold=HALVES, row_splits=[0, 2, 5]),
     "mean_of_sparse": dict(
         words=np.array([[1, 4], [-1, -1]], np.int32),
         scale=np.ones((2, 2), np.float32),
@@ -231,7 +232,8 @@ BAD = {
         BAD_GATHERED,
         moments=[*BAD_X, None],
         variance=[*BAD_VECTOR, None],
-        threshold=[0.0, -1.0, np.inf, np.nan],
+        threshold=[ONE, *(np.float32([0.5, t]) for t in (0, -1, np.inf, np.nan))],
+        row_splits=BAD_SPLITS_ALONE,
     ),
     "mean_of_sparse": dict(
         sizes=BAD_SIZES,

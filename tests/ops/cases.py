@@ -107,6 +107,12 @@ def words(base, rows, size, seed=0):
     return packed.astype(np.uint32).view(np.int32)
 
 
+def thresholds(row_splits, middle):
+    """A threshold of each block, some below and some above `middle`."""
+    factors = 0.5 + np.arange(len(row_splits) - 1) % 3 / 2
+    return (middle * factors).astype(np.float32)
+
+
 def sparse_words(rows, size, share=0.3, seed=0):
     """Returns words of a random share of the elements, int32 `[rows, words]`.
 
@@ -280,13 +286,14 @@ def calls(size, layout="one", workers=3, kind="normal"):
     result.append(("mean_sign_sums", (signs, scales, e, ratio, splits)))
     # Some selected, all of them with many too small to be sent, none.
     v, nothing = np.abs(floats(size, "zeros" if kind == "special" else kind, 4)), 0 * e
+    high, low = thresholds(splits, 0.8), thresholds(splits, 1e-3)
     result += [
         ("pack_unambiguous", (x, np.abs(m), e, v, 1.5, 0.999, splits)),
         ("pack_unambiguous", (coarse, nothing, nothing, nothing, 1.0, 1.0, splits)),
         ("pack_unambiguous", (x, np.abs(m), e, v, 1e30, 0.0, splits)),
-        ("pack_over_threshold", (x, np.abs(m), e, v, 0.8, 1.5, 0.999)),
-        ("pack_over_threshold", (coarse, nothing, e, nothing, 1e-3, 1.0, 1.0)),
-        ("pack_over_threshold", (x, None, e, None, 0.8, 1.0, 1.0)),
+        ("pack_over_threshold", (x, np.abs(m), e, v, high, 1.5, 0.999, splits)),
+        ("pack_over_threshold", (coarse, nothing, e, nothing, low, 1.0, 1.0, splits)),
+        ("pack_over_threshold", (x, None, e, None, high, 1.0, 1.0, splits)),
     ]
     for share in (0, 0.3, 1):
         sent = sparse_words(workers, size, share)

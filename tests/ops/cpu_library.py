@@ -94,7 +94,7 @@ class CpuLibrary:
             return list(results[0])
         return results if len(results) > 1 else results[0]
 
-    def updating(self, name, args, rule, coefficients, vectors):
+    def updating(self, name, args, rule, coefficients, vectors, decays=None, rate=0.0):
         """Calls a kernel that updates vectors, by what it decodes or by a vector.
 
         Args:
@@ -103,6 +103,8 @@ class CpuLibrary:
             rule: Number of the rule.
             coefficients: float32, those of the rule.
             vectors: The parts of w, m and v; empty lists where the rule has none.
+            decays: float32, of each part of w; None: nothing decays.
+            rate: What decays are multiplied by.
 
         Returns:
             What the vectors have become.
@@ -110,7 +112,10 @@ class CpuLibrary:
         vectors = [[self._moved(part) for part in parts] for parts in vectors]
         coefficients = np.array(coefficients, np.float32)
         cut = [_cut(parts) for parts in vectors]
-        update = Update(rule, coefficients.ctypes.data, *(vector for vector, _ in cut))
+        cuts = (vector for vector, _ in cut)
+        decays = None if decays is None else np.array(decays, np.float32)
+        at = None if decays is None else decays.ctypes.data
+        update = Update(rule, coefficients.ctypes.data, *cuts, at, rate)
         self.update = ctypes.addressof(update)
         try:
             if name is None:

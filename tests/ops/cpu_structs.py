@@ -24,6 +24,8 @@ class Update(ctypes.Structure):
         ("w", CutVector),
         ("m", CutVector),
         ("v", CutVector),
+        ("decays", ctypes.c_void_p),
+        ("rate", ctypes.c_float),
     ]
 
 
@@ -69,9 +71,9 @@ STRUCTS = {
     "PackUnambiguous": "c:x c:moments p:residual p:variance i:size f:alpha f:decay "
     "p:row_splits i:num_blocks p:scratch p:words p:count p:exponents p:new_residual "
     "p:new_variance p:nonfinite",
-    "PackOverThreshold": "c:x c:moments p:residual p:variance i:size f:threshold "
-    "f:alpha f:decay p:scratch p:words p:count p:new_residual p:new_variance "
-    "p:nonfinite",
+    "PackOverThreshold": "c:x c:moments p:residual p:variance i:size p:threshold "
+    "f:alpha f:decay p:row_splits i:num_blocks p:scratch p:words p:count "
+    "p:new_residual p:new_variance p:nonfinite",
     "MeanOfSparse": "p:words i:num_words p:scale i:num_workers i:size p:row_splits "
     "i:num_blocks c:values",
     "PackLargest": "c:x i:size i:k i:chunk i:bits p:row_splits i:num_blocks p:words "

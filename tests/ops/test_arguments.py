@@ -52,7 +52,7 @@ def test_vectors_may_be_empty(name):
     if name != "find_levels":  # There it is the number of levels.
         empty["count"] = 0
     nothing = np.zeros(0, np.float32)
-    empty["rows"], empty["columns"] = [], []
+    empty["rows"], empty["columns"], empty["threshold"] = [], [], nothing
     vectors = "left", "right", "y"
     vectors += "x", "moments", "momentum", "residual", "variance", "limit", "codes"
     for argument in vectors:

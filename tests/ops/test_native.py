@@ -75,6 +75,7 @@ def test_results_that_go_past_the_caches():
     ternary = tf.constant(cases.words(3, 2, STREAMED))
     table = tf.constant(cases.positive([2, len(splits) - 1, 3]))
     sent = tf.constant(cases.sparse_words(2, STREAMED, 0.01))
+    limits = cases.thresholds(splits, 0.8)
     stream = tf.constant([7, 3, 0], tf.int64)
     form = cases.CHUNKS[-1]
     ends = cases.chunks(splits, form.chunk)
@@ -99,7 +100,7 @@ def test_results_that_go_past_the_caches():
             (signs, scale, e, tf.constant(0.5), True, signs[0], scale[0], splits),
         ),
         ("pack_unambiguous", (x, m * m, e, m * m, 1.5, 0.9, splits)),
-        ("pack_over_threshold", (x, m * m, e, m * m, 0.8, 1.5, 0.9)),
+        ("pack_over_threshold", (x, m * m, e, m * m, limits, 1.5, 0.9, splits)),
         ("mean_of_sparse", (sent, scale, splits, PARTS_OF_STREAMED)),
         ("pack_largest", (x, ends, *form)),
         ("mean_of_largest", (largest, tops, ends, *form, PARTS_OF_STREAMED)),
@@ -163,6 +164,7 @@ def digests_of_results():
     parts = SplitVector(tf.split(x, cases.cuts(LARGE)))
     splits, stream = cases.row_splits(LARGE, "ragged"), np.array([7, 3, 0])
     levels = cases.positive([len(splits) - 1, 9]).cumsum(1) - 5
+    limits = cases.thresholds(splits, 0.8)
     cut = [
         ("pack_signs_checked", (parts, stream)),
         ("pack_momentum_signs", (parts, momentum, 0.9, False, stream)),
@@ -171,7 +173,7 @@ def digests_of_results():
         ("pack_levels", (parts, levels, splits, stream)),
         ("sign_error_feedback", (parts, momentum, x, 0.9, 0.5, True, splits)),
         ("pack_unambiguous", (parts, x * x, x, abs(momentum), 1.5, 0.9, splits)),
-        ("pack_over_threshold", (x, parts, x, abs(momentum), 0.8, 1.5, 0.9)),
+        ("pack_over_threshold", (x, parts, x, abs(momentum), limits, 1.5, 0.9, splits)),
         ("pack_largest", (parts, cases.chunks(splits, 512), 8, 512, 3)),
     ]
     for name, (_, *args) in cases.products(x.numpy(), 4)[:2]:

@@ -55,7 +55,8 @@ def sparse(x, m, splits):
     """Calls the operations whose shapes depend on values, and are others in XLA."""
     total, v = x + m, abs(x * m)
     packed = ops.pack_unambiguous(total, v, m, m * m, 1.5, 0.999, splits)
-    more = ops.pack_over_threshold(total, v, m, m * m, 0.5, 1.5, 0.999)
+    limits = cases.thresholds(splits, 0.5)
+    more = ops.pack_over_threshold(total, v, m, m * m, limits, 1.5, 0.999, splits)
     return [*packed, *more, m + packed[2], 0.5 * more[2]]
 
 

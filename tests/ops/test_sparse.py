@@ -57,13 +57,14 @@ def test_words_are_sent_of_what_is_unambiguous(ops, size, layout):
     assert size < 65 or len(set(sent)) > 5
 
 
-@pytest.mark.parametrize("size", sorted({size for size, _ in SHAPES}))
-def test_signs_are_sent_of_what_is_over_a_threshold(ops, size):
+@pytest.mark.parametrize(("size", "layout"), SHAPES)
+def test_signs_are_sent_of_what_is_over_a_threshold(ops, size, layout):
+    splits = cases.row_splits(size, layout)
     for x, m, e, v in vectors(size):
         for moments, variance in ((m, v), (None, None)):
             given = [x, moments, e, variance]
-            for threshold, alpha, decay in ((0.6, 1.5, 0.999), (1e-3, 2.0, 1.0)):
-                args = threshold, alpha, decay
+            for middle, alpha, decay in ((0.6, 1.5, 0.999), (1e-3, 2.0, 1.0)):
+                args = cases.thresholds(splits, middle), alpha, decay, splits
                 with np.errstate(all="ignore"):
                     inputs = [a if a is None else flushed(a) for a in given]
                     expected = oracle.pack_over_threshold(*inputs, *args)
@@ -132,7 +133,9 @@ def test_a_vector_has_at_most_as_many_elements_as_there_are_indices(ops):
 
     @tf.function(input_signature=[huge, huge])
     def pack(x, residual):
-        return ops.pack_over_threshold(x, None, residual, None, 1.0, 1.0, 1.0)
+        return ops.pack_over_threshold(
+            x, None, residual, None, [1.0], 1.0, 1.0, [0, 2**28]
+        )
 
     with pytest.raises(ValueError, match="less than 2.* elements; .*Received"):
         pack.get_concrete_function()
@@ -141,12 +144,13 @@ def test_a_vector_has_at_most_as_many_elements_as_there_are_indices(ops):
 def test_both_vectors_may_be_cut_each_with_a_gain(ops):
     x, m, e, v = (tf.constant(cases.floats(1000, seed=i)) for i in range(4))
     x, m, v, splits = 10 * x, abs(m), abs(v), cases.row_splits(1000, "ragged")
+    limits = cases.thresholds(splits, 0.8)
     cut = SplitVector(tf.split(x, cases.cuts(1000)), 0.3)
     moments = SplitVector(tf.split(m, cases.cuts(1000, 1)), 0.3**2)
     whole = np.float32(0.3) * x.numpy(), np.float32(0.3**2) * m.numpy()
     for pack, arguments in (
         (oracle.pack_unambiguous, (1.5, 0.999, splits)),
-        (oracle.pack_over_threshold, (0.8, 1.5, 0.999)),
+        (oracle.pack_over_threshold, (limits, 1.5, 0.999, splits)),
     ):
         result = getattr(ops, pack.__name__)(cut, moments, e, v, *arguments)
         expected = pack(*whole, e.numpy(), v.numpy(), *arguments)

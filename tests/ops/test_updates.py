@@ -93,6 +93,35 @@ def test_every_instruction_set_takes_a_step_with_a_vector(kernels):
             cases.same(np.concatenate(parts), vector, rule)
 
 
+def decayed(w, decays, sizes, rate):
+    """Keras' decay of weights, part by part; a part with 0 is excluded."""
+    parts = np.split(w.copy(), np.cumsum(sizes)[:-1])
+    for part, decay in zip(parts, np.float32(decays), strict=True):
+        if decay:
+            part -= part * decay * np.float32(rate)
+    return np.concatenate(parts)
+
+
+# Parts side by side have another decay, or none.
+DECAYS = [0.5, 0, 0.25, 0.5, 0.1, 0, 0.125, 0.3]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_instruction_set_decays_weights_by_parts(kernels, rule):
+    u = np.random.default_rng(6).normal(size=sum(SIZES)).astype(np.float32)
+    given, rate = vectors(), 0.03
+    # What is excluded keeps its bits.
+    given[0][34], u[34] = -0.0, 0
+    w = decayed(given[0], DECAYS, SIZES, rate)
+    expected = stepped(rule, RULES[rule], u, w, *given[1:])
+    cut = [np.split(vector, np.cumsum(SIZES)[:-1]) for vector in (u, *given)]
+    cut[1 + used(rule) :] = [[]] * (3 - used(rule))
+    order = [*RULES].index(rule)
+    found = kernels.updating(None, cut[0], order, RULES[rule], cut[1:], DECAYS, rate)
+    for parts, vector in zip(found[: used(rule)], expected, strict=False):
+        cases.same(np.concatenate(parts), vector, rule)
+
+
 def test_a_vector_is_multiplied_as_it_updates_variables():
     u = np.random.default_rng(6).normal(size=[3, 40]).astype(np.float32)
     w = vectors()[0][:120].reshape([3, 40])
@@ -102,7 +131,7 @@ def test_a_vector_is_multiplied_as_it_updates_variables():
     @tf.function
     def step(u):
         x = SplitVector([u[:1], u[1:]], 3.0)
-        apply_vector(x, tf.constant(RULES["sgd"]), handles, "sgd")
+        apply_vector(x, tf.constant(RULES["sgd"]), handles, [0, 0], "sgd")
 
     step(u)
     expected = w - np.float32(3) * u * np.float32(RULES["sgd"][0])
@@ -117,8 +146,9 @@ def surrounded(part, offset):
 @pytest.mark.parametrize("name", APPLICABLE)
 def test_pieces_of_variables_are_updated_in_a_graph(name):
     c, offsets = RULES["adam"], [0, 2, 31, 0, 64, 5, 0]
-    given = vectors()
-    expected = stepped("adam", c, values_of(name), *given)
+    given, decays = vectors(), [0.03, *DECAYS[1:]]
+    w = decayed(given[0], [0, *DECAYS[1:]], SIZES, 0.03)
+    expected = stepped("adam", c, values_of(name), w, *given[1:])
 
     def pieces(vector):
         # The first part is padding: it has no variable.
@@ -133,7 +163,7 @@ def test_pieces_of_variables_are_updated_in_a_graph(name):
     def step(words):
         vector = getattr(native, name)(words, *decoders()[name][1:], sizes=SIZES)
         handles = [[one.handle for one in group] for group in variables]
-        apply_decoded(vector.decoding, tf.constant(c), handles, offsets, "adam")
+        apply_decoded(vector.decoding, tf.constant(c), handles, offsets, "adam", decays)
 
     step(decoders()[name][0])
     for group, vector in zip(variables, expected, strict=True):
@@ -142,12 +172,14 @@ def test_pieces_of_variables_are_updated_in_a_graph(name):
     cases.same(read, pieces(given[0])[4])
 
 
-def apply_to(rule="sgd", c=(0.1,), offsets=(0, 0), w=None, m=(), sizes=(32, 32)):
+def apply_to(
+    rule="sgd", c=(0.1,), offsets=(0, 0), w=None, m=(), sizes=(32, 32), decays=()
+):
     words = tf.zeros([1, 2], tf.int32)
     vector = native.mean_of_signs(words, [[1.0]], [0, 64], sizes=sizes)
     w = [tf.Variable(tf.zeros(32)) for _ in range(2)] if w is None else w
     lists = [[one.handle for one in group] for group in (w, m, [])]
-    apply_decoded(vector.decoding, tf.constant(c), lists, offsets, rule)
+    apply_decoded(vector.decoding, tf.constant(c), lists, offsets, rule, decays)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +191,7 @@ def apply_to(rule="sgd", c=(0.1,), offsets=(0, 0), w=None, m=(), sizes=(32, 32))
         (dict(offsets=(0,)), "w must be 1 variables"),
         (dict(sizes=(16, 16, 16, 16)), "w must be 2 variables"),
         (dict(offsets=(0, 1)), "hold elements 1 to 33"),
+        (dict(decays=(0.1, 0.2)), "decays must be empty"),
         (dict(offsets=(0, -1)), "hold elements -1 to 31"),
         (dict(w=[tf.Variable(np.zeros(32)) for _ in range(2)]), "float32"),
     ],

@@ -190,9 +190,11 @@ def pack_unambiguous(x, moments, residual, variance, alpha, decay, splits):
     )
 
 
-def pack_over_threshold(x, moments, residual, variance, threshold, alpha, decay):
+def pack_over_threshold(
+    x, moments, residual, variance, threshold, alpha, decay, splits
+):
     """sign(r) t is sent where |r| > t; v loses what r^2 would, had r been that term."""
-    t, zero = np.float32(threshold), np.float32(0)
+    t, zero = spread(threshold, splits), np.float32(0)
     r = residual + x
     v = np.zeros_like(r) if variance is None else variance + moments
     sent = np.abs(r) > t

@@ -120,7 +120,11 @@ def step_counter(optimizer: Optimizer) -> keras.Variable:
 
 def decayed(optimizer: Optimizer, variables: list) -> list:
     """Returns the variables, None for each that is excluded from weight decay."""
-    return [v if optimizer._use_weight_decay(v) else None for v in variables]
+    # Keras compares the names of TensorFlow's variables, which end in ":0".
+    return [
+        v if optimizer._use_weight_decay(getattr(v, "value", v)) else None
+        for v in variables
+    ]
 
 
 def momenta(optimizer: Optimizer) -> list:

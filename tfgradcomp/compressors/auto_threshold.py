@@ -35,7 +35,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.core.split_vector import SplitVector, Vector
 from tfgradcomp.ops.reference.vectors import add
 
 AUTO = "auto"
@@ -77,9 +77,7 @@ def find_thresholds(
     index = tf.where(place < width, begin + place, 0)
 
     def sampled(before, now):
-        return add(
-            tf.gather(before, index), tf.gather(tf.convert_to_tensor(now), index)
-        )
+        return add(tf.gather(before, index), _gathered(now, index, row_splits))
 
     r = sampled(residual, x)
     magnitude = tf.abs(r)
@@ -100,6 +98,28 @@ def find_thresholds(
     m = tf.gather(largest, k, batch_dims=1)
     below = tf.bitcast(tf.bitcast(m, tf.int32) - 1, tf.float32)
     return tf.where(count > 0, tf.maximum(below, _LEAST_NORMAL), _LARGEST)
+
+
+def _gathered(vector: Vector, index: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
+    """Returns elements of a vector. `index` has a row for each block.
+
+    The tensors of a `SplitVector` are not joined if no block has elements of two.
+    """
+    if tf.is_tensor(row_splits) or not isinstance(vector, SplitVector):
+        return tf.gather(tf.convert_to_tensor(vector), index)
+    sizes = [tensor.shape.num_elements() for tensor in vector]
+    ends, splits = np.cumsum([0, *sizes]), np.asarray(row_splits)
+    if not np.isin(ends, splits).all():
+        return tf.gather(tf.convert_to_tensor(vector), index)
+    blocks, rows = np.searchsorted(splits, ends), []
+    for i, tensor in enumerate(vector):
+        if sizes[i]:
+            # What pads a short row may be outside of the tensor.
+            own = index[blocks[i] : blocks[i + 1]] - ends[i]
+            own = tf.clip_by_value(own, 0, sizes[i] - 1)
+            rows.append(tf.gather(tf.reshape(tensor, [-1]), own))
+    found = tf.concat(rows, 0) if rows else tf.zeros(tf.shape(index))
+    return found if vector.scale == 1 else tf.math.multiply_no_nan(found, vector.scale)
 
 
 def _taken(largest: tf.Tensor) -> tf.Tensor:

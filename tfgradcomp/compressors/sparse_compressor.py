@@ -128,15 +128,16 @@ class ThresholdSparsifier(SparseCompressor):
         decay: float = 1.0,
     ) -> Compressed:
         """Returns the result of `tfgradcomp.ops.pack_over_threshold`."""
-        payload, threshold = {}, self.threshold
+        payload, splits = {}, layout.row_splits
         residual, variance = state["residual"], state.get("variance")
         if self.is_automatic:
-            payload["thresholds"] = find_thresholds(
-                x, residual, layout.row_splits, moments, variance, alpha
+            thresholds = payload["thresholds"] = find_thresholds(
+                x, residual, splits, moments, variance, alpha
             )
-            threshold = ops.spread(payload["thresholds"], layout.row_splits)
+        else:
+            thresholds = tf.fill([layout.num_blocks], np.float32(self.threshold))
         words, residual, variance, nonfinite = ops.pack_over_threshold(
-            x, moments, residual, variance, threshold, alpha, decay
+            x, moments, residual, variance, thresholds, alpha, decay, splits
         )
         payload["words"] = self.message(words)
         new = {"residual": residual, "variance": variance}

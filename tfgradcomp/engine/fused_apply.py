@@ -1,4 +1,4 @@
-"""Replies whose words are decoded straight into the weights."""
+"""Updates that a native operation takes into the weights in one pass over memory."""
 
 from __future__ import annotations
 
@@ -16,44 +16,48 @@ from tfgradcomp.engine.inner_step import FusedUpdate
 
 
 class FusedApply:
-    """The buckets of a step whose updates are applied without a decoded vector.
+    """The buckets of a step whose updates are applied by native operations.
 
-    One pass reads the words and updates the weights and the optimizer's momenta. The
-    bits are those of decoding and the optimizer's own step, which write and read a
-    vector each. This requires a native operation that decodes, an inner optimizer with
-    such a step, and float32 variables.
+    One pass reads a bucket's words, or its decoded update where no native operation
+    decodes it, and updates the weights and the optimizer's momenta. The bits are those
+    of the optimizer's own step, which writes and reads several vectors. This requires
+    an inner optimizer with such a step, and float32 variables.
 
     Attributes:
         others: The other buckets, with their decoded updates.
         positions: Positions of the variables that are updated here.
-        words: The tensors that each bucket is decoded from.
+        words: The tensors that each bucket is updated from.
     """
 
     def __init__(
         self,
         inner: keras.optimizers.Optimizer,
-        updates: Sequence[tuple[Bucket, Vector]],
+        updates: Sequence[tuple[Bucket, Vector | tf.IndexedSlices]],
         variables: Sequence[keras.Variable],
     ):
         """Chooses among buckets with their decoded replies, for some variables."""
         self._inner = inner
         self._rule = update_rules.rule_of(inner)
+        self._can_apply = bool(self._rule) and ops.can_apply()
         self._variables = {
             compat.position(inner, variable): variable
             for variable in variables
             if variable.dtype == "float32"
         }
-        taken = [(bucket, self._decoding(bucket, vector)) for bucket, vector in updates]
+        taken = [(bucket, self._source(bucket, vector)) for bucket, vector in updates]
         # A variable's pieces, in buckets of one vector, are all applied alike.
-        long = {bucket.vector for bucket, decoding in taken if decoding is None}
-        self.others = [update for update in updates if update[0].vector in long]
+        left = {bucket.vector for bucket, source in taken if source is None}
+        self.others = [update for update in updates if update[0].vector in left]
         self._taken = [
-            (bucket, decoding)
-            for bucket, decoding in taken
-            if decoding is not None and bucket.vector not in long
+            (bucket, source)
+            for bucket, source in taken
+            if source is not None and bucket.vector not in left
         ]
         self.positions = {p for bucket, _ in self._taken for p in bucket.positions}
-        self.words = [decoding.arguments for _, decoding in self._taken]
+        self.words = [
+            source.arguments if isinstance(source, DecodeOp) else source.tensors
+            for _, source in self._taken
+        ]
 
     def of(self, words: Sequence[tuple[tf.Tensor, ...]]) -> FusedUpdate | None:
         """Returns the update by `words`, as the caller's graph knows them, or None."""
@@ -63,19 +67,30 @@ class FusedApply:
 
         def apply():
             coefficients = update_rules.coefficients(self._inner)
-            for (bucket, decoding), arguments in zip(self._taken, words, strict=True):
+            for (bucket, source), tensors in zip(self._taken, words, strict=True):
                 own = [self._variables[position] for position in bucket.positions]
-                ops.apply_decoded(
-                    decoding._replace(arguments=tuple(arguments)),
+                target = (
                     coefficients,
                     update_rules.handles(self._inner, own),
                     [piece.begin for piece in bucket.pieces],
                     rule,
+                    update_rules.decays(self._inner, own),
                 )
+                if isinstance(source, DecodeOp):
+                    decoding = source._replace(arguments=tuple(tensors))
+                    ops.apply_decoded(decoding, *target)
+                else:
+                    ops.apply_vector(SplitVector(tensors), *target)
 
         return FusedUpdate(self.positions, apply)
 
-    def _decoding(self, bucket: Bucket, vector: Vector) -> DecodeOp | None:
-        is_known = self._variables.keys() >= set(bucket.positions)
-        decoding = vector.decoding if isinstance(vector, SplitVector) else None
-        return decoding if self._rule and is_known else None
+    def _source(self, bucket, vector):
+        """Returns what a bucket's update is read from; None: the optimizer takes it."""
+        is_known = self._variables.keys() >= {*bucket.positions}
+        if not self._rule or not is_known or isinstance(vector, tf.IndexedSlices):
+            return None
+        if isinstance(vector, SplitVector) and vector.decoding:
+            return vector.decoding
+        if not self._can_apply:
+            return None
+        return SplitVector(bucket.split(vector).values())

@@ -36,7 +36,7 @@ class FusedUpdate(NamedTuple):
 
     Attributes:
         positions: Positions of the variables.
-        apply: Takes the optimizer's step for them.
+        apply: Takes the optimizer's step for them, with its weight decay.
     """
 
     positions: Collection[int]
@@ -194,7 +194,15 @@ def _apply_gradients(original, optimizer, gradients, variables):
     if _thread.phase in (None, "alone"):
         return original(optimizer, gradients, variables)
     if _thread.phase == "update":
-        parts.apply_weight_decay(optimizer, variables)
+        direct = _thread.direct
+        # `update_rules.decays` decays the others.
+        decayed = [
+            variable
+            for variable in variables
+            if not (direct and optimizer.weight_decay)
+            or position(optimizer, variable) not in direct.positions
+        ]
+        parts.apply_weight_decay(optimizer, decayed)
         _update_step(optimizer, gradients, variables)
         if optimizer.gradient_accumulation_steps:
             parts.reset_accumulators(optimizer)

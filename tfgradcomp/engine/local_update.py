@@ -60,7 +60,9 @@ def _fused(inner, gradients, variables, factor):
             SplitVector(taken, factor),
             update_rules.coefficients(inner),
             update_rules.handles(inner, own),
+            [0] * len(own),
             rule,
+            update_rules.decays(inner, own),
         )
 
     return FusedUpdate({compat.position(inner, v) for v in own}, apply)

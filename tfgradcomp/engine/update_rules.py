@@ -7,14 +7,15 @@ import tensorflow as tf
 from keras import ops
 from keras.optimizers import SGD, Adam, AdamW, Optimizer
 
-from tfgradcomp.compat.inner_optimizer import momenta, position, velocities
+from tfgradcomp.compat.inner_optimizer import decayed, momenta, position, velocities
 
 
 def rule_of(optimizer: Optimizer) -> str | None:
     """Returns the rule of `ops.apply_decoded` that is the optimizer's; None if none is.
 
     A subclass may change the step, so only Keras' own classes have a rule. The rule
-    does not depend on the parts around the step: decay, averages, constraints.
+    does not depend on the parts around the step: averages, constraints, and decay, for
+    which there is `decays`.
     """
     kind = type(optimizer)
     if "update_step" in vars(optimizer):
@@ -39,6 +40,18 @@ def coefficients(optimizer: Optimizer) -> tf.Tensor:
     alpha = rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power)
     rest = [1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon]
     return tf.stack([alpha, *(tf.constant(one, tf.float32) for one in rest)])
+
+
+def decays(optimizer: Optimizer, variables: list[keras.Variable]) -> tf.Tensor:
+    """Returns the `decays` of `ops.apply_decoded` for some variables."""
+    if not optimizer.weight_decay:
+        return tf.zeros([0])
+    rate = tf.cast(optimizer.learning_rate, tf.float32)
+    each = [
+        0.0 if variable is None else optimizer.weight_decay
+        for variable in decayed(optimizer, variables)
+    ]
+    return tf.stack([rate, *each])
 
 
 def handles(

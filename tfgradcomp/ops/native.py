@@ -75,6 +75,7 @@ def apply_decoded(
     variables: Sequence[Sequence[tf.Tensor]],
     offsets: Sequence[int],
     rule: str,
+    decays: Sequence[float] | tf.Tensor = (),
 ) -> None:
     """Updates variables by a vector that is decoded in the same pass.
 
@@ -87,6 +88,7 @@ def apply_decoded(
         offsets: For each variable, the element at which its part begins.
         rule: "sgd", "momentum", "nesterov" or "adam"; custom_ops/vectors.h states the
             formulas.
+        decays: float32: a rate, and the weight decay of each variable; empty: none.
     """
     w, m, v = map(list, variables)
     _op(f"apply_{decoding.name}")(
@@ -95,6 +97,7 @@ def apply_decoded(
         w=w,
         m=m,
         v=v,
+        decays=tf.convert_to_tensor(decays, tf.float32),
         rule=rule,
         offsets=list(offsets),
         **decoding.attributes,
@@ -105,15 +108,19 @@ def apply_vector(
     x: SplitVector,
     coefficients: tf.Tensor,
     variables: Sequence[Sequence[tf.Tensor]],
+    offsets: Sequence[int],
     rule: str,
+    decays: Sequence[float] | tf.Tensor = (),
 ) -> None:
     """Updates variables by a vector, which is multiplied by its scale on the way.
 
     Args:
-        x: The vector; it has a part for each of the weights, of its size.
+        x: The vector; it has a part for each of the weights.
         coefficients: As for `apply_decoded`.
         variables: As for `apply_decoded`.
+        offsets: As for `apply_decoded`.
         rule: As for `apply_decoded`.
+        decays: As for `apply_decoded`.
     """
     w, m, v = map(list, variables)
     _op("apply_vector")(
@@ -122,8 +129,9 @@ def apply_vector(
         w=w,
         m=m,
         v=v,
+        decays=tf.convert_to_tensor(decays, tf.float32),
         rule=rule,
-        offsets=[0] * len(w),
+        offsets=list(offsets),
         x_scale=x.scale,
     )
 

@@ -89,7 +89,6 @@ mean_of_levels = Operation(levels.mean_of_levels, static="row_splits", applicabl
 pack_unambiguous = Operation(sparse.pack_unambiguous, vectors=["x", "moments"])
 pack_over_threshold = Operation(
     sparse.pack_over_threshold,
-    static="threshold",
     vectors=["x", "moments"],
     optional=["variance"],
     results=lambda outputs: (

@@ -44,57 +44,78 @@ def replaced_update_step(optimizer: Any, update_step: Callable) -> Iterator[None
         vars(optimizer).pop("update_step", None)
 
 
-def frozen_variance(
-    optimizer: Any,
-    is_own_step: Callable[[tf.Tensor], tf.Tensor],
-    count: Callable[[tf.Tensor], tf.Tensor],
-    floor: float,
+def own_steps(
+    optimizer: Any, count: Callable[[tf.Tensor], tf.Tensor]
 ) -> contextlib.AbstractContextManager[None]:
-    r"""Returns a context in which Adam's variance is frozen in some steps.
+    r"""Returns a context in which Adam takes its own steps, between frozen ones.
 
-    A step with a frozen variance takes the momentum in place of a gradient: it assigns
-    \( m \) and leaves \( v \) as it is. The other steps are Keras' own. In the
-    correction of \( v \), \( \sqrt{1 - \beta_2^k} \), k is the number of gradients
-    that v has averaged.
+    They differ from Keras' in the correction of \( v \), \( \sqrt{1 - \beta_2^k} \),
+    where k is the number of gradients that v has averaged.
 
     Args:
         optimizer: Adam or AdamW.
-        is_own_step: Function of the step counter, int64; True for Keras' own step.
-        count: Function of the step counter; returns the number of Keras' own steps,
+        count: Function of the step counter, int64; returns the number of such steps,
             this step included.
-        floor: In other steps, \( \sqrt v \) is at least this part of its root mean
-            square over the variable.
     """
 
     def update_step(gradient, variable, learning_rate):
-        dtype = variable.dtype
-        step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
-        is_own = is_own_step(step)
-        given = ops.cast(gradient, dtype)
-        index = position(optimizer, variable)
-        m, v = momenta(optimizer)[index], velocities(optimizer)[index]
-        by_gradient = m.value + ops.multiply(
-            ops.subtract(given, m), 1 - optimizer.beta_1
-        )
+        given, m, v = _given_and_slots(optimizer, gradient, variable)
+        by_gradient = ops.multiply(ops.subtract(given, m), 1 - optimizer.beta_1)
+        optimizer.assign_add(m, by_gradient)
         squares = ops.subtract(ops.square(given), v)
-        refreshed = v.value + ops.multiply(squares, 1 - optimizer.beta_2)
-        optimizer.assign(m, ops.where(is_own, by_gradient, given))
-        optimizer.assign(v, ops.where(is_own, refreshed, v))
-        beta_1_power = ops.power(
-            ops.cast(optimizer.beta_1, dtype), ops.cast(step + 1, dtype)
-        )
-        beta_2_power = ops.power(
-            ops.cast(optimizer.beta_2, dtype), ops.cast(count(step), dtype)
-        )
-        rate = ops.cast(learning_rate, dtype)
-        alpha = rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power)
-        root = ops.where(is_own, ops.sqrt(v), floored_root(v, floor))
-        optimizer.assign_sub(
-            variable,
-            ops.divide(ops.multiply(m, alpha), ops.add(root, optimizer.epsilon)),
-        )
+        optimizer.assign_add(v, ops.multiply(squares, 1 - optimizer.beta_2))
+        rate = _corrected(optimizer, learning_rate, variable.dtype, count)
+        _descend(optimizer, variable, m, rate, ops.sqrt(v))
 
     return replaced_update_step(optimizer, update_step)
+
+
+def frozen_variance(
+    optimizer: Any, count: Callable[[tf.Tensor], tf.Tensor], floor: float
+) -> contextlib.AbstractContextManager[None]:
+    r"""Returns a context in which Adam's variance is frozen.
+
+    A step takes the momentum in place of a gradient: it assigns \( m \) and leaves
+    \( v \) as it is.
+
+    Args:
+        optimizer: Adam or AdamW.
+        count: As for `own_steps`.
+        floor: \( \sqrt v \) is at least this part of its root mean square over the
+            variable.
+    """
+
+    def update_step(momentum, variable, learning_rate):
+        given, m, v = _given_and_slots(optimizer, momentum, variable)
+        optimizer.assign(m, given)
+        rate = _corrected(optimizer, learning_rate, variable.dtype, count)
+        _descend(optimizer, variable, given, rate, floored_root(v, floor))
+
+    return replaced_update_step(optimizer, update_step)
+
+
+def _given_and_slots(optimizer, given, variable):
+    index = position(optimizer, variable)
+    given = ops.cast(given, variable.dtype)
+    return given, momenta(optimizer)[index], velocities(optimizer)[index]
+
+
+def _corrected(optimizer, learning_rate, dtype, count):
+    """Returns the learning rate with the corrections of both moments."""
+    step = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int64)
+    beta_1_power = ops.power(
+        ops.cast(optimizer.beta_1, dtype), ops.cast(step + 1, dtype)
+    )
+    beta_2_power = ops.power(
+        ops.cast(optimizer.beta_2, dtype), ops.cast(count(step), dtype)
+    )
+    rate = ops.cast(learning_rate, dtype)
+    return rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power)
+
+
+def _descend(optimizer, variable, momentum, rate, root):
+    step = ops.divide(ops.multiply(momentum, rate), ops.add(root, optimizer.epsilon))
+    optimizer.assign_sub(variable, step)
 
 
 def floored_root(variance: Any, floor: float) -> tf.Tensor:

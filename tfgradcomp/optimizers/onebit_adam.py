@@ -17,7 +17,11 @@ from tfgradcomp.engine.step import Stepper
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
 from tfgradcomp.optimizers.compressed_optimizer import CompressedOptimizer
-from tfgradcomp.optimizers.frozen_variance import frozen_variance, is_plain_adam
+from tfgradcomp.optimizers.frozen_variance import (
+    frozen_variance,
+    is_plain_adam,
+    own_steps,
+)
 from tfgradcomp.optimizers.wrapper import InnerOptimizer
 
 # A distance of 2 to this power is never reached.
@@ -105,19 +109,31 @@ class MomentumStepper(Stepper):
 
 
 class FrozenVarianceStepper(MomentumStepper):
-    """Updates the variables by Adam with a frozen variance, after the warm-up."""
+    """Updates the variables by Adam with a frozen variance, in compressed steps."""
 
     @override
-    def apply(self, gradients, moments, variables):
+    def take_uncompressed(self, gradients, variables):
+        with own_steps(self.inner, self.uncompressed_steps.count):
+            super().take_uncompressed(gradients, variables)
+
+    @override
+    def take_compressed(self, gradients, variables):
         with self.frozen_variance():
-            super().apply(gradients, moments, variables)
+            self.take_frozen(gradients, variables)
+
+    def take_frozen(self, gradients: Gradients, variables: list) -> None:
+        """Takes a step with the frozen variance.
+
+        Args:
+            gradients: This worker's gradients, over all variables.
+            variables: The variables that have one.
+        """
+        super().take_compressed(gradients, variables)
 
     def frozen_variance(self) -> AbstractContextManager:
-        """Returns a context in which v is frozen in all but the uncompressed steps."""
+        """Returns a context in which updates leave v as it is."""
         steps = self.uncompressed_steps
-        return frozen_variance(
-            self.inner, steps.include, steps.count, steps.variance_floor
-        )
+        return frozen_variance(self.inner, steps.count, steps.variance_floor)
 
 
 class OneBitAdam(CompressedOptimizer):

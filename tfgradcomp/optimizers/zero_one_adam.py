@@ -41,7 +41,7 @@ class RoundStepper(FrozenVarianceStepper):
         super().take_uncompressed(gradients, variables)
 
     @override
-    def take_compressed(self, gradients, variables):
+    def take_frozen(self, gradients, variables):
         kept, step, rate = self.round, self.context().step, self._rate()
         own = self.own_momenta(gradients)
         is_first = tf.equal(tf.convert_to_tensor(kept.steps), 0)

@@ -39,7 +39,7 @@ void ForEachCall(Inputs& in, bool independent_of_blocks, Run&& run) {
   ForEachCallOfLevels(in, run);
   ForEachCallOfLargest(in, run);
   ForEachCallOfLowRank(in, independent_of_blocks, run);
-  ForEachCallOfSparse(in, independent_of_blocks, run);
+  ForEachCallOfSparse(in, run);
   ForEachCallOfVotes(in, independent_of_blocks, run);
 }
 

@@ -33,6 +33,8 @@ template <typename Visit>
 void VisitBuffers(PackOverThreshold& a, Visit& visit) {
   visit.Input(a.x.whole, a.size);
   visit.Input(a.residual, a.size);
+  visit.Input(a.threshold, a.num_blocks);
+  visit.Input(a.row_splits, a.num_blocks + 1);
   visit.Scratch(a.scratch, SparseScratch(a.size, 0));
   visit.Output(a.count, 1);
   visit.Some(a.words, a.size, a.count);
@@ -53,7 +55,7 @@ void VisitBuffers(MeanOfSparse& a, Visit& visit) {
 }
 
 template <typename Run>
-void ForEachCallOfSparse(Inputs& in, bool independent_of_blocks, Run&& run) {
+void ForEachCallOfSparse(Inputs& in, Run&& run) {
   const int64_t n = in.size;
   const int64_t workers = in.num_workers;
   const int64_t blocks = in.num_blocks;
@@ -86,10 +88,11 @@ void ForEachCallOfSparse(Inputs& in, bool independent_of_blocks, Run&& run) {
             words.data(), row, in.scale.data(), workers, n, splits, blocks, {}});
   }
 
-  if (!independent_of_blocks) return;
+  Array<float> thresholds(blocks);
   for (const float* variance : {static_cast<const float*>(nullptr),
                                 static_cast<const float*>(in.variance.data())}) {
     for (float threshold : {0.25f, 1e-6f}) {
+      for (int64_t b = 0; b < blocks; ++b) thresholds[b] = threshold * (1 + b % 3);
       CutVector<const float> moments;
       if (variance != nullptr) moments = in.moments.data();
       run("PackOverThreshold" + With("variance", variance != nullptr) +
@@ -99,9 +102,11 @@ void ForEachCallOfSparse(Inputs& in, bool independent_of_blocks, Run&& run) {
                             in.residual.data(),
                             variance,
                             n,
-                            threshold,
+                            thresholds.data(),
                             1.5f,
                             0.999f,
+                            splits,
+                            blocks,
                             {},
                             {},
                             {},

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compat.assertions import checked
@@ -83,28 +82,29 @@ def pack_over_threshold(
     moments: Vector | None,
     residual: tf.Tensor,
     variance: tf.Tensor | None,
-    threshold: float | tf.Tensor,
+    threshold: tf.Tensor,
     alpha: float,
     decay: float,
+    row_splits: Sequence[int],
 ):
     """Packs the signs of the elements that have accumulated more than a threshold t.
 
-    r += x, v += moments. An element is sent if |r| > t and r^2 > alpha v. Then, for the
-    elements sent, v = max((v - 2 t |r|) + t^2, 0) and r = r - sign(r) t. v = decay v
-    for all elements. Words have d = 0.
+    Each block has its own t. r += x, v += moments. An element is sent if |r| > t and
+    r^2 > alpha v. Then, for the elements sent, v = max((v - 2 t |r|) + t^2, 0) and
+    r = r - sign(r) t. v = decay v for all elements. Words have d = 0.
 
     Args:
         moments: As in `pack_unambiguous`. None, as `variance`: there is no v, and an
             element is sent if |r| > t.
         residual: r.
         variance: v, or None.
-        threshold: t, positive: a number, or float32 `[count]`.
+        threshold: t of each block, positive, float32 `[num_blocks]`.
 
     Returns:
         The words of the elements sent (int32); the new r; the new v (or None); and the
         number of elements that are not finite, as `pack_unambiguous` counts it.
     """
-    t = threshold if tf.is_tensor(threshold) else np.float32(threshold)
+    t = spread(tf.convert_to_tensor(threshold, tf.float32), row_splits)
     r = _accumulate(residual, x)
     v = None if variance is None else _accumulate(variance, moments)
     magnitude = tf.abs(r)
