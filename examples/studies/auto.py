@@ -9,8 +9,8 @@
              quickest or have too large an error; and float32 at a rate larger by
              0.001 %, which shows how much chance there is
 
-LeNet, ResNet-8 and the leaderboard's CNN learn Fashion-MNIST with momentum, a small
-transformer the next letter of a synthetic text with Adam, and a decoder the next
+LeNet, ResNet-8 and the leaderboard's CNN learn Fashion-MNIST with momentum, a table of
+embeddings the topic of a bag of words with momentum, a small transformer the next letter of a synthetic text with Adam, and a decoder the next
 character of the King James Bible with Adam, on four virtual workers. All methods begin
 after 150 steps as bfloat16, as `Auto` lets them. Writes
 examples/results/auto.csv (an interrupted run resumes) and the tables of
@@ -126,6 +126,12 @@ TASKS = {
     "ResNet-8": Task(models.make_resnet, momentum, 0.1, images(16, 300)),
     "transformer": Task(models.make_transformer, adam, 3e-3, letters(8, 400)),
     "CNN": Task(models.make_lenet, momentum, 0.05, leaderboard.TASKS["CNN"].datasets),
+    "embedding": Task(
+        models.make_bag_of_words,
+        momentum,
+        0.1,
+        leaderboard.TASKS["embedding"].datasets,
+    ),
     "decoder": Task(
         leaderboard.make_decoder, warmed_adam, 2e-3, leaderboard.characters(768, 2)
     ),
