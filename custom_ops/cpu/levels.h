@@ -32,20 +32,29 @@ inline void EachBlockOf(const int64_t* row_splits, int64_t num_blocks, int64_t b
 }
 
 // The lookup tables of a block's levels. For few levels they include the factors that
-// turn distances into thresholds.
+// turn distances into thresholds, and the inner levels to be searched by halves.
 template <bool kFew>
 class TableToRoundTo {
  public:
   void Take(const float* levels, int64_t count) {
     levels_ = TableOf<kFew>(levels, count, few_);
     count_ = count;
-    by_need_ = kFew;
-    for (int64_t k = 0; kFew && k < count - 1; ++k) {
-      const float width = levels[k + 1] - levels[k];
-      by_need_ = by_need_ && (width == 0 || IsOrdinary(width));
-      // Between equal levels, any element above them is rounded up.
-      factors_[k] = width == 0 ? __builtin_inff() : 0x1p16f / width;
+    by_need_ = is_ordered_ = kFew;
+    if (!kFew) return;
+    for (int64_t k = count; k <= kFewLevels; ++k) few_[k] = few_[count - 1];
+    const float nan = __builtin_nanf("");
+    int is_ordinary = 1, is_ordered = 1;
+    for (int k = 0; k < kFewLevels; ++k) {
+      // Plus 0, because between equal levels any element above them is rounded up.
+      const float width = few_[k + 1] - few_[k] + 0.0f;
+      is_ordinary &= (width == 0) | IsOrdinary(width);
+      factors_[k] = 0x1p16f / width;
+      is_ordered &= (few_[k] <= few_[k + 1]);
+      inner_[k] = k < count - 2 ? few_[k + 1] : nan;
     }
+    by_need_ = is_ordinary;
+    is_ordered_ = is_ordered;
+    for (half_ = 1; 2 * half_ <= count - 2;) half_ *= 2;
   }
   bool by_need() const { return by_need_; }
 
@@ -54,23 +63,37 @@ class TableToRoundTo {
   inline __attribute__((always_inline)) void Find(const F (&x)[4], I (&k)[4],
                                                   F (&distance)[4]) const {
     for (I& part : k) part = SetInts(0);
-    for (int64_t inner = 1; inner < count_ - 1; ++inner) {
-      const F level = Set(levels_[inner]);
-      for (int i = 0; i < 4; ++i) k[i] = AddAtMost(k[i], level, x[i]);
+    if (is_ordered_) {
+      for (int step = half_; step > 0; step /= 2) {
+        const I steps = SetInts(step);
+        for (int i = 0; i < 4; ++i) {
+          k[i] = AddAtMost(k[i], steps, PickOf16(inner_ + step - 1, k[i]), x[i]);
+        }
+      }
+    } else {
+      const I one = SetInts(1);
+      for (int64_t inner = 1; inner < count_ - 1; ++inner) {
+        const F level = Set(levels_[inner]);
+        for (int i = 0; i < 4; ++i) k[i] = AddAtMost(k[i], one, level, x[i]);
+      }
     }
     for (int i = 0; i < 4; ++i) distance[i] = Sub(x[i], LookUp<kFew>(levels_, k[i]));
   }
   F Width(I k) const {
     return Sub(LookUp<kFew>(levels_ + 1, k), LookUp<kFew>(levels_, k));
   }
+  float WidthAt(int32_t k) const { return levels_[k + 1] - levels_[k]; }
   F Factor(I k) const { return LookUp<kFew>(factors_, k); }
 
  private:
   const float* levels_;
   int64_t count_;
-  bool by_need_;
+  int half_;
+  bool by_need_, is_ordered_;
   // Sixteen can also be read from the second level on.
   float few_[kFewLevels + 1] = {}, factors_[kFewLevels] = {};
+  // Sixteen can be read from the eighth on.
+  float inner_[kFewLevels + 7] = {};
 };
 
 // Returns the number of words of a tile that consists of whole words and whole groups.
@@ -117,40 +140,33 @@ class LevelTiles {
     I k[4];
     for (int i = 0; i < 4; ++i) x[i] = Load(p + i * kWidth);
     table_.Find(x, k, distance);
-    uint64_t up = 0;
+    uint64_t up = 0, undecided = 0;
     if (args_.stream != nullptr) {
-      up = table_.by_need() ? UpByNeed(place, count, k, distance)
+      up = table_.by_need() ? UpByNeed(place, k, distance, &undecided)
                             : UpAnyhow(first, place, k, distance);
     }
     for (int i = 0; i < 4; ++i) {
       const uint32_t bits = static_cast<uint32_t>(up >> (i * kWidth));
       StoreInts(codes_ + place + i * kWidth, AddBits<0>(k[i], bits));
     }
+    undecided_.Add(undecided & LowBits64(count), [&](int i) {
+      const int32_t at = static_cast<int32_t>(place) + i;
+      return Undecided{at, table_.WidthAt(codes_[at]), distances_[i], 0};
+    });
   }
 
   // The elements that are rounded up; not yet those that the upper bits do not decide.
-  inline __attribute__((always_inline)) uint64_t UpByNeed(int64_t place, int64_t count,
+  inline __attribute__((always_inline)) uint64_t UpByNeed(int64_t place,
                                                           const I (&k)[4],
-                                                          const F (&distance)[4]) {
+                                                          const F (&distance)[4],
+                                                          uint64_t* undecided) {
     F thresholds[4];
     for (int i = 0; i < 4; ++i) {
       // Elements beyond the last level are rounded up.
       thresholds[i] = Min(Set(0x1p16f), Mul(distance[i], table_.Factor(k[i])));
+      Store(distances_ + i * kWidth, distance[i]);
     }
-    uint64_t undecided;
-    const uint64_t up = KeptBits(Decide(thresholds, upper_ + place, &undecided));
-    undecided &= LowBits64(count);
-    if (undecided != 0) {
-      float distances[kDecided], widths[kDecided];
-      for (int i = 0; i < 4; ++i) {
-        Store(distances + i * kWidth, distance[i]);
-        Store(widths + i * kWidth, table_.Width(k[i]));
-      }
-      undecided_.Add(undecided, [&](int i) {
-        return Undecided{static_cast<int32_t>(place + i), widths[i], distances[i], 0};
-      });
-    }
-    return up;
+    return KeptBits(Decide(thresholds, upper_ + place, undecided));
   }
 
   uint64_t UpAnyhow(int64_t first, int64_t place, const I (&k)[4],
@@ -183,6 +199,7 @@ class LevelTiles {
   int64_t lower_of_ = -1;  // The first element of the tile with these lower bits.
   uint16_t lower_[kTile + kDecided];
   uint8_t upper_[kTile + kDrawn];
+  float distances_[kDecided] = {};  // Of the last group.
   int32_t codes_[kTile + kDecided];
 };
 

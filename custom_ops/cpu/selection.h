@@ -20,14 +20,6 @@ inline float NumberOfKey(int32_t key) {
   return FloatOf(key < 0 ? (0 - bits) | uint32_t{1} << 31 : bits);
 }
 
-// Returns combine(a, b) over the lanes of a vector.
-template <typename Combine>
-inline int32_t OverLanes(I a, const Combine& combine) {
-  int32_t lanes[kWidth];
-  StoreInts(lanes, a);
-  for (int i = 1; i < kWidth; ++i) lanes[0] = combine(lanes[0], lanes[i]);
-  return lanes[0];
-}
 inline int32_t LargerKey(int32_t a, int32_t b) { return a > b ? a : b; }
 inline int32_t SmallerKey(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -72,7 +64,7 @@ class Ranks {
     for (int v = 0; v < kVectors; ++v) {
       most = MaxWhereLess(most, keys_[v], below_[v], above);
     }
-    return OverLanes(most, LargerKey);
+    return LargestLane(most);
   }
 
  private:
@@ -142,20 +134,6 @@ inline int64_t Filter(const int32_t* keys, int64_t count, int32_t low, int32_t h
   }
   *below = under;
   return kept;
-}
-
-// Puts the keys below one of them first and those above it last. Keys past the end stay
-// as they are, though kWidth of them are read and written.
-inline void Divide(int32_t* keys, int64_t count, int32_t key, int32_t* spare) {
-  const I after = LoadInts(keys + count);
-  int64_t not_above, none;
-  const int64_t above = Filter(keys, count, key + 1, INT32_MAX, spare, &not_above);
-  int64_t below = Filter(keys, count, INT32_MIN, key - 1, keys, &none);
-  for (; below < not_above; ++below) keys[below] = key;
-  for (int64_t at = 0; at < above; at += kWidth) {
-    StoreInts(keys + not_above + at, LoadInts(spare + at));
-  }
-  StoreInts(keys + count, after);
 }
 
 // The middle of two keys.
