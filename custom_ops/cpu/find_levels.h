@@ -24,7 +24,7 @@ class LevelFinder {
       Means(levels);
       return 0;
     }
-    block_.Count();
+    block_.Count(args_.count);
     switch (args_.rule) {
       case LevelRule::kOptimal:
         Optimal();

@@ -32,29 +32,20 @@ inline void EachBlockOf(const int64_t* row_splits, int64_t num_blocks, int64_t b
 }
 
 // The lookup tables of a block's levels. For few levels they include the factors that
-// turn distances into thresholds, and the inner levels to be searched by halves.
+// turn distances into thresholds.
 template <bool kFew>
 class TableToRoundTo {
  public:
   void Take(const float* levels, int64_t count) {
     levels_ = TableOf<kFew>(levels, count, few_);
     count_ = count;
-    by_need_ = is_ordered_ = kFew;
-    if (!kFew) return;
-    for (int64_t k = count; k <= kFewLevels; ++k) few_[k] = few_[count - 1];
-    const float nan = __builtin_nanf("");
-    int is_ordinary = 1, is_ordered = 1;
-    for (int k = 0; k < kFewLevels; ++k) {
-      // Plus 0, because between equal levels any element above them is rounded up.
-      const float width = few_[k + 1] - few_[k] + 0.0f;
-      is_ordinary &= (width == 0) | IsOrdinary(width);
-      factors_[k] = 0x1p16f / width;
-      is_ordered &= (few_[k] <= few_[k + 1]);
-      inner_[k] = k < count - 2 ? few_[k + 1] : nan;
+    by_need_ = kFew;
+    for (int64_t k = 0; kFew && k < count - 1; ++k) {
+      const float width = levels[k + 1] - levels[k];
+      by_need_ = by_need_ && (width == 0 || IsOrdinary(width));
+      // Between equal levels, any element above them is rounded up.
+      factors_[k] = width == 0 ? __builtin_inff() : 0x1p16f / width;
     }
-    by_need_ = is_ordinary;
-    is_ordered_ = is_ordered;
-    for (half_ = 1; 2 * half_ <= count - 2;) half_ *= 2;
   }
   bool by_need() const { return by_need_; }
 
@@ -63,19 +54,9 @@ class TableToRoundTo {
   inline __attribute__((always_inline)) void Find(const F (&x)[4], I (&k)[4],
                                                   F (&distance)[4]) const {
     for (I& part : k) part = SetInts(0);
-    if (is_ordered_) {
-      for (int step = half_; step > 0; step /= 2) {
-        const I steps = SetInts(step);
-        for (int i = 0; i < 4; ++i) {
-          k[i] = AddAtMost(k[i], steps, PickOf16(inner_ + step - 1, k[i]), x[i]);
-        }
-      }
-    } else {
-      const I one = SetInts(1);
-      for (int64_t inner = 1; inner < count_ - 1; ++inner) {
-        const F level = Set(levels_[inner]);
-        for (int i = 0; i < 4; ++i) k[i] = AddAtMost(k[i], one, level, x[i]);
-      }
+    for (int64_t inner = 1; inner < count_ - 1; ++inner) {
+      const F level = Set(levels_[inner]);
+      for (int i = 0; i < 4; ++i) k[i] = AddAtMost(k[i], level, x[i]);
     }
     for (int i = 0; i < 4; ++i) distance[i] = Sub(x[i], LookUp<kFew>(levels_, k[i]));
   }
@@ -88,12 +69,9 @@ class TableToRoundTo {
  private:
   const float* levels_;
   int64_t count_;
-  int half_;
-  bool by_need_, is_ordered_;
+  bool by_need_;
   // Sixteen can also be read from the second level on.
   float few_[kFewLevels + 1] = {}, factors_[kFewLevels] = {};
-  // Sixteen can be read from the eighth on.
-  float inner_[kFewLevels + 7] = {};
 };
 
 // Returns the number of words of a tile that consists of whole words and whole groups.

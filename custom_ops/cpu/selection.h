@@ -1,12 +1,13 @@
 // Selection: the key of a given rank, without sorting.
 //
-// Bounds close in on the key. A sample of a range gives the first two: around the rank
-// that the key has in the range, they lie as many places of the sample apart as chance
-// asks for. The keys between them are copied, and counted with those below. They are
-// likely to be spread evenly, so the next bounds are interpolated; and a few keys are
-// compared each with each. So a selection takes little more than one read of the range,
-// and no branch depends on a single key. Bounds that have missed the key only cost
-// time: the range is read again, from the side on which the key is.
+// Bounds close in on the key. Where keys are not spread evenly, a sample of them gives
+// the first two: around the rank that the key has, they lie as many places of the
+// sample apart as chance asks for. The keys between them are copied, and counted with
+// those below. They are likely to be spread evenly, so the next bounds are
+// interpolated; and a few keys are compared each with each. So a selection takes little
+// more than one read of the keys, and no branch depends on a single key. Bounds that
+// have missed the key only cost time: all are read again, from the side on which the
+// key is.
 
 // A number as an integer that has the order of numbers, and back.
 inline int32_t KeyOfNumber(float number) {
@@ -143,14 +144,14 @@ inline int32_t Between(int32_t low, int32_t high) {
 }
 
 // Returns the key of rank `rank`, counted from 0, of keys from `least` to `most`.
+// `is_even` says whether their numbers are likely to be spread evenly.
 inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank, int32_t least,
-                      int32_t most, int32_t* spare) {
+                      int32_t most, bool is_even, int32_t* spare) {
   // After so many rounds, and where a guess has kept all keys, the bounds are halved,
   // so that there is an end: a sample of keys with few values may be of no use.
   constexpr int kGuesses = 12;
   const int32_t* from = keys;
   int64_t size = count, place = rank;
-  bool is_even = false;  // Whether the numbers are likely to be spread evenly.
   bool is_stuck = false;
   for (int round = 0; size > kSample; ++round) {
     int32_t low = least, high = most;

@@ -141,17 +141,15 @@ inline I AddInts(I a, I b) { return _mm256_add_epi32(a, b); }
 inline I AddLess(I a, F x, F y) {
   return _mm256_sub_epi32(a, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LT_OQ)));
 }
-inline I AddAtMost(I a, I b, F x, F y) {
-  const I at_most = _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LE_OQ));
-  return _mm256_add_epi32(a, _mm256_and_si256(at_most, b));
+inline I AddAtMost(I a, F x, F y) {
+  return _mm256_sub_epi32(a, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_LE_OQ)));
 }
 inline I AddLess(I a, I x, I y) {
   return _mm256_sub_epi32(a, _mm256_cmpgt_epi32(y, x));
 }
 inline I SubInts(I a, I b) { return _mm256_sub_epi32(a, b); }
-template <int Bits>
-inline I ShiftRight(I a) {
-  return _mm256_srai_epi32(a, Bits);
+inline I ShiftRight(I a, int bits) {
+  return _mm256_sra_epi32(a, _mm_cvtsi32_si128(bits));
 }
 inline void StoreBytes(int8_t* p, I a) {
   const __m128i words =

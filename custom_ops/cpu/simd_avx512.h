@@ -107,14 +107,13 @@ inline I AddWhere(I a, __mmask16 lanes) {
 inline I AddLess(I a, F x, F y) {
   return AddWhere(a, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ));
 }
-inline I AddAtMost(I a, I b, F x, F y) {
-  return _mm512_mask_add_epi32(a, _mm512_cmp_ps_mask(x, y, _CMP_LE_OQ), a, b);
+inline I AddAtMost(I a, F x, F y) {
+  return AddWhere(a, _mm512_cmp_ps_mask(x, y, _CMP_LE_OQ));
 }
 inline I AddLess(I a, I x, I y) { return AddWhere(a, _mm512_cmplt_epi32_mask(x, y)); }
 inline I SubInts(I a, I b) { return _mm512_sub_epi32(a, b); }
-template <int Bits>
-inline I ShiftRight(I a) {
-  return _mm512_srai_epi32(a, Bits);
+inline I ShiftRight(I a, int bits) {
+  return _mm512_sra_epi32(a, _mm_cvtsi32_si128(bits));
 }
 inline void StoreBytes(int8_t* p, I a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));

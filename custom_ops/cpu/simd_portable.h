@@ -145,15 +145,12 @@ inline F Gather(const float* p, I lanes) { return Pick(p, lanes); }
 inline I AddInts(I a, I b) { return (I)((U)a + (U)b); }
 // Adds 1 where x < y.
 inline I AddLess(I a, F x, F y) { return a - (x < y); }
-// Adds b where x <= y.
-inline I AddAtMost(I a, I b, F x, F y) { return a + ((x <= y) & b); }
+// Adds 1 where x <= y.
+inline I AddAtMost(I a, F x, F y) { return a - (x <= y); }
 inline I AddLess(I a, I x, I y) { return a - (x < y); }
 inline I SubInts(I a, I b) { return (I)((U)a - (U)b); }
 // Shifts in the sign.
-template <int Bits>
-inline I ShiftRight(I a) {
-  return a >> Bits;
-}
+inline I ShiftRight(I a, int bits) { return a >> bits; }
 // The lanes as bytes, in which they fit.
 inline void StoreBytes(int8_t* p, I a) {
   for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(a[i]);

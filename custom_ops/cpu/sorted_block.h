@@ -73,11 +73,9 @@ class SortedBlock {
 
   // -- By place, after Count() ------------------------------------------------------
 
-  // Counts the elements in bins.
-  void Count() {
-    // A few keys are all of one bin.
-    const int32_t least_exponent = size_ <= kSample ? 256 : top_ - (kOctaves - 1);
-    core_ = LargerKey(least_exponent, 0) << (23 - kShift);
+  // Counts the elements in bins, to find so many of them.
+  void Count(int64_t num_places) {
+    ChooseBins();
     first_bin_ = BinOf(smallest_);
     num_bins_ = BinOf(largest_) - first_bin_ + 1;
     for (int bin = 0; bin <= num_bins_; ++bin) starts_[bin] = sums_[bin] = 0;
@@ -102,6 +100,8 @@ class SortedBlock {
       sum += in_bin;
     }
     found_ = -1;
+    is_grouped_ = num_places > kFewPlaces;
+    if (is_grouped_) Group();
   }
 
   int64_t total() const { return sums_[num_bins_]; }
@@ -110,8 +110,16 @@ class SortedBlock {
     const int64_t bin = BlockOf(place, starts_, num_bins_);
     const int64_t start = starts_[bin], count = starts_[bin + 1] - start;
     if (bin != found_) Find(bin);
+    const int64_t byte = first_bin_ + bin;
+    const int64_t first_key =
+        (byte + (byte > 0 ? core_ : -core_)) * (int64_t{1} << shift_);
+    const int64_t last_key =
+        (byte + (byte < 0 ? -core_ : core_) + 1) * (int64_t{1} << shift_);
     const int32_t key =
-        Select(in_bin_, count, place - start, smallest_, largest_, spare_);
+        Select(in_bin_, count, place - start,
+               first_key > smallest_ ? static_cast<int32_t>(first_key) : smallest_,
+               last_key <= largest_ ? static_cast<int32_t>(last_key - 1) : largest_,
+               byte != 0, spare_);
     int64_t number;
     const int64_t below = sums_[bin] + SumBelow(in_bin_, count, key, &number);
     const int64_t first = start + number, q = Q(key);
@@ -120,8 +128,11 @@ class SortedBlock {
 
  private:
   static constexpr int kInfinite = 255;
-  // A bin is of a sixteenth of an octave. Below so many octaves, all are of one bin.
-  static constexpr int kShift = 19, kOctaves = 8, kMostBins = 256;
+  static constexpr int kMostBins = 256;
+  // More places are worth the time that Group() takes.
+  static constexpr int64_t kFewPlaces = 24;
+  // In smaller blocks, fewer bins are counted.
+  static constexpr int64_t kSmall = 256;
   static constexpr int64_t kPiece = 256;
   static constexpr int kSumBits = 48;
   static constexpr int64_t kOne = int64_t{1} << kSumBits;
@@ -176,8 +187,32 @@ class SortedBlock {
     return total;
   }
 
+  // A bin is a part of an octave: of a sixteenth if eight octaves hold most elements.
+  // The numbers below them are all of one bin. A sample tells how many there are.
+  void ChooseBins() {
+    int octaves = 8;
+    shift_ = size_ <= kSmall ? 21 : 19;
+    int least = top_ - octaves + 1;
+    const auto are_many_below = [&] {
+      int below = 0;
+      for (int64_t i = 0; i < kSample; ++i) {
+        const int exponent = ExponentOf(keys_[i * size_ / kSample]);
+        below += (exponent > 0) & (exponent < least);
+      }
+      return below > kSample / 8;
+    };
+    while (octaves < 64 && are_many_below()) {
+      octaves *= 2;
+      ++shift_;
+      least = top_ - octaves + 1;
+    }
+    // A few keys are all of one bin.
+    if (size_ <= kSample) least = kInfinite;
+    core_ = LargerKey(least, 0) << (23 - shift_);
+  }
+
   int BinOf(int32_t key) const {
-    const int32_t bin = key >> kShift;
+    const int32_t bin = key >> shift_;
     return bin - LargerKey(-core_, SmallerKey(bin, core_));
   }
 
@@ -191,7 +226,7 @@ class SortedBlock {
       int8_t* const places = bins_ + first;
       for (int64_t i = 0; i < count; i += kWidth) {
         x_.Prefetch(begin_ + size_ + first + i);  // The next block.
-        const I some = LoadInts(keys + i), bin = ShiftRight<kShift>(some);
+        const I some = LoadInts(keys + i), bin = ShiftRight(some, shift_);
         const I inner = MaxInts(minus_core, MinInts(bin, core));
         StoreBytes(places + i, SubInts(bin, inner));
         StoreInts(q + i, FixedPoints(some));
@@ -200,9 +235,22 @@ class SortedBlock {
     }
   }
 
-  // Copies the keys of a bin.
+  // Puts the keys in the order of their bins.
+  void Group() {
+    int64_t ends[kMostBins];
+    memcpy(ends, starts_, num_bins_ * sizeof(int64_t));
+    for (int64_t i = 0; i < size_; ++i) {
+      found_keys_[ends[bins_[i] - first_bin_]++] = keys_[i];
+    }
+  }
+
+  // Finds the keys of a bin.
   void Find(int64_t bin) {
     found_ = bin;
+    if (is_grouped_) {
+      in_bin_ = found_keys_ + starts_[bin];
+      return;
+    }
     in_bin_ = keys_;
     if (starts_[bin + 1] - starts_[bin] == size_) return;
     in_bin_ = found_keys_;
@@ -227,8 +275,10 @@ class SortedBlock {
   int32_t *keys_ = nullptr, *found_keys_ = nullptr, *spare_ = nullptr;
   const int32_t* in_bin_ = nullptr;  // The keys of bin `found_`.
   int8_t* bins_ = nullptr;
+  bool is_grouped_ = false;
   int64_t room_ = 0, size_ = 0, begin_ = 0, found_ = -1;
   int32_t smallest_ = 0, largest_ = 0, core_ = 0;
+  int shift_ = 0;
   int first_bin_ = 0, num_bins_ = 0;
   int top_ = 0;  // The exponent of the largest magnitude.
   float scale_ = 0, other_scale_ = 0;
