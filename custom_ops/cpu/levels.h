@@ -112,7 +112,7 @@ class LevelTiles {
   void CodeGroup(int64_t first, int64_t place, int64_t count) {
     const int64_t at = first + place;
     // Prefetches the next tiles while the memory is idle.
-    for (int64_t line = 0; line < kDecided; line += 16) x_.Prefetch(at + kTile + line);
+    x_.Prefetch(at + kTile, kDecided);
     const float* p = x_.At(at, Smaller(kDecided, args_.size - at));
     F x[4], distance[4];
     I k[4];

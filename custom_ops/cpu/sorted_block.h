@@ -224,8 +224,8 @@ class SortedBlock {
       const int64_t count = Smaller(kPiece, end - first);
       const int32_t* const keys = keys_ + first;
       int8_t* const places = bins_ + first;
+      x_.Prefetch(begin_ + size_ + first, count);  // The next block.
       for (int64_t i = 0; i < count; i += kWidth) {
-        x_.Prefetch(begin_ + size_ + first + i);  // The next block.
         const I some = LoadInts(keys + i), bin = ShiftRight(some, shift_);
         const I inner = MaxInts(minus_core, MinInts(bin, core));
         StoreBytes(places + i, SubInts(bin, inner));
