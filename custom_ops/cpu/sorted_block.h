@@ -201,7 +201,7 @@ class SortedBlock {
       }
       return below > kSample / 8;
     };
-    while (octaves < 64 && are_many_below()) {
+    while (octaves < 64 && shift_ < 23 && are_many_below()) {
       octaves *= 2;
       ++shift_;
       least = top_ - octaves + 1;
