@@ -63,7 +63,7 @@ class TableToRoundTo {
   F Width(I k) const {
     return Sub(LookUp<kFew>(levels_ + 1, k), LookUp<kFew>(levels_, k));
   }
-  float WidthAt(int32_t k) const { return levels_[k + 1] - levels_[k]; }
+  float WidthAt(int32_t k) const { return few_[k + 1] - few_[k]; }
   F Factor(I k) const { return LookUp<kFew>(factors_, k); }
 
  private:
@@ -127,10 +127,13 @@ class LevelTiles {
       const uint32_t bits = static_cast<uint32_t>(up >> (i * kWidth));
       StoreInts(codes_ + place + i * kWidth, AddBits<0>(k[i], bits));
     }
-    undecided_.Add(undecided & LowBits64(count), [&](int i) {
-      const int32_t at = static_cast<int32_t>(place) + i;
-      return Undecided{at, table_.WidthAt(codes_[at]), distances_[i], 0};
-    });
+    // With more levels all are decided.
+    if constexpr (kFew) {
+      undecided_.Add(undecided & LowBits64(count), [&](int i) {
+        const int32_t at = static_cast<int32_t>(place) + i;
+        return Undecided{at, table_.WidthAt(codes_[at]), distances_[i], 0};
+      });
+    }
   }
 
   // The elements that are rounded up; not yet those that the upper bits do not decide.
