@@ -79,9 +79,7 @@ inline void EachChunk(const CutVector<const float>& x, int64_t size,
     while (row_splits[block + 1] <= first) ++block;
     if (first + kChunk <= row_splits[block + 1] && first >= row_splits[block]) {
       // Loads a later chunk while this chunk is summed.
-      for (int64_t line = 0; line < kChunk; line += 16) {
-        reader.Prefetch(first + 2 * kChunk + line);
-      }
+      reader.Prefetch(first + 2 * kChunk, kChunk);
       sum(reader.At(first, kChunk), chunk + block);
     } else {
       alignas(kCacheLine) float values[kChunk];

@@ -129,6 +129,8 @@ class Digits {
     for (int64_t w = 0; w < size; w += 8, halves += 16) {
       uint32_t buffer[8] = {};
       const uint32_t* eight = words + w;
+      // Loads the words of the next tile, which most often follow.
+      __builtin_prefetch(eight + size);
       if (size - w < 8) {
         eight = static_cast<uint32_t*>(memcpy(buffer, eight, (size - w) * 4));
       }

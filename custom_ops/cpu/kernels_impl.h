@@ -11,6 +11,7 @@
 #include "ternary.h"
 #include "fixed_point.h"
 #include "selection.h"
+#include "sorted_block.h"
 #include "find_levels.h"
 #include "levels.h"
 #include "votes.h"

@@ -63,6 +63,7 @@ class TableToRoundTo {
   F Width(I k) const {
     return Sub(LookUp<kFew>(levels_ + 1, k), LookUp<kFew>(levels_, k));
   }
+  float WidthAt(int32_t k) const { return few_[k + 1] - few_[k]; }
   F Factor(I k) const { return LookUp<kFew>(factors_, k); }
 
  private:
@@ -111,46 +112,42 @@ class LevelTiles {
   void CodeGroup(int64_t first, int64_t place, int64_t count) {
     const int64_t at = first + place;
     // Prefetches the next tiles while the memory is idle.
-    for (int64_t line = 0; line < kDecided; line += 16) x_.Prefetch(at + kTile + line);
+    x_.Prefetch(at + kTile, kDecided);
     const float* p = x_.At(at, Smaller(kDecided, args_.size - at));
     F x[4], distance[4];
     I k[4];
     for (int i = 0; i < 4; ++i) x[i] = Load(p + i * kWidth);
     table_.Find(x, k, distance);
-    uint64_t up = 0;
+    uint64_t up = 0, undecided = 0;
     if (args_.stream != nullptr) {
-      up = table_.by_need() ? UpByNeed(place, count, k, distance)
+      up = table_.by_need() ? UpByNeed(place, k, distance, &undecided)
                             : UpAnyhow(first, place, k, distance);
     }
     for (int i = 0; i < 4; ++i) {
       const uint32_t bits = static_cast<uint32_t>(up >> (i * kWidth));
       StoreInts(codes_ + place + i * kWidth, AddBits<0>(k[i], bits));
     }
+    // With more levels all are decided.
+    if constexpr (kFew) {
+      undecided_.Add(undecided & LowBits64(count), [&](int i) {
+        const int32_t at = static_cast<int32_t>(place) + i;
+        return Undecided{at, table_.WidthAt(codes_[at]), distances_[i], 0};
+      });
+    }
   }
 
   // The elements that are rounded up; not yet those that the upper bits do not decide.
-  inline __attribute__((always_inline)) uint64_t UpByNeed(int64_t place, int64_t count,
+  inline __attribute__((always_inline)) uint64_t UpByNeed(int64_t place,
                                                           const I (&k)[4],
-                                                          const F (&distance)[4]) {
+                                                          const F (&distance)[4],
+                                                          uint64_t* undecided) {
     F thresholds[4];
     for (int i = 0; i < 4; ++i) {
       // Elements beyond the last level are rounded up.
       thresholds[i] = Min(Set(0x1p16f), Mul(distance[i], table_.Factor(k[i])));
+      Store(distances_ + i * kWidth, distance[i]);
     }
-    uint64_t undecided;
-    const uint64_t up = KeptBits(Decide(thresholds, upper_ + place, &undecided));
-    undecided &= LowBits64(count);
-    if (undecided != 0) {
-      float distances[kDecided], widths[kDecided];
-      for (int i = 0; i < 4; ++i) {
-        Store(distances + i * kWidth, distance[i]);
-        Store(widths + i * kWidth, table_.Width(k[i]));
-      }
-      undecided_.Add(undecided, [&](int i) {
-        return Undecided{static_cast<int32_t>(place + i), widths[i], distances[i], 0};
-      });
-    }
-    return up;
+    return KeptBits(Decide(thresholds, upper_ + place, undecided));
   }
 
   uint64_t UpAnyhow(int64_t first, int64_t place, const I (&k)[4],
@@ -183,6 +180,7 @@ class LevelTiles {
   int64_t lower_of_ = -1;  // The first element of the tile with these lower bits.
   uint16_t lower_[kTile + kDecided];
   uint8_t upper_[kTile + kDrawn];
+  float distances_[kDecided] = {};  // Of the last group.
   int32_t codes_[kTile + kDecided];
 };
 

@@ -1,12 +1,13 @@
 // Selection: the key of a given rank, without sorting.
 //
-// Bounds close in on the key. A sample of a range gives the first two: around the rank
-// that the key has in the range, they lie as many places of the sample apart as chance
-// asks for. The keys between them are copied, and counted with those below. They are
-// likely to be spread evenly, so the next bounds are interpolated; and a few keys are
-// compared each with each. So a selection takes little more than one read of the range,
-// and no branch depends on a single key. Bounds that have missed the key only cost
-// time: the range is read again, from the side on which the key is.
+// Bounds close in on the key. Where keys are not spread evenly, a sample of them gives
+// the first two: around the rank that the key has, they lie as many places of the
+// sample apart as chance asks for. The keys between them are copied, and counted with
+// those below. They are likely to be spread evenly, so the next bounds are
+// interpolated; and a few keys are compared each with each. So a selection takes little
+// more than one read of the keys, and no branch depends on a single key. Bounds that
+// have missed the key only cost time: all are read again, from the side on which the
+// key is.
 
 // A number as an integer that has the order of numbers, and back.
 inline int32_t KeyOfNumber(float number) {
@@ -20,14 +21,6 @@ inline float NumberOfKey(int32_t key) {
   return FloatOf(key < 0 ? (0 - bits) | uint32_t{1} << 31 : bits);
 }
 
-// Returns combine(a, b) over the lanes of a vector.
-template <typename Combine>
-inline int32_t OverLanes(I a, const Combine& combine) {
-  int32_t lanes[kWidth];
-  StoreInts(lanes, a);
-  for (int i = 1; i < kWidth; ++i) lanes[0] = combine(lanes[0], lanes[i]);
-  return lanes[0];
-}
 inline int32_t LargerKey(int32_t a, int32_t b) { return a > b ? a : b; }
 inline int32_t SmallerKey(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -72,7 +65,7 @@ class Ranks {
     for (int v = 0; v < kVectors; ++v) {
       most = MaxWhereLess(most, keys_[v], below_[v], above);
     }
-    return OverLanes(most, LargerKey);
+    return LargestLane(most);
   }
 
  private:
@@ -144,20 +137,6 @@ inline int64_t Filter(const int32_t* keys, int64_t count, int32_t low, int32_t h
   return kept;
 }
 
-// Puts the keys below one of them first and those above it last. Keys past the end stay
-// as they are, though kWidth of them are read and written.
-inline void Divide(int32_t* keys, int64_t count, int32_t key, int32_t* spare) {
-  const I after = LoadInts(keys + count);
-  int64_t not_above, none;
-  const int64_t above = Filter(keys, count, key + 1, INT32_MAX, spare, &not_above);
-  int64_t below = Filter(keys, count, INT32_MIN, key - 1, keys, &none);
-  for (; below < not_above; ++below) keys[below] = key;
-  for (int64_t at = 0; at < above; at += kWidth) {
-    StoreInts(keys + not_above + at, LoadInts(spare + at));
-  }
-  StoreInts(keys + count, after);
-}
-
 // The middle of two keys.
 inline int32_t Between(int32_t low, int32_t high) {
   const uint32_t least = static_cast<uint32_t>(low);
@@ -165,14 +144,14 @@ inline int32_t Between(int32_t low, int32_t high) {
 }
 
 // Returns the key of rank `rank`, counted from 0, of keys from `least` to `most`.
+// `is_even` says whether their numbers are likely to be spread evenly.
 inline int32_t Select(const int32_t* keys, int64_t count, int64_t rank, int32_t least,
-                      int32_t most, int32_t* spare) {
+                      int32_t most, bool is_even, int32_t* spare) {
   // After so many rounds, and where a guess has kept all keys, the bounds are halved,
   // so that there is an end: a sample of keys with few values may be of no use.
   constexpr int kGuesses = 12;
   const int32_t* from = keys;
   int64_t size = count, place = rank;
-  bool is_even = false;  // Whether the numbers are likely to be spread evenly.
   bool is_stuck = false;
   for (int round = 0; size > kSample; ++round) {
     int32_t low = least, high = most;

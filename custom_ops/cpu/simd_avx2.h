@@ -71,6 +71,13 @@ inline I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
 inline I AndNot(I a, I b) { return _mm256_andnot_si256(b, a); }
 inline I MaxInts(I a, I b) { return _mm256_max_epi32(a, b); }
 inline I MinInts(I a, I b) { return _mm256_min_epi32(a, b); }
+inline int32_t LargestLane(I a) {
+  __m128i most =
+      _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4E));
+  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xB1));
+  return _mm_cvtsi128_si32(most);
+}
 inline I MaxWhereLess(I a, I b, I x, I y) {
   return _mm256_blendv_epi8(a, MaxInts(a, b), _mm256_cmpgt_epi32(y, x));
 }
@@ -139,6 +146,20 @@ inline I AddAtMost(I a, F x, F y) {
 }
 inline I AddLess(I a, I x, I y) {
   return _mm256_sub_epi32(a, _mm256_cmpgt_epi32(y, x));
+}
+inline I SubInts(I a, I b) { return _mm256_sub_epi32(a, b); }
+inline I ShiftRight(I a, int bits) {
+  return _mm256_sra_epi32(a, _mm_cvtsi32_si128(bits));
+}
+inline void StoreBytes(int8_t* p, I a) {
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+inline uint64_t EqualBytes(const int8_t* p, int8_t byte) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return static_cast<uint32_t>(
+      _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(byte))));
 }
 inline I MulInts(I a, I b) { return _mm256_mullo_epi32(a, b); }
 inline __m128i AddFours(I a) {

@@ -57,6 +57,7 @@ inline I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
 inline I AndNot(I a, I b) { return _mm512_andnot_si512(b, a); }
 inline I MaxInts(I a, I b) { return _mm512_max_epi32(a, b); }
 inline I MinInts(I a, I b) { return _mm512_min_epi32(a, b); }
+inline int32_t LargestLane(I a) { return _mm512_reduce_max_epi32(a); }
 inline I MaxWhereLess(I a, I b, I x, I y) {
   return _mm512_mask_max_epi32(a, _mm512_cmplt_epi32_mask(x, y), a, b);
 }
@@ -75,9 +76,8 @@ inline I KeepWhere(uint32_t bits, I a) {
   return _mm512_maskz_mov_epi32(static_cast<__mmask16>(bits), a);
 }
 inline I KeysOf(I bits) {
-  const I negative = _mm512_sub_epi32(
-      _mm512_setzero_si512(), _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)));
-  return _mm512_mask_mov_epi32(bits, _mm512_movepi32_mask(bits), negative);
+  return _mm512_mask_sub_epi32(bits, _mm512_movepi32_mask(bits),
+                               _mm512_set1_epi32(INT32_MIN), bits);
 }
 inline F NumbersOf(I keys) {
   constexpr int kOrAnd = 0xF8;  // a | (b & c)
@@ -111,6 +111,16 @@ inline I AddAtMost(I a, F x, F y) {
   return AddWhere(a, _mm512_cmp_ps_mask(x, y, _CMP_LE_OQ));
 }
 inline I AddLess(I a, I x, I y) { return AddWhere(a, _mm512_cmplt_epi32_mask(x, y)); }
+inline I SubInts(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I ShiftRight(I a, int bits) {
+  return _mm512_sra_epi32(a, _mm_cvtsi32_si128(bits));
+}
+inline void StoreBytes(int8_t* p, I a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+inline uint64_t EqualBytes(const int8_t* p, int8_t byte) {
+  return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(byte));
+}
 inline I MulInts(I a, I b) { return _mm512_mullo_epi32(a, b); }
 inline __m128i AddFours(I a) {
   const __m256i eight =

@@ -78,6 +78,11 @@ inline I Xor(I a, I b) { return a ^ b; }
 inline I AndNot(I a, I b) { return a & ~b; }
 inline I MaxInts(I a, I b) { return a > b ? a : b; }
 inline I MinInts(I a, I b) { return a < b ? a : b; }
+inline int32_t LargestLane(I a) {
+  int32_t most = a[0];
+  for (int i = 1; i < kWidth; ++i) most = a[i] > most ? a[i] : most;
+  return most;
+}
 // The larger of a and b where x < y, else a.
 inline I MaxWhereLess(I a, I b, I x, I y) { return x < y ? MaxInts(a, b) : a; }
 inline uint32_t LessBits(I a, I b) { return SumInts((a < b) & kLaneBits); }
@@ -143,6 +148,19 @@ inline I AddLess(I a, F x, F y) { return a - (x < y); }
 // Adds 1 where x <= y.
 inline I AddAtMost(I a, F x, F y) { return a - (x <= y); }
 inline I AddLess(I a, I x, I y) { return a - (x < y); }
+inline I SubInts(I a, I b) { return (I)((U)a - (U)b); }
+// Shifts in the sign.
+inline I ShiftRight(I a, int bits) { return a >> bits; }
+// The lanes as bytes, in which they fit.
+inline void StoreBytes(int8_t* p, I a) {
+  for (int i = 0; i < kWidth; ++i) p[i] = static_cast<int8_t>(a[i]);
+}
+// One bit for each of 4 * kWidth bytes that is equal to `byte`.
+inline uint64_t EqualBytes(const int8_t* p, int8_t byte) {
+  uint64_t bits = 0;
+  for (int i = 0; i < 4 * kWidth; ++i) bits |= uint64_t{p[i] == byte} << i;
+  return bits;
+}
 inline I MulInts(I a, I b) { return (I)((U)a * (U)b); }
 // The sums of the lanes of four vectors.
 inline void SumFour(uint32_t* p, I a, I b, I c, I d) {

@@ -52,9 +52,7 @@ class TernaryTiles {
     const F most = Set(limit < scale ? limit : scale), factor = Set(0x1p16f / scale);
     for (; groups > 0; --groups, at += kDecided, place += kDecided) {
       // Prefetches the next tile while the memory is idle.
-      for (int64_t line = 0; line < kDecided; line += 16) {
-        x_.Prefetch(at + kTernaryTile + line);
-      }
+      x_.Prefetch(at + kTernaryTile, kDecided);
       const float* p = x_.At(at, kDecided);
       F x[4], thresholds[4];
       for (int i = 0; i < 4; ++i) {
