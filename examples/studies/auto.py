@@ -9,10 +9,10 @@
              quickest or have too large an error; and float32 at a rate larger by
              0.001 %, which shows how much chance there is
 
-LeNet, ResNet-8 and the leaderboard's CNN learn Fashion-MNIST with momentum, a table of
-embeddings the topic of a bag of words with momentum, a small transformer the next letter of a synthetic text with Adam, and a decoder the next
-character of the King James Bible with Adam, on four virtual workers. All methods begin
-after 150 steps as bfloat16, as `Auto` lets them. Writes
+Six models train on four virtual workers: LeNet, ResNet-8 and the leaderboard's CNN, of
+images, and a table of embeddings, of bags of words, with momentum; a small transformer,
+of synthetic texts, and a decoder, of characters of the King James Bible, with Adam. All
+methods begin after 150 steps as bfloat16, as `Auto` lets them. Writes
 examples/results/auto.csv (an interrupted run resumes) and the tables of
 docs/studies/auto.md; `--quick` takes few steps of some trainings and writes nothing.
 """
