@@ -41,7 +41,9 @@ DIVISIBLE = (
     "tests/compressors/",
     "tests/engine/",
     "tests/optimizers/",
+    "tests/per_example/",
     "tests/servers/",
+    "tests/testing/",
     "tests/transports/",
 )
 # Of the parametrized tests in them.
@@ -85,10 +87,12 @@ def pytest_collection_modifyitems(config, items):
     removed = [item for item in items if not _is_wanted(item)]
     if removed:
         config.hook.pytest_deselected(items=removed)
-    # The clusters are the longest units: whoever starts with them ends with the others.
+    # These are the longest units: whoever starts with them ends with the others.
     items[:] = sorted(
         filter(_is_wanted, items),
-        key=lambda item: _cluster_of(item.nodeid) is None,
+        key=lambda item: (
+            _cluster_of(item.nodeid) is None and not item.nodeid.startswith(KERNELS)
+        ),
     )
 
 

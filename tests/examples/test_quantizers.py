@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.measured import square
+
 pytest.importorskip("tensorflow_datasets", reason="needs tfgradcomp[examples]")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,20 +141,15 @@ def test_the_page_has_a_place_for_each_table():
         assert f"<!-- {name}: begin -->\na table\n<!-- {name}: end -->" in changed
 
 
-def measure(key):
-    """A row of a study, for another process."""
-    return {"square": key["number"] ** 2}
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rows_are_kept_as_they_come(processes, tmp_path, monkeypatch):
     (tmp_path / "examples/results").mkdir(parents=True)
     monkeypatch.setattr(study, "ROOT", tmp_path)
     monkeypatch.setattr(study, "git", lambda *_: "abc")
     first = [{"number": 3, "none": None}]
-    study.complete("squares", first, measure, ["square"])
+    study.complete("squares", first, square, ["square"])
     keys = [{"number": number, "none": None} for number in (1, 2, 3, 2)]
-    rows = study.complete("squares", keys, measure, ["square"], processes)
+    rows = study.complete("squares", keys, square, ["square"], processes)
     assert [row["square"] for row in rows] == [1, 4, 9, 4]
     # All are known: nothing is measured any more.
     assert study.complete("squares", keys, None, ["square"]) == rows

@@ -15,7 +15,7 @@ import pytest
 from tests.cluster import light_environment
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 60
+ROUNDS = 30
 SECONDS = 120
 
 
@@ -88,18 +88,18 @@ def test_killed_clients_and_hubs_return_and_all_end_with_the_same_weights(
         return start("join", address, model, data, "--every", 4, *folder)
 
     hub = start_hub("127.0.0.1:0")
-    address = hub.wait_for(r" at (127\.0\.0\.1:\d+), after round 0/60")[1]
+    address = hub.wait_for(r" at (127\.0\.0\.1:\d+), after round 0/30")[1]
     lima, oslo = start_client("lima"), start_client("oslo")
-    hub.wait_for("Round 5/60: 2 clients")
+    hub.wait_for("Round 5/30: 2 clients")
     lima.kill()
     lima = start_client("lima")
-    hub.wait_for(r"Round 1\d/60: 2 clients")
+    hub.wait_for(r"Round 1\d/30: 2 clients")
     hub.kill()
     hub = start_hub(address)
-    closed = int(hub.wait_for(r"after round (\d+)/60")[1])
+    closed = int(hub.wait_for(r"after round (\d+)/30")[1])
     assert closed >= 10
     ends = [
-        program.wait_for("ended after round 60 with the weights (.*)")[1]
+        program.wait_for("ended after round 30 with the weights (.*)")[1]
         for program in (hub, lima, oslo)
     ]
     assert len({*ends}) == 1, ends
@@ -107,5 +107,5 @@ def test_killed_clients_and_hubs_return_and_all_end_with_the_same_weights(
     assert len([*(tmp_path / "figures").iterdir()]) == 2
     assert [p.process.wait(SECONDS) for p in (hub, lima, oslo)] == [0, 0, 0]
     # Each round after the restart is closed once.
-    rounds = re.findall(r"Round (\d+)/60", "".join(hub.seen))
+    rounds = re.findall(r"Round (\d+)/30", "".join(hub.seen))
     assert [*map(int, rounds)] == [*range(closed + 1, ROUNDS + 1)]

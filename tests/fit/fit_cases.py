@@ -122,11 +122,8 @@ def case_auto():
 
 
 def case_steps_per_execution():
-    """Trains with one step per execution, and with four."""
-    return {
-        str(steps): trained(METHODS["terngrad"], steps_per_execution=steps)
-        for steps in (1, 4)
-    }
+    """Trains with four steps per execution."""
+    return {"4": trained(METHODS["terngrad"], steps_per_execution=4)}
 
 
 def case_stock():
@@ -152,7 +149,7 @@ def case_predict():
     model = make(METHODS["terngrad"])
     fit(model)
     answer = {}
-    for size in (60, 49, 13):
+    for size in (49, 13):
         first, second = model.get_weights()[:2], model.get_weights()[2:]
         want = np.maximum(X[:size] @ first[0] + first[1], 0) @ second[0] + second[1]
         got = model.predict(X[:size], batch_size=12, verbose=0)
@@ -239,28 +236,33 @@ def case_overflow():
 
 
 def case_nonfinite():
-    """Trains with a NaN on worker 1 alone: with an error, and with a skipped step."""
-    answer = {}
+    """Trains with a NaN on worker 1 alone, which is an error."""
     model = make(METHODS["dist_ef_block_sgdm"])
     fit(model, epochs=1)
     before = digest(model), residuals(model)
-    answer["error"] = error_of_fit(
+    error = error_of_fit(
         model, poisoned(8)[:12], 1, kind=tf.errors.InvalidArgumentError
     )
-    answer["unchanged"] = before == (digest(model), residuals(model))
-    answer["skip"] = trained(
-        lambda: METHODS["terngrad"](nonfinite="skip"), x=poisoned(8), epochs=1
-    )
-    answer["window"] = trained(
-        lambda: tfgradcomp.TernGrad(
-            SGD(0.01, gradient_accumulation_steps=2),
-            nonfinite="skip",
-            transport="all_gather",
+    unchanged = before == (digest(model), residuals(model))
+    return {"error": error, "unchanged": unchanged}
+
+
+def case_skipping():
+    """Trains with a NaN on worker 1 alone: a step is skipped, or a window of steps."""
+    return {
+        "skip": trained(
+            lambda: METHODS["terngrad"](nonfinite="skip"), x=poisoned(8), epochs=1
         ),
-        x=poisoned(8)[:48],
-        epochs=1,
-    )
-    return answer
+        "window": trained(
+            lambda: tfgradcomp.TernGrad(
+                SGD(0.01, gradient_accumulation_steps=2),
+                nonfinite="skip",
+                transport="all_gather",
+            ),
+            x=poisoned(8)[:48],
+            epochs=1,
+        ),
+    }
 
 
 def case_no_iterator_to_build():

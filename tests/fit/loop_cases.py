@@ -62,9 +62,8 @@ class Batches(keras.callbacks.Callback):
 
 def case_stop(way):
     """One worker alone sets `stop_training`, in a batch and at the end of an epoch."""
-    answer = {}
+    answer, model = {}, make(METHODS["terngrad"], **WAYS[way])
     for moment in ("batch", "epoch"):
-        model = make(METHODS["terngrad"], **WAYS[way])
         batches = Batches(moment)
         history = fit(model, epochs=4, callbacks=[batches], validation_data=(X, Y))
         answer[moment] = {
@@ -102,13 +101,12 @@ def _data(count, is_known):
 
 def case_lengths(way):
     """Workers whose data have different lengths, known to Keras and unknown."""
-    answer = {}
+    answer, model = {}, make(METHODS["terngrad"], **WAYS[way])
     for name, kinds in {
         "known": (True, True),
         "unknown": (False, False),
         "mixed": (True, False),
     }.items():
-        model = make(METHODS["terngrad"], **WAYS[way])
         batches, rank = Batches(), own_rank()
         data = _data((24, 60)[rank], kinds[rank])
         history = model.fit(
@@ -252,7 +250,7 @@ def case_own_score():
 
     They read the learning rate as a Python number, as without a strategy.
     """
-    answer = {}
+    answer, model = {}, make(METHODS["terngrad"])
     for name, scores, callback in (
         # The best epoch is the first one of worker 0, the second of worker 1.
         (
@@ -269,10 +267,9 @@ def case_own_score():
             keras.callbacks.ReduceLROnPlateau("score", 0.5, patience=1, mode="min"),
         ),
     ):
-        model = make(METHODS["terngrad"])
         seen = []
         record = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs, model=model, seen=seen: seen.append(
+            on_epoch_begin=lambda epoch, logs, seen=seen: seen.append(
                 [digest(model), float(model.optimizer.learning_rate)]
             )
         )

@@ -49,6 +49,8 @@ BESIDES = (
     "settings",
     "watch",
 )
+# The cases that write into a folder.
+FILES = ("checkpoint_callback", "file_of_worker_0", "shared_paths", "state")
 TWO_OR_THREE = ["two", pytest.param("three", marks=pytest.mark.slow)]
 
 
@@ -59,7 +61,7 @@ def ask(pools, tmp_path_factory):
 
     @functools.cache
     def outcome(cluster, case, *arguments):
-        if case in ("state", "checkpoint_callback", "shared_paths"):
+        if case in FILES:
             arguments = [str(tmp_path_factory.mktemp(f"{cluster}-{case}"))]
         function = cases[f"case_{case}"]
         try:
@@ -102,8 +104,8 @@ def test_two_devices_follow_two_workers_in_all_ways(ask, case):
 @pytest.mark.slow  # The graph's bits are those of two workers, in the tests around.
 def test_two_devices_train_eagerly(ask):
     (eagerly,) = answers(ask, "mirrored", "eagerly")
-    two = answers(ask, "two", "steps_per_execution")[0]
-    assert eagerly["digest"] == two["1"]["digest"]
+    two = answers(ask, "two", "method", "terngrad")[0]
+    assert eagerly["digest"] == two["digest"]
 
 
 def test_one_overflow_skips_and_halves_on_both_devices(ask):
@@ -134,8 +136,9 @@ def test_weights_and_logs_are_the_same_on_all_workers(ask, cluster, method):
 
 
 def test_several_steps_per_execution_change_nothing(ask):
-    for runs in answers(ask, "two", "steps_per_execution"):
-        assert runs["1"]["digest"] == runs["4"]["digest"]
+    one = answers(ask, "two", "method", "terngrad")
+    four = answers(ask, "two", "steps_per_execution")
+    assert [run["4"]["digest"] for run in four] == [run["digest"] for run in one]
 
 
 def test_identity_compressor_is_plain_keras(ask):
@@ -164,7 +167,7 @@ def test_stock_fit_is_that_of_one_process_on_the_global_batch(ask):
     assert_same_training(first["plain"], *one_process())
 
 
-@pytest.mark.parametrize("size", ["60", "49", "13"])
+@pytest.mark.parametrize("size", ["49", "13"])
 def test_predict_and_evaluate_see_every_row_in_order(ask, size):
     for answer in answers(ask, "two", "predict"):
         got = answer[size]
@@ -225,6 +228,7 @@ def test_one_overflow_skips_and_halves_everywhere(ask, cluster):
 @pytest.mark.parametrize("cluster", TWO_OR_THREE)
 def test_a_nan_on_one_worker_changes_nothing_anywhere(ask, cluster):
     results = answers(ask, cluster, "nonfinite")
+    skipping = answers(ask, cluster, "skipping")
     # Twelve rows a batch: row 8 is in the share of the second worker, or the third.
     culprit = 8 // (12 // len(results))
     for result in results:
@@ -232,12 +236,13 @@ def test_a_nan_on_one_worker_changes_nothing_anywhere(ask, cluster):
         assert f"on worker {culprit}; " in result["error"]
         assert "nonfinite=" in result["error"]
         assert result["unchanged"]
+    for result in skipping:
         assert result["skip"]["skipped"] == 1
         assert result["skip"]["iterations"] == 4
         # Four steps of half a window each; the window with the NaN is dropped whole.
         assert result["window"]["skipped"] == 1
         assert result["window"]["iterations"] == 1
-        assert result["skip"]["digest"] == results[0]["skip"]["digest"]
+        assert result["skip"]["digest"] == skipping[0]["skip"]["digest"]
 
 
 @pytest.mark.parametrize("method", quick(*FIXED, "hybrid"))
@@ -276,9 +281,9 @@ def test_resumed_runs_are_bit_identical(ask, cluster):
 
 
 def test_a_file_of_one_worker_loads_everywhere_with_one_notice(ask):
-    (first, second), output = ask("two", "state")
-    assert first["of_worker_0"] == second["of_worker_0"]
-    assert first["of_worker_0"] == first["at_save"]
+    (first, second), output = ask("two", "file_of_worker_0")
+    assert first["loaded"] == second["loaded"]
+    assert first["loaded"] == first["at_save"]
     name = "compressed.worker.residual"
     assert first["at_save"][1][name] != second["at_save"][1][name]
     assert output.count("residuals and momenta are those of worker 0 of 2") == 1

@@ -1,7 +1,6 @@
 """Models and loops as users write them, on real workers."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -34,9 +33,8 @@ def test_model_without_call_trains_as_in_one_process(pools, way):
     answers, _ = pools(2).run(own_loop_cases.case_without_call, way)
     expected = own_loop_cases.train_adversaries(lambda: keras.optimizers.SGD(0.1))
     for answer in answers:
-        assert answer["terngrad"] == answers[0]["terngrad"]
-        assert answer["terngrad"] != answer["identity"]
-        assert_close(answer["identity"], expected)
+        assert answer == answers[0]
+        assert_close(answer, expected)
 
 
 def loop_in_one_process():
@@ -67,10 +65,9 @@ def test_loop_by_hand_is_that_of_one_process(pools, cluster):
     loss, weights = loop_in_one_process()
     for answer in answers:
         assert answer == answers[0]
-        for run in ("identity", "eagerly"):
-            assert answer[run]["loss"] == pytest.approx(loss, rel=1e-4)
-            assert_close(answer[run]["weights"], weights)
-        assert np.isfinite(answer["scaled"]["loss"])
+        for run in answer.values():
+            assert run["loss"] == pytest.approx(loss, rel=1e-4)
+            assert_close(run["weights"], weights)
 
 
 @TWO_WORKERS

@@ -137,16 +137,24 @@ def chunks(splits, chunk):
 def largest_words(rows, splits, form, seed=0):
     """Returns words of random elements of chunks, int32 `[rows, words]`."""
     rng = np.random.default_rng([seed, rows, *form])
-    stream = np.zeros([rows, len(splits) - 1, 32 * form.words], bool)
-    for row in stream:
-        for bits, width in zip(row, np.diff(splits), strict=True):
-            count = rng.integers(min(form.k, width) + 1)
-            chosen = np.sort(rng.choice(width, count, replace=False))
-            bits[(chosen >> form.low) + np.arange(count)] = True
-            lower = chosen[:, np.newaxis] >> np.arange(form.low) & 1
-            bits[form.unary :][: lower.size] = lower.ravel()
-            values = rng.random(count * form.bits) < 0.5
-            bits[form.unary + form.k * form.low :][: values.size] = values
+    widths = np.diff(splits)[:, np.newaxis]
+    places = np.arange(widths.max(initial=0) + 1)
+    shape = rows, len(widths), len(places)
+    # Of each chunk, the few elements that got the smallest numbers.
+    drawn = np.where(places < widths, rng.random(shape), 2)
+    counts = rng.integers(np.minimum(form.k, widths) + 1, size=(*shape[:2], 1))
+    chosen = drawn < np.take_along_axis(np.sort(drawn), counts, -1)
+    row, chunk, place = np.nonzero(chosen)
+    number = (np.cumsum(chosen, -1) - 1)[row, chunk, place]
+    stream = np.zeros([*shape[:2], 32 * form.words], bool)
+    stream[row, chunk, (place >> form.low) + number] = True
+    for bit in range(form.low):
+        at = form.unary + number * form.low + bit
+        stream[row, chunk, at] = place >> bit & 1
+    codes = np.arange(form.k * form.bits) < counts * form.bits
+    values = codes & (rng.random(codes.shape) < 0.5)
+    begin = form.unary + form.k * form.low
+    stream[..., begin : begin + values.shape[-1]] = values
     packed = np.packbits(stream.reshape(rows, -1), axis=1, bitorder="little")
     return packed.view(np.int32)
 

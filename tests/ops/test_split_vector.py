@@ -8,6 +8,7 @@ from tests.helpers import bits
 from tests.ops import cases
 from tests.ops.implementations import (
     expected_calls,
+    made,
     native,
     needs_library,
     on_tensors,
@@ -157,15 +158,18 @@ OPS_AND_SHAPES = [
 
 
 # Of special numbers a product of TensorFlow's may flush denormals, one of NumPy's not.
+# Without a gain the reference, which takes ten times as long, has the same bits.
 @pytest.mark.parametrize("shape", SHAPES[2:-1], ids=str)
 @needs_library
 def test_a_gain_is_as_good_as_a_product(shape):
     scale = 3.0 if shape[1] == "one" else 0.5
-    for what, name, (x, *args), _ in expected_calls(shape, READERS):
+    for what, name, (x, *args) in made(shape):
+        if name not in READERS:
+            continue
         with np.errstate(all="ignore"):
             product = np.float32(scale) * x
         cut = SplitVector(tf.split(tf.constant(x), cases.cuts(len(x))), scale)
-        result = cases.flat(on_tensors(reference, name, (product, *args)))
+        result = cases.flat(on_tensors(native, name, (product, *args)))
         cases.same_results(on_tensors(native, name, (cut, *args)), result, what)
 
 

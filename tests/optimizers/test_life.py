@@ -38,7 +38,7 @@ def test_variables_without_elements(name, shapes):
 
 
 def test_two_optimizers_with_one_transport(pools):
-    virtual = pools(3, "virtual")
+    virtual = pools(2, "virtual")
     (shared,), _ = virtual.run(life_cases.share, AllGather, timeout=60)
     (separate,), _ = virtual.run(life_cases.share, life_cases.by_name, timeout=60)
     for one, other in zip(shared, separate, strict=True):

@@ -281,7 +281,7 @@ def test_groups_share_the_outer_optimizer_whose_steps_are_rounds():
     optimizer = tfgradcomp.LocalSteps(SGD(0.125), outer, every, stagger=True)
     variables = [keras.Variable(v) for v in split(start(GROUPED), GROUPED)]
     optimizer.build(variables)
-    step = tf.function(lambda *gradients: optimizer.apply(gradients, variables))
+    step = tf.function(lambda *g: optimizer.apply(g, variables), autograph=False)
     weights, anchors, velocities = (
         split(values, GROUPED)
         for values in (start(GROUPED), start(GROUPED), 0 * start(GROUPED))

@@ -1,5 +1,6 @@
 """Trainings by `Auto` that a pool's workers run, a function a case."""
 
+import functools
 import os
 from unittest import mock
 
@@ -39,8 +40,9 @@ def auto(inner="Adam", **arguments):
     return make(lambda: tfgradcomp.Auto(INNER[inner](), **arguments))
 
 
-def by_hand(inner, candidate):
-    """Trains an epoch as bfloat16, and another one with a new wrapper."""
+def case_by_hand(inner, decision):
+    """The digest of an epoch as bfloat16, and another one with the chosen wrapper."""
+    candidate = Decision.of(decision).candidate
     with scope():
         optimizer = INNER[inner]()
     model = make(lambda: tfgradcomp.HalfPrecision(optimizer))
@@ -54,12 +56,12 @@ def by_hand(inner, candidate):
     return digest(model)
 
 
-def case_fit(inner, risk, **arguments):
-    """Digests of a training by `Auto` and of the same by hand, and the choice.
+def case_fit(inner, risk):
+    """The digest of a training by `Auto`, and the choice.
 
     Link and computing time are given, so that a forecast reads no clock.
     """
-    model = auto(inner, risk=risk, **arguments)
+    model = auto(inner, risk=risk)
     monitor = CompressionMonitor(every=1)
     with mock.patch.object(arithmetic, "_seconds", side_effect=AssertionError):
         fit(model, callbacks=[monitor])
@@ -67,7 +69,6 @@ def case_fit(inner, risk, **arguments):
     model.optimizer.explain(lines.append)
     return {
         "digest": digest(model),
-        "by hand": by_hand(inner, decision.candidate),
         "decision": decision.to_config(),
         "explained": lines,
         "momentum": getattr(model.optimizer.inner_optimizer, "momentum", None),
@@ -77,17 +78,15 @@ def case_fit(inner, risk, **arguments):
 
 
 def case_measured():
-    """The decision by a link that is measured, and digests as of `case_fit`."""
+    """The decision by a link that is measured, and digests with it and by hand."""
     model = auto(link=None, compute=None, risk="high")
     fit(model)
-    decision = model.optimizer.decision
-    return decision.to_config(), digest(model), by_hand("Adam", decision.candidate)
+    decision = model.optimizer.decision.to_config()
+    return decision, digest(model), case_by_hand("Adam", decision)
 
 
 def case_files(folder):
-    """Digests of trainings that go on from files with a decision."""
-    whole = auto("momentum", risk="high")
-    fit(whole, epochs=3)
+    """Digests and decisions of trainings that go on from files, and of the first."""
     first = auto("momentum", risk="high")
     fit(first, epochs=2)
     path = os.path.join(folder, f"worker-{own_rank()}")
@@ -97,27 +96,18 @@ def case_files(folder):
     with scope():
         second.optimizer.build(second.trainable_variables)
     second.load_weights(f"{path}.weights.h5")
-    fit(second, epochs=1)
     with scope():
         third = keras.models.load_model(f"{path}.keras")
-    third_decision = third.optimizer.decision
-    fit(third, epochs=1)
     # The steps of this model have been traced before it takes the decision.
     fourth = auto("momentum", risk="high", after=100)
     fit(fourth, epochs=1)
     fourth.load_weights(f"{path}.weights.h5")
-    fit(fourth, epochs=1)
+    models = first, second, third, fourth
+    for model in models:
+        fit(model, epochs=1)
     return {
-        "digests": [digest(model) for model in (whole, second, third, fourth)],
-        "wrappers": [
-            model.optimizer.decision.candidate.wrapper
-            for model in (whole, second, third, fourth)
-        ],
-        "decisions": [
-            whole.optimizer.decision.to_config(),
-            second.optimizer.decision.to_config(),
-            third_decision.to_config(),
-        ],
+        "digests": [digest(model) for model in models],
+        "decisions": [model.optimizer.decision.to_config() for model in models],
     }
 
 
@@ -134,12 +124,13 @@ def case_pinned(folder, config):
 
 
 def case_own_loop():
-    """The digest of a loop of one's own that asks for the decision."""
+    """The digest, decision and switches of a loop of one's own that asks for it."""
     model = auto("Adam", risk="low")
     optimizer, data = model.optimizer, tf.data.Dataset.from_tensor_slices((X, Y))
 
     def make_step():
-        @tf.function
+        # Loops that autograph converts are in `tests/fit/test_own_loops.py`.
+        @tf.function(autograph=False)
         def step(batch):
             def replica_step(x, y):
                 with tf.GradientTape() as tape:
@@ -158,7 +149,7 @@ def case_own_loop():
             switches.append(optimizer.decide())
             if switches[-1]:
                 step = make_step()
-    return digest(model), switches
+    return digest(model), optimizer.decision.to_config(), switches
 
 
 def case_errors():
@@ -169,6 +160,7 @@ def case_errors():
     return error_of_fit(auto(link=None)), model.optimizer.decision.workers
 
 
+@functools.cache
 def tuned(**arguments):
     """A decision by `tune`, for as many workers as there are."""
     keras.utils.set_random_seed(3)

@@ -10,6 +10,7 @@ from tfgradcomp.planning.layer_errors import WorstLayer
 from tfgradcomp.planning.network import NO_SOFTWARE, Link
 
 RESNET = planning.stand_ins(planning.MODELS["resnet50"]())
+FEW = RESNET[-8:]
 FREE = planning.Profile(NO_SOFTWARE, no_arithmetic)
 SGD = keras.optimizers.SGD
 INNER = {
@@ -20,10 +21,10 @@ INNER = {
 }
 
 
-def decide(inner="momentum", workers=16, compute=0.2, link="1gbit", **arguments):
+def decide(inner="momentum", variables=RESNET, compute=0.2, link="1gbit", **arguments):
     arguments = {"profile": FREE, **arguments}
     arguments["link"] = Link.parse(link)
-    return planning.decide(INNER[inner], RESNET, workers, compute, **arguments)
+    return planning.decide(INNER[inner], variables, 16, compute, **arguments)
 
 
 def rows_of(decision):
@@ -57,7 +58,7 @@ def test_one_bit_fits_the_inner_optimizer(inner, chosen):
     found = options(INNER[inner], warmup_steps=150)
     one_bit = [option for option in found if option.risk == "high"]
     assert [o.name for o in one_bit if not o.reason] == ([chosen] if chosen else [])
-    rows = rows_of(decide(inner, risk="high", warmup_steps=150))
+    rows = rows_of(decide(inner, FEW, risk="high", warmup_steps=150))
     left_out = {o.name: o.reason for o in found if o.reason}
     assert {name: rows[name].reason for name in left_out} == left_out
     feedback = {name for name, reason in left_out.items() if "feedback" in reason}

@@ -23,6 +23,7 @@ using tfgradcomp_format::WordsFor;
 enum class Layout { kOneBlock, kRagged, kBlocksOfOne, kBuckets };
 constexpr Layout kLayouts[] = {Layout::kOneBlock, Layout::kRagged, Layout::kBlocksOfOne,
                                Layout::kBuckets};
+constexpr int64_t kBucket = 2048;
 constexpr const char* kLayoutNames[] = {"one block", "ragged", "blocks of one",
                                         "buckets"};
 
@@ -32,11 +33,12 @@ struct Shape {
   int64_t num_workers;
 };
 
-// Returns shapes of at most `most` elements. Of each size every layout, with two
-// numbers of workers that differ from layout to layout and from size to size: all pairs
-// occur. Large blocks take ways of their own on a GPU: from 4097 elements on, from
-// 65537, and from 131072, more chunks than one warp adds up. These need one block, and
-// an even number of workers, for numbers that are all finite.
+// Returns shapes of at most `most` elements. Of each size every layout that it has,
+// with two numbers of workers that differ from layout to layout and from size to size:
+// all pairs occur. 9001 elements, of which FewShapes has one block and ragged ones,
+// have one number of workers there. Large blocks take ways of their own on a GPU: from
+// 4097 elements on, from 65537, and from 131072, more chunks than one warp adds up.
+// These need one block, and an even number of workers, for numbers that are all finite.
 inline std::vector<Shape> Shapes(int64_t most) {
   constexpr int64_t kNumWorkers[] = {1, 2, 3, 4, 5, 8, 9};
   std::vector<Shape> shapes;
@@ -47,6 +49,7 @@ inline std::vector<Shape> Shapes(int64_t most) {
     if (size > most) break;
     for (Layout layout : kLayouts) {
       if (size > 1000 && layout == Layout::kBlocksOfOne) continue;  // Slow to emulate.
+      if (size <= kBucket && layout == Layout::kBuckets) continue;  // One block.
       if ((size == 4500 || size == 150001) && layout != Layout::kOneBlock) continue;
       if (size == 4500 || size > 10000) {
         if (layout == Layout::kOneBlock) shapes.push_back({size, layout, 4});
@@ -54,8 +57,10 @@ inline std::vector<Shape> Shapes(int64_t most) {
         continue;
       }
       ++turn;
-      for (int i : {turn, turn + 2})
+      for (int i : {turn, turn + 2}) {
         shapes.push_back({size, layout, kNumWorkers[i % 7]});
+        if (size > kBucket && layout != Layout::kBuckets) break;
+      }
     }
   }
   return shapes;
@@ -87,7 +92,7 @@ class Inputs {
       int64_t width = size;
       if (shape.layout == Layout::kRagged) width = int64_t{1} + Below(1 << Below(13));
       if (shape.layout == Layout::kBlocksOfOne) width = 1;
-      if (shape.layout == Layout::kBuckets) width = 2048;
+      if (shape.layout == Layout::kBuckets) width = kBucket;
       splits.push_back(std::min(splits.back() + width, size));
     }
     num_blocks = static_cast<int64_t>(splits.size()) - 1;
