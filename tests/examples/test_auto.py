@@ -29,7 +29,7 @@ def test_a_method_that_a_class_has_chosen_is_not_trained_again():
     assert own == [1]
     # Error feedback does not go in front of Adam.
     adam = {key["way"] for key in keys if key["task"] == "transformer"}
-    assert "PowerSGD(rank=4)" not in adam and "bfloat16" in adam
+    assert "PowerSGD(rank=4)" not in adam and auto.MOVED in adam
 
 
 def test_ways_make_optimizers():

@@ -121,9 +121,10 @@ def step_counter(optimizer: Optimizer) -> keras.Variable:
 def decayed(optimizer: Optimizer, variables: list) -> list:
     """Returns the variables, None for each that is excluded from weight decay."""
     # Keras compares the names of TensorFlow's variables, which end in ":0".
+    of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in variables]
     return [
-        v if optimizer._use_weight_decay(getattr(v, "value", v)) else None
-        for v in variables
+        variable if optimizer._use_weight_decay(own) else None
+        for variable, own in zip(variables, of_tensorflow, strict=True)
     ]
 
 
