@@ -81,6 +81,11 @@ def is_overwritten(optimizer: Optimizer, variable: keras.Variable) -> bool:
     return optimizer._overwrite_variable_with_gradient(variable)
 
 
+def tensorflow_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
+    """Returns the TensorFlow variable that holds the values of a Keras variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def position(optimizer: Optimizer, variable: keras.Variable) -> int:
     """Returns the index of a variable among those that the optimizer was built with."""
     return optimizer._get_variable_index(variable)
@@ -121,10 +126,9 @@ def step_counter(optimizer: Optimizer) -> keras.Variable:
 def decayed(optimizer: Optimizer, variables: list) -> list:
     """Returns the variables, None for each that is excluded from weight decay."""
     # Keras compares the names of TensorFlow's variables, which end in ":0".
-    of_tensorflow = [v.value if isinstance(v, keras.Variable) else v for v in variables]
     return [
-        variable if optimizer._use_weight_decay(own) else None
-        for variable, own in zip(variables, of_tensorflow, strict=True)
+        variable if optimizer._use_weight_decay(tensorflow_variable(variable)) else None
+        for variable in variables
     ]
 
 

@@ -269,6 +269,6 @@ def _local_values(variable: keras.Variable | tf.Variable) -> list[np.ndarray]:
     """Returns the values on the replicas of this process."""
     if isinstance(variable, PerReplicaVariable):
         return [*variable.local_values()]
-    value = variable.value if isinstance(variable, keras.Variable) else variable
+    value = compat.tensorflow_variable(variable)
     locals_ = tf.distribute.get_strategy().experimental_local_results(value)
     return [value.numpy() for value in locals_]

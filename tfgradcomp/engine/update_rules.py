@@ -7,7 +7,13 @@ import tensorflow as tf
 from keras import ops
 from keras.optimizers import SGD, Adam, AdamW, Optimizer
 
-from tfgradcomp.compat.inner_optimizer import decayed, momenta, position, velocities
+from tfgradcomp.compat.inner_optimizer import (
+    decayed,
+    momenta,
+    position,
+    tensorflow_variable,
+    velocities,
+)
 
 
 def rule_of(optimizer: Optimizer) -> str | None:
@@ -72,7 +78,7 @@ def handles(
     positions = [position(optimizer, variable) for variable in variables]
     chosen = [[slot[p] for p in positions] for slot in slots]
     w, m, v = (
-        [getattr(one, "value", one).handle for one in group]
+        [tensorflow_variable(one).handle for one in group]
         for group in (variables, *chosen, [], [])[:3]
     )
     return w, m, v
