@@ -38,7 +38,6 @@ class FusedApply:
         """Chooses among buckets with their decoded replies, for some variables."""
         self._inner = inner
         self._rule = update_rules.rule_of(inner)
-        self._can_apply = bool(self._rule) and ops.can_apply()
         self._variables = {
             compat.position(inner, variable): variable
             for variable in variables
@@ -91,6 +90,4 @@ class FusedApply:
             return None
         if isinstance(vector, SplitVector) and vector.decoding:
             return vector.decoding
-        if not self._can_apply:
-            return None
-        return SplitVector(bucket.split(vector).values())
+        return SplitVector(bucket.split(vector).values()) if ops.can_apply() else None

@@ -194,15 +194,6 @@ def _apply_gradients(original, optimizer, gradients, variables):
     if _thread.phase in (None, "alone"):
         return original(optimizer, gradients, variables)
     if _thread.phase == "update":
-        direct = _thread.direct
-        # `update_rules.decays` decays the others.
-        decayed = [
-            variable
-            for variable in variables
-            if not (direct and optimizer.weight_decay)
-            or position(optimizer, variable) not in direct.positions
-        ]
-        parts.apply_weight_decay(optimizer, decayed)
         _update_step(optimizer, gradients, variables)
         if optimizer.gradient_accumulation_steps:
             parts.reset_accumulators(optimizer)
@@ -214,10 +205,13 @@ def _update_step(optimizer, gradients, variables):
     pairs = list(zip(gradients, variables, strict=True))
     if direct:
         pairs = [p for p in pairs if position(optimizer, p[1]) not in direct.positions]
+    others = [variable for _, variable in pairs]
+    # Keras alone takes a decay of 0, which turns -0.0 into 0.0.
+    parts.apply_weight_decay(optimizer, others if optimizer.weight_decay else variables)
+    if direct:
         direct.apply()
     if pairs:
-        gradients, variables = map(list, zip(*pairs, strict=True))
-        parts.update_variables(optimizer, gradients, variables)
+        parts.update_variables(optimizer, [gradient for gradient, _ in pairs], others)
 
 
 def _all_reduce_sum_gradients(original, optimizer, gradients_and_variables):
