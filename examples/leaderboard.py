@@ -104,7 +104,7 @@ def characters(steps, each):
     def datasets(seed):
         batch_size = each * WORKERS
         train = bible.batches(steps * batch_size, batch_size, seed)
-        return train, bible.held_out_batches(512, 128)
+        return train, bible.held_out_batches(128)
 
     return datasets
 

@@ -34,7 +34,7 @@ WORKERS, EACH = 4, 2
 # Both are divisible by all numbers of local steps: the end of a part, which makes an
 # exchange, adds none.
 STEPS, PART, AT_ONCE = 3072, 512, 16
-WARMUP, HELD_OUT = 100, 512
+WARMUP = 100
 # For the baseline, the smaller of the best two of `RATES` (`--parts rates`).
 RATE, RATES, RATE_STEPS = 2e-3, (1e-3, 2e-3, 4e-3, 8e-3), 512
 PAGE = "studies/local-language.md"
@@ -209,7 +209,7 @@ def train(row: Row, seed: int, rate: float = RATE) -> dict:
         optimizer = make_optimizer(row, rate, steps)
         optimizer.build(model.trainable_variables)
     take_steps = make_steps(strategy, model, optimizer, first, seed)
-    held = tf.constant(bible.held_out(HELD_OUT))
+    held = tf.constant(bible.held_out())
     loss_of_part = tf.function(lambda batch: loss_of(model, batch))
     curve = []
     for begin in range(0, steps, AT_ONCE):
