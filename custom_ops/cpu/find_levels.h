@@ -69,6 +69,7 @@ class LevelFinder {
   void SetEnds() {
     const int32_t smallest = block_.smallest(), largest = block_.largest();
     const int64_t size = block_.size(), q = block_.Q(smallest);
+    // With -q, the sum of the elements up to the first level is 0.
     levels_[0] = {-1, 0, smallest, q, -q};
     levels_[args_.count - 1] = {size, size, largest, block_.Q(largest), block_.total()};
   }

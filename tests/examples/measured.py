@@ -1,4 +1,4 @@
-"""What other processes measure for a study, without TensorFlow."""
+"""A function for child processes, in a module that does not import TensorFlow."""
 
 
 def square(key):
