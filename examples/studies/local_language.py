@@ -15,109 +15,38 @@ of docs/studies/local-language.md; `--quick` takes few steps and writes nothing.
 import datetime
 import functools
 import math
-import statistics
 import time
-from typing import NamedTuple
 
 import keras
 import numpy as np
 import outers
 import study
 import tensorflow as tf
+from language_rows import (
+    BASELINE,
+    EVERY,
+    EXCHANGES,
+    PART,
+    WEIGHTS,
+    ZERO_ONE,
+    Row,
+    Rows,
+    grid,
+)
 
 import tfgradcomp
 
 import bible  # isort: skip
 import models  # isort: skip
 
-WORKERS, EACH = 4, 2
-# Both are divisible by all numbers of local steps: the end of a part, which makes an
-# exchange, adds none.
-STEPS, PART, AT_ONCE = 3072, 512, 16
+WORKERS, EACH, AT_ONCE = 4, 2, 16
 WARMUP = 100
-# For the baseline, the smaller of the best two of `RATES` (`--parts rates`).
-RATE, RATES, RATE_STEPS = 2e-3, (1e-3, 2e-3, 4e-3, 8e-3), 512
+# Of all steps: the warm-up of 0/1 Adam, and the steps until a round doubles.
+PART_OF_ROUNDS = 20
+# Of the baseline (`--parts rates`).
+RATES, RATE_STEPS = (1e-3, 2e-3, 4e-3, 8e-3), 512
 PAGE = "studies/local-language.md"
 COLUMNS, WORDS = ("loss", "bytes", "seconds"), ("curve", "date")
-EVERY = (16, 32, 64)
-EXCHANGES = ("float16", "1 bit", "2 bits", "4 bits", "top-k", "top-k, decay 1")
-
-
-class Row(NamedTuple):
-    """A setting.
-
-    Attributes:
-        exchange: Name of a method of `outers.py`.
-        every: Number of steps between two exchanges; 1: gradients are exchanged.
-        momentum: Where the outer momentum is, one of `outers.MOMENTA`.
-        inner: The inner optimizer.
-        steps: Number of steps.
-    """
-
-    exchange: str
-    every: int
-    momentum: str = "none"
-    inner: str = "Adam"
-    steps: int = STEPS
-
-    @property
-    def name(self) -> str:
-        """The setting in words."""
-        steps = "each step" if self.every == 1 else f"{self.every} steps"
-        parts = [steps, self.exchange]
-        if self.momentum != "none":
-            parts.append(f"momentum {self.momentum}")
-        if self.inner != "Adam":
-            parts.append(self.inner)
-        if self.steps != STEPS:
-            parts.append(f"{self.steps} in all")
-        return ", ".join(parts)
-
-
-BASELINE = Row("bfloat16", 1)
-
-
-# Four times as many steps: does the distance shrink?
-LONGER = [row._replace(steps=4 * STEPS) for row in (BASELINE, Row("float16", 16))]
-
-
-def with_momentum(every: int) -> list[Row]:
-    """Return the rows with outer momentum, both forms of a method together."""
-    return [
-        Row(exchange, every, momentum)
-        for exchange in EXCHANGES
-        for momentum in ("in front", "behind")
-        # Without residuals the momentum is nowhere in front.
-        if (exchange, momentum) != ("float16", "in front")
-    ]
-
-
-def inner_rows() -> list[Row]:
-    """Return the rows with other inner optimizers, and their own baselines."""
-    return [
-        Row(exchange, every, momentum, inner)
-        for inner in ("AdamW", "Muon")
-        for exchange, every, momentum in (
-            ("bfloat16", 1, "none"),
-            ("float16", 32, "none"),
-            ("float16", 32, "behind"),
-            ("2 bits", 32, "none"),
-            ("2 bits", 32, "in front"),
-        )
-    ]
-
-
-def grid() -> dict[str, list[Row]]:
-    """Return the rows by parts, the parts that tell most first."""
-    plain = {n: [Row(exchange, n) for exchange in EXCHANGES] for n in EVERY}
-    return {
-        "few": [BASELINE, Row("float32", 1), *plain[16], *plain[32]],
-        "longer": LONGER,
-        "momentum": [*with_momentum(32), *with_momentum(16)],
-        "causes": [Row(name, 16) for name in outers.one_bit_changes(STEPS // 16)],
-        "many": [*plain[64], *with_momentum(64)],
-        "inner": inner_rows(),
-    }
 
 
 def schedule(rate: float, steps: int):
@@ -140,16 +69,38 @@ def make_inner(name: str, rate: float, steps: int):
     return keras.optimizers.Adam(rates)
 
 
-def make_optimizer(row: Row, rate: float, steps: int):
+def make_optimizer(row: Row):
     """Return the optimizer of a row."""
-    inner = make_inner(row.inner, rate, steps)
-    changes = outers.one_bit_changes(steps // row.every)
-    method = (outers.METHODS | changes)[row.exchange]
-    if row.every == 1:
+    inner = make_inner(row.inner, row.rate, row.steps)
+    if row.exchange == ZERO_ONE:
+        part = row.steps // PART_OF_ROUNDS
+        return tfgradcomp.ZeroOneAdam(
+            inner,
+            part,
+            refresh=None,
+            local_steps=row.every,
+            double_every=part,
+            transport="sharded",
+        )
+    changes = outers.one_bit_changes(row.steps // row.every)
+    weights = {WEIGHTS: outers.METHODS["float16"]}
+    method = (outers.METHODS | weights | changes)[row.exchange]
+    if row.every == 1 and row.exchange != WEIGHTS:
         return tfgradcomp.CompressedOptimizer(inner, method, sparse="dense")
     transport = "all_gather" if row.exchange in changes else "sharded"
     outer = outers.outer(method, row.momentum, transport=transport)
     return tfgradcomp.LocalSteps(inner, outer, every=row.every)
+
+
+def bytes_of(row: Row, optimizer, elements: int) -> float:
+    """Return the bytes that a worker sends in a step, as a mean of the training."""
+    sent = optimizer.traffic.bytes_sent
+    if row.exchange != ZERO_ONE:
+        return sent
+    steps = tf.range(optimizer.warmup_steps, row.steps, dtype=tf.int64)
+    ends = tf.math.count_nonzero(optimizer.uncompressed_steps.end_round(steps))
+    floats = optimizer.warmup_steps * study.ring_bytes(WORKERS, elements)
+    return (floats + float(ends) * row.every * sent) / row.steps
 
 
 def loss_of(model, batch):
@@ -189,7 +140,7 @@ def make_steps(strategy, model, optimizer, text: np.ndarray, seed: int):
     return steps
 
 
-def train(row: Row, seed: int, rate: float = RATE) -> dict:
+def train(row: Row, seed: int) -> dict:
     """Return held-out losses, in nats a character, a worker's bytes, and seconds.
 
     Bytes are those that a worker sends in a step; seconds are those of all cores.
@@ -198,7 +149,6 @@ def train(row: Row, seed: int, rate: float = RATE) -> dict:
     Args:
         row: The setting.
         seed: Of the weights and of the order of texts.
-        rate: Learning rate of the inner optimizer.
     """
     steps = row.steps
     strategy, started = study.strategy_of(WORKERS), time.process_time()
@@ -206,7 +156,7 @@ def train(row: Row, seed: int, rate: float = RATE) -> dict:
     keras.utils.set_random_seed(seed)
     with strategy.scope():
         model = models.make_decoder(len(alphabet), bible.LENGTH)
-        optimizer = make_optimizer(row, rate, steps)
+        optimizer = make_optimizer(row)
         optimizer.build(model.trainable_variables)
     take_steps = make_steps(strategy, model, optimizer, first, seed)
     held = tf.constant(bible.held_out())
@@ -224,11 +174,12 @@ def train(row: Row, seed: int, rate: float = RATE) -> dict:
             break
         losses = [loss_of_part(part).numpy() for part in tf.split(held, 4)]
         curve.append(float(np.mean(losses)))
-    traffic, seconds = optimizer.traffic, time.process_time() - started
+    seconds = time.process_time() - started
+    size = bytes_of(row, optimizer, model.count_params())
     keras.backend.clear_session()
     return {
         "loss": curve[-1],
-        "bytes": traffic.bytes_sent,
+        "bytes": size,
         "seconds": round(seconds),
         "curve": " ".join(f"{loss:.4f}" for loss in curve),
         "date": str(datetime.date.today()),
@@ -243,103 +194,8 @@ def train_key(key: dict) -> dict:
 
 def train_rate(key: dict) -> dict:
     """Return the same after a short training at a rate."""
-    return train(BASELINE._replace(steps=RATE_STEPS), key["seed"], key["rate"])
-
-
-class Rows:
-    """The rows that were measured, by their settings and seeds.
-
-    Args:
-        rows: Rows of the file.
-    """
-
-    def __init__(self, rows: list[dict]):
-        self.rows = rows
-        self._found: dict[Row, dict[int, dict]] = {}
-        for row in rows:
-            setting = Row(*(row[name] for name in Row._fields))
-            self._found.setdefault(setting, {})[row["seed"]] = row
-
-    def loss(self, row: Row) -> float:
-        """Return a row's mean loss."""
-        return statistics.mean(own["loss"] for own in self._found[row].values())
-
-    def bytes(self, row: Row) -> float:
-        """Return the bytes that a worker sends in a step."""
-        # A simulated exchange counts as one bit.
-        row = row._replace(exchange="1 bit") if "1 bit," in row.exchange else row
-        rows = self._found.get(row, {})
-        return statistics.mean([own["bytes"] for own in rows.values()] or [math.nan])
-
-    def more(self, row: Row, base: Row) -> list[float]:
-        """Return by how many percent of the baseline's loss a row's is larger."""
-        own, plain = self._found[row], self._found.get(base, {})
-        return [
-            100 * (own[seed]["loss"] / plain[seed]["loss"] - 1)
-            for seed in own
-            if seed in plain
-        ]
-
-    def table(self, rows: list[Row]) -> str:
-        """Return the table of those of some rows that were measured."""
-        titles = ["inner", "steps", "exchange", "outer momentum", "loss"]
-        titles += ["more than bfloat16's, %", "by seeds", "seeds", "bytes", "fewer"]
-        lines = []
-        ring = self.bytes(Row("float32", 1))
-        for row in rows:
-            if row not in self._found:
-                continue
-            base = BASELINE._replace(inner=row.inner, steps=row.steps)
-            more = self.more(row, base) if row != base else []
-            more = [one for one in more if math.isfinite(one)]
-            loss, size = self.loss(row), self.bytes(row)
-            lines.append(
-                [
-                    row.inner,
-                    str(row.every),
-                    row.exchange,
-                    row.momentum if row.momentum != "none" else "",
-                    f"{loss:.4f}" if math.isfinite(loss) else "diverged",
-                    study.interval_text(more, "+") if more else "",
-                    ", ".join(f"{one:+.2f}" for one in more),
-                    ", ".join(str(seed) for seed in sorted(self._found[row])),
-                    f"{size:,.0f}",
-                    f"{ring / size:,.0f}" if math.isfinite(ring) else "",
-                ]
-            )
-        return study.markdown(titles, lines, right=2)
-
-    def draw(self):
-        """Draw loss over bytes: a line for a method, a point for a number of steps."""
-        made = study.figure("studies/local-language", 2, sharey=True)
-        if made is None or BASELINE not in self._found:
-            return
-        axes, save = made
-        base = self.loss(BASELINE)
-        for axis, forms in zip(axes, (("none",), ("in front", "behind")), strict=True):
-            axis.axhline(base, color="0.5", linewidth=0.8)
-            axis.set(
-                xscale="log",
-                xlabel="bytes that a worker sends in a step",
-                ylim=(0.97 * base, 1.25 * base),
-                title="no outer momentum" if forms == ("none",) else "outer momentum",
-            )
-            for number, exchange in enumerate(EXCHANGES):
-                for form in forms:
-                    rows = [Row(exchange, every, form) for every in EVERY]
-                    rows = [row for row in rows if row in self._found]
-                    # A loss beyond the figure stands at its upper edge.
-                    axis.plot(
-                        [self.bytes(row) for row in rows],
-                        [min(self.loss(row), 1.245 * base) for row in rows],
-                        marker="o" if form != "behind" else "x",
-                        linestyle="-" if form != "behind" else ":",
-                        color=f"C{number}",
-                        label=exchange if form == forms[-1] else None,
-                    )
-        axes[0].set_ylabel("held-out loss, nats a character")
-        axes[0].legend(fontsize="small", title="16, 32, 64 steps from the right")
-        save()
+    row = BASELINE._replace(steps=RATE_STEPS, rate=key["rate"])
+    return train(row, key["seed"])
 
 
 def write(rows: list[dict], rates: list[dict]):
@@ -358,7 +214,7 @@ def write(rows: list[dict], rates: list[dict]):
             *(
                 Row(exchange, every, momentum)
                 for every in EVERY
-                for exchange in EXCHANGES
+                for exchange in (*EXCHANGES, ZERO_ONE)
                 for momentum in outers.MOMENTA
             ),
         ],
@@ -369,6 +225,7 @@ def write(rows: list[dict], rates: list[dict]):
         ],
         "inner": parts["inner"],
         "longer": parts["longer"],
+        "drift": parts["drift"],
     }
     for name, own in names.items():
         text = found.table(own)
@@ -409,11 +266,15 @@ def main():
     if given.quick:
         quick()
         return
-    study.one_thread_each()
+    processes = study.one_thread_each()
     measure = None if given.tables else train_rate
     keys = [{"rate": rate, "seed": 9} for rate in RATES]
     complete = functools.partial(
-        study.complete, columns=COLUMNS, words=WORDS, most=given.most
+        study.complete,
+        columns=COLUMNS,
+        processes=processes,
+        words=WORDS,
+        most=given.most,
     )
     rates = complete(
         "local_language_rates", keys, measure if "rates" in given.parts else None

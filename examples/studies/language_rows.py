@@ -1,0 +1,213 @@
+"""The settings of the study of local steps on a language model, and their tables."""
+
+import math
+import statistics
+from typing import NamedTuple
+
+import outers
+import study
+
+# Both are divisible by all numbers of local steps: the end of a part, which makes an
+# exchange, adds none.
+STEPS, PART = 3072, 512
+DRIFT_STEPS = 1024
+# Of the inner optimizer; for the baseline, the smaller of the best two.
+RATE = 2e-3
+EVERY = (16, 32, 64)
+# float16 differences of weights, also after each step.
+WEIGHTS = "float16, weights"
+# 0/1 Adam: one bit, float32 in a warm-up, then rounds that grow up to `every` steps.
+ZERO_ONE = "0/1 Adam"
+EXCHANGES = ("float16", "1 bit", "2 bits", "4 bits", "top-k", "top-k, decay 1")
+
+
+class Row(NamedTuple):
+    """A setting.
+
+    Attributes:
+        exchange: Name of a method of `outers.py`.
+        every: Number of steps between two exchanges; 1: gradients are exchanged, or
+            with `WEIGHTS` the weights.
+        momentum: Where the outer momentum is, one of `outers.MOMENTA`.
+        inner: The inner optimizer.
+        steps: Number of steps.
+        rate: Learning rate of the inner optimizer.
+    """
+
+    exchange: str
+    every: int
+    momentum: str = "none"
+    inner: str = "Adam"
+    steps: int = STEPS
+    rate: float = RATE
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        steps = "each step" if self.every == 1 else f"{self.every} steps"
+        parts = [steps, self.exchange]
+        if self.momentum != "none":
+            parts.append(f"momentum {self.momentum}")
+        if self.inner != "Adam":
+            parts.append(self.inner)
+        if self.steps != STEPS:
+            parts.append(f"{self.steps} in all")
+        if self.rate != RATE:
+            parts.append(f"rate {self.rate:g}")
+        return ", ".join(parts)
+
+
+BASELINE = Row("bfloat16", 1)
+
+# Four times as many steps: does the distance shrink?
+LONGER = [
+    row._replace(steps=4 * STEPS)
+    for row in [BASELINE]
+    + [Row(exchange, 16) for exchange in ("float16", "1 bit", ZERO_ONE)]
+    + [Row(ZERO_ONE, 64)]
+]
+
+
+def drift() -> list[Row]:
+    """Return the rows with few steps between two exchanges, and none."""
+    rows = [BASELINE, Row(WEIGHTS, 1), *(Row("float16", n) for n in (4, 16))]
+    rows += [row._replace(rate=2 * RATE) for row in rows[:2]]
+    return [row._replace(steps=DRIFT_STEPS) for row in rows]
+
+
+def with_momentum(every: int) -> list[Row]:
+    """Return the rows with outer momentum, both forms of a method together."""
+    return [
+        Row(exchange, every, momentum)
+        for exchange in EXCHANGES
+        for momentum in ("in front", "behind")
+        # Without residuals the momentum is nowhere in front.
+        if (exchange, momentum) != ("float16", "in front")
+    ]
+
+
+def inner_rows() -> list[Row]:
+    """Return the rows with other inner optimizers, and their own baselines."""
+    return [
+        Row(exchange, every, momentum, inner)
+        for inner in ("AdamW", "Muon")
+        for exchange, every, momentum in (
+            ("bfloat16", 1, "none"),
+            ("float16", 32, "none"),
+            ("float16", 32, "behind"),
+            ("2 bits", 32, "none"),
+            ("2 bits", 32, "in front"),
+        )
+    ]
+
+
+def grid() -> dict[str, list[Row]]:
+    """Return the rows by parts, the parts that tell most first."""
+    plain = {n: [Row(exchange, n) for exchange in EXCHANGES] for n in EVERY}
+    return {
+        "few": [BASELINE, Row("float32", 1), *plain[16], *plain[32]],
+        "zero_one": [*(Row(ZERO_ONE, n) for n in EVERY)],
+        "longer": LONGER,
+        "drift": drift(),
+        "momentum": [*with_momentum(32), *with_momentum(16)],
+        "causes": [Row(name, 16) for name in outers.one_bit_changes(STEPS // 16)],
+        "many": [*plain[64], *with_momentum(64)],
+        "inner": inner_rows(),
+    }
+
+
+class Rows:
+    """The rows that were measured, by their settings and seeds.
+
+    Args:
+        rows: Rows of the file.
+    """
+
+    def __init__(self, rows: list[dict]):
+        self.rows = rows
+        self._found: dict[Row, dict[int, dict]] = {}
+        for row in rows:
+            setting = Row(*(row[name] for name in Row._fields))
+            self._found.setdefault(setting, {})[row["seed"]] = row
+
+    def loss(self, row: Row) -> float:
+        """Return a row's mean loss."""
+        return statistics.mean(own["loss"] for own in self._found[row].values())
+
+    def bytes(self, row: Row) -> float:
+        """Return the bytes that a worker sends in a step."""
+        # A simulated exchange counts as one bit.
+        row = row._replace(exchange="1 bit") if "1 bit," in row.exchange else row
+        rows = self._found.get(row, {})
+        return statistics.mean([own["bytes"] for own in rows.values()] or [math.nan])
+
+    def more(self, row: Row, base: Row) -> list[float]:
+        """Return by how many percent of the baseline's loss a row's is larger."""
+        own, plain = self._found[row], self._found.get(base, {})
+        return [
+            100 * (own[seed]["loss"] / plain[seed]["loss"] - 1)
+            for seed in own
+            if seed in plain
+        ]
+
+    def table(self, rows: list[Row]) -> str:
+        """Return the table of those of some rows that were measured."""
+        titles = ["inner", "steps", "exchange", "outer momentum", "loss"]
+        titles += ["more than bfloat16's, %", "by seeds", "seeds", "bytes", "fewer"]
+        lines = []
+        ring = self.bytes(Row("float32", 1))
+        for row in rows:
+            if row not in self._found:
+                continue
+            base = BASELINE._replace(inner=row.inner, steps=row.steps)
+            inner = row.inner if row.rate == RATE else f"{row.inner}, {row.rate:g}"
+            more = self.more(row, base) if row != base else []
+            more = [one for one in more if math.isfinite(one)]
+            loss, size = self.loss(row), self.bytes(row)
+            lines.append(
+                [
+                    inner,
+                    str(row.every),
+                    row.exchange,
+                    row.momentum if row.momentum != "none" else "",
+                    f"{loss:.4f}" if math.isfinite(loss) else "diverged",
+                    study.interval_text(more, "+") if more else "",
+                    ", ".join(f"{one:+.2f}" for one in more),
+                    ", ".join(str(seed) for seed in sorted(self._found[row])),
+                    f"{size:,.0f}",
+                    f"{ring / size:,.0f}" if math.isfinite(ring) else "",
+                ]
+            )
+        return study.markdown(titles, lines, right=2)
+
+    def draw(self):
+        """Draw loss over bytes: a line for a method, a point for a number of steps."""
+        made = study.figure("studies/local-language", 2, sharey=True)
+        if made is None or BASELINE not in self._found:
+            return
+        axes, save = made
+        base = self.loss(BASELINE)
+        for axis, forms in zip(axes, (("none",), ("in front", "behind")), strict=True):
+            axis.axhline(base, color="0.5", linewidth=0.8)
+            axis.set(
+                xscale="log",
+                xlabel="bytes that a worker sends in a step",
+                ylim=(0.97 * base, 1.25 * base),
+                title="no outer momentum" if forms == ("none",) else "outer momentum",
+            )
+            for number, exchange in enumerate((*EXCHANGES, ZERO_ONE)):
+                for form in forms:
+                    rows = [Row(exchange, every, form) for every in EVERY]
+                    rows = [row for row in rows if row in self._found]
+                    # A loss beyond the figure stands at its upper edge.
+                    axis.plot(
+                        [self.bytes(row) for row in rows],
+                        [min(self.loss(row), 1.245 * base) for row in rows],
+                        marker="o" if form != "behind" else "x",
+                        linestyle="-" if form != "behind" else ":",
+                        color=f"C{number}",
+                        label=exchange if form == forms[-1] else None,
+                    )
+        axes[0].set_ylabel("held-out loss, nats a character")
+        axes[0].legend(fontsize="small", title="16, 32, 64 steps from the right")
+        save()
