@@ -30,8 +30,10 @@ struct CutVector {
 //   kNesterov:  m = m * c1 - u * c0,  w = w + (m * c1 - u * c0)
 //   kAdam:      m = m + (u - m) * c1,  v = v + (u * u - v) * c2,
 //               w = w - (m * c0) / (sqrt(v) + c3)
+//   kFrozenAdam: m = u,  w = w - (m * c0) / (max(f_i, sqrt(v)) + c1), where f_i is the
+//               floor of part i; v stays
 // Where part i has a decay d_i other than 0, w = w - (w * d_i) * rate comes before.
-enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam };
+enum class UpdateRule { kSgd, kMomentum, kNesterov, kAdam, kFrozenAdam };
 struct Update {
   UpdateRule rule;
   const float* coefficients;  // As many as the rule has.
@@ -39,6 +41,7 @@ struct Update {
   CutVector<float> w, m, v;
   const float* decays = nullptr;  // [num_parts], or null: nothing decays.
   float rate = 0;
+  const float* floors = nullptr;  // [num_parts], of kFrozenAdam.
 };
 
 // The kernel that takes the step of an update with a given vector, on a CPU only.

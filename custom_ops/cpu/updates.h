@@ -1,11 +1,12 @@
 // Decoded values: written, or applied to weights at once.
 
-// The steps of kernels.h for a group of values u: F c[4], then w, and m and v if the
-// rule has them.
+// The steps of vectors.h for a group of values u: F c[4], then w, and m and v if the
+// rule has them, and a floor for each element.
 template <UpdateRule kRule>
 inline __attribute__((always_inline)) void StepGroup(const F (&c)[4],
                                                      const F (&values)[kParts],
-                                                     float* w, float* m, float* v) {
+                                                     float* w, float* m, float* v,
+                                                     const float* floors) {
   for (int part = 0; part < kParts; ++part) {
     const int at = part * kWidth;
     const F u = values[part], weight = Load(w + at);
@@ -18,6 +19,10 @@ inline __attribute__((always_inline)) void StepGroup(const F (&c)[4],
       Store(m + at, new_m);
       Store(v + at, new_v);
       Store(w + at, Sub(weight, Div(Mul(new_m, c[0]), Add(Sqrt(new_v), c[3]))));
+    } else if constexpr (kRule == UpdateRule::kFrozenAdam) {
+      const F root = Max(Load(floors + at), Sqrt(Load(v + at)));
+      Store(m + at, u);
+      Store(w + at, Sub(weight, Div(Mul(u, c[0]), Add(root, c[1]))));
     } else {
       const F step = Mul(u, c[0]), new_m = Sub(Mul(Load(m + at), c[1]), step);
       Store(m + at, new_m);
@@ -67,6 +72,8 @@ class ValueWriter {
         return StepBy<UpdateRule::kNesterov, 2>(begin, group);
       case UpdateRule::kAdam:
         return StepBy<UpdateRule::kAdam, 3>(begin, group);
+      case UpdateRule::kFrozenAdam:
+        return StepBy<UpdateRule::kFrozenAdam, 3>(begin, group);
     }
   }
 
@@ -74,11 +81,13 @@ class ValueWriter {
   inline __attribute__((always_inline)) void StepBy(int64_t begin,
                                                     const F (&group)[kParts]) {
     float* p[kVectors] = {};
+    float floors[kGroup] = {};
     for (int i = 0; i < kUsed; ++i) parts_[i].Seek(begin);
     if (parts_[0].Holds(begin, begin + kGroup)) {
       for (int i = 0; i < kUsed; ++i) p[i] = parts_[i].At(begin);
       Decay(p[0], kGroup);
-      return StepGroup<kRule>(c_, group, p[0], p[1], p[2]);
+      if constexpr (kRule == UpdateRule::kFrozenAdam) Floor(floors, kGroup);
+      return StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
     }
     const int64_t end = Smaller(size_, begin + kGroup);
     float buffers[kVectors][kGroup] = {};
@@ -86,10 +95,14 @@ class ValueWriter {
       p[i] = buffers[i];
       parts_[i].EachPiece(begin, end, [&](float* from, int64_t at, int64_t count) {
         memcpy(p[i] + (at - begin), from, count * sizeof(float));
-        if (i == 0) Decay(p[0] + (at - begin), count);
+        if (i > 0) return;
+        Decay(p[0] + (at - begin), count);
+        if constexpr (kRule == UpdateRule::kFrozenAdam) {
+          Floor(floors + (at - begin), count);
+        }
       });
     }
-    StepGroup<kRule>(c_, group, p[0], p[1], p[2]);
+    StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
     for (int i = 0; i < kUsed; ++i) {
       parts_[i].EachPiece(begin, end, [&](float* to, int64_t at, int64_t count) {
         memcpy(to, p[i] + (at - begin), count * sizeof(float));
@@ -103,6 +116,12 @@ class ValueWriter {
     const float decay = update_->decays[parts_[0].index()], rate = update_->rate;
     if (decay == 0) return;
     for (int64_t i = 0; i < count; ++i) w[i] -= w[i] * decay * rate;
+  }
+
+  // Writes the floor of the part that was looked for last.
+  inline __attribute__((always_inline)) void Floor(float* floors, int64_t count) const {
+    const float floor = update_->floors[parts_[0].index()];
+    for (int64_t i = 0; i < count; ++i) floors[i] = floor;
   }
 
   GroupWriter writer_;

@@ -98,7 +98,8 @@ inline absl::Status CheckUpdateRule(const std::string& rule, UpdateRule* found,
   } rules[] = {{"sgd", UpdateRule::kSgd, 1, 0},
                {"momentum", UpdateRule::kMomentum, 2, 1},
                {"nesterov", UpdateRule::kNesterov, 2, 1},
-               {"adam", UpdateRule::kAdam, 4, 2}};
+               {"adam", UpdateRule::kAdam, 4, 2},
+               {"frozen_adam", UpdateRule::kFrozenAdam, 2, 2}};
   for (const auto& known : rules) {
     if (rule != known.name) continue;
     *found = known.rule;
@@ -107,8 +108,9 @@ inline absl::Status CheckUpdateRule(const std::string& rule, UpdateRule* found,
     return absl::OkStatus();
   }
   return Invalid(
-      "rule must be 'sgd', 'momentum', 'nesterov' or 'adam'. Received: rule='", rule,
-      "'");
+      "rule must be 'sgd', 'momentum', 'nesterov', 'adam' or 'frozen_adam'. "
+      "Received: rule='",
+      rule, "'");
 }
 
 inline absl::Status CheckVoteBases(int64_t base, int64_t reply_base) {

@@ -26,7 +26,7 @@ struct UpdateMemory {
 
   Update update;
   Cut w, m, v;
-  std::vector<float> padding, decays;
+  std::vector<float> padding, decays, floors;
   std::vector<Variable> variables;
   std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks;
 };
@@ -34,7 +34,8 @@ struct UpdateMemory {
 // Opens the variables of an op with the attributes `rule` and `offsets`, the inputs
 // `coefficients`, `w`, `m`, `v` and `decays`. Piece i of the values is for w[i], m[i]
 // and v[i] from element offsets[i] on; a first piece without a variable is padding.
-// `decays` is empty, or has the rate and the decay of each piece.
+// `decays` is empty, or has the rate and the decay of each piece. `coefficients` of
+// kFrozenAdam are followed by the floor of each piece.
 class Updater {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* context) {
@@ -48,8 +49,10 @@ class Updater {
                     const std::vector<int64_t>& sizes, UpdateMemory* memory) const {
     const tensorflow::Tensor* coefficients;
     TF_RETURN_IF_ERROR(context->input("coefficients", &coefficients));
-    if (coefficients->NumElements() != num_coefficients_) {
-      return Invalid("coefficients must be ", num_coefficients_,
+    const bool has_floors = rule_ == UpdateRule::kFrozenAdam;
+    const int64_t expected = num_coefficients_ + (has_floors ? offsets_.size() : 0);
+    if (coefficients->NumElements() != expected) {
+      return Invalid("coefficients must be ", expected,
                      " for this rule. Received: ", coefficients->NumElements());
     }
     Update* const update = &memory->update;
@@ -80,6 +83,10 @@ class Updater {
       TF_RETURN_IF_ERROR(Fill(context, sizes, &variable, memory, lists[i].cut));
       SetParts(*lists[i].cut, lists[i].vector);
     }
+    if (has_floors) {
+      update->floors = ForParts(update->coefficients + num_coefficients_, sizes.size(),
+                                &memory->floors);
+    }
     return ReadDecays(context, sizes.size(), memory);
   }
 
@@ -96,11 +103,17 @@ class Updater {
     }
     const float* const values = static_cast<const float*>(decays->data());
     // Padding does not decay.
-    memory->decays.assign(num_parts - offsets_.size(), 0.0f);
-    memory->decays.insert(memory->decays.end(), values + 1, values + count);
-    memory->update.decays = memory->decays.data();
+    memory->update.decays = ForParts(values + 1, num_parts, &memory->decays);
     memory->update.rate = values[0];
     return absl::OkStatus();
+  }
+
+  // Copies a number for each variable; padding has 0.
+  const float* ForParts(const float* values, size_t num_parts,
+                        std::vector<float>* found) const {
+    found->assign(num_parts - offsets_.size(), 0.0f);
+    found->insert(found->end(), values, values + offsets_.size());
+    return found->data();
   }
 
   absl::Status CheckList(const char* name, int64_t length, bool is_used,

@@ -9,7 +9,7 @@ import tfgradcomp
 from tests.harness import Replicas, Worker
 from tests.helpers import bits, make_variables, split
 from tests.reference import operations as oracle
-from tfgradcomp.engine import fused_apply, local_update
+from tfgradcomp.engine import fused_apply, local_update, update_rules
 from tfgradcomp.transports import AllGather, Loopback
 
 SHAPES = [(7, 30), (33,), (1,), (6, 40)]
@@ -78,7 +78,7 @@ def applied(monkeypatch):
     rules, original = [], fused_apply.ops.apply_decoded
 
     def observed(*args):
-        rules.append(args[-1])
+        rules.append(args[-2])
         original(*args)
 
     monkeypatch.setattr(fused_apply.ops, "apply_decoded", observed, raising=False)
@@ -131,6 +131,46 @@ def test_variables_that_buckets_cut_are_updated_in_pieces(applied):
     assert len(applied) >= 3 * 2 * STEPS
     updates = list(scaled_signs(gradients(2), 48))
     assert found == [alone(INNER["Nesterov"](), updates)] * 2
+
+
+@pytest.mark.parametrize(
+    "kind, arguments, alone",
+    [
+        (tfgradcomp.OneBitAdam, {}, 0),
+        # A round of one step, then a step alone.
+        (tfgradcomp.ZeroOneAdam, {"local_steps": 2, "double_every": 1}, 1),
+    ],
+)
+def test_a_frozen_variance_has_the_bits_of_keras_operations(
+    kind, arguments, alone, applied, monkeypatch
+):
+    taken, original = [], local_update.ops.apply_vector
+    monkeypatch.setattr(
+        local_update.ops,
+        "apply_vector",
+        lambda *args: taken.append((args[-2], original(*args))),
+        raising=False,
+    )
+
+    def make(transport):
+        inner = excluding(keras.optimizers.AdamW(0.01, weight_decay=0.1), "1")
+        return kind(
+            inner,
+            1,
+            refresh=None,
+            variance_floor=0.9,
+            min_size=1,
+            transport=transport,
+            **arguments,
+        )
+
+    found = on_two_workers(make)
+    frozen = ["frozen_adam"] * 2
+    assert [rule for rule, _ in taken] == ["frozen_adam"] * (2 * alone)
+    assert applied == frozen * (STEPS - 1 - alone)
+    monkeypatch.setattr(update_rules, "rule_of", lambda inner: None)
+    assert on_two_workers(make) == found
+    assert len(applied) == 2 * (STEPS - 1 - alone)
 
 
 class OwnStep(keras.optimizers.SGD):

@@ -94,7 +94,17 @@ class CpuLibrary:
             return list(results[0])
         return results if len(results) > 1 else results[0]
 
-    def updating(self, name, args, rule, coefficients, vectors, decays=None, rate=0.0):
+    def updating(
+        self,
+        name,
+        args,
+        rule,
+        coefficients,
+        vectors,
+        decays=None,
+        rate=0.0,
+        floors=None,
+    ):
         """Calls a kernel that updates vectors, by what it decodes or by a vector.
 
         Args:
@@ -105,6 +115,7 @@ class CpuLibrary:
             vectors: The parts of w, m and v; empty lists where the rule has none.
             decays: float32, of each part of w; None: nothing decays.
             rate: What decays are multiplied by.
+            floors: float32, of each part of v; None: the rule has none.
 
         Returns:
             What the vectors have become.
@@ -113,9 +124,12 @@ class CpuLibrary:
         coefficients = np.array(coefficients, np.float32)
         cut = [_cut(parts) for parts in vectors]
         cuts = (vector for vector, _ in cut)
-        decays = None if decays is None else np.array(decays, np.float32)
-        at = None if decays is None else decays.ctypes.data
-        update = Update(rule, coefficients.ctypes.data, *cuts, at, rate)
+        numbers = [
+            None if given is None else np.array(given, np.float32)
+            for given in (decays, floors)
+        ]
+        at = [None if given is None else given.ctypes.data for given in numbers]
+        update = Update(rule, coefficients.ctypes.data, *cuts, at[0], rate, at[1])
         self.update = ctypes.addressof(update)
         try:
             if name is None:

@@ -26,6 +26,7 @@ class Update(ctypes.Structure):
         ("v", CutVector),
         ("decays", ctypes.c_void_p),
         ("rate", ctypes.c_float),
+        ("floors", ctypes.c_void_p),
     ]
 
 

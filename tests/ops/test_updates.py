@@ -17,14 +17,24 @@ RULES = {
     "momentum": [0.03, 0.9],
     "nesterov": [0.03, 0.9],
     "adam": [0.01, 0.1, 0.001, 1e-7],
+    "frozen_adam": [0.01, 1e-7],
 }
 # Parts within a group, at its borders and across several; one is empty.
 SIZES = [33, 5, 1, 0, 90, 32, 64, 775]
 SPLITS = cases.row_splits(sum(SIZES), "ragged")
 
 
-def stepped(rule, c, u, w, m, v):
-    """The rules as Keras writes them, in float32."""
+# Of each part; 0 leaves the root as it is.
+FLOORS = [0.7, 0, 1.5, 0.3, 0.2, 0, 0.9, 0.4]
+
+
+def floors_of(rule, sizes):
+    """A floor for each of some parts, if the rule has any."""
+    return FLOORS[: len(sizes)] if rule == "frozen_adam" else None
+
+
+def stepped(rule, c, u, w, m, v, sizes=SIZES):
+    """The rules as Keras and 1-bit Adam write them, in float32."""
     c = [np.float32(one) for one in c]
     if rule == "sgd":
         return w - u * c[0], m, v
@@ -32,6 +42,9 @@ def stepped(rule, c, u, w, m, v):
         m = m + (u - m) * c[1]
         v = v + (u * u - v) * c[2]
         return w - (m * c[0]) / (np.sqrt(v) + c[3]), m, v
+    if rule == "frozen_adam":
+        floors = np.repeat(np.float32(floors_of(rule, sizes)), sizes)
+        return w - (u * c[0]) / (np.maximum(np.sqrt(v), floors) + c[1]), u, v
     m = m * c[1] - u * c[0]
     return w + (m * c[1] - u * c[0] if rule == "nesterov" else m), m, v
 
@@ -60,7 +73,7 @@ def vectors():
 
 
 def used(rule):
-    return {"sgd": 1, "adam": 3}.get(rule, 2)
+    return {"sgd": 1, "adam": 3, "frozen_adam": 3}.get(rule, 2)
 
 
 def test_all_that_decode_are_tested():
@@ -72,11 +85,13 @@ def test_every_instruction_set_takes_every_step(kernels, name):
     u = values_of(name)
     for index, (rule, c) in enumerate(RULES.items()):
         given = vectors()
-        expected = stepped(rule, c, u, *given)
         for sizes in (SIZES, [sum(SIZES)]):
+            expected = stepped(rule, c, u, *given, sizes)
             cut = [np.split(vector, np.cumsum(sizes)[:-1]) for vector in given]
             cut[used(rule) :] = [[]] * (3 - used(rule))
-            found = kernels.updating(name, decoders()[name], index, c, cut)
+            floors = floors_of(rule, sizes)
+            args = decoders()[name]
+            found = kernels.updating(name, args, index, c, cut, floors=floors)
             for parts, vector in zip(found[: used(rule)], expected, strict=False):
                 cases.same(np.concatenate(parts), vector, f"{name}, {rule}, {sizes}")
 
@@ -88,7 +103,8 @@ def test_every_instruction_set_takes_a_step_with_a_vector(kernels):
         expected = stepped(rule, c, u, *given)
         cut = [np.split(vector, np.cumsum(SIZES)[:-1]) for vector in (u, *given)]
         cut[1 + used(rule) :] = [[]] * (3 - used(rule))
-        found = kernels.updating(None, cut[0], index, c, cut[1:])
+        floors = floors_of(rule, SIZES)
+        found = kernels.updating(None, cut[0], index, c, cut[1:], floors=floors)
         for parts, vector in zip(found[: used(rule)], expected, strict=False):
             cases.same(np.concatenate(parts), vector, rule)
 
@@ -117,7 +133,8 @@ def test_every_instruction_set_decays_weights_by_parts(kernels, rule):
     cut = [np.split(vector, np.cumsum(SIZES)[:-1]) for vector in (u, *given)]
     cut[1 + used(rule) :] = [[]] * (3 - used(rule))
     order = [*RULES].index(rule)
-    found = kernels.updating(None, cut[0], order, RULES[rule], cut[1:], DECAYS, rate)
+    floors, c = floors_of(rule, SIZES), RULES[rule]
+    found = kernels.updating(None, cut[0], order, c, cut[1:], DECAYS, rate, floors)
     for parts, vector in zip(found[: used(rule)], expected, strict=False):
         cases.same(np.concatenate(parts), vector, rule)
 
@@ -143,12 +160,14 @@ def surrounded(part, offset):
     return np.concatenate([np.full(offset, 7), part, np.full(3, 8)]).astype(np.float32)
 
 
+@pytest.mark.parametrize("rule", ["adam", "frozen_adam"])
 @pytest.mark.parametrize("name", APPLICABLE)
-def test_pieces_of_variables_are_updated_in_a_graph(name):
-    c, offsets = RULES["adam"], [0, 2, 31, 0, 64, 5, 0]
+def test_pieces_of_variables_are_updated_in_a_graph(name, rule):
+    c, offsets = RULES[rule], [0, 2, 31, 0, 64, 5, 0]
     given, decays = vectors(), [0.03, *DECAYS[1:]]
     w = decayed(given[0], [0, *DECAYS[1:]], SIZES, 0.03)
-    expected = stepped("adam", c, values_of(name), w, *given[1:])
+    expected = stepped(rule, c, values_of(name), w, *given[1:])
+    c = [*c, *(floors_of(rule, SIZES) or [])[1:]]
 
     def pieces(vector):
         # The first part is padding: it has no variable.
@@ -163,7 +182,7 @@ def test_pieces_of_variables_are_updated_in_a_graph(name):
     def step(words):
         vector = getattr(native, name)(words, *decoders()[name][1:], sizes=SIZES)
         handles = [[one.handle for one in group] for group in variables]
-        apply_decoded(vector.decoding, tf.constant(c), handles, offsets, "adam", decays)
+        apply_decoded(vector.decoding, tf.constant(c), handles, offsets, rule, decays)
 
     step(decoders()[name][0])
     for group, vector in zip(variables, expected, strict=True):
@@ -187,6 +206,7 @@ def apply_to(
     [
         (dict(rule="rmsprop"), "rule must be"),
         (dict(c=(0.1, 0.2)), "coefficients must be 1"),
+        (dict(rule="frozen_adam", c=(0.1, 0.2)), "coefficients must be 4"),
         (dict(rule="momentum", c=(0.1, 0.2)), "m must be 2 variables"),
         (dict(offsets=(0,)), "w must be 1 variables"),
         (dict(sizes=(16, 16, 16, 16)), "w must be 2 variables"),

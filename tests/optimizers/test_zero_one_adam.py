@@ -1,12 +1,14 @@
 """ZeroOneAdam against NumPy, within its rounds and over their ends."""
 
+import unittest.mock
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfgradcomp
-from tests.harness import Worker
+from tests.harness import Replicas, Worker
 from tests.helpers import bits, flat, make_variables
 from tests.optimizers.test_onebit_adam import (
     BETA_1,
@@ -21,6 +23,7 @@ from tests.optimizers.test_onebit_adam import (
     train,
 )
 from tests.reference.methods import scaled_sign
+from tfgradcomp.engine import update_rules
 from tfgradcomp.optimizers.zero_one_rounds import RoundSteps
 from tfgradcomp.transports import AllGather, Loopback, Sharded
 
@@ -164,6 +167,31 @@ def test_workers_are_alone_in_a_round_and_agree_at_its_end(workers, transport, b
     for index in (*range(WARM_UP), *ENDS, -1):
         assert len({bits(seen[index]) for seen, _ in trained}) == 1
     assert len({bits(seen[7]) for seen, _ in trained}) == workers
+
+
+def on_replicas():
+    """Weights of each replica by steps, with Keras' operations and without them."""
+    found = []
+    for rule_of in (lambda inner: None, update_rules.rule_of):
+        with unittest.mock.patch.object(update_rules, "rule_of", rule_of):
+            first = [v.numpy() for v in make_variables(SHAPES)]
+            replicas = Replicas(lambda: zero_one("all_gather"), first)
+            seen = []
+            for step in range(STEPS):
+                given = [flat(gradients_of(step, r)) for r in range(replicas.number)]
+                replicas.step(np.stack(given).astype(np.float32))
+                seen.append(replicas.weights())
+        replicas.optimizer.synchronize()
+        found.append(np.stack([*seen, replicas.weights()], axis=1))
+    return found
+
+
+def test_replicas_of_a_strategy_do_the_same(pools):
+    (found,) = pools(2, "virtual").run(on_replicas).answers
+    expected = np.stack([*trajectory(2)], axis=1)
+    for seen in found:
+        # TensorFlow reorders the factors of the decay in a graph.
+        np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

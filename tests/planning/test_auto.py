@@ -123,8 +123,8 @@ def test_one_process_has_no_network_and_another_number_is_a_warning(pools):
     "arguments, message",
     [
         ({"risk": "some"}, "Received: risk='some'"),
-        ({"link": "fast"}, "Received: rate='fast'"),
-        ({"link": "1gbit 3"}, "Received: duration='3'"),
+        ({"link": "fast"}, "Received: 'fast'"),
+        ({"link": "1gbit 3"}, "Received: '3'"),
         ({"after": 0}, "Received: after=0"),
         ({"compute": 0.0}, "Received: compute=0.0"),
         ({"decision": "no.json"}, "Received: decision='no.json', FileNotFoundError"),

@@ -61,9 +61,26 @@ def reset_accumulators(optimizer: Optimizer) -> None:
     optimizer._backend_reset_gradient_accumulators()
 
 
-def apply_weight_decay(optimizer: Optimizer, variables: list) -> None:
-    """Decays the weights that are not excluded."""
-    optimizer._apply_weight_decay(variables)
+def apply_weight_decay(
+    optimizer: Optimizer, variables: list, rate: tf.Tensor | None = None
+) -> None:
+    """Decays the weights that are not excluded.
+
+    Args:
+        optimizer: The optimizer.
+        variables: The variables.
+        rate: The learning rate; None for the optimizer's.
+    """
+    if rate is None:
+        optimizer._apply_weight_decay(variables)
+        return
+    # Keras reads the rate in the thread that updates all replicas, not in this one.
+    vars(optimizer)["_get_current_learning_rate"] = lambda: rate
+    try:
+        optimizer._apply_weight_decay(variables)
+    finally:
+        # The first of several replicas removes it, once the weights have decayed.
+        vars(optimizer).pop("_get_current_learning_rate", None)
 
 
 def update_variables(optimizer: Optimizer, gradients: list, variables: list) -> None:

@@ -65,14 +65,13 @@ class FusedApply:
             return None
 
         def apply():
-            coefficients = update_rules.coefficients(self._inner)
             for (bucket, source), tensors in zip(self._taken, words, strict=True):
                 own = [self._variables[position] for position in bucket.positions]
                 target = (
-                    coefficients,
-                    update_rules.handles(self._inner, own),
+                    rule.coefficients(own),
+                    update_rules.handles(self._inner, rule, own),
                     [piece.begin for piece in bucket.pieces],
-                    rule,
+                    rule.name,
                     update_rules.decays(self._inner, own),
                 )
                 if isinstance(source, DecodeOp):

@@ -207,7 +207,8 @@ def _update_step(optimizer, gradients, variables):
         pairs = [p for p in pairs if position(optimizer, p[1]) not in direct.positions]
     others = [variable for _, variable in pairs]
     # Keras alone takes a decay of 0, which turns -0.0 into 0.0.
-    parts.apply_weight_decay(optimizer, others if optimizer.weight_decay else variables)
+    decayed = others if optimizer.weight_decay else variables
+    parts.apply_weight_decay(optimizer, decayed, _thread.rate)
     if direct:
         direct.apply()
     if pairs:

@@ -27,7 +27,7 @@ def take_own_step(
         variables: Their variables.
         factor: The number that gradients are multiplied by.
     """
-    direct = _fused(inner, gradients, variables, factor)
+    direct = fused(inner, gradients, variables, factor)
     if direct is None:
         gradients = multiplied(gradients, factor)
         return inner_step.apply_alone(inner, gradients, variables)
@@ -37,8 +37,20 @@ def take_own_step(
     inner_step.update(inner, multiplied(rest, factor), variables, direct)
 
 
-def _fused(inner, gradients, variables, factor):
-    """Returns the update of the variables whose step a native operation takes."""
+def fused(
+    inner: keras.optimizers.Optimizer, gradients: list, variables: list, factor: int = 1
+) -> FusedUpdate | None:
+    """Returns the update of those variables whose step a native operation takes.
+
+    Args:
+        inner: The optimizer.
+        gradients: As for `take_own_step`.
+        variables: Their variables.
+        factor: The number that gradients are multiplied by.
+
+    Returns:
+        The update; None if there are no such variables.
+    """
     rule = update_rules.rule_of(inner)
     # Keras changes the gradients before the step.
     is_changed = inner.loss_scale_factor or inner.gradient_accumulation_steps
@@ -58,10 +70,10 @@ def _fused(inner, gradients, variables, factor):
     def apply():
         ops.apply_vector(
             SplitVector(taken, factor),
-            update_rules.coefficients(inner),
-            update_rules.handles(inner, own),
+            rule.coefficients(own),
+            update_rules.handles(inner, rule, own),
             [0] * len(own),
-            rule,
+            rule.name,
             update_rules.decays(inner, own),
         )
 

@@ -1,6 +1,9 @@
-"""The update steps of Keras' optimizers that a native operation can take."""
+"""The update steps of optimizers that a native operation can take."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,29 +19,59 @@ from tfgradcomp.compat.inner_optimizer import (
 )
 
 
-def rule_of(optimizer: Optimizer) -> str | None:
-    """Returns the rule of `ops.apply_decoded` that is the optimizer's; None if none is.
+class UpdateRule(NamedTuple):
+    """A rule of `ops.apply_decoded`, for an optimizer.
 
-    A subclass may change the step, so only Keras' own classes have a rule. The rule
-    does not depend on the parts around the step: averages, constraints, and decay, for
-    which there is `decays`.
+    Attributes:
+        name: The rule.
+        slots: The optimizer's lists of variables that the rule needs.
+        coefficients: Function of some variables; returns the rule's coefficients for
+            the step that the optimizer takes with them.
+    """
+
+    name: str
+    slots: tuple[list, ...]
+    coefficients: Callable[[list[keras.Variable]], tf.Tensor]
+
+
+class FusedStep:
+    """An update step that a wrapper gives an optimizer, and that has a rule."""
+
+    def rule(self) -> UpdateRule:
+        """Returns the rule."""
+        raise NotImplementedError
+
+
+def rule_of(optimizer: Optimizer) -> UpdateRule | None:
+    """Returns the rule of an optimizer's update step; None if it has none.
+
+    A subclass may change the step, so only Keras' own classes have a rule, and steps
+    that are a `FusedStep`. The rule does not depend on the parts around the step:
+    averages, constraints, and decay, for which there is `decays`.
     """
     kind = type(optimizer)
-    if "update_step" in vars(optimizer):
-        # `OneBitAdam` gives Adam another step.
-        return None
+    replaced = vars(optimizer).get("update_step")
+    if replaced is not None:
+        return replaced.rule() if isinstance(replaced, FusedStep) else None
     if kind is SGD:
+        name = "nesterov" if optimizer.nesterov else "momentum"
+        slots: tuple[list, ...] = (optimizer.momentums,)
         if not optimizer.momentum:
-            return "sgd"
-        return "nesterov" if optimizer.nesterov else "momentum"
-    return "adam" if kind in (Adam, AdamW) and not optimizer.amsgrad else None
+            name, slots = "sgd", ()
+        return UpdateRule(name, slots, lambda _: _sgd_coefficients(optimizer))
+    if kind in (Adam, AdamW) and not optimizer.amsgrad:
+        slots = (momenta(optimizer), velocities(optimizer))
+        return UpdateRule("adam", slots, lambda _: _adam_coefficients(optimizer))
+    return None
 
 
-def coefficients(optimizer: Optimizer) -> tf.Tensor:
-    """Returns the coefficients of the optimizer's rule for the step that it takes."""
+def _sgd_coefficients(optimizer):
     rate = tf.cast(optimizer.learning_rate, tf.float32)
-    if isinstance(optimizer, SGD):
-        return tf.stack([rate, optimizer.momentum] if optimizer.momentum else [rate])
+    return tf.stack([rate, optimizer.momentum] if optimizer.momentum else [rate])
+
+
+def _adam_coefficients(optimizer):
+    rate = tf.cast(optimizer.learning_rate, tf.float32)
     # The operations of Keras, for the same bits.
     local_step = ops.cast(optimizer.iterations + 1, "float32")
     beta_1_power = ops.power(ops.cast(optimizer.beta_1, "float32"), local_step)
@@ -61,7 +94,7 @@ def decays(optimizer: Optimizer, variables: list[keras.Variable]) -> tf.Tensor:
 
 
 def handles(
-    optimizer: Optimizer, variables: list[keras.Variable]
+    optimizer: Optimizer, rule: UpdateRule, variables: list[keras.Variable]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
     """Returns this replica's handles of variables and of the optimizer's slots.
 
@@ -69,14 +102,8 @@ def handles(
         The handles of the variables; of the momenta, if any; of Adam's second moments,
         if any.
     """
-    rule = rule_of(optimizer)
-    slots: list = []
-    if rule == "adam":
-        slots = [momenta(optimizer), velocities(optimizer)]
-    elif rule != "sgd":
-        slots = [optimizer.momentums]
     positions = [position(optimizer, variable) for variable in variables]
-    chosen = [[slot[p] for p in positions] for slot in slots]
+    chosen = [[slot[p] for p in positions] for slot in rule.slots]
     w, m, v = (
         [tensorflow_variable(one).handle for one in group]
         for group in (variables, *chosen, [], [])[:3]

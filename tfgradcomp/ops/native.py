@@ -86,8 +86,9 @@ def apply_decoded(
         variables: Handles of the weights, and of the rule's two other lists of
             variables, empty if the rule has none. All variables are float32.
         offsets: For each variable, the element at which its part begins.
-        rule: "sgd", "momentum", "nesterov" or "adam"; custom_ops/vectors.h states the
-            formulas.
+        rule: "sgd", "momentum", "nesterov", "adam" or "frozen_adam". The formulas are
+            in custom_ops/vectors.h. The coefficients of the last end with a floor for
+            each variable.
         decays: float32: a rate, and the weight decay of each variable; empty: none.
     """
     w, m, v = map(list, variables)

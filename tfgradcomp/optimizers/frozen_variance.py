@@ -9,8 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import ops
+from typing_extensions import override
 
 from tfgradcomp.compat.inner_optimizer import momenta, position, velocities
+from tfgradcomp.engine.update_rules import FusedStep, UpdateRule
 
 _Adam = keras.optimizers.Adam
 
@@ -85,13 +87,37 @@ def frozen_variance(
             variable.
     """
 
-    def update_step(momentum, variable, learning_rate):
-        given, m, v = _given_and_slots(optimizer, momentum, variable)
-        optimizer.assign(m, given)
-        rate = _corrected(optimizer, learning_rate, variable.dtype, count)
-        _descend(optimizer, variable, given, rate, floored_root(v, floor))
+    return replaced_update_step(optimizer, FrozenStep(optimizer, count, floor))
 
-    return replaced_update_step(optimizer, update_step)
+
+class FrozenStep(FusedStep):
+    """The step of Adam with a frozen variance; for the arguments see there."""
+
+    def __init__(
+        self, optimizer: Any, count: Callable[[tf.Tensor], tf.Tensor], floor: float
+    ):
+        self._optimizer, self._count, self._floor = optimizer, count, floor
+
+    def __call__(self, momentum, variable, learning_rate):
+        """Takes the step with Keras' operations, as `update_step` of the optimizer."""
+        given, m, v = _given_and_slots(self._optimizer, momentum, variable)
+        self._optimizer.assign(m, given)
+        rate = _corrected(self._optimizer, learning_rate, variable.dtype, self._count)
+        _descend(self._optimizer, variable, given, rate, floored_root(v, self._floor))
+
+    @override
+    def rule(self):
+        slots = (momenta(self._optimizer), velocities(self._optimizer))
+        return UpdateRule("frozen_adam", slots, self._coefficients)
+
+    def _coefficients(self, variables):
+        inner = self._optimizer
+        rate = _corrected(inner, inner.learning_rate, "float32", self._count)
+        floors = [
+            least_root(velocities(inner)[position(inner, variable)], self._floor)
+            for variable in variables
+        ]
+        return tf.stack([rate, tf.constant(inner.epsilon, tf.float32), *floors])
 
 
 def _given_and_slots(optimizer, given, variable):
@@ -119,5 +145,10 @@ def _descend(optimizer, variable, momentum, rate, root):
 
 
 def floored_root(variance: Any, floor: float) -> tf.Tensor:
-    """Returns the root of a variance, or `floor` of its root mean square if larger."""
-    return ops.maximum(ops.sqrt(variance), floor * ops.sqrt(ops.mean(variance)))
+    """Returns the root of a variance, or `least_root` if larger."""
+    return ops.maximum(ops.sqrt(variance), least_root(variance, floor))
+
+
+def least_root(variance: Any, floor: float) -> tf.Tensor:
+    """Returns `floor` of the root mean square of a variable with this variance."""
+    return floor * ops.sqrt(ops.mean(variance))

@@ -12,7 +12,7 @@ from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.assignments import assignments_ignored, note_restore
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compressors.base import all_finite
-from tfgradcomp.engine import inner_step
+from tfgradcomp.engine import inner_step, local_update
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.optimizers.onebit_adam import (
     FrozenVarianceStepper,
@@ -63,7 +63,8 @@ class RoundStepper(FrozenVarianceStepper):
             kept.unsent.add(positions)
             kept.steps.assign(tf.convert_to_tensor(kept.steps) + 1)
             table = [values[compat.position(self.inner, v)] for v in variables]
-            inner_step.update(self.inner, table, variables)
+            direct = local_update.fused(self.inner, table, variables)
+            inner_step.update(self.inner, table, variables, direct)
 
         conditional(
             is_end,

@@ -29,7 +29,7 @@ def bits_per_second(rate: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", rate)
     if not found or float(found[1]) == 0:
-        raise ValueError(f"write a rate as 1gbit or 100mbit. Received: rate={rate!r}")
+        raise ValueError(f"write a rate as 1gbit or 100mbit. Received: {rate!r}")
     return float(found[1]) * _BITS[found[2]]
 
 
@@ -41,9 +41,7 @@ def seconds_of(duration: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|ms|us)", duration)
     if not found:
-        raise ValueError(
-            f"write a duration as 0.1ms or 50us. Received: duration={duration!r}"
-        )
+        raise ValueError(f"write a duration as 0.1ms or 50us. Received: {duration!r}")
     return float(found[1]) * _SECONDS[found[2]]
 
 
