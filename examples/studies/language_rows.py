@@ -71,7 +71,7 @@ LONGER = [
 def drift() -> list[Row]:
     """Return the rows with few steps between two exchanges, and none."""
     rows = [BASELINE, Row(WEIGHTS, 1), *(Row("float16", n) for n in (4, 16))]
-    rows += [row._replace(rate=2 * RATE) for row in rows[:2]]
+    rows += [row._replace(rate=2 * RATE) for row in (*rows[:2], rows[-1])]
     return [row._replace(steps=DRIFT_STEPS) for row in rows]
 
 

@@ -206,6 +206,13 @@ CLAIMS = [
         "at most 0.9 points behind float32's Adam",
         lambda: level(("OneBitAdam",), 0.9),
     ),
+    *(
+        (page, claim, lambda: level(("ZeroOneAdam",), 1.8))
+        for page, claim in (
+            ("docs/methods/index.md", "at most 1.8 points behind float32's Adam"),
+            ("docs/local-steps.md", "at most 1.8 points behind Adam"),
+        )
+    ),
     (
         "docs/methods/index.md",
         "at most 1.1 points behind with three of the models, 2.2 with the embedding",
