@@ -168,6 +168,37 @@ def test_workers_reach_each_other_and_nobody_else_reaches_them(
     assert "peer did not return a certificate" in second.stderr.read()
 
 
+# What training by TCP needs: the carrier's port, TensorFlow's and the stall report's.
+TRAINING = """\
+    import hashlib, keras, numpy as np, tensorflow as tf, tfgradcomp
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    rows = np.random.default_rng(0).normal(size=(64, 300)).astype("float32")
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Dense(8)])
+        optimizer = tfgradcomp.TernGrad("sgd", min_size=0, carrier=sys.argv[1])
+        model.compile(optimizer, "mse")
+    model.fit(rows, rows[:, :8], batch_size=16, epochs=1, verbose=0)
+    print(hashlib.sha256(model.get_weights()[0]).hexdigest(), flush=True)
+"""
+
+
+@links
+@pytest.mark.slow  # Two imports of TensorFlow, twice.
+@pytest.mark.timeout(300)
+def test_training_by_tcp_has_the_bits_of_grpc(folder, addresses, script, launch):
+    path = script(TRAINING)
+    options = "--tls", folder, "--cluster", ",".join(addresses), "--index"
+    found = set()
+    for carrier in ("tcp", "grpc"):
+        launchers = [launch(*options, index, path, carrier) for index in ("0", "1")]
+        for launcher in launchers:
+            output, errors = launcher.communicate(timeout=100)
+            assert launcher.returncode == 0, errors
+            found.add(output.split()[-1])
+    assert len(found) == 1
+
+
 @links
 def test_hosts_with_certificates_of_two_authorities_do_not_start(
     folder, addresses, script, launch, tmp_path
