@@ -10,9 +10,10 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp import methods
+from tfgradcomp import methods, ops
 from tfgradcomp.compat.inner_optimizer import momenta
 from tfgradcomp.core.arguments import check_integer
+from tfgradcomp.core.split_vector import SplitVector
 from tfgradcomp.engine.step import Stepper
 from tfgradcomp.engine.step_records import Gradients
 from tfgradcomp.engine.uncompressed_steps import UncompressedSteps
@@ -99,13 +100,24 @@ class MomentumStepper(Stepper):
 
     def own_momenta(self, gradients: Gradients) -> Gradients:
         """Returns the momenta that this worker's gradients make of the shared ones."""
-        beta, scale = self.inner.beta_1, gradients.scale
-        pairs = zip(gradients.values, momenta(self.inner), strict=True)
+        beta = self.inner.beta_1
+        factor = (1 - beta) * gradients.scale
         values = [
-            None if g is None else beta * m + ((1 - beta) * scale) * tf.cast(g, m.dtype)
-            for g, m in pairs
+            None if g is None else _weighted_sum(beta, m, factor, g)
+            for g, m in zip(gradients.values, momenta(self.inner), strict=True)
         ]
         return gradients._replace(values=values, scale=1.0)
+
+
+def _weighted_sum(a: float, x: Any, b: float, y: tf.Tensor) -> tf.Tensor:
+    """Returns a·x + b·y; of float32 tensors in one pass over memory."""
+    x = tf.convert_to_tensor(x)
+    y = tf.cast(y, x.dtype)
+    if x.dtype != tf.float32:
+        return a * x + b * y
+    factor = tf.constant(b, tf.float32)
+    total = ops.add_scaled(SplitVector([x], a), tf.reshape(y, [-1]), factor)
+    return tf.reshape(total, x.shape)
 
 
 class FrozenVarianceStepper(MomentumStepper):
