@@ -24,15 +24,11 @@ def rows(path):
 
 def leaderboard(column, way):
     """The means over the seeds, by models."""
-    found = rows("examples/results/leaderboard.csv")
-    return {
-        model: statistics.mean(
-            float(row[column])
-            for row in found
-            if (row["model"], row["way"]) == (model, way)
-        )
-        for model in MODELS
-    }
+    found: dict[str, list[float]] = {}
+    for row in rows("examples/results/leaderboard.csv"):
+        if row["way"] == way:
+            found.setdefault(row["model"], []).append(float(row[column]))
+    return {model: statistics.mean(values) for model, values in found.items()}
 
 
 def behind(way, base=None):
@@ -46,7 +42,7 @@ def faster(way, rate):
     """How many times as fast as float32's a step is, by models."""
     column = f"seconds_{rate}"
     plain, own = leaderboard(column, "momentum"), leaderboard(column, way)
-    return {model: plain[model] / own[model] for model in MODELS}
+    return {model: plain[model] / own[model] for model in own}
 
 
 def spread(values, models):
@@ -132,14 +128,14 @@ CLAIMS = [
     ),
     (
         "docs/leaderboard.md",
-        "at most 1.3 times without local",
+        "at most 1.4 times without local",
         lambda: (
             max(
                 max(faster(row["way"], "1gbit").values())
                 for row in rows("examples/results/leaderboard.csv")
-                if row["way"] not in ("LocalSteps", "ZeroOneAdam")
+                if not row["way"].startswith(("LocalSteps", "ZeroOneAdam"))
             )
-            < 1.35
+            < 1.45
         ),
     ),
     (
