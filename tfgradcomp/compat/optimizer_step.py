@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from tfgradcomp.compat.inner_optimizer import position
-from tfgradcomp.compat.replace import replace
+from tfgradcomp.compat.replace import replace, replaced_by_replicas
 
 replace_update = partial(replace, Optimizer, "_backend_apply_gradients")
 """Replaces the update, from decay to averages, but not the clipping before it.
@@ -75,12 +75,8 @@ def apply_weight_decay(
         optimizer._apply_weight_decay(variables)
         return
     # Keras reads the rate in the thread that updates all replicas, not in this one.
-    vars(optimizer)["_get_current_learning_rate"] = lambda: rate
-    try:
+    with replaced_by_replicas(optimizer, "_get_current_learning_rate", lambda: rate):
         optimizer._apply_weight_decay(variables)
-    finally:
-        # The first of several replicas removes it, once the weights have decayed.
-        vars(optimizer).pop("_get_current_learning_rate", None)
 
 
 def update_variables(optimizer: Optimizer, gradients: list, variables: list) -> None:

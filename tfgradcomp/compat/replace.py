@@ -42,3 +42,17 @@ def replaced_attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
             attributes[name] = before
         else:
             attributes.pop(name, None)
+
+
+@contextlib.contextmanager
+def replaced_by_replicas(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an object an attribute that hides its class', in the step of a replica.
+
+    Replicas are threads, and each of them sets it. What Keras does with it happens
+    once all of them have come to it, so that the first one that goes on removes it.
+    """
+    vars(instance)[name] = value
+    try:
+        yield
+    finally:
+        vars(instance).pop(name, None)

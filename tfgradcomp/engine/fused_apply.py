@@ -65,15 +65,17 @@ class FusedApply:
             return None
 
         def apply():
-            for (bucket, source), tensors in zip(self._taken, words, strict=True):
-                own = [self._variables[position] for position in bucket.positions]
-                target = (
-                    rule.coefficients(own),
-                    update_rules.handles(self._inner, rule, own),
+            groups = [
+                (
+                    [self._variables[position] for position in bucket.positions],
                     [piece.begin for piece in bucket.pieces],
-                    rule.name,
-                    update_rules.decays(self._inner, own),
                 )
+                for bucket, _ in self._taken
+            ]
+            targets = update_rules.targets(self._inner, rule, groups)
+            for (_, source), tensors, target in zip(
+                self._taken, words, targets, strict=True
+            ):
                 if isinstance(source, DecodeOp):
                     decoding = source._replace(arguments=tuple(tensors))
                     ops.apply_decoded(decoding, *target)

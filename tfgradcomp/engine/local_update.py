@@ -68,13 +68,7 @@ def fused(
     taken, own = map(list, zip(*pairs, strict=True))
 
     def apply():
-        ops.apply_vector(
-            SplitVector(taken, factor),
-            rule.coefficients(own),
-            update_rules.handles(inner, rule, own),
-            [0] * len(own),
-            rule.name,
-            update_rules.decays(inner, own),
-        )
+        (target,) = update_rules.targets(inner, rule, [(own, [0] * len(own))])
+        ops.apply_vector(SplitVector(taken, factor), *target)
 
     return FusedUpdate({compat.position(inner, v) for v in own}, apply)

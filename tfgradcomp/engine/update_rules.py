@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -25,21 +27,31 @@ class UpdateRule(NamedTuple):
     Attributes:
         name: The rule.
         slots: The optimizer's lists of variables that the rule needs.
-        coefficients: Function of some variables; returns the rule's coefficients for
-            the step that the optimizer takes with them.
+        coefficients: Returns the coefficients of the step that the optimizer takes.
+        floor: Function of a variable that returns its floor; None if the rule has none.
     """
 
     name: str
     slots: tuple[list, ...]
-    coefficients: Callable[[list[keras.Variable]], tf.Tensor]
+    coefficients: Callable[[], tf.Tensor]
+    floor: Callable[[keras.Variable], tf.Tensor] | None = None
 
 
+@dataclass(frozen=True)
 class FusedStep:
-    """An update step that a wrapper gives an optimizer, and that has a rule."""
+    """An update step that a wrapper gives an optimizer, and its rule.
 
-    def rule(self) -> UpdateRule:
-        """Returns the rule."""
-        raise NotImplementedError
+    Attributes:
+        update_step: As the optimizer's, by Keras' operations.
+        rule: The rule.
+    """
+
+    update_step: Callable
+    rule: UpdateRule
+
+    def __call__(self, *args: Any) -> None:
+        """Takes the step by Keras' operations."""
+        self.update_step(*args)
 
 
 def rule_of(optimizer: Optimizer) -> UpdateRule | None:
@@ -52,17 +64,22 @@ def rule_of(optimizer: Optimizer) -> UpdateRule | None:
     kind = type(optimizer)
     replaced = vars(optimizer).get("update_step")
     if replaced is not None:
-        return replaced.rule() if isinstance(replaced, FusedStep) else None
+        return replaced.rule if isinstance(replaced, FusedStep) else None
     if kind is SGD:
-        name = "nesterov" if optimizer.nesterov else "momentum"
-        slots: tuple[list, ...] = (optimizer.momentums,)
+        coefficients = partial(_sgd_coefficients, optimizer)
         if not optimizer.momentum:
-            name, slots = "sgd", ()
-        return UpdateRule(name, slots, lambda _: _sgd_coefficients(optimizer))
+            return UpdateRule("sgd", (), coefficients)
+        name = "nesterov" if optimizer.nesterov else "momentum"
+        return UpdateRule(name, (optimizer.momentums,), coefficients)
     if kind in (Adam, AdamW) and not optimizer.amsgrad:
-        slots = (momenta(optimizer), velocities(optimizer))
-        return UpdateRule("adam", slots, lambda _: _adam_coefficients(optimizer))
+        coefficients = partial(_adam_coefficients, optimizer)
+        return UpdateRule("adam", adam_slots(optimizer), coefficients)
     return None
+
+
+def adam_slots(optimizer: Adam) -> tuple[list, list]:
+    """Returns the slots of the rules for Adam: both moments."""
+    return momenta(optimizer), velocities(optimizer)
 
 
 def _sgd_coefficients(optimizer):
@@ -81,8 +98,35 @@ def _adam_coefficients(optimizer):
     return tf.stack([alpha, *(tf.constant(one, tf.float32) for one in rest)])
 
 
-def decays(optimizer: Optimizer, variables: list[keras.Variable]) -> tf.Tensor:
-    """Returns the `decays` of `ops.apply_decoded` for some variables."""
+def targets(
+    optimizer: Optimizer,
+    rule: UpdateRule,
+    groups: Iterable[tuple[list[keras.Variable], list[int]]],
+) -> list[tuple]:
+    """Returns what `ops.apply_decoded` takes after the vector, for this step.
+
+    Args:
+        optimizer: The optimizer.
+        rule: Its rule.
+        groups: The variables of each vector, and where in them its pieces begin.
+    """
+    common, found = rule.coefficients(), []
+    for variables, offsets in groups:
+        floors = [rule.floor(variable) for variable in variables] if rule.floor else []
+        found.append(
+            (
+                tf.concat([common, floors], 0) if floors else common,
+                _handles(optimizer, rule, variables),
+                offsets,
+                rule.name,
+                _decays(optimizer, variables),
+            )
+        )
+    return found
+
+
+def _decays(optimizer, variables):
+    """Returns a rate and the decay of each variable; nothing if none decays."""
     if not optimizer.weight_decay:
         return tf.zeros([0])
     rate = tf.cast(optimizer.learning_rate, tf.float32)
@@ -93,15 +137,8 @@ def decays(optimizer: Optimizer, variables: list[keras.Variable]) -> tf.Tensor:
     return tf.stack([rate, *each])
 
 
-def handles(
-    optimizer: Optimizer, rule: UpdateRule, variables: list[keras.Variable]
-) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-    """Returns this replica's handles of variables and of the optimizer's slots.
-
-    Returns:
-        The handles of the variables; of the momenta, if any; of Adam's second moments,
-        if any.
-    """
+def _handles(optimizer, rule, variables):
+    """Returns this replica's handles: of variables, and of two slots or fewer."""
     positions = [position(optimizer, variable) for variable in variables]
     chosen = [[slot[p] for p in positions] for slot in rule.slots]
     w, m, v = (

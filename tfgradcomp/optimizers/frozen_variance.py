@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
-from typing_extensions import override
 
 from tfgradcomp.compat.inner_optimizer import momenta, position, velocities
-from tfgradcomp.engine.update_rules import FusedStep, UpdateRule
+from tfgradcomp.compat.replace import replaced_by_replicas
+from tfgradcomp.engine.update_rules import FusedStep, UpdateRule, adam_slots
 
 _Adam = keras.optimizers.Adam
 
@@ -26,24 +26,19 @@ def is_plain_adam(optimizer: Any) -> bool:
     )
 
 
-@contextlib.contextmanager
-def replaced_update_step(optimizer: Any, update_step: Callable) -> Iterator[None]:
-    """Gives an optimizer another update step.
+def replaced_update_step(
+    optimizer: Any, update_step: Callable
+) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which an optimizer has another update step.
 
-    The optimizer has its own update step again after the context, so that another
-    wrapper of the same optimizer takes Keras' steps.
+    It has its own again after the context, so that another wrapper of the same
+    optimizer takes Keras' steps.
 
     Args:
         optimizer: A Keras optimizer.
         update_step: Function of a gradient, its variable and the learning rate.
     """
-    optimizer.update_step = update_step
-    try:
-        yield
-    finally:
-        # Replicas are threads, and each of them has set it: the first one removes it.
-        # Keras applies an update once all of them have come to it.
-        vars(optimizer).pop("update_step", None)
+    return replaced_by_replicas(optimizer, "update_step", update_step)
 
 
 def own_steps(
@@ -87,37 +82,23 @@ def frozen_variance(
             variable.
     """
 
-    return replaced_update_step(optimizer, FrozenStep(optimizer, count, floor))
+    def update_step(momentum, variable, learning_rate):
+        given, m, v = _given_and_slots(optimizer, momentum, variable)
+        optimizer.assign(m, given)
+        rate = _corrected(optimizer, learning_rate, variable.dtype, count)
+        _descend(optimizer, variable, given, rate, floored_root(v, floor))
 
+    slots = adam_slots(optimizer)
 
-class FrozenStep(FusedStep):
-    """The step of Adam with a frozen variance; for the arguments see there."""
+    def coefficients():
+        rate = _corrected(optimizer, optimizer.learning_rate, "float32", count)
+        return tf.stack([rate, tf.constant(optimizer.epsilon, tf.float32)])
 
-    def __init__(
-        self, optimizer: Any, count: Callable[[tf.Tensor], tf.Tensor], floor: float
-    ):
-        self._optimizer, self._count, self._floor = optimizer, count, floor
+    def floor_of(variable):
+        return least_root(slots[1][position(optimizer, variable)], floor)
 
-    def __call__(self, momentum, variable, learning_rate):
-        """Takes the step with Keras' operations, as `update_step` of the optimizer."""
-        given, m, v = _given_and_slots(self._optimizer, momentum, variable)
-        self._optimizer.assign(m, given)
-        rate = _corrected(self._optimizer, learning_rate, variable.dtype, self._count)
-        _descend(self._optimizer, variable, given, rate, floored_root(v, self._floor))
-
-    @override
-    def rule(self):
-        slots = (momenta(self._optimizer), velocities(self._optimizer))
-        return UpdateRule("frozen_adam", slots, self._coefficients)
-
-    def _coefficients(self, variables):
-        inner = self._optimizer
-        rate = _corrected(inner, inner.learning_rate, "float32", self._count)
-        floors = [
-            least_root(velocities(inner)[position(inner, variable)], self._floor)
-            for variable in variables
-        ]
-        return tf.stack([rate, tf.constant(inner.epsilon, tf.float32), *floors])
+    rule = UpdateRule("frozen_adam", slots, coefficients, floor_of)
+    return replaced_update_step(optimizer, FusedStep(update_step, rule))
 
 
 def _given_and_slots(optimizer, given, variable):
