@@ -61,10 +61,14 @@ BASELINE = Row("bfloat16", 1)
 
 # Four times as many steps: does the distance shrink?
 LONGER = [
-    row._replace(steps=4 * STEPS)
-    for row in [BASELINE]
-    + [Row(exchange, 16) for exchange in ("float16", "1 bit", ZERO_ONE)]
-    + [Row(ZERO_ONE, 64)]
+    Row(exchange, every, steps=4 * STEPS)
+    for exchange, every in (
+        ("bfloat16", 1),
+        ("float16", 16),
+        ("1 bit", 16),
+        (ZERO_ONE, 16),
+        (ZERO_ONE, 64),
+    )
 ]
 
 
@@ -106,7 +110,7 @@ def grid() -> dict[str, list[Row]]:
     plain = {n: [Row(exchange, n) for exchange in EXCHANGES] for n in EVERY}
     return {
         "few": [BASELINE, Row("float32", 1), *plain[16], *plain[32]],
-        "zero_one": [*(Row(ZERO_ONE, n) for n in EVERY)],
+        "zero_one": [Row(ZERO_ONE, n) for n in EVERY],
         "longer": LONGER,
         "drift": drift(),
         "momentum": [*with_momentum(32), *with_momentum(16)],
@@ -124,7 +128,6 @@ class Rows:
     """
 
     def __init__(self, rows: list[dict]):
-        self.rows = rows
         self._found: dict[Row, dict[int, dict]] = {}
         for row in rows:
             setting = Row(*(row[name] for name in Row._fields))

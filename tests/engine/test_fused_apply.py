@@ -85,6 +85,19 @@ def applied(monkeypatch):
     return rules
 
 
+@pytest.fixture
+def applied_vectors(monkeypatch):
+    """The rules of the updates that were taken from a worker's own vectors."""
+    rules, original = [], local_update.ops.apply_vector
+
+    def observed(*args):
+        rules.append(args[-2])
+        original(*args)
+
+    monkeypatch.setattr(local_update.ops, "apply_vector", observed, raising=False)
+    return rules
+
+
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 def test_votes_move_weights_as_stock_keras_does(inner, applied):
     votes = [np.sign(np.sign(step).sum(0)) for step in gradients(2)]
@@ -134,7 +147,7 @@ def test_variables_that_buckets_cut_are_updated_in_pieces(applied):
 
 
 @pytest.mark.parametrize(
-    "kind, arguments, alone",
+    "kind, arguments, steps_alone",
     [
         (tfgradcomp.OneBitAdam, {}, 0),
         # A round of one step, then a step alone.
@@ -142,16 +155,8 @@ def test_variables_that_buckets_cut_are_updated_in_pieces(applied):
     ],
 )
 def test_a_frozen_variance_has_the_bits_of_keras_operations(
-    kind, arguments, alone, applied, monkeypatch
+    kind, arguments, steps_alone, applied, applied_vectors, monkeypatch
 ):
-    taken, original = [], local_update.ops.apply_vector
-    monkeypatch.setattr(
-        local_update.ops,
-        "apply_vector",
-        lambda *args: taken.append((args[-2], original(*args))),
-        raising=False,
-    )
-
     def make(transport):
         inner = excluding(keras.optimizers.AdamW(0.01, weight_decay=0.1), "1")
         return kind(
@@ -166,11 +171,11 @@ def test_a_frozen_variance_has_the_bits_of_keras_operations(
 
     found = on_two_workers(make)
     frozen = ["frozen_adam"] * 2
-    assert [rule for rule, _ in taken] == ["frozen_adam"] * (2 * alone)
-    assert applied == frozen * (STEPS - 1 - alone)
+    assert applied_vectors == frozen * steps_alone
+    assert applied == frozen * (STEPS - 1 - steps_alone)
     monkeypatch.setattr(update_rules, "rule_of", lambda inner: None)
     assert on_two_workers(make) == found
-    assert len(applied) == 2 * (STEPS - 1 - alone)
+    assert len(applied) == 2 * (STEPS - 1 - steps_alone)
 
 
 class OwnStep(keras.optimizers.SGD):
@@ -207,14 +212,7 @@ PLAIN_ONLY = {
 
 
 @pytest.mark.parametrize("name", [*INNER, *PLAIN_ONLY])
-def test_own_gradients_move_weights_as_stock_keras_does(name, monkeypatch):
-    calls, original = [], local_update.ops.apply_vector
-    monkeypatch.setattr(
-        local_update.ops,
-        "apply_vector",
-        lambda *args: calls.append(original(*args)),
-        raising=False,
-    )
+def test_own_gradients_move_weights_as_stock_keras_does(name, applied_vectors):
     inner = (INNER | PLAIN_ONLY)[name]
     variables, optimizer = make_variables(SHAPES), inner()
     optimizer.build(variables)
@@ -228,7 +226,7 @@ def test_own_gradients_move_weights_as_stock_keras_does(name, monkeypatch):
 
     for gradient in gradients(1)[:, 0]:
         step(gradient)
-    assert len(calls) == (STEPS if name in INNER else 0)
+    assert len(applied_vectors) == (STEPS if name in INNER else 0)
     state = [bits(v.numpy()) for v in [*variables, *optimizer.variables]]
     assert state == alone(inner(), np.float32(3) * gradients(1)[:, 0])
 
