@@ -133,7 +133,7 @@ TASKS = {
     ),
     "decoder": Task(
         make_decoder,
-        {"momentum": 0.1, "SGD": 1.0, "Adam": 2e-3, "LAMB": 0.01, "sign": 1e-3},
+        {"momentum": 0.02, "SGD": 0.1, "Adam": 2e-3, "LAMB": 0.01, "sign": 1e-3},
         characters(256, 2),
     ),
 }
