@@ -80,7 +80,7 @@ def unpack(words: tf.Tensor, fields: dict[str, Field]) -> dict[str, tf.Tensor]:
             payload[name] = words[..., begin:]
             continue
         end = begin + words_in(field)
-        part = words[..., begin:end]
+        part = _cut(words, begin, end)
         payload[name] = _numbers(part, field) if field.base is None else part
         begin = end
     return payload
@@ -102,4 +102,10 @@ def _numbers(words, field):
     if size > 4:
         words = tf.reshape(words, [*shape, field.count, size // 4])
     values = tf.bitcast(words, field.dtype)
-    return tf.reshape(values, [*shape, -1])[..., : field.count]
+    return _cut(tf.reshape(values, [*shape, -1]), 0, field.count)
+
+
+def _cut(values, begin, end):
+    """Returns a part of the last axis; without an operation if it is the whole."""
+    is_whole = values.shape[-1] == end - begin
+    return values if is_whole else values[..., begin:end]

@@ -71,8 +71,11 @@ def spread(values: tf.Tensor, row_splits: Sequence[int]) -> tf.Tensor:
     width = widths(row_splits)
     if tf.is_tensor(width):
         return tf.repeat(values, width)
-    # Blocks of equal width are repeated together: few operations for many blocks.
     bounds = np.flatnonzero(np.diff(width)) + 1
+    if bounds.size and tf.executing_eagerly():
+        return tf.gather(values, block_of(row_splits))
+    # A graph would keep as many indices as there are elements. Blocks of equal width
+    # are repeated together: few operations for many blocks.
     parts = [
         tf.reshape(tf.repeat(values[a:b, tf.newaxis], width[a], axis=1), [-1])
         for a, b in zip([0, *bounds], [*bounds, len(width)], strict=True)
@@ -123,9 +126,7 @@ def reduce_blocks(y: tf.Tensor, row_splits: Sequence[int], combine) -> tf.Tensor
     place = np.arange(CHUNK)
     is_inside = (place >= begin[cut, np.newaxis]) & (place < end[cut, np.newaxis])
     pieces = tf.where(is_inside, tf.gather(chunks, chunk[cut]), tf.zeros([], y.dtype))
-    parts = tf.concat(
-        [_reduce_chunks(chunks, combine), _reduce_chunks(pieces, combine)], 0
-    )
+    parts = _reduce_chunks(tf.concat([chunks, pieces], 0), combine)
     source = chunk.copy()
     source[cut] = chunks.shape[0] + np.arange(len(cut))
     parts = tf.gather(parts, source)
@@ -184,11 +185,10 @@ def _reduce_chunks(chunks: tf.Tensor, combine) -> tf.Tensor:
     parts = tf.reshape(chunks, [-1, CHUNK // _LANES, _LANES])
     while parts.shape[1] > 1:
         pairs = tf.reshape(parts, [-1, parts.shape[1] // 2, 2 * _LANES])
-        parts = combine(pairs[:, :, :_LANES], pairs[:, :, _LANES:])
+        parts = combine(*tf.split(pairs, 2, 2))
     parts = parts[:, 0]
     while parts.shape[1] > 1:
-        half = parts.shape[1] // 2
-        parts = combine(parts[:, :half], parts[:, half:])
+        parts = combine(*tf.split(parts, 2, 1))
     return parts[:, 0]
 
 

@@ -184,20 +184,20 @@ def _joined(parts):
 
 def _product(matrix, factor, lanes):
     """Returns the product `[n, rank]` of a matrix `[n, m]` and a factor `[m, rank]`."""
-    fill = -matrix.shape[1] % (LANE_STEPS * lanes)
+    # A short product ends before a lane has had all its steps.
+    steps = max(1, min(LANE_STEPS, math.ceil(matrix.shape[1] / lanes)))
+    fill = -matrix.shape[1] % (steps * lanes)
     matrix = tf.pad(matrix, [[0, 0], [0, fill]])[..., tf.newaxis]
     factor = tf.pad(factor, [[0, fill], [0, 0]])[tf.newaxis]
 
     def by_step(table):
-        table = tf.reshape(
-            table, [table.shape[0], -1, LANE_STEPS, lanes, table.shape[2]]
-        )
+        table = tf.reshape(table, [table.shape[0], -1, steps, lanes, table.shape[2]])
         return tf.transpose(table, [2, 1, 0, 3, 4])
 
     matrix, factor = by_step(matrix), by_step(factor)
     shape = [*matrix.shape[1:4], factor.shape[4]]
     sums = _sum_in_order(
-        lambda step: matrix[step] * factor[step], LANE_STEPS, shape, matrix.dtype
+        lambda step: matrix[step] * factor[step], steps, shape, matrix.dtype
     )
     total = _sum_in_order(lambda i: sums[i], shape[0], shape[1:], matrix.dtype)
     while lanes > 1:
