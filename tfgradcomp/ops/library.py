@@ -212,9 +212,9 @@ def _build_once(broken: Collection[Path]) -> Path:
 
 
 def _build(folder: Path) -> Path:
-    logger.info(
-        "building the native ops for TensorFlow %s, once: about 30 s", tf.__version__
-    )
+    takes = "minutes, with CUDA" if build.find_nvcc()[0] else "about 30 s"
+    text = "building the native ops for TensorFlow %s, once: %s"
+    logger.info(text, tf.__version__, takes)
     return build.build_library(folder, tensorflow(), logger.info)
 
 
