@@ -285,7 +285,8 @@ def _forget():
     import keras
     import tensorflow as tf
 
-    keras.backend.clear_session()
+    # Garbage is collected below.
+    keras.backend.clear_session(free_memory=False)
     keras.config.set_dtype_policy("float32")
     keras.config.set_floatx("float32")
     keras.utils.set_random_seed(0)

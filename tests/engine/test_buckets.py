@@ -22,16 +22,19 @@ from tfgradcomp.transports.auto import BY_NAME
 SHAPES = [(40, 20), (7,), (3, 300), (1500,), (11, 11), (2, 3, 4)]
 SIZES = [int(np.prod(shape)) for shape in SHAPES]
 BY_MESSAGE = select(by=lambda row: row.message_kinds)
-# The number of workers, the row, its blocks and the bytes of buckets: the tensors, each
-# in a bucket of its own or two together; and blocks that end in the middle of words,
-# chunks and tensors. With blocks of 64 elements, which some rows have, the smallest
+# The number of workers, the row, its blocks and the bytes of buckets: blocks that end
+# in the middle of words, chunks and tensors; or each tensor in a bucket of its own, for
+# one half of the rows. With blocks of 64 elements, which some rows have, the smallest
 # buckets would be 50, which take ten times as long.
-BLOCKS = {"block_size": 300}
 CASES = [
-    (1 + i % 3, row, blocks, size)
+    (1 + i % 3, row, {"block_size": 300}, 600 * 4)
     for i, row in enumerate(BY_MESSAGE)
-    for blocks, size in (({}, (1, 1700 * 4)[i // 3 % 2]), (BLOCKS, 600 * 4))
-    if (row.takes("block_size") if blocks else "block_size" not in row.arguments)
+    if row.takes("block_size")
+]
+CASES += [
+    (1 + i % 3, row, {}, 1)
+    for i, row in enumerate(BY_MESSAGE)
+    if "block_size" not in row.arguments and (i % 2 or not row.takes("block_size"))
 ]
 
 

@@ -2,13 +2,14 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.methods import ROWS
+from tests.selection import select
 from tfgradcomp import methods, ops, testing
 from tfgradcomp.compressors import Compressed, Identity, Ternary
 from tfgradcomp.core import Field, SplitVector
@@ -19,14 +20,23 @@ from tfgradcomp.transports import AllGather, AllReduce, ExchangeResult, Sharded
 from tfgradcomp.transports.all_gather import AllGatherRoute
 from tfgradcomp.transports.auto import BY_NAME
 
-# With nine levels in another row; a decay is none of the contracts.
-REPEATED = ("ORQ, two-way error feedback", "DistEFBlockSGD")
+
+def classes_of(part):
+    """A method's classes, each with those that it wraps."""
+    if not is_dataclass(part):
+        return ()
+    inside = (classes_of(getattr(part, field.name)) for field in fields(part))
+    return type(part), *filter(None, inside)
 
 
+FIRST = select(by=lambda row: classes_of(row.method))
+
+
+# Other arguments of the same classes are slow.
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in REPEATED))
+        pytest.param(row, id=name, marks=[] if row in FIRST else [pytest.mark.slow])
         for name, row in ROWS.items()
     ],
 )
