@@ -270,7 +270,6 @@ def _begin(kind):
         # TensorFlow's own objects never go; each collection would visit them.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
 
 
 def _call(kind, message):

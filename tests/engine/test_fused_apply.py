@@ -72,30 +72,28 @@ def on_two_workers(make):
     return Loopback(2, timeout=60).run(run)
 
 
-@pytest.fixture
-def applied(monkeypatch):
-    """The rules of the updates that were taken from words."""
-    rules, original = [], fused_apply.ops.apply_decoded
+def rules_given_to(ops, name, monkeypatch):
+    """The rules of all updates that an operation takes from now on."""
+    rules, original = [], getattr(ops, name)
 
     def observed(*args):
         rules.append(args[-2])
         original(*args)
 
-    monkeypatch.setattr(fused_apply.ops, "apply_decoded", observed, raising=False)
+    monkeypatch.setattr(ops, name, observed, raising=False)
     return rules
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """The rules of the updates that were taken from words."""
+    return rules_given_to(fused_apply.ops, "apply_decoded", monkeypatch)
 
 
 @pytest.fixture
 def applied_vectors(monkeypatch):
     """The rules of the updates that were taken from a worker's own vectors."""
-    rules, original = [], local_update.ops.apply_vector
-
-    def observed(*args):
-        rules.append(args[-2])
-        original(*args)
-
-    monkeypatch.setattr(local_update.ops, "apply_vector", observed, raising=False)
-    return rules
+    return rules_given_to(local_update.ops, "apply_vector", monkeypatch)
 
 
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)

@@ -2,13 +2,13 @@
 
 import os
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.methods import ROWS
+from tests.methods import ROWS, parts_of
 from tests.selection import select
 from tfgradcomp import methods, ops, testing
 from tfgradcomp.compressors import Compressed, Identity, Ternary
@@ -21,15 +21,13 @@ from tfgradcomp.transports.all_gather import AllGatherRoute
 from tfgradcomp.transports.auto import BY_NAME
 
 
-def classes_of(part):
-    """A method's classes, each with those that it wraps."""
-    if not is_dataclass(part):
-        return ()
-    inside = (classes_of(getattr(part, field.name)) for field in fields(part))
-    return type(part), *filter(None, inside)
+def classes_of(row):
+    """The classes of both halves of a method, each before those that it wraps."""
+    halves = row.compressor, row.server
+    return tuple(type(part) for half in halves for part in parts_of(half))
 
 
-FIRST = select(by=lambda row: classes_of(row.method))
+FIRST = select(by=classes_of)
 
 
 # Other arguments of the same classes are slow.
