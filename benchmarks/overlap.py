@@ -2,12 +2,13 @@
 
     sudo python benchmarks/overlap.py
     sudo python benchmarks/overlap.py --models ResNet-50 --rate 100mbit --output /tmp/o
+    sudo python benchmarks/overlap.py --carriers grpc tcp
 
-Workers in network namespaces (`cluster.py`), one for each core, take five steps in
+Workers in network namespaces (`cluster.py`), one for each core, take these steps in
 turn: the forward pass alone; forward and backward pass with an update but no exchange
 (`alone`); an update by the gradients of the first step, without exchange (`update`) and
-with it (`exchange`); and the whole step. Medians over rounds of the slowest worker's
-seconds.
+with it (`exchange`); and the whole step, these two by each carrier. Medians over rounds
+of the slowest worker's seconds.
 
 - An exchange takes E = exchange - update. In W of it, E less the time for which the
   processor works more than in `update`, the worker waits for the network.
@@ -31,19 +32,20 @@ import virtual_cluster
 from processes import exit_on_signals
 from report import commit, kept_rows, processor, publish
 
+from tfgradcomp.collectives import CARRIERS
+
 HERE = Path(__file__).resolve().parent
 MODELS = ("ResNet-50", "BERT-base")
 METHODS = ("float32", "TernGrad", "Signum", "DistEFBlockSGDM")
 OF_TORCH = ("DDP", "DDP, float16")
 # What tells rows apart.
-KEY = ("model", "rate", "workers", "method", "bucket_mib")
+KEY = ("model", "rate", "workers", "method", "carrier", "bucket_mib")
 COLUMNS = (*KEY, "alone_ms", "exchange_ms", "wait_ms")
 COLUMNS += ("step_ms", "hidden_ms", "hidden_share")
 
 
-def row_of(answers: list[dict]) -> dict:
+def row_of(answers: list[dict], carrier: str) -> dict:
     """Returns the measured columns of a row."""
-    calls = ("forward", "alone", "update", "exchange", "step")
     milliseconds, busy = (
         {
             name: 1e3
@@ -51,20 +53,21 @@ def row_of(answers: list[dict]) -> dict:
                 max(times)
                 for times in zip(*(a[kind][name] for a in answers), strict=True)
             )
-            for name in calls
+            for name in answers[0][kind]
         }
         for kind in ("seconds", "busy")
     )
-    exchange = milliseconds["exchange"] - milliseconds["update"]
-    wait = max(0.0, exchange - (busy["exchange"] - busy["update"]))
-    hidden = milliseconds["alone"] + exchange - milliseconds["step"]
+    exchanging, step = f"exchange, {carrier}", milliseconds[f"step, {carrier}"]
+    exchange = milliseconds[exchanging] - milliseconds["update"]
+    wait = max(0.0, exchange - (busy[exchanging] - busy["update"]))
+    hidden = milliseconds["alone"] + exchange - step
     noise = milliseconds["alone"] / 20
     can_hide = min(wait, milliseconds["alone"] - milliseconds["forward"])
     return {
         "alone_ms": milliseconds["alone"],
         "exchange_ms": exchange,
         "wait_ms": wait,
-        "step_ms": milliseconds["step"],
+        "step_ms": step,
         "hidden_ms": hidden,
         "hidden_share": hidden / can_hide if can_hide > noise else None,
     }
@@ -72,15 +75,16 @@ def row_of(answers: list[dict]) -> dict:
 
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
-    titles = ["model", "links", "gradients travel by", "buckets, MiB", "alone, ms"]
-    titles += ["exchange, ms", "of it waiting, ms", "step, ms", "hidden, ms"]
-    titles += ["of what can be"]
+    titles = ["model", "links", "gradients travel by", "over", "buckets, MiB"]
+    titles += ["alone, ms", "exchange, ms", "of it waiting, ms", "step, ms"]
+    titles += ["hidden, ms", "of what can be"]
+    told = [name for name in KEY if name != "workers"]
     return measuring.markdown(
         titles,
         [
             [
-                *(row[name] for name in ("model", "rate", "method", "bucket_mib")),
-                *(f"{row[name]:.0f}" for name in COLUMNS[5:10]),
+                *(row[name] for name in told),
+                *(f"{row[name]:.0f}" for name in COLUMNS[len(KEY) : -1]),
                 None
                 if row["hidden_share"] is None
                 else f"{100 * row['hidden_share']:.0f} %",
@@ -96,6 +100,7 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=MODELS)
     add("--methods", nargs="+", default=METHODS)
+    add("--carriers", nargs="+", choices=CARRIERS, default=["grpc"])
     add("--buckets", type=int, nargs="+", default=[4, 16, 64], help="MiB of float32")
     add("--workers", type=int, default=2, help="one for each core")
     add("--rate", type=virtual_cluster.rate_of, default="1gbit", help="of each link")
@@ -112,32 +117,27 @@ def main() -> None:
     args = parser.parse_args()
     exit_on_signals()
     threads = measuring.threads(None, args.workers)
-    runs = [
-        ("overlap_worker.py", method, bucket)
-        for method in args.methods
-        for bucket in ([None] if method == "float32" else args.buckets)
-    ]
+    runs = []
+    for method in args.methods:
+        plain = method == "float32"
+        carriers = ["grpc"] if plain else args.carriers
+        for bucket in [None] if plain else args.buckets:
+            runs.append(("overlap_worker.py", method, carriers, bucket))
     if args.torch:
-        runs += [("overlap_torch_worker.py", method, None) for method in OF_TORCH]
+        runs += [("overlap_torch_worker.py", m, ["gloo"], None) for m in OF_TORCH]
     rows = []
     with cluster.virtual_cluster(args.workers, args.rate) as hosts:
         commands = virtual_cluster.commands(hosts)
         for model in args.models:
-            for script, method, bucket in runs:
-                task = {"model": model, "method": method, "bucket_mib": bucket}
-                task["rounds"] = args.rounds
+            for script, method, carriers, bucket in runs:
+                task = {"model": model, "method": method, "carriers": carriers}
+                task |= {"bucket_mib": bucket, "rounds": args.rounds}
                 answers = measuring.run(script, task, commands, threads, args.timeout)
-                rows.append(
-                    {
-                        "model": model,
-                        "rate": args.rate,
-                        "workers": args.workers,
-                        "method": method,
-                        "bucket_mib": bucket,
-                        **row_of(answers),
-                    }
-                )
-                print(rows[-1], flush=True)
+                task |= {"rate": args.rate, "workers": args.workers}
+                for carrier in carriers:
+                    found = task | {"carrier": carrier} | row_of(answers, carrier)
+                    rows.append({name: found[name] for name in COLUMNS})
+                    print(rows[-1], flush=True)
     path = (args.output or HERE / "results") / f"overlap_{args.rate}.csv"
     if args.keep and path.exists():
         rows = kept_rows(path, KEY, rows)

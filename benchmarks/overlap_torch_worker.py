@@ -144,8 +144,8 @@ def main(folder: Path) -> None:
         "forward": forward,
         "alone": without(train, wrapped),
         "update": without(exchange, constant),
-        "exchange": exchange,
-        "step": train,
+        "exchange, gloo": exchange,
+        "step, gloo": train,
     }
     seconds = {name: [] for name in calls}
     busy = {name: [] for name in calls}

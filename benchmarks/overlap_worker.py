@@ -7,6 +7,7 @@ Reads FOLDER/task.json and writes FOLDER/answer-RANK.json.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -26,13 +27,16 @@ SGD = keras.optimizers.SGD
 COPIES = {"ResNet-50": (4, 1, 1, 1), "BERT-base": (1, 1)}
 
 
-def make_optimizer(task: dict) -> keras.optimizers.Optimizer:
+def make_optimizer(task: dict, carrier: str) -> keras.optimizers.Optimizer:
     """Returns stock SGD, or a method around it."""
     if task["method"] == "float32":
         return SGD(RATE)
     method = getattr(tfgradcomp, task["method"])
     return method(
-        SGD(RATE), transport="sharded", bucket_bytes=task["bucket_mib"] * 2**20
+        SGD(RATE),
+        transport="sharded",
+        carrier=carrier,
+        bucket_bytes=task["bucket_mib"] * 2**20,
     )
 
 
@@ -92,14 +96,16 @@ def main(folder: Path) -> None:
     task = json.loads((folder / "task.json").read_text())
     strategy = make_strategy()
     alone = Steps(task, tf.distribute.get_strategy(), lambda: SGD(RATE))
-    shared = Steps(task, strategy, lambda: make_optimizer(task), alone.gradients)
     calls = {
         "forward": alone.forward,
         "alone": alone.train,
         "update": alone.exchange,
-        "exchange": shared.exchange,
-        "step": shared.train,
     }
+    for carrier in task["carriers"]:
+        make = functools.partial(make_optimizer, task, carrier)
+        shared = Steps(task, strategy, make, alone.gradients)
+        calls[f"exchange, {carrier}"] = shared.exchange
+        calls[f"step, {carrier}"] = shared.train
     one = tf.ones([1])
 
     @tf.function(autograph=False)
