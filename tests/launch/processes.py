@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -55,3 +56,12 @@ def assert_gone(pids):
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.02)
+
+
+def has_ipv6() -> bool:
+    """Returns whether this machine has an address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launch.processes import TIMEOUT
+from tests.launch.processes import TIMEOUT, has_ipv6
 from tfgradcomp.launch import rendezvous
 from tfgradcomp.launch.ports import reserve_ports
 from tfgradcomp.launch.rendezvous import LauncherRendezvous
@@ -63,6 +63,17 @@ def agree(cluster, attempts, found):
     for thread in threads:
         thread.start()
     return threads
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+def test_the_launchers_of_hosts_with_ipv6_addresses_meet():
+    (lock,) = reserve_ports(1)
+    found = {}
+    with lock:
+        hosts = [f"[::1]:{lock.getsockname()[1]}", "[::1]:4000"]
+        for thread in agree(hosts, {0: 0, 1: 1}, found):
+            thread.join(30)
+    assert found == {0: 1, 1: 1}
 
 
 def test_a_launcher_that_was_started_anew_joins_the_attempt_of_the_others(cluster):

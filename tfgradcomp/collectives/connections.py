@@ -7,7 +7,6 @@ from a connection before.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
@@ -19,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives.replicas import Hosts
+from tfgradcomp.listening import listen_at
 
 CARRIER_PORT = "TFGRADCOMP_CARRIER_PORT"
 _TOKEN_BYTES = 32
@@ -41,7 +41,8 @@ def connect_all(hosts: Hosts, obstacle: str = "") -> list[socket.socket | None]:
             about within a minute.
     """
     own_token = secrets.token_bytes(_TOKEN_BYTES)
-    with listen(hosts.names[hosts.rank]) as listener:
+    wanted = int(os.environ.get(CARRIER_PORT, 0))
+    with listen_at(hosts.names[hosts.rank], wanted) as listener:
         port = 0 if obstacle else listener.getsockname()[1]
         row = np.array([port, *np.frombuffer(own_token, np.int32)], np.int32)
         rows = hosts.gather(tf.constant(row), "carrier").numpy()
@@ -57,22 +58,6 @@ def connect_all(hosts: Hosts, obstacle: str = "") -> list[socket.socket | None]:
             for name, row in zip(hosts.names, rows, strict=True)
         ]
         return exchange_tokens(listener, hosts.rank, peers)
-
-
-def listen(host: str) -> socket.socket:
-    """Returns a socket that listens at the address of a host.
-
-    The port is that of the environment, or a free one.
-    """
-    port = int(os.environ.get(CARRIER_PORT, 0))
-    with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family)
-    # The address may exist for others only, such as a service before its pods.
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
 
 
 def exchange_tokens(
@@ -99,7 +84,7 @@ def exchange_tokens(
         host, port, token = peers[other]
         try:
             left = max(deadline - time.monotonic(), 0.1)
-            link = socket.create_connection((host.strip("[]"), port), left)
+            link = socket.create_connection((host, port), left)
             link.sendall(token + rank.to_bytes(_RANK_BYTES, "little"))
             answer = link.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
             if not hmac.compare_digest(answer, own_token):

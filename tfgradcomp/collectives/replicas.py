@@ -207,7 +207,8 @@ class Hosts(Replicas):
     For values of a process that do not depend on its replicas: logs, decisions.
 
     Attributes:
-        names: The host of each process, as `TF_CONFIG` names it.
+        names: The host of each process, as `TF_CONFIG` names it, IPv6 addresses
+            without brackets.
         devices: Names of the devices of this process.
     """
 
@@ -217,7 +218,7 @@ class Hosts(Replicas):
         super().__init__(num_processes, group, process_index, num_processes)
         self._strategy = strategy
         addresses = addresses_of(strategy)
-        self.names = [address.rpartition(":")[0] for address in addresses]
+        self.names = [name.rpartition(":")[0].strip("[]") for name in addresses]
         self.devices = [*strategy.extended.worker_devices]
         self._watchdog: StallWatchdog | None = None
         # These keys do not depend on the objects and call sites created before, which

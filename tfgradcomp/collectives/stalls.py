@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from tfgradcomp.collectives.call_sites import SITES, Calls
 from tfgradcomp.core.logging import logger
+from tfgradcomp.listening import listen_at
 
 WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
 WATCH_PORT = "TFGRADCOMP_WATCH_PORT"
@@ -99,11 +100,7 @@ class StallWatchdog(threading.Thread):
 
     def listen(self, host: str) -> int:
         """Starts to answer processes that connect to `host`; returns the port."""
-        try:
-            listener = socket.create_server((host, int(os.environ.get(WATCH_PORT, 0))))
-        except OSError:
-            # The address may exist for others only, such as a service before its pods.
-            listener = socket.create_server(("", 0))
+        listener = listen_at(host, int(os.environ.get(WATCH_PORT, 0)))
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         return listener.getsockname()[1]
 

@@ -32,6 +32,7 @@ from typing import IO, cast
 from tfgradcomp.certificates import CA, CERTIFICATE, CLIENT, KEY, SERVER, check
 from tfgradcomp.launch.network import enter_private_network
 from tfgradcomp.launch.output import say
+from tfgradcomp.listening import listen_everywhere
 
 Cluster = Mapping[str, Sequence[str]]
 
@@ -243,10 +244,8 @@ def _find_stunnel() -> str:
 
 def _listen(address: str) -> socket.socket:
     port = int(address.rpartition(":")[2])
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        return listen_everywhere(port)
     except OSError as error:
         raise OSError(
             f"port {port} of this host cannot be used: end the program that listens "

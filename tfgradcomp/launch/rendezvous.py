@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from tfgradcomp.launch.output import CHUNK, say
+from tfgradcomp.listening import listen_everywhere
 
 # Seconds between two tries to reach the leader; they double from the first to the last.
 _BACK_OFF = (0.1, 2.0)
@@ -69,7 +70,7 @@ class LauncherRendezvous:
         # Index and attempt of each launcher that has sent both, by its connection.
         known: dict[socket.socket, tuple[int, int]] = {}
         with contextlib.ExitStack() as stack:
-            server = stack.enter_context(socket.create_server(("", self._leader[1])))
+            server = stack.enter_context(listen_everywhere(self._leader[1]))
             unknown: dict[socket.socket, bytes] = {}
             while missing := others - {index for index, _ in known.values()}:
                 self._missing = missing

@@ -1,0 +1,40 @@
+"""Sockets that listen for other processes, by IPv4 and IPv6."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens at the address of a host.
+
+    It listens at all addresses of this machine if that one exists for others only, such
+    as a service before its pods.
+
+    Args:
+        host: Name or address, without brackets.
+        port: The port; 0: a free one.
+
+    Raises:
+        OSError: If the port cannot be used.
+    """
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family)
+    return listen_everywhere(port)
+
+
+def listen_everywhere(port: int) -> socket.socket:
+    """Returns a socket that listens at all addresses of this machine.
+
+    Args:
+        port: The port; 0: a free one.
+
+    Raises:
+        OSError: If the port cannot be used.
+    """
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
