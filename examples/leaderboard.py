@@ -40,8 +40,8 @@ import study  # noqa: E402
 WORKERS = 4
 # The forecasts assume the same computing time for all models.
 COMPUTE_SECONDS = 0.01
-LINKS = {"seconds_100mbit": 1e8, "seconds_1gbit": 1e9}
-COLUMNS = ("accuracy", "bytes", *LINKS)
+LINKS = (1e8, 1e9)  # bit/s
+COLUMNS = ("accuracy", "bytes")
 # Learning rates of the quick form.
 QUICK_RATES = {"momentum": 0.1, "SGD": 0.7, "Adam": 0.01, "LAMB": 0.05, "sign": 3e-3}
 # Points behind float32 from which on the quick form fails.
@@ -149,25 +149,29 @@ def shapes_of(task: str, whole_tables: bool = False) -> list[tuple[int, ...]]:
     return shapes
 
 
-def forecasts(way: Way, shapes, bytes_sent: float) -> dict[str, float]:
-    """Return the seconds of a step by `planning.plan`, without methods' arithmetic."""
+def forecast(way: Way, shapes, bytes_sent: float, bandwidth: float) -> float:
+    """Return the seconds of a step by `planning.plan`, without methods' arithmetic.
+
+    Args:
+        way: The way.
+        shapes: Of the variables.
+        bytes_sent: Measured bytes of a step. The ratio of sparse messages follows from
+            them.
+        bandwidth: Of each link, in bit/s.
+    """
     elements = sum(map(math.prod, shapes))
-    found = {}
-    for column, bandwidth in LINKS.items():
-        made = planning.plan(
-            shapes,
-            COMPUTE_SECONDS,
-            planning.Link(bandwidth),
-            [WORKERS],
-            methods=[way.planned] if way.planned else [],
-            local_steps=way.local_steps,
-            delay=way.delay,
-            # For sparse messages the ratio follows from the measured bytes.
-            ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
-            profile=planning.Profile(arithmetic=lambda *_: 0.0),
-        )
-        found[column] = made.quickest(WORKERS)[-1].step_seconds
-    return found
+    made = planning.plan(
+        shapes,
+        COMPUTE_SECONDS,
+        planning.Link(bandwidth),
+        [WORKERS],
+        methods=[way.planned] if way.planned else [],
+        local_steps=way.local_steps,
+        delay=way.delay,
+        ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
+        profile=planning.Profile(arithmetic=lambda *_: 0.0),
+    )
+    return made.quickest(WORKERS)[-1].step_seconds
 
 
 def float32_bytes(shapes) -> float:
@@ -176,7 +180,7 @@ def float32_bytes(shapes) -> float:
 
 
 def measure(key: dict) -> dict[str, float]:
-    """Return accuracy, bytes and forecasts of a training."""
+    """Return accuracy and bytes of a training."""
     task, way = TASKS[key["model"]], WAYS[key["way"]]
     accuracy, optimizer = study.train(
         study.strategy_of(WORKERS),
@@ -186,12 +190,11 @@ def measure(key: dict) -> dict[str, float]:
         lambda: task.datasets(key["seed"]),
         1,
     )
-    shapes = shapes_of(key["model"], way.whole_tables)
-    bytes_sent = float32_bytes(shapes)
     if way.planned:
         bytes_sent = optimizer.traffic.bytes_sent
-    found = {"accuracy": accuracy, "bytes": bytes_sent}
-    return found | forecasts(way, shapes, bytes_sent)
+    else:
+        bytes_sent = float32_bytes(shapes_of(key["model"], way.whole_tables))
+    return {"accuracy": accuracy, "bytes": bytes_sent}
 
 
 def quick(steps: int = 96) -> list[dict]:
@@ -271,14 +274,14 @@ def table(rows: list[dict]) -> str:
         lines = []
         for way in dict.fromkeys(row["way"] for row in rows if row["model"] == model):
             own = [row for row in rows if (row["model"], row["way"]) == (model, way)]
-            mean = {
-                column: statistics.mean(row[column] for row in own)
-                for column in COLUMNS
-            }
+            accuracy, size = (statistics.mean(row[c] for row in own) for c in COLUMNS)
             cells = [TITLES.get(way, f"`{way}`"), WAYS[way].title]
-            cells += [f"{100 * mean['accuracy']:.2f}", points(way, less[model, way])]
-            cells += [f"{mean['bytes']:,.0f}"]
-            cells += [f"{1000 * mean[column]:.1f}" for column in LINKS]
+            cells += [f"{100 * accuracy:.2f}", points(way, less[model, way])]
+            cells += [f"{size:,.0f}"]
+            shapes = shapes_of(model, WAYS[way].whole_tables)
+            for bandwidth in LINKS:
+                seconds = forecast(WAYS[way], shapes, size, bandwidth)
+                cells.append(f"{1000 * seconds:.1f}")
             lines.append(cells)
         parts += [f"### {model}", study.markdown(titles, lines, right=5)]
         parts += [f"![Points less float32, {model}]({picture(model)}.png)"]
