@@ -7,10 +7,11 @@ import socket
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at the address of a host.
+    """Returns a socket that listens at an address, or everywhere for a name.
 
-    It listens at all addresses of this machine if that one exists for others only, such
-    as a service before its pods.
+    A name can mean this machine alone where other machines resolve it otherwise: that
+    of a Debian machine is 127.0.1.1 on itself. An address may exist for others only,
+    such as that of a service before its pods: then the socket listens everywhere, too.
 
     Args:
         host: Name or address, without brackets.
@@ -19,8 +20,9 @@ def listen_at(host: str, port: int) -> socket.socket:
     Raises:
         OSError: If the port cannot be used.
     """
+    flags = 0 if host == "localhost" else socket.AI_NUMERICHOST
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         family, *_, address = found[0]
         return socket.create_server(address[:2], family=family)
     return listen_everywhere(port)
