@@ -263,9 +263,10 @@ def _serve() -> None:
 def _begin(kind):
     if kind != "bare":
         # Not above: it imports TensorFlow.
-        from tests import autotune
+        from tests import autotune, fixed_costs
 
         autotune.disable()
+        fixed_costs.use()
         strategy_and_rank()
         # TensorFlow's own objects never go; each collection would visit them.
         gc.collect()
