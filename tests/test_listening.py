@@ -35,10 +35,18 @@ def test_what_others_may_know_otherwise_listens_everywhere_at_its_port(host):
         assert listener.getsockname()[1] == port
 
 
+def watchdog():
+    return stalls.StallWatchdog(0, stalls.Limits(60.0, float("inf")))
+
+
 @needs_ipv6
 def test_a_watchdog_answers_over_ipv6():
-    watchdog = stalls.StallWatchdog(0, stalls.Limits(60.0, float("inf")))
-    port = watchdog.listen("::1")
-    with socket.create_connection(("::1", port), 10) as link:
+    with socket.create_connection(("::1", watchdog().listen("::1")), 10) as link:
         answer = json.loads(link.makefile().read())
     assert answer.keys() == {"entered", "place"}
+
+
+def test_a_second_watchdog_of_a_process_takes_another_port(monkeypatch):
+    port = watchdog().listen("127.0.0.1")
+    monkeypatch.setenv(stalls.WATCH_PORT, str(port))
+    assert watchdog().listen("127.0.0.1") not in (port, 0)

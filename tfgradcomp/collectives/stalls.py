@@ -100,7 +100,11 @@ class StallWatchdog(threading.Thread):
 
     def listen(self, host: str) -> int:
         """Starts to answer processes that connect to `host`; returns the port."""
-        listener = listen_at(host, int(os.environ.get(WATCH_PORT, 0)))
+        try:
+            listener = listen_at(host, int(os.environ.get(WATCH_PORT, 0)))
+        except OSError:
+            # Another strategy of this process has the port.
+            listener = listen_at(host, 0)
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         return listener.getsockname()[1]
 
