@@ -308,7 +308,7 @@ def points(way: str, less: list[float]) -> str:
 
 
 def draw(rows: list[dict]):
-    """Draw a picture for each model: the points of each way less float32."""
+    """Draw a picture for each model: each way less float32, and the interval."""
     less = less_float32(rows)
     for model in dict.fromkeys(row["model"] for row in rows):
         made = study.figure(picture(model), 1)
@@ -320,10 +320,12 @@ def draw(rows: list[dict]):
         sizes = {row["way"]: row["bytes"] for row in own}
         ways = {row["way"] for row in own if WAYS[row["way"]].planned}
         ordered = sorted(ways, key=lambda way: statistics.mean(less[model, way]))
-        values = [statistics.mean(less[model, way]) for way in ordered]
+        values, widths = zip(
+            *(study.interval(less[model, way]) for way in ordered), strict=True
+        )
         axes.axvline(0, color="black", linewidth=0.8)
         axes.hlines(range(len(ordered)), 0, values, color="lightgrey", zorder=0)
-        axes.plot(values, range(len(ordered)), "o")
+        axes.errorbar(values, range(len(ordered)), xerr=widths, fmt="o", capsize=2)
         names = [TITLES.get(way, way).replace("`", "") for way in ordered]
         axes.set_yticks(range(len(ordered)), names)
         axes.set(xlabel="points less float32, same inner optimizer", title=model)
@@ -342,7 +344,7 @@ def picture(model: str) -> str:
 def main():
     """Train the missing rows, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--models", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tables", action="store_true")
