@@ -317,19 +317,21 @@ def draw(rows: list[dict]):
         (axes,), save = made
         axes.figure.set_size_inches(7, 7.5)
         own = [row for row in rows if row["model"] == model]
-        sizes = {row["way"]: row["bytes"] for row in own}
-        ways = {row["way"] for row in own if WAYS[row["way"]].planned}
+        sizes = {}
+        for row in own:
+            sizes.setdefault(row["way"], []).append(row["bytes"])
+        ways = [way for way in sizes if WAYS[way].planned]
         ordered = sorted(ways, key=lambda way: statistics.mean(less[model, way]))
-        values, widths = zip(
-            *(study.interval(less[model, way]) for way in ordered), strict=True
-        )
+        found = [study.interval(less[model, way]) for way in ordered]
+        values, widths = zip(*found, strict=True)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.hlines(range(len(ordered)), 0, values, color="lightgrey", zorder=0)
         axes.errorbar(values, range(len(ordered)), xerr=widths, fmt="o", capsize=2)
         names = [TITLES.get(way, way).replace("`", "") for way in ordered]
         axes.set_yticks(range(len(ordered)), names)
         axes.set(xlabel="points less float32, same inner optimizer", title=model)
-        shares = [f"{sizes[way] / sizes['SGD']:.1%}" for way in ordered]
+        size = {way: statistics.mean(all_seeds) for way, all_seeds in sizes.items()}
+        shares = [f"{size[way] / size['SGD']:.1%}" for way in ordered]
         right = axes.secondary_yaxis("right")
         right.set_yticks(range(len(ordered)), shares)
         right.set_ylabel("bytes of float32's")
