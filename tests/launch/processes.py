@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 LAUNCH = [sys.executable, "-m", "tfgradcomp.launch"]
 TIMEOUT = 60
 OURS = re.compile("TF_|SLURM_|OMP_|TFGRADCOMP_|PYTHONUNBUFFERED")
@@ -58,10 +60,12 @@ def assert_gone(pids):
         time.sleep(0.02)
 
 
-def has_ipv6() -> bool:
-    """Returns whether this machine has an address of IPv6."""
+def _has_ipv6():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         return False
     return True
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 on this machine")

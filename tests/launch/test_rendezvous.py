@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launch.processes import TIMEOUT, has_ipv6
+from tests.launch.processes import TIMEOUT, needs_ipv6
 from tfgradcomp.launch import rendezvous
 from tfgradcomp.launch.ports import reserve_ports
 from tfgradcomp.launch.rendezvous import LauncherRendezvous
@@ -65,7 +65,7 @@ def agree(cluster, attempts, found):
     return threads
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+@needs_ipv6
 def test_the_launchers_of_hosts_with_ipv6_addresses_meet():
     (lock,) = reserve_ports(1)
     found = {}

@@ -17,8 +17,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.addresses import listen_at
 from tfgradcomp.collectives.replicas import Hosts
-from tfgradcomp.listening import listen_at
 
 CARRIER_PORT = "TFGRADCOMP_CARRIER_PORT"
 _TOKEN_BYTES = 32

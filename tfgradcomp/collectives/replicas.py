@@ -17,6 +17,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.addresses import split_address
 from tfgradcomp.collectives.base import (
     PADDED_SIZES,
     Collectives,
@@ -218,7 +219,7 @@ class Hosts(Replicas):
         super().__init__(num_processes, group, process_index, num_processes)
         self._strategy = strategy
         addresses = addresses_of(strategy)
-        self.names = [name.rpartition(":")[0].strip("[]") for name in addresses]
+        self.names = [split_address(address)[0] for address in addresses]
         self.devices = [*strategy.extended.worker_devices]
         self._watchdog: StallWatchdog | None = None
         # These keys do not depend on the objects and call sites created before, which

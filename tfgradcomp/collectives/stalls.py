@@ -25,9 +25,9 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.addresses import listen_at
 from tfgradcomp.collectives.call_sites import SITES, Calls
 from tfgradcomp.core.logging import logger
-from tfgradcomp.listening import listen_at
 
 WARNING, TIMEOUT = "TFGRADCOMP_STALL_WARNING", "TFGRADCOMP_STALL_TIMEOUT"
 WATCH_PORT = "TFGRADCOMP_WATCH_PORT"

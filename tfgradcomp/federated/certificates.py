@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 
+from tfgradcomp.addresses import split_address
 from tfgradcomp.certificates import CA, CERTIFICATE, CLIENT, KEY, SERVER, check
 from tfgradcomp.certificates import accepted_clients as accepted_clients
 from tfgradcomp.certificates import add_client as add_client
@@ -83,13 +84,13 @@ def check_hub(folder: str | Path, address: str, seconds: float = 5.0) -> None:
         ValueError: If the certificate of the client or of the hub cannot be used.
     """
     check(folder, CLIENT)
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     context = ssl.create_default_context(cafile=Path(folder, CA))
     context.load_cert_chain(Path(folder, CERTIFICATE), Path(folder, KEY))
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), seconds) as link:
-            with context.wrap_socket(link, server_hostname=host.strip("[]")) as tls:
+        with socket.create_connection((host, int(port)), seconds) as link:
+            with context.wrap_socket(link, server_hostname=host) as tls:
                 # A hub that takes the client sends gRPC's settings first.
                 reason = None if tls.recv(1) else "the hub closes the connection"
     except ssl.SSLCertVerificationError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
+from tfgradcomp.addresses import split_address
+
 METHOD = "Exchange"
 SERVICE = "tfgradcomp.Federated"
 
@@ -47,7 +49,7 @@ def check_security(address: str, credentials: object, insecure: bool) -> None:
             "them, or insecure=True for programs on one machine. "
             f"Received: insecure={insecure}, credentials={credentials}"
         )
-    if insecure and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+    if insecure and not _is_loopback(split_address(address)[0]):
         raise ValueError(
             "insecure=True is for programs on one machine: anyone who reaches the port "
             "could read and change the model. Give credentials=..., or an address of "

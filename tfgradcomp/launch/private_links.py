@@ -29,10 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
+from tfgradcomp.addresses import listen_everywhere, split_address
 from tfgradcomp.certificates import CA, CERTIFICATE, CLIENT, KEY, SERVER, check
 from tfgradcomp.launch.network import enter_private_network
 from tfgradcomp.launch.output import say
-from tfgradcomp.listening import listen_everywhere
 
 Cluster = Mapping[str, Sequence[str]]
 
@@ -108,8 +108,8 @@ def outward_settings(folder: Path, cluster: Cluster, own: tuple[str, int]) -> st
     text = _settings(folder) + "client = yes\n"
     for (job, index), port in _ports(cluster).items():
         if (job, index) != own:
-            host, _, remote = cluster[job][index].rpartition(":")
-            to = f"connect = {host.strip('[]')}:{remote}\n"
+            host, remote = split_address(cluster[job][index])
+            to = f"connect = {host}:{remote}\n"
             text += f"[{job} {index}]\naccept = 127.0.0.1:{port}\n{to}sni =\n"
             for offset, name in enumerate(_OTHERS, 1):
                 text += f"[{name} of {job} {index}]\naccept = 127.0.0.1:{port + offset}"
@@ -243,7 +243,7 @@ def _find_stunnel() -> str:
 
 
 def _listen(address: str) -> socket.socket:
-    port = int(address.rpartition(":")[2])
+    port = int(split_address(address)[1])
     try:
         return listen_everywhere(port)
     except OSError as error:

@@ -16,8 +16,8 @@ import socket
 import time
 from collections.abc import Sequence
 
+from tfgradcomp.addresses import listen_everywhere, split_address
 from tfgradcomp.launch.output import CHUNK, say
-from tfgradcomp.listening import listen_everywhere
 
 # Seconds between two tries to reach the leader; they double from the first to the last.
 _BACK_OFF = (0.1, 2.0)
@@ -44,8 +44,8 @@ class LauncherRendezvous:
         leader: str | None = None,
     ):
         self._cluster, self._index, self._signals = cluster, index, signals
-        host, _, port = (leader or cluster[0]).rpartition(":")
-        self._leader = host.strip("[]"), int(port)
+        host, port = split_address(leader or cluster[0])
+        self._leader = host, int(port)
         self._missing = {0} if index else set(range(1, len(cluster)))
         self._began = self._last_notice = 0.0
         self._is_first = True

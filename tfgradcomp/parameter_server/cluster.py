@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 import grpc
 import tensorflow as tf
 
+from tfgradcomp.addresses import split_address
 from tfgradcomp.compat import remote
 from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import library
@@ -82,11 +83,10 @@ class Cluster:
         if not _is_silence(error):
             return Presence.ANSWERS
         # The kernel accepts connections for a stopped process.
-        host, _, port = self.addresses[device].rpartition(":")
+        host, port = split_address(self.addresses[device])
         is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
         try:
-            address = host.strip("[]"), int(port)
-            with socket.create_connection(address, _PROBE_SECONDS) as link:
+            with socket.create_connection((host, int(port)), _PROBE_SECONDS) as link:
                 if is_unavailable and _is_closed(link):
                     return Presence.GONE
         except OSError:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from tfgradcomp.addresses import split_address
 from tfgradcomp.collectives.stalls import Limits
 from tfgradcomp.core.logging import logger
 from tfgradcomp.parameter_server.cluster import Cluster, Presence
@@ -100,9 +101,9 @@ def disconnect(address: str) -> None:
 
     Calls that wait for an answer from there end with an error.
     """
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         peers = {(_ip(name[0]), name[1]) for *_, name in found}
         for descriptor in Path("/proc/self/fd").iterdir():
             _disconnect_if(int(descriptor.name), peers)

@@ -1,9 +1,15 @@
-"""Sockets that listen for other processes, by IPv4 and IPv6."""
+"""Addresses of processes, by IPv4 and IPv6, and sockets that listen at them."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Returns host and port of `"HOST:PORT"`, an IPv6 host without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
 
 
 def listen_at(host: str, port: int) -> socket.socket:

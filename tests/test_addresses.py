@@ -1,4 +1,4 @@
-"""Sockets that listen for other processes, of IPv4 and IPv6."""
+"""Addresses of processes, of IPv4 and IPv6, and sockets that listen at them."""
 
 import ipaddress
 import json
@@ -6,11 +6,17 @@ import socket
 
 import pytest
 
-from tests.launch.processes import has_ipv6
+from tests.launch.processes import needs_ipv6
+from tfgradcomp.addresses import listen_at, split_address
 from tfgradcomp.collectives import stalls
-from tfgradcomp.listening import listen_at
 
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("a.org:4000", "a.org"), ("10.0.0.1:4000", "10.0.0.1"), ("[::1]:4000", "::1")],
+)
+def test_an_address_has_a_host_without_brackets(address, host):
+    assert split_address(address) == (host, "4000")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
