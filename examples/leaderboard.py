@@ -265,6 +265,12 @@ def behind(rows: list[dict]) -> list[str]:
     ]
 
 
+def mean_of(rows: list[dict], model: str, way: str, column: str) -> float:
+    """Return the mean of a column over the seeds."""
+    key = model, way
+    return statistics.mean(r[column] for r in rows if (r["model"], r["way"]) == key)
+
+
 def table(rows: list[dict]) -> str:
     """Return the tables, one for each model, with a row for each way."""
     titles = ["method", "inner optimizer", "accuracy, %", "less float32"]
@@ -273,8 +279,7 @@ def table(rows: list[dict]) -> str:
     for model in dict.fromkeys(row["model"] for row in rows):
         lines = []
         for way in dict.fromkeys(row["way"] for row in rows if row["model"] == model):
-            own = [row for row in rows if (row["model"], row["way"]) == (model, way)]
-            accuracy, size = (statistics.mean(row[c] for row in own) for c in COLUMNS)
+            accuracy, size = (mean_of(rows, model, way, c) for c in COLUMNS)
             cells = [TITLES.get(way, f"`{way}`"), WAYS[way].title]
             cells += [f"{100 * accuracy:.2f}", points(way, less[model, way])]
             cells += [f"{size:,.0f}"]
@@ -316,11 +321,7 @@ def draw(rows: list[dict]):
             return
         (axes,), save = made
         axes.figure.set_size_inches(7, 7.5)
-        own = [row for row in rows if row["model"] == model]
-        sizes = {}
-        for row in own:
-            sizes.setdefault(row["way"], []).append(row["bytes"])
-        ways = [way for way in sizes if WAYS[way].planned]
+        ways = [way for of, way in less if of == model and WAYS[way].planned]
         ordered = sorted(ways, key=lambda way: statistics.mean(less[model, way]))
         found = [study.interval(less[model, way]) for way in ordered]
         values, widths = zip(*found, strict=True)
@@ -330,8 +331,8 @@ def draw(rows: list[dict]):
         names = [TITLES.get(way, way).replace("`", "") for way in ordered]
         axes.set_yticks(range(len(ordered)), names)
         axes.set(xlabel="points less float32, same inner optimizer", title=model)
-        size = {way: statistics.mean(all_seeds) for way, all_seeds in sizes.items()}
-        shares = [f"{size[way] / size['SGD']:.1%}" for way in ordered]
+        plain = mean_of(rows, model, "SGD", "bytes")
+        shares = [f"{mean_of(rows, model, w, 'bytes') / plain:.1%}" for w in ordered]
         right = axes.secondary_yaxis("right")
         right.set_yticks(range(len(ordered)), shares)
         right.set_ylabel("bytes of float32's")

@@ -59,3 +59,5 @@ def test_points_are_those_of_the_same_seed_and_inner_optimizer():
     assert lines[4].startswith("| float32 | SGD, momentum | 85.00 |")
     assert "| `TernGrad` | SGD, momentum | 84.50 | -0.50 ± " in lines[6]
     assert lines[7].startswith("| `Strom` | SGD | 44.00 | -6.00 | 10,000 | ")
+    at_100mbit, at_1gbit = map(float, lines[7].strip("| ").split(" | ")[-2:])
+    assert at_100mbit > at_1gbit > 1000 * leaderboard.COMPUTE_SECONDS
