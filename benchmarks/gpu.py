@@ -198,7 +198,7 @@ def build_all(build: ModuleType, emulate: bool, logs: Path) -> tuple[Path, Path,
         shipped = build_emulated(folders[0], cpu, jobs=jobs)
         few = build_emulated(folders[1], cpu, AS_LARGE_VECTORS, jobs)
         return shipped, few, "emulator"
-    nvcc, reason = build.find_nvcc()
+    nvcc, reason = build.find_nvcc(for_others=True)
     if nvcc is None:
         raise RuntimeError(f"CUDA was {reason}")
     flags, built_with = build.cuda_flags(nvcc)

@@ -170,10 +170,32 @@ def test_a_library_for_another_tensorflow_is_not_taken(tmp_path, monkeypatch, lo
     fitting.write_bytes(loaded.path.read_bytes())
     monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
     assert library.find_library() == fitting
-    # Where a build would give CUDA kernels too, they are worth one.
-    monkeypatch.setattr(library, "gpu_is_visible", lambda: True)
+
+
+@pytest.mark.parametrize("place", ["installed", "tfgradcomp/ops"])
+def test_kernels_for_the_gpu_are_worth_a_build_that_is_tried_once(
+    tmp_path, monkeypatch, place
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "_INSTALLED", tmp_path / "installed")
+    for folder in (library._own_cache_folder(), library._INSTALLED):
+        folder.mkdir(exist_ok=True)
+    name = build.library_name(library.tensorflow(), cuda=False)
+    without = tmp_path / place / name
+    without.touch(mode=0o755)
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: False)
     monkeypatch.setattr(build, "find_nvcc", lambda: ("nvcc", "nvcc"))
+    assert library.find_library() == without
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: True)
     assert library.find_library() is None
+
+    def build_without(folder, *_):
+        (folder / name).touch(mode=0o755)
+        return folder / name
+
+    monkeypatch.setattr(build, "build_library", build_without)
+    built = library._build_once([])
+    assert built == library.find_library() == library.cache_folder() / name
 
 
 @pytest.mark.parametrize(
@@ -181,9 +203,7 @@ def test_a_library_for_another_tensorflow_is_not_taken(tmp_path, monkeypatch, lo
     [
         ((12, 4), [(13, 0), (12, 8), (12, 5), (11, 8)], (12, 8)),
         ((13, 0), [(13, 0), (12, 8)], (12, 8)),
-        (None, [(13, 0), (12, 8)], (12, 8)),
         ((13, 0), [(13, 0), (11, 8)], (13, 0)),
-        (None, [(13, 0)], (13, 0)),
         ((12, 4), [(13, 0), (11, 8)], (11, 8)),
         ((12, 4), [(13, 0)], None),
     ],
@@ -200,6 +220,26 @@ def test_a_toolkit_is_taken_that_the_driver_runs(monkeypatch, driver, toolkits, 
     if taken is None:
         assert said.startswith("left out: the driver runs CUDA up to 12.4")
         assert "nvcc(13, 0) (13.0)" in said
+
+
+@pytest.mark.parametrize(
+    ("wish", "for_others", "taken"),
+    [(None, False, False), (None, True, True), ("1", False, True), ("0", True, False)],
+)
+def test_without_a_driver_kernels_are_for_other_machines(
+    monkeypatch, wish, for_others, taken
+):
+    for name in ("TFGRADCOMP_CUDA", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    if wish is not None:
+        monkeypatch.setenv("TFGRADCOMP_CUDA", wish)
+    releases = {"new": (13, 0), "preferred": (12, 8)}
+    monkeypatch.setattr(build, "_all_nvcc", lambda: list(releases))
+    monkeypatch.setattr(build, "_release", releases.get)
+    monkeypatch.setattr(build, "driver_version", lambda: None)
+    nvcc, said = build.find_nvcc(for_others)
+    assert nvcc == ("preferred" if taken else None)
+    assert taken or "TFGRADCOMP_CUDA=" in said
 
 
 def test_the_driver_is_asked_for_the_cuda_that_it_runs(tmp_path):

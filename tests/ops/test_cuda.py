@@ -10,7 +10,7 @@ from tests.ops.cuda_library import Checks, build_with_nvcc, load_build
 MEASURED_ELEMENTS = 1 << 24
 
 
-# `make` compiles the same sources into the library, and `test_cuda_emulated` runs them.
+# CI compiles the same sources into the library, and `test_cuda_emulated` runs them.
 pytestmark = pytest.mark.slow
 
 # As PTX, which the driver of any GPU since Turing compiles; and to the end, for Hopper.
@@ -25,7 +25,7 @@ TARGETS = [
 def checks(request, tmp_path_factory):
     """The library, compiled without a warning."""
     build = load_build()
-    nvcc, reason = build.find_nvcc()
+    nvcc, reason = build.find_nvcc(for_others=True)
     if nvcc is None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("cuda")

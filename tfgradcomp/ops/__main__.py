@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
 _HELP = """Builds or shows the native ops of tfgradcomp. Without a library that fits the
 installed TensorFlow, the first use of an operation builds one; this tool builds it at a
 time of your choice. CXX names the C++ compiler, CUDA_HOME the folder of CUDA, and
-TFGRADCOMP_CUDA=0 leaves CUDA out."""
+TFGRADCOMP_CUDA=0 leaves CUDA out. Where there is no driver of a GPU, CUDA is compiled
+only with TFGRADCOMP_CUDA=1."""
 
 
 def _facts():

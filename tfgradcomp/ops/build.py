@@ -128,14 +128,16 @@ def library_name(tensorflow: TensorFlow, cuda: bool, ready_made: bool = False) -
     return f"libtfgradcomp_ops-{key}.so"
 
 
-def find_nvcc() -> tuple[str | None, str]:
+def find_nvcc(for_others: bool = False) -> tuple[str | None, str]:
     """Returns the nvcc to build with, or None, and its path or why there is none.
 
     The toolkit that `CUDA_HOME` or `CUDA_PATH` names is taken without a check. Else a
     toolkit is taken that the driver of this machine can run, CUDA 12 before any other.
-    Without a driver, as on a machine that only builds, any toolkit will do.
+    Without a driver there is no GPU: kernels are compiled only with `TFGRADCOMP_CUDA=1`
+    or `for_others`, for other machines. Then any toolkit will do.
     """
-    if os.environ.get("TFGRADCOMP_CUDA") == "0":
+    wish = os.environ.get("TFGRADCOMP_CUDA")
+    if wish == "0":
         return None, "left out: TFGRADCOMP_CUDA=0"
     if not list((source_folder() / "cuda").glob("*.cu")):
         return None, "left out: there are no sources"
@@ -149,6 +151,11 @@ def find_nvcc() -> tuple[str | None, str]:
     if not found:
         return None, "left out: no nvcc in CUDA_HOME, PATH or /usr/local/cuda*"
     driver = driver_version()
+    if driver is None and wish != "1" and not for_others:
+        return None, (
+            "left out: there is no driver of a GPU here. TFGRADCOMP_CUDA=1 compiles "
+            "them for machines that have one"
+        )
     fits = [release for release in found if driver is None or release[0] <= driver[0]]
     if driver is not None and not fits:
         newer = ", ".join(f"{nvcc} ({r[0]}.{r[1]})" for r, nvcc in found.items())
@@ -206,7 +213,7 @@ def build_library(
         folder: Folder to build into. It is made if it is missing.
         tensorflow: The TensorFlow that the library shall fit.
         say: Function that is called with a line if CUDA is left out, and why.
-        ready_made: Whether the library is for a wheel.
+        ready_made: Whether the library is for a wheel, and so for machines with GPUs.
 
     Raises:
         BuildError: If a compiler is missing or fails, with its output.
@@ -217,7 +224,7 @@ def build_library(
     flags = [re.sub("^-I", "-isystem", flag) for flag in tensorflow.compile_flags]
     glue = [*_compiler(), "-fPIC", *flags, "-O2", "-DNDEBUG", "-fvisibility=hidden"]
     with tempfile.TemporaryDirectory(prefix="tfgradcomp-build-") as scratch:
-        nvcc, cuda = find_nvcc()
+        nvcc, cuda = find_nvcc(for_others=ready_made)
         gpu_objects: list[str] = []
         if nvcc is not None:
             try:

@@ -112,23 +112,35 @@ def find_library(broken: Collection[Path] = ()) -> Path | None:
 
     The cache has what was built on this machine or on purpose, by `--build`. It goes
     before the library that was installed; a wheel's ready-made library comes last.
-    `broken` files are those that do not load.
+    None without kernels fits where a new build would add them for the GPU: the cache
+    may come from a machine without GPUs. `broken` files are those that do not load.
     """
     cached = cache_folder()
-    would_add_cuda = gpu_is_visible() and build.find_nvcc()[0] is not None
     for cuda in (True, False):
+        if not cuda and _would_add_cuda(broken):
+            return None
         for folder, ready_made in (
             (cached, False),
             (_INSTALLED, False),
             (_INSTALLED, True),
         ):
-            if folder == _INSTALLED and not cuda and would_add_cuda:
-                continue  # A new build adds kernels for the GPU.
             path = folder / build.library_name(tensorflow(), cuda, ready_made)
             is_trusted = path.is_file() and (folder == _INSTALLED or _is_own(path))
             if is_trusted and path not in broken:
                 return path
     return None
+
+
+def _would_add_cuda(broken: Collection[Path]) -> bool:
+    """Returns whether a build could add kernels for a GPU; it has not failed to."""
+    made = cache_folder() / build.library_name(tensorflow(), cuda=True)
+    is_new = made not in broken and not _failure(made).is_file()
+    return is_new and gpu_is_visible() and build.find_nvcc()[0] is not None
+
+
+def _failure(path: Path) -> Path:
+    """Returns the file that says why a library could not be built."""
+    return path.with_name(f"{path.name}.failed")
 
 
 @functools.cache
@@ -196,7 +208,7 @@ def _build_once(broken: Collection[Path]) -> Path:
     """Builds the library, or waits for another process that is building it."""
     folder = _own_cache_folder()
     began = time.time()
-    failure = folder / f"{build.library_name(tensorflow(), False)}.failed"
+    failure = _failure(folder / build.library_name(tensorflow(), cuda=False))
     with _locked(folder):
         found = find_library(broken)
         if found is not None:
@@ -212,10 +224,15 @@ def _build_once(broken: Collection[Path]) -> Path:
 
 
 def _build(folder: Path) -> Path:
-    takes = "minutes, with CUDA" if build.find_nvcc()[0] else "about 30 s"
+    with_cuda = build.find_nvcc()[0] is not None
+    takes = "minutes, with CUDA" if with_cuda else "about 30 s"
     text = "building the native ops for TensorFlow %s, once: %s"
     logger.info(text, tf.__version__, takes)
-    return build.build_library(folder, tensorflow(), logger.info)
+    path = build.build_library(folder, tensorflow(), logger.info)
+    wanted = folder / build.library_name(tensorflow(), with_cuda)
+    if path != wanted:
+        _failure(wanted).touch()  # Nobody tries again at each start.
+    return path
 
 
 @contextlib.contextmanager
