@@ -26,8 +26,7 @@ import virtual_cluster
 from processes import exit_on_signals
 from workloads import WORKLOADS
 
-from tfgradcomp.collectives import CARRIERS
-
+CARRIERS = ("grpc", "tcp")
 LOOPBACK = "loopback"
 METHODS = "TernGrad,Signum,DistEFBlockSGDM,OneBitAdam"
 COLUMNS = ("rate", "workload", "workers", "method", "transport", "rounds")

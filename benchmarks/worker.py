@@ -63,7 +63,7 @@ OF_TENSORFLOW = {
 
 
 def make_optimizer(
-    name: str, transport: str | None, carrier: str = "grpc"
+    name: str, transport: str | None, carrier: str = "auto"
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer of a variant."""
     if name in OF_TENSORFLOW:
@@ -208,7 +208,7 @@ def prepare(bench: Bench, variant: dict) -> tuple[dict, object]:
         variables = bench.shared
         try:
             with bench.strategy.scope():
-                carrier = variant.get("carrier", "grpc")
+                carrier = variant.get("carrier", "auto")
                 optimizer = make_optimizer(name, variant["transport"], carrier)
             step = bench.shared_step(optimizer)
         except ValueError as error:

@@ -1,9 +1,11 @@
 """Trainings over both carriers, for the workers of a pool."""
 
+import contextlib
 import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,7 +16,8 @@ from tests import harness
 from tests.cluster import strategy_and_rank
 from tests.digest_cases import SHAPES
 from tests.helpers import split
-from tfgradcomp.collectives import across_hosts, over_tcp
+from tfgradcomp.addresses import listen_at
+from tfgradcomp.collectives import across_hosts, connections, over_carrier, tcp
 
 SGD = keras.optimizers.SGD
 STEPS = 6
@@ -69,9 +72,62 @@ def fitted(carrier, arguments):
     return harness.digest(model)
 
 
+def collectives_of_a_step(carrier):
+    """Names of TensorFlow's collectives in the graph of a step of `fit`."""
+    names = "CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2"
+    found = set()
+
+    def recorded(name, original):
+        def call(**arguments):
+            if not tf.executing_eagerly():
+                found.add(name)
+            return original(**arguments)
+
+        return mock.patch.object(tf.raw_ops, name, call)
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(recorded(name, getattr(tf.raw_ops, name)))
+        fitted(carrier, {})
+    return sorted(found)
+
+
 def _over_tcp():
     hosts = across_hosts(strategy_and_rank()[0])
-    return over_tcp(hosts, hosts)[0]
+    return over_carrier("tcp", hosts, hosts)[0]
+
+
+def choose(carrier, rank_of_fault=None, fault=None):
+    """Returns the collectives that workers choose, and what they gather by them.
+
+    Args:
+        carrier: The carrier that all workers are given.
+        rank_of_fault: Worker with a fault.
+        fault: `"port"`: its port is taken; `"link"`: it cannot connect.
+    """
+    hosts = across_hosts(strategy_and_rank()[0])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(tcp, "_meshes", {}))
+        if hosts.rank != rank_of_fault:
+            pass
+        elif fault == "port":
+            taken = stack.enter_context(listen_at(hosts.names[hosts.rank], 0))
+            port = {connections.CARRIER_PORT: str(taken.getsockname()[1])}
+            stack.enter_context(mock.patch.dict(os.environ, port))
+        else:
+            error = mock.Mock(side_effect=RuntimeError("no way through"))
+            stack.enter_context(
+                mock.patch.object(connections, "exchange_tokens", error)
+            )
+        try:
+            # The second time nothing is tried.
+            both = {type(over_carrier(carrier, hosts, hosts)[0]) for _ in range(2)}
+        except RuntimeError as error:
+            return str(error)
+        collectives, _ = over_carrier(carrier, hosts, hosts)
+    site = f"by {carrier}, {fault}"
+    gathered = collectives.gather(tf.constant([hosts.rank]), site).numpy()
+    return [kind.__name__ for kind in both], gathered.ravel().tolist()
 
 
 def in_other_orders():

@@ -39,6 +39,35 @@ def test_fit_has_the_same_weights(pools, arguments):
     assert of_tcp == of_grpc
 
 
+def test_a_step_of_fit_sends_nothing_by_grpc(pools):
+    pool = pools(2)
+    assert pool.run(tcp_cases.collectives_of_a_step, "auto").answers == [[]] * 2
+    # The counts of rows and the logs travel as the gradients do.
+    assert (
+        "CollectiveReduceV2" in pool.run(tcp_cases.collectives_of_a_step, "grpc")[0][0]
+    )
+
+
+def test_auto_takes_tcp_where_all_workers_connect(pools):
+    results = pools(2).run(tcp_cases.choose, "auto")
+    assert results.answers == [(["TcpCollectives"], [0, 1])] * 2
+    assert "gRPC" not in results.output
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("port", "cannot listen at port"), ("link", "no way through")]
+)
+def test_auto_takes_grpc_where_a_worker_cannot(pools, fault, reason):
+    results = pools(2).run(tcp_cases.choose, "auto", 0, fault)
+    assert results.answers == [(["Hosts"], [0, 1])] * 2
+    assert results.output.count("messages travel by gRPC") == 2
+    assert results.output.count(reason) == 1
+    # Asked for by name, it is an error on all workers.
+    with_fault, other = pools(2).run(tcp_cases.choose, "tcp", 0, fault).answers
+    assert reason in with_fault
+    assert "worker" in other and "Use carrier='grpc'" in other.replace("or u", "U")
+
+
 def test_exchanges_may_begin_in_different_orders(pools):
     # Worker r is late at call site r.
     assert pools(2).run(tcp_cases.in_other_orders).answers == [[[0, 1], [10, 11]]] * 2
@@ -150,6 +179,7 @@ def test_wrong_arguments_raise():
     own = AllGather(LoopbackCollectives(tfgradcomp.transports.Loopback(2), 0))
     with pytest.raises(ValueError, match="has collectives of its own.*carrier='tcp'"):
         tfgradcomp.TernGrad("sgd", carrier="tcp", transport=own)
+    assert tfgradcomp.TernGrad("sgd", transport=own).carrier == "auto"
 
 
 def test_one_worker_connects_to_nobody():

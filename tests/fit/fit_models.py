@@ -6,6 +6,8 @@ Under MirroredStrategy one process is both workers, one on each of its two devic
 import contextlib
 import functools
 import hashlib
+import itertools
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,7 +15,7 @@ import tensorflow as tf
 
 import tfgradcomp
 from tests.cluster import strategy_and_rank
-from tfgradcomp.collectives.replicas import Replicas
+from tfgradcomp.collectives import Replicas, TcpCollectives
 
 SGD = keras.optimizers.SGD
 random = np.random.default_rng(7)
@@ -167,24 +169,21 @@ METHODS = {
 def recorded():
     """Lists of calls (call site, size, type), and of sizes that vary."""
     seen, varying = [], []
-    gather, reduce = Replicas.gather, Replicas._reduce
 
-    def record(vector, call_site):
-        if vector.shape[0] is None:
-            tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
-        elif not call_site.startswith(("fit/", "statistics/")):
-            seen.append((call_site, int(vector.shape[0]), vector.dtype.name))
+    def recording(original):
+        def call(self, vector, call_site):
+            if vector.shape[0] is None:
+                tf.py_function(lambda n: varying.append(int(n)), [tf.size(vector)], [])
+            elif not call_site.startswith(("fit/", "statistics/")):
+                seen.append((call_site, int(vector.shape[0]), vector.dtype.name))
+            return original(self, vector, call_site)
 
-    def gather_recorded(self, vector, call_site):
-        record(vector, call_site)
-        return gather(self, vector, call_site)
+        return call
 
-    def reduce_recorded(self, vector, merge_op, call_site):
-        record(vector, call_site)
-        return reduce(self, vector, merge_op, call_site)
-
-    Replicas.gather, Replicas._reduce = gather_recorded, reduce_recorded
-    try:
+    with contextlib.ExitStack() as stack:
+        for kind, name in itertools.product(
+            (Replicas, TcpCollectives), ("gather", "sum", "max")
+        ):
+            method = recording(getattr(kind, name))
+            stack.enter_context(mock.patch.object(kind, name, method))
         yield seen, varying
-    finally:
-        Replicas.gather, Replicas._reduce = gather, reduce

@@ -41,12 +41,14 @@ FIXED = ("terngrad", "dist_ef_block_sgdm", "orq")
 VARYING = ("variance_based", "strom", "hybrid")
 # Call sites of other exchanges: at the start, and at the end of epochs.
 BESIDES = (
+    "carrier",
     "compare/",
     "fingerprint",
     "fit/frozen",
     "gradients/",
     "restore/status",
     "settings",
+    "vote on the carrier",
     "watch",
 )
 # The cases that write into a folder.

@@ -16,7 +16,7 @@ from tfgradcomp.collectives.replicas import (
     devices_of,
     for_strategy,
 )
-from tfgradcomp.collectives.tcp import CARRIERS, TcpCollectives, over_tcp
+from tfgradcomp.collectives.tcp import CARRIERS, TcpCollectives, over_carrier
 
 __all__ = [
     "CARRIERS",
@@ -33,6 +33,6 @@ __all__ = [
     "assign_hosts",
     "devices_of",
     "for_strategy",
-    "over_tcp",
+    "over_carrier",
     "padded_size",
 ]

@@ -7,6 +7,7 @@ from a connection before.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -23,48 +24,71 @@ from tfgradcomp.collectives.replicas import Hosts
 CARRIER_PORT = "TFGRADCOMP_CARRIER_PORT"
 _TOKEN_BYTES = 32
 _RANK_BYTES = 4
-_SECONDS = 60.0
 
 
-def connect_all(hosts: Hosts, obstacle: str = "") -> list[socket.socket | None]:
+def connect_all(
+    hosts: Hosts, obstacle: str, seconds: float
+) -> list[socket.socket | None]:
     """Connects this process to each other one; all processes must call it.
 
     Args:
         hosts: The collectives between the processes.
-        obstacle: Why this process cannot take part; then all of them raise.
+        obstacle: Why this process cannot take part; "" if it can.
+        seconds: Until a connection fails.
 
     Returns:
         A socket for each process, by rank; None for this one.
 
     Raises:
-        RuntimeError: If a process cannot take part, or if a connection does not come
-            about within a minute.
+        RuntimeError: On all processes, if one cannot take part or connect in time.
     """
     own_token = secrets.token_bytes(_TOKEN_BYTES)
-    wanted = int(os.environ.get(CARRIER_PORT, 0))
-    with listen_at(hosts.names[hosts.rank], wanted) as listener:
+    with contextlib.ExitStack() as stack:
+        try:
+            wanted = int(os.environ.get(CARRIER_PORT, 0))
+            listener = stack.enter_context(listen_at(hosts.names[hosts.rank], wanted))
+        except OSError as error:
+            obstacle = obstacle or f"cannot listen at port {wanted}: {error}"
         port = 0 if obstacle else listener.getsockname()[1]
         row = np.array([port, *np.frombuffer(own_token, np.int32)], np.int32)
         rows = hosts.gather(tf.constant(row), "carrier").numpy()
-        if obstacle or not all(rows[:, 0]):
-            away = np.flatnonzero(rows[:, 0] == 0).tolist()
-            raise RuntimeError(
-                "carrier='tcp' needs all workers, and some cannot take part: the "
-                "reason is in their logs. Use carrier='grpc'. "
-                f"Received: workers={away}, {obstacle or 'no obstacle here'}"
-            )
+        _check_all_can(rows[:, 0], obstacle)
         peers = [
             (name, int(row[0]), row[1:].tobytes())
             for name, row in zip(hosts.names, rows, strict=True)
         ]
-        return exchange_tokens(listener, hosts.rank, peers)
+        links: list[socket.socket | None] = []
+        try:
+            links = exchange_tokens(listener, hosts.rank, peers, seconds)
+        except RuntimeError as error:
+            obstacle = str(error)
+    vote = tf.constant([int(not obstacle)])
+    votes = hosts.gather(vote, "vote on the carrier").numpy()
+    try:
+        _check_all_can(votes[:, 0], obstacle)
+    except RuntimeError:
+        for link in filter(None, links):
+            link.close()
+        raise
+    return links
+
+
+def _check_all_can(votes: np.ndarray, obstacle: str) -> None:
+    """Raises on all processes if one has voted with 0."""
+    if not all(votes):
+        away = np.flatnonzero(votes == 0).tolist()
+        raise RuntimeError(
+            obstacle
+            or "carrier='tcp' needs all workers, and some cannot take part: the reason "
+            f"is in their logs. Use carrier='grpc'. Received: workers={away}"
+        )
 
 
 def exchange_tokens(
     listener: socket.socket,
     rank: int,
     peers: list[tuple[str, int, bytes]],
-    seconds: float = _SECONDS,
+    seconds: float,
 ) -> list[socket.socket | None]:
     """Connects to the processes of lower ranks, and waits for those of higher ones.
 

@@ -14,9 +14,13 @@ from tfgradcomp.collectives.call_sites import SITES
 from tfgradcomp.collectives.connections import connect_all
 from tfgradcomp.collectives.replicas import Hosts, Replicas, ordering_token
 from tfgradcomp.core.digest import digest64
+from tfgradcomp.core.logging import logger
 from tfgradcomp.ops import library
+from tfgradcomp.ops.dispatch import takes_native
 
-CARRIERS = ("grpc", "tcp")
+CARRIERS = ("auto", "grpc", "tcp")
+# Until a connection fails. Workers connect at the same time, having met before.
+_SECONDS = {"auto": 10.0, "tcp": 60.0}
 
 
 class TcpCollectives(Collectives):
@@ -84,43 +88,74 @@ for _op in ("Gather", "AllToAll", "Reduce"):
     tf.no_gradient(f"Tfgradcomp>Tcp{_op}")
 
 
-def over_tcp(
-    replicas: Collectives, hosts: Hosts
-) -> tuple[TcpCollectives, TcpCollectives]:
-    """Returns two collectives over TCP: between replicas and between processes.
+def over_carrier(
+    carrier: str, replicas: Collectives, hosts: Hosts
+) -> tuple[Collectives, Collectives]:
+    """Returns the collectives of a carrier: between replicas, and between processes.
 
-    All processes must call it. The first call connects them.
+    All processes must call it. The first call connects them. `"auto"` is `"tcp"` where
+    all processes have one CPU device and native operations and connect to each other
+    in 10 seconds, otherwise `"grpc"`; then the log says why, but for GPUs.
 
     Raises:
-        ValueError: If a process has GPUs, or several devices.
-        RuntimeError: If a process has no native operations, or cannot be connected to.
+        ValueError: If a process has GPUs, or several devices, with `"tcp"`.
+        RuntimeError: If a process has no native operations, or cannot be connected to,
+            with `"tcp"`.
     """
     is_cpu = len(hosts.devices) == 1 and "GPU" not in hosts.devices[0]
-    if not is_cpu or not isinstance(replicas, Replicas):
+    if is_cpu and isinstance(replicas, Replicas):
+        mesh = None if carrier == "grpc" else _mesh_of(hosts, carrier)
+        if mesh is not None:
+            return TcpCollectives(replicas, mesh), _hosts_over_tcp(hosts, mesh)
+    elif carrier == "tcp":
         raise ValueError(
             "carrier='tcp' is for workers of one CPU device each; GPUs exchange by "
             "NCCL. Use carrier='grpc', which leaves the exchange to TensorFlow. "
             f"Received: devices={hosts.devices}"
         )
-    between_hosts = _hosts_over_tcp(hosts)
-    return TcpCollectives(replicas, _mesh_of(hosts)), between_hosts
+    return replicas, hosts
+
+
+def between_processes(hosts: Hosts) -> Collectives:
+    """Returns the quickest collectives: over TCP if the processes are connected."""
+    mesh = _meshes.get(hosts)
+    return hosts if mesh is None else _hosts_over_tcp(hosts, mesh)
 
 
 @functools.cache
-def _hosts_over_tcp(hosts):
+def _hosts_over_tcp(hosts, mesh):
     # Measurements are kept by object.
-    return TcpCollectives(hosts, _mesh_of(hosts))
+    return TcpCollectives(hosts, mesh)
 
 
-@functools.cache
-def _mesh_of(hosts):
-    """Connects the processes, once; returns the number of the connections."""
+_meshes: dict[Hosts, int | None] = {}
+
+
+def _mesh_of(hosts, carrier):
+    """Connects the processes, once; returns the number of the connections.
+
+    Where they cannot connect, it returns None with `"auto"`, and raises otherwise.
+    """
+    if hosts not in _meshes or (carrier == "tcp" and _meshes[hosts] is None):
+        try:
+            _meshes[hosts] = _connect(hosts, carrier)
+        except RuntimeError as error:
+            if carrier == "tcp":
+                raise
+            logger.info("messages travel by gRPC, which is slower: %s", error)
+            _meshes[hosts] = None
+    return _meshes[hosts]
+
+
+def _connect(hosts, carrier):
     obstacle, path = "", Path()
     try:
+        if carrier == "auto" and not takes_native("tcp_gather"):
+            raise library.UnavailableError("pure TensorFlow has been chosen")
         path = library.library().path
     except library.UnavailableError as error:
         obstacle = f"no native operations: {error}"
-    links = connect_all(hosts, obstacle)
+    links = connect_all(hosts, obstacle, _SECONDS[carrier])
     # The native threads own the sockets from here on.
     sockets = [-1 if link is None else link.detach() for link in links]
     start = ctypes.CDLL(str(path)).tfgradcomp_start_mesh

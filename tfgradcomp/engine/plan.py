@@ -18,7 +18,7 @@ from tfgradcomp.collectives import (
     across_hosts,
     devices_of,
     for_strategy,
-    over_tcp,
+    over_carrier,
 )
 from tfgradcomp.compat.per_replica_variable import PerReplicaVariable
 from tfgradcomp.core import Layout
@@ -66,7 +66,7 @@ class Settings:
     bucket_bytes: int | None
     uncompressed_steps: UncompressedSteps = UncompressedSteps()
     sparse: object = "rows"
-    carrier: str = "grpc"
+    carrier: str = "auto"
 
     @classmethod
     def names(cls) -> list[str]:
@@ -77,10 +77,10 @@ class Settings:
         if not isinstance(self.transport, (Transport, Costs)):
             check_choice("transport", self.transport, NAMES)
         check_choice("carrier", self.carrier, CARRIERS)
-        if self.carrier != "grpc" and isinstance(self.transport, Transport):
+        if self.carrier == "tcp" and isinstance(self.transport, Transport):
             raise ValueError(
                 "A transport that is handed in has collectives of its own. Expected: "
-                "carrier='grpc', or the name of a transport. "
+                "carrier='auto', or the name of a transport. "
                 f"Received: carrier={self.carrier!r}, transport={self.transport}"
             )
         check_choice("fallback", self.fallback, FALLBACKS)
@@ -279,8 +279,9 @@ class _Binder:
         devices = devices_of(strategy)
         measured: Collectives | None = hosts
         collectives = devices.across if devices else for_strategy(strategy)
-        if settings.carrier == "tcp" and hosts is not None:
-            collectives, measured = over_tcp(collectives, hosts)
+        if hosts is not None:
+            carrier = settings.carrier
+            collectives, measured = over_carrier(carrier, collectives, hosts)
         return cls(settings, accumulates, collectives, hosts, devices, measured)
 
     @property

@@ -88,8 +88,9 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
     replicas = strategy.num_replicas_in_sync
     signals = loop.signals
     if signals:
-        counts = tf.one_hot(signals.rank, signals.num_workers, dtype=tf.int64) * count
-        counts = signals.hosts.sum(counts, "fit/replicas with rows")
+        own = tf.one_hot(signals.rank, signals.num_workers, tf.cast(count, tf.int32))
+        counts = signals.sum(own, "fit/replicas with rows")
+        counts = tf.cast(counts, tf.int64)
         signals.note_missing_rows(counts, replicas // signals.num_workers)
         count = tf.reduce_sum(counts)
     progress = _progress_of(strategy)

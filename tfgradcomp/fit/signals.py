@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives.replicas import Hosts, across_hosts
+from tfgradcomp.collectives.tcp import between_processes
 from tfgradcomp.compat.local_variable import local_zeros
 
 _END_OF_LOOP, _END_OF_PROCESS = 1, 2
@@ -54,11 +55,15 @@ class LoopSignals:
         local = tf.one_hot(self.rank, self.num_workers) * float(self._requests)
         self._local.assign(local)
 
+    def sum(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
+        """Returns the sum of a vector over the workers, of int32 or float32."""
+        return between_processes(self.hosts).sum(vector, call_site)
+
     def sum_with_flags(self, vector: tf.Tensor, call_site: str) -> tf.Tensor:
         """Returns the sum of a vector over the workers; sends the flags behind it."""
         joined = tf.concat([vector, self._local.read_value()], 0)
         size = joined.shape[0]
-        total = self.hosts.sum(joined, f"{call_site}/{size}")
+        total = self.sum(joined, f"{call_site}/{size}")
         vector, flags = tf.split(total, [size - self.num_workers, self.num_workers])
         self._all.assign(flags)
         return vector

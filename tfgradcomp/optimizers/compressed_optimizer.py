@@ -80,8 +80,9 @@ class CompressedOptimizer(ExchangeOptimizer):
             this cluster, among those that give the same bits. It measures at the first
             step, or uses the `tfgradcomp.transports.Costs` given.
         carrier: `"grpc"`: messages between processes travel by TensorFlow's own
-            collectives. `"tcp"`: by TCP connections of this package, which have less
-            latency, with the same bits. It has no effect within a process. See
+            collectives. `"tcp"`: by TCP connections of this package, which take less
+            time, with the same bits. `"auto"`: by these where workers train on CPUs
+            and can connect, otherwise by gRPC. It has no effect within a process. See
             docs/transports.md.
         exclude: Variables that are not compressed: `"last"` (the model's last layer), a
             pattern of variable paths (`"*/bias"`), `"norms_and_biases"`, a layer class
@@ -161,7 +162,7 @@ class CompressedOptimizer(ExchangeOptimizer):
         verify_every: int | None = None,
         policy: Any = None,
         allow_inner_momentum: bool = False,
-        carrier: str = "grpc",
+        carrier: str = "auto",
         name: str | None = None,
         **kwargs: Any,
     ):

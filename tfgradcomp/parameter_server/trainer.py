@@ -34,7 +34,7 @@ ON_WORKER_LOSS = ("continue", "wait")
 # Arguments of the optimizer with only one supported value, and why.
 _REQUIRED = {
     "transport": ("auto", "all gradients go to the servers"),
-    "carrier": ("grpc", "messages travel by TensorFlow's remote calls"),
+    "carrier": ("auto", "messages travel by TensorFlow's remote calls"),
     "fallback": (None, "gradients are always compressed"),
     "warmup_steps": (0, "gradients are always compressed"),
     "dense_every": (None, "gradients are always compressed"),
