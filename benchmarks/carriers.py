@@ -29,7 +29,9 @@ from workloads import WORKLOADS
 CARRIERS = ("grpc", "tcp")
 LOOPBACK = "loopback"
 METHODS = "TernGrad,Signum,DistEFBlockSGDM,OneBitAdam"
-COLUMNS = ("rate", "workload", "workers", "method", "transport", "rounds")
+# What tells rows apart.
+KEY = ("rate", "workload", "workers", "method", "transport")
+COLUMNS = (*KEY, "rounds", "commit")
 COLUMNS += ("grpc_ms", "grpc_processor_ms", "tcp_ms", "tcp_processor_ms", "ratio")
 
 
@@ -59,7 +61,7 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
     for index in range(0, len(variants), 2):
         row = {"rate": rate, "workload": workload, "workers": workers}
         row |= {"method": variants[index]["name"], "transport": args.transport}
-        row |= {"rounds": args.rounds}
+        row |= {"rounds": args.rounds, "commit": report.commit()}
         for offset, carrier in enumerate(CARRIERS):
             of_workers = [a["variants"][index + offset] for a in answers]
             for name, key in (("ms", "seconds"), ("processor_ms", "processor")):
@@ -73,9 +75,12 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
     titles = ["link", "model", "workers", "method", "gRPC, ms", "processor, ms"]
-    titles += ["TCP, ms", "processor, ms", "times"]
-    names = COLUMNS[:4] + COLUMNS[-5:-1]
-    cells = [[*(row[n] for n in names), f"{row['ratio']:.2f}"] for row in rows]
+    titles += ["TCP, ms", "processor, ms", "times", "rounds", "commit"]
+    names = KEY[:4] + COLUMNS[-5:-1]
+    cells = [
+        [*(row[n] for n in names), f"{row['ratio']:.2f}", row["rounds"], row["commit"]]
+        for row in rows
+    ]
     return measuring.markdown(titles, cells)
 
 
@@ -95,6 +100,7 @@ def main() -> None:
     add("--rounds", type=int, default=21)
     add("--threads", type=int, help="intra-op threads a worker; default: its share")
     add("--timeout", type=float, default=1200, help="seconds that a run may take")
+    add("--keep", action="store_true", help="keep the other rows of the table")
     add("--output", type=Path, help="folder; default: results, README.md included")
     args = parser.parse_args()
     if unknown := {*args.workloads} - {*WORKLOADS}:
@@ -107,12 +113,10 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"carriers.py: {error}")
         print(*table(rows[-len(args.methods) :])[2:], sep="\n", flush=True)
-    lines = [
-        f"{report.processor()}; {args.rounds} rounds; {datetime.date.today()}, commit "
-        f"{report.commit()}.",
-        "",
-        *table(rows),
-    ]
+    path = (args.output or report.HERE / "results") / "carriers.csv"
+    if args.keep and path.exists():
+        rows = report.kept_rows(path, KEY, rows)
+    lines = [f"{report.processor()}; {datetime.date.today()}.", "", *table(rows)]
     report.publish(args.output, "carriers", COLUMNS, rows, lines)
 
 

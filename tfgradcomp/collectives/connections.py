@@ -44,11 +44,14 @@ def connect_all(
     """
     own_token = secrets.token_bytes(_TOKEN_BYTES)
     with contextlib.ExitStack() as stack:
+        host, wanted = hosts.names[hosts.rank], os.environ.get(CARRIER_PORT, "0")
         try:
-            wanted = int(os.environ.get(CARRIER_PORT, 0))
-            listener = stack.enter_context(listen_at(hosts.names[hosts.rank], wanted))
-        except OSError as error:
-            obstacle = obstacle or f"cannot listen at port {wanted}: {error}"
+            listener = stack.enter_context(listen_at(host, int(wanted)))
+        except (OSError, OverflowError, ValueError) as error:
+            obstacle = obstacle or (
+                f"worker {hosts.rank} cannot listen at {host}, port {wanted} "
+                f"({CARRIER_PORT}, 0 for any): {error}. Use carrier='grpc'"
+            )
         port = 0 if obstacle else listener.getsockname()[1]
         row = np.array([port, *np.frombuffer(own_token, np.int32)], np.int32)
         rows = hosts.gather(tf.constant(row), "carrier").numpy()
@@ -60,7 +63,7 @@ def connect_all(
         links: list[socket.socket | None] = []
         try:
             links = exchange_tokens(listener, hosts.rank, peers, seconds)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             obstacle = str(error)
     vote = tf.constant([int(not obstacle)])
     votes = hosts.gather(vote, "vote on the carrier").numpy()
