@@ -84,7 +84,8 @@ class TcpOp : public tensorflow::AsyncOpKernel {
                   // The callback may be running: do not wait for it.
                   if (manager != nullptr) manager->TryDeregisterCallback(token);
                   if (error.empty()) return then();
-                  context->SetStatus(absl::UnavailableError(error));
+                  // TensorFlow would rename an UnavailableError of this operation.
+                  context->SetStatus(absl::AbortedError(error));
                   done();
                 });
   }

@@ -83,7 +83,7 @@ def test_a_worker_that_dies_is_named(pools):
         pools(2).run(tcp_cases.die, 1, timeout=60)
     text = str(caught.value)
     assert "worker 1: died: SIGKILL" in text
-    assert "UnavailableError" in text
+    assert "AbortedError" in text
     assert "worker 1 has ended, or closed its connection to worker 0" in text
     assert "Exchange: sum of last words" in text
 
