@@ -154,7 +154,7 @@ def _connect(hosts, carrier):
             raise library.UnavailableError("pure TensorFlow has been chosen")
         path = library.library().path
     except library.UnavailableError as error:
-        obstacle = f"no native operations: {error}"
+        obstacle = f"carrier='tcp' needs native operations: {error}"
     links = connect_all(hosts, obstacle, _SECONDS[carrier])
     # The native threads own the sockets from here on.
     sockets = [-1 if link is None else link.detach() for link in links]
