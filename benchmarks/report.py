@@ -67,7 +67,7 @@ def kept_rows(path: Path, key: Iterable[str], rows: list[dict]) -> list[dict]:
     """
     with open(path, newline="") as file:
         earlier = [
-            {name: _value(text) for name, text in row.items()}
+            {n: text if n == "commit" else _value(text) for n, text in row.items()}
             for row in csv.DictReader(file)
         ]
     found = {tuple(row[name] for name in key): row for row in (*earlier, *rows)}
