@@ -57,11 +57,11 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
         other = answers[0]["variants"][index ^ 1]["update"]
         if updates != {str(other)}:
             raise RuntimeError(f"the workers' weights differ. Received: {variant}")
-    rows = []
+    rows, commit = [], report.commit()
     for index in range(0, len(variants), 2):
         row = {"rate": rate, "workload": workload, "workers": workers}
         row |= {"method": variants[index]["name"], "transport": args.transport}
-        row |= {"rounds": args.rounds, "commit": report.commit()}
+        row |= {"rounds": args.rounds, "commit": commit}
         for offset, carrier in enumerate(CARRIERS):
             of_workers = [a["variants"][index + offset] for a in answers]
             for name, key in (("ms", "seconds"), ("processor_ms", "processor")):
@@ -114,7 +114,7 @@ def main() -> None:
             sys.exit(f"carriers.py: {error}")
         print(*table(rows[-len(args.methods) :])[2:], sep="\n", flush=True)
     path = (args.output or report.HERE / "results") / "carriers.csv"
-    if args.keep and path.exists():
+    if args.keep:
         rows = report.kept_rows(path, KEY, rows)
     lines = [f"{report.processor()}; {datetime.date.today()}.", "", *table(rows)]
     report.publish(args.output, "carriers", COLUMNS, rows, lines)

@@ -139,7 +139,7 @@ def main() -> None:
                     rows.append({name: found[name] for name in COLUMNS})
                     print(rows[-1], flush=True)
     path = (args.output or HERE / "results") / f"overlap_{args.rate}.csv"
-    if args.keep and path.exists():
+    if args.keep:
         rows = kept_rows(path, KEY, rows)
     lines = [
         f"{processor()}; {args.workers} workers; {args.rounds} rounds; "

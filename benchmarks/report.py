@@ -61,15 +61,17 @@ def kept_rows(path: Path, key: Iterable[str], rows: list[dict]) -> list[dict]:
     """Returns the rows of an earlier CSV, those replaced that are measured anew.
 
     Args:
-        path: Of the CSV.
+        path: Of the CSV; where there is none, nothing is kept.
         key: The columns that tell rows apart.
         rows: What has been measured; new keys come last.
     """
-    with open(path, newline="") as file:
-        earlier = [
-            {n: text if n == "commit" else _value(text) for n, text in row.items()}
-            for row in csv.DictReader(file)
-        ]
+    earlier: list[dict] = []
+    if path.exists():
+        with open(path, newline="") as file:
+            earlier = [
+                {n: text if n == "commit" else _value(text) for n, text in row.items()}
+                for row in csv.DictReader(file)
+            ]
     found = {tuple(row[name] for name in key): row for row in (*earlier, *rows)}
     return list(found.values())
 

@@ -165,7 +165,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for (file, columns), rows in ((STEPS, looks), (LINKS, links)):
         path = folder / f"{file}.csv"
-        if args.keep and path.exists():
+        if args.keep:
             # What is timed is all of a row but its last cell.
             rows[:] = kept_rows(path, columns[:-1], rows)
         write_csv(path, columns, rows)

@@ -63,7 +63,7 @@ OF_TENSORFLOW = {
 
 
 def make_optimizer(
-    name: str, transport: str | None, carrier: str = "auto"
+    name: str, transport: str | None, carrier: str
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer of a variant."""
     if name in OF_TENSORFLOW:

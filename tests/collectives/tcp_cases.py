@@ -97,37 +97,36 @@ def _over_tcp():
     return over_carrier("tcp", hosts, hosts)[0]
 
 
-def choose(carrier, rank_of_fault=None, fault=None):
-    """Returns the collectives that workers choose, and what they gather by them.
+@contextlib.contextmanager
+def _taken_port(hosts):
+    with listen_at(hosts.names[hosts.rank], 0) as taken:
+        port = {connections.CARRIER_PORT: str(taken.getsockname()[1])}
+        with mock.patch.dict(os.environ, port):
+            yield
 
-    Args:
-        carrier: The carrier that all workers are given.
-        rank_of_fault: Worker with a fault.
-        fault: `"port"`: its port is taken; `"link"`: it cannot connect.
-    """
+
+def _no_link(hosts):
+    error = mock.Mock(side_effect=RuntimeError("no way through"))
+    return mock.patch.object(connections, "exchange_tokens", error)
+
+
+# Why a worker cannot connect.
+FAULTS = {None: contextlib.nullcontext, "port": _taken_port, "link": _no_link}
+
+
+def choose(carrier, rank_of_fault=None, fault=None):
+    """Returns the collectives that workers choose, and what they gather by them."""
     hosts = across_hosts(strategy_and_rank()[0])
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tcp, "_meshes", {}))
-        if hosts.rank != rank_of_fault:
-            pass
-        elif fault == "port":
-            taken = stack.enter_context(listen_at(hosts.names[hosts.rank], 0))
-            port = {connections.CARRIER_PORT: str(taken.getsockname()[1])}
-            stack.enter_context(mock.patch.dict(os.environ, port))
-        else:
-            error = mock.Mock(side_effect=RuntimeError("no way through"))
-            stack.enter_context(
-                mock.patch.object(connections, "exchange_tokens", error)
-            )
+    own_fault = FAULTS[fault if hosts.rank == rank_of_fault else None]
+    with mock.patch.object(tcp, "_over_tcp", {}), own_fault(hosts):
         try:
             # The second time nothing is tried.
-            both = {type(over_carrier(carrier, hosts, hosts)[0]) for _ in range(2)}
+            both = [over_carrier(carrier, hosts, hosts)[0] for _ in range(2)]
         except RuntimeError as error:
             return str(error)
-        collectives, _ = over_carrier(carrier, hosts, hosts)
     site = f"by {carrier}, {fault}"
-    gathered = collectives.gather(tf.constant([hosts.rank]), site).numpy()
-    return [kind.__name__ for kind in both], gathered.ravel().tolist()
+    gathered = both[0].gather(tf.constant([hosts.rank]), site).numpy()
+    return sorted({type(one).__name__ for one in both}), gathered.ravel().tolist()
 
 
 def in_other_orders():

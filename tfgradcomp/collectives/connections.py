@@ -45,14 +45,16 @@ def connect_all(
     own_token = secrets.token_bytes(_TOKEN_BYTES)
     with contextlib.ExitStack() as stack:
         host, wanted = hosts.names[hosts.rank], os.environ.get(CARRIER_PORT, "0")
-        try:
-            listener = stack.enter_context(listen_at(host, int(wanted)))
-        except (OSError, OverflowError, ValueError) as error:
-            obstacle = obstacle or (
-                f"worker {hosts.rank} cannot listen at {host}, port {wanted} "
-                f"({CARRIER_PORT}, 0 for any): {error}. Use carrier='grpc'"
-            )
-        port = 0 if obstacle else listener.getsockname()[1]
+        port = 0
+        if not obstacle:
+            try:
+                listener = stack.enter_context(listen_at(host, int(wanted)))
+                port = listener.getsockname()[1]
+            except (OSError, OverflowError, ValueError) as error:
+                obstacle = (
+                    f"worker {hosts.rank} cannot listen at {host}, port {wanted} "
+                    f"({CARRIER_PORT}, 0 for any): {error}. Use carrier='grpc'"
+                )
         row = np.array([port, *np.frombuffer(own_token, np.int32)], np.int32)
         rows = hosts.gather(tf.constant(row), "carrier").numpy()
         _check_all_can(rows[:, 0], obstacle)

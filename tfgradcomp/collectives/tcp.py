@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 
 import tensorflow as tf
@@ -38,7 +37,7 @@ class TcpCollectives(Collectives):
         self.num_workers = replicas.num_workers
         self.process_index = replicas.process_index
         self.num_processes = replicas.num_processes
-        self._replicas, self._mesh = replicas, mesh
+        self._replicas, self.mesh = replicas, mesh
 
     @property
     @override
@@ -47,7 +46,7 @@ class TcpCollectives(Collectives):
 
     @override
     def renewed(self):
-        return TcpCollectives(self._replicas.renewed(), self._mesh)
+        return TcpCollectives(self._replicas.renewed(), self.mesh)
 
     @override
     def gather(self, vector, call_site):
@@ -75,7 +74,7 @@ class TcpCollectives(Collectives):
                 entered,
                 ordering_token=ordering_token(name, local_replicas=1),
                 num_workers=self.num_workers,
-                mesh=self._mesh,
+                mesh=self.mesh,
                 site=digest64(site.encode()),
                 call_site=site,
                 **merge,
@@ -104,9 +103,9 @@ def over_carrier(
     """
     is_cpu = len(hosts.devices) == 1 and "GPU" not in hosts.devices[0]
     if is_cpu and isinstance(replicas, Replicas):
-        mesh = None if carrier == "grpc" else _mesh_of(hosts, carrier)
-        if mesh is not None:
-            return TcpCollectives(replicas, mesh), _hosts_over_tcp(hosts, mesh)
+        over_tcp = None if carrier == "grpc" else _connected(hosts, carrier)
+        if over_tcp is not None:
+            return TcpCollectives(replicas, over_tcp.mesh), over_tcp
     elif carrier == "tcp":
         raise ValueError(
             "carrier='tcp' is for workers of one CPU device each; GPUs exchange by "
@@ -118,36 +117,31 @@ def over_carrier(
 
 def between_processes(hosts: Hosts) -> Collectives:
     """Returns the quickest collectives: over TCP if the processes are connected."""
-    mesh = _meshes.get(hosts)
-    return hosts if mesh is None else _hosts_over_tcp(hosts, mesh)
+    return _over_tcp.get(hosts) or hosts
 
 
-@functools.cache
-def _hosts_over_tcp(hosts, mesh):
-    # Measurements are kept by object.
-    return TcpCollectives(hosts, mesh)
+# Measurements are kept by object. None: the processes could not connect.
+_over_tcp: dict[Hosts, TcpCollectives | None] = {}
 
 
-_meshes: dict[Hosts, int | None] = {}
-
-
-def _mesh_of(hosts, carrier):
-    """Connects the processes, once; returns the number of the connections.
+def _connected(hosts, carrier):
+    """Connects the processes, once; returns the collectives between them.
 
     Where they cannot connect, it returns None with `"auto"`, and raises otherwise.
     """
-    if hosts not in _meshes or (carrier == "tcp" and _meshes[hosts] is None):
+    if hosts not in _over_tcp or (carrier == "tcp" and _over_tcp[hosts] is None):
         try:
-            _meshes[hosts] = _connect(hosts, carrier)
+            _over_tcp[hosts] = TcpCollectives(hosts, _connect(hosts, carrier))
         except RuntimeError as error:
             if carrier == "tcp":
                 raise
             logger.info("messages travel by gRPC, which is slower: %s", error)
-            _meshes[hosts] = None
-    return _meshes[hosts]
+            _over_tcp[hosts] = None
+    return _over_tcp[hosts]
 
 
 def _connect(hosts, carrier):
+    """Connects the processes; returns the number of the connections."""
     obstacle, path = "", Path()
     try:
         if carrier == "auto" and not takes_native("tcp_gather"):

@@ -89,8 +89,7 @@ def _replicas_with_rows(original, strategy, input_workers, optionals):
     signals = loop.signals
     if signals:
         own = tf.one_hot(signals.rank, signals.num_workers, tf.cast(count, tf.int32))
-        counts = signals.sum(own, "fit/replicas with rows")
-        counts = tf.cast(counts, tf.int64)
+        counts = tf.cast(signals.sum(own, "fit/replicas with rows"), tf.int64)
         signals.note_missing_rows(counts, replicas // signals.num_workers)
         count = tf.reduce_sum(counts)
     progress = _progress_of(strategy)

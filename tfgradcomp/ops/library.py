@@ -133,9 +133,11 @@ def find_library(broken: Collection[Path] = ()) -> Path | None:
 
 def _would_add_cuda(broken: Collection[Path]) -> bool:
     """Returns whether a build could add kernels for a GPU; it has not failed to."""
+    if not gpu_is_visible():
+        return False
     made = cache_folder() / build.library_name(tensorflow(), cuda=True)
     is_new = made not in broken and not _failure(made).is_file()
-    return is_new and gpu_is_visible() and build.find_nvcc()[0] is not None
+    return is_new and build.find_nvcc()[0] is not None
 
 
 def _failure(path: Path) -> Path:
