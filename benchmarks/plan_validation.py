@@ -63,20 +63,22 @@ COLUMNS += ("measured_ms",)
 COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
 
 
-def lines_of(answers: list[dict]) -> dict[str, LinearCost]:
-    """Returns the duration of each kind of collective, the slowest worker's."""
+def software_by(carrier: str, answers: list[dict]) -> planning.Software:
+    """Returns the cost of the software, from the slowest worker's collectives."""
     found = {}
-    for kind in answers[0]["collectives"]:
+    for kind in answers[0][carrier]:
         points = []
         for index in range(2):
-            of_workers = [a["collectives"][kind][index] for a in answers]
+            of_workers = [answer[carrier][kind][index] for answer in answers]
             rounds = zip(*(times for _, times in of_workers), strict=True)
             points.append(
                 (of_workers[0][0], statistics.median(max(times) for times in rounds))
             )
         (few, low), (many, high) = points
         found[kind] = LinearCost(low, max(high - low, 0.0) / (many - few))
-    return found
+    software = planning.software_of(Costs(**found), len(answers))
+    print(carrier, software, flush=True)
+    return software
 
 
 def predict(args, workload: str, count: int, rate: str) -> list[dict]:
@@ -88,7 +90,7 @@ def predict(args, workload: str, count: int, rate: str) -> list[dict]:
     seconds = {
         name: statistics.median(times) for name, times in answers[0]["seconds"].items()
     }
-    software = planning.software_of(Costs(**lines_of(answers)), count)
+    software, stock = software_by("tcp", answers), software_by("grpc", answers)
     rows = []
     for case in CASES:
         compute = seconds[case.inner]
@@ -99,7 +101,7 @@ def predict(args, workload: str, count: int, rate: str) -> list[dict]:
             [count],
             methods=[case.candidate] if case.wrapper else [],
             local_steps=case.local_steps,
-            profile=planning.Profile(software, no_arithmetic),
+            profile=planning.Profile(software, no_arithmetic, stock=stock),
         )
         # The first one is float32.
         one, *others = made.forecasts

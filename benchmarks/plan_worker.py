@@ -26,7 +26,12 @@ import tensorflow as tf
 from worker import RATE, Bench, in_turn, make_strategy
 
 import tfgradcomp
-from tfgradcomp.collectives import Collectives, across_hosts
+from tfgradcomp.collectives import (
+    Collectives,
+    across_hosts,
+    for_strategy,
+    over_carrier,
+)
 from tfgradcomp.planning.candidates import Candidate
 from tfgradcomp.transports.auto import BY_NAME
 from tfgradcomp.transports.costs import SimulatedCollectives
@@ -137,10 +142,12 @@ def main(folder: Path) -> None:
     cases = [Case(*case) for case in task["cases"]]
     bench = Bench(strategy, task["workload"])
     if "probes" in task:
-        answer["collectives"] = {
-            kind: [[words, probe(hosts, kind, words, rounds)] for words in sizes]
-            for kind, sizes in task["probes"].items()
-        }
+        for carrier in ("grpc", "tcp"):
+            _, between = over_carrier(carrier, for_strategy(strategy), hosts)
+            answer[carrier] = {
+                kind: [[words, probe(between, kind, words, rounds)] for words in sizes]
+                for kind, sizes in task["probes"].items()
+            }
         answer["seconds"] = profile(bench, hosts, cases, rounds)
     else:
         answer["seconds"] = measured(bench, hosts, cases, task)

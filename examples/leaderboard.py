@@ -169,7 +169,7 @@ def forecast(way: Way, shapes, bytes_sent: float, bandwidth: float) -> float:
         local_steps=way.local_steps,
         delay=way.delay,
         ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
-        profile=planning.Profile(arithmetic=lambda *_: 0.0),
+        profile=planning.Profile(arithmetic=lambda *_: 0.0, stock=planning.GRPC),
     )
     return made.quickest(WORKERS)[-1].step_seconds
 

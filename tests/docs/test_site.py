@@ -28,6 +28,7 @@ CONSTANTS = {
     "GRPC": "tfgradcomp.planning.network",
     "MODELS": "tfgradcomp.planning.shapes",
     "NO_SOFTWARE": "tfgradcomp.planning.network",
+    "TCP": "tfgradcomp.planning.network",
     "Fields": "tfgradcomp.core.field",
     "State": "tfgradcomp.core.component",
     "Vector": "tfgradcomp.core.split_vector",

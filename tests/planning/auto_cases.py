@@ -22,7 +22,7 @@ from tests.fit.fit_models import (
     two_layers,
 )
 from tfgradcomp.callbacks import CompressionMonitor
-from tfgradcomp.planning import Decision, arithmetic
+from tfgradcomp.planning import Decision, arithmetic, measurement
 
 AFTER = 5  # The steps of an epoch.
 INNER = {
@@ -78,11 +78,14 @@ def case_fit(inner, risk):
 
 
 def case_measured():
-    """The decision by a link that is measured, and digests with it and by hand."""
+    """The decision by a link that is measured, what was measured, and digests."""
     model = auto(link=None, compute=None, risk="high")
-    fit(model)
+    with mock.patch.object(measurement, "measure", wraps=measurement.measure) as spy:
+        fit(model)
+    (measured,) = spy.call_args.args
+    carrier = type(measured).__name__
     decision = model.optimizer.decision.to_config()
-    return decision, digest(model), case_by_hand("Adam", decision)
+    return decision, carrier, digest(model), case_by_hand("Adam", decision)
 
 
 def case_files(folder):

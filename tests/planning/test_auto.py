@@ -66,7 +66,9 @@ def test_processes_have_the_bits_of_virtual_workers(pools, fitted):
 def test_a_measured_link_decides_the_same_on_all_workers(pools):
     answers, _ = pools(2).run(auto_cases.case_measured)
     assert answers[0] == answers[1]
-    decision, trained, by_hand = answers[0]
+    decision, carrier, trained, by_hand = answers[0]
+    # The connections by which the chosen method's messages travel.
+    assert carrier == "TcpCollectives"
     assert decision["link"] == "measured links"
     assert 0 < decision["compute_seconds"] < 60
     # The exchanges that were timed leave no trace in the training.

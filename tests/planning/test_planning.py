@@ -147,6 +147,27 @@ def test_forecasts_of_float32_and_of_signs_by_hand():
     assert plan.over_float32(signs) == plain.step_seconds / signs.step_seconds
 
 
+def test_float32_travels_by_software_of_its_own():
+    def plan(software, stock=None):
+        profile = planning.Profile(software, no_arithmetic, stock=stock)
+        shapes = [(1000, 320)]
+        return planning.plan(
+            shapes, 0.1, GIGABIT, [4], methods=["SignSGD"], profile=profile
+        )
+
+    def seconds(made):
+        return [forecast.step_seconds for forecast in made.forecasts]
+
+    both = plan(planning.TCP, planning.GRPC)
+    assert seconds(both)[0] == seconds(plan(planning.GRPC))[0]
+    assert seconds(both)[1:] == seconds(plan(planning.TCP))[1:]
+    # Quicker with each transport, and all forecasts have the same order.
+    slow = zip(seconds(both), seconds(plan(planning.GRPC)), strict=True)
+    assert [quick < other for quick, other in slow] == [False, True, True, True]
+    default = planning.plan([(9,)], 0.1, GIGABIT, [2], methods=["SignSGD"])
+    assert default.software == planning.TCP
+
+
 def test_local_steps_share_an_exchange():
     shapes = [(1000, 320)]
     every_step, every_eighth = (
@@ -256,7 +277,7 @@ def test_table_json_and_plot(capsys, tmp_path):
     assert "Best on 8 workers: SignSGD by sharded, " in text
     assert "Break-even: none; SignSGD by sharded is quicker than float32" in text
     assert "below 8/2 = 4 that takes longer" in text
-    assert "Assumed: TensorFlow's gRPC on CPUs" in text
+    assert "Assumed: messages on CPUs travel by TCP, float32 by TensorFlow's" in text
     assert "\nHalfPrecision " in text and "Left out" not in text
     assert command.main([*arguments, "--json"]) == 0
     read = json.loads(capsys.readouterr().out)

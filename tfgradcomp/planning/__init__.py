@@ -18,6 +18,7 @@ _ORIGINS = {
     "Link": "tfgradcomp.planning.network",
     "Profile": "tfgradcomp.planning.forecasts",
     "Software": "tfgradcomp.planning.network",
+    "TCP": "tfgradcomp.planning.network",
     "TrainingPlan": "tfgradcomp.planning.training_plan",
     "decide": "tfgradcomp.planning.decision",
     "measure_compute": "tfgradcomp.planning.measured",

@@ -109,9 +109,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--software",
         choices=SOFTWARE,
-        default="grpc",
-        help="cost of the software around the link: TensorFlow's gRPC, as fitted on "
-        "two cores, or none (default: %(default)s)",
+        default="tcp",
+        help="software around the link: methods' messages travel by TCP or by "
+        "TensorFlow's gRPC, float32 by gRPC, as fitted on two cores; or it takes no "
+        "time (default: %(default)s)",
     )
     add(
         "--link-efficiency",

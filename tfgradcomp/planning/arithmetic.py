@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.assignment.rules import excluded
-from tfgradcomp.collectives import Collectives, Hosts
+from tfgradcomp.collectives import Collectives
 from tfgradcomp.compressors.base import Wrapper
 from tfgradcomp.core import Layout
 from tfgradcomp.methods import Method
@@ -124,13 +124,15 @@ class ExchangeTimer:
     order. All get the same answers.
 
     Args:
-        hosts: The collectives between processes.
+        between: The collectives between processes.
         variables: The variables of the model that are exchanged.
         exclude: Variables that are not compressed, as the wrappers take them.
     """
 
-    def __init__(self, hosts: Hosts, variables: Sequence, exclude: object = None):
-        self._hosts = hosts
+    def __init__(
+        self, between: Collectives, variables: Sequence, exclude: object = None
+    ):
+        self._between = between
         self._shapes = [tuple(variable.shape) for variable in variables]
         left_out = excluded(variables, exclude)
         self._excluded = {_name(position) for position in left_out}
@@ -148,7 +150,7 @@ class ExchangeTimer:
         optimizer = CompressedOptimizer(
             _sgd(),
             method,
-            transport=BY_NAME[transport](self._hosts.renewed()),
+            transport=BY_NAME[transport](self._between.renewed()),
             min_size=method.min_size,
             exclude=lambda variable: variable.name in self._excluded,
         )
@@ -164,7 +166,7 @@ class ExchangeTimer:
 
     def _of_slowest(self, seconds):
         times = tf.constant(seconds, tf.float32)
-        return self._hosts.max(times, f"times of {len(seconds)} steps").numpy()
+        return self._between.max(times, f"times of {len(seconds)} steps").numpy()
 
 
 def _sgd():

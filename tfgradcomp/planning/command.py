@@ -28,7 +28,8 @@ def _decision(options, profile, shapes, compute, link):
         risk=options.risk,
         link=link,
         link_name=f"links of {output.rate(link.bandwidth)}",
-        profile=profile,
+        # Its float32 travels as a method's messages do.
+        profile=profile._replace(stock=None),
     )
 
 
@@ -74,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
             options.devices_per_node,
             options.link_efficiency,
         )
-        profile = planning.Profile(SOFTWARE[options.software])
+        software, stock = SOFTWARE[options.software]
+        profile = planning.Profile(software, stock=stock)
         profile = profile._replace(arithmetic=_announced(profile.arithmetic))
         methods = options.methods
         plan = planning.plan(

@@ -30,7 +30,14 @@ from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.delayed_exchange import check_delay
 from tfgradcomp.planning.arithmetic import measured_arithmetic
 from tfgradcomp.planning.candidates import FLOAT32, Candidate
-from tfgradcomp.planning.network import GRPC, Handling, Link, Software, rounds
+from tfgradcomp.planning.network import (
+    GRPC,
+    TCP,
+    Handling,
+    Link,
+    Software,
+    rounds,
+)
 from tfgradcomp.planning.shapes import Shapes, sizes
 from tfgradcomp.planning.training_plan import Forecast, TrainingPlan
 from tfgradcomp.transports import Costs, Transport
@@ -84,16 +91,18 @@ class Profile(NamedTuple):
     """Durations of the work on each machine.
 
     Attributes:
-        software: Cost of the software around the collectives.
+        software: Cost of the software around the methods' collectives.
         arithmetic: Seconds of a method's arithmetic: a function of the class of the
             transport, the method, the layout and the number of workers.
         costs: Durations of the collectives on the cluster itself, which take the place
             of the software; the link is `NO_LINK` then. None: not measured.
+        stock: Cost of the software around float32's all-reduce; None: the same.
     """
 
-    software: Software = GRPC
+    software: Software = TCP
     arithmetic: Arithmetic = measured_arithmetic
     costs: Costs | None = None
+    stock: Software | None = None
 
 
 def plan(
@@ -126,7 +135,8 @@ def plan(
         ratio: All elements over those that a sparse method sends, as
             `optimizer.traffic.ratio` reports it; None leaves these methods out.
         profile: Durations of the work on each machine; None: the arithmetic is
-            measured, and the software is TensorFlow's gRPC.
+            measured, methods' messages travel by TCP, and the stock optimizer's by
+            TensorFlow's gRPC.
 
     Raises:
         ValueError: If an argument is out of range; the message names the choices.
@@ -157,7 +167,7 @@ def plan(
             candidates[method] = Candidate(method, _ARGUMENTS.get(method, {}))
         else:
             candidates[method.name] = method
-    profile = profile or Profile()
+    profile = profile or Profile(stock=GRPC)
     planner = Planner(
         stand_ins(shapes),
         ratio,
@@ -255,8 +265,11 @@ class Planner:
         """Returns the forecast of the stock optimizer's all-reduce."""
         if count == 1:
             return self._forecast(FLOAT32, "", count, [])
+        planner = copy.copy(self)
+        if self._profile.stock is not None:
+            planner._profile = self._profile._replace(software=self._profile.stock)
         calls = [CollectiveCall("sum", self._elements)]
-        return self._forecast(FLOAT32, "all_reduce", count, [calls])
+        return planner._forecast(FLOAT32, "all_reduce", count, [calls])
 
     def forecasts(
         self, candidate: Candidate, count: int, names: Iterable[str] = tuple(BY_NAME)

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Hosts
+from tfgradcomp.collectives.tcp import between_processes
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.settings_check import gather_json
 from tfgradcomp.planning.arithmetic import ExchangeTimer, typical_arithmetic
@@ -24,7 +25,7 @@ from tfgradcomp.planning.layer_errors import (
     squared_lengths,
     worst_layer,
 )
-from tfgradcomp.planning.network import NO_LINK, Link
+from tfgradcomp.planning.network import GRPC, NO_LINK, TCP, Link
 from tfgradcomp.planning.observers import LayerSquares
 from tfgradcomp.transports.costs import measure
 
@@ -67,11 +68,14 @@ class Measurement:
         errors = worst_layers(gradients[0], [one["sums"] for one in every], number)
         link, profile, timer = NO_LINK, Profile(), None
         variables = self._variables()
+        if self.hosts is not None:
+            between = between_processes(self.hosts)
+            profile = Profile(GRPC if between is self.hosts else TCP)
         if self.link is not None:
             link = Link.parse(self.link)
         elif self.hosts is not None:
-            profile = profile._replace(costs=measure(self.hosts))
-            timer = ExchangeTimer(self.hosts, variables, self.exclude).seconds
+            profile = profile._replace(costs=measure(between))
+            timer = ExchangeTimer(between, variables, self.exclude).seconds
         if timer or not reads_clock:
             profile = profile._replace(arithmetic=typical_arithmetic)
         decision = decide(

@@ -144,13 +144,24 @@ class Software(NamedTuple):
         return per_round * rounds(call.kind, num_workers) + per_word * words
 
 
-# TensorFlow's collectives over gRPC, which copy each word several times: fitted over
-# loopback to two workers with a core each (docs/planning.md).
+# Both are fitted over loopback to two workers with a core each (docs/planning.md).
+# TensorFlow's collectives over gRPC, which copy each word several times:
 GRPC = Software(
     gather=Handling(per_round=1.3e-3, per_word=15e-9),
     all_to_all=Handling(per_round=1.4e-3, per_word=11e-9),
     sum=Handling(per_round=1.1e-3, per_word=18e-9),
 )
+# Connections of our own between workers on CPUs (`carrier="tcp"`):
+TCP = Software(
+    gather=Handling(per_round=0.2e-3, per_word=4e-9),
+    all_to_all=Handling(per_round=0.2e-3, per_word=4e-9),
+    sum=Handling(per_round=0.2e-3, per_word=4e-9),
+)
 # A library of collectives that adds no cost to the link's.
 NO_SOFTWARE = Software(*[Handling(0.0, 0.0)] * 3)
-SOFTWARE = {"grpc": GRPC, "none": NO_SOFTWARE}
+# What methods' messages travel by, and those of the stock optimizer.
+SOFTWARE = {
+    "tcp": (TCP, GRPC),
+    "grpc": (GRPC, GRPC),
+    "none": (NO_SOFTWARE, NO_SOFTWARE),
+}

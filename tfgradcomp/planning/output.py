@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
-from tfgradcomp.planning.network import GRPC, NO_SOFTWARE
+from tfgradcomp.planning.network import GRPC, NO_SOFTWARE, TCP
 from tfgradcomp.planning.shapes import Shapes, sizes
 
 if TYPE_CHECKING:
@@ -180,10 +180,12 @@ def _way(forecast):
 
 def _assumption(plan):
     """Returns what a plan assumes of the software, and what is not known."""
-    if plan.software == GRPC:
+    by = {GRPC: "TensorFlow's gRPC", TCP: "TCP, float32 by TensorFlow's gRPC"}
+    if plan.software in by:
         return (
-            "Assumed: TensorFlow's gRPC on CPUs, as fitted on two cores. How quick "
-            "float32 is with NCCL on GPUs is not known. Compare HalfPrecision, too."
+            f"Assumed: messages on CPUs travel by {by[plan.software]}, as fitted on "
+            "two cores. How quick float32 is with NCCL on GPUs is not known. Compare "
+            "HalfPrecision, too."
         )
     if plan.software == NO_SOFTWARE:
         return "Assumed: the software around the link takes no time."

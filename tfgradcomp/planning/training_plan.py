@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tfgradcomp.planning.candidates import FLOAT32
-from tfgradcomp.planning.network import GRPC, Link, Software
+from tfgradcomp.planning.network import TCP, Link, Software
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class TrainingPlan(NamedTuple):
         link: The link of each node.
         ratio: All elements over those that sparse methods send; None: these methods
             are left out.
-        software: Cost of the software around the collectives.
+        software: Cost of the software around the methods' collectives.
         left_out: Reasons, by names of methods without a forecast.
     """
 
     forecasts: tuple[Forecast, ...]
     link: Link
     ratio: float | None = None
-    software: Software = GRPC
+    software: Software = TCP
     left_out: Mapping[str, str] = MappingProxyType({})
 
     @property
