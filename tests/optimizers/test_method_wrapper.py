@@ -9,8 +9,10 @@ import pytest
 import tfgradcomp
 from tests.helpers import bits, make_variables
 from tfgradcomp import methods
+from tfgradcomp.compressors import TopK
 from tfgradcomp.methods import Method
 from tfgradcomp.optimizers.method_wrapper import MethodWrapper
+from tfgradcomp.servers import Mean
 
 FUNCTIONS = [getattr(methods, name) for name in methods.__all__ if name.islower()]
 WRAPPERS = [
@@ -112,6 +114,27 @@ def test_a_method_checks_its_arguments(arguments, sentence):
     halves = {"compressor": method.compressor, "server": method.server}
     with pytest.raises(ValueError, match=sentence):
         Method(**{**halves, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: tfgradcomp.ChunkedTopK(sgd(), block_size=32), "block_size is part of"),
+        (
+            lambda: tfgradcomp.CompressedOptimizer(
+                sgd(), methods.signsgd(), server=Mean(TopK(0.1))
+            ),
+            "Received: method=SignSGD, server=Mean",
+        ),
+        (
+            lambda: tfgradcomp.TernGrad(sgd(), weight_decay=0.1),
+            "Received: method=TernGrad, weight_decay=0.1",
+        ),
+    ],
+)
+def test_a_method_takes_no_other_parts(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
 
 
 def test_a_renamed_argument_is_named():

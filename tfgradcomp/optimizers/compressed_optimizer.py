@@ -168,7 +168,11 @@ class CompressedOptimizer(ExchangeOptimizer):
     ):
         compressor = kwargs.pop("compressor", method)
         super().__init__(inner_optimizer, name, **kwargs)
-        if not isinstance(method, Method):
+        if isinstance(method, Method):
+            _refuse_other(
+                method, server=server, block_size=block_size, weight_decay=weight_decay
+            )
+        else:
             method = self.make_method(compressor, server, block_size, weight_decay)
         check_choice("nonfinite", nonfinite, NONFINITE)
         check_integer("seed", seed, 0, 2**63)
@@ -281,3 +285,13 @@ class CompressedOptimizer(ExchangeOptimizer):
             return "auto"
         has_rules = name in ("exclude", "sparse", "policy")
         return named_rules(value) if has_rules else value
+
+
+def _refuse_other(method: Method, **parts: Any) -> None:
+    """Raises ValueError if a method is given, and parts that it does not have."""
+    for name, value in parts.items():
+        if value is not None and value != getattr(method, name):
+            raise ValueError(
+                f"{name} is part of the method, so it cannot be given beside it. "
+                f"Received: method={method.name}, {name}={value!r}"
+            )
