@@ -151,11 +151,12 @@ GRPC = Software(
     all_to_all=Handling(per_round=1.4e-3, per_word=11e-9),
     sum=Handling(per_round=1.1e-3, per_word=18e-9),
 )
-# Connections of our own between workers on CPUs (`carrier="tcp"`):
+# Connections of our own between workers on CPUs (`carrier="tcp"`): gRPC's costs times
+# the ratios of both in one run.
 TCP = Software(
-    gather=Handling(per_round=0.2e-3, per_word=4e-9),
-    all_to_all=Handling(per_round=0.2e-3, per_word=4e-9),
-    sum=Handling(per_round=0.2e-3, per_word=4e-9),
+    gather=Handling(per_round=0.5e-3, per_word=4.4e-9),
+    all_to_all=Handling(per_round=0.5e-3, per_word=2.2e-9),
+    sum=Handling(per_round=0.26e-3, per_word=8.4e-9),
 )
 # A library of collectives that adds no cost to the link's.
 NO_SOFTWARE = Software(*[Handling(0.0, 0.0)] * 3)
