@@ -63,8 +63,8 @@ COLUMNS += ("measured_ms",)
 COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
 
 
-def software_by(carrier: str, answers: list[dict]) -> planning.Software:
-    """Returns the cost of the software, from the slowest worker's collectives."""
+def lines_of(carrier: str, answers: list[dict]) -> dict[str, LinearCost]:
+    """Returns the duration of each kind of collective, the slowest worker's."""
     found = {}
     for kind in answers[0][carrier]:
         points = []
@@ -76,9 +76,7 @@ def software_by(carrier: str, answers: list[dict]) -> planning.Software:
             )
         (few, low), (many, high) = points
         found[kind] = LinearCost(low, max(high - low, 0.0) / (many - few))
-    software = planning.software_of(Costs(**found), len(answers))
-    print(carrier, software, flush=True)
-    return software
+    return found
 
 
 def predict(args, workload: str, count: int, rate: str) -> list[dict]:
@@ -90,7 +88,11 @@ def predict(args, workload: str, count: int, rate: str) -> list[dict]:
     seconds = {
         name: statistics.median(times) for name, times in answers[0]["seconds"].items()
     }
-    software, stock = software_by("tcp", answers), software_by("grpc", answers)
+    software, stock = (
+        planning.software_of(Costs(**lines_of(carrier, answers)), count)
+        for carrier in ("tcp", "grpc")
+    )
+    print(f"TCP: {software}", f"gRPC: {stock}", sep="\n", flush=True)
     rows = []
     for case in CASES:
         compute = seconds[case.inner]

@@ -12,11 +12,11 @@ validation = import_script("plan_validation")
 
 def test_the_slowest_workers_median_makes_the_line():
     answers = [
-        {"collectives": {"sum": [[10, [1.0, 3.0, 2.0]], [30, [5.0, 4.0, 9.0]]]}},
-        {"collectives": {"sum": [[10, [2.0, 2.0, 2.0]], [30, [6.0, 6.0, 6.0]]]}},
+        {"tcp": {"sum": [[10, [1.0, 3.0, 2.0]], [30, [5.0, 4.0, 9.0]]]}},
+        {"tcp": {"sum": [[10, [2.0, 2.0, 2.0]], [30, [6.0, 6.0, 6.0]]]}},
     ]
     # Medians of (2, 3, 2) and of (6, 6, 9).
-    assert validation.lines_of(answers) == {"sum": LinearCost(2.0, (6 - 2) / 20)}
+    assert validation.lines_of("tcp", answers) == {"sum": LinearCost(2.0, (6 - 2) / 20)}
 
 
 @pytest.mark.slow
