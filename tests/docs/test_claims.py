@@ -202,8 +202,8 @@ CLAIMS = [
     (
         "docs/leaderboard.md",
         "`DistEFBlockSGDM` and `Signum` 0.1 to 0.8 above it, `OneBitLAMB` level with "
-        "it and `OneBitAdam` 0.4 below. `ZeroOneAdam` is 0.4 below, `LocalSteps` at most "
-        "0.1, and 1.0 with `ChunkedTopK`",
+        "it and `OneBitAdam` 0.4 below. `ZeroOneAdam` is 0.4 below, `LocalSteps` at "
+        "most 0.1, and 1.0 with `ChunkedTopK`",
         lambda: (
             [of_the_decoder(way)[0] for way in (*ABOVE, *OF_ADAM, *LOCAL)]
             == [-0.1, -0.6, -0.3, -0.8, 0.0, 0.4, 0.4, 0.0, 0.1, 0.1, 1.0]
