@@ -133,23 +133,25 @@ def test_given_costs_are_used():
     assert selection.is_float32_quicker
 
 
-def test_workers_measure_and_agree_with_the_first(caplog):
-    names = ["all_gather", "sharded", "all_reduce"]
-
+def test_workers_measure_and_the_medians_decide(caplog):
     def worker(rank, collectives):
         seen = measure(collectives)
         assert all(line.latency >= 0 and line.per_word >= 0 for line in seen)
-        order = names[rank:] + names[:rank]
-        estimates = [Estimate({name: 1.25e-3}, 1e-3 * rank) for name in order]
+        # The first worker alone would take another transport.
+        of_sharded = 2.5e-3 if rank else 0.5e-3
+        seconds = {"all_gather": 1.25e-3, "sharded": of_sharded}
+        other = {"all_reduce": 2e-3 * rank}
+        estimates = [Estimate(seconds, 5e-4 * rank), Estimate(other, 0.0)]
         return _agree(estimates, collectives)
 
-    assert Loopback(3, timeout=60).run(worker) == [(names, True)] * 3
+    chosen = ["all_gather", "all_reduce"], True
+    assert Loopback(3, timeout=60).run(worker) == [chosen] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "transport='auto' on 3 workers, by estimated ms per bucket: "
-        "all_gather (all_gather 1.25, float32 0); sharded (sharded 1.25, float32 0); "
-        "all_reduce (all_reduce 1.25, float32 0)",
-        "float32 would be quicker on this network: 0 ms a step instead of "
-        "3.75. Compression continues; use fallback='float32' to switch in such a case",
+        "all_gather (all_gather 1.25, sharded 2.5, float32 0.5); "
+        "all_reduce (all_reduce 2, float32 0)",
+        "float32 would be quicker on this network: 0.5 ms a step instead of "
+        "3.25. Compression continues; use fallback='float32' to switch in such a case",
     ]
 
 

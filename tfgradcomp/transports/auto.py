@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import CollectiveCall, Collectives
@@ -162,20 +163,26 @@ def _has_fixed_length(method, layouts):
 
 
 def _agree(estimates, hosts):
-    """Returns worker 0's choice on all workers; worker 0 logs it with the estimates."""
-    names = [*BY_NAME]
-    choice = [names.index(bucket.quickest) for bucket in estimates]
+    """Returns the choice by the medians of all workers' estimates; worker 0 logs it."""
+    own = [[*bucket.seconds.values(), bucket.float32_seconds] for bucket in estimates]
+    flat = np.concatenate(own)
+    is_common = hosts is not None and _is_common(flat.size, hosts)
+    # The consistency check rejects workers with different buckets, and says why.
+    if is_common:
+        # A probe that other load has disturbed decides for nobody.
+        call_site = f"agree/{len(estimates)}"
+        every = hosts.gather(tf.constant(flat, tf.float32), call_site).numpy()
+        medians = iter(np.median(every, axis=0).tolist())
+        estimates = [
+            Estimate({name: next(medians) for name in bucket.seconds}, next(medians))
+            for bucket in estimates
+        ]
     compressed = sum(min(bucket.seconds.values()) for bucket in estimates)
     float32 = sum(bucket.float32_seconds for bucket in estimates)
-    choice.append(int(_FLOAT32_MARGIN * float32 < compressed))
-    # The consistency check rejects workers with different buckets, and says why.
-    if hosts is not None and _is_common(len(choice), hosts):
-        call_site = f"agree/{len(estimates)}"
-        choice = hosts.gather(tf.constant(choice), call_site).numpy()[0].tolist()
-        if hosts.rank == 0:
-            _log(estimates, choice, names, compressed, float32, hosts.num_workers)
-    *chosen, is_float32_quicker = choice
-    return [names[index] for index in chosen], bool(is_float32_quicker)
+    is_float32_quicker = _FLOAT32_MARGIN * float32 < compressed
+    if is_common and hosts.rank == 0:
+        _log(estimates, compressed, float32, is_float32_quicker, hosts.num_workers)
+    return [bucket.quickest for bucket in estimates], is_float32_quicker
 
 
 def _is_common(count, hosts):
@@ -184,19 +191,19 @@ def _is_common(count, hosts):
     return most == -minus_least
 
 
-def _log(estimates, choice, names, compressed, float32, num_workers):
+def _log(estimates, compressed, float32, is_float32_quicker, num_workers):
     reasons = "; ".join(
-        f"{names[index]} ("
+        f"{bucket.quickest} ("
         + ", ".join(f"{name} {1e3 * s:.3g}" for name, s in bucket.seconds.items())
         + f", float32 {1e3 * bucket.float32_seconds:.3g})"
-        for index, bucket in zip(choice, estimates, strict=False)
+        for bucket in estimates
     )
     logger.info(
         "transport='auto' on %d workers, by estimated ms per bucket: %s",
         num_workers,
         reasons,
     )
-    if choice[-1]:
+    if is_float32_quicker:
         logger.info(
             "float32 would be quicker on this network: %.3g ms a step instead of %.3g. "
             "Compression continues; use fallback='float32' to switch in such a case",
