@@ -170,8 +170,9 @@ def _agree(estimates, hosts):
     # The consistency check rejects workers with different buckets, and says why.
     if is_common:
         # A probe that other load has disturbed decides for nobody.
-        call_site = f"agree/{len(estimates)}"
-        every = hosts.gather(tf.constant(flat, tf.float32), call_site).numpy()
+        numbers = tf.constant(flat, tf.float32)
+        # TensorFlow binds a call site to one shape.
+        every = hosts.gather(numbers, f"agree/{flat.size}").numpy()
         medians = iter(np.median(every, axis=0).tolist())
         estimates = [
             Estimate({name: next(medians) for name in bucket.seconds}, next(medians))
