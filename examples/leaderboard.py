@@ -33,6 +33,7 @@ from ways import TITLES, WAYS, Way, make_optimizer
 
 from tfgradcomp import planning
 from tfgradcomp.per_example.second_moments import step_of
+from tfgradcomp.planning.forecasts import no_arithmetic
 
 sys.path.insert(0, str(Path(__file__).parent / "studies"))
 import study  # noqa: E402
@@ -169,7 +170,7 @@ def forecast(way: Way, shapes, bytes_sent: float, bandwidth: float) -> float:
         local_steps=way.local_steps,
         delay=way.delay,
         ratio=max(1.0, elements / (bytes_sent / 4 / (WORKERS - 1))),
-        profile=planning.Profile(arithmetic=lambda *_: 0.0, stock=planning.GRPC),
+        profile=planning.Profile(arithmetic=no_arithmetic, stock=planning.GRPC),
     )
     return made.quickest(WORKERS)[-1].step_seconds
 

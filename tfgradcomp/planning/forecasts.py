@@ -257,19 +257,21 @@ class Planner:
 
     def without_arithmetic(self) -> Planner:
         """Returns a planner whose forecasts leave the methods' arithmetic out."""
+        return self._with(arithmetic=no_arithmetic)
+
+    def _with(self, **durations):
+        """Returns a planner that takes other durations."""
         planner = copy.copy(self)
-        planner._profile = self._profile._replace(arithmetic=no_arithmetic)
+        planner._profile = self._profile._replace(**durations)
         return planner
 
     def float32(self, count: int) -> Forecast:
         """Returns the forecast of the stock optimizer's all-reduce."""
         if count == 1:
             return self._forecast(FLOAT32, "", count, [])
-        planner = copy.copy(self)
-        if self._profile.stock is not None:
-            planner._profile = self._profile._replace(software=self._profile.stock)
+        stock = self._with(software=self._profile.stock or self._profile.software)
         calls = [CollectiveCall("sum", self._elements)]
-        return planner._forecast(FLOAT32, "all_reduce", count, [calls])
+        return stock._forecast(FLOAT32, "all_reduce", count, [calls])
 
     def forecasts(
         self, candidate: Candidate, count: int, names: Iterable[str] = tuple(BY_NAME)

@@ -66,16 +66,15 @@ class Measurement:
         sums = sums_of_errors(self.inner, self.risk, gradients)
         every = self._gathered({"compute": compute, "sums": sums}, "measurement")
         errors = worst_layers(gradients[0], [one["sums"] for one in every], number)
-        link, profile, timer = NO_LINK, Profile(), None
+        link = NO_LINK if self.link is None else Link.parse(self.link)
+        profile, timer = Profile(), None
         variables = self._variables()
         if self.hosts is not None:
             between = between_processes(self.hosts)
             profile = Profile(GRPC if between is self.hosts else TCP)
-        if self.link is not None:
-            link = Link.parse(self.link)
-        elif self.hosts is not None:
-            profile = profile._replace(costs=measure(between))
-            timer = ExchangeTimer(between, variables, self.exclude).seconds
+            if self.link is None:
+                profile = profile._replace(costs=measure(between))
+                timer = ExchangeTimer(between, variables, self.exclude).seconds
         if timer or not reads_clock:
             profile = profile._replace(arithmetic=typical_arithmetic)
         decision = decide(
