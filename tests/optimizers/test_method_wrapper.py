@@ -130,6 +130,16 @@ def test_a_method_checks_its_arguments(arguments, sentence):
             lambda: tfgradcomp.TernGrad(sgd(), weight_decay=0.1),
             "Received: method=TernGrad, weight_decay=0.1",
         ),
+        (
+            lambda: tfgradcomp.Signum(sgd(), compressor=TopK(0.1)),
+            "Received: method=Signum, compressor=TopK",
+        ),
+        (
+            lambda: tfgradcomp.CompressedOptimizer(
+                sgd(), TopK(0.1), Mean(TopK(0.1)), compressor=TopK(0.2)
+            ),
+            "as `method` or as `compressor`. Received: method=TopK",
+        ),
     ],
 )
 def test_a_method_takes_no_other_parts(make, sentence):

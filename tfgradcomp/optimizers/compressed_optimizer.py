@@ -166,14 +166,18 @@ class CompressedOptimizer(ExchangeOptimizer):
         name: str | None = None,
         **kwargs: Any,
     ):
-        compressor = kwargs.pop("compressor", method)
+        compressor = kwargs.pop("compressor", None)
         super().__init__(inner_optimizer, name, **kwargs)
+        parts = {
+            "server": server,
+            "block_size": block_size,
+            "weight_decay": weight_decay,
+            "compressor": compressor,
+        }
         if isinstance(method, Method):
-            _refuse_other(
-                method, server=server, block_size=block_size, weight_decay=weight_decay
-            )
+            _refuse_other(method, **parts)
         else:
-            method = self.make_method(compressor, server, block_size, weight_decay)
+            method = self.make_method(method, **parts)
         check_choice("nonfinite", nonfinite, NONFINITE)
         check_integer("seed", seed, 0, 2**63)
         if verify_every is not None:
@@ -226,8 +230,14 @@ class CompressedOptimizer(ExchangeOptimizer):
         """Returns the method that the constructor's arguments describe.
 
         Raises:
-            ValueError: If an argument is out of range.
+            ValueError: If an argument is out of range, or both `method` and
+                `compressor` are given.
         """
+        if method is not None and compressor is not None:
+            raise ValueError(
+                "The worker's half is given once, as `method` or as `compressor`. "
+                f"Received: method={method!r}, compressor={compressor!r}"
+            )
         worker: Any = method if compressor is None else compressor
         halves: dict[str, Any] = {"compressor": worker, "server": server}
         return Method(**halves, weight_decay=weight_decay, block_size=block_size)
