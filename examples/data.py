@@ -325,4 +325,6 @@ def batches(
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
+    # TensorFlow may wait for the end of the thread that tunes the pipeline.
+    options.autotune.enabled = False
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)

@@ -83,7 +83,7 @@ def train(key: dict, is_quick: bool = False) -> dict:
     def make_datasets():
         batches, test = rounds.datasets("LeNet", key["seed"])
         batches = batches.take(rounds.QUICK_STEPS) if is_quick else batches
-        return study.without_autotune(batches), study.without_autotune(test)
+        return batches, test
 
     accuracy, _ = study.train(
         study.strategy_of(rounds.WORKERS),

@@ -101,17 +101,6 @@ def train(strategy, seed, make_model, make_optimizer, make_datasets, epochs):
     return accuracy, model.optimizer
 
 
-def without_autotune(dataset):
-    """Return a dataset whose iterators end at once.
-
-    On virtual workers, an iterator that ends otherwise waits for TensorFlow's tuner of
-    buffers, which sleeps for up to minutes.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
 def write_page(page, text, where, name="accuracy"):
     """Write a table between the markers of a page in docs.
 

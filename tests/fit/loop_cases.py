@@ -1,9 +1,14 @@
 """Loops that begin and end together, which a pool's workers run for `test_loops.py`."""
 
+import functools
+import threading
+import weakref
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import input_lib
 
 import tfgradcomp
 from tests.fit.fit_models import (
@@ -118,6 +123,44 @@ def case_lengths(way):
             "history": history,
         }
     return answer
+
+
+def case_iterators():
+    """Which threads remove the iterators of `fit`; how many its epochs find alive."""
+    removers, alive = [], []
+    iterators = weakref.WeakSet()
+    original = input_lib.DistributedDataset.__iter__
+
+    @functools.wraps(original)
+    def iterate(dataset):
+        iterator = original(dataset)
+        iterators.add(iterator)
+        weakref.finalize(
+            iterator, lambda: removers.append(threading.current_thread().name)
+        )
+        return iterator
+
+    class Alive(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            alive.append(len(iterators))
+
+    model = make(METHODS["terngrad"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(input_lib.DistributedDataset, "__iter__", iterate)
+        model.fit(
+            *(X, Y),
+            batch_size=8,
+            epochs=6,
+            verbose=0,
+            callbacks=[Alive()],
+            validation_data=(X, Y),
+        )
+    # The last epoch's validation has ended when `fit` lets go of its iterator.
+    model.evaluate(X, Y, verbose=0)
+    for thread in threading.enumerate():
+        if thread.name == "past iterator":
+            thread.join()
+    return {"removers": {*removers}, "alive": alive, "left": len(iterators)}
 
 
 class Places(layers.Layer):

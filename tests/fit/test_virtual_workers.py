@@ -35,7 +35,7 @@ def test_ranks_are_in_numerical_order_and_devices_are_made_once(pools):
     assert sent == [[[100 * i + rank] for i in range(12)] for rank in range(12)]
     assert rows == [[2 * rank, 2 * rank + 1] for rank in range(12)]
     assert again == 12
-    assert "Call it once, at the program's start" in error
+    assert "Call virtual_workers once, at the program's start" in error
     assert error.endswith("Received: num_workers=13, devices=12")
     assert "studies, not for speed" in output
 

@@ -34,7 +34,8 @@ WATCH_PORT = "TFGRADCOMP_WATCH_PORT"
 EXIT_CODE = 75
 """Exit code of a process that has waited too long: EX_TEMPFAIL, a temporary failure."""
 _ANSWER_SECONDS = 2.0
-_LEADER_SECONDS = 5.0
+# A process may wait for a minute until TensorFlow has removed its last iterator.
+_LEADER_SECONDS = 65.0
 # Path prefixes of files that are not part of the user's program.
 _FOLDERS = (
     Path(tf.__file__).parent,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import input_lib
 
 from tfgradcomp.compat.replace import replace
@@ -26,6 +31,15 @@ replace_count_of_replicas_with_data = functools.partial(
 
 The function is called as `function(original, strategy, input_workers, optionals)`.
 """
+
+
+def replace_iteration(function: Callable) -> None:
+    """Makes all strategies' datasets be iterated by `function(original, dataset)`.
+
+    TensorFlow waits while it removes an iterator; it has no option not to.
+    """
+    replace(input_lib.DistributedDataset, "__iter__", function)
+    replace(input_lib.DistributedDatasetsFromFunction, "__iter__", function)
 
 
 def has_optional_batches(iterator: Any) -> bool:
@@ -70,13 +84,38 @@ def make_batches_optional(strategy: tf.distribute.MirroredStrategy) -> None:
     extended = strategy.extended
     distribute = extended._experimental_distribute_dataset
 
-    def distribute_with_optional_batches(*args):
-        dataset = distribute(*args)
+    def distribute_with_optional_batches(dataset, *args):
+        # A thread for each replica would tune it.
+        dataset = distribute(_without_tuning(dataset), *args)
         if not is_endless(dataset):
             dataset._enable_get_next_as_optional = True
         return dataset
 
     extended._experimental_distribute_dataset = distribute_with_optional_batches
+
+
+def tune_only_given_datasets() -> None:
+    """Makes TensorFlow tune datasets that programs make, and no others.
+
+    It waits for the end of each thread that tunes. Keras' pipelines of arrays and
+    generators, and the one that hands out batches to a device, have nothing to tune,
+    and take no options.
+    """
+    for kind in (ArrayDataAdapter, GeneratorDataAdapter, PyDatasetAdapter):
+        replace(kind, "get_tf_dataset", _make_without_tuning)
+    replace(multi_device_iterator_ops, "_create_device_dataset", _make_without_tuning)
+
+
+def _make_without_tuning(original, *args):
+    return _without_tuning(original(*args))
+
+
+def _without_tuning(dataset):
+    if dataset.options().autotune.enabled is None:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        dataset = dataset.with_options(options)
+    return dataset
 
 
 def raise_end_of_data() -> tf.Tensor:

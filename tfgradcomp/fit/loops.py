@@ -38,6 +38,7 @@ from tfgradcomp.fit.loop_sync import (
     running_loop,
 )
 from tfgradcomp.fit.pass_length import agree_on_length
+from tfgradcomp.fit.past_iterators import keep_iterators, remove_past_iterators
 from tfgradcomp.fit.stop_flag import share_stop_flags
 
 
@@ -53,6 +54,7 @@ def synchronize_loops() -> None:
     replace_begin_of_pass(_begin_pass)
     replace_warning_of_early_end(_warn_of_early_end)
     end_epochs_together()
+    keep_iterators()
     replace_reduction(_reduce)
 
 
@@ -69,7 +71,10 @@ def _run_loop(kind, original, model, *args, **kwargs):
         else:
             loop.synchronize_weights()
             loop.average_statistics()
-        return original(model, *args, **kwargs)
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            remove_past_iterators()
 
 
 def _end_epoch(original, callbacks, epoch, logs=None):
@@ -95,6 +100,8 @@ def _end_batch(original, callbacks, batch, logs=None):
     if loop:
         loop.verify_after(batch + 1)
         loop.decide()
+        # Keras replaces an iterator by the next epoch's only as that epoch begins.
+        remove_past_iterators()
     return result
 
 
