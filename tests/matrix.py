@@ -67,6 +67,7 @@ TESTS = (
     f"{_BACKUP}_save_freq_resumes_within_an_epoch_in_the_same_bits",
     f"{_BACKUP}_sigterm_to_one_worker_makes_all_save_and_end",
     "tests/fit/test_run_state.py",
+    "tests/fit/test_past_iterators.py",
     "tests/optimizers/test_inner_optimizers.py",
     "tests/optimizers/test_wrapper.py",
     "tests/assignment/test_rules.py",
