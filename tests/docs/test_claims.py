@@ -69,16 +69,15 @@ def faster(way, rate):
     return {model: plain[model] / own[model] for model in own}
 
 
-def spread(values, models):
+def spread(values, models, digits=1):
     """The smallest and the largest value, as texts have them."""
     chosen = [values[model] for model in models]
-    return round(min(chosen), 1), round(max(chosen), 1)
+    return round(min(chosen), digits), round(max(chosen), digits)
 
 
 def of_small_models(way, ends):
-    """Whether a way is ends[0] to ends[1] times as fast as float32 at 1 Gbit/s."""
-    factors = [faster(way, "1gbit")[model] for model in MODELS]
-    return (round(min(factors), 2), round(max(factors), 2)) == ends
+    """Returns whether a method's least and largest speed-up at 1 Gbit/s are `ends`."""
+    return spread(faster(way, "1gbit"), MODELS, digits=2) == ends
 
 
 def to_the_accuracy(way):

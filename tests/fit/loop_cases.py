@@ -1,4 +1,4 @@
-"""Loops that begin and end together, which a pool's workers run for `test_loops.py`."""
+"""Loops on several workers, which `test_loops` and `test_past_iterators` run."""
 
 import functools
 import threading

@@ -22,7 +22,7 @@ class Rows(keras.utils.PyDataset):
 
 
 def tuned(batches):
-    """What the options of Keras' dataset of some data say of tuning."""
+    """Returns whether Keras' dataset of `batches` is tuned; None if nobody chose."""
     tfgradcomp.enable_multi_worker_fit()
     adapter = data_adapters.get_data_adapter(batches)
     return adapter.get_tf_dataset().options().autotune.enabled

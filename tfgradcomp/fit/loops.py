@@ -100,8 +100,6 @@ def _end_batch(original, callbacks, batch, logs=None):
     if loop:
         loop.verify_after(batch + 1)
         loop.decide()
-        # Keras replaces an iterator by the next epoch's only as that epoch begins.
-        remove_past_iterators()
     return result
 
 

@@ -31,6 +31,7 @@ def keep_iterators() -> None:
 
 
 def _iterate(original, dataset):
+    remove_past_iterators()
     iterator = original(dataset)
     if innermost_loop() and tf.executing_eagerly():
         _iterators.append(iterator)
