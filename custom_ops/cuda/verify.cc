@@ -281,7 +281,7 @@ std::string Measure(int64_t size) {
   const double copy = CopyBandwidth(stopwatch, 4 * size);
   std::string csv = "device,call,blocks,elements,microseconds,GB/s,of copy\n";
   for (const Layout layout : {Layout::kOneBlock, Layout::kBuckets}) {
-    Inputs inputs(Shape{size, layout, 4}, 1, false);
+    Inputs inputs(Shape{size, layout, 4}, 1, Values::kLikeGradients);
     ForEachCall(
         inputs, layout == Layout::kOneBlock, [&](const std::string& name, auto args) {
           DeviceBuffers buffers({0, 0}, stopwatch.stream);

@@ -101,7 +101,7 @@ class Comparison {
   // are not finite.
   void Run(const Shape& shape) {
     Inputs inputs(shape, 1 + shape.size + shape.num_workers,
-                  shape.num_workers % 2 != 0);
+                  shape.num_workers % 2 != 0 ? Values::kAll : Values::kFinite);
     ForEachCall(inputs, shape.layout == Layout::kOneBlock,
                 [&](const std::string& name, const auto& args) {
                   try {

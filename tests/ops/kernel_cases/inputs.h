@@ -27,6 +27,12 @@ constexpr int64_t kBucket = 2048;
 constexpr const char* kLayoutNames[] = {"one block", "ragged", "blocks of one",
                                         "buckets"};
 
+// The numbers of inputs. Measurements take some like those of gradients. Checks take
+// numbers of many orders of magnitude, with zeros and denormals among them; of all
+// numbers, some are infinite or NaN as well, but only where a result does not depend on
+// the sign of a NaN that a processor computes: this sign differs between processors.
+enum class Values { kLikeGradients, kFinite, kAll };
+
 struct Shape {
   int64_t size;
   Layout layout;
@@ -82,11 +88,12 @@ inline std::vector<Shape> FewShapes(int64_t most) {
 // The inputs of all kernels, of one shape; the same on every machine.
 class Inputs {
  public:
-  // With `nonfinite`, some numbers are infinite or NaN, but only where a result does
-  // not depend on the sign of a NaN that a processor computes: this sign differs
-  // between processors.
-  Inputs(const Shape& shape, uint64_t seed, bool nonfinite)
-      : size(shape.size), num_workers(shape.num_workers), state_(seed) {
+  Inputs(const Shape& shape, uint64_t seed, Values values)
+      : size(shape.size),
+        num_workers(shape.num_workers),
+        values_(values),
+        state_(seed) {
+    const bool nonfinite = values == Values::kAll;
     std::vector<int64_t> splits = {0};
     while (splits.back() < size) {
       int64_t width = size;
@@ -116,8 +123,8 @@ class Inputs {
     if (nonfinite) Put(wild, {infinity, -infinity, nan, -nan});
     coarse = Array<float>(size);
     for (int64_t j = 0; j < size; ++j) coarse[j] = std::round(residual[j]);
-    scale = Magnitudes(num_workers * num_blocks);
-    wild_scale = Magnitudes(num_workers * num_blocks);
+    scale = Scales();
+    wild_scale = Scales();
     if (nonfinite) Put(wild_scale, {infinity, nan, 0.0f});
     limit = Magnitudes(num_blocks);
     for (int64_t b = 0; b < num_blocks; ++b) {
@@ -256,10 +263,13 @@ class Inputs {
     return (uint64_t{Next()} * base) >> 32;
   }
 
-  // Returns numbers of many orders of magnitude, with zeros and denormals among them.
   Array<float> Numbers(int64_t count) {
     Array<float> numbers(count);
     for (int64_t j = 0; j < count; ++j) {
+      if (values_ == Values::kLikeGradients) {
+        numbers[j] = Uniform() + Uniform() + Uniform() + Uniform();
+        continue;
+      }
       const uint32_t kind = Below(16);
       uint32_t bits = Next() & 0x807FFFFF;
       if (kind == 0) bits &= 0x80000000;                   // Zero.
@@ -275,6 +285,18 @@ class Inputs {
     return numbers;
   }
 
+  // Returns scales of all blocks. Those like gradients' are above all magnitudes.
+  Array<float> Scales() {
+    Array<float> scales = Magnitudes(num_workers * num_blocks);
+    for (int64_t i = 0; i < scales.count(); ++i) {
+      if (values_ == Values::kLikeGradients) scales[i] += kLargest;
+    }
+    return scales;
+  }
+
+  // Returns a number from -kLargest / 4 to kLargest / 4.
+  float Uniform() { return static_cast<int32_t>(Next()) * (kLargest * 0x1p-33f); }
+
   void Put(Array<float>& numbers, std::initializer_list<float> special) {
     for (float value : special) {
       if (numbers.count() > 0) {
@@ -283,6 +305,8 @@ class Inputs {
     }
   }
 
+  static constexpr float kLargest = 4;
+  Values values_;
   uint64_t state_;
 };
 
