@@ -26,8 +26,8 @@ lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a co
 test: lint  ## What CI runs. Workers of clusters wait now and then: 3 for two cores.
 	$(BIN)/pytest -n 3 --dist loadfile -m "not slow"
 
-test-all: $(BIN)/tfgradcomp-launch  ## The same, with the studies that take minutes.
-	$(BIN)/pytest -n 3 --dist loadfile
+test-all: $(BIN)/tfgradcomp-launch  ## The same, with the slow tests, whose passes tests/slow_runs.csv keeps.
+	$(BIN)/pytest -n 3 --dist loadfile --record
 
 flower:  ## The tests with Flower, in build/flower: its versions of protobuf and others are older.
 	$(PYTHON) -m venv build/flower

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow_runs
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -50,7 +52,12 @@ DIVISIBLE = (
 UNITS_OF_A_TEST = 4
 
 
+def pytest_addoption(parser):
+    slow_runs.add_options(parser)
+
+
 def pytest_configure(config):
+    config.pluginmanager.register(slow_runs.SlowRuns(config))
     config.addinivalue_line(
         "markers",
         "python_ops(**parameters): runs the test a second time, with the operations "
