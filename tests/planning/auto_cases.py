@@ -77,15 +77,14 @@ def case_fit(inner, risk):
     }
 
 
-def case_measured():
+def case_measured(carrier):
     """The decision by a link that is measured, what was measured, and digests."""
-    model = auto(link=None, compute=None, risk="high")
+    model = auto(link=None, compute=None, risk="high", carrier=carrier)
     with mock.patch.object(measurement, "measure", wraps=measurement.measure) as spy:
         fit(model)
     (measured,) = spy.call_args.args
-    carrier = type(measured).__name__
-    decision = model.optimizer.decision.to_config()
-    return decision, carrier, digest(model), case_by_hand("Adam", decision)
+    decision, taken = model.optimizer.decision.to_config(), type(measured).__name__
+    return decision, taken, digest(model), case_by_hand("Adam", decision)
 
 
 def case_files(folder):

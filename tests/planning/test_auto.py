@@ -63,12 +63,15 @@ def test_processes_have_the_bits_of_virtual_workers(pools, fitted):
     assert output.count("Auto has chosen after 5 steps") == 1
 
 
-def test_a_measured_link_decides_the_same_on_all_workers(pools):
-    answers, _ = pools(2).run(auto_cases.case_measured)
+@pytest.mark.parametrize(
+    "carrier, taken", [("auto", "TcpCollectives"), ("grpc", "Hosts")]
+)
+def test_a_measured_link_decides_the_same_on_all_workers(pools, carrier, taken):
+    answers, _ = pools(2).run(auto_cases.case_measured, carrier)
     assert answers[0] == answers[1]
-    decision, carrier, trained, by_hand = answers[0]
-    # The connections by which the chosen method's messages travel.
-    assert carrier == "TcpCollectives"
+    decision, measured, trained, by_hand = answers[0]
+    # Those by which the chosen method's messages travel.
+    assert measured == taken
     assert decision["link"] == "measured links"
     assert 0 < decision["compute_seconds"] < 60
     # The exchanges that were timed leave no trace in the training.
@@ -129,6 +132,7 @@ def test_one_process_has_no_network_and_another_number_is_a_warning(pools):
         ({"link": "1gbit 3"}, "Received: '3'"),
         ({"after": 0}, "Received: after=0"),
         ({"compute": 0.0}, "Received: compute=0.0"),
+        ({"carrier": "mail"}, "Received: carrier='mail'"),
         ({"decision": "no.json"}, "Received: decision='no.json', FileNotFoundError"),
         ({"learning_rate": 0.1}, "Auto does not take"),
     ],

@@ -106,6 +106,8 @@ class Plan:
         buckets: The buckets, those of the compressed vector first.
         collectives: The collectives between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
+        measured: Those of them that messages take, whose speed decides about
+            transports; None where there is none.
         devices: The devices of workers that have several each; None where a worker is
             one device.
         uncompressed_steps: The steps whose gradients travel as float32.
@@ -120,6 +122,7 @@ class Plan:
     buckets: tuple[Bucket, ...]
     collectives: Collectives
     hosts: Hosts | None
+    measured: Collectives | None
     devices: Devices | None
     uncompressed_steps: UncompressedSteps
     is_fallback: bool
@@ -195,6 +198,7 @@ def make_plan(
         buckets=tuple(buckets),
         collectives=binder.collectives,
         hosts=binder.hosts,
+        measured=binder.measured,
         devices=binder.devices,
         uncompressed_steps=settings.uncompressed_steps,
         is_fallback=bool(is_fallback),
@@ -257,16 +261,16 @@ class _Binder:
         accumulates: Whether second moments accumulate over several calls.
         collectives: The collectives between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
+        measured: As in `Plan`.
         devices: The devices of workers that have several each, or None.
-        measured: The collectives whose speed decides about transports; None: none.
     """
 
     settings: Settings
     accumulates: bool
     collectives: Collectives
     hosts: Hosts | None
-    devices: Devices | None
     measured: Collectives | None
+    devices: Devices | None
 
     @classmethod
     def of(cls, settings, strategy, accumulates):
@@ -275,14 +279,14 @@ class _Binder:
         if isinstance(given, Transport):
             given = given.renewed()
             settings = replace(settings, transport=given)
-            return cls(settings, accumulates, given.collectives, hosts, None, hosts)
+            return cls(settings, accumulates, given.collectives, hosts, hosts, None)
         devices = devices_of(strategy)
         measured: Collectives | None = hosts
         collectives = devices.across if devices else for_strategy(strategy)
         if hosts is not None:
             carrier = settings.carrier
             collectives, measured = over_carrier(carrier, collectives, hosts)
-        return cls(settings, accumulates, collectives, hosts, devices, measured)
+        return cls(settings, accumulates, collectives, hosts, measured, devices)
 
     @property
     def carries_tables(self) -> bool:

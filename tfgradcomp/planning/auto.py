@@ -76,6 +76,7 @@ class Auto(OptimizerWrapper):
         compute: Seconds of a step without an exchange; None: measured.
         decision: A choice that was made before: `Auto.decision`, or the file that its
             `save` has written; None: choose.
+        carrier: As `CompressedOptimizer` takes it.
         exclude: Variables that are not compressed, as `CompressedOptimizer` takes them.
         seed: As `CompressedOptimizer` takes it.
         nonfinite: As `CompressedOptimizer` takes it.
@@ -105,6 +106,7 @@ class Auto(OptimizerWrapper):
         after: int = 150,
         compute: float | None = None,
         decision: Decision | Mapping | str | Path | None = None,
+        carrier: str = "auto",
         exclude: Any = None,
         seed: int = 0,
         nonfinite: str = "raise",
@@ -127,6 +129,7 @@ class Auto(OptimizerWrapper):
             link=link,
             after=after,
             compute=compute,
+            carrier=carrier,
             exclude=exclude,
             seed=seed,
             nonfinite=nonfinite,
@@ -140,7 +143,7 @@ class Auto(OptimizerWrapper):
 
     def _make_current(self):
         """Returns the wrapper of the choice, or that of the measurement."""
-        names = "exclude", "seed", "nonfinite", "verify_every"
+        names = "carrier", "exclude", "seed", "nonfinite", "verify_every"
         common = {name: getattr(self, name) for name in names}
         if self._decision is None:
             return Candidate(BFLOAT16).wrap(self.inner_optimizer, **common)
@@ -263,7 +266,6 @@ class Auto(OptimizerWrapper):
         measurement = Measurement(
             inner=self.inner_optimizer,
             plan=self.current.plan,
-            hosts=self._hosts,
             risk=self.risk,
             link=self.link,
             exclude=self.exclude,

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.collectives import Hosts
-from tfgradcomp.collectives.tcp import between_processes
 from tfgradcomp.engine.plan import Plan
 from tfgradcomp.engine.settings_check import gather_json
 from tfgradcomp.planning.arithmetic import ExchangeTimer, typical_arithmetic
@@ -37,7 +36,6 @@ class Measurement:
     Attributes:
         inner: The inner optimizer.
         plan: The plan of the measured steps.
-        hosts: The collectives between processes; None for a single process.
         risk: As `Auto` takes it.
         link: As `Auto` takes it.
         exclude: As `Auto` takes it.
@@ -46,7 +44,6 @@ class Measurement:
 
     inner: keras.optimizers.Optimizer
     plan: Plan
-    hosts: Hosts | None
     risk: str
     link: str | None
     exclude: object
@@ -68,10 +65,9 @@ class Measurement:
         errors = worst_layers(gradients[0], [one["sums"] for one in every], number)
         link = NO_LINK if self.link is None else Link.parse(self.link)
         profile, timer = Profile(), None
-        variables = self._variables()
-        if self.hosts is not None:
-            between = between_processes(self.hosts)
-            profile = Profile(GRPC if between is self.hosts else TCP)
+        variables, between = self._variables(), self.plan.measured
+        if between is not None:
+            profile = Profile(GRPC if between is self.plan.hosts else TCP)
             if self.link is None:
                 profile = profile._replace(costs=measure(between))
                 timer = ExchangeTimer(between, variables, self.exclude).seconds
@@ -103,9 +99,9 @@ class Measurement:
         return [v for position, v in variables if position not in tables]
 
     def _gathered(self, value, call_site) -> list:
-        if self.hosts is None:
+        if self.plan.hosts is None:
             return [value]
-        return gather_json(self.hosts, value, call_site)
+        return gather_json(self.plan.hosts, value, call_site)
 
 
 def decide_by_batches(
