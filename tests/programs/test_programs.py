@@ -43,8 +43,18 @@ def run_with(kind, rules):
     return workers.run(kind, **rules)
 
 
-@pytest.mark.slow  # Two adversaries train so in `tests/fit/test_own_loops.py`.
-@pytest.mark.parametrize("kind", KINDS)
+# Quick for a step that creates the variables of Keras' optimizer. Two adversaries train
+# so in `tests/fit/test_own_loops.py`.
+QUICK = ("variational_autoencoder",)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow)
+        for kind in KINDS
+    ],
+)
 def test_the_identity_is_plain_keras(pools, kind):
     (stock, _), (identity, _) = (
         pools(2).run(workers.run, kind, wrapper).answers

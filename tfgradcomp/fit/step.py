@@ -88,7 +88,7 @@ def _compile_step(original, model, step_function):
         # Where the data end instead of a batch, no worker may begin an exchange that
         # needs no batch (noise, positions): half of a collective would be left behind
         # for the next one of its name.
-        with tf.control_dependencies(batch):
+        with tf.control_dependencies(batch), tf.variable_creator_scope(_create):
             logs = step_function(data)
         if model.optimizer is None:
             return logs
@@ -97,6 +97,16 @@ def _compile_step(original, model, step_function):
             return tf.nest.map_structure(tf.identity, logs)
 
     return original(model, step)
+
+
+def _create(next_creator, **arguments):
+    """Creates a variable of a step whose initial value waits for nothing.
+
+    TensorFlow computes initial values before the step, which it cannot do if they
+    depend on the batch.
+    """
+    with tf.control_dependencies(None):
+        return next_creator(**arguments)
 
 
 def _predict_step(original, model, data):
