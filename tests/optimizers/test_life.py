@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_a_life(pools, name, workers):
-    (failures,), _ = pools(workers, "virtual").run(life_cases.run, name, timeout=300)
+    (failures,), _ = pools(workers, "virtual").run(life_cases.run, name, timeout=900)
     assert not failures, "\n".join(failures.values())
 
 
