@@ -118,7 +118,10 @@ def measure(make, gradients, rounds, interface) -> dict:
                 continue
             prepare()
             dist.all_reduce(one)
-            before = interface_bytes(interface) if interface else None
+            if interface:
+                before = interface_bytes(interface)
+                # Nobody sends before all have read.
+                dist.all_reduce(one)
             begin = time.perf_counter()
             call()
             seconds = time.perf_counter() - begin

@@ -281,9 +281,10 @@ def main(folder: Path) -> None:
             if step is None:
                 continue
             bench.barrier()
-            before = interface_bytes(interface) if interface else None
-            # Nobody sends before all have read.
-            bench.barrier()
+            if interface:
+                before = interface_bytes(interface)
+                # Nobody sends before all have read.
+                bench.barrier()
             begin, processor = time.perf_counter(), time.process_time()
             step()
             seconds = time.perf_counter() - begin

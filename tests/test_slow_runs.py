@@ -19,7 +19,7 @@ def test_passes(): pass
 
 def test_fails(): assert False
 
-def test_is_skipped(): pytest.skip("for no reason")
+def test_is_skipped(): pytest.skip("stands for a test of a GPU")
 
 @pytest.mark.parametrize("size", ["1, 2"])
 def test_with_a_comma(size): pass

@@ -106,8 +106,8 @@ class Plan:
         buckets: The buckets, those of the compressed vector first.
         collectives: The collectives between the workers.
         hosts: The collectives between the workers' processes; None where there is one.
-        measured: Those of them that messages take, whose speed decides about
-            transports; None where there is none.
+        measured: The collectives between processes that messages take, whose speed
+            decides about transports; None where there is one process.
         devices: The devices of workers that have several each; None where a worker is
             one device.
         uncompressed_steps: The steps whose gradients travel as float32.
