@@ -161,7 +161,6 @@ def test_an_installed_wheel_trains_natively_without_a_compiler(released, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # It compiles, on a machine that may have other work.
 @pytest.mark.parametrize("compiler", [None, "/bin/false"])
 def test_an_sdist_installs_with_and_without_a_compiler(released, tmp_path, compiler):
     python = environment(tmp_path / "environment")

@@ -22,7 +22,6 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(960)
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_a_life(pools, name, workers):
     (failures,), _ = pools(workers, "virtual").run(life_cases.run, name, timeout=900)
