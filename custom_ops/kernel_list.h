@@ -34,10 +34,12 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// Those of a CPU: a GPU has no kernel that does nothing but update variables.
+// Those of a CPU: the others take a vector in parts and do nothing but update
+// variables, or find one of the parts.
 #define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
   TFGRADCOMP_FOR_EACH_KERNEL(X)           \
-  X(ApplyVector)
+  X(ApplyVector)                          \
+  X(FirstNonfinite)
 
 // The kernels that decode, and take an `Update`.
 #define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \

@@ -51,6 +51,15 @@ struct ApplyVector {
   const Update* update;
 };
 
+// The first part of x with an infinite element or NaN, or the number of parts if there
+// is none; the same, unread, if x is known to be finite. On a CPU only.
+struct FirstNonfinite {
+  CutVector<const float> x;
+  int64_t size;
+  const bool* is_finite;
+  int32_t* part;
+};
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_VECTORS_H_

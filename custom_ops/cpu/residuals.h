@@ -1,4 +1,5 @@
-// Updates by a vector, sums with residuals, and residuals rounded at random.
+// Updates by a vector, the search for NaN, sums with residuals, and residuals rounded
+// at random.
 
 void Kernel(const Parallel& parallel, const ApplyVector& args) {
   For(parallel, CeilDiv(args.size, kGroup), 16 * kGroup,
@@ -10,6 +11,40 @@ void Kernel(const Parallel& parallel, const ApplyVector& args) {
           F u[kParts];
           LoadGroup(x.At(at, count), u);
           values.Put(at, u);
+        }
+      });
+}
+
+inline bool IsFinite(const float* p, int64_t count, F scale) {
+  GroupReader reader;
+  uint32_t nonfinite = 0;
+  for (int64_t at = 0; at < count; at += kGroup) {
+    const float* group = reader.At(p + at, count - at);
+    for (int i = 0; i < kGroup; i += kWidth) {
+      nonfinite |= NonfiniteBits(Mul(scale, Load(group + i)));
+    }
+  }
+  return nonfinite == 0;
+}
+
+void Kernel(const Parallel& parallel, const FirstNonfinite& args) {
+  const int32_t num_parts = args.x.whole ? 1 : static_cast<int32_t>(args.x.num_parts);
+  *args.part = num_parts;
+  if (*args.is_finite) return;
+  const F scale = Set(args.x.scale);
+  For(parallel, CeilDiv(args.size, kGroup), 4 * kGroup,
+      [&](int64_t begin, int64_t end) {
+        PartOfVector<const float> x(args.x, args.size);
+        int32_t first = num_parts;
+        x.EachPiece(begin * kGroup, Smaller(end * kGroup, args.size),
+                    [&](const float* p, int64_t, int64_t count) {
+                      if (first < num_parts || IsFinite(p, count, scale)) return;
+                      first = static_cast<int32_t>(x.index());
+                    });
+        int32_t before = __atomic_load_n(args.part, __ATOMIC_RELAXED);
+        while (first < before &&
+               !__atomic_compare_exchange_n(args.part, &before, first, true,
+                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
         }
       });
 }

@@ -1,4 +1,4 @@
-// The ops' kernels for updates by a vector and for residuals.
+// The ops' kernels for updates by a vector, the search for NaN, and residuals.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_KERNELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_KERNELS_H_
@@ -32,6 +32,21 @@ class ApplyVectorOp : public KernelOp<Device, ApplyVector> {
   }
 
   Updater updater_;
+};
+
+template <typename Device>
+class FirstNonfiniteOp : public KernelOp<Device, FirstNonfinite> {
+ public:
+  using KernelOp<Device, FirstNonfinite>::KernelOp;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, FirstNonfinite* args,
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
+    TF_RETURN_IF_ERROR(Scalar(context, parts, "is_finite", &args->is_finite));
+    return Output(context, 0, TensorShape({}), &args->part);
+  }
 };
 
 template <typename Device>

@@ -1,5 +1,5 @@
-// The ops for updates by a vector and for residuals: their arguments and static shapes.
-// Only ops.cc includes this file.
+// The ops for updates by a vector, the search for NaN, and residuals: their arguments
+// and static shapes. Only ops.cc includes this file.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_RESIDUALS_OPS_H_
@@ -15,6 +15,20 @@ REGISTER_OP("Tfgradcomp>ApplyVector")
     .TFGRADCOMP_UPDATES.Attr("num_parts: int >= 1")
     .Attr("x_scale: float = 1.0")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+inline absl::Status FirstNonfiniteShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckScalar(c, c->num_inputs() - 1));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>FirstNonfinite")
+    .Input("x: num_parts * float")
+    .Input("is_finite: bool")
+    .Output("part: int32")
+    .Attr("num_parts: int >= 1")
+    .Attr("x_scale: float = 1.0")
+    .SetShapeFn(FirstNonfiniteShape);
 
 inline absl::Status AddScaledShape(InferenceContext* c) {
   DimensionHandle size;

@@ -77,6 +77,7 @@ CALLS = {
     "mean_of_largest": dict(
         CHUNKS, words=LONG_WORDS, levels=np.ones((2, 2, 2), np.float32)
     ),
+    "first_nonfinite": dict(x=X, is_finite=False),
     "add_scaled": dict(x=X, y=X, factor=0.5),
     "round_to_bfloat16": dict(x=X, stream=STREAM),
     "multiply_matrices": dict(MATRICES, x=X, right=FACTOR),
@@ -262,6 +263,7 @@ BAD = {
         ],
         row_splits=[*BAD_SPLITS_FIRST, [0, 1, 6]],
     ),
+    "first_nonfinite": dict(is_finite=[np.ones(1, bool)]),
     "add_scaled": dict(x=BAD_X, y=BAD_VECTOR, factor=BAD_SCALAR),
     "round_to_bfloat16": dict(x=[ONE[0], X[np.newaxis]], stream=BAD_STREAM),
     "multiply_matrices": dict(BAD_MATRICES, x=BAD_X, right=BAD_FACTOR),

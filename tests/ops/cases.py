@@ -223,6 +223,8 @@ def calls(size, layout="one", workers=3, kind="normal"):
         ("pack_signs_checked", (x,)),
         ("pack_signs_checked", (x, streams[0])),
         ("add_scaled", (x, e, np.float32(0.7))),
+        ("first_nonfinite", (x, np.array(False))),
+        ("first_nonfinite", (x, np.array(True))),
         ("round_to_bfloat16", (x, streams[1])),
         ("pack_signs_checked", (x * 0, streams[1])),
         ("pack_momentum_signs", (x, m, 0.9, np.array(False), streams[0])),

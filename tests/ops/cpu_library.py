@@ -21,6 +21,7 @@ RESULTS = {
     "pack_ternary": "words",
     "block_statistics": "statistics",
     "sum_codes": "sum",
+    "first_nonfinite": "part",
     "add_scaled": "total",
     "round_to_bfloat16": "rounded",
     "sum_levels": "values",
@@ -219,7 +220,7 @@ def _inputs(name, given):
         inputs["scratch"] = np.full(
             chunks * (5 if name == "block_statistics" else 1), 7.0
         )
-    for flag in ("moving", "warming_up"):
+    for flag in ("moving", "warming_up", "is_finite"):
         if flag in given:
             inputs[flag] = np.array(given[flag])
     if "ratio" in given:
@@ -275,6 +276,7 @@ def _output(field, name, inputs):
         return np.full(count, 7, np.float32)
     shape, dtype = {
         "nonfinite": (1, np.int64),
+        "part": (1, np.int32),
         "rounded": (size, np.uint16),
         "statistics": ([5, blocks], np.float64),
         "levels": ([blocks, inputs.get("count")], np.float32),
@@ -290,6 +292,6 @@ def _result(field, array, inputs):
     optional = {"new_momentum": "momentum", "new_variance": "variance"}.get(field)
     if optional is not None and inputs[optional] is None:
         return None  # The kernel has not written it.
-    if field == "nonfinite":
+    if field in ("nonfinite", "part"):
         return array[0]
     return array.view(tf.bfloat16.as_numpy_dtype) if field == "rounded" else array

@@ -84,6 +84,7 @@ STRUCTS = {
     "MeanSignResidual": "p:sent_words p:sent_scale i:num_workers p:residual i:size "
     "p:ratio p:moving p:words p:scale p:row_splits i:num_blocks p:new_residual",
     "ApplyVector": "c:x i:size p:update",
+    "FirstNonfinite": "c:x i:size p:is_finite p:part",
     "AddScaled": "c:x i:size p:y p:factor p:total",
     "RoundToBfloat16": "p:x i:size p:stream p:rounded",
     "MultiplyMatrices": "c:x i:size p:rows p:columns i:num_tensors p:right i:rank "

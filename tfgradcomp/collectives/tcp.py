@@ -142,16 +142,21 @@ def _connected(hosts, carrier):
 
 def _connect(hosts, carrier):
     """Connects the processes; returns the number of the connections."""
-    obstacle, path = "", Path()
-    try:
-        if carrier == "auto" and not takes_native("tcp_gather"):
-            raise library.UnavailableError("pure TensorFlow has been chosen")
-        path = library.library().path
-    except library.UnavailableError as error:
-        obstacle = f"carrier='tcp' needs native operations: {error}"
+    path, missing = _library(carrier)
+    obstacle = f"carrier='tcp' needs native operations: {missing}" if missing else ""
     links = connect_all(hosts, obstacle, _SECONDS[carrier])
     # The native threads own the sockets from here on.
     sockets = [-1 if link is None else link.detach() for link in links]
     start = ctypes.CDLL(str(path)).tfgradcomp_start_mesh
     start.restype = ctypes.c_int64
     return start(hosts.rank, len(sockets), (ctypes.c_int * len(sockets))(*sockets))
+
+
+def _library(carrier):
+    """Returns the path of the native library, and why there is none."""
+    if carrier == "auto" and not takes_native("tcp_gather"):
+        return Path(), "pure TensorFlow has been chosen"
+    try:
+        return library.library().path, ""
+    except library.UnavailableError as error:
+        return Path(), str(error)

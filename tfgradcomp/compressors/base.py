@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp import ops
 from tfgradcomp.core import (
     Component,
     Context,
@@ -42,9 +43,10 @@ class Compressed(NamedTuple):
         """Returns whether the input `x` and the payload are finite."""
         if self.is_finite is not None:
             return self.is_finite
-        tensors = list(x) if isinstance(x, SplitVector) else [x]
+        num_parts = len(x) if isinstance(x, SplitVector) else 1
+        is_finite = tf.equal(ops.first_nonfinite(x, tf.constant(False)), num_parts)
         numbers = [v for v in self.payload.values() if v.dtype.is_floating]
-        return all_finite([*tensors, *numbers])
+        return is_finite & all_finite(numbers) if numbers else is_finite
 
 
 @dataclass(frozen=True)
@@ -368,4 +370,5 @@ def mean_of_values(payloads: Fields, layout: Layout) -> Fields:
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:
     """Returns a boolean scalar: no element of any tensor is infinite or NaN."""
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])
+    checks = [tf.reduce_all(tf.math.is_finite(x)) for x in tensors]
+    return checks[0] if len(checks) == 1 else tf.reduce_all(checks)

@@ -151,7 +151,8 @@ def update(
         rate: The learning rate of this step alone; None for the optimizer's.
     """
     # Keras would leave out a variable without a gradient.
-    gradients = [tf.zeros([]) if g is None else g for g in gradients]
+    nothing = tf.zeros([])
+    gradients = [nothing if g is None else g for g in gradients]
     _thread.direct = direct
     try:
         _apply("update", optimizer, gradients, variables, rate)

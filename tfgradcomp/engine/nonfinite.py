@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
+from tfgradcomp import ops
 from tfgradcomp.collectives import Collectives
-from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.core.split_vector import SplitVector
-from tfgradcomp.engine.dense import multiplied
 
 # Larger than all flags, and a flag is less than 2**24.
 _NOTICE = 2**23
@@ -44,17 +42,8 @@ def flag_of(
         places: The position of the variable of each tensor of `x`.
         num_variables: The number of all variables.
     """
-
-    def first_nonfinite():
-        is_bad = tf.logical_not(tf.math.is_finite(tf.convert_to_tensor(x)))
-        # The last tensor's size may be unknown.
-        sizes = [tensor.shape.num_elements() for tensor in x.tensors[:-1]]
-        ends = tf.constant(np.cumsum(sizes, dtype=np.int64))
-        part = tf.reduce_sum(tf.cast(ends <= tf.argmax(is_bad), tf.int32))
-        place = tf.constant([*places])[part]
-        return 1 + tf.where(tf.reduce_any(is_bad), place, num_variables)
-
-    return tf.cond(is_finite, lambda: tf.constant(0), first_nonfinite)
+    flags = tf.constant([*(1 + place for place in places), 1 + num_variables])
+    return tf.where(is_finite, 0, tf.gather(flags, ops.first_nonfinite(x, is_finite)))
 
 
 def first_of(flags: list[tf.Tensor]) -> tf.Tensor:
@@ -97,13 +86,10 @@ def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:
 def are_finite(gradients: list, collectives: Collectives) -> tf.Tensor:
     """Returns whether the gradients of this process, times N, are finite, a bool."""
     values = [getattr(gradient, "values", gradient) for gradient in gradients]
-    # One pass shows it, unless the sum of the squares overflows.
-    squares = [tf.cast(tf.nn.l2_loss(value), tf.float32) for value in values]
-    is_finite = tf.cond(
-        tf.math.is_finite(tf.add_n(squares)),
-        lambda: True,
-        lambda: all_finite(multiplied(values, collectives.num_workers)),
-    )
+    values = [tf.cast(value, tf.float32) for value in values]
+    vector = SplitVector(values, collectives.num_workers)
+    part = ops.first_nonfinite(vector, tf.constant(False))
+    is_finite = tf.equal(part, len(values))
     if collectives.num_workers == collectives.num_processes:
         return is_finite
     # Replicas of one process enter a conditional together.

@@ -18,10 +18,14 @@ _warned: set[str] = set()
 _warned_lock = threading.Lock()
 
 
-def takes_native(op: str) -> bool:
+def takes_native(op: str, on_gpu: bool = True) -> bool:
     """Returns whether a call made here and now runs the native op of this name.
 
     Warns, once, if it does not although it should.
+
+    Args:
+        op: Name of the op.
+        on_gpu: Whether it has a kernel for GPUs.
 
     Raises:
         ValueError: If `TFGRADCOMP_OPS` names no mode.
@@ -35,7 +39,10 @@ def takes_native(op: str) -> bool:
         )
     if mode == "python" or in_xla():
         return False
-    obstacle = _obstacle(op, on_gpu=mode == "auto" and library.gpu_is_visible())
+    sees_gpu = library.gpu_is_visible()
+    if sees_gpu and not on_gpu:
+        return False
+    obstacle = _obstacle(op, on_gpu=mode == "auto" and sees_gpu)
     if obstacle is None:
         return True
     if mode == "native":
@@ -52,7 +59,7 @@ def takes_native(op: str) -> bool:
 
 def can_apply() -> bool:
     """Returns whether `apply_vector` can be called here and now: only on a CPU."""
-    return not library.gpu_is_visible() and takes_native("apply_vector")
+    return takes_native("apply_vector", on_gpu=False)
 
 
 def _obstacle(op: str, on_gpu: bool) -> str | None:

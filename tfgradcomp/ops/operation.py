@@ -36,6 +36,8 @@ class Operation(Generic[P, R]):
             reference. None: they are the same.
         applicable: Whether the library has an op `apply_<op>`, which updates variables
             by the vector that `op` decodes.
+        on_gpu: Whether the op has a kernel for GPUs. If not, the reference runs where
+            TensorFlow sees one.
     """
 
     __name__: str
@@ -51,12 +53,14 @@ class Operation(Generic[P, R]):
         arguments: Callable[..., dict[str, Any]] | None = None,
         results: Callable[[Any], Any] | None = None,
         applicable: bool = False,
+        on_gpu: bool = True,
     ):
         functools.update_wrapper(self, reference)
         self.reference = reference
         self.op = op or self.__name__
         self.applicable = applicable
         self._signature = inspect.signature(reference)
+        self._on_gpu = on_gpu
         self._static = static
         self._vectors = vectors
         self._optional = optional
@@ -66,7 +70,7 @@ class Operation(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the native op or the reference."""
         static = self._static and self._bind(args, kwargs)[self._static]
-        if not tf.is_tensor(static) and takes_native(self.op):
+        if not tf.is_tensor(static) and takes_native(self.op, self._on_gpu):
             return self.native(*args, **kwargs)
         return self.reference(*args, **kwargs)
 

@@ -21,6 +21,7 @@ from tfgradcomp.ops.reference import (
     residuals,
     signs,
     sparse,
+    vectors,
 )
 from tfgradcomp.ops.reference.blocks import Statistics, mean_of_sums, spread, widths
 from tfgradcomp.ops.reference.random_numbers import coins, random_bits, uniform
@@ -40,6 +41,7 @@ sum_codes = Operation(codes.sum_codes, static="count", optional=["sum_base"])
 sum_levels = Operation(codes.sum_levels, static="row_splits", applicable=True)
 pack_ternary = Operation(codes.pack_ternary, vectors=["x"])
 
+first_nonfinite = Operation(vectors.first_nonfinite, vectors=["x"], on_gpu=False)
 add_scaled = Operation(residuals.add_scaled, vectors=["x"])
 round_to_bfloat16 = Operation(residuals.round_to_bfloat16)
 

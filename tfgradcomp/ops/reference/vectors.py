@@ -61,6 +61,26 @@ def count_nonfinite(x: tf.Tensor) -> tf.Tensor:
     return tf.math.count_nonzero(tf.logical_not(tf.math.is_finite(x)))
 
 
+def first_nonfinite(x: Vector, is_finite: tf.Tensor) -> tf.Tensor:
+    """Returns which of the tensors of a vector is the first with NaN or infinity.
+
+    Args:
+        x: float32, of any shapes.
+        is_finite: Boolean scalar: whether there is known to be none; nothing is read.
+
+    Returns:
+        The tensor's index, an int32 scalar; the number of tensors if there is none.
+    """
+    tensors, scale = (x.tensors, x.scale) if isinstance(x, SplitVector) else ([x], 1.0)
+
+    def search():
+        scaled = [tensor if scale == 1 else tensor * scale for tensor in tensors]
+        finite = tf.stack([tf.reduce_all(tf.math.is_finite(t)) for t in scaled])
+        return tf.reduce_min(tf.where(finite, len(tensors), tf.range(len(tensors))))
+
+    return tf.cond(is_finite, lambda: tf.constant(len(tensors)), search)
+
+
 def length(x: tf.Tensor) -> int:
     """Returns the number of elements of a vector; a tensor if it varies."""
     return tf.size(x) if x.shape[0] is None else x.shape[0]
