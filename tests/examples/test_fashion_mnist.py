@@ -66,6 +66,8 @@ def test_one_worker_trains_and_reports():
     assert re.fullmatch(pattern, weights)
 
 
+# `make quickstart` is the same on larger data.
+@pytest.mark.slow
 def test_two_workers_train_with_three_levels():
     run = run_example("--epochs", "1", "--steps-per-epoch", "20", workers=2)
     assert run.returncode == 0, run.stderr

@@ -25,7 +25,7 @@ def checks():
 @pytest.mark.parametrize(
     ("reverse_order", "thread_blocks", "most", "few"),
     [
-        (False, 2, 40001, False),
+        pytest.param(False, 2, 40001, False, marks=pytest.mark.slow),
         (True, 1, 40001, True),
         pytest.param(True, 1, 1000, False, marks=pytest.mark.slow),
     ],

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tests.cluster import light_environment
 from tests.ops import cases
 from tests.ops.implementations import (
+    WHOLE,
     expected,
     expected_calls,
     made,
@@ -52,7 +53,16 @@ def test_codes_of_a_large_vector(base):
     cases.same(native.unpack_codes(packed, base, LARGE), codes, "codes")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape
+        if shape in WHOLE or i % 2
+        else pytest.param(shape, marks=pytest.mark.slow)
+        for i, shape in enumerate(SHAPES)
+    ],
+    ids=str,
+)
 def test_every_operation(shape):
     for what, name, args, result in expected_calls(shape):
         cases.same_results(on_tensors(native, name, args), result, what)

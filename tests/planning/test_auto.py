@@ -64,7 +64,11 @@ def test_processes_have_the_bits_of_virtual_workers(pools, fitted):
 
 
 @pytest.mark.parametrize(
-    "carrier, taken", [("auto", "TcpCollectives"), ("grpc", "Hosts")]
+    "carrier, taken",
+    [
+        ("auto", "TcpCollectives"),
+        pytest.param("grpc", "Hosts", marks=pytest.mark.slow),
+    ],
 )
 def test_a_measured_link_decides_the_same_on_all_workers(pools, carrier, taken):
     answers, _ = pools(2).run(auto_cases.case_measured, carrier)
