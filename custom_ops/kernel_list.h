@@ -34,8 +34,7 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// Those of a CPU: the others take a vector in parts and do nothing but update
-// variables, or find one of the parts.
+// Those of a CPU: two more, which update variables by a vector, and find a part of it.
 #define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
   TFGRADCOMP_FOR_EACH_KERNEL(X)           \
   X(ApplyVector)                          \

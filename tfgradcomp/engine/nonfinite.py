@@ -15,7 +15,9 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.collectives import Collectives
+from tfgradcomp.compressors.base import all_finite
 from tfgradcomp.core.split_vector import SplitVector
+from tfgradcomp.engine.dense import multiplied
 
 # Larger than all flags, and a flag is less than 2**24.
 _NOTICE = 2**23
@@ -86,10 +88,16 @@ def assertion(flags: tf.Tensor, paths: list[str]) -> tf.Operation | None:
 def are_finite(gradients: list, collectives: Collectives) -> tf.Tensor:
     """Returns whether the gradients of this process, times N, are finite, a bool."""
     values = [getattr(gradient, "values", gradient) for gradient in gradients]
-    values = [tf.cast(value, tf.float32) for value in values]
-    vector = SplitVector(values, collectives.num_workers)
-    part = ops.first_nonfinite(vector, tf.constant(False))
-    is_finite = tf.equal(part, len(values))
+    floats = [value for value in values if value.dtype == tf.float32]
+    # Products overflow in the type of the gradient, which float32 may not.
+    others = [value for value in values if value.dtype != tf.float32]
+    is_finite = tf.constant(True)
+    if floats:
+        vector = SplitVector(floats, collectives.num_workers)
+        part = ops.first_nonfinite(vector, tf.constant(False))
+        is_finite = tf.equal(part, len(floats))
+    if others:
+        is_finite &= all_finite(multiplied(others, collectives.num_workers))
     if collectives.num_workers == collectives.num_processes:
         return is_finite
     # Replicas of one process enter a conditional together.
