@@ -111,6 +111,17 @@ def test_a_size_that_is_a_tensor_gets_the_reference(monkeypatch, loaded):
             assert list(call()) == [1, 0, 1]
 
 
+@pytest.mark.parametrize("sees_gpu", [False, True])
+def test_an_operation_of_cpus_alone_is_tensorflows_beside_a_gpu(
+    monkeypatch, loaded, sees_gpu
+):
+    monkeypatch.setattr(library, "gpu_is_visible", lambda: sees_gpu)
+    x, is_finite = tf.constant([1.0, np.nan]), tf.constant(False)
+    types = types_of(lambda: ops.first_nonfinite(x, is_finite))
+    assert ("Tfgradcomp>FirstNonfinite" in types) != sees_gpu
+    assert int(ops.first_nonfinite(x, is_finite)) == 0
+
+
 def test_public_functions_have_the_documentation_of_the_reference():
     for name, operation in OPERATIONS.items():
         assert getattr(ops, name) is operation
