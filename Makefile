@@ -24,7 +24,7 @@ lint: $(BIN)/tfgradcomp-launch  ## What .pre-commit-config.yaml runs before a co
 	$(BIN)/mypy
 
 test: lint  ## What CI runs. Workers of clusters wait now and then: 3 for two cores.
-	$(BIN)/pytest -n 3 --dist loadfile -m "not slow" --durations 20
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow" --sample --durations 20
 
 test-all: $(BIN)/tfgradcomp-launch  ## The same, with the slow tests, whose passes tests/slow_runs.csv keeps.
 	$(BIN)/pytest -n 3 --dist loadfile --record

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import slow_runs
+from tests import sample, slow_runs
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -53,11 +53,13 @@ UNITS_OF_A_TEST = 4
 
 
 def pytest_addoption(parser):
+    sample.add_options(parser)
     slow_runs.add_options(parser)
 
 
 def pytest_configure(config):
     config.pluginmanager.register(slow_runs.SlowRuns(config))
+    config.addinivalue_line("markers", sample.MARKER)
     config.addinivalue_line(
         "markers",
         "python_ops(**parameters): runs the test a second time, with the operations "
@@ -92,11 +94,14 @@ def pytest_generate_tests(metafunc):
 
 def pytest_collection_modifyitems(config, items):
     removed = [item for item in items if not _is_wanted(item)]
+    if config.getoption("sample"):
+        removed += sample.left_out(item for item in items if _is_wanted(item))
     if removed:
         config.hook.pytest_deselected(items=removed)
+        gone = {item.nodeid for item in removed}
+        items[:] = [item for item in items if item.nodeid not in gone]
     # These are the longest units: whoever starts with them ends with the others.
-    items[:] = sorted(
-        filter(_is_wanted, items),
+    items.sort(
         key=lambda item: (
             _cluster_of(item.nodeid) is None and not item.nodeid.startswith(KERNELS)
         ),

@@ -57,6 +57,7 @@ def test_processes_persist_and_output_is_that_of_the_call(bare):
     assert not any(has_tensorflow for _, has_tensorflow in first)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("how", "message"),
     [

@@ -4,6 +4,7 @@ import logging
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.cluster import strategy_and_rank
@@ -28,6 +29,7 @@ def global_state():
     )
 
 
+@pytest.mark.slow
 def test_calls_begin_with_the_same_global_state(pools):
     drawn = pools(2).run(leave_global_state).answers
     for rank, state in enumerate(pools(2).run(global_state).answers):

@@ -58,6 +58,7 @@ def run(folder, *options):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "xdist"])
 def test_only_passes_are_recorded(folder, processes):
     assert "none has passed" in run(folder, *processes)

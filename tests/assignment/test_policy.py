@@ -112,6 +112,7 @@ def bits_of(variables):
     return [bits(v.numpy()) for v in variables]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("position", range(4))
 def test_bad_gradient_of_any_method_skips_the_step(position):
     def worker(rank, collectives):
@@ -215,6 +216,7 @@ def test_saved_model_resumes_with_its_policy(tmp_path):
     assert states[0] == states[1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -132,6 +132,7 @@ def test_apart_gives_every_method_its_own_processes():
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_nothing_is_left_after_a_signal(name, tmp_path):
     process = start("exchange.py", *FEW, "--output", tmp_path)

@@ -175,6 +175,7 @@ def test_parameter_servers_are_measured(permitted, tmp_path):
     assert "links of 200mbit" in output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_nothing_is_left_after_a_signal(permitted, name, tmp_path):
     process = start("virtual_cluster.py", *FEW, "--output", tmp_path)

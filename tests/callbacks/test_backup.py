@@ -72,6 +72,7 @@ def test_a_resumed_run_ends_in_the_same_bits(again, train, straight):
     check_same(train(again, "resume").answers, straight, 2)
 
 
+@pytest.mark.slow
 def test_save_freq_resumes_within_an_epoch_in_the_same_bits(train, straight, tmp_path):
     for answer in train(tmp_path, "interrupt in an epoch", save_freq=3).answers:
         # Batches 3, 6 and 9 of epochs of four.
@@ -132,6 +133,7 @@ def test_a_full_disk_of_one_worker_is_a_warning_on_all(train, straight, tmp_path
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [

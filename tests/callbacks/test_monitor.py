@@ -295,6 +295,7 @@ def test_an_observed_step_has_the_same_bits_and_a_plain_step_no_clocks(
     assert not {*map(id, before)} & {*map(id, clocks)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_sampled_gradient_of_local_steps_is_the_change_of_the_weights(
     monkeypatch, delay

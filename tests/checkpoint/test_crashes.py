@@ -35,6 +35,7 @@ def ends(tmp_path_factory):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", crash_cases.FAULTS)
 def test_the_last_good_backup_survives_a_fault_at_each_call(fault, ends):
     calls = [(end, epochs) for name, _, end, epochs in ends if name == fault]

@@ -154,6 +154,7 @@ def backup(saved, tmp_path):
     return tmp_path / "old"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("make", "transport", "bucket_bytes"), WAYS)
 def test_reshard_gives_the_same_files_whatever_wrote_the_old_ones(
     make, transport, bucket_bytes, saved, tmp_path
@@ -167,6 +168,7 @@ def test_reshard_gives_the_same_files_whatever_wrote_the_old_ones(
         check_same(state, {n: v for n, v in expected.items() if n != "place"})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("make", "transport", "bucket_bytes"), WAYS)
 def test_backup_of_every_transport_resumes_under_every_other(
     make, transport, bucket_bytes, saved
@@ -220,6 +222,7 @@ def test_each_local_replica_has_the_same_weight(backup, tmp_path):
     np.testing.assert_array_equal(state["compressed.worker.residual"], [[6.0] * SIZE])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_resharded_backup_resumes_under_every_transport(workers, backup, tmp_path):
     reshard(backup, workers, tmp_path / "new")
@@ -232,6 +235,7 @@ def test_resharded_backup_resumes_under_every_transport(workers, backup, tmp_pat
                 np.testing.assert_array_equal(weights, expected)
 
 
+@pytest.mark.sample(4)
 @parametrize_pairwise(
     way={f"{way[0].__name__}-{way[1].__name__}-{way[2]}": way for way in WAYS},
     workers=[1, 2, 5],

@@ -97,6 +97,7 @@ def whole_server(answers):
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [

@@ -31,6 +31,7 @@ def data():
     return x, rng.normal(size=(16, 4)).astype("float32")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(
     KERAS < (3, 15), reason="The files are of Keras 3.15, whose layers it cannot read."
 )

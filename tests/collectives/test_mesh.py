@@ -10,10 +10,9 @@ SOURCE = Path(__file__).with_name("mesh.cc")
 FLAGS = ["-std=c++17", "-g1", "-O1", "-Wall", "-Werror", "-fno-sanitize-recover=all"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="There is no g++ in PATH.")
-@pytest.mark.parametrize(
-    "sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_messages_arrive_in_any_order_and_an_end_is_told(sanitizer, tmp_path):
     program, flag = tmp_path / "mesh", f"-fsanitize={sanitizer}"
     command = ["g++", *FLAGS, flag, SOURCE, "-o", program, "-lpthread"]

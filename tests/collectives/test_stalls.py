@@ -16,6 +16,7 @@ from tfgradcomp.collectives.call_sites import CallSites
 NEVER = float("inf")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("where", "says"),
     [

@@ -1,10 +1,12 @@
 """Several strategies in one process: each group of devices has a key of its own."""
 
 import numpy as np
+import pytest
 
 from tests.collectives import strategies_cases
 
 
+@pytest.mark.slow
 def test_strategies_of_different_sizes_take_turns(pools):
     ((three, two, others),) = (
         pools(4, "mirrored").run(strategies_cases.take_turns).answers

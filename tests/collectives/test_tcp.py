@@ -29,6 +29,7 @@ def test_sums_and_maxima_are_those_of_grpc(pools):
     assert pools(3).run(tcp_cases.reductions).answers == [[]] * 3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "arguments", [{"run_eagerly": True}, {"steps_per_execution": 2}]
 )

@@ -1,8 +1,11 @@
 """Variables that have another value on each replica."""
 
+import pytest
+
 from tests.compat import per_replica_cases
 
 
+@pytest.mark.slow
 def test_first_values_that_all_workers_know_are_not_sent(pools):
     for of_variable, of_optimizers, states in (
         pools(2).run(per_replica_cases.sends_of_state).answers

@@ -56,6 +56,7 @@ class OneBitSGD:
         return update
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [AllGather, DirectExchange])
 @pytest.mark.parametrize("reply", ["float32", "requantize"])
 def test_steps_of_three_workers_follow_numpy(reply, transport):

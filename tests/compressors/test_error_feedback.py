@@ -31,6 +31,7 @@ def two_way(compressor, momentum=None):
     return Method(sent, Recompress(compressor, decay=0.5), block_size=16)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "transport"),
     [

@@ -57,6 +57,7 @@ def sets():
         yield gap * np.arange(1, 70) - 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("value_bits", [1, 4])
 def test_delta_messages_come_back(value_bits):
     encode = tf.function(

@@ -48,6 +48,7 @@ def test_a_block_that_became_zero_keeps_the_factor_1():
     np.testing.assert_array_equal(payload["factor"], 1.0)
 
 
+@pytest.mark.slow
 def test_what_is_kept_on_average_is_what_the_variance_leaves():
     """||v||^2 / (1 + omega), omega the relative variance of the three levels."""
     x = gradient()[:300].astype(np.float64)
@@ -78,6 +79,7 @@ def final_residual(compressor, steps=200, size=2000):
     return lengths
 
 
+@pytest.mark.slow
 def test_the_residual_grows_without_the_factor_only():
     grows, stays = (
         final_residual(ErrorFeedback(c))

@@ -85,6 +85,7 @@ def descent(v, levels):
             return cost[ranks[:-1], ranks[1:]].sum()
 
 
+@pytest.mark.sample(1)
 @every_kind
 @pytest.mark.parametrize("levels", [5, 9])
 def test_the_error_is_close_to_the_optimum_and_below_the_baselines(kind, levels):

@@ -1,5 +1,7 @@
 """Payloads are decoded into the tensors of a layout, where a compressor can do that."""
 
+import pytest
+
 from tests.compressors.contracts import every_layout
 from tests.methods import parts_of
 from tests.selection import rows_by_compressor
@@ -14,6 +16,7 @@ def test_the_layouts_have_blocks_of_different_sizes():
     assert LAYOUTS["tensors"].row_splits[:4] == (0, 35, 68, 69)
 
 
+@pytest.mark.sample(66)
 @rows_by_compressor(
     lambda row: isinstance(
         parts_of(row.compressor)[-1], (UniformLevels, Codebook, ScaledSign)

@@ -1,6 +1,7 @@
 """What every compressor promises of its kind: exact, unbiased, contracting, ..."""
 
 import numpy as np
+import pytest
 
 from tests import reference
 from tests.compressors.contracts import decoded, every_layout, of_kind
@@ -64,6 +65,7 @@ def test_abstaining_rows_keep_the_sign_or_send_zero(row, layout):
     assert layout.size < 10 or (votes == 0).any()
 
 
+@pytest.mark.sample(14)
 @of_kind("contracting")
 @every_layout
 def test_contracting_rows_contract(row, layout):
@@ -96,6 +98,7 @@ def test_error_feedback_rows_lose_nothing(row):
     )
 
 
+@pytest.mark.sample(2)
 @of_kind("unbiased")
 def test_unbiased_rows_are_unbiased(row):
     layout, draws = Layout.from_sizes([40, 1, 27]), 4000

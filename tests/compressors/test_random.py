@@ -40,6 +40,7 @@ def test_the_package_gives_the_known_answer():
     np.testing.assert_array_equal(drawn, words_of(KNOWN[0][2]))
 
 
+@pytest.mark.sample(46)
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 1001])
 @pytest.mark.parametrize("seed", [0, 1, 0x299F31D0A4093822, 2**63 - 1])
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ LAYOUT = Layout.from_sizes([70, 1, 32])
 X = gradient_of(LAYOUT)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transport", [AllGather, AllReduce])
 def test_steps_of_three_workers_follow_numpy(transport):
     def make(transport):
@@ -40,6 +41,7 @@ def test_steps_of_three_workers_follow_numpy(transport):
     Run(make, 3, SHAPES, transport).follows(rule, momentum=0.6, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ratio", [1e-9, 0.01, 0.1, 0.33, 0.7, 1.0])
 def test_one_element_of_each_range_is_drawn(ratio):
     count = max(1, math.ceil(ratio * LAYOUT.size))

@@ -62,6 +62,7 @@ def test_steps_that_move_nothing_leave_the_state_alone(compressor):
         assert (moved[name] != state[name]).any()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 3e20])
 def test_what_is_not_finite_is_told(bad):
     """Of the gradient, of the moments, and of a moment that overflows."""

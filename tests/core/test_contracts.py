@@ -276,6 +276,7 @@ def trace(method, **arguments):
     step.get_concrete_function()
 
 
+@pytest.mark.sample(1)
 @every_fault
 def test_a_fault_is_named_when_a_step_is_traced(part, texts):
     with refused(texts):
@@ -287,6 +288,7 @@ def test_a_shape_that_is_unknown_although_declared_is_refused():
         trace(method_of(Payload("float32", "unknown")))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("fault", ["longer", "half", "misnamed"])
 @pytest.mark.parametrize("around", [ErrorFeedback, Momentum])
 def test_the_error_names_the_part_that_is_wrapped(around, fault):
@@ -294,6 +296,7 @@ def test_the_error_names_the_part_that_is_wrapped(around, fault):
         trace(method_of(around(Payload("float32", fault))))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", ["longer", "half", "misnamed"])
 def test_a_server_names_the_compressor_of_its_reply(fault):
     faulty = Payload("float32", fault)

@@ -54,6 +54,7 @@ def run(blocks, name, namespace):
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     "path", DOCUMENTS, ids=[str(p.relative_to(ROOT)) for p in DOCUMENTS]
 )
@@ -77,6 +78,7 @@ def classes_with_examples():
                 yield pytest.param(item, id=f"{package.__name__}.{name}")
 
 
+@pytest.mark.sample(34)
 @pytest.mark.parametrize("kind", [*classes_with_examples()])
 def test_the_example_of_a_docstring_runs(kind):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -100,10 +102,8 @@ def test_code_that_fails_names_its_document():
     assert frame.tb_lineno == 5
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["README.md", pytest.param("docs/getting-started.md", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
 def test_the_first_script_trains_two_workers(name, tmp_path):
     _, code = blocks_of((ROOT / name).read_text())[0]
     script = tmp_path / "train.py"

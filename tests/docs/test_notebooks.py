@@ -46,6 +46,7 @@ def test_sketches_stay_text():
     ]
 
 
+@pytest.mark.slow
 def test_the_notebook_of_virtual_workers_runs(tmp_path):
     code = "\n".join(s for kind, s in cells_of("virtual-workers.md") if kind == "code")
     run = subprocess.run(

@@ -79,6 +79,7 @@ def blocks_of(row):
     return {"block_size": 256} if "block_size" in row.arguments else {}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("workers", "row", "blocks", "size"),
     CASES,
@@ -105,6 +106,7 @@ def test_a_large_model_is_cut_into_eighths(monkeypatch):
 
 
 # The test above has all states of workers.
+@pytest.mark.sample(1)
 @rows(lambda row: len(row.transports) > 1, by=lambda row: row.wire_kinds)
 def test_any_bucketing_gives_the_same_bits_on_every_transport(row):
     blocks = blocks_of(row)
@@ -119,6 +121,7 @@ def test_any_bucketing_gives_the_same_bits_on_every_transport(row):
             assert weights_of(whole) == weights_of(cut)
 
 
+@pytest.mark.sample(1)
 @rows_by_needs()
 def test_a_run_resumes_in_other_buckets(row):
     blocks = blocks_of(row)
@@ -139,6 +142,7 @@ SERVING = select(
 )
 
 
+@pytest.mark.sample(1)
 @parametrize_pairwise(
     row=SERVING,
     saved_by=["all_gather", "sharded"],

@@ -24,6 +24,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("row", "jit_compile"),
     COMPILED,

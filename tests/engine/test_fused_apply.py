@@ -96,6 +96,7 @@ def applied_vectors(monkeypatch):
     return rules_given_to(local_update.ops, "apply_vector", monkeypatch)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 def test_votes_move_weights_as_stock_keras_does(inner, applied):
     votes = [np.sign(np.sign(step).sum(0)) for step in gradients(2)]

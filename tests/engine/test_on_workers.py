@@ -101,6 +101,7 @@ def train(name, transport):
     return digest(model), routes_of(model.optimizer), residuals
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "transports", "workers", "kind"),
     [
@@ -177,6 +178,7 @@ def train_with(case):
     return optimizer.traffic.elements_plain, routes_of(optimizer), digest(model)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("case", "plain", "route"),
     [
@@ -209,9 +211,8 @@ def train_with_threshold(threshold):
     fit(make_model(make, units=(40,)), rows=96, batch_size=12, epochs=2, shift=3.0)
 
 
-@pytest.mark.parametrize(
-    "kind", ["multi_worker", pytest.param("virtual", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["multi_worker", "virtual"])
 def test_one_of_several_workers_warns(pools, kind):
     run, warning = pools(2, kind).run, "outgrown its threshold"
     assert run(train_with_threshold, 1e-5).output.count(warning) == 1

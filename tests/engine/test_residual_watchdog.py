@@ -26,6 +26,7 @@ def messages(caplog):
     return [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", [tfgradcomp.Strom, tfgradcomp.Hybrid])
 def test_a_low_threshold_warns_once(method, caplog):
     model = model_with(method(keras.optimizers.SGD(1e-3), threshold=1e-5))
@@ -37,6 +38,7 @@ def test_a_low_threshold_warns_once(method, caplog):
     assert len(messages(caplog)) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", [tfgradcomp.Strom, tfgradcomp.Hybrid])
 @pytest.mark.parametrize("threshold", [0.1, "auto"])
 def test_a_threshold_of_the_size_of_gradients_does_not(method, threshold, caplog):

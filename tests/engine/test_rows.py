@@ -34,6 +34,7 @@ def run(name, workers, steps=range(cases.STEPS), transport=AllGather, **argument
     return results[0][0], [optimizer for _, optimizer in results]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.python_ops(workers=(3,))
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("name", cases.METHODS)

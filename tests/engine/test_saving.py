@@ -71,6 +71,7 @@ def snapshot(model):
     return [bits(w) for w in model.get_weights()], state
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("row", "inner"), [*every_run()])
 def test_saved_models_and_checkpoints_resume_with_the_same_bits(row, inner, tmp_path):
     # Eagerly, which is quicker; the tests of files below train in graphs.

@@ -25,6 +25,7 @@ settings_cases.plain_on_one()
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["fit", "loops"])
 def test_scripts_that_differ_raise_on_all_workers(pools, where):
     # A plain optimizer outside of `fit` runs nothing of this package.

@@ -66,6 +66,7 @@ def test_overflow_in_half_precision_changes_nothing(dtype, value):
     assert optimizer.iterations == 0
 
 
+@pytest.mark.sample(10)
 @parametrize_pairwise(
     row=select(by=lambda row: row.needs),
     bad=[np.nan, np.inf, -np.inf],
@@ -90,6 +91,7 @@ def test_a_bad_gradient_raises_and_changes_nothing(row, bad, min_size):
     assert optimizer.iterations == 2
 
 
+@pytest.mark.sample(2)
 @rows_by_needs()
 def test_skipped_step_is_counted_and_changes_nothing(row):
     runs = []
@@ -110,6 +112,7 @@ def test_skipped_step_is_counted_and_changes_nothing(row):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.sample(2)
 @parametrize_pairwise(
     row=select(by=lambda row: row.needs),
     where=["compressed", "plain"],
@@ -190,6 +193,7 @@ class SeesTypes(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
+@pytest.mark.sample(6)
 @rows_in_turns(
     "dtype",
     ["float16", "bfloat16", "float64"],
@@ -218,6 +222,7 @@ def test_gradients_of_other_types_move_weights_of_that_type(row, dtype):
         assert (found != begin).any()
 
 
+@pytest.mark.sample(5)
 @rows_by_needs()
 def test_indexed_slices_equal_their_dense_gradient(row):
     rng = np.random.default_rng(4)
@@ -261,6 +266,7 @@ def test_a_variable_without_a_gradient_stays(row):
 EMA = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
@@ -297,6 +303,7 @@ def test_an_exact_method_steps_like_the_inner_optimizer(kind, arguments):
 
 
 # Of second moments the squares add up: `test_variance_based`.
+@pytest.mark.sample(3)
 @rows_in_turns(
     "steps",
     [2, 3],

@@ -30,6 +30,7 @@ def is_uncompressed(name, step):
     return step % 4 == 3 or (step < 3 and ROWS[name].wrapper != "Signum")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "workers", "transport"),
     [
@@ -61,6 +62,7 @@ def test_shards_give_the_bits_of_a_gather():
     assert runs[0].weights.tobytes() == runs[1].weights.tobytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["VarianceBased", "Strom", "Hybrid, gaps"])
 def test_sparse_methods_wait(name):
     arguments = {

@@ -37,6 +37,7 @@ def virtual(pools):
     return pools(2, "virtual")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "transport"), CASES)
 def test_what_has_no_gradient_waits(virtual, name, transport):
     (waiting,), _ = virtual.run(waiting_cases.run, name, transport, WAITS, timeout=120)
@@ -55,6 +56,7 @@ def test_what_has_no_gradient_waits(virtual, name, transport):
             np.testing.assert_array_equal(one[0][2], other[0][2])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["TernGrad", "DistEFBlockSGDM"])
 def test_workers_with_several_devices_leave_it_alone(pools, name):
     (history,), _ = pools(4, "mirrored").run(

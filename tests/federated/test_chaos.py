@@ -35,15 +35,16 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seed", "arguments"),
     [
         ("one bit", 0, {}),
-        pytest.param("one bit", 1, {"by_examples": True}, marks=pytest.mark.slow),
-        pytest.param("one bit", 2, {"outer": NESTEROV}, marks=pytest.mark.slow),
-        pytest.param("one bit", 3, {"replies_kept": 2}, marks=pytest.mark.slow),
-        pytest.param("sparse", 4, {"quorum": 2}, marks=pytest.mark.slow),
-        pytest.param("float32", 5, {}, marks=pytest.mark.slow),
+        ("one bit", 1, {"by_examples": True}),
+        ("one bit", 2, {"outer": NESTEROV}),
+        ("one bit", 3, {"replies_kept": 2}),
+        ("sparse", 4, {"quorum": 2}),
+        ("float32", 5, {}),
     ],
 )
 def test_books_balance_after_300_rounds_of_chaos(name, seed, arguments):

@@ -92,6 +92,7 @@ def test_errors_say_what_is_wrong(data, text):
         codec.decode(data)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_any_payload_is_a_vector_or_a_message_error(name):
     bound = BoundMethod(METHODS[name], SHAPES)

@@ -72,6 +72,7 @@ def start():
         program.end()
 
 
+@pytest.mark.slow
 def test_killed_clients_and_hubs_return_and_all_end_with_the_same_weights(
     start, tmp_path
 ):

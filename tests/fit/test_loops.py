@@ -33,6 +33,7 @@ def test_stop_of_one_worker_ends_fit_on_all(pools, way, batches):
     assert "[0] tfgradcomp: `fit` ends on all workers" in output
 
 
+@pytest.mark.slow
 def test_stop_of_one_worker_ends_evaluate_and_predict_on_all(pools):
     (first, second), output = pools(2).run(loop_cases.case_stop_evaluation)
     assert first == second
@@ -65,6 +66,7 @@ def test_workers_with_data_of_different_lengths_end_epochs_together(pools, way):
     assert output.count("Received: no rows on workers [0]") == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("workers", "culprit", "what", "every", "batches"),
     [
@@ -84,6 +86,7 @@ def test_a_worker_that_differs_from_the_others_is_named_on_all(
         assert seen == batches
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
 def test_statistics_are_means_and_no_step_lacks_rows(pools, cluster, tmp_path):
     folder = str(tmp_path / "backup")
@@ -117,6 +120,7 @@ def test_values_that_callbacks_set_by_worker_become_those_of_worker_0(pools):
         assert f"Received: different variables=['{name}'" in output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("cluster", "way"),
     [((2,), "steps"), ((2, "mirrored"), "loops")],

@@ -110,6 +110,7 @@ def test_two_devices_train_eagerly(ask):
     assert eagerly["digest"] == two["digest"]
 
 
+@pytest.mark.slow
 def test_one_overflow_skips_and_halves_on_both_devices(ask):
     assert answers(ask, "mirrored", "overflow") == answers(ask, "two", "overflow")[:1]
 
@@ -120,6 +121,7 @@ def test_a_nan_on_one_device_changes_nothing(ask):
     assert "on worker 1; " in nonfinite["error"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("cluster", "method"),
     on("two", quick(*FIXED, "hybrid")) + on("three", quick()),
@@ -169,6 +171,7 @@ def test_stock_fit_is_that_of_one_process_on_the_global_batch(ask):
     assert_same_training(first["plain"], *one_process())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", ["49", "13"])
 def test_predict_and_evaluate_see_every_row_in_order(ask, size):
     for answer in answers(ask, "two", "predict"):
@@ -189,6 +192,7 @@ def test_dict_inputs(ask):
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [
@@ -295,6 +299,7 @@ def test_model_checkpoint(ask):
     assert all(a["equal"] for a in answers(ask, "two", "checkpoint_callback"))
 
 
+@pytest.mark.slow
 def test_workers_that_share_paths_do_not_spoil_files(ask):
     for shared in answers(ask, "two", "shared_paths"):
         assert shared["resumed"] == shared["straight"]
@@ -309,6 +314,7 @@ def test_building_a_model_opens_no_iterator(ask):
             assert answer["passes"] == 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -342,12 +348,14 @@ def test_all_transports_and_buckets_give_the_same_weights(ask, method):
     assert len({*digests.values()}) == 1, digests
 
 
+@pytest.mark.slow
 def test_transports_work_inside_of_conditionals(ask):
     first, second = answers(ask, "two", "transports_under_conditions")
     assert first["all_gather"] == first["sharded"]
     assert second == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", quick("hybrid", of=["variance_based", "hybrid"]))
 def test_sizes_that_vary_within_nested_graphs(ask, method):
     """In loops and conditionals, with a loss scale, in many buckets: equal weights."""

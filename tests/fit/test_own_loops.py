@@ -54,12 +54,8 @@ def loop_in_one_process():
     return total, model.get_weights()
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    # In `fit` the two devices of one process follow two processes.
-    [(2,), pytest.param((2, "mirrored"), marks=pytest.mark.slow)],
-    ids=["two", "mirrored"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [(2,), (2, "mirrored")], ids=["two", "mirrored"])
 def test_loop_by_hand_is_that_of_one_process(pools, cluster):
     answers, _ = pools(*cluster).run(own_loop_cases.case_by_hand)
     loss, weights = loop_in_one_process()

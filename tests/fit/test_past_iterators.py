@@ -55,6 +55,7 @@ def test_handing_out_batches_is_not_tuned():
     assert int(iterator.get_next()[0]) == 0
 
 
+@pytest.mark.slow
 def test_threads_remove_the_iterators_of_past_epochs(pools):
     for answer in pools(2).run(loop_cases.case_iterators).answers:
         assert answer["removers"] == {"past iterator"}

@@ -73,6 +73,7 @@ def test_one_process_has_the_bits_of_several(pools, workers, name):
         assert any(len({*value}) == workers for value in values)
 
 
+@pytest.mark.slow
 def test_replicas_of_a_process_exchange_two_tables(pools):
     # Each table's message is checked; a check of one replica that waits for another's
     # waits for ever.

@@ -7,6 +7,7 @@ from tests.launch.processes import run
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "args, message",
     [

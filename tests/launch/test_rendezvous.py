@@ -104,6 +104,7 @@ def test_a_launcher_that_was_started_anew_joins_the_attempt_of_the_others(cluste
     assert found == {0: 2, 1: 2, 2: 2}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("index", ["0", "1"])
 def test_a_signal_ends_the_wait(cluster, index, script, launch):
     path = script("print('pid', os.getpid())")

@@ -86,6 +86,7 @@ def make_driver(folder, version):
     subprocess.run([*command, target], input=code, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_build_once(tmp_path, compiler):
     workers = [
         subprocess.Popen(
@@ -325,6 +326,7 @@ print(sorted(kernel.device_type for kernel in found))
     assert done.stdout == "\n['CPU', 'GPU']\n", done.stderr
 
 
+@pytest.mark.slow
 def test_libraries_that_do_not_load_give_way_to_a_new_one(tmp_path, compiler):
     folder = tmp_path / "tfgradcomp" / "ops"
     folder.mkdir(mode=0o700, parents=True)

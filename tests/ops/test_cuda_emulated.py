@@ -22,13 +22,10 @@ def checks():
 
 # What is forgotten in one order of threads shows in the other one, and few shapes run
 # every line.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reverse_order", "thread_blocks", "most", "few"),
-    [
-        pytest.param(False, 2, 40001, False, marks=pytest.mark.slow),
-        (True, 1, 40001, True),
-        pytest.param(True, 1, 1000, False, marks=pytest.mark.slow),
-    ],
+    [(False, 2, 40001, False), (True, 1, 40001, True), (True, 1, 1000, False)],
 )
 def test_emulated_gpu_and_cpu_agree_to_the_bit(
     checks, reverse_order, thread_blocks, most, few
@@ -38,6 +35,7 @@ def test_emulated_gpu_and_cpu_agree_to_the_bit(
     assert agree, report
 
 
+@pytest.mark.slow
 def test_each_call_can_be_measured(checks):
     measured, report = checks.measure(64)
     assert measured, report

@@ -100,7 +100,8 @@ def sparse_words(rng, rows, length, size):
     return words, bool(((before < after) | (after == size)).all())
 
 
-@pytest.mark.parametrize("turns", [300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [300, 3000])
 def test_sparse_words_are_one_number_or_out_of_order(turns):
     rng = np.random.default_rng(turns)
     seen = set()

@@ -76,6 +76,7 @@ def run():
         yield lambda function: executor.submit(function).result(timeout=120)
 
 
+@pytest.mark.slow
 def test_steps_ask_the_system_for_no_memory(run):
     pages, element = run(faults_of_four_steps)
     # Each step would fault in all pages of the new momentum.
@@ -83,5 +84,6 @@ def test_steps_ask_the_system_for_no_memory(run):
     assert element == pytest.approx(1 - 0.9**7, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_more_waits_than_is_in_use(run):
     assert run(pages_kept) < PAGES / 2

@@ -120,6 +120,7 @@ def fits(row):
     return not any(isinstance(part, SPARSE) for part in parts_of(row.compressor))
 
 
+@pytest.mark.sample(1)
 @rows_by_compressor(fits)
 def test_messages_of_every_method(row):
     compressor = row.method.compressor

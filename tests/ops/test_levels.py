@@ -74,6 +74,7 @@ def exact_levels(rule, size, layout):
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("size", "layout"), SHAPES)
 def test_levels_are_those_of_exact_sums(ops, rule, size, layout):
@@ -146,6 +147,7 @@ def tables(*shape):
     return np.sort(rng.normal(size=shape), -1).astype(np.float32)
 
 
+@pytest.mark.sample(35)
 @pytest.mark.parametrize("count", [2, 3, 9, 16, 17, 40])
 @pytest.mark.parametrize(("size", "layout"), SHAPES)
 def test_rounding_to_levels(ops, count, size, layout):

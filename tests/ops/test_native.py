@@ -45,6 +45,7 @@ SHAPES = [
 # -- In TensorFlow ------------------------------------------------------------------
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("base", cases.BASES)
 def test_codes_of_a_large_vector(base):
     codes = tf.constant(cases.codes(base, LARGE))
@@ -56,10 +57,8 @@ def test_codes_of_a_large_vector(base):
 @pytest.mark.parametrize(
     "shape",
     [
-        shape
-        if shape in WHOLE or i % 2
-        else pytest.param(shape, marks=pytest.mark.slow)
-        for i, shape in enumerate(SHAPES)
+        shape if shape in WHOLE else pytest.param(shape, marks=pytest.mark.slow)
+        for shape in SHAPES
     ],
     ids=str,
 )
@@ -68,6 +67,7 @@ def test_every_operation(shape):
         cases.same_results(on_tensors(native, name, args), result, what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one", "ragged", "buckets of 2048"])
 def test_every_operation_on_a_large_vector(layout):
     shape = (LARGE, layout, 2, "normal")
@@ -77,6 +77,7 @@ def test_every_operation_on_a_large_vector(layout):
     made.cache_clear()
 
 
+@pytest.mark.slow
 def test_results_that_go_past_the_caches():
     x, m, e = (tf.constant(cases.floats(STREAMED, seed=i)) for i in range(3))
     splits = cases.row_splits(STREAMED, "ragged")
@@ -122,6 +123,7 @@ def test_results_that_go_past_the_caches():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -196,6 +198,7 @@ def digests_of_results():
     return digests
 
 
+@pytest.mark.slow
 def test_the_same_bits_for_any_number_of_threads():
     # This process has as many threads as the machine has cores.
     done = subprocess.run(
@@ -222,10 +225,14 @@ def test_an_unknown_instruction_set_changes_nothing(library):
 
 # Off alignment, too: in TensorFlow a slice that would not be aligned is copied.
 # Denormals are left out: TensorFlow takes them for zeros, a plain thread does not.
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("offset", [0, 4, 12])
-def test_every_instruction_set_is_the_reference(kernels, offset):
+@pytest.mark.parametrize(
+    "shapes", [WHOLE, pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_every_instruction_set_is_the_reference(kernels, offset, shapes):
     kernels.offset = offset
-    for shape in SHAPES:
+    for shape in shapes:
         if shape[3] in ("tiny", "special"):
             continue
         for what, name, args, result in expected_calls(shape):

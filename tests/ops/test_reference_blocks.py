@@ -12,6 +12,7 @@ from tfgradcomp.ops.reference.blocks import mean_magnitude
 
 
 # Two kinds of numbers for each shape, in turns.
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(
     ("size", "layout", "kind"),
     [

@@ -1,6 +1,7 @@
 """Tests of error feedback in pure TensorFlow against NumPy, bit for bit."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests import reference as oracle
@@ -10,6 +11,7 @@ from tests.ops.implementations import reference as ops
 from tests.pairwise import parametrize_pairwise
 
 
+@pytest.mark.sample(36)
 @parametrize_pairwise(
     shape=layouts(0, 1, 33, 1000, 6007),
     kind=KINDS,
@@ -60,6 +62,7 @@ def test_a_zero_counts_as_plus_in_error_feedback():
     np.testing.assert_array_equal(left, [-1, -1, 0, -2])
 
 
+@pytest.mark.sample(28)
 @parametrize_pairwise(
     shape=layouts(0, 1, 33, 1000), workers=[1, 3, 4], moving=[True, False]
 )

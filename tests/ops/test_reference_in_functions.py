@@ -92,12 +92,8 @@ def traced():
     return graph, arguments, splits, expected
 
 
-@pytest.mark.parametrize(
-    "jit_compile",
-    # Steps of every method are graphs.
-    [pytest.param(False, marks=pytest.mark.slow), True],
-    ids=["graph", "xla"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_the_same_bits_inside_functions(traced, jit_compile):
     graph, arguments, splits, expected = traced
 

@@ -57,6 +57,7 @@ def test_signs_of_a_moving_average(kind, warming_up):
         same(m_new, expected[1])
 
 
+@pytest.mark.sample(27)
 @pytest.mark.parametrize("workers", cases.WORKERS)
 @pytest.mark.parametrize(("size", "layout"), layouts(0, 1, 33, 1000))
 def test_means_of_signs(workers, size, layout):

@@ -12,6 +12,7 @@ from tests.ops.cases import KINDS, STREAMS, flushed, layouts, same, tensor
 from tests.ops.implementations import reference as ops
 
 
+@pytest.mark.sample(35)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("size", "layout"), layouts(0, 1, 21, 1000, 6007))
 def test_ternary(kind, size, layout):

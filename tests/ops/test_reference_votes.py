@@ -9,6 +9,7 @@ from tests.ops.cases import STREAMS, same, tensor
 from tests.ops.implementations import reference as ops
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("base", [2, 3])
 @pytest.mark.parametrize("reply_base", [2, 3])
 @pytest.mark.parametrize("workers", cases.WORKERS)

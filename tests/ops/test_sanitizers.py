@@ -91,6 +91,7 @@ SETS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @SETS
 def test_kernels_stay_inside_their_buffers(instruction_set):
     program = compiled("sanitize.cc", BOUNDS)

@@ -20,6 +20,7 @@ def codes(words, base, count):
 # -- Random words -------------------------------------------------------------------
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("offset", [0, 128, 512, 1920, 2944])
 @pytest.mark.parametrize("first", [0, 2**29 - 4])
 def test_a_part_draws_what_the_whole_vector_draws_there(ops, offset, first):
@@ -118,6 +119,7 @@ def sent_by(workers, splits, seed=0):
     return words, scale, residual
 
 
+@pytest.mark.sample(19)
 @parametrize_pairwise(
     shape=[
         (1, "one"),
@@ -183,6 +185,7 @@ def root_of(nodes, chunks):
     return nodes[level, 0]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "bounds",
     [

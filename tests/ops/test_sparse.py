@@ -40,6 +40,7 @@ def vectors(size):
     yield np.tile(cases.SPECIAL, -(-size // 20))[:size], m, zero, v
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "layout"), SHAPES)
 def test_words_are_sent_of_what_is_unambiguous(ops, size, layout):
     splits = cases.row_splits(size, layout)
@@ -57,6 +58,7 @@ def test_words_are_sent_of_what_is_unambiguous(ops, size, layout):
     assert size < 65 or len(set(sent)) > 5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "layout"), SHAPES)
 def test_signs_are_sent_of_what_is_over_a_threshold(ops, size, layout):
     splits = cases.row_splits(size, layout)
@@ -112,6 +114,7 @@ def test_what_is_no_normal_number_is_not_sent(ops):
     assert nonfinite == 3
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("workers", [1, 3, 4, 9])
 @pytest.mark.parametrize(("size", "layout"), SHAPES)
 def test_the_mean_of_sparse_words(ops, workers, size, layout):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests.helpers import bits
 from tests.ops import cases
 from tests.ops.implementations import (
+    WHOLE,
     expected_calls,
     made,
     native,
@@ -77,6 +78,7 @@ USES = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_parts_are_used_as_the_flat_vector(use, in_graph):
@@ -173,6 +175,7 @@ def test_a_gain_is_as_good_as_a_product(shape):
         cases.same_results(on_tensors(native, name, (cut, *args)), result, what)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ops", "shape"), OPS_AND_SHAPES)
 @needs_library
 def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
@@ -182,6 +185,7 @@ def test_the_same_bits_however_a_gradient_is_cut(ops, shape):
             cases.same_results(on_tensors(ops, name, (cut, *args)), result, what)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ops", "shape"), OPS_AND_SHAPES)
 @needs_library
 def test_the_same_bits_however_values_are_cut(ops, shape):
@@ -201,6 +205,7 @@ def test_a_vector_in_one_part_of_any_shape(ops):
         cases.same(ops.pack_signs(SplitVector([tf.reshape(x, shape)])), expected)
 
 
+@pytest.mark.slow
 def test_shapes_are_static(ops):
     x, m = tf.constant(cases.floats(100)), tf.zeros(100)
     words, scale, splits = tf.zeros([2, 4], tf.int32), tf.ones([2, 1]), [0, 100]
@@ -291,10 +296,14 @@ def test_a_momentum_that_overflows_is_counted(ops):
 # -- Without TensorFlow: unaligned parts, each instruction set ----------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("offset", [0, 4, 12])
-def test_every_instruction_set_takes_parts(kernels, offset):
+@pytest.mark.parametrize(
+    "shapes", [WHOLE, pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_every_instruction_set_takes_parts(kernels, offset, shapes):
     kernels.offset = offset
-    for shape in SHAPES:
+    for shape in shapes:
         if shape[3] == "special":
             continue
         sizes = cases.cuts(shape[0])

@@ -77,6 +77,7 @@ def expected_between(workers, every, steps, assigned, stagger=False):
     return np.stack([*seen, own])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stagger", [False, True])
 def test_an_assigned_weight_is_the_anchor(pools, stagger):
     # The last one stands before the end, which is an exchange as well.
@@ -104,6 +105,7 @@ def assign_alone(cases):
     return [assign_between(3, 8, assigned) for assigned in cases]
 
 
+@pytest.mark.slow
 def test_all_workers_take_the_first_ones_assigned_weights(pools):
     answers = pools(2).run(assign_alone, [*ALONE.values()], timeout=120).answers
     for index, assigned in enumerate(ALONE.values()):
@@ -155,6 +157,7 @@ def fit_between():
     return found
 
 
+@pytest.mark.slow
 def test_fit_keeps_what_callbacks_of_worker_0_assign(pools):
     for found in pools(2).run(fit_between, timeout=120).answers:
         for case, value in FITS.items():
@@ -229,6 +232,7 @@ WAYS = {
 
 
 # How weights are assigned does not depend on how steps run.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("way", "arguments"),
     [
@@ -252,6 +256,7 @@ def test_weights_that_a_callback_assigns_stay_what_they_are(way, arguments, tmp_
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make_model", [sequential, Subclassed])
 def test_a_file_with_the_optimizer_assigns_nothing(make_model, tmp_path):
     path = tmp_path / "x.weights.h5"

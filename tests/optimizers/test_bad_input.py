@@ -51,6 +51,7 @@ COMMON = [
 ]
 
 
+@pytest.mark.sample(13)
 @every_wrapper
 def test_common_arguments_are_checked(row):
     for arguments, text in COMMON:

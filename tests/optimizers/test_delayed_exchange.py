@@ -79,13 +79,10 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cases"),
-    [
-        ("multi_worker", CASES[1:3]),
-        pytest.param("multi_worker", CASES[::3], marks=pytest.mark.slow),
-        pytest.param("virtual", CASES, marks=pytest.mark.slow),
-    ],
+    [("multi_worker", CASES[1:3]), ("multi_worker", CASES[::3]), ("virtual", CASES)],
 )
 def test_new_anchors_are_applied_after_the_delay(pools, kind, cases):
     common = {"inner": "sgd", "outer": "identity", "shapes": GROUPED}
@@ -133,6 +130,7 @@ def assign_while_waiting(cases):
     return found
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_assigned_while_its_snapshot_waits_is_the_anchor(pools):
     case = {"every": 4, "steps": 9, "delay": 3, "assigned": (6, 0, 2.0)}
     cases = [case | {"mix": mix} for mix in (None, 0.5)]

@@ -159,9 +159,8 @@ def around_the_identity(cases):
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", ["multi_worker", pytest.param("mirrored", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["multi_worker", "mirrored"])
 def test_optimizers_move_as_alone_on_the_mean_gradient(pools, kind):
     cases = CASES[kind]
     workers = pools(2, kind).run(around_the_identity, cases).answers

@@ -15,13 +15,10 @@ from tfgradcomp.transports import AllGather
 # Each takes twenty trainings. Of rows with equal needs one is enough, and one that
 # draws random numbers.
 NAMES = [row.name for row in select(by=lambda row: (row.needs, row.is_random))]
-QUICK = {("DistEFBlockSGDM", 1)}
-CASES = [
-    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
-    for pair in itertools.product((*NAMES, *life_cases.OTHERS), (1, 3))
-]
+CASES = [*itertools.product((*NAMES, *life_cases.OTHERS), (1, 3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_a_life(pools, name, workers):
     (failures,), _ = pools(workers, "virtual").run(life_cases.run, name, timeout=900)

@@ -110,6 +110,7 @@ def trajectory(workers, refreshes=()):
         yield x.copy()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("workers", "transport", "refresh", "refreshes"),
     [(3, AllGather, None, ()), (2, Sharded, 1, (4, 6))],

@@ -120,6 +120,7 @@ def gradients_of(step, rank):
 train_lamb = functools.partial(train, make=onebit, gradients_of=gradients_of)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("workers", "transport"), [(3, AllGather), (2, Sharded)])
 def test_weights_are_those_of_the_paper(workers, transport):
     trained = train_lamb(workers, steps=range(STEPS), transport=transport)
@@ -140,6 +141,7 @@ def test_the_warm_up_is_stock_lamb_to_the_bit():
     check_warm_up(lamb(), train_lamb, gradients_of)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("middle", [2, 7])
 def test_a_resumed_run_has_the_same_bits(middle):
     check_resumed(onebit, middle, STEPS)
@@ -155,6 +157,7 @@ def train_and_load(path):
     return digest(fit(model)), digest(fit(again))
 
 
+@pytest.mark.slow
 def test_a_saved_model_trains_on_in_the_same_bits(pools, tmp_path):
     path = str(tmp_path / "saved.keras")
     ((expected, found),), _ = pools(2, "virtual").run(train_and_load, path)

@@ -84,6 +84,7 @@ def drawn(step, i, count):
     return np.reshape(numbers, [-1, RANK]).astype(np.float64)
 
 
+@pytest.mark.sample(1)
 @parametrize_pairwise(
     arguments=[{}, {"reuse_query": False}, {"alternate": True}],
     workers=[1, 2, 3],

@@ -94,6 +94,7 @@ def test_every_optimizer_comes_back_with_its_method(row):
 
 
 # Any method can be composed, those of the wrappers, too.
+@pytest.mark.sample(100)
 @parametrize_pairwise(
     row=select(by=lambda row: (row.compressor, row.server)),
     block_size=[None, "model", 50],

@@ -117,6 +117,7 @@ def follow(row, workers, block_size, shapes, min_size):
 
 # Four workers show nothing that two and three do not; tests/ops compares both kinds of
 # operations bit for bit.
+@pytest.mark.sample(6)
 @pytest.mark.python_ops(workers=(3,))
 @pytest.mark.parametrize(
     ("row", "workers", "block_size"),
@@ -129,6 +130,7 @@ def test_methods_follow_numpy(row, workers, block_size):
     follow(row, workers, block_size, SHAPES, min_size=1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("row", PLAIN, ids=lambda row: row.name)
 def test_small_variables_follow_numpy(row):
     follow(row, 2 + len(row.name) % 2, 40, MIXED, min_size=1024)
@@ -175,6 +177,7 @@ def test_residuals_complete_the_uncompressed_run(momentum, workers, rates):
     assert np.abs(unit * left).max() > 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.python_ops(workers=(3,))
 @pytest.mark.parametrize(
     ("row", "workers"),

@@ -196,6 +196,7 @@ def test_slices_with_repeated_rows_equal_their_dense_gradient():
         np.testing.assert_array_equal(*moved)
 
 
+@pytest.mark.sample(1)
 @parametrize_pairwise(name=[*METHODS], workers=[2, 3], coding=["fixed", "delta"])
 def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
     """In two buckets, with one variable uncompressed; means over four steps."""
@@ -237,6 +238,7 @@ def test_traffic_is_what_the_collectives_are_given(name, workers, coding):
     assert len({x.tobytes() for x in moved}) == 1 and len(set(sent)) == workers
 
 
+@pytest.mark.sample(2)
 @every_method
 def test_vectors_that_indices_cannot_reach_are_cut(name, monkeypatch):
     """Blocks and buckets of at most so many elements: the same steps for Strom."""

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from tests.helpers import flat, named, split
 from tests.optimizers.test_variance_based import make
@@ -31,6 +32,7 @@ def fitted(optimizer, policy="float32", epochs=3, **kwargs):
     return history["loss"], flat(model.get_weights())
 
 
+@pytest.mark.slow
 def test_manners_of_fit():
     """In loops, compiled by XLA and with a loss scale: the same training."""
 

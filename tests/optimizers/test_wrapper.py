@@ -194,6 +194,7 @@ def test_copies_have_the_same_arguments(again):
     assert other.clipnorm == 0.5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_a_copied_model_goes_on_with_its_state(again):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
@@ -215,6 +216,7 @@ def test_state_that_an_unbuilt_copy_cannot_take_is_said():
         assert not copy.deepcopy(optimizer).built
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_averages_are_swapped_by_keras_callback(is_scaled):
     inner = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)

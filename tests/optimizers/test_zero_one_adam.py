@@ -153,6 +153,7 @@ def trajectory(workers, bad=(), assigned=()):
         yield np.tile(x, [workers, 1])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("workers", "transport", "bad"),
     [(3, AllGather, ()), (2, Sharded, ((8, 1), (9, 0)))],
@@ -186,6 +187,7 @@ def on_replicas():
     return found
 
 
+@pytest.mark.slow
 def test_replicas_of_a_strategy_do_the_same(pools):
     (found,) = pools(2, "virtual").run(on_replicas).answers
     expected = np.stack([*trajectory(2)], axis=1)
@@ -194,6 +196,7 @@ def test_replicas_of_a_strategy_do_the_same(pools):
         np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_round_starts_from_what_worker_0_has_assigned(rank):
     assigned = [(8, rank)]
@@ -216,6 +219,7 @@ def test_one_step_a_round_is_one_bit_adam_to_the_bit():
     assert bits(one) == bits(other)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_within_a_round_has_the_same_bits():
     check_resumed(zero_one, 9, STEPS)
 

@@ -57,6 +57,7 @@ def make_rounds(kind, make_inner):
     return rounds, workers, batches.heard
 
 
+@pytest.mark.slow
 def test_a_round_takes_the_mean_of_batches_and_drops_those_of_an_ended_round():
     def make_adam():
         return keras.optimizers.Adam(0.1, gradient_accumulation_steps=3, use_ema=True)
@@ -79,6 +80,7 @@ def test_a_round_takes_the_mean_of_batches_and_drops_those_of_an_ended_round():
     np.testing.assert_array_equal(weights(workers[0]), weights(workers[1]))
 
 
+@pytest.mark.slow
 def test_without_a_barrier_a_push_takes_the_mean_of_batches():
     rounds, workers, heard = make_rounds(
         PushRounds, lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)

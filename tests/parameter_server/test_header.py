@@ -8,7 +8,8 @@ from tests.helpers import make_context
 from tfgradcomp.parameter_server.header import HEADER_WORDS, read_header, write_header
 
 
-@pytest.mark.parametrize("rows", [1000, pytest.param(10**6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1000, 10**6])
 def test_any_words_are_flags_and_a_step(rows):
     rng = np.random.default_rng(rows)
     words = rng.integers(0, 2**32, [rows, HEADER_WORDS], dtype=np.uint32).view(np.int32)

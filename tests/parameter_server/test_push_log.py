@@ -15,8 +15,6 @@ from tests.selection import rows_in_turns
 from tfgradcomp.parameter_server.rounds import PushRounds
 
 SIZE = 4096
-# Scales from the servers, residuals of both halves, words of any number, votes.
-QUICK = ("TernGrad", "DistEFBlockSGD", "VarianceBased", "Signum")
 
 
 make_log = functools.partial(in_process.make_channel, PushRounds)
@@ -45,6 +43,7 @@ def finish(log, wait, workers):
     log.queues.free()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 def test_workers_use_the_last_known_scales_and_apply_one_log(servers):
     log, row = make_log(servers), ROWS["TernGrad, not clipped"]
@@ -89,13 +88,12 @@ def test_workers_use_the_last_known_scales_and_apply_one_log(servers):
         assert int(worker.optimizer.iterations.numpy()) == 5
 
 
+@pytest.mark.slow
 @rows_in_turns(
     "servers",
     [1, 2],
     lambda row: not row.method.needs_whole_tensors,
     lambda row: row.needs,
-    # The others' messages are those of test_transport.py.
-    lambda row: row.name not in QUICK,
 )
 def test_a_single_pusher_trains_as_one_worker(servers, row):
     log = make_log(servers)

@@ -132,6 +132,7 @@ def test_a_lost_worker_does_not_block_others():
     assert 2 < second.rounds() < MANY
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_a_dataset_are_named(monkeypatch, caplog):
     monkeypatch.setenv("TFGRADCOMP_STALL_WARNING", "0.4")
     monkeypatch.setattr(os, "_exit", lambda code: codes.append(code))

@@ -26,6 +26,7 @@ def dataset():
 
 
 # A first round, and states of workers and servers.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["TernGrad", "DistEFBlockSGDM"])
 def test_a_worker_keeps_its_state_when_the_workers_change(name):
     make_optimizer, kind = ROWS[name].make_to_train, BarrierRounds

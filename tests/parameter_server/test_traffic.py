@@ -14,6 +14,7 @@ NETWORK = Path(__file__).parent / "own_network.py"
 IN_A_NETWORK = ["unshare", "--net", "--map-root-user", sys.executable, str(NETWORK)]
 
 
+@pytest.mark.slow
 def test_only_declared_words_cross_the_network(tmp_path):
     done = subprocess.run([*IN_A_NETWORK, "true"], capture_output=True, check=False)
     if done.returncode:

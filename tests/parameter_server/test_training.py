@@ -23,14 +23,14 @@ pytestmark = pytest.mark.timeout(560)
 @pytest.fixture(scope="module")
 def with_servers(tmp_path_factory):
     """Answers of two workers and two servers, by case; groups of cases run once."""
-    quick = [METHODS[0], "resuming", "errors", f"{METHODS[0]}/async"]
+    quick = ["resuming", "errors"]
     answers = {}
 
     def answer_of(case):
         if case not in answers:
             cases = [SPARSE, f"{SPARSE}/async", "resuming what waits"]
             if case not in cases:
-                others = [METHODS[1], "skipping", "skipping/async"]
+                others = [*METHODS, f"{METHODS[0]}/async", "skipping", "skipping/async"]
                 cases = quick if case in quick else others
             folder = tmp_path_factory.mktemp("servers")
             (found,), _ = run_workers(SCRIPT, 2, folder, *cases, servers=2)
@@ -40,14 +40,8 @@ def with_servers(tmp_path_factory):
     return answer_of
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        METHODS[0],
-        pytest.param(METHODS[1], marks=pytest.mark.slow),
-        pytest.param(SPARSE, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # `test_transport` has them in one process.
+@pytest.mark.parametrize("method", [*METHODS, SPARSE])
 def test_rounds_give_the_bits_of_collectives(with_servers, pools, method):
     found = with_servers(method)
     alike = pools(2).run(train_worker.with_collectives, [method]).answers
@@ -72,9 +66,9 @@ def test_bits_do_not_depend_on_the_number_of_servers(pools, tmp_path):
     assert found[name]["workers"] == 3 * [expected[name]["weights"]]
 
 
+@pytest.mark.slow  # `test_push_log` has one log in one process.
 @pytest.mark.parametrize(
-    ("method", "pushes"),
-    [(METHODS[0], PUSHES), pytest.param(SPARSE, PUSHES // 2, marks=pytest.mark.slow)],
+    ("method", "pushes"), [(METHODS[0], PUSHES), (SPARSE, PUSHES // 2)]
 )
 def test_without_a_barrier_all_workers_apply_all_pushes(with_servers, method, pushes):
     found = with_servers(f"{method}/async")

@@ -111,6 +111,7 @@ class Cluster:
 
 
 # The tests of transports compare the server's results on shards for each row.
+@pytest.mark.sample(2)
 @rows_in_turns(
     "num_servers",
     [1, 2, 3],
@@ -187,6 +188,7 @@ def test_a_server_state_needs_messages_of_fixed_size():
         Cluster(1, method, LAYOUTS["ragged"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_an_uncommitted_round_changes_no_state(num_servers):
     method, layout = ROWS["DistEFSGD"].method, LAYOUTS["long"]
@@ -213,6 +215,7 @@ def test_an_uncommitted_round_changes_no_state(num_servers):
         assert bits(whole) == bits(direct[2][1][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_servers", "name"), [(1, "DistEFBlockSGDM"), (3, "DistEFSGD")]
 )

@@ -61,6 +61,7 @@ def train(workers, channel):
 
 
 # A first round with ranks in its random numbers; states of workers and servers; ties.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["TernGrad", "DistEFBlockSGDM", "Signum"])
 def test_workers_that_share_a_trace_take_their_own_steps(name):
     shared, alone = (

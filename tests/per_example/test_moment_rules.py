@@ -72,6 +72,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name):
     check_layer(name)
@@ -81,12 +82,14 @@ IN_MICROBATCHES = ["dense", "dense_rank_3", "einsum_dense", "conv2d_same"]
 IN_MICROBATCHES += ["conv1d_causal", "depthwise2d", "layer_normalization", "lstm"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", IN_MICROBATCHES)
 def test_microbatches(name):
     # 7 examples in samples of 3, 3 and 1.
     check_layer(name, microbatches=3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["dense_rank_3", "conv2d_strides", "conv3d", "prelu"])
 def test_layers_in_a_graph(name):
     """With a batch of unknown size."""
@@ -203,6 +206,7 @@ class InLoop(layers.Layer):
         )[1]
 
 
+@pytest.mark.slow
 def test_layers_called_inside_a_loop():
     model = sequential((4,), InLoop())
     check(compiled(model), random(7, 4), random(7, 4), step=traced)

@@ -35,13 +35,15 @@ def network():
 
 
 # Chunks of one example, and of several examples with fewer in the last chunk.
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 300])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 300])
 def test_chunks_of_bounded_memory_change_nothing(size, monkeypatch):
     model = compiled(network())
     monkeypatch.setattr(second_moments, "_CHUNK", size)
     check(model, random(7, 8, 8, 2), random(7, 3), step=traced)
 
 
+@pytest.mark.slow
 def test_static_batch():
     x, y = random(7, 8, 8, 2), random(7, 3)
     check(compiled(network()), x, y, step=traced, static=True)
@@ -62,6 +64,7 @@ def test_xla_embedding():
     check(model, tokens, random(7, 18), step=traced, static=True, jit=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["full", "activations"])
 def test_recomputed_layers(mode):
     with keras.RematScope(mode=mode):
@@ -108,12 +111,13 @@ def with_dropout():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("manner", "microbatches"),
     [
         ({"jit_compile": False, "steps_per_execution": 3}, None),
-        pytest.param({"jit_compile": False}, 2, marks=pytest.mark.slow),
-        pytest.param({"run_eagerly": True}, None, marks=pytest.mark.slow),
+        ({"jit_compile": False}, 2),
+        ({"run_eagerly": True}, None),
         ({"jit_compile": True}, None),
     ],
     ids=["loop", "microbatches", "eager", "xla"],

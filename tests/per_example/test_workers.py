@@ -18,6 +18,7 @@ def test_moments_do_not_change_the_bits_of_training_on_workers(pools, kind):
         assert answer["plain"] == answer["with_moments"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "manner"), [("mirrored", "several_steps"), ("multi_worker", "mixed")]
 )

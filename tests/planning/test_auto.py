@@ -33,6 +33,7 @@ def fitted(pools):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner, risk, wrapper", CHOICES)
 def test_fit_goes_on_as_with_a_new_wrapper(pools, fitted, inner, risk, wrapper):
     answer, output = fitted(inner, risk)
@@ -63,12 +64,9 @@ def test_processes_have_the_bits_of_virtual_workers(pools, fitted):
     assert output.count("Auto has chosen after 5 steps") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "carrier, taken",
-    [
-        ("auto", "TcpCollectives"),
-        pytest.param("grpc", "Hosts", marks=pytest.mark.slow),
-    ],
+    "carrier, taken", [("auto", "TcpCollectives"), ("grpc", "Hosts")]
 )
 def test_a_measured_link_decides_the_same_on_all_workers(pools, carrier, taken):
     answers, _ = pools(2).run(auto_cases.case_measured, carrier)
@@ -84,6 +82,7 @@ def test_a_measured_link_decides_the_same_on_all_workers(pools, carrier, taken):
     assert decision["candidate"]["wrapper"] in {r["name"].split("(")[0] for r in timed}
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_files_with_the_decision(pools, tmp_path):
     (answer,), _ = pools(*VIRTUAL).run(auto_cases.case_files, str(tmp_path))
     first, second, third, _ = answer["digests"]
@@ -111,6 +110,7 @@ def test_an_own_loop_asks_for_the_decision(pools, fitted):
     assert switches == [False] * 4 + [True] + [False] * 5
 
 
+@pytest.mark.slow
 def test_larger_errors_later_are_a_warning(pools):
     _, output = pools(*VIRTUAL).run(auto_cases.case_errors_later, 0.01)
     (found,) = re.findall(r"Step 10: the gradient of (\S+) has ([\d.]+) times", output)
@@ -119,6 +119,7 @@ def test_larger_errors_later_are_a_warning(pools):
     assert "times the error" not in output
 
 
+@pytest.mark.slow
 def test_one_process_has_no_network_and_another_number_is_a_warning(pools):
     (answer,), output = pools(*VIRTUAL).run(auto_cases.case_errors)
     error, workers = answer

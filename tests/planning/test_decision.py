@@ -45,6 +45,7 @@ def test_bytes_are_those_that_workers_send():
     assert requantized == pytest.approx(3.22 / 8 * sent, rel=0.03)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "inner, chosen",
     [
@@ -66,6 +67,7 @@ def test_one_bit_fits_the_inner_optimizer(inner, chosen):
     assert ("DistEFBlockSGD" in feedback) == (inner != "SGD")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "risk, wrapper", [("none", "bfloat16"), ("low", "QSGD"), ("medium", "ORQ")]
 )
@@ -105,6 +107,7 @@ def test_a_tenth_must_be_gained(share, chosen):
         assert decision.rows[1].reason == "less than a tenth faster than float32"
 
 
+@pytest.mark.slow
 def test_what_cannot_win_is_not_measured():
     asked = set()
 
@@ -124,6 +127,7 @@ def test_what_cannot_win_is_not_measured():
     assert decision.candidate.wrapper == "float32" and asked == {"HalfPrecision"}
 
 
+@pytest.mark.slow
 def test_what_may_win_is_timed():
     forecast = decide("momentum", risk="high")
     rows = rows_of(forecast)

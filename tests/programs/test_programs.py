@@ -48,6 +48,7 @@ def run_with(kind, rules):
 QUICK = ("variational_autoencoder",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -31,6 +31,7 @@ FIRST = select(by=classes_of)
 
 
 # Other arguments of the same classes are slow.
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "row",
     [
@@ -42,12 +43,14 @@ def test_every_method_keeps_its_contracts(row):
     check_method(row.method, largest=row.largest)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transport", BY_NAME.values())
 def test_every_transport_keeps_its_contracts(transport):
     check_transport(transport)
 
 
 # The other rows keep stronger promises: `tests/compressors/test_promises.py`.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "promises"),
     [
@@ -322,6 +325,7 @@ def method_of(part):
     return part if isinstance(part, Method) else Method(part, Mean(part))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("part", "contract", "text"),
     BROKEN,

@@ -52,6 +52,7 @@ def test_a_very_slow_network_decides_whatever_levels_cost():
     assert quickest("ORQ, requantized", layout, 64, slow) == "sharded"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["TernGrad", "DistEFSGD"])
 def test_the_network_decides(name):
     # A gather sends all payloads to every worker: with many workers it costs most.
@@ -65,6 +66,7 @@ def test_the_network_decides(name):
     assert quickest(name, LARGE, 2, rounds) == "all_gather"
 
 
+@pytest.mark.sample(4)
 @rows(lambda row: row.adds_numbers, by=lambda row: row.server)
 def test_sums_of_floats_use_the_rule(row):
     expensive = Costs(FREE, FREE, LinearCost(100.0, 1.0))

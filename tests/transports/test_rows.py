@@ -1,6 +1,7 @@
 """Rows of a table: layouts that vary between steps."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.helpers import bits, make_context
@@ -48,6 +49,7 @@ def exchanged(row, x, layout):
     return tf.convert_to_tensor(update), tf.nest.flatten([states, state])
 
 
+@pytest.mark.sample(2)
 @rows_in_turns(
     "block_size",
     [300, None],

@@ -62,6 +62,7 @@ def alone(workers):
     return Loopback(workers).collectives(0)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("layout", "workers", "row"),
     [*LONG, *SHORT],
@@ -72,6 +73,7 @@ def test_every_transport_gives_the_bits_of_a_direct_exchange(layout, workers, ro
     exchanges_give_the_bits_of_a_direct_exchange(row.method, layout, workers)
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("row", BY_WIRE, ids=lambda row: row.name)
 def test_what_arrives_is_not_equal_anyway(row):
     first, second = run(2, DirectExchange, row.method, LAYOUTS["ragged"])[0].steps
@@ -79,6 +81,7 @@ def test_what_arrives_is_not_equal_anyway(row):
     assert "all_gather" in supported_names(row.method, LAYOUTS["ragged"], alone(2))
 
 
+@pytest.mark.sample(19)
 @every_sum
 def test_all_reduce_gives_the_mean(workers, layout, dtype):
     tolerance = {"float32": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
@@ -161,6 +164,7 @@ def test_traffic_of_a_sum_of_codes(row):
         assert route.words.sent == pytest.approx(ring * words)
 
 
+@pytest.mark.sample(19)
 @every_sum
 def test_a_reduction_moves_the_declared_words(workers, layout, dtype):
     size = 4 if dtype == "float32" else 2
