@@ -2,6 +2,7 @@
 
     python -m tests.mutations              all of them; takes some minutes
     python -m tests.mutations residual     those whose name contains "residual"
+    python -m tests.mutations --sample     with the cases that `make test` takes
 
 `make mutations` runs it; the tests do not. No quick test holds the contract that a
 surviving mutation breaks.
@@ -185,10 +186,15 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tests.mutations", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("name", nargs="?", default="", help="a part of the name")
-    name = parser.parse_args(argv).name
-    chosen = [mutation for mutation in MUTATIONS if name in mutation.name]
+    parser.add_argument(
+        "--sample", action="store_true", help="run the sample of the files' tests"
+    )
+    args = parser.parse_args(argv)
+    chosen = [mutation for mutation in MUTATIONS if args.name in mutation.name]
+    if args.sample:
+        chosen = [one._replace(tests=_sample_of(one.tests)) for one in chosen]
     if not chosen:
-        parser.error(f"no mutation has {name!r} in its name")
+        parser.error(f"no mutation has {args.name!r} in its name")
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_NOT_COPIED))
@@ -201,6 +207,11 @@ def main(argv: list[str] | None = None) -> int:
         results = [_is_noticed(tree, mutation, broken) for mutation in chosen]
     print(f"{results.count(True)} of {len(results)} mutations are noticed")
     return results.count(False)
+
+
+def _sample_of(tests):
+    """Returns arguments for the sample of all tests in the files of others."""
+    return f"{tests.partition(' ')[0]} --sample -m 'not slow'"
 
 
 def mutated(text: str, mutation: Mutation) -> str:

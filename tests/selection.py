@@ -53,6 +53,7 @@ def rows_in_turns(
     values: Sequence,
     where: Callable[[Row], bool],
     by: Callable[[Row], Any],
+    slow: Callable[[Row], bool] = lambda row: False,
 ) -> pytest.MarkDecorator:
     """Returns a decorator that runs a test for each row of `select`, as `row`.
 
@@ -61,10 +62,16 @@ def rows_in_turns(
         values: Values of it, which the rows take in turns.
         where: As in `select`.
         by: As in `select`.
+        slow: Says for which rows the test is slow.
     """
     return pytest.mark.parametrize(
         (name, "row"),
-        [*zip(itertools.cycle(values), select(where, by), strict=False)],
+        [
+            pytest.param(value, row, marks=[pytest.mark.slow] if slow(row) else [])
+            for value, row in zip(
+                itertools.cycle(values), select(where, by), strict=False
+            )
+        ],
         ids=lambda value: getattr(value, "name", value),
     )
 
