@@ -2,6 +2,7 @@
 
     python benchmarks/start_up.py
     python benchmarks/start_up.py --models LeNet --workers 1 --rounds 1 --output /tmp/s
+    python benchmarks/start_up.py --models BERT-base --workers 4 --keep
     python benchmarks/start_up.py --servers 1 --models LeNet --workers 1 2 4 8
 
 Each measurement has processes of its own, whose imports are not counted; the time of
@@ -23,7 +24,7 @@ from pathlib import Path
 import measuring
 from exchange import commands
 from processes import exit_on_signals
-from report import commit, processor, publish
+from report import HERE, commit, kept_rows, processor, publish
 
 MODELS = ("LeNet", "ResNet-50", "BERT-base")
 METHODS = ("TernGrad", "DistEFBlockSGDM")
@@ -33,7 +34,9 @@ WAYS = (
     *(f"{name} {way}" for name in METHODS for way in ("sharded", "auto")),
 )
 WITH_SERVERS = (STOCK, *(f"{name} auto" for name in METHODS))
-COLUMNS = ("model", "workers", "way", "first_seconds", "step_seconds", "of_stock")
+KEY = ("model", "workers", "way")
+TIMES = ("first_seconds", "step_seconds", "of_stock")
+COLUMNS = (*KEY, *TIMES, "rounds", "date", "commit")
 
 
 def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
@@ -56,22 +59,21 @@ def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
         way: [statistics.median(column) for column in zip(*times, strict=True)]
         for way, times in taken.items()
     }
+    facts = {"rounds": args.rounds, "date": str(datetime.date.today())}
+    facts["commit"] = commit()
     return [
-        dict(
-            zip(
-                COLUMNS,
-                (model, workers, way, first, step, first / medians[STOCK][0]),
-                strict=True,
-            )
+        dict(zip(KEY + TIMES, values, strict=True)) | facts
+        for values in (
+            (model, workers, way, first, step, first / medians[STOCK][0])
+            for way, (first, step) in medians.items()
         )
-        for way, (first, step) in medians.items()
     ]
 
 
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
     titles = ["model", "workers", "optimizer, transport", "first step, s"]
-    titles += ["of stock SGD's", "a step later, s"]
+    titles += ["of stock SGD's", "a step later, s", "rounds", "measured, at commit"]
     return measuring.markdown(
         titles,
         [
@@ -80,6 +82,8 @@ def table(rows: list[dict]) -> list[str]:
                 f"{row['first_seconds']:.2f}",
                 f"{row['of_stock']:.2f}",
                 f"{row['step_seconds']:.2f}",
+                row["rounds"],
+                f"{row['date']}, {row['commit']}",
             ]
             for row in rows
         ],
@@ -94,6 +98,7 @@ def main() -> None:
     add("--workers", type=int, nargs="+", default=[1, 4])
     add("--servers", type=int, default=0, help="parameter servers, besides workers")
     add("--rounds", type=int, default=3, help="each way is timed so often")
+    add("--keep", action="store_true", help="keep rows that are not measured now")
     add("--timeout", type=float, default=600, help="seconds that a start may take")
     add("--output", type=Path, help="folder; default: results and README.md here")
     args = parser.parse_args()
@@ -103,13 +108,12 @@ def main() -> None:
         for model, workers in itertools.product(args.models, args.workers)
         for row in rows_of(model, workers, args)
     ]
-    lines = [
-        f"{processor()}; {args.rounds} rounds; {datetime.date.today()}, "
-        f"commit {commit()}.",
-        "",
-        *table(rows),
-    ]
     name = "start-up with servers" if args.servers else "start-up"
+    if args.keep:
+        folder = args.output or HERE / "results"
+        file = name.replace(" ", "_").replace("-", "_")
+        rows = kept_rows(folder / f"{file}.csv", KEY, rows)
+    lines = [f"{processor()}.", "", *table(rows)]
     publish(args.output, name, COLUMNS, rows, lines)
 
 
