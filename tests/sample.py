@@ -4,8 +4,8 @@
     pytest -m "not slow" --sample    # of tests marked `sample(n)`, n cases
 
 The cases are the same in each run: those in which most values of the test's parameters
-occur. Other tests' samples have other rows of the table of methods, since ties go by a
-hash of the names.
+occur, and of rows of the table of methods most kinds of compressors and servers. Other
+tests' samples have other rows, since ties go by a hash of the names.
 """
 
 from __future__ import annotations
@@ -49,5 +49,14 @@ def _choose(items, count):
 
 
 def _values(item):
-    # By identity: parameters may be of any type.
-    return {(name, id(value)) for name, value in item.callspec.params.items()}
+    found: set = set()
+    for name, value in item.callspec.params.items():
+        # By identity: parameters may be of any type.
+        found.add((name, id(value)))
+        if method := getattr(value, "method", None):
+            # Not above: it imports TensorFlow, as all have done that have a method.
+            from tests.methods import parts_of
+
+            for outermost in (method.compressor, method.server):
+                found.update(map(type, parts_of(outermost)))
+    return found

@@ -117,7 +117,7 @@ def follow(row, workers, block_size, shapes, min_size):
 
 # Four workers show nothing that two and three do not; tests/ops compares both kinds of
 # operations bit for bit.
-@pytest.mark.sample(6)
+@pytest.mark.sample(16)
 @pytest.mark.python_ops(workers=(3,))
 @pytest.mark.parametrize(
     ("row", "workers", "block_size"),
