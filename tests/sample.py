@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 
-MARKER = "sample(n): `make test` takes n of the cases of this test"
+MARKER = "sample(n, *ids): `make test` takes n of this test's cases, first those named"
 
 
 def add_options(parser) -> None:
@@ -30,18 +30,21 @@ def left_out(items) -> list:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     removed: list = []
     for group in cases.values():
-        (count,) = group[0].get_closest_marker("sample").args
-        chosen = _choose(group, count)
+        count, *named = group[0].get_closest_marker("sample").args
+        first = [item for item in group if item.nodeid[:-1].endswith(tuple(named))]
+        chosen = _choose(group, count, first)
         removed += [item for item in group if item not in chosen]
     return removed
 
 
-def _choose(items, count):
-    """Returns cases one after the other, each with most values not seen before."""
+def _choose(items, count, first):
+    """Returns these first cases, then such with most values not seen before."""
     rest = sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode()))
-    chosen, seen = [], set()
+    chosen: list = []
+    seen: set = set()
     while rest and len(chosen) < count:
-        best = max(rest, key=lambda item: len(_values(item) - seen))
+        named = first[len(chosen) : len(chosen) + 1]
+        best = named[0] if named else max(rest, key=lambda i: len(_values(i) - seen))
         rest.remove(best)
         chosen.append(best)
         seen |= _values(best)
@@ -59,4 +62,5 @@ def _values(item):
 
             for outermost in (method.compressor, method.server):
                 found.update(map(type, parts_of(outermost)))
+            found.add(getattr(value, "needs", None))
     return found

@@ -40,6 +40,13 @@ def test_a_sample_has_as_many_values_as_it_can():
     ]
 
 
+def test_named_cases_come_first():
+    items = cases("test_a", 2)
+    items[0].get_closest_marker = {"sample": pytest.mark.sample(2, "4-31").mark}.get
+    chosen = [item.nodeid for item in kept(items)]
+    assert len(chosen) == 2 and "test_a[4-31]" in chosen
+
+
 def test_other_tests_have_other_rows():
     rows = {
         id(item.callspec.params["row"])

@@ -108,7 +108,9 @@ inline double OverChunks(double* scratch, const int64_t* row_splits, int64_t blo
 inline double Plus(double a, double b) { return a + b; }
 inline double Larger(double a, double b) { return a > b || a != a ? a : b; }
 
-void Kernel(const Parallel& parallel, const BlockStatistics& args) {
+// Sums that nobody asks for are not computed: the compiler drops what is not stored.
+template <int64_t Sums>
+void Statistics(const Parallel& parallel, const BlockStatistics& args) {
   const int64_t slots = SlotsFor(args.size, args.num_blocks);
   double* const largest = args.scratch;
   double* const l1 = largest + slots;
@@ -123,9 +125,11 @@ void Kernel(const Parallel& parallel, const BlockStatistics& args) {
                       const D value = Widen(row);
                       return Moments{Abs(value), Mul(value, value), value};
                     });
-                    l1[slot] = SumLanes(rows.l1);
-                    squares[slot] = SumLanes(rows.squares);
-                    sum[slot] = SumLanes(rows.sum);
+                    if constexpr (Sums & kSumL1) l1[slot] = SumLanes(rows.l1);
+                    if constexpr (Sums & kSumSquares) {
+                      squares[slot] = SumLanes(rows.squares);
+                    }
+                    if constexpr (Sums & kSumPlain) sum[slot] = SumLanes(rows.sum);
                     I most = SetInts(0);
                     for (int i = 0; i < kChunk; i += kWidth) {
                       most = MaxInts(most, MagnitudeBits(Load(p + i)));
@@ -149,10 +153,21 @@ void Kernel(const Parallel& parallel, const BlockStatistics& args) {
     for (int64_t b = begin; b < end; ++b) {
       double* const results[] = {largest, l1, squares, sum, nonfinite};
       for (int s = 0; s < 5; ++s) {
-        const double value = s == 0 ? OverChunks(results[s], args.row_splits, b, Larger)
-                                    : OverChunks(results[s], args.row_splits, b, Plus);
+        double value = 0;
+        if (s == 0) {
+          value = OverChunks(results[s], args.row_splits, b, Larger);
+        } else if (s == 4 || (Sums & (1 << (s - 1)))) {
+          value = OverChunks(results[s], args.row_splits, b, Plus);
+        }
         args.statistics[s * args.num_blocks + b] = value + 0.0;
       }
     }
   });
+}
+
+void Kernel(const Parallel& parallel, const BlockStatistics& args) {
+  static constexpr decltype(&Statistics<0>) kOf[] = {
+      Statistics<0>, Statistics<1>, Statistics<2>, Statistics<3>,
+      Statistics<4>, Statistics<5>, Statistics<6>, Statistics<7>};
+  kOf[args.sums](parallel, args);
 }

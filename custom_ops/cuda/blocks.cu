@@ -61,9 +61,12 @@ __global__ void __launch_bounds__(kThreads, 3)
 struct StoreStatistic {
   double* statistics;
   int64_t num_blocks;
+  int64_t sums;
 
   __device__ void operator()(int quantity, int64_t block, double result) const {
     if (quantity == kMaximum) result = __uint_as_float(static_cast<uint32_t>(result));
+    const bool is_sum = quantity >= kL1 && quantity <= kSum;
+    if (is_sum && !(sums >> (quantity - kL1) & 1)) result = 0;
     statistics[quantity * num_blocks + block] = result + 0.0;  // Changes -0 to 0.
   }
 };
@@ -79,7 +82,7 @@ const char* Run(const Gpu& gpu, const BlockStatistics& args) {
   const Partials partials = {args.scratch, slots,           kQuantities,
                              kMaximum,     args.row_splits, args.num_blocks};
   return Climb(gpu, partials, args.size,
-               StoreStatistic{args.statistics, args.num_blocks});
+               StoreStatistic{args.statistics, args.num_blocks, args.sums});
 }
 
 }  // namespace tfgradcomp

@@ -72,6 +72,24 @@ inline absl::Status CheckRule(const std::string& rule, int64_t count, int64_t sw
       "', count=", count, ", sweeps=", sweeps);
 }
 
+// Of StatisticSums, those with these names.
+inline absl::Status CheckSums(const std::vector<std::string>& names, int64_t* found) {
+  *found = 0;
+  for (const std::string& name : names) {
+    if (name == "l1") {
+      *found |= kSumL1;
+    } else if (name == "sum_of_squares") {
+      *found |= kSumSquares;
+    } else if (name == "sum") {
+      *found |= kSumPlain;
+    } else {
+      return Invalid("sums must be among 'l1', 'sum_of_squares' and 'sum'. Received: '",
+                     name, "'");
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The sizes of the parts into which a vector of `count` elements is written.
 inline absl::Status CheckSizes(const std::vector<int64_t>& sizes, int64_t num_values,
                                int64_t count) {

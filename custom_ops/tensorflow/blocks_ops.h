@@ -4,12 +4,21 @@
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_BLOCKS_OPS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_BLOCKS_OPS_H_
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
 #include "shapes.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tfgradcomp {
 
 inline absl::Status BlockStatisticsShape(InferenceContext* c) {
+  std::vector<std::string> names;
+  int64_t unused;
+  TF_RETURN_IF_ERROR(c->GetAttr("sums", &names));
+  TF_RETURN_IF_ERROR(CheckSums(names, &unused));
   DimensionHandle size, num_blocks;
   int parts;
   TF_RETURN_IF_ERROR(JoinParts(c, &size, &parts));
@@ -24,6 +33,7 @@ REGISTER_OP("Tfgradcomp>BlockStatistics")
     .Output("statistics: double")
     .Attr("num_parts: int >= 1")
     .Attr("x_scale: float = 1.0")
+    .Attr("sums: list(string)")
     .SetShapeFn(BlockStatisticsShape);
 
 }  // namespace tfgradcomp

@@ -33,7 +33,7 @@ def in_graphs_and_xla():
         yield pytest.param(row, True, id=f"{row.name}-xla", marks=marks)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3, "[Hybrid, gaps-xla")
 @pytest.mark.parametrize(("row", "jit_compile"), [*in_graphs_and_xla()])
 def test_compiled_steps_equal_eager_ones_and_trace_once(row, jit_compile):
     layout = LAYOUTS["tensors"]

@@ -35,7 +35,7 @@ CALLS = {
     "pack_ternary": dict(
         x=X, limit=TWO, scale=TWO, row_splits=[0, 2, 5], stream=STREAM
     ),
-    "block_statistics": dict(x=X, row_splits=[0, 2, 5]),
+    "block_statistics": dict(x=X, row_splits=[0, 2, 5], sums=["sum", "l1"]),
     "sum_codes": dict(words=WORDS, base=3, count=5, sum_base=7),
     "sum_levels": dict(
         words=WORDS, scale=TWO, row_splits=[0, 2, 5], base=3, step=1, zero=2
@@ -152,7 +152,9 @@ BAD = {
         row_splits=BAD_SPLITS,
         stream=BAD_STREAM,
     ),
-    "block_statistics": dict(x=BAD_X, row_splits=BAD_SPLITS_ALONE),
+    "block_statistics": dict(
+        x=BAD_X, row_splits=BAD_SPLITS_ALONE, sums=[["l1", "best"], [""]]
+    ),
     "sum_codes": dict(
         words=BAD_WORDS,
         base=[*BAD_BASE, 2**32],

@@ -10,6 +10,7 @@ CHUNKS = tuple(
     ChunkFormat(*form)
     for form in ((1, 1, 1), (5, 24, 3), (7, 100, 1), (40, 40, 3), (64, 4096, 2))
 )
+SUMS_ASKED = ((), ("l1",), ("sum_of_squares",), ("sum", "sum_of_squares"))
 BASES = (2, 3, 5, 7, 9, 17, 33, 129, 256, 257, 65536, 65537, 2**31, 2**32)
 # Around the digits of a word, and more than a chunk of a sum.
 SIZES = (0, 1, 2, 3, 19, 20, 21, 31, 32, 33, 63, 64, 65, 1000)
@@ -235,6 +236,7 @@ def calls(size, layout="one", workers=3, kind="normal"):
             (x, limit * 0 + np.float32(np.inf), scale, splits, streams[1]),
         ),
         ("block_statistics", (x, splits)),
+        *(("block_statistics", (x, splits, sums)) for sums in SUMS_ASKED),
         ("mean_of_signs", (signs, scales, splits)),
     ]
     for base in (2, 3, 5, 17, 257):

@@ -45,6 +45,7 @@ RESULTS = {
     "orthonormalize": "basis",
 }
 SPARSE = ("pack_unambiguous", "pack_over_threshold")
+SUMS = ("l1", "sum_of_squares", "sum")
 RULES = ("optimal", "quantiles", "symmetric", "means")
 
 
@@ -229,6 +230,8 @@ def _inputs(name, given):
         inputs["one_minus_beta"] = 1 - given["beta"]
     if "rule" in given:
         inputs["rule"] = RULES.index(given["rule"])
+    if "sums" in given:
+        inputs["sums"] = sum(1 << SUMS.index(one) for one in given["sums"])
     if "rank" in given:
         inputs["num_tensors"] = inputs["num_factors"] = len(given["rows"])
         for axis in given.keys() & {"rows", "columns"}:

@@ -48,7 +48,8 @@ STRUCTS = {
     "p:stream p:new_momentum p:words p:nonfinite",
     "PackTernary": "c:x i:size p:limit p:scale p:row_splits i:num_blocks p:stream "
     "p:words",
-    "BlockStatistics": "c:x i:size p:row_splits i:num_blocks p:scratch p:statistics",
+    "BlockStatistics": "c:x i:size p:row_splits i:num_blocks i:sums p:scratch "
+    "p:statistics",
     "SumCodes": "p:words i:num_workers i:size u:base u:sum_base p:sum",
     "SumLevels": "p:words i:num_workers i:size u:base i:step i:zero p:scale "
     "p:row_splits i:num_blocks c:values p:update",

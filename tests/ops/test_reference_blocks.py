@@ -43,6 +43,15 @@ def test_statistics_of_special_numbers(layout):
         same(a, b)
 
 
+@pytest.mark.parametrize("sums", cases.SUMS_ASKED, ids=str)
+def test_sums_that_nobody_asks_for_are_zero(sums):
+    x, splits = tf.constant(cases.floats(1000)), cases.row_splits(1000, "ragged")
+    whole, found = (ops.block_statistics(x, splits, *args) for args in ((), (sums,)))
+    for name, a, b in zip(whole._fields, found, whole, strict=True):
+        is_asked = name in (*sums, "maximum", "nonfinite")
+        same(a, b if is_asked else np.zeros(len(splits) - 1), name)
+
+
 def test_a_sum_has_the_order_of_the_word_format():
     """Numbers whose sum depends on the order, placed by hand."""
     big = 2.0**60

@@ -117,7 +117,7 @@ def follow(row, workers, block_size, shapes, min_size):
 
 # Four workers show nothing that two and three do not; tests/ops compares both kinds of
 # operations bit for bit.
-@pytest.mark.sample(16)
+@pytest.mark.sample(24, "auto-TernGrad")
 @pytest.mark.python_ops(workers=(3,))
 @pytest.mark.parametrize(
     ("row", "workers", "block_size"),
@@ -130,7 +130,7 @@ def test_methods_follow_numpy(row, workers, block_size):
     follow(row, workers, block_size, SHAPES, min_size=1)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2, "[Signum")
 @pytest.mark.parametrize("row", PLAIN, ids=lambda row: row.name)
 def test_small_variables_follow_numpy(row):
     follow(row, 2 + len(row.name) % 2, 40, MIXED, min_size=1024)

@@ -62,7 +62,7 @@ def alone(workers):
     return Loopback(workers).collectives(0)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(24, "[long-2-TernGrad", "long-3-ORQ, requantized")
 @pytest.mark.parametrize(
     ("layout", "workers", "row"),
     [*LONG, *SHORT],

@@ -106,7 +106,7 @@ def sums(
         "residual": sum(map(square, residuals)),
         "server_residual": sum(map(square, server_residuals)),
     }
-    statistics = ops.block_statistics(vectors.x, splits)
+    statistics = ops.block_statistics(vectors.x, splits, ("l1", "sum_of_squares"))
     width = tf.cast(ops.widths(splits), tf.float64)
     mean = statistics.l1 / width
     variance = tf.maximum(statistics.sum_of_squares / width - mean * mean, 0)

@@ -104,7 +104,7 @@ def means_of_sides(
     is_below = x < ops.spread(edge, splits)
 
     def total(values):
-        return ops.block_statistics(values, splits).sum
+        return ops.block_statistics(values, splits, ("sum",)).sum
 
     number = total(tf.cast(is_below, tf.float32))
     below = tf.math.divide_no_nan(total(tf.where(is_below, x, 0.0)), number)

@@ -13,6 +13,9 @@ from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
 from tfgradcomp.compressors.ternary import Ternary, prepared_for
 from tfgradcomp.core import Layout
 
+# For the standard deviation.
+_SUMS = ("sum_of_squares", "sum")
+
 
 @dataclass(frozen=True)
 class Clip(Wrapper):
@@ -48,7 +51,7 @@ class Clip(Wrapper):
 
     @override
     def transform(self, x, state, layout, context):
-        statistics = ops.block_statistics(x, layout.row_splits)
+        statistics = ops.block_statistics(x, layout.row_splits, _SUMS)
         limit = ops.spread(self.limit(statistics, layout), layout.row_splits)
         return tf.clip_by_value(x, -limit, limit)
 
@@ -84,7 +87,7 @@ class _ClippedTernary(Wrapper):
 
     @override
     def prepare(self, x, state, layout, context):
-        statistics = ops.block_statistics(x, layout.row_splits)
+        statistics = ops.block_statistics(x, layout.row_splits, _SUMS)
         return prepared_for(statistics, self.compressor.limit(statistics, layout))
 
     @override

@@ -94,7 +94,9 @@ class DGC(Compressor):
     ) -> tf.Tensor:
         """Returns the new u."""
         if self.clip_norm is not None:
-            squares = ops.block_statistics(x, (0, layout.size)).sum_of_squares[0]
+            squares = ops.block_statistics(
+                x, (0, layout.size), ("sum_of_squares",)
+            ).sum_of_squares[0]
             most = self.clip_norm * math.sqrt(context.num_workers)
             norm = tf.maximum(tf.sqrt(squares), most)
             x = x * tf.cast(tf.math.divide_no_nan(most, norm), tf.float32)

@@ -71,11 +71,12 @@ class OptimalScale(Wrapper):
         payload, state, _ = checked_compress(self.compressor, x, state, layout, context)
         y = tf.convert_to_tensor(self.compressor.decompress(payload, layout))
         splits = layout.row_splits
-        statistics = ops.block_statistics(y, splits)
+        statistics = ops.block_statistics(y, splits, ("sum_of_squares",))
         # Divided by the largest element, products neither overflow nor vanish.
         largest = tf.cast(statistics.maximum, tf.float32)
         unit = tf.math.divide_no_nan(y, ops.spread(largest, splits))
-        product = statistics.maximum * ops.block_statistics(unit * x, splits).sum
+        sums = ops.block_statistics(unit * x, splits, ("sum",)).sum
+        product = statistics.maximum * sums
         factor = tf.math.divide_no_nan(product, statistics.sum_of_squares)
         is_normal = largest >= np.finfo(np.float32).tiny
         factor = tf.where(is_normal, tf.cast(factor, tf.float32), 1.0)

@@ -82,10 +82,9 @@ class QSGD(Codebook, AddableCodes):
 
     @override
     def block_values(self, x, layout):
-        statistics = ops.block_statistics(x, layout.row_splits)
-        norm = statistics.maximum
-        if self.norm == "l2":
-            norm = tf.sqrt(statistics.sum_of_squares)
+        sums = ("sum_of_squares",) if self.norm == "l2" else ()
+        statistics = ops.block_statistics(x, layout.row_splits, sums)
+        norm = tf.sqrt(statistics.sum_of_squares) if sums else statistics.maximum
         return BlockValues({"norm": tf.cast(norm, tf.float32)}, statistics.nonfinite)
 
     @override

@@ -93,7 +93,7 @@ class ScalarCodebook(Codebook):
 
     @override
     def block_values(self, x, layout):
-        statistics = ops.block_statistics(x, layout.row_splits)
+        statistics = ops.block_statistics(x, layout.row_splits, ("l1",))
         mean = ops.mean_of_sums(statistics.l1, layout.row_splits)
         # The scale that travels is the largest level, so that an overflow is noticed.
         scale = mean * (self.levels[-1] / _MEAN_MAGNITUDE)

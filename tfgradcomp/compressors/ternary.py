@@ -57,7 +57,7 @@ class Ternary(UniformLevels):
 
     @override
     def prepare(self, x, state, layout, context):
-        statistics = ops.block_statistics(x, layout.row_splits)
+        statistics = ops.block_statistics(x, layout.row_splits, sums=())
         return prepared_for(statistics, tf.fill([layout.num_blocks], math.inf))
 
     @override

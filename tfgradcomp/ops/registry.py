@@ -119,7 +119,7 @@ for _op in {operation.op for operation in OPERATIONS.values()}:
 
 def mean_magnitude(x: Vector, row_splits: Sequence[int]) -> tf.Tensor:
     """Returns the mean |x| of each block, float32 `[num_blocks]`."""
-    return mean_of_sums(block_statistics(x, row_splits).l1, row_splits)
+    return mean_of_sums(block_statistics(x, row_splits, ("l1",)).l1, row_splits)
 
 
 PUBLIC: dict[str, Any] = OPERATIONS | {

@@ -58,7 +58,7 @@ class WorstLayer(NamedTuple):
 def squared_lengths(vector: tf.Tensor, shapes: Iterable[Sequence[int]]) -> tf.Tensor:
     """Returns the squared length of each tensor's part of a vector, float64."""
     splits = Layout.from_shapes(shapes).row_splits
-    return ops.block_statistics(vector, splits).sum_of_squares
+    return ops.block_statistics(vector, splits, ("sum_of_squares",)).sum_of_squares
 
 
 def squared_errors(

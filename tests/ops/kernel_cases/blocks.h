@@ -27,10 +27,14 @@ void ForEachCallOfBlocks(Inputs& in, Run&& run) {
   const int64_t blocks = in.num_blocks;
   const int64_t* const splits = in.row_splits.data();
 
-  run("BlockStatistics", BlockStatistics{in.wild.data(), n, splits, blocks, {}, {}});
+  run("BlockStatistics", BlockStatistics{in.wild.data(), n, splits, blocks, 7, {}, {}});
   // Finite numbers, too, because only their sums show the order of summation.
   run("BlockStatistics finite",
-      BlockStatistics{in.residual.data(), n, splits, blocks, {}, {}});
+      BlockStatistics{in.residual.data(), n, splits, blocks, 7, {}, {}});
+  for (const int64_t sums : {0, 6}) {
+    run("BlockStatistics" + With("sums", sums),
+        BlockStatistics{in.wild.data(), n, splits, blocks, sums, {}, {}});
+  }
 }
 
 }  // namespace tfgradcomp_cases

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,24 +34,40 @@ class Statistics(NamedTuple):
     nonfinite: tf.Tensor
 
 
-def block_statistics(x: Vector, row_splits: Sequence[int]) -> Statistics:
+SUMS = ("l1", "sum_of_squares", "sum")
+
+
+def block_statistics(
+    x: Vector, row_splits: Sequence[int], sums: Collection[str] = SUMS
+) -> Statistics:
     """Returns statistics of each block of float32 `[count]`, in float64.
 
     The order of the sums depends on the blocks alone.
+
+    Args:
+        x: The vector.
+        row_splits: Where blocks begin, and the end of the last.
+        sums: Those of `l1`, `sum_of_squares` and `sum` that are computed, of which
+            each takes about as long as the maximum; the others are 0.
     """
     x = tf.convert_to_tensor(x)
     finite_bits = 0x7F800000
     magnitude_bits = tf.bitcast(x, tf.int32) & 0x7FFFFFFF
     wide = tf.cast(x, tf.float64)
     # The bits have the order of the magnitudes, with NaN above all numbers.
-    maximum = reduce_blocks(magnitude_bits, row_splits, tf.maximum)
+    bits = reduce_blocks(magnitude_bits, row_splits, tf.maximum)
+    maximum = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
     # An int32 would count 2**32 such elements as none.
     count = tf.cast(magnitude_bits >= finite_bits, tf.float64)
+    terms = {"l1": tf.abs, "sum_of_squares": tf.square, "sum": tf.identity}
     return Statistics(
-        tf.cast(tf.bitcast(maximum, tf.float32), tf.float64),
-        reduce_blocks(tf.abs(wide), row_splits, tf.add),
-        reduce_blocks(wide * wide, row_splits, tf.add),
-        reduce_blocks(wide, row_splits, tf.add) + 0.0,
+        maximum,
+        *(
+            reduce_blocks(term(wide), row_splits, tf.add) + 0.0
+            if name in sums
+            else tf.zeros_like(maximum)
+            for name, term in terms.items()
+        ),
         reduce_blocks(count, row_splits, tf.add),
     )
 
