@@ -59,15 +59,17 @@ def block_statistics(
     maximum = tf.cast(tf.bitcast(bits, tf.float32), tf.float64)
     # An int32 would count 2**32 such elements as none.
     count = tf.cast(magnitude_bits >= finite_bits, tf.float64)
-    terms = {"l1": tf.abs, "sum_of_squares": tf.square, "sum": tf.identity}
+
+    def sum_of(name, terms):
+        if name not in sums:
+            return tf.zeros_like(maximum)
+        return reduce_blocks(terms, row_splits, tf.add) + 0.0
+
     return Statistics(
         maximum,
-        *(
-            reduce_blocks(term(wide), row_splits, tf.add) + 0.0
-            if name in sums
-            else tf.zeros_like(maximum)
-            for name, term in terms.items()
-        ),
+        sum_of("l1", tf.abs(wide)),
+        sum_of("sum_of_squares", wide * wide),
+        sum_of("sum", wide),
         reduce_blocks(count, row_splits, tf.add),
     )
 
