@@ -79,21 +79,6 @@ struct PackTernary {
   uint32_t* words;         // [WordsFor(size, 3)]
 };
 
-// For each block, in float64 and in the order of word_format.h: the maximum of |x| (of
-// its bits, so a NaN is the largest), the sum of |x|, the sum of x^2, the sum of x, and
-// the number of elements that are infinite or NaN. No result is -0. Of the three sums,
-// those that nobody asks for are 0.
-enum StatisticSums : int64_t { kSumL1 = 1, kSumSquares = 2, kSumPlain = 4 };
-struct BlockStatistics {
-  CutVector<const float> x;
-  int64_t size;
-  const int64_t* row_splits;
-  int64_t num_blocks;
-  int64_t sums;        // Of StatisticSums: those to compute.
-  double* scratch;     // [5 * SlotsFor(size, num_blocks)]
-  double* statistics;  // [5, num_blocks]
-};
-
 // The sum of N vectors of codes, in words of sum_base, which is at least
 // N * (base - 1) + 1 and at most 2^32. Sums may be partial: if all have the same base,
 // which holds the largest total, adding their words modulo 2^32 adds their digits,

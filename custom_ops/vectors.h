@@ -51,6 +51,21 @@ struct ApplyVector {
   const Update* update;
 };
 
+// For each block, in float64 and in the order of word_format.h: the maximum of |x| (of
+// its bits, so a NaN is the largest), the sum of |x|, the sum of x^2, the sum of x, and
+// the number of elements that are infinite or NaN. No result is -0. Of the three sums,
+// those that nobody asks for are 0.
+enum StatisticSums : int64_t { kSumL1 = 1, kSumSquares = 2, kSumPlain = 4 };
+struct BlockStatistics {
+  CutVector<const float> x;
+  int64_t size;
+  const int64_t* row_splits;
+  int64_t num_blocks;
+  int64_t sums;        // Of StatisticSums: those to compute.
+  double* scratch;     // [5 * SlotsFor(size, num_blocks)]
+  double* statistics;  // [5, num_blocks]
+};
+
 // The first part of x with an infinite element or NaN, or the number of parts if there
 // is none; the same, unread, if x is known to be finite. On a CPU only.
 struct FirstNonfinite {

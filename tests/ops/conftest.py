@@ -4,6 +4,7 @@ import pytest
 
 from tests.ops.cpu_library import CpuLibrary
 from tests.ops.implementations import native, needs_library, reference
+from tfgradcomp.ops import library as ops_library
 from tfgradcomp.ops.library import build_library, find_library
 
 
@@ -31,4 +32,6 @@ def kernels(request, library):
 @pytest.fixture(scope="session")
 def library():
     """The CPU kernels as they are in the library of the operations."""
+    # TensorFlow finds no operations in a library that something else has loaded first.
+    ops_library.library()
     return CpuLibrary(find_library() or build_library())

@@ -9,21 +9,21 @@ from tests.cluster import run_workers
 from tests.parameter_server import train_worker
 
 SCRIPT = Path(train_worker.__file__)
-# A state of workers and servers; a first round. `test_transport` has every row and
-# `test_push_log` first rounds without a barrier, in one process. TernGrad is slow here,
-# as `test_traffic` has it in separate processes.
+# A state of workers and servers; a first round.
 METHODS = ("DistEFBlockSGDM", "TernGrad")
 # Second moments, residuals and messages of variable length; two batches per update.
 SPARSE = "VarianceBased+2"
 STEPS, PUSHES = 10, 40
 
-pytestmark = pytest.mark.timeout(560)
+# `test_transport`, `test_push_log` and `test_push_rounds` see in one process what
+# servers do; these start clusters, for half a minute each.
+pytestmark = [pytest.mark.timeout(560), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def with_servers(tmp_path_factory):
     """Answers of two workers and two servers, by case; groups of cases run once."""
-    quick = ["resuming", "errors"]
+    one = ["resuming", "errors"]
     answers = {}
 
     def answer_of(case):
@@ -31,7 +31,7 @@ def with_servers(tmp_path_factory):
             cases = [SPARSE, f"{SPARSE}/async", "resuming what waits"]
             if case not in cases:
                 others = [*METHODS, f"{METHODS[0]}/async", "skipping", "skipping/async"]
-                cases = quick if case in quick else others
+                cases = one if case in one else others
             folder = tmp_path_factory.mktemp("servers")
             (found,), _ = run_workers(SCRIPT, 2, folder, *cases, servers=2)
             answers.update(found)
@@ -40,7 +40,6 @@ def with_servers(tmp_path_factory):
     return answer_of
 
 
-@pytest.mark.slow  # `test_transport` has them in one process.
 @pytest.mark.parametrize("method", [*METHODS, SPARSE])
 def test_rounds_give_the_bits_of_collectives(with_servers, pools, method):
     found = with_servers(method)
@@ -58,7 +57,6 @@ def test_rounds_give_the_bits_of_collectives(with_servers, pools, method):
     assert len(found["history"]["val_loss"]) == 2
 
 
-@pytest.mark.slow  # `test_transport` has one server and three, in one process.
 def test_bits_do_not_depend_on_the_number_of_servers(pools, tmp_path):
     name = "DistEFBlockSGDM"
     (found,), _ = run_workers(SCRIPT, 3, tmp_path, name, servers=1)
@@ -66,7 +64,6 @@ def test_bits_do_not_depend_on_the_number_of_servers(pools, tmp_path):
     assert found[name]["workers"] == 3 * [expected[name]["weights"]]
 
 
-@pytest.mark.slow  # `test_push_log` has one log in one process.
 @pytest.mark.parametrize(
     ("method", "pushes"), [(METHODS[0], PUSHES), (SPARSE, PUSHES // 2)]
 )
@@ -80,7 +77,6 @@ def test_without_a_barrier_all_workers_apply_all_pushes(with_servers, method, pu
     assert all(0 < stale < 4 for stale in found["history"]["staleness"])
 
 
-@pytest.mark.slow  # `test_transport` sees the flags, `test_push_rounds` what they do.
 @pytest.mark.parametrize(("mode", "steps"), [("", STEPS), ("/async", PUSHES)])
 def test_nonfinite_gradients_are_skipped_on_all_workers(with_servers, mode, steps):
     found = with_servers(f"skipping{mode}")
@@ -92,10 +88,7 @@ def test_nonfinite_gradients_are_skipped_on_all_workers(with_servers, mode, step
     assert np.isfinite(found["history"]["val_loss"]).all()
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["resuming", pytest.param("resuming what waits", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("case", ["resuming", "resuming what waits"])
 def test_saved_state_has_the_residuals_of_all_workers(with_servers, case):
     digests = with_servers(case)
     assert len(digests) == 3 and len({*digests}) == 1
