@@ -113,8 +113,8 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"carriers.py: {error}")
         print(*table(rows[-len(args.methods) :])[2:], sep="\n", flush=True)
-    path = (args.output or report.HERE / "results") / "carriers.csv"
     if args.keep:
+        path = report.csv_of(args.output, "carriers")
         rows = report.kept_rows(path, KEY, rows)
     lines = [f"{report.processor()}; {datetime.date.today()}.", "", *table(rows)]
     report.publish(args.output, "carriers", COLUMNS, rows, lines)

@@ -30,11 +30,10 @@ import cluster
 import measuring
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, kept_rows, processor, publish
+from report import commit, csv_of, kept_rows, processor, publish
 
 from tfgradcomp.collectives import CARRIERS
 
-HERE = Path(__file__).resolve().parent
 MODELS = ("ResNet-50", "BERT-base")
 METHODS = ("float32", "TernGrad", "Signum", "DistEFBlockSGDM")
 OF_TORCH = ("DDP", "DDP, float16")
@@ -138,16 +137,16 @@ def main() -> None:
                     found = task | {"carrier": carrier} | row_of(answers, carrier)
                     rows.append({name: found[name] for name in COLUMNS})
                     print(rows[-1], flush=True)
-    path = (args.output or HERE / "results") / f"overlap_{args.rate}.csv"
+    name = f"overlap-{args.rate}"
     if args.keep:
-        rows = kept_rows(path, KEY, rows)
+        rows = kept_rows(csv_of(args.output, name), KEY, rows)
     lines = [
         f"{processor()}; {args.workers} workers; {args.rounds} rounds; "
         f"{datetime.date.today()}, commit {commit()}.",
         "",
         *table(rows),
     ]
-    publish(args.output, f"overlap-{args.rate}", COLUMNS, rows, lines)
+    publish(args.output, name, COLUMNS, rows, lines)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,17 @@ def write_table(readme: Path, name: str, lines: list[str]) -> None:
     readme.write_text("\n".join([before + begin, *lines, end + after]))
 
 
+def csv_of(output: Path | None, name: str) -> Path:
+    """Returns the path of a table's rows.
+
+    Args:
+        output: A folder; None: that of all results.
+        name: Of the table; that of the file has underscores.
+    """
+    file = name.replace(" ", "_").replace("-", "_")
+    return (output or HERE / "results") / f"{file}.csv"
+
+
 def publish(
     output: Path | None,
     name: str,
@@ -107,19 +118,17 @@ def publish(
     """Prints a table, and writes it into a page and its rows beside the others.
 
     Args:
-        output: A folder that gets the rows, and the page is left alone; None: the
-            folder of all results.
-        name: Of the table in the page; that of the file has underscores.
+        output: As for `csv_of`; where it is given, the page is left alone.
+        name: Of the table in the page, and as for `csv_of`.
         columns: Of the file.
         rows: What the table is of.
         lines: The table.
         page: Where it goes.
     """
     print("\n".join(lines))
-    folder = output or HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = name.replace(" ", "_").replace("-", "_")
-    write_csv(folder / f"{file}.csv", columns, rows)
+    path = csv_of(output, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(path, columns, rows)
     if output is None:
         write_table(page, name, lines)
 

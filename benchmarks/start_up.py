@@ -24,7 +24,7 @@ from pathlib import Path
 import measuring
 from exchange import commands
 from processes import exit_on_signals
-from report import HERE, commit, kept_rows, processor, publish
+from report import commit, csv_of, kept_rows, processor, publish
 
 MODELS = ("LeNet", "ResNet-50", "BERT-base")
 METHODS = ("TernGrad", "DistEFBlockSGDM")
@@ -35,8 +35,8 @@ WAYS = (
 )
 WITH_SERVERS = (STOCK, *(f"{name} auto" for name in METHODS))
 KEY = ("model", "workers", "way")
-TIMES = ("first_seconds", "step_seconds", "of_stock")
-COLUMNS = (*KEY, *TIMES, "rounds", "date", "commit")
+COLUMNS = (*KEY, "first_seconds", "step_seconds", "of_stock")
+COLUMNS += ("rounds", "date", "commit")
 
 
 def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
@@ -59,14 +59,16 @@ def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
         way: [statistics.median(column) for column in zip(*times, strict=True)]
         for way, times in taken.items()
     }
-    facts = {"rounds": args.rounds, "date": str(datetime.date.today())}
-    facts["commit"] = commit()
+    facts = {"rounds": args.rounds, "commit": commit()}
+    facts["date"] = str(datetime.date.today())
     return [
-        dict(zip(KEY + TIMES, values, strict=True)) | facts
-        for values in (
-            (model, workers, way, first, step, first / medians[STOCK][0])
-            for way, (first, step) in medians.items()
-        )
+        {
+            **{"model": model, "workers": workers, "way": way},
+            **{"first_seconds": first, "step_seconds": step},
+            "of_stock": first / medians[STOCK][0],
+            **facts,
+        }
+        for way, (first, step) in medians.items()
     ]
 
 
@@ -110,9 +112,7 @@ def main() -> None:
     ]
     name = "start-up with servers" if args.servers else "start-up"
     if args.keep:
-        folder = args.output or HERE / "results"
-        file = name.replace(" ", "_").replace("-", "_")
-        rows = kept_rows(folder / f"{file}.csv", KEY, rows)
+        rows = kept_rows(csv_of(args.output, name), KEY, rows)
     lines = [f"{processor()}.", "", *table(rows)]
     publish(args.output, name, COLUMNS, rows, lines)
 

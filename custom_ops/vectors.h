@@ -51,11 +51,13 @@ struct ApplyVector {
   const Update* update;
 };
 
+// The sums of BlockStatistics.
+enum StatisticSums : int64_t { kSumL1 = 1, kSumSquares = 2, kSumPlain = 4 };
+
 // For each block, in float64 and in the order of word_format.h: the maximum of |x| (of
 // its bits, so a NaN is the largest), the sum of |x|, the sum of x^2, the sum of x, and
 // the number of elements that are infinite or NaN. No result is -0. Of the three sums,
 // those that nobody asks for are 0.
-enum StatisticSums : int64_t { kSumL1 = 1, kSumSquares = 2, kSumPlain = 4 };
 struct BlockStatistics {
   CutVector<const float> x;
   int64_t size;

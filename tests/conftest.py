@@ -95,7 +95,7 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     removed = [item for item in items if not _is_wanted(item)]
     if config.getoption("sample"):
-        removed += sample.left_out(item for item in items if _is_wanted(item))
+        removed += sample.left_out(items)
     if removed:
         config.hook.pytest_deselected(items=removed)
         gone = {item.nodeid for item in removed}

@@ -158,6 +158,12 @@ class Row(NamedTuple):
         return "all_reduce" in self.transports and all(f.base is None for f in fields)
 
     @property
+    def classes(self) -> tuple:
+        """The classes of both halves, each before those that it wraps."""
+        halves = self.compressor, self.server
+        return tuple(type(part) for half in halves for part in parts_of(half))
+
+    @property
     def needs(self) -> tuple:
         """The states, the rounds and the decay that an optimizer handles for it.
 

@@ -39,15 +39,18 @@ def left_out(items) -> list:
 
 def _choose(items, count, first):
     """Returns these first cases, then such with most values not seen before."""
+    values = {item.nodeid: _values(item) for item in items}
     rest = sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode()))
     chosen: list = []
     seen: set = set()
     while rest and len(chosen) < count:
-        named = first[len(chosen) : len(chosen) + 1]
-        best = named[0] if named else max(rest, key=lambda i: len(_values(i) - seen))
+        if len(chosen) < len(first):
+            best = first[len(chosen)]
+        else:
+            best = max(rest, key=lambda item: len(values[item.nodeid] - seen))
         rest.remove(best)
         chosen.append(best)
-        seen |= _values(best)
+        seen |= values[best.nodeid]
     return chosen
 
 
@@ -56,11 +59,7 @@ def _values(item):
     for name, value in item.callspec.params.items():
         # By identity: parameters may be of any type.
         found.add((name, id(value)))
-        if method := getattr(value, "method", None):
-            # Not above: it imports TensorFlow, as all have done that have a method.
-            from tests.methods import parts_of
-
-            for outermost in (method.compressor, method.server):
-                found.update(map(type, parts_of(outermost)))
-            found.add(getattr(value, "needs", None))
+        # Of a row of `tests.methods`.
+        found.update(getattr(value, "classes", ()))
+        found.add(getattr(value, "needs", None))
     return found

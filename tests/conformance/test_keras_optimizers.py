@@ -65,13 +65,13 @@ def sources():
 
 @pytest.fixture(scope="module")
 def report(sources, tmp_path_factory):
-    """What `run` returns for all files."""
+    """The outcomes of the tests in all files, as `run` returns them."""
     files = [file for pattern in FILES for file in sources.glob(pattern)]
     return run(sources, files, tmp_path_factory.mktemp("conformance"))
 
 
 def run(sources, files, folder):
-    """Returns the tests of files by name: "passed", "skipped" or the error."""
+    """Runs the tests of files; returns, by name, "passed", "skipped" or the error."""
     path = folder / "report.json"
     plugins = ["-p", "tests.conformance.wrapping", "-p", "no:cacheprovider"]
     # Whole tracebacks of the exceptions would take half as long as the tests.
@@ -128,13 +128,14 @@ def excepted(name):
 
 
 def check(report):
-    """Fails if a test failed that is no exception; returns the files of the others."""
+    """Asserts that exceptions alone fail; returns the files with tests that passed."""
     failed = [
         f"{name}:\n{outcome}"
         for name, outcome in report.items()
         if outcome not in ("passed", "skipped") and not excepted(name)
     ]
     assert failed == [], "\n".join(failed)
+    # Nearly all of them were run.
     passed = [name for name, outcome in report.items() if outcome == "passed"]
     assert len(passed) > 0.8 * len(report)
     return {name.partition("::")[0] for name in passed}

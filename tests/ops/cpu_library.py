@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.ops.cpu_structs import STRUCTS, TYPES, CutVector, Update
 from tfgradcomp.ops import digits_per_word
+from tfgradcomp.ops.reference.blocks import SUMS
 from tfgradcomp.ops.reference.chunks import ChunkFormat
 from tfgradcomp.ops.registry import OPERATIONS
 
@@ -45,7 +46,6 @@ RESULTS = {
     "orthonormalize": "basis",
 }
 SPARSE = ("pack_unambiguous", "pack_over_threshold")
-SUMS = ("l1", "sum_of_squares", "sum")
 RULES = ("optimal", "quantiles", "symmetric", "means")
 
 

@@ -111,7 +111,7 @@ class Cluster:
 
 
 # The tests of transports compare the server's results on shards for each row.
-@pytest.mark.sample(2, "-TernGrad", "-DistEFBlockSGD")
+@pytest.mark.sample(2, "-TernGrad")
 @rows_in_turns(
     "num_servers",
     [1, 2, 3],

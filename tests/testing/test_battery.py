@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.methods import ROWS, parts_of
+from tests.methods import ROWS
 from tests.selection import select
 from tfgradcomp import methods, ops, testing
 from tfgradcomp.compressors import Compressed, Identity, Ternary
@@ -20,14 +20,7 @@ from tfgradcomp.transports import AllGather, AllReduce, ExchangeResult, Sharded
 from tfgradcomp.transports.all_gather import AllGatherRoute
 from tfgradcomp.transports.auto import BY_NAME
 
-
-def classes_of(row):
-    """The classes of both halves of a method, each before those that it wraps."""
-    halves = row.compressor, row.server
-    return tuple(type(part) for half in halves for part in parts_of(half))
-
-
-FIRST = select(by=classes_of)
+FIRST = select(by=lambda row: row.classes)
 
 
 # Other arguments of the same classes are slow.

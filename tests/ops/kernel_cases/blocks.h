@@ -27,11 +27,13 @@ void ForEachCallOfBlocks(Inputs& in, Run&& run) {
   const int64_t blocks = in.num_blocks;
   const int64_t* const splits = in.row_splits.data();
 
-  run("BlockStatistics", BlockStatistics{in.wild.data(), n, splits, blocks, 7, {}, {}});
+  const int64_t all = kSumL1 | kSumSquares | kSumPlain;
+  run("BlockStatistics",
+      BlockStatistics{in.wild.data(), n, splits, blocks, all, {}, {}});
   // Finite numbers, too, because only their sums show the order of summation.
   run("BlockStatistics finite",
-      BlockStatistics{in.residual.data(), n, splits, blocks, 7, {}, {}});
-  for (const int64_t sums : {0, 6}) {
+      BlockStatistics{in.residual.data(), n, splits, blocks, all, {}, {}});
+  for (const int64_t sums : {0, kSumSquares | kSumPlain}) {
     run("BlockStatistics" + With("sums", sums),
         BlockStatistics{in.wild.data(), n, splits, blocks, sums, {}, {}});
   }

@@ -14,6 +14,8 @@ from tfgradcomp.core.word_format import CHUNK
 from tfgradcomp.ops.reference.vectors import divide
 
 _LANES = 8
+# Of `Statistics`, what takes time of its own beside the maximum.
+SUMS = ("l1", "sum_of_squares", "sum")
 
 
 class Statistics(NamedTuple):
@@ -34,9 +36,6 @@ class Statistics(NamedTuple):
     nonfinite: tf.Tensor
 
 
-SUMS = ("l1", "sum_of_squares", "sum")
-
-
 def block_statistics(
     x: Vector, row_splits: Sequence[int], sums: Collection[str] = SUMS
 ) -> Statistics:
@@ -47,8 +46,7 @@ def block_statistics(
     Args:
         x: The vector.
         row_splits: Where blocks begin, and the end of the last.
-        sums: Those of `l1`, `sum_of_squares` and `sum` that are computed, of which
-            each takes about as long as the maximum; the others are 0.
+        sums: Those of `SUMS` that are computed; the others are 0.
     """
     x = tf.convert_to_tensor(x)
     finite_bits = 0x7F800000
