@@ -33,7 +33,7 @@ void ForEachCallOfBlocks(Inputs& in, Run&& run) {
   // Finite numbers, too, because only their sums show the order of summation.
   run("BlockStatistics finite",
       BlockStatistics{in.residual.data(), n, splits, blocks, all, {}, {}});
-  for (const int64_t sums : {0, kSumSquares | kSumPlain}) {
+  for (const int64_t sums : {int64_t{0}, kSumSquares | kSumPlain}) {
     run("BlockStatistics" + With("sums", sums),
         BlockStatistics{in.wild.data(), n, splits, blocks, sums, {}, {}});
   }
