@@ -15,6 +15,7 @@ import fcntl
 import gzip
 import io
 import math
+import random
 import subprocess
 import sys
 import tempfile
@@ -169,12 +170,15 @@ def _prepare(builder, **config):
     """Write the tfds files without tfds' progress bars and announcements."""
     print(f"data: preparing {builder.info.full_name}, once", file=sys.stderr)
     tfds.disable_progress_bar()
+    # tfds draws names of temporary files; seeds of Keras come from the same generator.
+    state = random.getstate()
     with contextlib.redirect_stdout(io.StringIO()):
         builder.download_and_prepare(
             download_config=tfds.download.DownloadConfig(
                 try_download_gcs=False, **config
             )
         )
+    random.setstate(state)
 
 
 def _builders(data_dir):

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -57,7 +58,10 @@ def rows(images, labels):
 
 def test_reads_exactly_what_is_in_the_idx_files(fake_idx, tmp_path, offline, capsys):
     folder, arrays = fake_idx
+    before = random.getstate()
     loaded = data.load(tmp_path / "tfds", folder)
+    # A training that prepares its data has the seeds of one that finds them.
+    assert random.getstate() == before
     assert loaded.source == "fashion_mnist_idx/1.0.0"
     assert loaded.notice == ""
     for dataset, prefix in ((loaded.train, "train"), (loaded.test, "t10k")):
