@@ -22,6 +22,9 @@ from report import write_table
 TRIAD = "triad"
 # Vectors that the triad reads and writes, and the most elements that each has.
 TRIAD_VECTORS, TRIAD_SIZE = 3, 2**24
+# Elements that a loop goes over. Where workers share a core, a shorter loop ends before
+# the core turns to the next worker, and each measures a core of its own.
+LOOP_SIZE = 2**26
 
 
 class Needs(NamedTuple):

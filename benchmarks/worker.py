@@ -26,7 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from cluster import interface_bytes
-from floor import TRIAD, TRIAD_SIZE
+from floor import LOOP_SIZE, TRIAD, TRIAD_SIZE
 from op_rows import make_rows
 from tensorflow.python.eager import context
 from workloads import WORKLOADS
@@ -233,7 +233,7 @@ def make_loops(names: list[str], elements: int) -> dict[str, Callable]:
     threads = int(os.environ["TF_NUM_INTRAOP_THREADS"])
     x, y = (np.array_split(np.ones(count, np.float32), threads) for _ in range(2))
     pool = concurrent.futures.ThreadPoolExecutor(threads)
-    turns = math.ceil(TRIAD_SIZE / count)
+    turns = math.ceil(LOOP_SIZE / count)
 
     def add(x, y):
         for _ in range(turns):
@@ -248,7 +248,7 @@ def make_loops(names: list[str], elements: int) -> dict[str, Callable]:
     long, short = (
         {row.name: row.make(ops) for row in make_rows(size)} for size in CACHED
     )
-    times = TRIAD_SIZE // CACHED[0]
+    times = LOOP_SIZE // CACHED[0]
 
     def seconds_of(function, arguments):
         begin = time.perf_counter()
