@@ -1,7 +1,8 @@
 // Messages between processes over connected sockets, one for each pair, without
 // TensorFlow.
 //
-// A call is one message to each peer and one from each peer. Messages to a peer leave
+// A call is one message to each peer and one from each peer, or in a ring one to the
+// next process and one from the previous one. Messages to a peer leave
 // one after the other, in the order in which they are posted; two large ones that
 // shared a connection would both arrive late. They are told apart by the call site and
 // the number of the call there, so that processes may post their calls in different
@@ -94,22 +95,23 @@ class Mesh {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(links_.size()); }
 
-  // Posts a call: the Span outgoing(k) to process k, and from it into incoming(k).
+  // Posts a call: the Span outgoing(k) to process k, and from it into incoming(k), for
+  // all others, or for so many processes that follow, and as many that precede.
   template <typename Outgoing, typename Incoming>
   void Post(uint64_t site, const std::string& name, const Outgoing& outgoing,
-            const Incoming& incoming, Done done) {
+            const Incoming& incoming, int peers, Done done) {
     // One part more, so that the call is there until all is posted.
-    auto* call = new Call(site, name, std::move(done), 2 * (size() - 1) + 1);
+    auto* call = new Call(site, name, std::move(done), 2 * peers + 1);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       call->number = next_call_[site]++;
     }
     // Each process begins with another peer.
-    for (int i = 1; i < size(); ++i) {
+    for (int i = 1; i <= peers; ++i) {
       Link* link = links_[(rank_ + size() - i) % size()].get();
       Expect(link, call, incoming(link->peer));
     }
-    for (int i = 1; i < size(); ++i) {
+    for (int i = 1; i <= peers; ++i) {
       Link* link = links_[(rank_ + i) % size()].get();
       Enqueue(link, call, outgoing(link->peer));
     }

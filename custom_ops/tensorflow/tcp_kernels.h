@@ -62,11 +62,12 @@ class TcpOp : public tensorflow::AsyncOpKernel {
   }
 
  protected:
-  // Posts a call that the end of the step ends as well. `then` is called if it has
-  // succeeded, else `done`.
+  // Posts a call to so many peers, which the end of the step ends as well. `then` is
+  // called if it has succeeded, else `done`.
   template <typename Outgoing, typename Incoming>
   void Post(OpKernelContext* context, const Outgoing& outgoing,
-            const Incoming& incoming, DoneCallback done, std::function<void()> then) {
+            const Incoming& incoming, int peers, DoneCallback done,
+            std::function<void()> then) {
     tensorflow::CancellationManager* const manager = context->cancellation_manager();
     tensorflow::CancellationToken token = 0;
     if (manager != nullptr) {
@@ -78,7 +79,7 @@ class TcpOp : public tensorflow::AsyncOpKernel {
                         done);
     }
     // The input is kept until all of it has been sent.
-    mesh_->Post(site_, call_site_, outgoing, incoming,
+    mesh_->Post(site_, call_site_, outgoing, incoming, peers,
                 [context, input = context->input(0), manager, token, done,
                  then](const std::string& error) {
                   // The callback may be running: do not wait for it.
@@ -123,12 +124,16 @@ class TcpMoveOp : public TcpOp {
     const auto incoming = [=](int k) { return Span{to + k * bytes, bytes}; };
     const int rank = mesh_->rank();
     std::memcpy(incoming(rank).data, outgoing(rank).data, bytes);
-    Post(context, outgoing, incoming, done, done);
+    Post(context, outgoing, incoming, num_workers_ - 1, done, done);
   }
 };
 
-// Adds vectors, or takes their maxima, in the order of TensorFlow's ring: worker k
-// merges part k of the vectors of workers k, k + 1, ..., N - 1, 0, ..., k - 1.
+// Adds vectors, or takes their maxima, in the order of TensorFlow's ring: of workers k,
+// k + 1, ..., N - 1, 0, ..., k - 1 for part k.
+//
+// Short vectors take two calls: worker k merges part k, and shares it. Long ones take
+// 2(N - 1) with the next and the previous worker: where several messages share a slow
+// link, its queue overflows, and connections wait for packets that were lost.
 template <typename T>
 class TcpReduceOp : public TcpOp {
  public:
@@ -147,56 +152,106 @@ class TcpReduceOp : public TcpOp {
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, input.shape(), &output),
                          done);
-    const int64_t size = input.NumElements(), rank = mesh_->rank();
-    // The ring's parts are aligned.
-    constexpr int64_t kAligned = 64 / sizeof(T);
-    const int64_t width =
-        ((size + num_workers_ - 1) / num_workers_ + kAligned - 1) / kAligned * kAligned;
-    const auto part = [=](T* vector, int64_t k) {
-      const int64_t begin = std::min(k * width, size);
-      const int64_t elements = std::min(width, size - begin);
-      return Span{reinterpret_cast<char*>(vector + begin), elements * sizeof(T)};
-    };
-    T* const from = static_cast<T*>(input.data());
-    T* const to = static_cast<T*>(output->data());
-    const int64_t own = part(to, rank).bytes / sizeof(T);
+    const Parts from(input, num_workers_), to(*output, num_workers_);
+    if (num_workers_ > 2 && from.width * sizeof(T) >= kBytesOfRing) {
+      return GoRound(context, from, to, 0, std::move(done));
+    }
+    MergeOwn(context, from, to, std::move(done));
+  }
+
+ private:
+  // A part of so many bytes goes round the ring.
+  static constexpr int64_t kBytesOfRing = 256 * 1024;
+  static constexpr int64_t kMergedByReceiver = 16 * 1024;
+
+  // The parts of a vector, one for each worker, aligned as the ring's.
+  struct Parts {
+    Parts(const Tensor& vector, int64_t count)
+        : data(static_cast<T*>(vector.data())),
+          size(vector.NumElements()),
+          count(count) {
+      constexpr int64_t kAligned = 64 / sizeof(T);
+      width = ((size + count - 1) / count + kAligned - 1) / kAligned * kAligned;
+    }
+
+    // Part `k`, which may lie outside of 0 ... count - 1.
+    T* begin(int64_t k) const { return data + std::min(Index(k) * width, size); }
+    int64_t elements(int64_t k) const {
+      return std::min(width, size - std::min(Index(k) * width, size));
+    }
+    Span operator[](int64_t k) const {
+      return {reinterpret_cast<char*>(begin(k)), elements(k) * sizeof(T)};
+    }
+
+    T* data;
+    int64_t size, count, width;
+
+   private:
+    int64_t Index(int64_t k) const { return (k % count + count) % count; }
+  };
+
+  void MergeOwn(OpKernelContext* context, Parts from, Parts to, DoneCallback done) {
+    const int64_t rank = mesh_->rank(), own = to.elements(rank);
+    const int peers = num_workers_ - 1;
     Tensor received;
     OP_REQUIRES_OK_ASYNC(
         context,
-        context->allocate_temp(input.dtype(), TensorShape({num_workers_, own}),
-                               &received),
+        context->allocate_temp(context->input(0).dtype(),
+                               TensorShape({num_workers_, own}), &received),
         done);
     T* const rows = static_cast<T*>(received.data());
-    std::memcpy(rows + rank * own, part(from, rank).data, own * sizeof(T));
+    std::memcpy(rows + rank * own, from.begin(rank), own * sizeof(T));
     const auto share = [=] {
       Post(
-          context, [=](int) { return part(to, rank); },
-          [=](int k) { return part(to, k); }, done, done);
+          context, [=](int) { return to[rank]; }, [=](int k) { return to[k]; }, peers,
+          done, done);
     };
     const auto merge = [=, received = std::move(received)] {
-      T* const result = reinterpret_cast<T*>(part(to, rank).data);
+      T* const result = to.begin(rank);
       std::memcpy(result, rows + rank * own, own * sizeof(T));
       for (int64_t i = 1; i < num_workers_; ++i) {
         Merge(rows + (rank + i) % num_workers_ * own, own, result);
       }
       share();
     };
-    const auto* threads = context->device()->tensorflow_cpu_worker_threads();
     Post(
-        context, [=](int k) { return part(from, k); },
+        context, [=](int k) { return from[k]; },
         [=](int k) {
           return Span{reinterpret_cast<char*>(rows + k * own), own * sizeof(T)};
         },
-        done,
+        peers, done,
         [=] {
           // The thread that receives has other things to do.
           if (own < kMergedByReceiver) return merge();
-          threads->workers->Schedule(merge);
+          Schedule(context, merge);
         });
   }
 
- private:
-  static constexpr int64_t kMergedByReceiver = 16 * 1024;
+  // Takes steps `step` to 2(N - 1) - 1 of the ring. In the first half each part goes to
+  // all workers, which merge theirs into it; in the second half the result does.
+  void GoRound(OpKernelContext* context, Parts from, Parts to, int64_t step,
+               DoneCallback done) {
+    const int64_t half = num_workers_ - 1;
+    if (step == 2 * half) return done();
+    const bool is_first_half = step < half;
+    const int64_t sent = mesh_->rank() - (is_first_half ? step : step - half - 1);
+    const int64_t received = sent - 1;
+    Post(
+        context, [=](int) { return step == 0 ? from[sent] : to[sent]; },
+        [=](int) { return to[received]; }, /*peers=*/1, done,
+        [=] {
+          if (!is_first_half) return GoRound(context, from, to, step + 1, done);
+          Schedule(context, [=] {
+            Merge(from.begin(received), to.elements(received), to.begin(received));
+            GoRound(context, from, to, step + 1, done);
+          });
+        });
+  }
+
+  static void Schedule(OpKernelContext* context, std::function<void()> function) {
+    auto* const threads = context->device()->tensorflow_cpu_worker_threads();
+    threads->workers->Schedule(std::move(function));
+  }
 
   void Merge(const T* row, int64_t count, T* result) {
     // As the threads of TensorFlow's ring, whatever thread this is.

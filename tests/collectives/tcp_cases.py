@@ -212,7 +212,7 @@ def reductions():
     rng = np.random.default_rng(rank)
     differ = []
     for dtype in ("float32", "float16", "bfloat16", "int32"):
-        for size in (1, 2, 15, 16, 17, 63, 65, 1000, 12345, 70001):
+        for size in (1, 2, 15, 16, 17, 63, 65, 1000, 12345, 70001, 400_001):
             values = rng.normal(size=size) * 10.0 ** rng.integers(-3, 3, size)
             if dtype == "float32":
                 # The smallest numbers as well.
