@@ -31,7 +31,7 @@ LOOPBACK = "loopback"
 METHODS = "TernGrad,Signum,DistEFBlockSGDM,OneBitAdam"
 # What tells rows apart.
 KEY = ("rate", "workload", "workers", "method", "transport")
-COLUMNS = (*KEY, "rounds", "commit")
+COLUMNS = (*KEY, "rounds", "machine", "date", "commit")
 COLUMNS += ("grpc_ms", "grpc_processor_ms", "tcp_ms", "tcp_processor_ms", "ratio")
 
 
@@ -57,11 +57,13 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
         other = answers[0]["variants"][index ^ 1]["update"]
         if updates != {str(other)}:
             raise RuntimeError(f"the workers' weights differ. Received: {variant}")
-    rows, commit = [], report.commit()
+    run = {"rounds": args.rounds, "machine": report.processor()}
+    run |= {"date": str(datetime.date.today()), "commit": report.commit()}
+    rows = []
     for index in range(0, len(variants), 2):
         row = {"rate": rate, "workload": workload, "workers": workers}
         row |= {"method": variants[index]["name"], "transport": args.transport}
-        row |= {"rounds": args.rounds, "commit": commit}
+        row |= run
         for offset, carrier in enumerate(CARRIERS):
             of_workers = [a["variants"][index + offset] for a in answers]
             for name, key in (("ms", "seconds"), ("processor_ms", "processor")):
@@ -75,10 +77,16 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
     titles = ["link", "model", "workers", "method", "gRPC, ms", "processor, ms"]
-    titles += ["TCP, ms", "processor, ms", "times", "rounds", "commit"]
+    titles += ["TCP, ms", "processor, ms", "times", "rounds", "machine", "date, commit"]
     names = KEY[:4] + COLUMNS[-5:-1]
     cells = [
-        [*(row[n] for n in names), f"{row['ratio']:.2f}", row["rounds"], row["commit"]]
+        [
+            *(row[name] for name in names),
+            f"{row['ratio']:.2f}",
+            row["rounds"],
+            row["machine"],
+            f"{row['date']}, {row['commit']}",
+        ]
         for row in rows
     ]
     return measuring.markdown(titles, cells)
@@ -106,18 +114,19 @@ def main() -> None:
     if unknown := {*args.workloads} - {*WORKLOADS}:
         parser.error(f"--workloads is one of {[*WORKLOADS]}, not {sorted(unknown)}")
     exit_on_signals()
-    rows = []
+    rows, failure = [], None
     for case in itertools.product(args.rates, args.workloads, map(int, args.workers)):
         try:
             rows += measure(args, *case)
         except RuntimeError as error:
-            sys.exit(f"carriers.py: {error}")
+            failure = f"carriers.py: {error}"
+            break
         print(*table(rows[-len(args.methods) :])[2:], sep="\n", flush=True)
-    if args.keep:
+    if args.keep or failure:
         path = report.csv_of(args.output, "carriers")
         rows = report.kept_rows(path, KEY, rows)
-    lines = [f"{report.processor()}; {datetime.date.today()}.", "", *table(rows)]
-    report.publish(args.output, "carriers", COLUMNS, rows, lines)
+    report.publish(args.output, "carriers", COLUMNS, rows, table(rows))
+    sys.exit(failure)
 
 
 if __name__ == "__main__":
