@@ -172,13 +172,15 @@ def _prepare(builder, **config):
     tfds.disable_progress_bar()
     # tfds draws names of temporary files; seeds of Keras come from the same generator.
     state = random.getstate()
-    with contextlib.redirect_stdout(io.StringIO()):
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(
-                try_download_gcs=False, **config
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            builder.download_and_prepare(
+                download_config=tfds.download.DownloadConfig(
+                    try_download_gcs=False, **config
+                )
             )
-        )
-    random.setstate(state)
+    finally:
+        random.setstate(state)
 
 
 def _builders(data_dir):

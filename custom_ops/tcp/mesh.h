@@ -2,11 +2,10 @@
 // TensorFlow.
 //
 // A call is one message to each peer and one from each peer, or in a ring one to the
-// next process and one from the previous one. Messages to a peer leave
-// one after the other, in the order in which they are posted; two large ones that
-// shared a connection would both arrive late. They are told apart by the call site and
-// the number of the call there, so that processes may post their calls in different
-// orders.
+// next process and one from the previous one. Messages to a peer leave one after the
+// other, in the order in which they are posted; two large ones that shared a connection
+// would both arrive late. They are told apart by the call site and the number of the
+// call there, so that processes may post their calls in different orders.
 //
 // Two threads belong to a mesh: one receives, one sends what a socket did not take at
 // once. Nothing blocks the thread that posts. A mesh lives as long as its process.

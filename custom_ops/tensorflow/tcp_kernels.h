@@ -177,7 +177,7 @@ class TcpReduceOp : public TcpOp {
     // Part `k`, which may lie outside of 0 ... count - 1.
     T* begin(int64_t k) const { return data + std::min(Index(k) * width, size); }
     int64_t elements(int64_t k) const {
-      return std::min(width, size - std::min(Index(k) * width, size));
+      return std::min<int64_t>(width, data + size - begin(k));
     }
     Span operator[](int64_t k) const {
       return {reinterpret_cast<char*>(begin(k)), elements(k) * sizeof(T)};
@@ -190,6 +190,7 @@ class TcpReduceOp : public TcpOp {
     int64_t Index(int64_t k) const { return (k % count + count) % count; }
   };
 
+  // Merges the part of this worker, which all others send to it, and shares it.
   void MergeOwn(OpKernelContext* context, Parts from, Parts to, DoneCallback done) {
     const int64_t rank = mesh_->rank(), own = to.elements(rank);
     const int peers = num_workers_ - 1;
