@@ -107,18 +107,30 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def conditions(workers: str, threads: str) -> str:
-    """Return date, commit, device, threads and versions, for the table's first line."""
+def processor() -> str:
+    """Return the name of this machine's processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        model = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
+        if model:
+            return model[1]
+    return platform.processor() or platform.machine()
+
+
+def conditions(workers: str, threads: str, processors: tuple[str, ...] = ()) -> str:
+    """Return date, commit, device, threads and versions, for the table's first line.
+
+    Args:
+        workers: Their number and kind.
+        threads: Number of threads of each.
+        processors: Names of those that measured; none: this machine's did.
+    """
     commit = git("rev-parse", "--short", "HEAD")
     # The figures themselves change these, so that they do not count.
     written = (":!examples/README.md", ":!examples/results", ":!docs")
     if git("status", "--porcelain", "--", ".", *written):
         commit += " with uncommitted changes"
-    cpu = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        model = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
-        cpu = model[1] if model else cpu
+    cpu = " and ".join(processors) or processor()
     versions = {
         name.removesuffix("-cpu"): metadata.version(name)
         for name in ("tensorflow", "tensorflow-cpu", "keras")

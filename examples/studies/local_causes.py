@@ -153,7 +153,7 @@ def main():
         where += f"{rounds.WORKERS} virtual workers, seeds {', '.join(map(str, seeds))}"
         text = table(rows)
         print(text, flush=True)
-        study.write_page(PAGE, text, where, "images")
+        study.write_page(PAGE, text, where, "images", rows)
 
 
 if __name__ == "__main__":

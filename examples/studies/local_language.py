@@ -230,13 +230,13 @@ def write(rows: list[dict], rates: list[dict]):
     for name, own in names.items():
         text = found.table(own)
         print("", name, "", text, sep="\n", flush=True)
-        study.write_page(PAGE, text, where, name)
+        study.write_page(PAGE, text, where, name, rows)
     cells = [[f"{row['rate']:g}", f"{row['loss']:.4f}"] for row in rates]
     text = study.markdown(["rate", "loss"], cells)
     where = (
         f"Adam, bfloat16 in each step, {RATE_STEPS} steps; {WORKERS} virtual workers"
     )
-    study.write_page(PAGE, text, where, "rates")
+    study.write_page(PAGE, text, where, "rates", rates)
     found.draw()
 
 

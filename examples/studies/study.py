@@ -17,9 +17,11 @@ import tensorflow as tf
 import tfgradcomp
 
 ROOT = Path(__file__).resolve().parents[2]
+# Columns of each row of `complete`.
+WHERE = ("commit", "processor")
 sys.path.insert(0, str(ROOT / "examples"))
 
-from compare_methods import conditions, git, replace_table  # noqa: E402
+from compare_methods import conditions, git, processor, replace_table  # noqa: E402
 
 
 def arguments(doc, seeds=(0, 1, 2), parts=()):
@@ -101,7 +103,7 @@ def train(strategy, seed, make_model, make_optimizer, make_datasets, epochs):
     return accuracy, model.optimizer
 
 
-def write_page(page, text, where, name="accuracy"):
+def write_page(page, text, where, name="accuracy", rows=()):
     """Write a table between the markers of a page in docs.
 
     Args:
@@ -110,11 +112,13 @@ def write_page(page, text, where, name="accuracy"):
         where: Beginning of the line above the table that states its conditions; None:
             no line.
         name: Name of the markers.
+        rows: Of `complete`, which name the processors; none: this machine's.
     """
     page = ROOT / "docs" / page
     if where is not None:
         threads = os.environ.get("TF_NUM_INTRAOP_THREADS", str(os.cpu_count()))
-        text = f"{conditions(where, threads)}.\n\n{text}"
+        processors = tuple(dict.fromkeys(row["processor"] for row in rows))
+        text = f"{conditions(where, threads, processors)}.\n\n{text}"
     page.write_text(replace_table(page.read_text(), text, name))
 
 
@@ -150,7 +154,7 @@ def complete(name, keys, measure, columns, processes=1, words=(), most=None):
     """Return a row for each key, in order; measure and save those that are missing.
 
     An interrupted study resumes: each row is appended at once to
-    examples/results/NAME.csv, with its commit.
+    examples/results/NAME.csv, with its commit and the processor that measured it.
 
     Args:
         name: Name of the file.
@@ -169,7 +173,9 @@ def complete(name, keys, measure, columns, processes=1, words=(), most=None):
             for row in csv.DictReader(file):
                 key = tuple(row[column] for column in keys[0])
                 found[key] = {column: float(row[column]) for column in columns} | {
-                    column: row[column] for column in (*words, "commit")
+                    # Files of before this column do not say which processor it was.
+                    column: row.get(column, "unknown")
+                    for column in (*words, *WHERE)
                 }
 
     def texts(key):
@@ -178,13 +184,14 @@ def complete(name, keys, measure, columns, processes=1, words=(), most=None):
     missing = {texts(key): key for key in keys if texts(key) not in found}
     wanted = [*missing.values()][:most] if measure else ()
     for key, values in measured(measure, wanted, processes):
-        found[texts(key)] = values | {"commit": git("rev-parse", "--short", "HEAD")}
+        where = (git("rev-parse", "--short", "HEAD"), processor())
+        found[texts(key)] = values | dict(zip(WHERE, where, strict=True))
         print(*texts(key), found[texts(key)], flush=True)
         known = [
             dict(zip(key, own, strict=True)) | values for own, values in found.items()
         ]
         with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, [*key, *columns, *words, "commit"])
+            writer = csv.DictWriter(file, [*key, *columns, *words, *WHERE])
             writer.writeheader()
             writer.writerows(known)
     return [key | found[texts(key)] for key in keys if texts(key) in found]

@@ -146,6 +146,7 @@ def test_rows_are_kept_as_they_come(processes, tmp_path, monkeypatch):
     (tmp_path / "examples/results").mkdir(parents=True)
     monkeypatch.setattr(study, "ROOT", tmp_path)
     monkeypatch.setattr(study, "git", lambda *_: "abc")
+    monkeypatch.setattr(study, "processor", lambda: "one")
     first = [{"number": 3, "none": None}]
     study.complete("squares", first, square, ["square"])
     keys = [{"number": number, "none": None} for number in (1, 2, 3, 2)]
@@ -154,6 +155,16 @@ def test_rows_are_kept_as_they_come(processes, tmp_path, monkeypatch):
     # All are known: nothing is measured any more.
     assert study.complete("squares", keys, None, ["square"]) == rows
     lines = (tmp_path / "examples/results/squares.csv").read_text().split()
-    assert lines[0] == "number,none,square,commit"
-    assert lines[1] == "3,None,9.0,abc"
+    assert lines[0] == "number,none,square,commit,processor"
+    assert lines[1] == "3,None,9.0,abc,one"
     assert len(lines) == 4
+
+
+def test_a_page_names_the_processors_of_its_rows(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/page.md"
+    page.write_text("<!-- accuracy: begin -->\n<!-- accuracy: end -->\n")
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    rows = [{"processor": name} for name in ("fast", "slow", "fast")]
+    study.write_page("page.md", "a table", "two workers", rows=rows)
+    assert "two workers on one machine, CPU fast and slow, " in page.read_text()
