@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import itertools
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ LOOPBACK = "loopback"
 METHODS = "TernGrad,Signum,DistEFBlockSGDM,OneBitAdam"
 # What tells rows apart.
 KEY = ("rate", "workload", "workers", "method", "transport")
-COLUMNS = (*KEY, "rounds", "machine", "date", "commit")
+COLUMNS = (*KEY, "rounds", *report.RUN)
 COLUMNS += ("grpc_ms", "grpc_processor_ms", "tcp_ms", "tcp_processor_ms", "ratio")
 
 
@@ -57,8 +56,7 @@ def measure(args, rate: str, workload: str, workers: int) -> list[dict]:
         other = answers[0]["variants"][index ^ 1]["update"]
         if updates != {str(other)}:
             raise RuntimeError(f"the workers' weights differ. Received: {variant}")
-    run = {"rounds": args.rounds, "machine": report.processor()}
-    run |= {"date": str(datetime.date.today()), "commit": report.commit()}
+    run = {"rounds": args.rounds} | report.run()
     rows = []
     for index in range(0, len(variants), 2):
         row = {"rate": rate, "workload": workload, "workers": workers}

@@ -16,7 +16,6 @@ accelerator would that neither uses the processor nor overlaps the exchange.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 from pathlib import Path
@@ -26,7 +25,7 @@ import measuring
 import virtual_cluster
 from choices_worker import STOCK
 from processes import exit_on_signals
-from report import commit, kept_rows, processor, publish, write_csv
+from report import RUN, head, kept_rows, publish, run, write_csv
 from workloads import SMALL, WORKLOADS
 
 from tfgradcomp.planning.risks import RISKS
@@ -36,9 +35,9 @@ HERE = Path(__file__).resolve().parent
 NEAR = 1.1
 POINT = ("model", "rate", "workers")
 COLUMNS = (*POINT, "risk", "choice", "predicted_ms", "choice_ms", "best", "best_ms")
-COLUMNS += ("of_best", "float32_ms", "of_float32")
+COLUMNS += ("of_best", "float32_ms", "of_float32", *RUN)
 STEPS = (*POINT, "method", "risk", "transports", "rounds", "measured_ms")
-STEPS += ("predicted_ms", "compute_ms")
+STEPS += ("predicted_ms", "compute_ms", *RUN)
 
 
 def steps_of(point: dict, answer: dict, compute_ms: float) -> list[dict]:
@@ -49,7 +48,7 @@ def steps_of(point: dict, answer: dict, compute_ms: float) -> list[dict]:
         answer: Worker 0's, of one rate.
         compute_ms: What is added to the measured times.
     """
-    rows = []
+    rows, measured_by = [], run()
     for name, one in answer["methods"].items():
         predicted = answer["predicted"].get(name)
         measured = compute_ms + 1e3 * statistics.median(one["seconds"])
@@ -63,6 +62,7 @@ def steps_of(point: dict, answer: dict, compute_ms: float) -> list[dict]:
                 "measured_ms": measured,
                 "predicted_ms": None if predicted is None else 1e3 * predicted,
                 "compute_ms": 1e3 * answer["compute"],
+                **measured_by,
             }
         )
     return rows
@@ -86,7 +86,7 @@ def choices_of(steps: list[dict], choices: dict[str, str]) -> list[dict]:
         chosen = by_name[name]
         rows.append(
             {
-                **{name: stock[name] for name in POINT},
+                **{name: stock[name] for name in (*POINT, *RUN)},
                 "risk": risk,
                 "choice": name,
                 "predicted_ms": chosen["predicted_ms"],
@@ -182,8 +182,7 @@ def main() -> None:
         rows = kept_rows(folder / "choices.csv", (*POINT, "risk"), rows)
         steps = kept_rows(folder / "choices_steps.csv", (*POINT, "method"), steps)
     lines = [
-        f"{processor()}; {args.rounds} rounds; "
-        f"{datetime.date.today()}, commit {commit()}. {counts(rows)}",
+        f"{head(f'{args.rounds} rounds', rows)} {counts(rows)}",
         "",
         *table(rows),
     ]

@@ -14,7 +14,6 @@ indices and codes.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 import tempfile
@@ -23,9 +22,9 @@ from pathlib import Path
 import cluster
 import embeddings_worker
 import numpy as np
-from measuring import commit, markdown, processor
+from measuring import markdown
 from processes import Processes, exit_on_signals
-from report import publish
+from report import head, publish
 from virtual_cluster import commands, rate_of
 
 HERE = Path(__file__).resolve().parent
@@ -107,8 +106,8 @@ def main() -> None:
     except RuntimeError as error:
         sys.exit(f"embeddings.py: {error}")
     touched = f"{args.batch} x {args.length} rows"
-    head = (
-        f"{processor()}; {datetime.date.today()}, commit {commit()}. A table of "
+    first = (
+        f"{head()} A table of "
         f"{args.rows} x {args.width}; {args.workers} workers touch {touched} each in a "
         f"step; links of {args.rate}; {args.steps} steps."
     )
@@ -123,7 +122,7 @@ def main() -> None:
         ]
         for row in rows
     ]
-    lines = [head, "", *markdown(titles, cells)]
+    lines = [first, "", *markdown(titles, cells)]
     publish(args.output, "embeddings", tuple(rows[0]), rows, lines)
 
 

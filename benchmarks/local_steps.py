@@ -12,14 +12,13 @@ one. The time of the slowest worker counts; medians over the rounds.
 from __future__ import annotations
 
 import argparse
-import datetime
 from pathlib import Path
 
 import cluster
 import measuring
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, processor, write_table
+from report import head, write_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "local-steps.md"
 WAYS = ("nothing exchanged", "LocalSteps", "LocalSteps, stagger=True")
@@ -69,10 +68,11 @@ def main() -> None:
         script = "local_steps_worker.py"
         answers = measuring.run(script, task, commands, threads, args.timeout)
     lines = [
-        f"{processor()}; {args.workers} workers with links of {args.rate}; "
-        f"{answers[0]['parameters']:,} parameters, {args.batch_size} examples "
-        f"a worker; an exchange every {args.every} steps; {args.rounds} rounds; "
-        f"{datetime.date.today()}, commit {commit()}.",
+        head(
+            f"{args.workers} workers with links of {args.rate}; "
+            f"{answers[0]['parameters']:,} parameters, {args.batch_size} examples "
+            f"a worker; an exchange every {args.every} steps; {args.rounds} rounds"
+        ),
         "",
         *table(answers),
     ]

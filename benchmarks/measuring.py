@@ -17,7 +17,6 @@ the seconds that an element took in every round ("loops").
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
 import os
@@ -27,9 +26,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import report
 from floor import floor, loops
 from processes import Processes
-from report import commit, kept_rows, processor
 from workloads import WORKLOADS, sizes
 
 HERE = Path(__file__).resolve().parent
@@ -46,6 +45,7 @@ KEY = COLUMNS
 COLUMNS += ("threads", "rounds", "step_ms", "plain_ms", "exchange_ms")
 COLUMNS += ("of_float32", "of_gloo", "declared_bytes_received")
 COLUMNS += ("memory_ms", "arithmetic_ms", "wire_ms", "floor_ms", "x_floor")
+COLUMNS += report.RUN
 
 # What a table says of a row's floor, and of the parts of it that every machine has.
 FLOORS = ("memory, ms", "arithmetic, ms", "× floor")
@@ -180,6 +180,7 @@ def measure(
         "workers": workers,
         "threads": number,
         "rounds": args.rounds,
+        **report.run(),
     }
     with_torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not with_torch:
@@ -222,7 +223,7 @@ def measure(
 def keep(path: Path, rows: list[dict]) -> list[dict]:
     """Returns rows, and those of an earlier run's CSV that they do not replace."""
     frameworks = ("TensorFlow", "tfgradcomp", "PyTorch")
-    found = kept_rows(path, KEY, rows)
+    found = report.kept_rows(path, KEY, rows)
     found.sort(key=lambda row: frameworks.index(row["framework"]))
     return _with_ratios_to_gloo(found)
 
@@ -376,12 +377,12 @@ def head(rows: list[dict], peak: int) -> str:
         of_workers = {row["workers"]: row[name] for row in rows}
         return ", ".join(map(str, of_workers.values()))
 
-    return (
-        f"{processor()}; {row['workload']}, {row['elements']} elements; "
-        f"{each('workers')} workers, threads each: {each('threads')}; {row['rounds']} "
-        f"rounds; up to {peak / 1e9:.1f} GB a worker; {datetime.date.today()}, commit "
-        f"{commit()}."
+    facts = (
+        f"{row['workload']}, {row['elements']} elements; {each('workers')} workers, "
+        f"threads each: {each('threads')}; {row['rounds']} rounds; "
+        f"up to {peak / 1e9:.1f} GB a worker"
     )
+    return report.head(facts, rows)
 
 
 def markdown(titles: list[str], rows: list[list]) -> list[str]:

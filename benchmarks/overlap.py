@@ -21,7 +21,6 @@ of the slowest worker's seconds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import statistics
 from pathlib import Path
@@ -30,7 +29,7 @@ import cluster
 import measuring
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, csv_of, kept_rows, processor, publish
+from report import RUN, csv_of, head, kept_rows, publish, run
 
 from tfgradcomp.collectives import CARRIERS
 
@@ -39,8 +38,9 @@ METHODS = ("float32", "TernGrad", "Signum", "DistEFBlockSGDM")
 OF_TORCH = ("DDP", "DDP, float16")
 # What tells rows apart.
 KEY = ("model", "rate", "workers", "method", "carrier", "bucket_mib")
-COLUMNS = (*KEY, "alone_ms", "exchange_ms", "wait_ms")
-COLUMNS += ("step_ms", "hidden_ms", "hidden_share")
+MEASURED = ("alone_ms", "exchange_ms", "wait_ms", "step_ms", "hidden_ms")
+MEASURED += ("hidden_share",)
+COLUMNS = (*KEY, *MEASURED, *RUN)
 
 
 def row_of(answers: list[dict], carrier: str) -> dict:
@@ -83,7 +83,7 @@ def table(rows: list[dict]) -> list[str]:
         [
             [
                 *(row[name] for name in told),
-                *(f"{row[name]:.0f}" for name in COLUMNS[len(KEY) : -1]),
+                *(f"{row[name]:.0f}" for name in MEASURED[:-1]),
                 None
                 if row["hidden_share"] is None
                 else f"{100 * row['hidden_share']:.0f} %",
@@ -133,6 +133,7 @@ def main() -> None:
                 task |= {"bucket_mib": bucket, "rounds": args.rounds}
                 answers = measuring.run(script, task, commands, threads, args.timeout)
                 task |= {"rate": args.rate, "workers": args.workers}
+                task |= run()
                 for carrier in carriers:
                     found = task | {"carrier": carrier} | row_of(answers, carrier)
                     rows.append({name: found[name] for name in COLUMNS})
@@ -140,12 +141,8 @@ def main() -> None:
     name = f"overlap-{args.rate}"
     if args.keep:
         rows = kept_rows(csv_of(args.output, name), KEY, rows)
-    lines = [
-        f"{processor()}; {args.workers} workers; {args.rounds} rounds; "
-        f"{datetime.date.today()}, commit {commit()}.",
-        "",
-        *table(rows),
-    ]
+    facts = f"{args.workers} workers; {args.rounds} rounds"
+    lines = [head(facts, rows), "", *table(rows)]
     publish(args.output, name, COLUMNS, rows, lines)
 
 

@@ -12,7 +12,6 @@ interfaces count the bytes.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 import cluster
 from measuring import markdown
 from processes import Processes, exit_on_signals
-from report import commit, processor, publish
+from report import head, publish
 from virtual_cluster import PORT, rate_of
 
 HERE = Path(__file__).resolve().parent
@@ -164,9 +163,10 @@ def main() -> None:
     except RuntimeError as error:
         sys.exit(f"parameter_server.py: {error}")
     lines = [
-        f"{processor()}; {elements(args)} elements; links of {args.rate}, delay "
-        f"{args.delay}; {args.rounds} steps of each worker; {datetime.date.today()}, "
-        f"commit {commit()}.",
+        head(
+            f"{elements(args)} elements; links of {args.rate}, delay {args.delay}; "
+            f"{args.rounds} steps of each worker"
+        ),
         "",
         *table(rows),
     ]

@@ -15,7 +15,6 @@ For each number of workers, all on this machine, and each rate:
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -28,7 +27,7 @@ import measuring
 import virtual_cluster
 from plan_worker import Case
 from processes import exit_on_signals
-from report import commit, processor, publish
+from report import head, publish
 from workloads import WORKLOADS
 
 from tfgradcomp import planning
@@ -170,13 +169,9 @@ def main() -> None:
             measure(args, new)
             rows += new
     good = sum(abs(row["error"]) <= 0.2 for row in rows)
-    lines = [
-        f"{processor()}; {args.rounds} rounds; "
-        f"load {os.getloadavg()[0]:.0f}; {datetime.date.today()}, commit {commit()}. "
-        f"{good} of {len(rows)} points within 20 %.",
-        "",
-        *table(rows),
-    ]
+    facts = f"{args.rounds} rounds; load {os.getloadavg()[0]:.0f}"
+    first = f"{head(facts)} {good} of {len(rows)} points within 20 %."
+    lines = [first, "", *table(rows)]
     publish(args.output, "plan validation", COLUMNS, rows, lines, PAGE)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import datetime
 import shutil
 import statistics
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import exchange
 import measuring
 from processes import exit_on_signals
-from report import commit, processor, publish
+from report import head, publish
 from workloads import WORKLOADS
 
 PARTS = ("own operations", "TensorFlow", "C library", "kernel", "Python and others")
@@ -105,9 +104,10 @@ def main() -> None:
         rows.append(row_of(method, answers))
         print(rows[-1], flush=True)
     lines = [
-        f"{processor()}; {args.workload}; {args.workers} workers, threads each: "
-        f"{threads}; {args.rounds} rounds; {datetime.date.today()}, commit "
-        f"{commit()}.",
+        head(
+            f"{args.workload}; {args.workers} workers, threads each: {threads}; "
+            f"{args.rounds} rounds"
+        ),
         "",
         *table(rows),
     ]

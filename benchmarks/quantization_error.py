@@ -15,7 +15,6 @@ the first step, after a hundred, and at the end of the training.
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from report import commit, plot_histograms, processor, write_csv, write_table
+from report import head, plot_histograms, write_csv, write_table
 
 from tfgradcomp import compressors, ops
 from tfgradcomp.core import Context, Layout
@@ -302,10 +301,12 @@ def main() -> None:
         for name, source in found.items()
     }
     lines = [
-        f"{processor()}; {arguments.elements} elements drawn of each distribution, "
-        f"gradients of 8 batches of {BATCH_SIZE}, networks trained on "
-        f"{arguments.images} images for {arguments.epochs} epochs; buckets of "
-        f"{BUCKET_SIZE}; {datetime.date.today()}, commit {commit()}.",
+        head(
+            f"{arguments.elements} elements drawn of each distribution, "
+            f"gradients of 8 batches of {BATCH_SIZE}, networks trained on "
+            f"{arguments.images} images for {arguments.epochs} epochs; buckets of "
+            f"{BUCKET_SIZE}"
+        ),
         "",
         *tables(found, measured),
     ]

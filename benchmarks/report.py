@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import os
 import platform
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+# Columns of a row that say by what it was measured, and when.
+RUN = ("machine", "date", "commit")
 _COLOURS = {"TensorFlow": "#7f7f7f", "tfgradcomp": "#1f77b4", "PyTorch": "#dd8452"}
 
 
@@ -49,6 +52,28 @@ def commit() -> str:
     return f"{name}+" if code else name
 
 
+def run() -> dict:
+    """Returns the values of `RUN` for what has just been measured here."""
+    values = (processor(), str(datetime.date.today()), commit())
+    return dict(zip(RUN, values, strict=True))
+
+
+def head(facts: str = "", rows: Iterable[dict] = ()) -> str:
+    """Returns the line above a table: by what its rows were measured, how, and when.
+
+    Args:
+        facts: How.
+        rows: With the columns of `RUN`, of one run or several; none: of a run here.
+    """
+    machines, dates, commits = (
+        list(dict.fromkeys(row[name] for row in rows or [run()])) for name in RUN
+    )
+    when = min(dates) if len(dates) == 1 else f"{min(dates)} to {max(dates)}"
+    of_code = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+    facts = [facts] if facts else []
+    return "; ".join([" and ".join(machines), *facts, f"{when}, {of_code}"]) + "."
+
+
 def write_csv(path: Path, columns: Iterable[str], rows: list[dict]) -> None:
     """Writes rows; what a row lacks stays empty."""
     with open(path, "w", newline="") as file:
@@ -69,7 +94,7 @@ def kept_rows(path: Path, key: Iterable[str], rows: list[dict]) -> list[dict]:
     if path.exists():
         with open(path, newline="") as file:
             earlier = [
-                {n: text if n == "commit" else _value(text) for n, text in row.items()}
+                {n: text if n in RUN else _value(text) for n, text in row.items()}
                 for row in csv.DictReader(file)
             ]
     found = {tuple(row[name] for name in key): row for row in (*earlier, *rows)}

@@ -16,7 +16,6 @@ which one step of each worker counts as one.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import statistics
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 import measuring
 from exchange import commands
 from processes import exit_on_signals
-from report import commit, csv_of, kept_rows, processor, publish
+from report import RUN, csv_of, head, kept_rows, publish, run
 
 MODELS = ("LeNet", "ResNet-50", "BERT-base")
 METHODS = ("TernGrad", "DistEFBlockSGDM")
@@ -36,7 +35,7 @@ WAYS = (
 WITH_SERVERS = (STOCK, *(f"{name} auto" for name in METHODS))
 KEY = ("model", "workers", "way")
 COLUMNS = (*KEY, "first_seconds", "step_seconds", "of_stock")
-COLUMNS += ("rounds", "date", "commit")
+COLUMNS += ("rounds", *RUN)
 
 
 def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
@@ -59,8 +58,7 @@ def rows_of(model: str, workers: int, args: argparse.Namespace) -> list[dict]:
         way: [statistics.median(column) for column in zip(*times, strict=True)]
         for way, times in taken.items()
     }
-    facts = {"rounds": args.rounds, "commit": commit()}
-    facts["date"] = str(datetime.date.today())
+    facts = {"rounds": args.rounds} | run()
     return [
         {
             **{"model": model, "workers": workers, "way": way},
@@ -113,7 +111,7 @@ def main() -> None:
     name = "start-up with servers" if args.servers else "start-up"
     if args.keep:
         rows = kept_rows(csv_of(args.output, name), KEY, rows)
-    lines = [f"{processor()}.", "", *table(rows)]
+    lines = [head(rows=rows), "", *table(rows)]
     publish(args.output, name, COLUMNS, rows, lines)
 
 

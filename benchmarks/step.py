@@ -10,7 +10,6 @@ function; those of all optimizers alternate in one process.
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import time
 from pathlib import Path
@@ -20,7 +19,6 @@ import numpy as np
 import report
 import tensorflow as tf
 import wrappers
-from report import commit, processor
 
 import tfgradcomp
 
@@ -93,8 +91,10 @@ def times_of(steps: dict, arguments: argparse.Namespace) -> dict[str, list[float
 def publish(name: str, rows: list[dict], table: list[str], arguments) -> None:
     """Writes rows as CSV and a table under the measurement's conditions, and prints."""
     lines = [
-        f"{processor()}; batches of {arguments.batch}; {arguments.rounds} rounds of "
-        f"{arguments.steps} steps; {datetime.date.today()}, commit {commit()}.",
+        report.head(
+            f"batches of {arguments.batch}; {arguments.rounds} rounds of "
+            f"{arguments.steps} steps"
+        ),
         "",
         *table,
     ]

@@ -15,7 +15,6 @@ looking at the accuracy takes no time. Each way has processes of its own.
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import sys
 import tempfile
@@ -27,7 +26,7 @@ import measuring
 import numpy as np
 import virtual_cluster
 from processes import exit_on_signals
-from report import commit, kept_rows, plot_accuracies, processor, write_csv, write_table
+from report import RUN, head, kept_rows, plot_accuracies, run, write_csv, write_table
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "examples"))
@@ -50,8 +49,9 @@ KERAS += ("PowerSGD", "LocalSteps")
 TORCH = ("DDP, float16", "DDP, PowerSGD rank 4")
 # Steps that are not timed, and steps that are. Local steps come sixteen at a time.
 TIMED, TIMED_LOCAL = (4, 6), (16, 32)
-STEPS = "time_to_accuracy_steps", ("way", "seed", "step", "accuracy")
-LINKS = "time_to_accuracy_links", ("way", "rate", "step_ms")
+# Files, what tells their rows apart, and what is measured.
+STEPS = "time_to_accuracy_steps", ("way", "seed", "step"), "accuracy"
+LINKS = "time_to_accuracy_links", ("way", "rate"), "step_ms"
 
 
 def train(args, way: str, folder: Path, commands, **task) -> list[dict]:
@@ -73,9 +73,9 @@ def learn(args, way: str, seed: int, folder: Path) -> list[dict]:
     task = {"seed": seed, "steps": args.steps, "target": args.target}
     commands = exchange.commands(WORKERS)
     answers = train(args, way, folder, commands, on_links=False, **task)
-    names = STEPS[1]
+    names, measured_by = (*STEPS[1], STEPS[2]), run()
     return [
-        dict(zip(names, (way, seed, *look), strict=True))
+        dict(zip(names, (way, seed, *look), strict=True)) | measured_by
         for look in answers[0]["accuracies"]
     ]
 
@@ -88,7 +88,8 @@ def clock(args, way: str, rate: str, folder: Path) -> dict:
         commands = virtual_cluster.commands(hosts)
         answers = train(args, way, folder, commands, **task)
     steps = zip(*(answer["seconds"][warm_up:] for answer in answers), strict=True)
-    return {"way": way, "rate": rate, "step_ms": 1e3 * statistics.mean(map(max, steps))}
+    milliseconds = 1e3 * statistics.mean(map(max, steps))
+    return {"way": way, "rate": rate, "step_ms": milliseconds} | run()
 
 
 def steps_to(rows: list[dict], target: float) -> dict[str, list[int | None]]:
@@ -163,16 +164,15 @@ def main() -> None:
                 print(links[-1], flush=True)
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    for (file, columns), rows in ((STEPS, looks), (LINKS, links)):
+    for (file, key, measured), rows in ((STEPS, looks), (LINKS, links)):
         path = folder / f"{file}.csv"
         if args.keep:
-            # What is timed is all of a row but its last cell.
-            rows[:] = kept_rows(path, columns[:-1], rows)
-        write_csv(path, columns, rows)
+            rows[:] = kept_rows(path, key, rows)
+        write_csv(path, (*key, measured, *RUN), rows)
+    facts = f"{WORKERS} workers, {args.batch_size} examples each; "
+    facts += f"{args.target:.0%} of 2000 test images"
     lines = [
-        f"{processor()}; {WORKERS} workers, {args.batch_size} examples each; "
-        f"{args.target:.0%} of 2000 test images; {datetime.date.today()}, commit "
-        f"{commit()}.",
+        head(facts, [*links, *looks]),
         "",
         *table(looks, links, args.target),
     ]

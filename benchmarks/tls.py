@@ -12,7 +12,6 @@ run on the cores of this machine, beside the workers: real hosts have their own.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 import cluster
 from measuring import markdown, slowest, threads
 from processes import Processes, exit_on_signals
-from report import commit, processor, publish
+from report import head, publish
 from virtual_cluster import PORT, rate_of
 from workloads import WORKLOADS
 
@@ -114,12 +113,11 @@ def main() -> None:
         rows = [row for rate in args.rates for row in measure(args, rate)]
     except RuntimeError as error:
         sys.exit(f"tls.py: {error}")
-    head = (
-        f"{processor()}; {args.workload}, {rows[0]['elements']} elements; {WORKERS} "
-        f"workers, threads each: {threads(None, WORKERS)}; {args.rounds} rounds; "
-        f"{datetime.date.today()}, commit {commit()}."
+    line = head(
+        f"{args.workload}, {rows[0]['elements']} elements; {WORKERS} "
+        f"workers, threads each: {threads(None, WORKERS)}; {args.rounds} rounds"
     )
-    publish(args.output, "tls", COLUMNS, rows, [head, "", *table(rows)])
+    publish(args.output, "tls", COLUMNS, rows, [line, "", *table(rows)])
 
 
 if __name__ == "__main__":

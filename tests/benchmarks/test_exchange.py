@@ -188,3 +188,19 @@ def test_tables_go_between_their_markers(tmp_path):
     for name in (*names, "virtual cluster 1gbit", "virtual cluster 100mbit"):
         assert text.count(f"<!-- {name}: begin -->") == 1
         assert text.count(f"<!-- {name}: end -->") == 1
+
+
+def test_the_line_above_a_table_names_every_run_of_its_rows(tmp_path):
+    report = import_script("report")
+    run = {"machine": "a, 2 cores", "date": "2026-01-02", "commit": "0"}
+    rows = [{"way": "x", "ms": 1.5} | run, {"way": "y", "ms": 2.0} | run]
+    line = "a, 2 cores; 7 rounds; 2026-01-02, commit 0."
+    assert report.head("7 rounds", rows) == line
+    path = tmp_path / "rows.csv"
+    report.write_csv(path, ("way", "ms", *report.RUN), rows)
+    later = {"machine": "b, 4 cores", "date": "2026-01-01", "commit": "1e5"}
+    kept = report.kept_rows(path, ["way"], [{"way": "y", "ms": 3.0} | later])
+    assert kept == [rows[0], {"way": "y", "ms": 3.0} | later]
+    assert report.head("7 rounds", kept) == (
+        "a, 2 cores and b, 4 cores; 7 rounds; 2026-01-01 to 2026-01-02, commits 0, 1e5."
+    )
