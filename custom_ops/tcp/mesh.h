@@ -52,6 +52,9 @@ constexpr uint64_t kMostMessageBytes = uint64_t{1} << 40;
 // The thread that posts a message of so many bytes sends it, if it can at once; a
 // longer one waits for the thread that sends.
 constexpr uint64_t kBytesSentByCaller = 64 * 1024;
+// Bytes of a message that must have come to wake the thread that receives, which on a
+// slow link would wake for each packet: up to a fifth of an exchange's processor time.
+constexpr uint64_t kBytesToWake = 64 * 1024;
 // Bytes that are received from a peer before it is the next one's turn.
 constexpr uint64_t kBytesInTurn = 1024 * 1024;
 
@@ -174,6 +177,7 @@ class Mesh {
     Received* current = nullptr;
     char* next = nullptr;
     uint64_t left = 0;
+    uint64_t to_wake = 1;
   };
 
   static void Prepare(int socket) {
@@ -322,6 +326,14 @@ class Mesh {
   }
 
   void Receive(Link* link) {
+    ReceiveInTurn(link);
+    const uint64_t bytes = std::clamp<uint64_t>(link->left, 1, kBytesToWake);
+    if (std::exchange(link->to_wake, bytes) == bytes) return;
+    const int value = static_cast<int>(bytes);
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVLOWAT, &value, sizeof(value));
+  }
+
+  void ReceiveInTurn(Link* link) {
     uint64_t in_turn = 0;
     while (in_turn < kBytesInTurn) {
       const bool is_header = link->header_bytes < sizeof(MessageHeader);
