@@ -8,14 +8,16 @@ Workers in network namespaces (`cluster.py`), one for each core, take these step
 turn: the forward pass alone; forward and backward pass with an update but no exchange
 (`alone`); an update by the gradients of the first step, without exchange (`update`) and
 with it (`exchange`); and the whole step, these two by each carrier. Medians over rounds
-of the slowest worker's seconds.
+of the slowest worker's seconds; means of the cores' idle time, so that nothing else may
+run on the machine.
 
-- An exchange takes E = exchange - update. In W of it, E less the time for which the
-  processor works more than in `update`, the worker waits for the network.
+- An exchange takes E = exchange - update. In W of it the cores are idle.
 - Hidden is alone + E - step.
 - W can be hidden, as far as the backward pass, alone - forward, is as long. What
   computes cannot be hidden where the backward pass has all cores. Below a twentieth of
   `alone` it is noise, and no share is given.
+- Idle time is hidden as far as it is not in the step. What is hidden is less, where
+  computing takes longer in the step than it did alone.
 """
 
 from __future__ import annotations
@@ -39,55 +41,55 @@ OF_TORCH = ("DDP", "DDP, float16")
 # What tells rows apart.
 KEY = ("model", "rate", "workers", "method", "carrier", "bucket_mib")
 MEASURED = ("alone_ms", "exchange_ms", "wait_ms", "step_ms", "hidden_ms")
-MEASURED += ("hidden_share",)
+MEASURED += ("hidden_share", "still_waits_ms", "hidden_wait_share")
 COLUMNS = (*KEY, *MEASURED, *RUN)
 
 
 def row_of(answers: list[dict], carrier: str) -> dict:
     """Returns the measured columns of a row."""
-    milliseconds, busy = (
-        {
-            name: 1e3
-            * statistics.median(
-                max(times)
-                for times in zip(*(a[kind][name] for a in answers), strict=True)
-            )
-            for name in answers[0][kind]
-        }
-        for kind in ("seconds", "busy")
-    )
-    exchanging, step = f"exchange, {carrier}", milliseconds[f"step, {carrier}"]
-    exchange = milliseconds[exchanging] - milliseconds["update"]
-    wait = max(0.0, exchange - (busy[exchanging] - busy["update"]))
-    hidden = milliseconds["alone"] + exchange - step
-    noise = milliseconds["alone"] / 20
-    can_hide = min(wait, milliseconds["alone"] - milliseconds["forward"])
+    milliseconds, idle = {}, {}
+    for name in answers[0]["seconds"]:
+        rounds = zip(*(answer["seconds"][name] for answer in answers), strict=True)
+        milliseconds[name] = 1e3 * statistics.median(map(max, rounds))
+        # Hundredths of a second are too coarse for a median.
+        means = [statistics.mean(answer["idle"][name]) for answer in answers]
+        idle[name] = 1e3 * statistics.mean(means)
+    alone, exchange, step = "alone", f"exchange, {carrier}", f"step, {carrier}"
+    more = milliseconds[step] - milliseconds[alone]
+    of_exchange = milliseconds[exchange] - milliseconds["update"]
+    waits = idle[exchange] - idle["update"]
+    still_waits = idle[step] - idle[alone]
+    can_hide = min(waits, milliseconds[alone] - milliseconds["forward"])
+    is_noise = can_hide <= milliseconds[alone] / 20
     return {
-        "alone_ms": milliseconds["alone"],
-        "exchange_ms": exchange,
-        "wait_ms": wait,
-        "step_ms": step,
-        "hidden_ms": hidden,
-        "hidden_share": hidden / can_hide if can_hide > noise else None,
+        "alone_ms": milliseconds[alone],
+        "exchange_ms": of_exchange,
+        "wait_ms": waits,
+        "step_ms": milliseconds[step],
+        "hidden_ms": of_exchange - more,
+        "hidden_share": None if is_noise else (of_exchange - more) / can_hide,
+        "still_waits_ms": still_waits,
+        "hidden_wait_share": None if is_noise else (waits - still_waits) / can_hide,
     }
 
 
 def table(rows: list[dict]) -> list[str]:
     """Returns the lines of the table."""
     titles = ["model", "links", "gradients travel by", "over", "buckets, MiB"]
-    titles += ["alone, ms", "exchange, ms", "of it waiting, ms", "step, ms"]
-    titles += ["hidden, ms", "of what can be"]
+    titles += ["alone, ms", "exchange, ms", "of it idle, ms", "step, ms"]
+    titles += ["hidden, ms", "of what can be", "still idle, ms", "idle time hidden"]
     told = [name for name in KEY if name != "workers"]
+
+    def cell(row, name):
+        if row[name] is None:
+            return None
+        is_share = name.endswith("share")
+        return f"{100 * row[name]:.0f} %" if is_share else f"{row[name]:.0f}"
+
     return measuring.markdown(
         titles,
         [
-            [
-                *(row[name] for name in told),
-                *(f"{row[name]:.0f}" for name in MEASURED[:-1]),
-                None
-                if row["hidden_share"] is None
-                else f"{100 * row['hidden_share']:.0f} %",
-            ]
+            [*(row[name] for name in told), *(cell(row, name) for name in MEASURED)]
             for row in rows
         ],
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
+from processes import idle_seconds
 from start_up_worker import MODELS
 from worker import make_strategy
 
@@ -115,18 +116,18 @@ def main(folder: Path) -> None:
         )
 
     seconds = {name: [] for name in calls}
-    busy = {name: [] for name in calls}
+    idle = {name: [] for name in calls}
     for round_ in range(-2, task["rounds"]):
         for name, call in calls.items():
             barrier()
-            began, before = time.perf_counter(), time.process_time()
+            began, before = time.perf_counter(), idle_seconds()
             call()
-            taken = time.perf_counter() - began, time.process_time() - before
+            taken = time.perf_counter() - began, idle_seconds() - before
             # The first round traces, and the second fills the caches.
             if round_ >= 0:
                 seconds[name].append(taken[0])
-                busy[name].append(taken[1])
-    answer = {"seconds": seconds, "busy": busy}
+                idle[name].append(taken[1])
+    answer = {"seconds": seconds, "idle": idle}
     rank = strategy.cluster_resolver.task_id
     (folder / f"answer-{rank}.json").write_text(json.dumps(answer))
 

@@ -110,6 +110,17 @@ class Processes:
                     process.wait(max(0.0, deadline - time.monotonic()))
 
 
+def idle_seconds() -> float:
+    """Returns the seconds since its start that a core of this machine was idle.
+
+    They are in hundredths, and a mean over all cores. Unlike the processor time of a
+    process, they do not count the kernel's work for packets as waiting.
+    """
+    with open("/proc/stat") as file:
+        idle, waits = map(int, file.readline().split()[4:6])
+    return (idle + waits) / os.sysconf("SC_CLK_TCK") / os.cpu_count()
+
+
 def _die_with_parent():
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
 
