@@ -52,6 +52,11 @@ def test_sums_that_nobody_asks_for_are_zero(sums):
         same(a, b if is_asked else np.zeros(len(splits) - 1), name)
 
 
+def test_a_sum_of_another_name_is_refused():
+    with pytest.raises(ValueError, match=r"Received: \['l3'\]"):
+        ops.block_statistics(tf.ones([4]), (0, 4), ("l1", "l3"))
+
+
 def test_a_sum_has_the_order_of_the_word_format():
     """Numbers whose sum depends on the order, placed by hand."""
     big = 2.0**60

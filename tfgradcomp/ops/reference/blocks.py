@@ -47,7 +47,12 @@ def block_statistics(
         x: The vector.
         row_splits: Where blocks begin, and the end of the last.
         sums: Those of `SUMS` that are computed; the others are 0.
+
+    Raises:
+        ValueError: `sums` has other names.
     """
+    if unknown := {*sums} - {*SUMS}:
+        raise ValueError(f"sums must be among {SUMS}. Received: {sorted(unknown)}")
     x = tf.convert_to_tensor(x)
     finite_bits = 0x7F800000
     magnitude_bits = tf.bitcast(x, tf.int32) & 0x7FFFFFFF
