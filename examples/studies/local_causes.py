@@ -132,7 +132,7 @@ def main():
     if given.quick:
         quick()
         return
-    study.one_thread_each()
+    processes = study.one_thread_each()
     # The steps determine only which exchanges are the last.
     names = [*ways(EPOCHS * EVERY)]
     keys = [{"way": way, "seed": seed} for seed in given.seeds for way in names]
@@ -141,6 +141,7 @@ def main():
         keys,
         None if given.tables else train,
         COLUMNS,
+        processes,
         words=WORDS,
         most=given.most,
     )
