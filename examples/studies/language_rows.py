@@ -103,10 +103,9 @@ def inner_rows() -> list[Row]:
         ("2 bits", 32, "none"),
         ("2 bits", 32, "in front"),
     )
-    muon = (("2 bits", 64, "none"), ("1 bit", 32, "none"), ("top-k", 16, "none"))
     return [
         *(Row(*way, inner) for inner in ("AdamW", "Muon") for way in both),
-        *(Row(*way, "Muon") for way in muon),
+        Row("2 bits", 64, inner="Muon"),
     ]
 
 
