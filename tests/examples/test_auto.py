@@ -70,4 +70,5 @@ def test_texts_of_a_file_are_read_as_texts(tmp_path, monkeypatch):
     measured = {"error": 0.5, "method": "TernGrad"}
     for measure in (lambda key: measured, None):
         (found,) = study.complete("x", keys, measure, ["error"], words=["method"])
-        assert found == keys[0] | measured | {"commit": found["commit"]}
+        where = {name: found[name] for name in study.WHERE}
+        assert found == keys[0] | measured | where
