@@ -198,15 +198,19 @@ def train_rate(key: dict) -> dict:
     return train(row, key["seed"])
 
 
-def write(rows: list[dict], rates: list[dict]):
-    """Write the page's tables and its figure from all rows that there are."""
-    found, parts = Rows(rows), grid()
+def measured(rows: list[dict]) -> str:
+    """Return when rows were measured, as a part of the line above their table."""
     dates = sorted({row["date"] for row in rows}) or ["never"]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-    where = (
+    return (
         f"{len(rows)} trainings, measured from {dates[0]} to "
         f"{dates[-1]}, at commits {commits}; {WORKERS} virtual workers"
     )
+
+
+def write(rows: list[dict], rates: list[dict]):
+    """Write the page's tables and its figure from all rows that there are."""
+    found, parts, where = Rows(rows), grid(), measured(rows)
     names = {
         "grid": [
             BASELINE,
@@ -233,9 +237,7 @@ def write(rows: list[dict], rates: list[dict]):
         study.write_page(PAGE, text, where, name, rows)
     cells = [[f"{row['rate']:g}", f"{row['loss']:.4f}"] for row in rates]
     text = study.markdown(["rate", "loss"], cells)
-    where = (
-        f"Adam, bfloat16 in each step, {RATE_STEPS} steps; {WORKERS} virtual workers"
-    )
+    where = f"Adam, bfloat16 in each step, {RATE_STEPS} steps; {measured(rates)}"
     study.write_page(PAGE, text, where, "rates", rates)
     found.draw()
 
