@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import json
 import os
 import statistics
@@ -29,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from report import commit, processor, write_csv, write_table
+from report import head, write_csv, write_table
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("op", "implementation", "threads", "allocator", "elements", "milliseconds")
@@ -182,7 +181,7 @@ def in_child(args: argparse.Namespace, threads: int, kept: bool) -> list[dict]:
     return [{**r, "allocator": "kept" if kept else "default"} for r in results]
 
 
-def table(results: list[dict], threads: list[int], size: int, device: str) -> list[str]:
+def table(results: list[dict], threads: list[int], size: int) -> list[str]:
     """Returns the lines of the Markdown table."""
     found = {
         (r["op"], r["implementation"], r["threads"], r["allocator"]): r
@@ -195,16 +194,16 @@ def table(results: list[dict], threads: list[int], size: int, device: str) -> li
         for name in ("memcpy", "triad")
     }
     copied = 8 * size / moved["memcpy"] / 1e6
-    head = ["op", "against", "target", *(f"native, {n} threads" for n in threads)]
-    head = [cell.replace(" 1 threads", " 1 thread") for cell in head]
-    head += [f"{threads[-1]} / {threads[0]}", "default allocator", "pure TensorFlow"]
+    titles = ["op", "against", "target", *(f"native, {n} threads" for n in threads)]
+    titles = [cell.replace(" 1 threads", " 1 thread") for cell in titles]
+    titles += [f"{threads[-1]} / {threads[0]}", "default allocator", "pure TensorFlow"]
     lines = [
-        f"{device}; {size} elements; {datetime.date.today()}, commit {commit()}. "
+        f"{head(f'{size} elements')} "
         f"memcpy {moved['memcpy']:.1f} ms ({copied:.1f} GB/s read and written), "
         f"triad {moved['triad']:.1f} ms.",
         "",
-        f"| {' | '.join(head)} |",
-        "|---" * len(head) + "|",
+        f"| {' | '.join(titles)} |",
+        "|---" * len(titles) + "|",
     ]
     for name in names:
         first = found[name, "native", threads[0], "kept"]
@@ -244,7 +243,7 @@ def main() -> None:
     for threads in args.threads:
         results += in_child(args, threads, kept=True)
     results += in_child(args, args.threads[0], kept=False)
-    lines = table(results, args.threads, args.size, processor())
+    lines = table(results, args.threads, args.size)
     folder = args.output or HERE / "results"
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "ops.csv", COLUMNS, results)

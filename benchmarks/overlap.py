@@ -16,8 +16,8 @@ run on the machine.
 - W can be hidden, as far as the backward pass, alone - forward, is as long. What
   computes cannot be hidden where the backward pass has all cores. Below a twentieth of
   `alone` it is noise, and no share is given.
-- Idle time is hidden as far as it is not in the step. What is hidden is less, where
-  computing takes longer in the step than it did alone.
+- The step is idle for longer than `alone` is; W less this time is hidden idle time.
+  Hidden is shorter than that, because computing takes longer in the step than alone.
 """
 
 from __future__ import annotations
@@ -54,22 +54,26 @@ def row_of(answers: list[dict], carrier: str) -> dict:
         # Hundredths of a second are too coarse for a median.
         means = [statistics.mean(answer["idle"][name]) for answer in answers]
         idle[name] = 1e3 * statistics.mean(means)
-    alone, exchange, step = "alone", f"exchange, {carrier}", f"step, {carrier}"
-    more = milliseconds[step] - milliseconds[alone]
-    of_exchange = milliseconds[exchange] - milliseconds["update"]
-    waits = idle[exchange] - idle["update"]
-    still_waits = idle[step] - idle[alone]
-    can_hide = min(waits, milliseconds[alone] - milliseconds["forward"])
-    is_noise = can_hide <= milliseconds[alone] / 20
+    exchanging, stepping = f"exchange, {carrier}", f"step, {carrier}"
+    alone, step = milliseconds["alone"], milliseconds[stepping]
+    exchange = milliseconds[exchanging] - milliseconds["update"]
+    wait = idle[exchanging] - idle["update"]
+    still_waits = idle[stepping] - idle["alone"]
+    hidden = alone + exchange - step
+    can_hide = min(wait, alone - milliseconds["forward"])
+
+    def share(part):
+        return part / can_hide if can_hide > alone / 20 else None
+
     return {
-        "alone_ms": milliseconds[alone],
-        "exchange_ms": of_exchange,
-        "wait_ms": waits,
-        "step_ms": milliseconds[step],
-        "hidden_ms": of_exchange - more,
-        "hidden_share": None if is_noise else (of_exchange - more) / can_hide,
+        "alone_ms": alone,
+        "exchange_ms": exchange,
+        "wait_ms": wait,
+        "step_ms": step,
+        "hidden_ms": hidden,
+        "hidden_share": share(hidden),
         "still_waits_ms": still_waits,
-        "hidden_wait_share": None if is_noise else (waits - still_waits) / can_hide,
+        "hidden_wait_share": share(wait - still_waits),
     }
 
 
@@ -134,8 +138,7 @@ def main() -> None:
                 task = {"model": model, "method": method, "carriers": carriers}
                 task |= {"bucket_mib": bucket, "rounds": args.rounds}
                 answers = measuring.run(script, task, commands, threads, args.timeout)
-                task |= {"rate": args.rate, "workers": args.workers}
-                task |= run()
+                task |= {"rate": args.rate, "workers": args.workers} | run()
                 for carrier in carriers:
                     found = task | {"carrier": carrier} | row_of(answers, carrier)
                     rows.append({name: found[name] for name in COLUMNS})

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from cluster import INTERFACE
-from processes import idle_seconds
+from processes import timed
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -156,9 +155,7 @@ def main(folder: Path) -> None:
             optimizer.zero_grad(set_to_none=True)
             constant_optimizer.zero_grad(set_to_none=True)
             dist.barrier()
-            began, before = time.perf_counter(), idle_seconds()
-            call()
-            taken = time.perf_counter() - began, idle_seconds() - before
+            taken = timed(call)
             if round_ >= 0:
                 seconds[name].append(taken[0])
                 idle[name].append(taken[1])

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import tensorflow as tf
-from processes import idle_seconds
+from processes import timed
 from start_up_worker import MODELS
 from worker import make_strategy
 
@@ -120,9 +119,7 @@ def main(folder: Path) -> None:
     for round_ in range(-2, task["rounds"]):
         for name, call in calls.items():
             barrier()
-            began, before = time.perf_counter(), idle_seconds()
-            call()
-            taken = time.perf_counter() - began, idle_seconds() - before
+            taken = timed(call)
             # The first round traces, and the second fills the caches.
             if round_ >= 0:
                 seconds[name].append(taken[0])

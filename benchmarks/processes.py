@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -111,14 +112,21 @@ class Processes:
 
 
 def idle_seconds() -> float:
-    """Returns the seconds since its start that a core of this machine was idle.
+    """Returns the seconds, in hundredths, that a core has been idle; mean of all cores.
 
-    They are in hundredths, and a mean over all cores. Unlike the processor time of a
-    process, they do not count the kernel's work for packets as waiting.
+    A core that works for the kernel, for packets too, is not idle. The processor time
+    of a process does not contain this work.
     """
     with open("/proc/stat") as file:
         idle, waits = map(int, file.readline().split()[4:6])
     return (idle + waits) / os.sysconf("SC_CLK_TCK") / os.cpu_count()
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Returns the seconds that a call takes, and how many a core is idle in them."""
+    began, before = time.perf_counter(), idle_seconds()
+    call()
+    return time.perf_counter() - began, idle_seconds() - before
 
 
 def _die_with_parent():

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,24 +54,25 @@ def commit() -> str:
 
 def run() -> dict:
     """Returns the values of `RUN` for what has just been measured here."""
-    values = (processor(), str(datetime.date.today()), commit())
-    return dict(zip(RUN, values, strict=True))
+    date = str(datetime.date.today())
+    return {"machine": processor(), "date": date, "commit": commit()}
 
 
-def head(facts: str = "", rows: Iterable[dict] = ()) -> str:
-    """Returns the line above a table: by what its rows were measured, how, and when.
+def head(facts: str = "", rows: Sequence[dict] = ()) -> str:
+    """Returns the line above a table: machines, facts, dates and commits.
 
     Args:
-        facts: How.
+        facts: How the rows were measured.
         rows: With the columns of `RUN`, of one run or several; none: of a run here.
     """
+    rows = rows or [run()]
     machines, dates, commits = (
-        list(dict.fromkeys(row[name] for row in rows or [run()])) for name in RUN
+        list(dict.fromkeys(row[name] for row in rows)) for name in RUN
     )
-    when = min(dates) if len(dates) == 1 else f"{min(dates)} to {max(dates)}"
+    when = " to ".join(sorted({min(dates), max(dates)}))
     of_code = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
-    facts = [facts] if facts else []
-    return "; ".join([" and ".join(machines), *facts, f"{when}, {of_code}"]) + "."
+    parts = [" and ".join(machines), facts, f"{when}, {of_code}"]
+    return "; ".join(filter(None, parts)) + "."
 
 
 def write_csv(path: Path, columns: Iterable[str], rows: list[dict]) -> None:

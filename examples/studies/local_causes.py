@@ -148,9 +148,8 @@ def main():
     every_key = [{"way": way, "seed": seed} for way in names for seed in range(10)]
     rows = study.complete("local_causes", every_key, None, COLUMNS, words=WORDS)
     if rows:
-        dates = sorted({row["date"] for row in rows})
         seeds = sorted({row["seed"] for row in rows})
-        where = f"{len(rows)} trainings, measured from {dates[0]} to {dates[-1]}; "
+        where = f"{study.trainings(rows)}; "
         where += f"{rounds.WORKERS} virtual workers, seeds {', '.join(map(str, seeds))}"
         text = table(rows)
         print(text, flush=True)

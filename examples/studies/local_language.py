@@ -198,19 +198,11 @@ def train_rate(key: dict) -> dict:
     return train(row, key["seed"])
 
 
-def measured(rows: list[dict]) -> str:
-    """Return when rows were measured, as a part of the line above their table."""
-    dates = sorted({row["date"] for row in rows}) or ["never"]
-    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-    return (
-        f"{len(rows)} trainings, measured from {dates[0]} to "
-        f"{dates[-1]}, at commits {commits}; {WORKERS} virtual workers"
-    )
-
-
 def write(rows: list[dict], rates: list[dict]):
     """Write the page's tables and its figure from all rows that there are."""
-    found, parts, where = Rows(rows), grid(), measured(rows)
+    found, parts = Rows(rows), grid()
+    workers = f"{WORKERS} virtual workers"
+    where = f"{study.trainings(rows)}; {workers}"
     names = {
         "grid": [
             BASELINE,
@@ -237,7 +229,8 @@ def write(rows: list[dict], rates: list[dict]):
         study.write_page(PAGE, text, where, name, rows)
     cells = [[f"{row['rate']:g}", f"{row['loss']:.4f}"] for row in rates]
     text = study.markdown(["rate", "loss"], cells)
-    where = f"Adam, bfloat16 in each step, {RATE_STEPS} steps; {measured(rates)}"
+    where = f"Adam, bfloat16 in each step, {RATE_STEPS} steps; "
+    where += f"{study.trainings(rates)}; {workers}"
     study.write_page(PAGE, text, where, "rates", rates)
     found.draw()
 

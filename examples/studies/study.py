@@ -122,6 +122,20 @@ def write_page(page, text, where, name="accuracy", rows=()):
     page.write_text(replace_table(page.read_text(), text, name))
 
 
+def trainings(rows):
+    """Return how many trainings rows are, and when and at which commits they were made.
+
+    Args:
+        rows: Of `complete`, with dates.
+    """
+    dates = sorted({row["date"] for row in rows}) or ["never"]
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    return (
+        f"{len(rows)} trainings, measured from {dates[0]} to {dates[-1]}, at commits "
+        f"{commits}"
+    )
+
+
 def one_thread_each():
     """Return the number of cores; limit processes started later to one thread."""
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
@@ -184,8 +198,8 @@ def complete(name, keys, measure, columns, processes=1, words=(), most=None):
     missing = {texts(key): key for key in keys if texts(key) not in found}
     wanted = [*missing.values()][:most] if measure else ()
     for key, values in measured(measure, wanted, processes):
-        where = (git("rev-parse", "--short", "HEAD"), processor())
-        found[texts(key)] = values | dict(zip(WHERE, where, strict=True))
+        commit = git("rev-parse", "--short", "HEAD")
+        found[texts(key)] = values | {"commit": commit, "processor": processor()}
         print(*texts(key), found[texts(key)], flush=True)
         known = [
             dict(zip(key, own, strict=True)) | values for own, values in found.items()
