@@ -201,7 +201,7 @@ def _levels(inputs: Inputs) -> list[Row]:
 
     def qsgd(ops):
         def encode(x, stream):
-            largest = ops.block_statistics(x, buckets).maximum
+            largest = ops.block_statistics(x, buckets, ()).maximum
             unit = tf.cast(largest, tf.float32)[:, tf.newaxis] / 4
             even = unit * tf.range(-4.0, 5.0)
             return ops.pack_levels(x, even, buckets, stream), unit

@@ -46,8 +46,10 @@ class TableToRoundTo {
       // Between equal levels, any element above them is rounded up.
       factors_[k] = width == 0 ? __builtin_inff() : 0x1p16f / width;
     }
+    FindEven();
   }
   bool by_need() const { return by_need_; }
+  bool is_even() const { return is_even_; }
 
   // The number k of inner levels that are at most x, and the distance of x from level
   // k.
@@ -63,13 +65,44 @@ class TableToRoundTo {
   F Width(I k) const {
     return Sub(LookUp<kFew>(levels_ + 1, k), LookUp<kFew>(levels_, k));
   }
-  float WidthAt(int32_t k) const { return few_[k + 1] - few_[k]; }
   F Factor(I k) const { return LookUp<kFew>(factors_, k); }
 
+  // Positions of elements between even levels, as RoundPositions() takes them.
+  F Position(F x) const {
+    const F position = Mul(Sub(x, Set(first_)), Set(units_));
+    return Min(Max(position, Set(0)), Set(last_position_));
+  }
+
+  // The same as Find() and Width() of an element; for few levels.
+  int32_t FindOne(float x, float* distance, float* width) const {
+    int32_t k = 0;
+    for (int64_t inner = 1; inner < count_ - 1; ++inner) k += few_[inner] <= x;
+    *distance = x - few_[k];
+    *width = few_[k + 1] - few_[k];
+    return k;
+  }
+
  private:
+  // Whether the levels are so even that no position is wrong by half a unit: an eighth
+  // is left to the levels, the rest to roundings.
+  void FindEven() {
+    const double first = levels_[0];
+    const double width =
+        (levels_[count_ - 1] - first) / static_cast<double>(count_ - 1);
+    is_even_ = by_need_ && IsOrdinary(static_cast<float>(width));
+    for (int64_t k = 1; is_even_ && k < count_ - 1; ++k) {
+      const double error = levels_[k] - (first + static_cast<double>(k) * width);
+      is_even_ = __builtin_fabs(error) <= 0x1p-19 * width;
+    }
+    first_ = levels_[0];
+    units_ = static_cast<float>(0x1p16 / width);
+    last_position_ = static_cast<float>(count_ - 1) * 0x1p16f;
+  }
+
   const float* levels_;
   int64_t count_;
-  bool by_need_;
+  bool by_need_, is_even_;
+  float first_, units_, last_position_;  // Of even levels.
   // Sixteen can also be read from the second level on.
   float few_[kFewLevels + 1] = {}, factors_[kFewLevels] = {};
 };
@@ -101,6 +134,11 @@ class LevelTiles {
                   for (int64_t at = from; at < to; at += kDecided) {
                     CodeGroup(first, at - first, Smaller(kDecided, to - at));
                   }
+                  if constexpr (kFew) {
+                    undecided_.CompleteLast([this](Undecided& one) {
+                      codes_[one.place] = table_.FindOne(one.x, &one.value, &one.scale);
+                    });
+                  }
                 });
     undecided_.Decide(keys_, first, upper_,
                       [this](const Undecided& one) { ++codes_[one.place]; });
@@ -114,25 +152,45 @@ class LevelTiles {
     // Prefetches the next tiles while the memory is idle.
     x_.Prefetch(at + kTile, kDecided);
     const float* p = x_.At(at, Smaller(kDecided, args_.size - at));
-    F x[4], distance[4];
-    I k[4];
+    F x[4];
     for (int i = 0; i < 4; ++i) x[i] = Load(p + i * kWidth);
+    uint64_t undecided = 0;
+    if (args_.stream != nullptr && table_.is_even()) {
+      RoundEvenly(place, x, &undecided);
+    } else {
+      Round(first, place, x, &undecided);
+    }
+    // With more levels all are decided.
+    if constexpr (kFew) {
+      undecided_.Add(undecided & LowBits64(count), [&](int i) {
+        return Undecided{static_cast<int32_t>(place) + i, 0, 0, p[i]};
+      });
+    }
+  }
+
+  void RoundEvenly(int64_t place, const F (&x)[4], uint64_t* undecided) {
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at = place + i * kWidth;
+      uint32_t bits;
+      StoreInts(codes_ + at, RoundPositions(table_.Position(x[i]), upper_ + at, &bits));
+      *undecided |= uint64_t{bits} << (i * kWidth);
+    }
+  }
+
+  inline __attribute__((always_inline)) void Round(int64_t first, int64_t place,
+                                                   const F (&x)[4],
+                                                   uint64_t* undecided) {
+    F distance[4];
+    I k[4];
     table_.Find(x, k, distance);
-    uint64_t up = 0, undecided = 0;
+    uint64_t up = 0;
     if (args_.stream != nullptr) {
-      up = table_.by_need() ? UpByNeed(place, k, distance, &undecided)
+      up = table_.by_need() ? UpByNeed(place, k, distance, undecided)
                             : UpAnyhow(first, place, k, distance);
     }
     for (int i = 0; i < 4; ++i) {
       const uint32_t bits = static_cast<uint32_t>(up >> (i * kWidth));
       StoreInts(codes_ + place + i * kWidth, AddBits<0>(k[i], bits));
-    }
-    // With more levels all are decided.
-    if constexpr (kFew) {
-      undecided_.Add(undecided & LowBits64(count), [&](int i) {
-        const int32_t at = static_cast<int32_t>(place) + i;
-        return Undecided{at, table_.WidthAt(codes_[at]), distances_[i], 0};
-      });
     }
   }
 
@@ -145,7 +203,6 @@ class LevelTiles {
     for (int i = 0; i < 4; ++i) {
       // Elements beyond the last level are rounded up.
       thresholds[i] = Min(Set(0x1p16f), Mul(distance[i], table_.Factor(k[i])));
-      Store(distances_ + i * kWidth, distance[i]);
     }
     return KeptBits(Decide(thresholds, upper_ + place, undecided));
   }
@@ -180,7 +237,6 @@ class LevelTiles {
   int64_t lower_of_ = -1;  // The first element of the tile with these lower bits.
   uint16_t lower_[kTile + kDecided];
   uint8_t upper_[kTile + kDrawn];
-  float distances_[kDecided] = {};  // Of the last group.
   int32_t codes_[kTile + kDecided];
 };
 

@@ -62,6 +62,12 @@ class UndecidedOfTile {
     }
   }
 
+  // Calls complete(undecided) for each comparison that was added since the last call.
+  template <typename Complete>
+  void CompleteLast(const Complete& complete) {
+    for (; completed_ < count_; ++completed_) complete(all_[completed_]);
+  }
+
   // Calls use(undecided) for each comparison that holds, and clears the list. The tile
   // begins at element `begin`, a multiple of 8; `upper` are its upper bits.
   template <typename Use>
@@ -81,12 +87,12 @@ class UndecidedOfTile {
         if (Uniform(upper[one.place], lower) * one.scale < one.value) use(one);
       }
     }
-    count_ = 0;
+    count_ = completed_ = 0;
   }
 
  private:
   RandomStream stream_;
-  int64_t count_ = 0;
+  int64_t count_ = 0, completed_ = 0;
   Undecided all_[Most + 8] = {};
 };
 

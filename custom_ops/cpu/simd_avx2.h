@@ -369,6 +369,15 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
   return _mm256_xor_si256(_mm256_cmpeq_epi8(larger, drawn), _mm256_set1_epi8(-1));
 }
 
+inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) {
+  const I drawn =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper)));
+  const I rest = SubInts(Truncate(positions), _mm256_slli_epi32(drawn, 8));
+  const I near = And(AddInts(rest, SetInts(2)), SetInts(0xFFFF));
+  *undecided = LessBits(near, SetInts(260));
+  return _mm256_srai_epi32(AddInts(rest, SetInts(0xFFFF)), 16);
+}
+
 inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {
   const auto pack = [&](int i) {
     return _mm256_packs_epi32(_mm256_castps_si256(x[i]), _mm256_castps_si256(x[i + 1]));

@@ -270,7 +270,10 @@ def calls(size, layout="one", workers=3, kind="normal"):
         table = table.reshape(workers, blocks, count)
         if blocks:
             table[0, 0] = table[0, 0, 0]  # All of one block the same.
-        result.append(("pack_levels", (x, table[-1], splits, streams[0])))
+        norms = positive(blocks, seed=4)[:, np.newaxis]
+        even = norms * np.linspace(-1, 1, count, dtype=np.float32)
+        for levels in (table[-1], even):
+            result.append(("pack_levels", (x, levels, splits, streams[0])))
         if count > 2:
             result.append(("pack_levels", (x, table[0], splits)))
         result.append(("mean_of_levels", (words(count, workers, size), table, splits)))

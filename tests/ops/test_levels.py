@@ -165,6 +165,31 @@ def test_rounding_to_levels(ops, count, size, layout):
         same(ops.pack_levels(x, table, splits), expected)
 
 
+@pytest.mark.parametrize("count", [2, 3, 9, 15, 16])
+def test_rounding_to_even_levels_beside_every_threshold(ops, count):
+    size = 6000
+    rng, u = np.random.default_rng(count), oracle.stream_uniform(size, *STREAM)
+    splits = [0, 2001, 2300, 4000, size]
+    # From float32's range to levels that are nearly even.
+    norms = np.array([1, 2e-31, 2.5e30, 0.3], np.float32)[:, np.newaxis]
+    table = norms * np.linspace(-1, 1, count, dtype=np.float32)
+    table[0] += np.float32(100)
+    table[3, count // 2] += table[3, -1] * np.float32(1e-6)
+    own = np.repeat(table, np.diff(splits), axis=0)
+    k = rng.integers(0, count - 1, size)
+    low, high = own[np.arange(size), k], own[np.arange(size), k + 1]
+    # u (b_{k+1} - b_k) + b_k, or a number beside it.
+    x = np.float32(u) * (high - low) + low
+    steps = rng.integers(-3, 4, size)
+    x = np.where(steps < -1, np.nextafter(x, -np.inf, dtype=np.float32), x)
+    x = np.where(steps > 1, np.nextafter(x, np.inf, dtype=np.float32), x)
+    x[::9], x[4::9] = high[::9], np.nextafter(low, -np.inf)[4::9]
+    x[5::90], x[6::90], x[7::90], x[8::90] = np.inf, -np.inf, 2 * high[7::90], np.nan
+    stream = tf.constant(np.array(STREAM, np.uint64).view(np.int64))
+    expected = oracle.pack(level_codes(x, table, splits, STREAM), count)
+    same(ops.pack_levels(x, table, splits, stream), expected)
+
+
 @parametrize_pairwise(shape=SHAPES, workers=[1, 3, 4], count=[2, 3, 9, 16, 17, 300])
 def test_the_mean_of_levels(ops, shape, workers, count):
     size, layout = shape
