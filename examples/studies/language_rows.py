@@ -59,6 +59,15 @@ class Row(NamedTuple):
 
 BASELINE = Row("bfloat16", 1)
 
+# Momentum of 0.9, as in DiLoCo.
+LARGE_MOMENTUM = [
+    Row("float16", 16, "behind"),
+    Row("float16", 32, "behind"),
+    Row("2 bits", 32, "in front"),
+    Row("2 bits", 32, "behind"),
+    Row("top-k", 32, "in front"),
+]
+
 # Four times as many steps: does the distance shrink? The last three send a thousandth
 # of float32's bytes, or less.
 LONGER = [
@@ -83,15 +92,16 @@ def drift() -> list[Row]:
     return [row._replace(steps=DRIFT_STEPS) for row in rows]
 
 
+def plain(every: int) -> list[Row]:
+    """Return the rows without outer momentum."""
+    return [Row(exchange, every) for exchange in EXCHANGES]
+
+
 def with_momentum(every: int) -> list[Row]:
-    """Return the rows with outer momentum, both forms of a method together."""
-    return [
-        Row(exchange, every, momentum)
-        for exchange in EXCHANGES
-        for momentum in ("in front", "behind")
-        # Without residuals the momentum is nowhere in front.
-        if (exchange, momentum) != ("float16", "in front")
-    ]
+    """Return the rows with an outer momentum of 0.5."""
+    # Without residuals the momentum is nowhere in front.
+    places = {name: "0.5 in front" for name in EXCHANGES} | {"float16": "0.5 behind"}
+    return [Row(exchange, every, place) for exchange, place in places.items()]
 
 
 def inner_rows() -> list[Row]:
@@ -105,21 +115,23 @@ def inner_rows() -> list[Row]:
     )
     return [
         *(Row(*way, inner) for inner in ("AdamW", "Muon") for way in both),
+        Row("float16", 32, "0.5 behind", "Muon"),
+        Row("2 bits", 32, "0.5 in front", "Muon"),
         Row("2 bits", 64, inner="Muon"),
     ]
 
 
 def grid() -> dict[str, list[Row]]:
     """Return the rows by parts, the parts that tell most first."""
-    plain = {n: [Row(exchange, n) for exchange in EXCHANGES] for n in EVERY}
     return {
-        "few": [BASELINE, Row("float32", 1), *plain[16], *plain[32]],
+        "few": [BASELINE, Row("float32", 1), *plain(16), *plain(32)],
         "zero_one": [Row(ZERO_ONE, n) for n in EVERY],
         "longer": LONGER,
         "drift": drift(),
         "momentum": [*with_momentum(32), *with_momentum(16)],
+        "large_momentum": LARGE_MOMENTUM,
         "causes": [Row(name, 16) for name in outers.one_bit_changes(STEPS // 16)],
-        "many": [*plain[64], *with_momentum(64)],
+        "many": [*plain(64), *with_momentum(64)],
         "inner": inner_rows(),
     }
 
@@ -194,27 +206,33 @@ class Rows:
             return
         axes, save = made
         base = self.loss(BASELINE)
-        for axis, forms in zip(axes, (("none",), ("in front", "behind")), strict=True):
+        alone = [row for n in EVERY for row in (*plain(n), Row(ZERO_ONE, n))]
+        panels = {
+            "no outer momentum": alone,
+            "outer momentum 0.5": [row for n in EVERY for row in with_momentum(n)],
+        }
+        for axis, (title, wanted) in zip(axes, panels.items(), strict=True):
             axis.axhline(base, color="0.5", linewidth=0.8)
             axis.set(
                 xscale="log",
                 xlabel="bytes that a worker sends in a step",
                 ylim=(0.97 * base, 1.25 * base),
-                title="no outer momentum" if forms == ("none",) else "outer momentum",
+                title=title,
             )
             for number, exchange in enumerate((*EXCHANGES, ZERO_ONE)):
-                for form in forms:
-                    rows = [Row(exchange, every, form) for every in EVERY]
-                    rows = [row for row in rows if row in self._found]
-                    # A loss beyond the figure stands at its upper edge.
-                    axis.plot(
-                        [self.bytes(row) for row in rows],
-                        [min(self.loss(row), 1.245 * base) for row in rows],
-                        marker="o" if form != "behind" else "x",
-                        linestyle="-" if form != "behind" else ":",
-                        color=f"C{number}",
-                        label=exchange if form == forms[-1] else None,
-                    )
+                rows = [
+                    row
+                    for row in wanted
+                    if row.exchange == exchange and row in self._found
+                ]
+                # A loss beyond the figure stands at its upper edge.
+                axis.plot(
+                    [self.bytes(row) for row in rows],
+                    [min(self.loss(row), 1.245 * base) for row in rows],
+                    marker="o",
+                    color=f"C{number}",
+                    label=exchange,
+                )
         axes[0].set_ylabel("held-out loss, nats a character")
         axes[0].legend(fontsize="small", title="16, 32, 64 steps from the right")
         save()

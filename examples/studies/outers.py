@@ -28,7 +28,7 @@ METHODS = {
     "top-k": methods.chunked_top_k(64, bits=2, decay=0.95),
     "top-k, decay 1": methods.chunked_top_k(64, bits=2, decay=1.0),
 }
-MOMENTA = ("none", "in front", "behind")
+MOMENTA = ("none", "0.5 in front", "0.5 behind", "in front", "behind")
 
 
 def outer(
@@ -41,19 +41,20 @@ def outer(
 
     Args:
         method: How differences of weights travel.
-        momentum: Where Nesterov's momentum of 0.9 is: nowhere, on each worker in front
-            of the error feedback, or in the optimizer behind it.
+        momentum: Where Nesterov's momentum is: nowhere, on each worker in front of the
+            error feedback, or in the optimizer behind it. It is 0.5 or 0.9.
         rate: Of the outer SGD; None: 1 without momentum, else 0.7.
         transport: How messages travel; any gives the same bits.
     """
     if rate is None:
         rate = 1.0 if momentum == "none" else 0.7
-    if momentum == "in front":
-        pushed = NesterovMomentum(method.compressor, 0.9)
+    factor = 0.5 if momentum.startswith("0.5") else 0.9
+    if momentum.endswith("in front"):
+        pushed = NesterovMomentum(method.compressor, factor)
         method = dataclasses.replace(method, compressor=pushed)
     sgd = keras.optimizers.SGD(rate)
-    if momentum == "behind":
-        sgd = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
+    if momentum.endswith("behind"):
+        sgd = keras.optimizers.SGD(rate, momentum=factor, nesterov=True)
     return tfgradcomp.CompressedOptimizer(
         sgd, method, transport=transport, sparse="dense", allow_inner_momentum=True
     )
