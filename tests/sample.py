@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import zlib
 
+import pytest
+
 MARKER = "sample(n, *ids): `make test` takes n of this test's cases, first those named"
 
 
@@ -32,6 +34,9 @@ def left_out(items) -> list:
     for group in cases.values():
         count, *named = group[0].get_closest_marker("sample").args
         first = [item for item in group if item.nodeid[:-1].endswith(tuple(named))]
+        if len(first) < len(named):
+            text = f"sample: each of {named} must end the name of a case. "
+            raise pytest.UsageError(text + f"Received: {[one.nodeid for one in group]}")
         chosen = _choose(group, count, first)
         removed += [item for item in group if item not in chosen]
     return removed

@@ -47,6 +47,13 @@ def test_named_cases_come_first():
     assert len(chosen) == 2 and "test_a[4-31]" in chosen
 
 
+def test_a_named_case_that_does_not_exist_is_an_error():
+    items = cases("test_a", 2)
+    items[0].get_closest_marker = {"sample": pytest.mark.sample(2, "9-31").mark}.get
+    with pytest.raises(pytest.UsageError, match="9-31"):
+        sample.left_out(items)
+
+
 def test_other_tests_have_other_rows():
     rows = {
         id(item.callspec.params["row"])
