@@ -2,6 +2,8 @@
 
 // Up to this many levels are looked up in registers.
 constexpr int64_t kFewLevels = 16;
+// Up to this many even levels are found by an element's position.
+constexpr int64_t kMostEvenLevels = 257;
 
 template <bool kFew>
 inline F LookUp(const float* table, I codes) {
@@ -39,14 +41,14 @@ class TableToRoundTo {
   void Take(const float* levels, int64_t count) {
     levels_ = TableOf<kFew>(levels, count, few_);
     count_ = count;
-    by_need_ = kFew;
-    for (int64_t k = 0; kFew && k < count - 1; ++k) {
+    FindEven();
+    by_need_ = kFew && !is_even_;
+    for (int64_t k = 0; by_need_ && k < count - 1; ++k) {
       const float width = levels[k + 1] - levels[k];
-      by_need_ = by_need_ && (width == 0 || IsOrdinary(width));
+      by_need_ = width == 0 || IsOrdinary(width);
       // Between equal levels, any element above them is rounded up.
       factors_[k] = width == 0 ? __builtin_inff() : 0x1p16f / width;
     }
-    FindEven();
   }
   bool by_need() const { return by_need_; }
   bool is_even() const { return is_even_; }
@@ -73,26 +75,29 @@ class TableToRoundTo {
     return Min(Max(position, Set(0)), Set(last_position_));
   }
 
-  // The same as Find() and Width() of an element; for few levels.
+  // The same as Find() and Width() of an element. The levels are in order.
   int32_t FindOne(float x, float* distance, float* width) const {
-    int32_t k = 0;
-    for (int64_t inner = 1; inner < count_ - 1; ++inner) k += few_[inner] <= x;
-    *distance = x - few_[k];
-    *width = few_[k + 1] - few_[k];
-    return k;
+    int64_t k = 0;
+    for (int64_t end = count_ - 1; end - k > 1;) {
+      const int64_t middle = (k + end) / 2;
+      (levels_[middle] <= x ? k : end) = middle;
+    }
+    *distance = x - levels_[k];
+    *width = levels_[k + 1] - levels_[k];
+    return static_cast<int32_t>(k);
   }
 
  private:
-  // Whether the levels are so even that no position is wrong by half a unit: an eighth
-  // is left to the levels, the rest to roundings.
+  // Whether the levels are so even that no position is wrong by five units: a unit is
+  // left to the levels, and each of three roundings is at most a unit.
   void FindEven() {
     const double first = levels_[0];
     const double width =
         (levels_[count_ - 1] - first) / static_cast<double>(count_ - 1);
-    is_even_ = by_need_ && IsOrdinary(static_cast<float>(width));
+    is_even_ = count_ <= kMostEvenLevels && IsOrdinary(static_cast<float>(width));
     for (int64_t k = 1; is_even_ && k < count_ - 1; ++k) {
       const double error = levels_[k] - (first + static_cast<double>(k) * width);
-      is_even_ = __builtin_fabs(error) <= 0x1p-19 * width;
+      is_even_ = __builtin_fabs(error) <= 0x1p-16 * width;
     }
     first_ = levels_[0];
     units_ = static_cast<float>(0x1p16 / width);
@@ -134,11 +139,9 @@ class LevelTiles {
                   for (int64_t at = from; at < to; at += kDecided) {
                     CodeGroup(first, at - first, Smaller(kDecided, to - at));
                   }
-                  if constexpr (kFew) {
-                    undecided_.CompleteLast([this](Undecided& one) {
-                      codes_[one.place] = table_.FindOne(one.x, &one.value, &one.scale);
-                    });
-                  }
+                  undecided_.CompleteLast([this](Undecided& one) {
+                    codes_[one.place] = table_.FindOne(one.x, &one.value, &one.scale);
+                  });
                 });
     undecided_.Decide(keys_, first, upper_,
                       [this](const Undecided& one) { ++codes_[one.place]; });
@@ -160,12 +163,9 @@ class LevelTiles {
     } else {
       Round(first, place, x, &undecided);
     }
-    // With more levels all are decided.
-    if constexpr (kFew) {
-      undecided_.Add(undecided & LowBits64(count), [&](int i) {
-        return Undecided{static_cast<int32_t>(place) + i, 0, 0, p[i]};
-      });
-    }
+    undecided_.Add(undecided & LowBits64(count), [&](int i) {
+      return Undecided{static_cast<int32_t>(place) + i, 0, 0, p[i]};
+    });
   }
 
   void RoundEvenly(int64_t place, const F (&x)[4], uint64_t* undecided) {

@@ -305,8 +305,8 @@ inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) 
   const I drawn =
       _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
   const I rest = SubInts(Truncate(positions), _mm512_slli_epi32(drawn, 8));
-  const I near = And(AddInts(rest, SetInts(2)), SetInts(0xFFFF));
-  *undecided = LessBits(near, SetInts(260));
+  const I near = And(AddInts(rest, SetInts(6)), SetInts(0xFFFF));
+  *undecided = LessBits(near, SetInts(268));
   return _mm512_srai_epi32(AddInts(rest, SetInts(0xFFFF)), 16);
 }
 

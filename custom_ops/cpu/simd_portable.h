@@ -284,16 +284,16 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
   return kept;
 }
 
-// An element between evenly spaced levels is given by its position, in [0, 2^20], in
-// units of 2^-16 of their distance; it may be wrong by half a unit. Element p becomes
+// An element between evenly spaced levels is given by its position, in [0, 2^24], in
+// units of 2^-16 of their distance; it may be wrong by five units. Element p becomes
 // level n if n - 1 < p - u <= n, with its uniform number u. *undecided gets a bit for
 // each lane that the upper bits do not decide.
 inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) {
   using Bytes = uint8_t __attribute__((vector_size(kWidth)));
   const I drawn = __builtin_convertvector(LoadAs<Bytes>(upper), I);
-  // p - u is in (rest - 257, rest + 2).
+  // p - u is in (rest - 261, rest + 6).
   const I rest = Truncate(positions) - (drawn << 8);
-  *undecided = SumInts((((rest + 2) & 0xFFFF) < 260) & kLaneBits);
+  *undecided = SumInts((((rest + 6) & 0xFFFF) < 268) & kLaneBits);
   return (rest + 0xFFFF) >> 16;
 }
 

@@ -165,7 +165,7 @@ def test_rounding_to_levels(ops, count, size, layout):
         same(ops.pack_levels(x, table, splits), expected)
 
 
-@pytest.mark.parametrize("count", [2, 3, 9, 15, 16])
+@pytest.mark.parametrize("count", [2, 3, 9, 16, 17, 129, 257, 259])
 def test_rounding_to_even_levels_beside_every_threshold(ops, count):
     size = 6000
     rng, u = np.random.default_rng(count), oracle.stream_uniform(size, *STREAM)
