@@ -199,14 +199,18 @@ def _levels(inputs: Inputs) -> list[Row]:
 
         return make
 
-    def qsgd(ops):
-        def encode(x, stream):
-            largest = ops.block_statistics(x, buckets, ()).maximum
-            unit = tf.cast(largest, tf.float32)[:, tf.newaxis] / 4
-            even = unit * tf.range(-4.0, 5.0)
-            return ops.pack_levels(x, even, buckets, stream), unit
+    def qsgd(count):
+        places = tf.linspace(-1.0, 1.0, count)
 
-        return encode, drawn
+        def make(ops):
+            def encode(x, stream):
+                largest = ops.block_statistics(x, buckets, ()).maximum
+                levels = tf.cast(largest, tf.float32)[:, tf.newaxis] * places
+                return ops.pack_levels(x, levels, buckets, stream), largest
+
+            return encode, drawn
+
+        return make
 
     return [
         Row(
@@ -221,7 +225,8 @@ def _levels(inputs: Inputs) -> list[Row]:
             "find levels, BinGrad-b",
             lambda ops: (lambda x: ops.find_levels(x, buckets, "means", 3), (x,)),
         ),
-        Row("QSGD-9 encode", qsgd),
+        Row("QSGD-9 encode", qsgd(9), 0.5),
+        Row("QSGD-257 encode", qsgd(257), in_python=False),
         Row(
             "mean of 4 base-9 payloads of levels",
             lambda ops: (
