@@ -68,7 +68,7 @@ class LocalSteps(OptimizerWrapper):
     Args:
         inner_optimizer: The optimizer of the local steps: a Keras optimizer, its name
             or its config.
-        outer: A `CompressedOptimizer`, such as `DistEFBlockSGDM(SGD(0.7))`. Its
+        outer: A `CompressedOptimizer`, such as `DistEFBlockSGD(SGD(1.0))`. Its
             learning rate multiplies whole differences of weights: about 1, less with
             momentum.
         every: H. `"auto"`: H is measured in the first steps, with an exchange after
@@ -95,7 +95,7 @@ class LocalSteps(OptimizerWrapper):
         ```python
         optimizer = tfgradcomp.LocalSteps(
             keras.optimizers.Adam(1e-3),
-            tfgradcomp.DistEFBlockSGDM(keras.optimizers.SGD(0.7)),
+            tfgradcomp.DistEFBlockSGD(keras.optimizers.SGD(1.0)),
             every=16,
         )
         model.compile(optimizer, "sparse_categorical_crossentropy")
