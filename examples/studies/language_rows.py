@@ -155,8 +155,11 @@ class Rows:
 
     def bytes(self, row: Row) -> float:
         """Return the bytes that a worker sends in a step."""
-        # A simulated exchange counts as one bit.
-        row = row._replace(exchange="1 bit") if "1 bit," in row.exchange else row
+        # Simulated exchanges send float32. They would send one bit, if none is exact.
+        if "as float32" in row.exchange or "alone" in row.exchange:
+            return math.nan
+        if row.exchange.startswith(("1 bit, decay", "1 bit, no")):
+            row = row._replace(exchange="1 bit")
         rows = self._found.get(row, {})
         return statistics.mean([own["bytes"] for own in rows.values()] or [math.nan])
 
@@ -193,8 +196,8 @@ class Rows:
                     study.interval_text(more, "+") if more else "",
                     ", ".join(f"{one:+.2f}" for one in more),
                     ", ".join(str(seed) for seed in sorted(self._found[row])),
-                    f"{size:,.0f}",
-                    f"{ring / size:,.0f}" if math.isfinite(ring) else "",
+                    f"{size:,.0f}" if math.isfinite(size) else "",
+                    f"{ring / size:,.0f}" if math.isfinite(ring / size) else "",
                 ]
             )
         return study.markdown(titles, lines, right=2)
