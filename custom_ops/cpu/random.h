@@ -100,6 +100,18 @@ class UndecidedOfTile {
 // if no product is near a denormal, 0 or infinity.
 inline bool IsOrdinary(float scale) { return scale >= 0x1p-100f && scale <= 0x1p100f; }
 
+// An element between evenly spaced levels is given by its position, in [0, 2^24], in
+// units of 2^-16 of their distance; it may be wrong by five units. Element p becomes
+// level n if n - 1 < p - u <= n, with its uniform number u. *undecided gets a bit for
+// each lane that the upper bits do not decide.
+inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) {
+  // p - u is in (rest - 261, rest + 6).
+  const I rest = SubInts(Truncate(positions), WidenBytes<8>(upper));
+  const I near = And(AddInts(rest, SetInts(6)), SetInts(0xFFFF));
+  *undecided = LessBits(near, SetInts(268));
+  return ShiftRight(AddInts(rest, SetInts(0xFFFF)), 16);
+}
+
 // Coins, of 1024 elements at a time.
 class CoinReader {
  public:

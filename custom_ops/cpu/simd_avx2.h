@@ -331,12 +331,16 @@ inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
   PhiloxChains<2>(keys, {four(0), four(4)}, words);
 }
 
+template <int Bits>
+inline I WidenBytes(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), Bits);
+}
+
 inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
-  const I high =
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper)));
   const I low =
       _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(lower)));
-  return Mul(ToFloats(Or(_mm256_slli_epi32(high, 16), low)), Set(1.0f / (1 << 24)));
+  return Mul(ToFloats(Or(WidenBytes<16>(upper), low)), Set(1.0f / (1 << 24)));
 }
 
 using Kept = __m256i;  // Bytes of ones.
@@ -367,15 +371,6 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
   const __m256i between = _mm256_cmpeq_epi8(_mm256_min_epu8(larger, high), drawn);
   *undecided = static_cast<uint32_t>(_mm256_movemask_epi8(between));
   return _mm256_xor_si256(_mm256_cmpeq_epi8(larger, drawn), _mm256_set1_epi8(-1));
-}
-
-inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) {
-  const I drawn =
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(upper)));
-  const I rest = SubInts(Truncate(positions), _mm256_slli_epi32(drawn, 8));
-  const I near = And(AddInts(rest, SetInts(6)), SetInts(0xFFFF));
-  *undecided = LessBits(near, SetInts(268));
-  return _mm256_srai_epi32(AddInts(rest, SetInts(0xFFFF)), 16);
 }
 
 inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {

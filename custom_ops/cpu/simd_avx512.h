@@ -270,12 +270,16 @@ inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
                   words);
 }
 
+template <int Bits>
+inline I WidenBytes(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), Bits);
+}
+
 inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
-  const I high =
-      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
   const I low = _mm512_cvtepu16_epi32(
       _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lower)));
-  return Mul(ToFloats(Or(_mm512_slli_epi32(high, 16), low)), Set(1.0f / (1 << 24)));
+  return Mul(ToFloats(Or(WidenBytes<16>(upper), low)), Set(1.0f / (1 << 24)));
 }
 
 using Kept = __mmask64;
@@ -299,15 +303,6 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
   const __mmask64 above = _mm512_cmpge_epu8_mask(drawn, low);
   *undecided = _mm512_mask_cmple_epu8_mask(above, drawn, high);
   return ~above;
-}
-
-inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) {
-  const I drawn =
-      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
-  const I rest = SubInts(Truncate(positions), _mm512_slli_epi32(drawn, 8));
-  const I near = And(AddInts(rest, SetInts(6)), SetInts(0xFFFF));
-  *undecided = LessBits(near, SetInts(268));
-  return _mm512_srai_epi32(AddInts(rest, SetInts(0xFFFF)), 16);
 }
 
 inline void TernaryQuads(const F (&x)[4], Kept kept, uint8_t* quads) {

@@ -247,6 +247,13 @@ inline void RandomWordsOf(const RoundKeys& keys, const uint64_t (&blocks)[8],
   for (int i = 0; i < 8; ++i) Philox(keys.stream, blocks[i], words + 4 * i);
 }
 
+// The lanes are bytes times 2^Bits.
+template <int Bits>
+inline I WidenBytes(const uint8_t* p) {
+  using Bytes = uint8_t __attribute__((vector_size(kWidth)));
+  return __builtin_convertvector(LoadAs<Bytes>(p), I) << Bits;
+}
+
 // Uniform() of each lane.
 inline F Uniforms(const uint8_t* upper, const uint16_t* lower) {
   F uniform;
@@ -265,7 +272,6 @@ inline uint64_t KeptBits(Kept kept) { return kept; }
 // is not positive, NaN or at least 2^31 counts as 0.
 inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
                    uint64_t* undecided) {
-  using Bytes = uint8_t __attribute__((vector_size(kWidth)));
   Kept kept = 0;
   *undecided = 0;
   for (int i = 0; i < 4; ++i) {
@@ -275,26 +281,13 @@ inline Kept Decide(const F (&thresholds)[4], const uint8_t* upper,
     const F near = Min(Add(t, Set(0.5f)), Set(65535.0f));
     const I nearest = Truncate((F)((I)near & counts));
     const I low = (MaxInts(nearest, SetInts(1)) - 1) >> 8, high = nearest >> 8;
-    const I drawn = __builtin_convertvector(LoadAs<Bytes>(upper + i * kWidth), I);
+    const I drawn = WidenBytes<0>(upper + i * kWidth);
     const I is_kept = drawn < low;
     const I is_lost = drawn > high;
     kept |= Kept{SumInts(is_kept & kLaneBits)} << (i * kWidth);
     *undecided |= uint64_t{SumInts(~(is_kept | is_lost) & kLaneBits)} << (i * kWidth);
   }
   return kept;
-}
-
-// An element between evenly spaced levels is given by its position, in [0, 2^24], in
-// units of 2^-16 of their distance; it may be wrong by five units. Element p becomes
-// level n if n - 1 < p - u <= n, with its uniform number u. *undecided gets a bit for
-// each lane that the upper bits do not decide.
-inline I RoundPositions(F positions, const uint8_t* upper, uint32_t* undecided) {
-  using Bytes = uint8_t __attribute__((vector_size(kWidth)));
-  const I drawn = __builtin_convertvector(LoadAs<Bytes>(upper), I);
-  // p - u is in (rest - 261, rest + 6).
-  const I rest = Truncate(positions) - (drawn << 8);
-  *undecided = SumInts((((rest + 6) & 0xFFFF) < 268) & kLaneBits);
-  return (rest + 0xFFFF) >> 16;
 }
 
 // Writes kWidth numbers: the codes of four elements as digits of base 3. The code is

@@ -28,7 +28,15 @@ METHODS = {
     "top-k": methods.chunked_top_k(64, bits=2, decay=0.95),
     "top-k, decay 1": methods.chunked_top_k(64, bits=2, decay=1.0),
 }
-MOMENTA = ("none", "0.5 in front", "0.5 behind", "in front", "behind")
+# Where Nesterov's momentum is, and how large: in front of the error feedback, on each
+# worker, or behind it, in the optimizer.
+MOMENTA = {
+    "none": (None, 0.0),
+    "0.5 in front": ("in front", 0.5),
+    "0.5 behind": ("behind", 0.5),
+    "in front": ("in front", 0.9),
+    "behind": ("behind", 0.9),
+}
 
 
 def outer(
@@ -41,19 +49,18 @@ def outer(
 
     Args:
         method: How differences of weights travel.
-        momentum: Where Nesterov's momentum is: nowhere, on each worker in front of the
-            error feedback, or in the optimizer behind it. It is 0.5 or 0.9.
+        momentum: One of `MOMENTA`.
         rate: Of the outer SGD; None: 1 without momentum, else 0.7.
         transport: How messages travel; any gives the same bits.
     """
     if rate is None:
         rate = 1.0 if momentum == "none" else 0.7
-    factor = 0.5 if momentum.startswith("0.5") else 0.9
-    if momentum.endswith("in front"):
+    place, factor = MOMENTA[momentum]
+    if place == "in front":
         pushed = NesterovMomentum(method.compressor, factor)
         method = dataclasses.replace(method, compressor=pushed)
     sgd = keras.optimizers.SGD(rate)
-    if momentum.endswith("behind"):
+    if place == "behind":
         sgd = keras.optimizers.SGD(rate, momentum=factor, nesterov=True)
     return tfgradcomp.CompressedOptimizer(
         sgd, method, transport=transport, sparse="dense", allow_inner_momentum=True

@@ -1,4 +1,8 @@
-"""What the tests of claims share: a claim is a page, a sentence of it, and a check."""
+"""Helpers of tests that compare sentences of the documentation with measured results.
+
+A claim is a tuple: the path of a page, a sentence that stands on it, and a function
+that returns whether the results still support the sentence.
+"""
 
 import csv
 from pathlib import Path
@@ -9,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows(path):
+    """Returns the rows of a CSV file, whose path begins at the repository's root."""
     with open(ROOT / path, newline="") as file:
         return list(csv.DictReader(file))
 

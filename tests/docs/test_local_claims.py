@@ -40,12 +40,18 @@ def more(expected, exchange, every, inner="Adam", steps=3072):
 
 
 def percent(own, other):
-    """By how many percent a loss is larger than another."""
+    """Returns by how many percent a loss is larger than another."""
     return round(100 * (own / other - 1), 1)
 
 
 def momentum(exchange, every, place="0.5 in front"):
-    """What an outer momentum adds to the loss, in percent."""
+    """Returns by how many percent the loss with an outer momentum exceeds that without.
+
+    Args:
+        exchange: Name of the method.
+        every: Number of steps between two exchanges.
+        place: The momentum, one of `outers.MOMENTA`.
+    """
     return percent(loss(exchange, every, place), loss(exchange, every))
 
 

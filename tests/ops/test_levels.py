@@ -157,7 +157,7 @@ def test_rounding_to_levels(ops, count, size, layout):
     # Elements that are a level, and some beyond the ends.
     x[::3] = np.repeat(table[:, count // 2], np.diff(splits))[::3]
     x[::7] *= 100
-    stream = tf.constant(np.array(STREAM, np.uint64).view(np.int64))
+    stream = cases.tensor(STREAM)
     expected = oracle.pack(level_codes(x, table, splits, STREAM), count)
     same(ops.pack_levels(x, table, splits, stream), expected)
     if count > 2:
@@ -185,7 +185,7 @@ def test_rounding_to_even_levels_beside_every_threshold(ops, count):
     x = np.where(steps > 1, np.nextafter(x, np.inf, dtype=np.float32), x)
     x[::9], x[4::9] = high[::9], np.nextafter(low, -np.inf)[4::9]
     x[5::90], x[6::90], x[7::90], x[8::90] = np.inf, -np.inf, 2 * high[7::90], np.nan
-    stream = tf.constant(np.array(STREAM, np.uint64).view(np.int64))
+    stream = cases.tensor(STREAM)
     expected = oracle.pack(level_codes(x, table, splits, STREAM), count)
     same(ops.pack_levels(x, table, splits, stream), expected)
 
