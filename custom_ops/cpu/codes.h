@@ -70,9 +70,11 @@ class Digits {
     const int64_t padded = CeilDiv(count_, kWidth) * kWidth;
     const int64_t whole = Smaller(size, readable - (padded - count_)) / count_;
     int64_t w = 0;
-    for (; base_ != 2 && w + 4 <= whole; w += 4, codes += 4 * count_) {
-      SumFour(words + w, Weigh(codes), Weigh(codes + count_), Weigh(codes + 2 * count_),
-              Weigh(codes + 3 * count_));
+    if (base_ != 2 && whole > 0) {
+      w = whole / 4 * 4;
+      count_ <= kWidth ? PackFours<true>(codes, w, words)
+                       : PackFours<false>(codes, w, words);
+      codes += w * count_;
     }
     for (; w < whole; ++w, codes += count_) words[w] = PackOne(codes);
     for (int64_t first = w * count_; first < size; first += count_, codes += count_) {
@@ -168,6 +170,19 @@ class Digits {
  private:
   static constexpr int kMost = 48, kMostPatterns = 16;
 
+  // Packs whole words, four at a time; `kFits` if a word's digits fit in a vector.
+  template <bool kFits>
+  void PackFours(const int32_t* codes, int64_t size, uint32_t* words) const {
+    for (int64_t w = 0; w < size; w += 4) {
+      I sums[4];
+      for (I& sum : sums) {
+        sum = Weigh<kFits>(codes);
+        codes += count_;
+      }
+      SumFour(words + w, sums[0], sums[1], sums[2], sums[3]);
+    }
+  }
+
   uint32_t PackOne(const int32_t* codes) const {
     if (base_ == 2) {
       uint32_t word = 0;
@@ -177,13 +192,14 @@ class Digits {
       });
       return word;
     }
-    return SumInts(Weigh(codes));
+    return SumInts(Weigh<false>(codes));
   }
 
   // A vector whose lanes add up to the word of `codes`.
+  template <bool kFits>
   I Weigh(const int32_t* codes) const {
     I sum = MulInts(LoadInts(codes), LoadInts(powers_));
-    for (int j = kWidth; j < count_; j += kWidth) {
+    for (int j = kWidth; !kFits && j < count_; j += kWidth) {
       sum = AddInts(sum, MulInts(LoadInts(codes + j), LoadInts(powers_ + j)));
     }
     return sum;
