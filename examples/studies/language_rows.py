@@ -155,10 +155,9 @@ class Rows:
 
     def bytes(self, row: Row) -> float:
         """Return the bytes that a worker sends in a step."""
-        # Simulated exchanges send float32. They would send one bit, if none is exact.
-        if "as float32" in row.exchange or "alone" in row.exchange:
+        if row.exchange in outers.partly_exact(1):
             return math.nan
-        if row.exchange.startswith(("1 bit, decay", "1 bit, no")):
+        if row.exchange in outers.SIGNS:
             row = row._replace(exchange="1 bit")
         rows = self._found.get(row, {})
         return statistics.mean([own["bytes"] for own in rows.values()] or [math.nan])

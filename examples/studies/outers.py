@@ -122,8 +122,17 @@ def feedback(
     )
 
 
-def one_bit_changes(exchanges: int) -> dict[str, Method]:
-    """Return one bit with one thing changed, by names.
+# One bit with one thing changed, where both directions carry signs in each exchange.
+# Simulated: the messages are float32 numbers that one bit has room for.
+SIGNS = {
+    "1 bit, decay 0.95": feedback(decay=0.95),
+    "1 bit, decay 0.8": feedback(decay=0.8),
+    "1 bit, no residuals": Method(ScaledSign(), Requantize(ScaledSign())),
+}
+
+
+def partly_exact(exchanges: int) -> dict[str, Method]:
+    """Return one bit with float32 numbers in a part of all messages, by names.
 
     Args:
         exchanges: Number of exchanges in the training.
@@ -139,8 +148,10 @@ def one_bit_changes(exchanges: int) -> dict[str, Method]:
             Decoded(sign, exact_after=exchanges - tenth)
         ),
         "1 bit, first tenth as float32": feedback(Decoded(sign, exact_before=tenth)),
-        "1 bit, decay 0.95": feedback(decay=0.95),
-        "1 bit, decay 0.8": feedback(decay=0.8),
-        "1 bit, no residuals": Method(sign, Requantize(sign)),
-        "1 bit, blocks of 256": methods.dist_ef_block_sgd(block_size=256),
     }
+
+
+def one_bit_changes(exchanges: int) -> dict[str, Method]:
+    """Return one bit with one thing changed, by names; `partly_exact` and more."""
+    blocks = {"1 bit, blocks of 256": methods.dist_ef_block_sgd(block_size=256)}
+    return partly_exact(exchanges) | SIGNS | blocks
