@@ -70,13 +70,14 @@ class Mesh {
   // buffers of the call are not used afterwards.
   using Done = std::function<void(const std::string& error)>;
 
-  // sockets[k] is connected to process k; that of this process, `rank`, is not used.
-  Mesh(int rank, const std::vector<int>& sockets)
-      : rank_(rank), readable_(epoll_create1(EPOLL_CLOEXEC)) {
+  // Member k of the ring is worker workers[k], and sockets[k] is connected to it; that
+  // of this process, at `place`, is not used.
+  Mesh(int place, const std::vector<int>& sockets, const std::vector<int>& workers)
+      : place_(place), readable_(epoll_create1(EPOLL_CLOEXEC)), workers_(workers) {
     writable_ = epoll_create1(EPOLL_CLOEXEC);
     for (size_t k = 0; k < sockets.size(); ++k) {
       links_.push_back(std::make_unique<Link>(static_cast<int>(k), sockets[k]));
-      if (static_cast<int>(k) == rank) continue;
+      if (static_cast<int>(k) == place) continue;
       Prepare(sockets[k]);
       epoll_event event{};
       event.events = EPOLLIN;
@@ -94,11 +95,12 @@ class Mesh {
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  int rank() const { return rank_; }
+  int place() const { return place_; }
   int size() const { return static_cast<int>(links_.size()); }
+  int worker(int k) const { return workers_[k]; }
 
-  // Posts a call: the Span outgoing(k) to process k, and from it into incoming(k), for
-  // all others, or for so many processes that follow, and as many that precede.
+  // Posts a call: the Span outgoing(k) to member k, and from it into incoming(k), for
+  // all others, or for so many members that follow, and as many that precede.
   template <typename Outgoing, typename Incoming>
   void Post(uint64_t site, const std::string& name, const Outgoing& outgoing,
             const Incoming& incoming, int peers, Done done) {
@@ -110,11 +112,11 @@ class Mesh {
     }
     // Each process begins with another peer.
     for (int i = 1; i <= peers; ++i) {
-      Link* link = links_[(rank_ + size() - i) % size()].get();
+      Link* link = links_[(place_ + size() - i) % size()].get();
       Expect(link, call, incoming(link->peer));
     }
     for (int i = 1; i <= peers; ++i) {
-      Link* link = links_[(rank_ + i) % size()].get();
+      Link* link = links_[(place_ + i) % size()].get();
       Enqueue(link, call, outgoing(link->peer));
     }
     Finish(call, "");
@@ -128,7 +130,7 @@ class Mesh {
       reason_ = reason;
     }
     for (const auto& link : links_) {
-      if (link->peer != rank_) shutdown(link->socket, SHUT_RDWR);
+      if (link->peer != place_) shutdown(link->socket, SHUT_RDWR);
     }
   }
 
@@ -231,8 +233,7 @@ class Mesh {
   }
 
   std::string Closed(const Link* link) {
-    return "worker " + std::to_string(link->peer) +
-           " has ended, or closed its connection to worker " + std::to_string(rank_);
+    return Name(link->peer) + " has ended, or closed its connection to " + Name(place_);
   }
 
   // Sending.
@@ -373,7 +374,7 @@ class Mesh {
       if (message.call != nullptr && message.target.bytes != header.bytes) {
         error = OtherSize(link, header.bytes, message.target.bytes);
       } else if (header.bytes > kMostMessageBytes) {
-        error = "worker " + std::to_string(link->peer) + " sends no message of ours";
+        error = Name(link->peer) + " sends no message of ours";
       } else {
         message.bytes = header.bytes;
         if (message.call == nullptr) message.buffer.reset(new char[header.bytes]);
@@ -429,13 +430,15 @@ class Mesh {
   }
 
   std::string OtherSize(const Link* link, uint64_t bytes, uint64_t expected) {
-    return "worker " + std::to_string(link->peer) + " sends " + std::to_string(bytes) +
-           " bytes to worker " + std::to_string(rank_) + ", which expects " +
-           std::to_string(expected);
+    return Name(link->peer) + " sends " + std::to_string(bytes) + " bytes to " +
+           Name(place_) + ", which expects " + std::to_string(expected);
   }
 
-  const int rank_, readable_;
+  std::string Name(int k) const { return "worker " + std::to_string(workers_[k]); }
+
+  const int place_, readable_;
   int writable_;
+  const std::vector<int> workers_;
   std::vector<std::unique_ptr<Link>> links_;
   std::mutex mutex_;  // Of what follows.
   std::string reason_, first_closed_;

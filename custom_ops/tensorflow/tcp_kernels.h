@@ -118,21 +118,24 @@ class TcpMoveOp : public TcpOp {
         output->NumElements() / num_workers_ * tensorflow::DataTypeSize(input.dtype());
     char* const from = static_cast<char*>(input.data());
     char* const to = static_cast<char*>(output->data());
+    const Mesh* const mesh = mesh_;
     const auto outgoing = [=](int k) {
-      return Span{kIsGather ? from : from + k * bytes, bytes};
+      return Span{kIsGather ? from : from + mesh->worker(k) * bytes, bytes};
     };
-    const auto incoming = [=](int k) { return Span{to + k * bytes, bytes}; };
-    const int rank = mesh_->rank();
-    std::memcpy(incoming(rank).data, outgoing(rank).data, bytes);
+    const auto incoming = [=](int k) {
+      return Span{to + mesh->worker(k) * bytes, bytes};
+    };
+    const int own = mesh->place();
+    std::memcpy(incoming(own).data, outgoing(own).data, bytes);
     Post(context, outgoing, incoming, num_workers_ - 1, done, done);
   }
 };
 
-// Adds vectors, or takes their maxima, in the order of TensorFlow's ring: of workers k,
+// Adds vectors, or takes their maxima, in the order of TensorFlow's ring: of members k,
 // k + 1, ..., N - 1, 0, ..., k - 1 for part k.
 //
-// Short vectors take two calls: worker k merges part k, and shares it. Long ones take
-// 2(N - 1) with the next and the previous worker: where several messages share a slow
+// Short vectors take two calls: member k merges part k, and shares it. Long ones take
+// 2(N - 1) with the next and the previous member: where several messages share a slow
 // link, its queue overflows, and connections wait for packets that were lost.
 template <typename T>
 class TcpReduceOp : public TcpOp {
@@ -192,7 +195,7 @@ class TcpReduceOp : public TcpOp {
 
   // Merges the part of this worker, which all others send to it, and shares it.
   void MergeOwn(OpKernelContext* context, Parts from, Parts to, DoneCallback done) {
-    const int64_t rank = mesh_->rank(), own = to.elements(rank);
+    const int64_t place = mesh_->place(), own = to.elements(place);
     const int peers = num_workers_ - 1;
     Tensor received;
     OP_REQUIRES_OK_ASYNC(
@@ -201,17 +204,17 @@ class TcpReduceOp : public TcpOp {
                                TensorShape({num_workers_, own}), &received),
         done);
     T* const rows = static_cast<T*>(received.data());
-    std::memcpy(rows + rank * own, from.begin(rank), own * sizeof(T));
+    std::memcpy(rows + place * own, from.begin(place), own * sizeof(T));
     const auto share = [=] {
       Post(
-          context, [=](int) { return to[rank]; }, [=](int k) { return to[k]; }, peers,
+          context, [=](int) { return to[place]; }, [=](int k) { return to[k]; }, peers,
           done, done);
     };
     const auto merge = [=, received = std::move(received)] {
-      T* const result = to.begin(rank);
-      std::memcpy(result, rows + rank * own, own * sizeof(T));
+      T* const result = to.begin(place);
+      std::memcpy(result, rows + place * own, own * sizeof(T));
       for (int64_t i = 1; i < num_workers_; ++i) {
-        Merge(rows + (rank + i) % num_workers_ * own, own, result);
+        Merge(rows + (place + i) % num_workers_ * own, own, result);
       }
       share();
     };
@@ -235,7 +238,7 @@ class TcpReduceOp : public TcpOp {
     const int64_t half = num_workers_ - 1;
     if (step == 2 * half) return done();
     const bool is_first_half = step < half;
-    const int64_t sent = mesh_->rank() - (is_first_half ? step : step - half - 1);
+    const int64_t sent = mesh_->place() - (is_first_half ? step : step - half - 1);
     const int64_t received = sent - 1;
     Post(
         context, [=](int) { return step == 0 ? from[sent] : to[sent]; },
@@ -285,11 +288,12 @@ TFGRADCOMP_REGISTER_REDUCE(tensorflow::bfloat16);
 }  // namespace tfgradcomp
 
 // Starts to exchange messages over connected sockets, which it takes over; returns the
-// number of the mesh. sockets[k] is connected to process k, except for that of `rank`.
+// number of the mesh. The arguments are those of Mesh().
 extern "C" __attribute__((visibility("default"))) int64_t
-tfgradcomp_start_mesh(int rank, int size, const int* sockets) {
+tfgradcomp_start_mesh(int place, int size, const int* sockets, const int* workers) {
   return tfgradcomp::Meshes::Add(
-      new tfgradcomp::Mesh(rank, std::vector<int>(sockets, sockets + size)));
+      new tfgradcomp::Mesh(place, std::vector<int>(sockets, sockets + size),
+                           std::vector<int>(workers, workers + size)));
 }
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_TCP_KERNELS_H_

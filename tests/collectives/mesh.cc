@@ -39,7 +39,8 @@ std::vector<Mesh*> Meshes() {
   // Never destroyed, and reachable until the end.
   static auto* const all = new std::vector<Mesh*>;
   std::vector<Mesh*> meshes;
-  for (int i = 0; i < kWorkers; ++i) meshes.push_back(new Mesh(i, sockets[i]));
+  for (int i = 0; i < kWorkers; ++i)
+    meshes.push_back(new Mesh(i, sockets[i], {0, 1, 2}));
   all->insert(all->end(), meshes.begin(), meshes.end());
   return meshes;
 }

@@ -45,21 +45,21 @@ OPTIMIZERS = {
 }
 
 
-def digests(carrier):
-    """The digest of the weights after steps of each optimizer on given gradients."""
+def digests(carrier, names=tuple(OPTIMIZERS), min_size=50):
+    """The digests of a worker's weights after steps of optimizers, by their names."""
     strategy, _ = strategy_and_rank()
     count = strategy.num_replicas_in_sync
     size = sum(int(np.prod(shape)) for shape in SHAPES)
     found = {}
-    for name, make in OPTIMIZERS.items():
-        rng = np.random.default_rng(1)
+    for name in names:
+        rng, make = np.random.default_rng(1), OPTIMIZERS[name]
         values = split(rng.normal(size=size), SHAPES)
         replicas = harness.Replicas(
-            lambda make=make: make(min_size=50, carrier=carrier), values
+            lambda make=make: make(min_size=min_size, carrier=carrier), values
         )
         for _ in range(STEPS):
             replicas.step(rng.normal(size=(count, size)).astype(np.float32))
-        found[name] = harness.digest(replicas.weights())
+        found[name] = harness.digest(replicas.weights()[0])
     return found
 
 
@@ -90,6 +90,20 @@ def collectives_of_a_step(carrier):
             stack.enter_context(recorded(name, getattr(tf.raw_ops, name)))
         fitted(carrier, {})
     return sorted(found)
+
+
+def ranks_by(carrier):
+    """What workers gather of their ranks, and what each sends to each, in their order.
+
+    Returns:
+        The gathered ranks, and of each worker the number of itself and this one.
+    """
+    hosts = across_hosts(strategy_and_rank()[0])
+    collectives, rank = over_carrier(carrier, hosts, hosts)[0], hosts.rank
+    gathered = collectives.gather(tf.constant([rank]), "ranks")
+    rows = 100 * rank + tf.range(hosts.num_workers)[:, tf.newaxis]
+    received = collectives.all_to_all(rows, "pairs of ranks")
+    return gathered.numpy().ravel().tolist(), received.numpy().ravel().tolist()
 
 
 def _over_tcp():

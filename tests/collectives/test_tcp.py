@@ -10,6 +10,7 @@ import pytest
 
 import tfgradcomp
 from tests.collectives import tcp_cases
+from tests.pool import WorkerPool
 from tfgradcomp.collectives import LoopbackCollectives, connections
 from tfgradcomp.transports import AllGather
 
@@ -27,6 +28,23 @@ def test_results_are_those_of_grpc(pools):
 
 def test_sums_and_maxima_are_those_of_grpc(pools):
     assert pools(3).run(tcp_cases.reductions).answers == [[]] * 3
+
+
+def test_more_than_ten_workers_have_the_order_of_their_ranks(pools):
+    # TensorFlow's collectives put worker 10 before worker 2.
+    # Nothing travels as float32, which is added in this order.
+    number, arguments = 11, (("sharded", "all_gather"), 0)
+    with contextlib.closing(WorkerPool(number)) as pool:
+        for carrier in ("grpc", "tcp"):
+            answers = pool.run(tcp_cases.ranks_by, carrier).answers
+            assert answers == [
+                ([*range(number)], [100 * other + rank for other in range(number)])
+                for rank in range(number)
+            ]
+        digests = pool.run(tcp_cases.digests, "grpc", *arguments).answers
+        assert pool.run(tcp_cases.reductions).answers == [[]] * number
+    virtual = pools(number, "virtual").run(tcp_cases.digests, "auto", *arguments)
+    assert digests == virtual.answers * number
 
 
 @pytest.mark.sample(1)

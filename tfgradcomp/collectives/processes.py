@@ -34,6 +34,20 @@ def process_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> tuple[int
     return before + resolver.task_id, len(addresses_of(strategy))
 
 
+def ring_order(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[int]:
+    """Returns the indices of processes as TensorFlow's collectives put them in order.
+
+    They sort the names of tasks: worker 10 comes before worker 2.
+    """
+    cluster = strategy.cluster_resolver.cluster_spec().as_dict()
+    tasks = [
+        (job, str(index))
+        for job in ("chief", "worker")
+        for index in range(len(cluster.get(job, [])))
+    ]
+    return sorted(range(len(tasks)), key=tasks.__getitem__)
+
+
 def addresses_of(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> list[str]:
     """Returns `host:port` of the chief and the workers, in the order of processes."""
     cluster = strategy.cluster_resolver.cluster_spec().as_dict()

@@ -14,6 +14,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -30,6 +31,7 @@ from tfgradcomp.collectives.processes import (
     devices_per_host,
     group_of,
     process_of,
+    ring_order,
 )
 from tfgradcomp.collectives.stalls import Limits, StallWatchdog
 from tfgradcomp.compat.strategy import is_multi_worker
@@ -60,6 +62,8 @@ class Replicas(Collectives):
         num_processes: Number of processes.
         parts: The groups, as indices of replicas. Each replica is in one group, and
             groups exchange nothing with each other. None: one group of all replicas.
+        order: The processes' indices in the order of TensorFlow's collectives, by
+            which gathered rows would come; None: 0, 1, and so on.
     """
 
     def __init__(
@@ -69,8 +73,10 @@ class Replicas(Collectives):
         process_index: int = 0,
         num_processes: int = 1,
         parts: list[range] | None = None,
+        order: list[int] | None = None,
     ):
         self._parts = parts or [range(num_workers)]
+        self._places = np.argsort(order or range(num_processes)).tolist()
         self._group_keys = [
             _group_key(f"{num_workers} {group}{f' {part}' if parts else ''}")
             for part in self._parts
@@ -111,6 +117,17 @@ class Replicas(Collectives):
         replica = self._replica
         return next(i for i, part in enumerate(self._parts) if replica in part)
 
+    @property
+    def order(self) -> list[int]:
+        """The ranks of a group, in the order of TensorFlow's collectives."""
+        return self._sorted(self._parts[self._part])
+
+    def _sorted(self, replicas):
+        """Returns the positions of some replicas in the order of the collectives."""
+        # Those of one process keep the order of their devices.
+        place = [self._places[one // self._local_replicas] for one in replicas]
+        return sorted(range(len(place)), key=place.__getitem__)
+
     @override
     def gather(self, vector, call_site):
         if self._meets_eagerly():
@@ -120,7 +137,8 @@ class Replicas(Collectives):
         flat = self._call(
             tf.raw_ops.CollectiveGatherV2, vector, f"gather of {call_site}", varying
         )
-        return tf.reshape(flat, [self.num_workers, -1 if size is None else size])
+        rows = tf.reshape(flat, [self.num_workers, -1 if size is None else size])
+        return _taken(rows, np.argsort(self.order))
 
     @override
     def all_to_all(self, rows, call_site):
@@ -128,7 +146,9 @@ class Replicas(Collectives):
         if self._meets_eagerly() or self._local_replicas > _MOST_LOCAL_RANKS:
             everything = self.gather(tf.reshape(rows, [-1]), call_site)
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
-        return self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
+        rows = _taken(rows, self.order)
+        received = self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
+        return _taken(received, np.argsort(self.order))
 
     @override
     def sum(self, vector, call_site):
@@ -151,11 +171,13 @@ class Replicas(Collectives):
         """Gathers the vectors of this replica's group; all groups call it together."""
         context = tf.distribute.get_replica_context()
         if len(self._parts) == 1:
-            return context.all_gather(vector[tf.newaxis], axis=0)
+            rows = context.all_gather(vector[tf.newaxis], axis=0)
+            return _taken(rows, np.argsort(self.order))
         # Vector sizes may differ between groups.
         sizes = context.all_gather(tf.shape(vector), axis=0)
         everything = tf.split(context.all_gather(vector, axis=0), sizes)
-        return tf.stack([everything[i] for i in self._parts[self._part]])
+        places = np.argsort(self._sorted(range(len(everything))))
+        return tf.stack([everything[places[i]] for i in self._parts[self._part]])
 
     def _reduce(self, vector, merge_op, call_site):
         if self._meets_eagerly():
@@ -214,9 +236,9 @@ class Hosts(Replicas):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        process_index, num_processes = process_of(strategy)
         group = f"hosts of {group_of(strategy)}"
-        super().__init__(num_processes, group, process_index, num_processes)
+        num_processes = len(addresses_of(strategy))
+        super().__init__(num_processes, group, **_processes_of(strategy))
         self._strategy = strategy
         addresses = addresses_of(strategy)
         self.names = [split_address(address)[0] for address in addresses]
@@ -274,6 +296,12 @@ class Hosts(Replicas):
             return super()._call(operation, vector, call_site, varying_size)
 
 
+def _taken(rows, order):
+    """Returns rows in an order; as they are if it is theirs."""
+    order = [*map(int, order)]
+    return rows if order == sorted(order) else tf.gather(rows, order)
+
+
 def _group_key(group: str) -> int:
     """Returns the same key in all processes: bit 30, and 30 bits of a hash."""
     return 1 << 30 | digest64(group.encode()) % (1 << 30)
@@ -313,11 +341,16 @@ def for_strategy(strategy: tf.distribute.Strategy) -> Collectives:
     count = strategy.num_replicas_in_sync
     if count == 1:
         return SingleWorker()
-    return Replicas(count, group_of(strategy), *_process_of(strategy))
+    return Replicas(count, group_of(strategy), **_processes_of(strategy))
 
 
-def _process_of(strategy: tf.distribute.Strategy) -> tuple[int, int]:
-    return process_of(strategy) if is_multi_worker(strategy) else (0, 1)
+def _processes_of(strategy: tf.distribute.Strategy) -> dict:
+    """Returns what `Replicas` takes about processes."""
+    if not is_multi_worker(strategy):
+        return {}
+    index, number = process_of(strategy)
+    order = ring_order(strategy)
+    return {"process_index": index, "num_processes": number, "order": order}
 
 
 class Devices(NamedTuple):
@@ -348,11 +381,11 @@ def devices_of(strategy: tf.distribute.Strategy) -> Devices | None:
     hosts = count // devices
     inside = [range(devices * host, devices * (host + 1)) for host in range(hosts)]
     across = [range(device, count, devices) for device in range(devices)]
-    process = _process_of(strategy)
+    processes = _processes_of(strategy)
     group = f"{group_of(strategy)} by hosts"
     return Devices(
-        Replicas(devices, f"inside of {group}", *process, inside),
-        Replicas(hosts, f"across {group}", *process, across),
+        Replicas(devices, f"inside of {group}", parts=inside, **processes),
+        Replicas(hosts, f"across {group}", parts=across, **processes),
         for_strategy(strategy),
     )
 

@@ -149,7 +149,10 @@ def _connect(hosts, carrier):
     sockets = [-1 if link is None else link.detach() for link in links]
     start = ctypes.CDLL(str(path)).tfgradcomp_start_mesh
     start.restype = ctypes.c_int64
-    return start(hosts.rank, len(sockets), (ctypes.c_int * len(sockets))(*sockets))
+    # The ring adds up in the order of TensorFlow's.
+    order, ints = hosts.order, ctypes.c_int * len(sockets)
+    of_ring = ints(*(sockets[rank] for rank in order))
+    return start(order.index(hosts.rank), len(sockets), of_ring, ints(*order))
 
 
 def _library(carrier):
