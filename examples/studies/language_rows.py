@@ -68,7 +68,10 @@ LARGE_MOMENTUM = [
     Row("top-k", 32, "in front"),
 ]
 
-# Four times as many steps: does the distance shrink? The last three send a thousandth
+# Top-k sends so little that more exchanges still take a thousandth of float32's bytes.
+OFTEN = [Row("top-k", 8), Row("top-k", 8, "0.5 in front")]
+
+# Four times as many steps: does the distance shrink? The last five send a thousandth
 # of float32's bytes, or less.
 LONGER = [
     Row(exchange, every, steps=4 * STEPS)
@@ -82,7 +85,7 @@ LONGER = [
         ("2 bits", 64),
         ("top-k", 16),
     )
-]
+] + [row._replace(steps=4 * STEPS) for row in OFTEN[1:]]
 
 
 def drift() -> list[Row]:
@@ -118,6 +121,7 @@ def inner_rows() -> list[Row]:
         Row("float16", 32, "0.5 behind", "Muon"),
         Row("2 bits", 32, "0.5 in front", "Muon"),
         Row("2 bits", 64, inner="Muon"),
+        Row("top-k", 8, inner="Muon"),
     ]
 
 
@@ -125,6 +129,7 @@ def grid() -> dict[str, list[Row]]:
     """Return the rows by parts, the parts that tell most first."""
     return {
         "few": [BASELINE, Row("float32", 1), *plain(16), *plain(32)],
+        "often": OFTEN,
         "zero_one": [Row(ZERO_ONE, n) for n in EVERY],
         "longer": LONGER,
         "drift": drift(),
@@ -210,8 +215,11 @@ class Rows:
         base = self.loss(BASELINE)
         alone = [row for n in EVERY for row in (*plain(n), Row(ZERO_ONE, n))]
         panels = {
-            "no outer momentum": alone,
-            "outer momentum 0.5": [row for n in EVERY for row in with_momentum(n)],
+            "no outer momentum": [OFTEN[0], *alone],
+            "outer momentum 0.5": [
+                OFTEN[1],
+                *(row for n in EVERY for row in with_momentum(n)),
+            ],
         }
         for axis, (title, wanted) in zip(axes, panels.items(), strict=True):
             axis.axhline(base, color="0.5", linewidth=0.8)
@@ -240,7 +248,7 @@ class Rows:
         axes[1].legend(
             handles=axes[0].lines[1:],
             fontsize="small",
-            title="16, 32, 64 steps from the right",
+            title="16, 32, 64 steps from the right;\ntop-k also 8",
             loc="upper right",
         )
         save()

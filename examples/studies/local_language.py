@@ -26,6 +26,7 @@ from language_rows import (
     BASELINE,
     EVERY,
     EXCHANGES,
+    OFTEN,
     PART,
     WEIGHTS,
     ZERO_ONE,
@@ -207,6 +208,7 @@ def write(rows: list[dict], rates: list[dict]):
         "grid": [
             BASELINE,
             Row("float32", 1),
+            *OFTEN,
             *(
                 Row(exchange, every, momentum)
                 for every in EVERY
