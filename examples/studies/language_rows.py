@@ -245,10 +245,11 @@ class Rows:
                 )
         axes[0].set_ylabel("held-out loss, nats a character")
         # In the panel with room; its first line is the baseline's.
-        axes[1].legend(
+        axes[0].legend(
             handles=axes[0].lines[1:],
             fontsize="small",
             title="16, 32, 64 steps from the right;\ntop-k also 8",
+            title_fontsize="small",
             loc="upper right",
         )
         save()

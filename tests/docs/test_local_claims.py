@@ -90,16 +90,32 @@ CLAIMS = [
     ),
     (
         PAGE,
-        "changes the loss by at most 1 % with float16 and two bits, makes that of one "
-        "bit 1.3 and 1.5 % larger, and that of top-k 1.8 and 2.2 % smaller",
+        "changes the loss by at most 1 % with float16, two and four bits, and makes "
+        "that of one bit 1.3 to 1.9 % larger",
         lambda: (
             all(
                 abs(momentum("float16", every, "0.5 behind")) <= 1
                 and abs(momentum("2 bits", every)) <= 1
-                for every in (16, 32)
+                and abs(momentum("4 bits", every)) <= 1
+                for every in (16, 32, 64)
             )
-            and {momentum("1 bit", every) for every in (16, 32)} == {1.3, 1.5}
-            and {momentum("top-k", every) for every in (16, 32)} == {-1.8, -2.2}
+            and {momentum("1 bit", every) for every in (16, 32, 64)} == {1.3, 1.5, 1.9}
+        ),
+    ),
+    (
+        PAGE,
+        "2.7 % with 8 steps, 2.2 with 16, 1.8 with 32, 0.4 with 64",
+        lambda: (
+            [momentum("top-k", every) for every in (8, 16, 32, 64)]
+            == [-2.7, -2.2, -1.8, -0.4]
+        ),
+    ),
+    (
+        PAGE,
+        "loses 19.8 %, and with an outer momentum of 0.5 16.6 %",
+        lambda: (
+            more(19.8, "top-k", 8)
+            and percent(loss("top-k", 8, "0.5 in front"), loss("bfloat16", 1)) == 16.6
         ),
     ),
     (
