@@ -131,6 +131,22 @@ CLAIMS = [
     ),
     (
         PAGE,
+        "from 16.6 to 3.5 %, at 1/1,278 of the bytes",
+        lambda: (
+            percent(
+                loss("top-k", 8, "0.5 in front", steps=12288),
+                loss("bfloat16", 1, steps=12288),
+            )
+            == 3.5
+        ),
+    ),
+    (
+        PAGE,
+        "every 8 steps it costs 20.4 %, with Adam 19.8 %",
+        lambda: more(20.4, "top-k", 8, "Muon") and more(19.8, "top-k", 8),
+    ),
+    (
+        PAGE,
         "6.0 %, with AdamW 16.1 %, with Adam 15.3 %",
         lambda: all(
             more(expected, "float16", 32, inner)
