@@ -93,10 +93,10 @@ def collectives_of_a_step(carrier):
 
 
 def ranks_by(carrier):
-    """What workers gather of their ranks, and what each sends to each, in their order.
+    """Gathers all ranks, and sends each worker k the number 100 * own rank + k.
 
     Returns:
-        The gathered ranks, and of each worker the number of itself and this one.
+        The gathered ranks, and the numbers that this worker has received.
     """
     hosts = across_hosts(strategy_and_rank()[0])
     collectives, rank = over_carrier(carrier, hosts, hosts)[0], hosts.rank

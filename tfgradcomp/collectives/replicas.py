@@ -128,6 +128,10 @@ class Replicas(Collectives):
         place = [self._places[one // self._local_replicas] for one in replicas]
         return sorted(range(len(place)), key=place.__getitem__)
 
+    def _by_rank(self, rows):
+        """Returns rows of TensorFlow's collectives in the order of ranks."""
+        return _taken(rows, np.argsort(self.order).tolist())
+
     @override
     def gather(self, vector, call_site):
         if self._meets_eagerly():
@@ -138,7 +142,7 @@ class Replicas(Collectives):
             tf.raw_ops.CollectiveGatherV2, vector, f"gather of {call_site}", varying
         )
         rows = tf.reshape(flat, [self.num_workers, -1 if size is None else size])
-        return _taken(rows, np.argsort(self.order))
+        return self._by_rank(rows)
 
     @override
     def all_to_all(self, rows, call_site):
@@ -148,7 +152,7 @@ class Replicas(Collectives):
             return tf.reshape(everything, [self.num_workers, *rows.shape])[:, self.rank]
         rows = _taken(rows, self.order)
         received = self._call(tf.raw_ops.CollectiveAllToAllV2, rows, call_site)
-        return _taken(received, np.argsort(self.order))
+        return self._by_rank(received)
 
     @override
     def sum(self, vector, call_site):
@@ -172,7 +176,7 @@ class Replicas(Collectives):
         context = tf.distribute.get_replica_context()
         if len(self._parts) == 1:
             rows = context.all_gather(vector[tf.newaxis], axis=0)
-            return _taken(rows, np.argsort(self.order))
+            return self._by_rank(rows)
         # Vector sizes may differ between groups.
         sizes = context.all_gather(tf.shape(vector), axis=0)
         everything = tf.split(context.all_gather(vector, axis=0), sizes)
@@ -236,11 +240,9 @@ class Hosts(Replicas):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        group = f"hosts of {group_of(strategy)}"
-        num_processes = len(addresses_of(strategy))
-        super().__init__(num_processes, group, **_processes_of(strategy))
+        group, addresses = f"hosts of {group_of(strategy)}", addresses_of(strategy)
+        super().__init__(len(addresses), group, **_processes_of(strategy))
         self._strategy = strategy
-        addresses = addresses_of(strategy)
         self.names = [split_address(address)[0] for address in addresses]
         self.devices = [*strategy.extended.worker_devices]
         self._watchdog: StallWatchdog | None = None
@@ -298,7 +300,6 @@ class Hosts(Replicas):
 
 def _taken(rows, order):
     """Returns rows in an order; as they are if it is theirs."""
-    order = [*map(int, order)]
     return rows if order == sorted(order) else tf.gather(rows, order)
 
 
