@@ -124,15 +124,29 @@ def _no_link(hosts):
     return mock.patch.object(connections, "exchange_tokens", error)
 
 
+def _no_way(hosts):
+    error = mock.Mock(side_effect=OSError("no route to host"))
+    return mock.patch.object(connections.socket, "create_connection", error)
+
+
 # Why a worker cannot connect.
-FAULTS = {None: contextlib.nullcontext, "port": _taken_port, "link": _no_link}
+FAULTS = {
+    None: contextlib.nullcontext,
+    "port": _taken_port,
+    "link": _no_link,
+    "way": _no_way,
+}
 
 
-def choose(carrier, rank_of_fault=None, fault=None):
-    """Returns the collectives that workers choose, and what they gather by them."""
+def choose(carrier, rank_of_fault=None, fault=None, seconds=60.0):
+    """Returns the collectives that workers choose, and what they gather by them.
+
+    With `"tcp"` they connect in a number of seconds, or return the error.
+    """
     hosts = across_hosts(strategy_and_rank()[0])
     own_fault = FAULTS[fault if hosts.rank == rank_of_fault else None]
-    with mock.patch.object(tcp, "_over_tcp", {}), own_fault(hosts):
+    patience = mock.patch.dict(tcp._SECONDS, tcp=seconds)
+    with mock.patch.object(tcp, "_over_tcp", {}), patience, own_fault(hosts):
         try:
             # The second time nothing is tried.
             both = [over_carrier(carrier, hosts, hosts)[0] for _ in range(2)]

@@ -24,6 +24,7 @@ from tfgradcomp.collectives.replicas import Hosts
 CARRIER_PORT = "TFGRADCOMP_CARRIER_PORT"
 _TOKEN_BYTES = 32
 _RANK_BYTES = 4
+_REASON_BYTES = 512
 
 
 def connect_all(
@@ -40,7 +41,8 @@ def connect_all(
         A socket for each process, by rank; None for this one.
 
     Raises:
-        RuntimeError: On all processes, if one cannot take part or connect in time.
+        RuntimeError: On all processes, if one cannot take part or connect in time, with
+            the reason, which is that of the first process that could not connect.
     """
     own_token = secrets.token_bytes(_TOKEN_BYTES)
     with contextlib.ExitStack() as stack:
@@ -55,22 +57,20 @@ def connect_all(
                     f"worker {hosts.rank} cannot listen at {host}, port {wanted} "
                     f"({CARRIER_PORT}, 0 for any): {error}. Use carrier='grpc'"
                 )
-        row = np.array([port, *np.frombuffer(own_token, np.int32)], np.int32)
-        rows = hosts.gather(tf.constant(row), "carrier").numpy()
-        _check_all_can(rows[:, 0], obstacle)
+        row = [port, *np.frombuffer(own_token, np.int32)]
+        rows = _gather_if_all_can(hosts, "carrier", obstacle, row)
         peers = [
             (name, int(row[0]), row[1:].tobytes())
             for name, row in zip(hosts.names, rows, strict=True)
         ]
         links: list[socket.socket | None] = []
+        waited = False
         try:
             links = exchange_tokens(listener, hosts.rank, peers, seconds)
         except (OSError, RuntimeError) as error:
-            obstacle = str(error)
-    vote = tf.constant([int(not obstacle)])
-    votes = hosts.gather(vote, "vote on the carrier").numpy()
+            obstacle, waited = str(error), isinstance(error, TimeoutError)
     try:
-        _check_all_can(votes[:, 0], obstacle)
+        _gather_if_all_can(hosts, "vote on the carrier", obstacle, [int(waited)])
     except RuntimeError:
         for link in filter(None, links):
             link.close()
@@ -78,15 +78,26 @@ def connect_all(
     return links
 
 
-def _check_all_can(votes: np.ndarray, obstacle: str) -> None:
-    """Raises on all processes if one has voted with 0."""
-    if not all(votes):
-        away = np.flatnonzero(votes == 0).tolist()
-        raise RuntimeError(
-            obstacle
-            or "carrier='tcp' needs all workers, and some cannot take part: the reason "
-            f"is in their logs. Use carrier='grpc'. Received: workers={away}"
-        )
+def _gather_if_all_can(
+    hosts: Hosts, call_site: str, obstacle: str, row: list[int]
+) -> np.ndarray:
+    """Returns the rows of all processes, if none of them has an obstacle.
+
+    Raises:
+        RuntimeError: On all processes, if one has an obstacle, with that of the process
+            whose row begins with the least number, and of these the first.
+    """
+    reason = obstacle.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+    words = np.frombuffer(reason, np.int32)
+    own = np.array([*words, *row], np.int32)
+    rows = hosts.gather(tf.constant(own), call_site).numpy()
+    reasons, rows = np.split(rows, [len(words)], axis=1)
+    failed = np.flatnonzero(reasons.any(axis=1))
+    if failed.size:
+        first = failed[np.argmin(rows[failed, 0])]
+        reason = reasons[first].tobytes().rstrip(b"\0")
+        raise RuntimeError(reason.decode(errors="ignore"))
+    return rows
 
 
 def exchange_tokens(
@@ -104,7 +115,9 @@ def exchange_tokens(
         seconds: Until it fails.
 
     Raises:
-        RuntimeError: If a connection does not come about in time.
+        RuntimeError: If this process cannot connect to another one.
+        TimeoutError: If another one does not come in time, most often because it could
+            not connect to a third one.
     """
     deadline = time.monotonic() + seconds
     links: list[socket.socket | None] = [None] * len(peers)
@@ -131,7 +144,7 @@ def exchange_tokens(
             ready = selector.select(max(deadline - time.monotonic(), 0))
             if not ready:
                 missing = [i for i in range(rank + 1, len(peers)) if links[i] is None]
-                raise RuntimeError(
+                raise TimeoutError(
                     f"worker {rank} waits for connections of other workers for "
                     f"carrier='tcp', and they have not come in {seconds:.0f} s. Open "
                     "the ports between the workers, or use carrier='grpc'. "

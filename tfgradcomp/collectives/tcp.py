@@ -143,7 +143,10 @@ def _connected(hosts, carrier):
 def _connect(hosts, carrier):
     """Connects the processes; returns the number of the connections."""
     path, missing = _library(carrier)
-    obstacle = f"carrier='tcp' needs native operations: {missing}" if missing else ""
+    obstacle = missing and (
+        f"carrier='tcp' needs native operations, and worker {hosts.rank} has none. "
+        f"Use carrier='grpc'. Received: {missing}"
+    )
     links = connect_all(hosts, obstacle, _SECONDS[carrier])
     # The native threads own the sockets from here on.
     sockets = [-1 if link is None else link.detach() for link in links]
