@@ -146,6 +146,18 @@ def measure(args: argparse.Namespace, model: str, count: int) -> dict:
         return measuring.run(script, task, commands, number, args.timeout)[0]
 
 
+def write(args, steps: list[dict], rows: list[dict]) -> None:
+    """Writes what has been measured so far, and with `--keep` earlier rows."""
+    folder = args.output or HERE / "results"
+    if args.keep:
+        rows = kept_rows(folder / "choices.csv", (*POINT, "risk"), rows)
+        steps = kept_rows(folder / "choices_steps.csv", (*POINT, "method"), steps)
+    facts = f"{args.rounds} rounds"
+    lines = [f"{head(facts, rows)} {counts(rows)}", "", *table(rows)]
+    publish(args.output, "choices", COLUMNS, rows, lines)
+    write_csv(folder / "choices_steps.csv", STEPS, steps)
+
+
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -177,17 +189,7 @@ def main() -> None:
                 rows += choices_of(new, answer["choices"])
                 for row in rows[-len(RISKS) :]:
                     print(json.dumps(row), flush=True)
-    folder = args.output or HERE / "results"
-    if args.keep:
-        rows = kept_rows(folder / "choices.csv", (*POINT, "risk"), rows)
-        steps = kept_rows(folder / "choices_steps.csv", (*POINT, "method"), steps)
-    lines = [
-        f"{head(f'{args.rounds} rounds', rows)} {counts(rows)}",
-        "",
-        *table(rows),
-    ]
-    publish(args.output, "choices", COLUMNS, rows, lines)
-    write_csv(folder / "choices_steps.csv", STEPS, steps)
+            write(args, steps, rows)
 
 
 if __name__ == "__main__":

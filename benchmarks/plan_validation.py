@@ -27,7 +27,7 @@ import measuring
 import virtual_cluster
 from plan_worker import Case
 from processes import exit_on_signals
-from report import head, publish
+from report import RUN, csv_of, head, kept_rows, publish, run
 from workloads import WORKLOADS
 
 from tfgradcomp import planning
@@ -36,6 +36,7 @@ from tfgradcomp.planning.forecasts import no_arithmetic
 from tfgradcomp.planning.network import bits_per_second
 from tfgradcomp.transports import Costs, LinearCost
 
+NAME = "plan validation"
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "planning.md"
 CASES = [
@@ -59,7 +60,8 @@ PROBES = {
 }
 COLUMNS = ("workload", "workers", "rate", "method", "transport", "predicted_ms")
 COLUMNS += ("measured_ms",)
-COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms")
+COLUMNS += ("error", "compute_ms", "arithmetic_ms", "software_ms", "link_ms", *RUN)
+KEY = COLUMNS[:4]
 
 
 def lines_of(carrier: str, answers: list[dict]) -> dict[str, LinearCost]:
@@ -133,6 +135,7 @@ def measure(args, rows: list[dict]) -> None:
         seconds = statistics.median(answers[0]["seconds"][case.name])
         row["measured_ms"] = 1e3 * seconds / case.local_steps
         row["error"] = row["predicted_ms"] / row["measured_ms"] - 1
+        row |= run()
         print(json.dumps(row), flush=True)
 
 
@@ -147,6 +150,16 @@ def table(rows: list[dict]) -> list[str]:
     )
 
 
+def write(args, rows: list[dict]) -> None:
+    """Writes what has been measured so far, and with `--keep` earlier rows."""
+    if args.keep:
+        rows = kept_rows(csv_of(args.output, NAME), KEY, rows)
+    good = sum(abs(row["error"]) <= 0.2 for row in rows)
+    facts = f"{args.rounds} rounds; load {os.getloadavg()[0]:.0f}"
+    first = f"{head(facts, rows)} {good} of {len(rows)} points within 20 %."
+    publish(args.output, NAME, COLUMNS, rows, [first, "", *table(rows)], PAGE)
+
+
 def main() -> None:
     """Runs the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -158,21 +171,18 @@ def main() -> None:
     add("--rounds", type=int, default=3, help="each step is timed so often")
     add("--patience", type=float, default=5, help="seconds; longer steps only once")
     add("--timeout", type=float, default=900, help="seconds that a run may take")
+    add("--keep", action="store_true", help="keep rows that are not measured now")
     add("--output", type=Path, help="folder; default: results, the page included")
     args = parser.parse_args()
     exit_on_signals()
-    rows = []
+    rows: list[dict] = []
     for count in map(int, args.workers):
         workload = args.workload or ("resnet50" if count <= MANY else "lenet")
         for rate in args.rates:
             new = predict(args, workload, count, rate)
             measure(args, new)
             rows += new
-    good = sum(abs(row["error"]) <= 0.2 for row in rows)
-    facts = f"{args.rounds} rounds; load {os.getloadavg()[0]:.0f}"
-    first = f"{head(facts)} {good} of {len(rows)} points within 20 %."
-    lines = [first, "", *table(rows)]
-    publish(args.output, "plan validation", COLUMNS, rows, lines, PAGE)
+            write(args, rows)
 
 
 if __name__ == "__main__":
