@@ -87,6 +87,9 @@ LONGER = [
     )
 ] + [row._replace(steps=4 * STEPS) for row in OFTEN[1:]]
 
+# Sixteen times as many.
+LONGEST = [row._replace(steps=16 * STEPS) for row in (BASELINE, OFTEN[1])]
+
 
 def drift() -> list[Row]:
     """Return the rows with few steps between two exchanges, and none."""
@@ -132,6 +135,7 @@ def grid() -> dict[str, list[Row]]:
         "often": OFTEN,
         "zero_one": [Row(ZERO_ONE, n) for n in EVERY],
         "longer": LONGER,
+        "longest": LONGEST,
         "drift": drift(),
         "momentum": [*with_momentum(32), *with_momentum(16)],
         "large_momentum": LARGE_MOMENTUM,

@@ -223,6 +223,7 @@ def write(rows: list[dict], rates: list[dict]):
         ],
         "inner": parts["inner"],
         "longer": parts["longer"],
+        "longest": parts["longest"],
         "drift": parts["drift"],
     }
     for name, own in names.items():
