@@ -56,40 +56,49 @@ class ValueWriter {
   inline __attribute__((always_inline)) void Put(int64_t begin,
                                                  const F (&group)[kParts]) {
     if (update_ == nullptr) return writer_.Put(begin, group);
-    Step(begin, group);
+    Step(begin, Smaller(size_, begin + kGroup), group);
+  }
+
+  // Takes the step of the elements [begin, end), at most a group, which may begin
+  // anywhere.
+  void StepAnywhere(int64_t begin, int64_t end, const F (&group)[kParts]) {
+    Step(begin, end, group);
   }
 
  private:
   static constexpr int kVectors = 3;
 
-  __attribute__((noinline)) void Step(int64_t begin, const F (&group)[kParts]) {
+  __attribute__((noinline)) void Step(int64_t begin, int64_t end,
+                                      const F (&group)[kParts]) {
     switch (update_->rule) {
       case UpdateRule::kSgd:
-        return StepBy<UpdateRule::kSgd, 1>(begin, group);
+        return StepBy<UpdateRule::kSgd, 1>(begin, end, group);
       case UpdateRule::kMomentum:
-        return StepBy<UpdateRule::kMomentum, 2>(begin, group);
+        return StepBy<UpdateRule::kMomentum, 2>(begin, end, group);
       case UpdateRule::kNesterov:
-        return StepBy<UpdateRule::kNesterov, 2>(begin, group);
+        return StepBy<UpdateRule::kNesterov, 2>(begin, end, group);
       case UpdateRule::kAdam:
-        return StepBy<UpdateRule::kAdam, 3>(begin, group);
+        return StepBy<UpdateRule::kAdam, 3>(begin, end, group);
       case UpdateRule::kFrozenAdam:
-        return StepBy<UpdateRule::kFrozenAdam, 3>(begin, group);
+        return StepBy<UpdateRule::kFrozenAdam, 3>(begin, end, group);
     }
   }
 
   template <UpdateRule kRule, int kUsed>
-  inline __attribute__((always_inline)) void StepBy(int64_t begin,
+  inline __attribute__((always_inline)) void StepBy(int64_t begin, int64_t end,
                                                     const F (&group)[kParts]) {
     float* p[kVectors] = {};
     float floors[kGroup] = {};
     for (int i = 0; i < kUsed; ++i) parts_[i].Seek(begin);
-    if (parts_[0].Holds(begin, begin + kGroup)) {
-      for (int i = 0; i < kUsed; ++i) p[i] = parts_[i].At(begin);
+    if (end - begin == kGroup && parts_[0].Holds(begin, end)) {
+      for (int i = 0; i < kUsed; ++i) {
+        p[i] = parts_[i].At(begin);
+        PrefetchAfter(p[i]);
+      }
       Decay(p[0], kGroup);
       if constexpr (kRule == UpdateRule::kFrozenAdam) Floor(floors, kGroup);
       return StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
     }
-    const int64_t end = Smaller(size_, begin + kGroup);
     float buffers[kVectors][kGroup] = {};
     for (int i = 0; i < kUsed; ++i) {
       p[i] = buffers[i];
