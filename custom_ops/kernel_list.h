@@ -34,16 +34,19 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// Those of a CPU: two more, which update variables by a vector, and find a part of it.
+// Those of a CPU: three more, which update variables by a vector, find a part of it,
+// and subtract products.
 #define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
   TFGRADCOMP_FOR_EACH_KERNEL(X)           \
   X(ApplyVector)                          \
-  X(FirstNonfinite)
+  X(FirstNonfinite)                       \
+  X(SubtractFactors)
 
 // The kernels that decode, and take an `Update`.
 #define TFGRADCOMP_FOR_EACH_UPDATING_KERNEL(X) \
   X(SumLevels)                                 \
   X(MeanOfSigns)                               \
-  X(MeanOfLevels)
+  X(MeanOfLevels)                              \
+  X(MultiplyFactors)
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_KERNEL_LIST_H_

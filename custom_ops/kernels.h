@@ -418,6 +418,20 @@ struct MultiplyFactors {
   int64_t num_tensors;
   int64_t rank;
   CutVector<float> values;
+  const Update* update = nullptr;  // Or null: the values are written.
+};
+
+// difference = x - P Q^T for each matrix, and x less the other elements. On a CPU only.
+struct SubtractFactors {
+  const float* x;
+  const float* left;   // As for MultiplyFactors.
+  const float* right;  // As for MultiplyFactors.
+  int64_t size;
+  const int64_t* rows;     // [num_tensors]
+  const int64_t* columns;  // [num_tensors]
+  int64_t num_tensors;
+  int64_t rank;
+  float* difference;
 };
 
 // Orthonormal columns that span those of each of `num_factors` factors, in float64:

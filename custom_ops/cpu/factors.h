@@ -54,8 +54,95 @@ inline void WriteRows(const float* left, int64_t rank, const float* columns,
   }
 }
 
-void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
-  const bool is_large = kStreams && args.size >= kStreamedFloats;
+// Rows of the product that are written where they belong. This and the next two classes
+// say where a piece of row `i` is to be written, and take it once it is.
+class WrittenRows {
+ public:
+  explicit WrittenRows(const MultiplyFactors& args)
+      : streams(kStreams && args.size >= kStreamedFloats),
+        pieces_(args.values, args.size) {}
+
+  float* At(int i, int64_t begin, int64_t count) {
+    return pieces_.ToWrite(i, begin, count);
+  }
+  void Take(int i, const float* piece, int64_t begin, int64_t count) {
+    pieces_.Wrote(i, piece, begin, count);
+  }
+
+  const bool streams;  // Whether pieces are written past the caches.
+
+ private:
+  Pieces<float, kRowsWritten, kSpan> pieces_;
+};
+
+// Rows that an update takes.
+class AppliedRows {
+ public:
+  explicit AppliedRows(const MultiplyFactors& args)
+      : values_(args.values, args.update, args.size) {}
+
+  float* At(int i, int64_t, int64_t) { return buffers_[i]; }
+  void Take(int, const float* piece, int64_t begin, int64_t count) {
+    for (int64_t at = 0; at < count; at += kGroup) {
+      F group[kParts];
+      LoadGroup(piece + at, group);
+      const int64_t last = Smaller(count, at + kGroup);
+      values_.StepAnywhere(begin + at, begin + last, group);
+    }
+  }
+
+  static constexpr bool streams = false;
+
+ private:
+  ValueWriter values_;
+  alignas(kCacheLine) float buffers_[kRowsWritten][kSpan] = {};
+};
+
+// Rows that are subtracted from x.
+class SubtractedRows {
+ public:
+  explicit SubtractedRows(const SubtractFactors& args)
+      : args_(args), is_large_(kStreams && args.size >= kStreamedFloats) {}
+  ~SubtractedRows() {
+    if (is_large_) Fence();
+  }
+
+  float* At(int i, int64_t, int64_t) { return buffers_[i]; }
+  void Take(int, const float* piece, int64_t begin, int64_t count) {
+    const float* const x = args_.x + begin;
+    float* const to = args_.difference + begin;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(to) % kStreamAlignment == 0;
+    if (is_large_ && is_aligned) {
+      Subtract(x, piece, count, to, Stream);
+    } else {
+      Subtract(x, piece, count, to, Store);
+    }
+  }
+
+  static constexpr bool streams = false;
+
+ private:
+  template <typename Write>
+  static inline __attribute__((always_inline)) void Subtract(const float* x,
+                                                             const float* piece,
+                                                             int64_t count, float* to,
+                                                             const Write& write) {
+    int64_t i = 0;
+    for (; i + kWidth <= count; i += kWidth) {
+      __builtin_prefetch(x + i + kAhead);
+      write(to + i, Sub(Load(x + i), Load(piece + i)));
+    }
+    for (; i < count; ++i) to[i] = x[i] - piece[i];
+  }
+
+  const SubtractFactors args_;
+  const bool is_large_;
+  alignas(kCacheLine) float buffers_[kRowsWritten][kSpan] = {};
+};
+
+// Gives the product to `Rows`, in pieces.
+template <typename Rows, typename Args>
+void GiveProduct(const Parallel& parallel, const Args& args) {
   const Units units(
       args, [](const MatrixTensor& t) { return t.rows; },
       [](const MatrixTensor& t) {
@@ -64,17 +151,17 @@ void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
       });
   units.Each(parallel, [&](const MatrixTensor& tensor, int64_t begin, int64_t end) {
     const float* const right = args.right + tensor.value;
+    Rows pieces(args);
     if (tensor.columns == 0) {
-      PartOfVector<float> values(args.values, args.size);
-      values.EachPiece(tensor.element + begin, tensor.element + end,
-                       [&](float* p, int64_t at, int64_t count) {
-                         memcpy(p, right + (at - tensor.element),
-                                count * sizeof(float));
-                       });
+      for (int64_t at = begin; at < end; at += kSpan) {
+        const int64_t count = Smaller(kSpan, end - at), first = tensor.element + at;
+        float* const piece = pieces.At(0, first, count);
+        memcpy(piece, right + at, count * sizeof(float));
+        pieces.Take(0, piece, first, count);
+      }
       return;
     }
     const Columns columns(right, tensor.columns, args.rank);
-    Pieces<float, kRowsWritten, kSpan> pieces(args.values, args.size);
     for (int64_t row = begin; row < end; row += kRowsWritten) {
       const int64_t number = Smaller(kRowsWritten, end - row);
       const float* const left = args.left + tensor.left + row * args.rank;
@@ -82,9 +169,9 @@ void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
         const int64_t count = Smaller(kSpan, tensor.columns - column);
         const int64_t first = tensor.element + row * tensor.columns + column;
         float* rows[kRowsWritten];
-        bool streams = is_large;
+        bool streams = pieces.streams;
         for (int r = 0; r < number; ++r) {
-          rows[r] = pieces.ToWrite(r, first + r * tensor.columns, count);
+          rows[r] = pieces.At(r, first + r * tensor.columns, count);
           streams &= reinterpret_cast<uintptr_t>(rows[r]) % kStreamAlignment == 0;
         }
         const float* const of_column = columns.Of(0) + column;
@@ -98,12 +185,24 @@ void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
           }
         }
         for (int r = 0; r < number; ++r) {
-          pieces.Wrote(r, rows[r], first + r * tensor.columns, count);
+          pieces.Take(r, rows[r], first + r * tensor.columns, count);
         }
       }
     }
-    if (is_large) Fence();
+    if (pieces.streams) Fence();
   });
+}
+
+void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
+  if (args.update == nullptr) {
+    GiveProduct<WrittenRows>(parallel, args);
+  } else {
+    GiveProduct<AppliedRows>(parallel, args);
+  }
+}
+
+void Kernel(const Parallel& parallel, const SubtractFactors& args) {
+  GiveProduct<SubtractedRows>(parallel, args);
 }
 
 // -- Orthonormal columns ----------------------------------------------------------

@@ -121,7 +121,24 @@ class MultiplyFactorsOp : public OnMatrices<ValuesOp<Device, MultiplyFactors>> {
     const MatrixTensor& sizes = this->matrices_.sizes();
     TF_RETURN_IF_ERROR(Vector(context, 0, "left", sizes.left, &args->left));
     TF_RETURN_IF_ERROR(Vector(context, 1, "right", sizes.value, &args->right));
-    return OutputParts<Device>(context, this->sizes_, memory, args);
+    return this->Values(context, memory, args);
+  }
+};
+
+template <typename Device>
+class SubtractFactorsOp : public OnMatrices<KernelOp<Device, SubtractFactors>> {
+ public:
+  using OnMatrices<KernelOp<Device, SubtractFactors>>::OnMatrices;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, SubtractFactors* args,
+                       Memory*) const override {
+    this->matrices_.Fill(args);
+    const MatrixTensor& sizes = this->matrices_.sizes();
+    TF_RETURN_IF_ERROR(Vector(context, 0, "x", sizes.element, &args->x));
+    TF_RETURN_IF_ERROR(Vector(context, 1, "left", sizes.left, &args->left));
+    TF_RETURN_IF_ERROR(Vector(context, 2, "right", sizes.value, &args->right));
+    return Output(context, 0, TensorShape({sizes.element}), &args->difference);
   }
 };
 

@@ -99,6 +99,37 @@ REGISTER_OP("Tfgradcomp>MultiplyFactors")
     .Attr("rank: int")
     .SetShapeFn(MultiplyFactorsShape);
 
+REGISTER_OP("Tfgradcomp>ApplyMultiplyFactors")
+    .Input("left: float")
+    .Input("right: float")
+    .TFGRADCOMP_UPDATES.Attr("num_values: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("count: int")
+    .Attr("rows: list(int)")
+    .Attr("columns: list(int)")
+    .Attr("rank: int")
+    .SetShapeFn(MultiplyFactorsShape);
+
+inline absl::Status SubtractFactorsShape(InferenceContext* c) {
+  MatrixTensor sizes;
+  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
+  TF_RETURN_IF_ERROR(CheckVector(c, 0, sizes.element));
+  TF_RETURN_IF_ERROR(CheckVector(c, 1, sizes.left));
+  TF_RETURN_IF_ERROR(CheckVector(c, 2, sizes.value));
+  c->set_output(0, c->Vector(sizes.element));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>SubtractFactors")
+    .Input("x: float")
+    .Input("left: float")
+    .Input("right: float")
+    .Output("difference: float")
+    .Attr("rows: list(int)")
+    .Attr("columns: list(int)")
+    .Attr("rank: int")
+    .SetShapeFn(SubtractFactorsShape);
+
 inline absl::Status OrthonormalizeShape(InferenceContext* c) {
   std::vector<int64_t> rows;
   int64_t rank, size;

@@ -135,8 +135,8 @@ CLAIMS = [
     ),
     (
         PAGE,
-        "at 1/1,278 of the bytes, loses 21.2 ± 3.9 %, and with an outer momentum of 0.5 "
-        "17.8 ± 2.7 %; one bit every 32 steps, at 1/988, 21.0 ± 5.7 %",
+        "at 1/1,278 of the bytes, loses 21.2 ± 3.9 %, and with an outer momentum of "
+        "0.5 17.8 ± 2.7 %; one bit every 32 steps, at 1/988, 21.0 ± 5.7 %",
         lambda: (
             more(21.2, "top-k", 8)
             and more(17.8, "top-k", 8, place="0.5 in front")

@@ -9,6 +9,7 @@ import tfgradcomp
 from tests.harness import Replicas, Worker
 from tests.helpers import bits, make_variables, split
 from tests.reference import operations as oracle
+from tfgradcomp.compressors import residuals
 from tfgradcomp.engine import fused_apply, local_update, update_rules
 from tfgradcomp.transports import AllGather, Loopback
 
@@ -73,12 +74,12 @@ def on_two_workers(make):
 
 
 def rules_given_to(ops, name, monkeypatch):
-    """The rules of all updates that an operation takes from now on."""
+    """The last argument but one of each call from now on: of updates, the rule."""
     rules, original = [], getattr(ops, name)
 
     def observed(*args):
         rules.append(args[-2])
-        original(*args)
+        return original(*args)
 
     monkeypatch.setattr(ops, name, observed, raising=False)
     return rules
@@ -105,6 +106,26 @@ def test_votes_move_weights_as_stock_keras_does(inner, applied):
     )
     assert len(applied) == 2 * STEPS
     assert found == [alone(inner(), votes)] * 2
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("inner", ["SGD", "Nesterov", "decay of SGD"])
+def test_products_go_into_weights_and_residuals(inner, applied, monkeypatch):
+    subtracted = rules_given_to(residuals.ops, "subtract_factors", monkeypatch)
+
+    def trained():
+        return on_two_workers(
+            lambda transport: tfgradcomp.PowerSGD(
+                INNER[inner](), rank=2, min_size=1, transport=transport
+            )
+        )
+
+    found = trained()
+    assert len(applied) == len(subtracted) == 2 * STEPS
+    # In pure TensorFlow the product is a vector, which both are taken from.
+    monkeypatch.setenv("TFGRADCOMP_OPS", "python")
+    assert trained() == found
+    assert len(applied) == len(subtracted) == 2 * STEPS
 
 
 def scaled_signs(step_gradients, block):

@@ -83,6 +83,7 @@ CALLS = {
     "multiply_matrices": dict(MATRICES, x=X, right=FACTOR),
     "multiply_transposed": dict(MATRICES, x=X, left=FACTOR),
     "multiply_factors": dict(MATRICES, left=FACTOR, right=X),
+    "subtract_factors": dict(MATRICES, x=X, left=FACTOR, right=X),
     "orthonormalize": dict(x=X, rows=[2, 3], rank=1),
 }
 HUGE = 2**40
@@ -272,6 +273,9 @@ BAD = {
     "multiply_transposed": dict(BAD_MATRICES, x=BAD_X, left=BAD_FACTOR),
     "multiply_factors": dict(
         BAD_MATRICES, left=BAD_FACTOR, right=BAD_VECTOR, sizes=BAD_SIZES
+    ),
+    "subtract_factors": dict(
+        BAD_MATRICES, x=BAD_VECTOR, left=BAD_FACTOR, right=BAD_VECTOR
     ),
     "orthonormalize": dict(
         x=BAD_VECTOR,

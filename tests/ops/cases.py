@@ -198,6 +198,7 @@ def products(x, rank, kind="normal"):
         ("multiply_matrices", (x, right, rows, columns, rank)),
         ("multiply_transposed", (x, left, rows, columns, rank)),
         ("multiply_factors", (left, values, rows, columns, rank)),
+        ("subtract_factors", (x, left, values, rows, columns, rank)),
     ]
 
 

@@ -43,6 +43,7 @@ RESULTS = {
     "multiply_matrices": "products",
     "multiply_transposed": "factors",
     "multiply_factors": "values",
+    "subtract_factors": "difference",
     "orthonormalize": "basis",
 }
 SPARSE = ("pack_unambiguous", "pack_over_threshold")

@@ -93,6 +93,8 @@ STRUCTS = {
     "MultiplyTransposed": "c:x i:size p:rows p:columns i:num_tensors p:left i:rank "
     "p:scratch p:factors",
     "MultiplyFactors": "p:left p:right i:size p:rows p:columns i:num_tensors i:rank "
-    "c:values",
+    "c:values p:update",
+    "SubtractFactors": "p:x p:left p:right i:size p:rows p:columns i:num_tensors "
+    "i:rank p:difference",
     "Orthonormalize": "p:x i:size p:rows i:num_factors i:rank p:scratch p:basis",
 }

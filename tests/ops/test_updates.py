@@ -59,7 +59,18 @@ def decoders():
         "sum_levels": (cases.words(3, workers, count), scale[0], SPLITS, 3, 1, 3),
         "mean_of_signs": (cases.words(2, workers, count), scale, SPLITS),
         "mean_of_levels": (cases.words(5, workers, count), levels, SPLITS),
+        "multiply_factors": factors(rng),
     }
+
+
+def factors(rng, rank=3):
+    """Factors of matrices whose rows begin and end anywhere, and other elements."""
+    rows, columns = [3, 10, 33, 2, 5], [100, 33, 0, 31, 0]
+    rows[-1] = sum(SIZES) - 300 - 330 - 33 - 62
+    left = rng.normal(size=rank * (3 + 10 + 2)).astype(np.float32)
+    count = rank * (100 + 33 + 31) + 33 + rows[-1]
+    right = rng.normal(size=count).astype(np.float32)
+    return left, right, rows, columns, rank
 
 
 def values_of(name):

@@ -35,6 +35,11 @@ def factor(decay: float, context: Context) -> tf.Tensor:
 def left(p: tf.Tensor, sent: Vector) -> tf.Tensor:
     """Returns p less what was sent of it, without joining the tensors of `sent`."""
     sent = sent if isinstance(sent, SplitVector) else SplitVector([sent])
+    if sent.decoding and sent.decoding.name == "multiply_factors":
+        # The product itself need not be in memory.
+        factors = dict(zip(("left", "right"), sent.decoding.arguments, strict=True))
+        given = {n: sent.decoding.attributes[n] for n in ("rows", "columns", "rank")}
+        return ops.subtract_factors(p, **factors, **given)
     minus = SplitVector(sent.tensors, -sent.scale)
     return ops.add_scaled(minus, p, tf.constant(1.0))
 

@@ -15,7 +15,7 @@ from tfgradcomp.ops import library
 
 # The inputs of the ops that decode a vector, in their order. An op has `scale` or
 # `levels`. All other arguments are attributes.
-_INPUTS_OF_DECODERS = ("words", "scale", "levels", "row_splits")
+_INPUTS_OF_DECODERS = ("words", "scale", "levels", "row_splits", "left", "right")
 
 
 def call(
@@ -63,7 +63,8 @@ def decode(op: str, arguments: dict[str, Any], applicable: bool) -> Vector:
         return SplitVector(tf.split(values[0], sizes))
     if not applicable:
         return SplitVector(values)
-    given["row_splits"] = tf.convert_to_tensor(given["row_splits"], tf.int64)
+    if "row_splits" in given:
+        given["row_splits"] = tf.convert_to_tensor(given["row_splits"], tf.int64)
     inputs = [given.pop(name) for name in _INPUTS_OF_DECODERS if name in given]
     decoding = DecodeOp(op, tuple(map(tf.convert_to_tensor, inputs)), given)
     return SplitVector(values, decoding=decoding)

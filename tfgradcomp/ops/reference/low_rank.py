@@ -126,6 +126,32 @@ def multiply_factors(
     return in_parts(values, sizes)
 
 
+def subtract_factors(
+    x: tf.Tensor,
+    left: tf.Tensor,
+    right: tf.Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    rank: int,
+) -> tf.Tensor:
+    r"""Returns \( M - P Q^\top \) of each matrix, and differences of other elements.
+
+    The native op, for a CPU only, does not write the product to memory.
+
+    Args:
+        x: M of each matrix and the other elements, float32.
+        left: As for `multiply_factors`, like all that follow.
+        right: Q of each matrix, and what is subtracted from the other elements.
+        rows: Rows of each tensor.
+        columns: Columns of each matrix; 0 for other tensors.
+        rank: Columns of each factor, positive.
+
+    Returns:
+        float32, as large as `x`.
+    """
+    return x - tf.convert_to_tensor(multiply_factors(left, right, rows, columns, rank))
+
+
 def orthonormalize(x: tf.Tensor, rows: Sequence[int], rank: int) -> tf.Tensor:
     r"""Returns orthonormal columns that span those of each factor.
 
