@@ -423,12 +423,9 @@ struct MultiplyFactors {
 
 // difference = x - P Q^T for each matrix, and x less the other elements. On a CPU only.
 struct SubtractFactors {
-  const float* x;
-  const float* left;   // As for MultiplyFactors.
-  const float* right;  // As for MultiplyFactors.
+  const float *x, *left, *right;  // The last two as for MultiplyFactors.
   int64_t size;
-  const int64_t* rows;     // [num_tensors]
-  const int64_t* columns;  // [num_tensors]
+  const int64_t *rows, *columns;  // [num_tensors]
   int64_t num_tensors;
   int64_t rank;
   float* difference;

@@ -37,9 +37,10 @@ def left(p: tf.Tensor, sent: Vector) -> tf.Tensor:
     sent = sent if isinstance(sent, SplitVector) else SplitVector([sent])
     if sent.decoding and sent.decoding.name == "multiply_factors":
         # The product itself need not be in memory.
-        factors = dict(zip(("left", "right"), sent.decoding.arguments, strict=True))
-        given = {n: sent.decoding.attributes[n] for n in ("rows", "columns", "rank")}
-        return ops.subtract_factors(p, **factors, **given)
+        _, (left_factor, right_factor), given = sent.decoding
+        return ops.subtract_factors(
+            p, left_factor, right_factor, given["rows"], given["columns"], given["rank"]
+        )
     minus = SplitVector(sent.tensors, -sent.scale)
     return ops.add_scaled(minus, p, tf.constant(1.0))
 
