@@ -59,8 +59,10 @@ inline void WriteRows(const float* left, int64_t rank, const float* columns,
 class WrittenRows {
  public:
   explicit WrittenRows(const MultiplyFactors& args)
-      : streams(kStreams && args.size >= kStreamedFloats),
-        pieces_(args.values, args.size) {}
+      : streams(IsStreamed(args.size)), pieces_(args.values, args.size) {}
+  ~WrittenRows() {
+    if (streams) Fence();
+  }
 
   float* At(int i, int64_t begin, int64_t count) {
     return pieces_.ToWrite(i, begin, count);
@@ -102,7 +104,7 @@ class AppliedRows {
 class SubtractedRows {
  public:
   explicit SubtractedRows(const SubtractFactors& args)
-      : args_(args), is_large_(kStreams && args.size >= kStreamedFloats) {}
+      : args_(args), is_large_(IsStreamed(args.size)) {}
   ~SubtractedRows() {
     if (is_large_) Fence();
   }
@@ -189,7 +191,6 @@ void GiveProduct(const Parallel& parallel, const Args& args) {
         }
       }
     }
-    if (pieces.streams) Fence();
   });
 }
 

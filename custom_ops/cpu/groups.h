@@ -9,6 +9,7 @@ constexpr int kParts = kGroup / kWidth;
 // Vectors of at least this many floats are written past the caches. They would be
 // evicted before they are read, and so no line is loaded only to be overwritten.
 constexpr int64_t kStreamedFloats = int64_t{1} << 22;
+constexpr bool IsStreamed(int64_t size) { return kStreams && size >= kStreamedFloats; }
 
 // The alignment of buffers. Between stores past the caches, a store that crosses two
 // lines flushes the processor's half-filled buffers. On AMD Zen 3 the signs of a
@@ -204,9 +205,7 @@ class CutReader {
 class GroupWriter {
  public:
   GroupWriter(const CutVector<float>& vector, int64_t size)
-      : part_(vector, size),
-        size_(size),
-        is_large_(kStreams && size >= kStreamedFloats) {
+      : part_(vector, size), size_(size), is_large_(IsStreamed(size)) {
     SetStreams(0);
   }
   ~GroupWriter() {

@@ -53,6 +53,16 @@ absl::Status PartsOfMatrices(OpKernelContext* context, const MatricesOfOp& matri
                  " elements of all tensors. Received: x of ", size, " elements");
 }
 
+// Reads both factors of a product, from input `first` on.
+template <typename Args>
+absl::Status FactorsOfProduct(OpKernelContext* context, const MatricesOfOp& matrices,
+                              int first, Args* args) {
+  matrices.Fill(args);
+  const MatrixTensor& sizes = matrices.sizes();
+  TF_RETURN_IF_ERROR(Vector(context, first, "left", sizes.left, &args->left));
+  return Vector(context, first + 1, "right", sizes.value, &args->right);
+}
+
 // A base class with the attributes of an op on matrices.
 template <typename Base>
 class OnMatrices : public Base {
@@ -117,10 +127,7 @@ class MultiplyFactorsOp : public OnMatrices<ValuesOp<Device, MultiplyFactors>> {
  private:
   absl::Status Prepare(OpKernelContext* context, MultiplyFactors* args,
                        Memory* memory) const override {
-    this->matrices_.Fill(args);
-    const MatrixTensor& sizes = this->matrices_.sizes();
-    TF_RETURN_IF_ERROR(Vector(context, 0, "left", sizes.left, &args->left));
-    TF_RETURN_IF_ERROR(Vector(context, 1, "right", sizes.value, &args->right));
+    TF_RETURN_IF_ERROR(FactorsOfProduct(context, this->matrices_, 0, args));
     return this->Values(context, memory, args);
   }
 };
@@ -133,12 +140,9 @@ class SubtractFactorsOp : public OnMatrices<KernelOp<Device, SubtractFactors>> {
  private:
   absl::Status Prepare(OpKernelContext* context, SubtractFactors* args,
                        Memory*) const override {
-    this->matrices_.Fill(args);
-    const MatrixTensor& sizes = this->matrices_.sizes();
-    TF_RETURN_IF_ERROR(Vector(context, 0, "x", sizes.element, &args->x));
-    TF_RETURN_IF_ERROR(Vector(context, 1, "left", sizes.left, &args->left));
-    TF_RETURN_IF_ERROR(Vector(context, 2, "right", sizes.value, &args->right));
-    return Output(context, 0, TensorShape({sizes.element}), &args->difference);
+    TF_RETURN_IF_ERROR(FactorsOfProduct(context, this->matrices_, 1, args));
+    TF_RETURN_IF_ERROR(Vector(context, 0, "x", args->size, &args->x));
+    return Output(context, 0, TensorShape({args->size}), &args->difference);
   }
 };
 

@@ -14,6 +14,10 @@
 
 namespace tfgradcomp {
 
+// The attributes of an op on matrices.
+#define TFGRADCOMP_MATRICES \
+  Attr("rows: list(int)").Attr("columns: list(int)").Attr("rank: int")
+
 // Reads the tensors' shapes and the rank, and returns the sizes of the arrays.
 inline absl::Status GetMatrices(InferenceContext* c, MatrixTensor* sizes) {
   std::vector<int64_t> rows, columns;
@@ -53,10 +57,7 @@ REGISTER_OP("Tfgradcomp>MultiplyMatrices")
     .Output("products: float")
     .Attr("num_parts: int >= 1")
     .Attr("x_scale: float = 1.0")
-    .Attr("rows: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("rank: int")
-    .SetShapeFn(MultiplyMatricesShape);
+    .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyMatricesShape);
 
 inline absl::Status MultiplyTransposedShape(InferenceContext* c) {
   MatrixTensor sizes;
@@ -74,16 +75,18 @@ REGISTER_OP("Tfgradcomp>MultiplyTransposed")
     .Output("factors: float")
     .Attr("num_parts: int >= 1")
     .Attr("x_scale: float = 1.0")
-    .Attr("rows: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("rank: int")
-    .SetShapeFn(MultiplyTransposedShape);
+    .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyTransposedShape);
+
+// Checks both factors of a product, from input `first` on, and reads the sizes.
+inline absl::Status GetFactors(InferenceContext* c, int first, MatrixTensor* sizes) {
+  TF_RETURN_IF_ERROR(GetMatrices(c, sizes));
+  TF_RETURN_IF_ERROR(CheckVector(c, first, sizes->left));
+  return CheckVector(c, first + 1, sizes->value);
+}
 
 inline absl::Status MultiplyFactorsShape(InferenceContext* c) {
   MatrixTensor sizes;
-  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
-  TF_RETURN_IF_ERROR(CheckVector(c, 0, sizes.left));
-  TF_RETURN_IF_ERROR(CheckVector(c, 1, sizes.value));
+  TF_RETURN_IF_ERROR(GetFactors(c, 0, &sizes));
   return SetParts(c, sizes.element);
 }
 
@@ -94,10 +97,7 @@ REGISTER_OP("Tfgradcomp>MultiplyFactors")
     .Attr("num_values: int >= 1")
     .Attr("sizes: list(int)")
     .Attr("count: int")
-    .Attr("rows: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("rank: int")
-    .SetShapeFn(MultiplyFactorsShape);
+    .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyFactorsShape);
 
 REGISTER_OP("Tfgradcomp>ApplyMultiplyFactors")
     .Input("left: float")
@@ -105,17 +105,12 @@ REGISTER_OP("Tfgradcomp>ApplyMultiplyFactors")
     .TFGRADCOMP_UPDATES.Attr("num_values: int >= 1")
     .Attr("sizes: list(int)")
     .Attr("count: int")
-    .Attr("rows: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("rank: int")
-    .SetShapeFn(MultiplyFactorsShape);
+    .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyFactorsShape);
 
 inline absl::Status SubtractFactorsShape(InferenceContext* c) {
   MatrixTensor sizes;
-  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
+  TF_RETURN_IF_ERROR(GetFactors(c, 1, &sizes));
   TF_RETURN_IF_ERROR(CheckVector(c, 0, sizes.element));
-  TF_RETURN_IF_ERROR(CheckVector(c, 1, sizes.left));
-  TF_RETURN_IF_ERROR(CheckVector(c, 2, sizes.value));
   c->set_output(0, c->Vector(sizes.element));
   return absl::OkStatus();
 }
@@ -125,10 +120,7 @@ REGISTER_OP("Tfgradcomp>SubtractFactors")
     .Input("left: float")
     .Input("right: float")
     .Output("difference: float")
-    .Attr("rows: list(int)")
-    .Attr("columns: list(int)")
-    .Attr("rank: int")
-    .SetShapeFn(SubtractFactorsShape);
+    .TFGRADCOMP_MATRICES.SetShapeFn(SubtractFactorsShape);
 
 inline absl::Status OrthonormalizeShape(InferenceContext* c) {
   std::vector<int64_t> rows;

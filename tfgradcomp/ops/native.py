@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfgradcomp.core.split_vector import DecodeOp, SplitVector, Vector
 from tfgradcomp.ops import library
 
-# The inputs of the ops that decode a vector, in their order. An op has `scale` or
-# `levels`. All other arguments are attributes.
+# The inputs of the ops that decode a vector, in their order; an op has some of them.
+# All other arguments are attributes.
 _INPUTS_OF_DECODERS = ("words", "scale", "levels", "row_splits", "left", "right")
 
 
