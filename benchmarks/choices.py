@@ -25,12 +25,11 @@ import measuring
 import virtual_cluster
 from choices_worker import STOCK
 from processes import exit_on_signals
-from report import RUN, head, kept_rows, publish, run, write_csv
+from report import RUN, csv_of, head, kept_rows, publish, run, write_csv
 from workloads import SMALL, WORKLOADS
 
 from tfgradcomp.planning.risks import RISKS
 
-HERE = Path(__file__).resolve().parent
 # A choice is good within this factor of the best method.
 NEAR = 1.1
 POINT = ("model", "rate", "workers")
@@ -148,14 +147,14 @@ def measure(args: argparse.Namespace, model: str, count: int) -> dict:
 
 def write(args, steps: list[dict], rows: list[dict]) -> None:
     """Writes what has been measured so far, and with `--keep` earlier rows."""
-    folder = args.output or HERE / "results"
+    path_of_steps = csv_of(args.output, "choices steps")
     if args.keep:
-        rows = kept_rows(folder / "choices.csv", (*POINT, "risk"), rows)
-        steps = kept_rows(folder / "choices_steps.csv", (*POINT, "method"), steps)
+        rows = kept_rows(csv_of(args.output, "choices"), (*POINT, "risk"), rows)
+        steps = kept_rows(path_of_steps, (*POINT, "method"), steps)
     facts = f"{args.rounds} rounds"
     lines = [f"{head(facts, rows)} {counts(rows)}", "", *table(rows)]
     publish(args.output, "choices", COLUMNS, rows, lines)
-    write_csv(folder / "choices_steps.csv", STEPS, steps)
+    write_csv(path_of_steps, STEPS, steps)
 
 
 def main() -> None:
