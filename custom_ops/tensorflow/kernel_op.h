@@ -216,11 +216,18 @@ absl::Status Output(OpKernelContext* context, int index, const TensorShape& shap
   return absl::OkStatus();
 }
 
-// A vector that the next step reads as the state of a method.
+// A vector that the next step reads as the state of a method, or that is as large. It
+// takes the memory of input `reused` if there is one and nobody else will read it.
 template <typename Device>
 absl::Status OutputState(OpKernelContext* context, int index, int64_t size,
-                         float** data) {
+                         float** data, int reused = -1) {
   const TensorShape shape({size});
+  Tensor* output;
+  if (reused >= 0 && context->forward_input_to_output_with_shape(reused, index, shape,
+                                                                 &output)) {
+    *data = Data<float>(output);
+    return absl::OkStatus();
+  }
   if (!Device::kOnHost || size * sizeof(float) < kKeptBytes) {
     return Output(context, index, shape, data);
   }

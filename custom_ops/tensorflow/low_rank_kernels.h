@@ -142,7 +142,7 @@ class SubtractFactorsOp : public OnMatrices<KernelOp<Device, SubtractFactors>> {
                        Memory*) const override {
     TF_RETURN_IF_ERROR(FactorsOfProduct(context, this->matrices_, 1, args));
     TF_RETURN_IF_ERROR(Vector(context, 0, "x", args->size, &args->x));
-    return Output(context, 0, TensorShape({args->size}), &args->difference);
+    return OutputState<Device>(context, 0, args->size, &args->difference, 0);
   }
 };
 

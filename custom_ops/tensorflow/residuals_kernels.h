@@ -61,7 +61,7 @@ class AddScaledOp : public KernelOp<Device, AddScaled> {
     TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
     TF_RETURN_IF_ERROR(Vector(context, parts, "y", args->size, &args->y));
     TF_RETURN_IF_ERROR(Scalar(context, parts + 1, "factor", &args->factor));
-    return Output(context, 0, TensorShape({args->size}), &args->total);
+    return OutputState<Device>(context, 0, args->size, &args->total);
   }
 };
 
