@@ -223,8 +223,8 @@ absl::Status OutputState(OpKernelContext* context, int index, int64_t size,
                          float** data, int reused = -1) {
   const TensorShape shape({size});
   Tensor* output;
-  if (reused >= 0 && context->forward_input_to_output_with_shape(reused, index, shape,
-                                                                 &output)) {
+  if (reused >= 0 &&
+      context->forward_input_to_output_with_shape(reused, index, shape, &output)) {
     *data = Data<float>(output);
     return absl::OkStatus();
   }
