@@ -13,7 +13,7 @@ from tests.ops.implementations import native, needs_library
 
 pytestmark = needs_library
 
-SIZE = 2**24
+SIZE, ROWS = 2**24, 2**12
 PAGES = 4 * SIZE // resource.getpagesize()
 
 
@@ -26,34 +26,42 @@ def resident():
         return int(file.read().split()[1])
 
 
-def make_step():
+def momentum(x, state):
+    return native.pack_momentum_signs(x, state, 0.9, False, None)[1]
+
+
+def feedback(x, state):
+    p = native.add_scaled(x, state, tf.constant(1.0))
+    factors = tf.zeros([ROWS]), tf.zeros([SIZE // ROWS])
+    return native.subtract_factors(p, *factors, [ROWS], [SIZE // ROWS], 1)
+
+
+def make_step(new_state):
     x = tf.constant(np.random.default_rng(0).standard_normal(SIZE, np.float32))
-    momentum = tf.Variable(tf.zeros([SIZE]))
+    state = tf.Variable(tf.zeros([SIZE]))
 
     @tf.function(autograph=False)
     def step():
-        words, new, _ = native.pack_momentum_signs(x, momentum, 0.9, False, None)
-        momentum.assign(new)
-        return tf.reduce_sum(words)
+        state.assign(new_state(x, state))
 
-    return step, x, momentum
+    return step, x, state
 
 
-def faults_of_four_steps():
-    """The pages that four steps fault in, and an element of the momentum."""
-    step, x, momentum = make_step()
+def faults_of_four_steps(new_state):
+    """The pages that four steps fault in, and the ratio of the state to x."""
+    step, x, state = make_step(new_state)
     for _ in range(3):
         step()
     begin = faults()
     for _ in range(4):
         step()
-    return faults() - begin, momentum.numpy()[5] / float(x[5])
+    return faults() - begin, state.numpy()[5] / float(x[5])
 
 
 def pages_kept():
     """The pages that a state which is gone has left."""
     before = resident()
-    made = make_step()
+    made = make_step(momentum)
     for _ in range(3):
         made[0]()
     del made
@@ -73,15 +81,16 @@ def run():
         ProcessPoolExecutor(1, spawn) as executor,
     ):
         patch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-        yield lambda function: executor.submit(function).result(timeout=120)
+        yield lambda *call: executor.submit(*call).result(timeout=120)
 
 
 @pytest.mark.slow
-def test_steps_ask_the_system_for_no_memory(run):
-    pages, element = run(faults_of_four_steps)
-    # Each step would fault in all pages of the new momentum.
+@pytest.mark.parametrize("new_state, expected", [(momentum, 1 - 0.9**7), (feedback, 7)])
+def test_steps_ask_the_system_for_no_memory(run, new_state, expected):
+    pages, element = run(faults_of_four_steps, new_state)
+    # Each step would fault in all pages of the new state.
     assert pages < PAGES
-    assert element == pytest.approx(1 - 0.9**7, rel=1e-5)
+    assert element == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
