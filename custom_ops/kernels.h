@@ -428,7 +428,7 @@ struct SubtractFactors {
   const int64_t *rows, *columns;  // [num_tensors]
   int64_t num_tensors;
   int64_t rank;
-  float* difference;
+  float* difference;  // May be x.
 };
 
 // Orthonormal columns that span those of each of `num_factors` factors, in float64:

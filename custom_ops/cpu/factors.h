@@ -104,9 +104,9 @@ class AppliedRows {
 class SubtractedRows {
  public:
   explicit SubtractedRows(const SubtractFactors& args)
-      : args_(args), streams_(IsStreamed(args.size) && args.difference != args.x) {}
+      : args_(args), is_streamed_(IsStreamed(args.size) && args.difference != args.x) {}
   ~SubtractedRows() {
-    if (streams_) Fence();
+    if (is_streamed_) Fence();
   }
 
   float* At(int i, int64_t, int64_t) { return buffers_[i]; }
@@ -114,7 +114,7 @@ class SubtractedRows {
     const float* const x = args_.x + begin;
     float* const to = args_.difference + begin;
     const bool is_aligned = reinterpret_cast<uintptr_t>(to) % kStreamAlignment == 0;
-    if (streams_ && is_aligned) {
+    if (is_streamed_ && is_aligned) {
       Subtract(x, piece, count, to, Stream);
     } else {
       Subtract(x, piece, count, to, Store);
@@ -138,7 +138,7 @@ class SubtractedRows {
   }
 
   const SubtractFactors args_;
-  const bool streams_;
+  const bool is_streamed_;
   alignas(kCacheLine) float buffers_[kRowsWritten][kSpan] = {};
 };
 

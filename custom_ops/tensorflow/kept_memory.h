@@ -1,9 +1,10 @@
 // Memory of a method's state on the host, kept from step to step.
 //
-// A step writes new momenta and residuals beside the old ones, which are freed after
-// the step. The system takes back such large blocks and gives out new blocks page by
-// page, which costs more than all arithmetic of a step. Here a freed block waits for
-// the next step instead, as long as no more bytes wait than are in use.
+// A step writes new momenta and residuals beside the old ones, and sums that are as
+// large, which are freed after the step. The system takes back such large blocks and
+// gives out new blocks page by page, which costs more than all arithmetic of a step.
+// Here a freed block waits for the next step instead, as long as no more bytes wait
+// than are in use.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_

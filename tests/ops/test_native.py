@@ -127,7 +127,7 @@ def test_results_that_go_past_the_caches():
 @pytest.mark.parametrize("size", [6007, pytest.param(STREAMED, marks=pytest.mark.slow)])
 def test_a_difference_takes_the_memory_of_what_nobody_else_reads(size):
     x = cases.floats(size)
-    (_, (_, *factors)) = cases.products(x, 3)[-1]
+    _, (_, *factors) = cases.products(x, 3)[-1]
 
     @tf.function
     def differences(x, one, also_one):
@@ -140,7 +140,7 @@ def test_a_difference_takes_the_memory_of_what_nobody_else_reads(size):
     one, also_one = tf.ones([]), tf.ones([])
     first, second, after = differences(tf.constant(x), one, also_one)
     expected = reference.subtract_factors(tf.constant(x + 1), *factors)
-    cases.same_results((first, second, after), (expected, expected, x + 1), "")
+    cases.same_results((first, second, after), (expected, expected, x + 1))
 
 
 @pytest.mark.slow
