@@ -114,24 +114,28 @@ CLAIMS = [
     ),
     (
         PAGE,
-        "changes the loss by at most 1 % with float16, two and four bits, and makes "
-        "that of one bit 0.8 to 1.9 % larger",
+        "changes the mean loss of three seeds by at most 1 % with float16 and four "
+        "bits, and makes that of one bit 0.7 to 1.5 % larger. Two bits lose 1.5 % with "
+        "64 steps, and 0.2 % at most with fewer",
         lambda: (
             all(
                 abs(momentum("float16", every, "0.5 behind")) <= 1
-                and abs(momentum("2 bits", every)) <= 1
                 and abs(momentum("4 bits", every)) <= 1
                 for every in (16, 32, 64)
             )
-            and {momentum("1 bit", every) for every in (16, 32, 64)} == {0.8, 1.5, 1.9}
+            and [momentum("1 bit", every) for every in (16, 32, 64)] == [0.8, 0.7, 1.5]
+            and [momentum("2 bits", every) for every in (16, 32, 64)] == [0.0, 0.2, 1.5]
         ),
     ),
     (
         PAGE,
-        "2.8 % with 8 steps, 2.2 with 16, 1.6 with 32, 0.4 with 64",
+        "2.8 % with 8 steps, 1.7 with 16, 1.3 with 32; with 64 it loses 0.8, and "
+        "without decay about 1 % everywhere",
         lambda: (
             [momentum("top-k", every) for every in (8, 16, 32, 64)]
-            == [-2.8, -2.2, -1.6, -0.4]
+            == [-2.8, -1.7, -1.3, 0.8]
+            and [momentum("top-k, decay 1", every) for every in (16, 32, 64)]
+            == [0.6, 1.0, 0.6]
         ),
     ),
     (
@@ -200,6 +204,19 @@ CLAIMS = [
             losses("2 bits", 64, inner="Muon")["0"]
             < losses("bfloat16", 1, inner="AdamW")["0"]
         ),
+    ),
+    (
+        PAGE,
+        "it loses 4.0 % with float16 and 4.9 % with two bits",
+        lambda: (
+            more(4.0, "float16", 32, "Muon", place="0.5 behind")
+            and more(4.9, "2 bits", 32, "Muon", place="0.5 in front")
+        ),
+    ),
+    (
+        PAGE,
+        "with top-k every 16 steps, without momentum, the distance is 11.2 %",
+        lambda: more(11.2, "top-k", 16, steps=12288),
     ),
 ]
 
