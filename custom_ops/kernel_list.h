@@ -34,12 +34,13 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// Those of a CPU: three more, which update variables by a vector, find a part of it,
-// and subtract products.
+// Those of a CPU: four more, which update variables by a vector, find a part or the
+// largest elements of it, and subtract products.
 #define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
   TFGRADCOMP_FOR_EACH_KERNEL(X)           \
   X(ApplyVector)                          \
   X(FirstNonfinite)                       \
+  X(FindLargest)                          \
   X(SubtractFactors)
 
 // The kernels that decode, and take an `Update`.

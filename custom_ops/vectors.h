@@ -77,6 +77,16 @@ struct FirstNonfinite {
   int32_t* part;
 };
 
+// The indices of the `count` elements of largest magnitude, ascending; of equal ones
+// the first. Magnitudes are compared by their bits, so a NaN is the largest. On a CPU
+// only.
+struct FindLargest {
+  CutVector<const float> x;
+  int64_t size;      // Less than 2^31.
+  int64_t count;     // At most `size`.
+  int32_t* indices;  // [count]
+};
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_VECTORS_H_

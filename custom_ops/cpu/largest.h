@@ -1,4 +1,74 @@
-// The largest elements of chunks, and their mean.
+// The largest elements of a vector; those of chunks, and their mean.
+
+// Calls body(magnitude, j) for the elements of groups [begin, end) that reach a
+// magnitude, in their order.
+template <typename Body>
+void EachReaching(const FindLargest& args, int64_t begin, int64_t end, int32_t least,
+                  const Body& body) {
+  CutReader<kGroup> x(args.x, args.size);
+  const I bound = SetInts(least);
+  alignas(kCacheLine) int32_t magnitudes[kGroup];
+  for (int64_t group = begin; group < end; ++group) {
+    const int64_t at = group * kGroup, count = Smaller(kGroup, args.size - at);
+    const float* const values = x.At(at, count);
+    uint32_t below = 0;
+    for (int i = 0; i < kGroup; i += kWidth) {
+      const I magnitude = MagnitudeBits(Load(values + i));
+      StoreInts(magnitudes + i, magnitude);
+      below |= LessBits(magnitude, bound) << i;
+    }
+    for (uint32_t left = ~below & LowBits(count); left != 0; left &= left - 1) {
+      const int i = __builtin_ctz(left);
+      body(magnitudes[i], at + i);
+    }
+  }
+}
+
+// Counts the elements whose magnitude without its lower `shift` + kDigitBits bits is
+// `upper`, by the digit above the lower `shift` bits.
+constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
+void CountDigits(const Parallel& parallel, const FindLargest& args, int shift,
+                 int32_t upper, int64_t* counts) {
+  memset(counts, 0, kDigits * sizeof(*counts));
+  const int32_t least = static_cast<int32_t>(int64_t{upper} << (shift + kDigitBits));
+  For(parallel, CeilDiv(args.size, kGroup), 4 * kGroup,
+      [&](int64_t begin, int64_t end) {
+        // Several tables, since neighbours often have the same digit.
+        constexpr int kTables = 4;
+        int32_t own[kTables][kDigits] = {};
+        EachReaching(args, begin, end, least, [&](int32_t magnitude, int64_t j) {
+          const int32_t digits = magnitude >> shift;
+          own[j % kTables][digits % kDigits] += digits >> kDigitBits == upper;
+        });
+        for (const auto& table : own) {
+          for (int digit = 0; digit < kDigits; ++digit) {
+            if (table[digit] == 0) continue;
+            __atomic_fetch_add(counts + digit, table[digit], __ATOMIC_RELAXED);
+          }
+        }
+      });
+}
+
+void Kernel(const Parallel& parallel, const FindLargest& args) {
+  if (args.count == 0) return;
+  // The bits of the least magnitude that is taken, a digit after the other, and how
+  // many elements of this magnitude are taken.
+  int32_t least = 0;
+  int64_t equal = args.count;
+  for (int shift = 2 * kDigitBits; shift >= 0; shift -= kDigitBits) {
+    int64_t counts[kDigits];
+    CountDigits(parallel, args, shift, least, counts);
+    int32_t digit = kDigits - 1;
+    while (equal > counts[digit]) equal -= counts[digit--];
+    least = least << kDigitBits | digit;
+  }
+  int32_t* next = args.indices;
+  EachReaching(args, 0, CeilDiv(args.size, kGroup), least,
+               [&](int32_t magnitude, int64_t j) {
+                 if (magnitude > least || equal-- > 0)
+                   *next++ = static_cast<int32_t>(j);
+               });
+}
 
 // Returns the largest number that `count` of the numbers reach, or one that exactly
 // `count` of them reach. None is negative.

@@ -73,6 +73,7 @@ CALLS = {
         scale=np.ones((2, 2), np.float32),
         row_splits=[0, 2, 5],
     ),
+    "find_largest": dict(x=X, count=3),
     "pack_largest": dict(CHUNKS, x=X),
     "mean_of_largest": dict(
         CHUNKS, words=LONG_WORDS, levels=np.ones((2, 2, 2), np.float32)
@@ -252,6 +253,7 @@ BAD = {
         scale=[TWO, np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)],
         row_splits=[*BAD_SPLITS_FIRST, [0, 2, 2**28]],
     ),
+    "find_largest": dict(count=[-1, 6, np.ones(1, np.int32)]),
     "pack_largest": dict(BAD_CHUNKS, x=BAD_X, row_splits=[*BAD_SPLITS_ALONE, [0, 5]]),
     "mean_of_largest": dict(
         BAD_CHUNKS,

@@ -314,6 +314,10 @@ def calls(size, layout="one", workers=3, kind="normal"):
     for share in (0, 0.3, 1):
         sent = sparse_words(workers, size, share)
         result.append(("mean_of_sparse", (sent, scales, splits)))
+    # One in a thousand, most of them, all; with many equal ones.
+    for count in (0, size // 1000 + 1, size * 3 // 4, size):
+        for vector in (x, coarse, nothing):
+            result.append(("find_largest", (vector, min(count, size))))
     for form in CHUNKS:
         ends = chunks(splits, form.chunk)
         for vector in (x, coarse):

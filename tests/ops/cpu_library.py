@@ -38,6 +38,7 @@ RESULTS = {
     "pack_unambiguous": "words exponents new_residual new_variance nonfinite",
     "pack_over_threshold": "words new_residual new_variance nonfinite",
     "mean_of_sparse": "values",
+    "find_largest": "indices",
     "pack_largest": "words levels nonfinite",
     "mean_of_largest": "values",
     "multiply_matrices": "products",
@@ -281,6 +282,7 @@ def _output(field, name, inputs):
     shape, dtype = {
         "nonfinite": (1, np.int64),
         "part": (1, np.int32),
+        "indices": (inputs.get("count"), np.int32),
         "rounded": (size, np.uint16),
         "statistics": ([5, blocks], np.float64),
         "levels": ([blocks, inputs.get("count")], np.float32),

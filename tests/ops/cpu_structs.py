@@ -78,6 +78,7 @@ STRUCTS = {
     "p:new_residual p:new_variance p:nonfinite",
     "MeanOfSparse": "p:words i:num_words p:scale i:num_workers i:size p:row_splits "
     "i:num_blocks c:values",
+    "FindLargest": "c:x i:size i:count p:indices",
     "PackLargest": "c:x i:size i:k i:chunk i:bits p:row_splits i:num_blocks p:words "
     "p:levels p:nonfinite",
     "MeanOfLargest": "p:words p:levels i:num_workers i:size i:k i:chunk i:bits "

@@ -24,6 +24,8 @@ SPLITS = [0, 2**31 + 1, LARGE]
 BASES = {"pack_codes": 3, "unpack_codes": 3, "sum_codes": 3, "sum_levels": 3}
 BASES |= {"mean_of_levels": 3, "majority_vote": 3}
 SPARSE = ("pack_unambiguous", "pack_over_threshold", "mean_of_sparse")
+# Whose vectors have an index for each element.
+LIMITED = (*SPARSE, "find_largest")
 BY_CHUNKS = ("pack_largest", "mean_of_largest")
 
 
@@ -51,7 +53,7 @@ def enlarged(name, argument, value):
     return tf.TensorSpec([*shape[:-1], *size], value.dtype)
 
 
-@pytest.mark.parametrize("name", [n for n in OPERATIONS if n not in SPARSE])
+@pytest.mark.parametrize("name", [n for n in OPERATIONS if n not in LIMITED])
 def test_shapes_of_native_operations(name):
     small, large = CALLS[name], {}
     for argument, value in small.items():
@@ -109,7 +111,7 @@ def test_sparse_words_refuse_what_no_index_reaches(name, size):
 
 # As a plan cuts a model of many large tensors, and blocks that shards share.
 LAYOUT = Layout.from_sizes([2**31 + 3, 5, LARGE], block_size=2**30 - 1)
-SPARSE = (TopK, DGC, RandomK)
+WITH_INDICES = (TopK, DGC, RandomK)
 TRANSPORTS = (AllGather, AllReduce, Sharded)
 
 
@@ -117,7 +119,7 @@ def fits(row):
     """Returns whether a method takes any size; with an index an element it does not."""
     if row.method.compressor.most_elements is not None:
         return False
-    return not any(isinstance(part, SPARSE) for part in parts_of(row.compressor))
+    return not any(isinstance(part, WITH_INDICES) for part in parts_of(row.compressor))
 
 
 @pytest.mark.sample(1)

@@ -14,7 +14,7 @@ from tfgradcomp import ops
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.compressors.base import Compressed, Compressor, Identity, all_finite
 from tfgradcomp.compressors.momentum import check_momentum
-from tfgradcomp.compressors.top_k import check_ratio, check_size
+from tfgradcomp.compressors.top_k import check_ratio, check_size, mean_of_pairs
 from tfgradcomp.core import Context, Field, Fields, Layout, Vector
 from tfgradcomp.core.arguments import check_integer
 
@@ -100,19 +100,22 @@ class DGC(Compressor):
             most = self.clip_norm * math.sqrt(context.num_workers)
             norm = tf.maximum(tf.sqrt(squares), most)
             x = x * tf.cast(tf.math.divide_no_nan(most, norm), tf.float32)
-        return self.momentum * state["momentum"] + x
+        return ops.add_scaled(x, state["momentum"], tf.constant(self.momentum))
 
     @override
     def compress(self, x, state, layout, context):
         u = self.velocity(x, state, layout, context)
-        v = state["residual"] + u
+        v = ops.add_scaled(u, state["residual"], tf.constant(1.0))
         indices = self._largest(v, layout, context.step)
         values = tf.gather(v, tf.maximum(indices, 0))
         pairs = tf.stack([indices, tf.bitcast(values, tf.int32)], 1)
-        is_sent = _spread(tf.ones_like(values), indices, layout) > 0
+        # There is an element in any case.
+        sent = tf.where(indices < 0, indices[0], indices)[:, tf.newaxis]
         new = {"momentum": u, "residual": v}
         state = {
-            name: context.unless_zero_lr(tf.where(is_sent, 0.0, new[name]), old)
+            name: context.unless_zero_lr(
+                tf.tensor_scatter_nd_update(new[name], sent, tf.zeros_like(values)), old
+            )
             for name, old in state.items()
         }
         return Compressed({"pairs": tf.reshape(pairs, [-1])}, state, all_finite([v]))
@@ -121,11 +124,11 @@ class DGC(Compressor):
         """Returns the indices of this step's elements, int32 `[k]`."""
         counts = self._counts(layout)
         if len(counts) == 1:
-            return tf.math.top_k(tf.abs(v), counts[0]).indices
+            return ops.find_largest(v, counts[0])
         stage = tf.minimum(step // self.density_steps, len(counts) - 1)
         k = tf.gather(counts, stage)
         if not in_xla():
-            return tf.math.top_k(tf.abs(v), k).indices
+            return ops.find_largest(v, k)
         # Sizes are static in XLA.
         indices = tf.math.top_k(tf.abs(v), counts[0]).indices
         return tf.where(tf.range(counts[0]) < k, indices, ops.NOTHING)
@@ -137,8 +140,13 @@ class DGC(Compressor):
 
     @override
     def decompress(self, payload, layout):
-        indices, bits = tf.unstack(tf.reshape(payload["pairs"], [-1, 2]), axis=1)
-        return _spread(tf.bitcast(bits, tf.float32), indices, layout)
+        return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
+
+    @override
+    def mean(self, payloads, layout):
+        pairs = payloads["pairs"]
+        indices, bits = tf.unstack(tf.reshape(pairs, [pairs.shape[0], -1, 2]), axis=2)
+        return mean_of_pairs(indices, tf.bitcast(bits, tf.float32), layout)
 
     @override
     def uncompressed(self):
@@ -167,8 +175,3 @@ class _Velocity(Identity):
         payload, _, is_finite = super().compress(u, (), layout, context)
         momentum = context.unless_zero_lr(u, state["momentum"])
         return Compressed(payload, {**state, "momentum": momentum}, is_finite)
-
-
-def _spread(values: tf.Tensor, indices: tf.Tensor, layout: Layout) -> tf.Tensor:
-    """Returns a vector with some values at their indices; an index of -1 is dropped."""
-    return tf.math.unsorted_segment_sum(values, indices, layout.size)

@@ -53,7 +53,7 @@ class TopK(Compressor):
     @override
     def compress(self, x, state, layout, context):
         field = self.fields(layout)["indices"]
-        indices = tf.math.top_k(tf.abs(x), field.count, sorted=False).indices
+        indices = ops.find_largest(x, field.count)
         payload = {
             "values": tf.gather(x, indices),
             "indices": ops.pack_codes(indices, field.base),
@@ -66,9 +66,36 @@ class TopK(Compressor):
 
     @override
     def decompress(self, payload, layout):
+        return self.mean({k: v[tf.newaxis] for k, v in payload.items()}, layout)
+
+    @override
+    def mean(self, payloads, layout):
         field = self.fields(layout)["indices"]
-        indices = ops.unpack_codes(payload["indices"], field.base, field.count)
-        return tf.scatter_nd(indices[:, tf.newaxis], payload["values"], [layout.size])
+        words = tf.unstack(payloads["indices"])
+        indices = [ops.unpack_codes(one, field.base, field.count) for one in words]
+        return mean_of_pairs(tf.stack(indices), payloads["values"], layout)
+
+
+def mean_of_pairs(indices: tf.Tensor, values: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """Returns the mean of N vectors of few elements, added in the order of ranks.
+
+    Args:
+        indices: int32 `[N, any]`, different ones of each worker; `ops.NOTHING` stands
+            for no element.
+        values: float32 `[N, any]`, of these elements; the others are 0.
+        layout: The blocks of the flat vector.
+    """
+    workers = values.shape[0]
+    values = tf.where(indices < 0, 0.0, values)
+    places = tf.maximum(indices, 0)[..., tf.newaxis]
+    if tf.config.get_visible_devices("GPU"):
+        # A GPU adds what goes to one place in any order.
+        total = tf.zeros([layout.size])
+        for one in zip(tf.unstack(places), tf.unstack(values), strict=True):
+            total = tf.tensor_scatter_nd_add(total, *one)
+    else:
+        total = tf.scatter_nd(places, values, [layout.size])
+    return total if workers == 1 else tf.math.divide_no_nan(total, workers)
 
 
 def check_ratio(ratio: float) -> None:

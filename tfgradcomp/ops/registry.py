@@ -102,6 +102,7 @@ pack_over_threshold = Operation(
 )
 mean_of_sparse = Operation(sparse.mean_of_sparse)
 
+find_largest = Operation(vectors.find_largest, vectors=["x"], on_gpu=False)
 pack_largest = Operation(chunks.pack_largest, vectors=["x"])
 mean_of_largest = Operation(chunks.mean_of_largest, static="row_splits")
 
