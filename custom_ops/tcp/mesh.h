@@ -233,7 +233,7 @@ class Mesh {
   }
 
   std::string Closed(const Link* link) {
-    return Name(link->peer) + " has ended, or closed its connection to " + Name(place_);
+    return Name(link->peer) + " has ended, or not answered for 60 s";
   }
 
   // Sending.

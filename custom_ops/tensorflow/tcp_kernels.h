@@ -72,9 +72,12 @@ class TcpOp : public tensorflow::AsyncOpKernel {
     tensorflow::CancellationToken token = 0;
     if (manager != nullptr) {
       token = manager->get_cancellation_token();
-      Mesh* const mesh = mesh_;
-      const bool goes_on = manager->RegisterCallback(
-          token, [mesh] { mesh->Break("a step has failed or was cancelled here"); });
+      const auto stop = [mesh = mesh_] {
+        mesh->Break("a step has failed or was cancelled here");
+      };
+      const bool goes_on = manager->RegisterCallback(token, stop);
+      // Others would take the next step's message for the one that is not sent.
+      if (!goes_on) stop();
       OP_REQUIRES_ASYNC(context, goes_on, absl::CancelledError("The step has ended."),
                         done);
     }

@@ -212,6 +212,15 @@ def die(rank):
     tf.function(lambda: collectives.sum(tf.ones([3]), "last words"))()
 
 
+def die_with_a_child(rank):
+    """The same, while a child that the worker has forked goes on."""
+    _over_tcp()
+    if strategy_and_rank()[1] == rank and os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    die(rank)
+
+
 def fail(rank):
     """A worker's step fails while it waits for the others in the exchange."""
     collectives, own_rank = _over_tcp(), strategy_and_rank()[1]

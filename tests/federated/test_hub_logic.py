@@ -331,6 +331,7 @@ def test_a_payload_that_is_much_longer_is_left_out_and_named():
     [
         ({"examples": 0.0}, "examples"),
         ({"examples": float("nan")}, "examples"),
+        ({"examples": 1e39}, "at most 1e\\+12"),
         ({"statistics": [np.nan, 0.0]}, "2 finite statistics"),
         ({"statistics": [0.0] * 3}, "2 finite statistics"),
     ],
@@ -340,6 +341,30 @@ def test_payloads_with_senseless_numbers_end_the_connection(change, text):
     hub.come("lima")
     with pytest.raises(MessageError, match=text):
         hub.push("lima", random_deltas(1)[0], **change)
+
+
+def test_statistics_that_are_no_whole_numbers_end_the_connection():
+    hub = Hub()
+    hub.come("lima")
+    hub.push("lima", random_deltas(1)[0])
+    hub.come("oslo")
+    cut = hub.last._replace(life=hub.lives["oslo"], statistics=b"abc")
+    with pytest.raises(MessageError, match="2 finite statistics of 4 bytes.*3 bytes"):
+        hub.logic.receive("oslo", cut, 1.0)
+
+
+def test_a_payload_with_which_the_mean_overflows_is_left_out_and_named():
+    hub, (a, _) = Hub(), random_deltas(2)
+    hub.come("lima", "oslo")
+    hub.push("lima", np.full(SIZE, 3.0e38))
+    outgoing = hub.push("oslo", np.full(SIZE, 2.9e38))
+    assert kinds(outgoing) == [("lima", "LeftOut")]
+    assert "NaN or Inf" in outgoing[0][1].reason
+    # The round waits for the client's next payload, to the deadline at most.
+    assert not hub.logic.history
+    hub.push("lima", a, now=2.0)
+    assert hub.logic.history[0].left_out == ("lima",)
+    assert np.isfinite(hub.logic.anchor.weights).all()
 
 
 def test_a_hub_goes_on_from_its_state():

@@ -87,9 +87,11 @@ def test_a_launcher_that_was_started_anew_joins_the_attempt_of_the_others(cluste
             link, _ = stranger.accept()
             link.sendall(b"PRI * HTTP/2.0\r\n\r\n")
             link.close()
-    # Connections that are of no launcher send nothing, or nonsense.
+    # Connections that are of no launcher send nothing, nonsense, or a part of it.
     threads += agree(hosts, {0: 1}, found)
-    for text in (b"", b"nonsense\n", b'{"index": 7, "attempt": 9}\n'):
+    lists = b'{"index": [1], "attempt": 0}\n'
+    unknown = b'{"index": 7, "attempt": 9}\n'
+    for text in (b"", b"nonsense\n", unknown, lists, b"a part of a line"):
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", port), 1) as link:

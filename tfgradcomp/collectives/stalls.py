@@ -179,8 +179,8 @@ class StallWatchdog(threading.Thread):
 def _answer(listener: socket.socket) -> None:
     """Sends this process' collectives and place to each process that connects."""
     while True:
-        link, _ = listener.accept()
-        with link, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), listener.accept()[0] as link:
+            link.settimeout(_ANSWER_SECONDS)
             entered = {site: n.entered for site, n in SITES.calls().items()}
             state = {"entered": entered, "place": place_of_main_thread()}
             link.sendall(json.dumps(state).encode())
@@ -193,9 +193,12 @@ def _ask(address: tuple[str, int]) -> dict | None:
             parts = []
             while part := link.recv(1 << 16):
                 parts.append(part)
-        return json.loads(b"".join(parts))
+        answer = json.loads(b"".join(parts))
     except (OSError, ValueError):
         return None
+    # Another program may have the port by now.
+    is_worker = isinstance(answer, dict) and {"entered", "place"} <= answer.keys()
+    return answer if is_worker else None
 
 
 def place_of_main_thread() -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import os
 from pathlib import Path
 
 import tensorflow as tf
@@ -150,12 +153,20 @@ def _connect(hosts, carrier):
     links = connect_all(hosts, obstacle, _SECONDS[carrier])
     # The native threads own the sockets from here on.
     sockets = [-1 if link is None else link.detach() for link in links]
+    os.register_at_fork(after_in_child=functools.partial(_close, sockets))
     start = ctypes.CDLL(str(path)).tfgradcomp_start_mesh
     start.restype = ctypes.c_int64
     # The ring adds up in the order of TensorFlow's.
     order, ints = hosts.order, ctypes.c_int * len(sockets)
     of_ring = ints(*(sockets[rank] for rank in order))
     return start(order.index(hosts.rank), len(sockets), of_ring, ints(*order))
+
+
+def _close(sockets):
+    """Closes sockets in a forked child, which would hide the end of this process."""
+    for socket in sockets:
+        with contextlib.suppress(OSError):
+            os.close(socket)
 
 
 def _library(carrier):

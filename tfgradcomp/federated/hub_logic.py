@@ -7,7 +7,6 @@ after a restart, and whatever it forgets, the clients send again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -23,6 +22,8 @@ from tfgradcomp.federated.description import Description, first_difference
 from tfgradcomp.federated.hub_state import HubState, Member
 from tfgradcomp.federated.rounds import Round, Rules, Waiting, too_long, weighted_mean
 
+# Weights are float32, and their sum has to be one.
+_MOST_EXAMPLES = 1e12
 Outgoing = list[tuple[Any, codec.Message]]
 """Connections, and the messages that they get, in order."""
 
@@ -281,18 +282,17 @@ class HubLogic:
                 "A client sends a payload when the one before is settled. "
                 f"Received: payloads {waiting.sequence} and {push.sequence} of {name!r}"
             )
-        statistics = np.frombuffer(push.statistics, "<f4")
-        count = self.anchor.statistics.size
-        is_weight = 0 < push.examples < math.inf
-        if statistics.size != count or not np.isfinite(statistics).all():
+        count, size = self.anchor.statistics.size, len(push.statistics)
+        statistics = np.frombuffer(push.statistics, "<f4", size // 4)
+        if size != 4 * count or not np.isfinite(statistics).all():
             raise MessageError(
-                f"Expected {count} finite statistics. Received: {statistics.size} "
-                f"from {name!r}"
+                f"Expected {count} finite statistics of 4 bytes. Received: {size} "
+                f"bytes from {name!r}"
             )
-        if not is_weight:
+        if not 0 < push.examples <= _MOST_EXAMPLES:
             raise MessageError(
-                "The number of examples must be positive and finite. Received: "
-                f"examples={push.examples} from {name!r}"
+                "The number of examples must be positive and at most "
+                f"{_MOST_EXAMPLES:g}. Received: examples={push.examples} from {name!r}"
             )
         self._behind.discard(name)
         known = push._replace(statistics=statistics)
@@ -341,7 +341,16 @@ class HubLogic:
             self.kept.server_state,
             self.anchor.round,
         )
-        update = self.bound.decode_reply(combined.reply, len(counted))
+        try:
+            update = self.bound.decode_reply(combined.reply, len(counted))
+        except MessageError:
+            # Each payload is finite. The longest has made the sum overflow.
+            longest, _ = max(
+                zip(counted, weights, strict=True), key=lambda one: one[0].norm * one[1]
+            )
+            del self._queue[longest.name]
+            reason = "with this payload the mean of all has NaN or Inf"
+            return self._drop(longest, reason) + self.tick(now)
         statistics = weighted_mean([w.statistics for w in counted], weights)
         self.kept.anchor = self.anchor.moved(update, statistics, self.kept.outer)
         self.kept.server_state = combined.state

@@ -165,7 +165,7 @@ class _Nodes:
                 if isinstance(message, codec.Hello):
                     message = message._replace(token=next(self._tokens))
                 self._note(self._logic.receive(node, message, now))
-        except (codec.MessageError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, OverflowError) as error:
             logger.warning("Node %d has failed: %s", node, error)
             self._lose(node, now)
             self._paused_until[node] = now + _PAUSE

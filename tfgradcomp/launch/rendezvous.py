@@ -82,11 +82,13 @@ class LauncherRendezvous:
                         # A launcher sends nothing more: this one has ended.
                         del known[ready]
                     else:
-                        text = unknown.pop(ready) + _receive(ready)
+                        part = _receive(ready)
+                        text = unknown.pop(ready) + part
                         answer = _parse(text)
-                        if answer and answer.get("index") in others:
-                            known[ready] = answer["index"], answer["attempt"]
-                        elif text and not text.endswith(b"\n"):
+                        index = answer and answer.get("index")
+                        if isinstance(index, int) and index in others:
+                            known[ready] = index, answer["attempt"]
+                        elif part and b"\n" not in text and len(text) < CHUNK:
                             unknown[ready] = text
             agreed = max([attempt, *(other for _, other in known.values())])
             for link in known:

@@ -45,8 +45,8 @@ class Auto(OptimizerWrapper):
     |---|---|---|
     | `"none"` | float32, bfloat16 | |
     | `"low"` | QSGD and ORQ with 9 and 17 levels, PowerSGD of rank 32 | error ≤ 0.6 |
-    | `"medium"` | TernGrad, ORQ with 5 levels, PowerSGD of rank 4 | error ≤ 1.25 |
-    | `"high"` | one bit with error feedback, as the inner optimizer needs it | |
+    | `"medium"` | TernGrad, ORQ with 5 levels, PowerSGD of rank 4 | error ≤ 0.8 |
+    | `"high"` | one bit with error feedback, by the inner optimizer | error ≤ 1.25 |
 
     The error of a layer is that of the mean gradient, over its length:
     \( \sqrt{\frac{1}{N^2} \sum_i |e_i|^2 + |e|^2} \,/\, |\bar g| \), with the rounding
