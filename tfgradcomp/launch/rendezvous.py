@@ -85,9 +85,8 @@ class LauncherRendezvous:
                         part = _receive(ready)
                         text = unknown.pop(ready) + part
                         answer = _parse(text)
-                        index = answer and answer.get("index")
-                        if isinstance(index, int) and index in others:
-                            known[ready] = index, answer["attempt"]
+                        if answer and answer.get("index") in others:
+                            known[ready] = answer["index"], answer["attempt"]
                         elif part and b"\n" not in text and len(text) < CHUNK:
                             unknown[ready] = text
             agreed = max([attempt, *(other for _, other in known.values())])
@@ -156,5 +155,8 @@ def _parse(text: bytes) -> dict | None:
         values = json.loads(text) if text.endswith(b"\n") else None
     except ValueError:
         return None
-    is_launcher = isinstance(values, dict) and isinstance(values.get("attempt"), int)
-    return values if is_launcher else None
+    if not isinstance(values, dict):
+        return None
+    # The leader's has no index.
+    numbers = values.get("attempt"), values.get("index", 0)
+    return values if all(isinstance(number, int) for number in numbers) else None
