@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -66,6 +67,26 @@ def test_invalid_limits_raise(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name} must be a number of seconds"):
         stalls.Limits.of_environment()
+
+
+@pytest.mark.parametrize("value", ["abc", "99999", "-1", ""])
+def test_a_port_that_is_none_raises(monkeypatch, value):
+    monkeypatch.setenv(stalls.WATCH_PORT, value)
+    watchdog = stalls.StallWatchdog(0, stalls.Limits(60.0, NEVER))
+    with pytest.raises(ValueError, match=f"{stalls.WATCH_PORT} must be a port"):
+        watchdog.listen("127.0.0.1")
+
+
+@pytest.mark.parametrize("answer", [b"no JSON", b"[1]", b"{}", b'{"entered": {}}'])
+def test_another_program_at_the_port_of_a_worker_is_no_worker(answer):
+    def serve(listener):
+        link, _ = listener.accept()
+        with link:
+            link.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        assert stalls._ask(listener.getsockname()) is None
 
 
 def test_limits_by_default(monkeypatch):

@@ -190,3 +190,14 @@ def test_a_client_without_a_hub_gives_up():
     client = Client("127.0.0.1:9", make_model, insecure=True, patience=0.3)
     with pytest.raises(ConnectionError, match="No hub has answered"):
         client._wait()
+
+
+def test_a_hub_whose_port_is_taken_leaves_its_folder(tmp_path):
+    method = methods.dist_ef_block_sgd()
+    taken = Hub(make_model, method, insecure=True)
+    state = {"insecure": True, "state": tmp_path}
+    with pytest.raises(OSError, match="cannot listen") as caught:
+        Hub(make_model, method, address=taken.address, **state)
+    # While the error lives, which holds the first hub.
+    Hub(make_model, method, **state)
+    assert caught.value.__traceback__ is not None

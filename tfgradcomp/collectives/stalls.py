@@ -100,9 +100,19 @@ class StallWatchdog(threading.Thread):
         self._is_over = threading.Event()
 
     def listen(self, host: str) -> int:
-        """Starts to answer processes that connect to `host`; returns the port."""
+        """Starts to answer processes that connect to `host`; returns the port.
+
+        Raises:
+            ValueError: If the environment names a port that is none.
+        """
+        port = os.environ.get(WATCH_PORT, "0")
+        if not (port.isdecimal() and int(port) < 2**16):
+            raise ValueError(
+                f"{WATCH_PORT} must be a port, or 0 for any. Received: "
+                f"{WATCH_PORT}={port!r}"
+            )
         try:
-            listener = listen_at(host, int(os.environ.get(WATCH_PORT, 0)))
+            listener = listen_at(host, int(port))
         except OSError:
             # Another strategy of this process has the port.
             listener = listen_at(host, 0)

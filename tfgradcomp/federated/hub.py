@@ -153,6 +153,8 @@ class Hub:
                 else self._server.add_secure_port(address, credentials)
             )
         except RuntimeError as error:
+            if self._store:
+                self._store.close()
             raise OSError(
                 f"The hub cannot listen at {address}: another program may do so. Give "
                 f"another port. Received: {error}"
