@@ -87,6 +87,26 @@ struct FindLargest {
   int32_t* indices;  // [count]
 };
 
+// x with zeros at some indices. On a CPU only.
+struct ClearElements {
+  const float* x;
+  int64_t size;
+  const int32_t* indices;  // [count], below `size`; those below 0 stand for nothing.
+  int64_t count;
+  float* cleared;  // [size]. It may be x.
+};
+
+// The mean of N workers' vectors, added in the order of workers. Few elements of each
+// are given, by their indices; the others are 0. On a CPU only.
+struct MeanOfPairs {
+  const int32_t* indices;  // [num_workers, num_pairs], as above.
+  const float* values;     // [num_workers, num_pairs]
+  int64_t num_workers;
+  int64_t num_pairs;
+  int64_t size;
+  float* mean;  // [size]
+};
+
 }  // namespace tfgradcomp
 
 #endif  // TFGRADCOMP_CUSTOM_OPS_VECTORS_H_

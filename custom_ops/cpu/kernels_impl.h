@@ -21,6 +21,7 @@
 #include "largest.h"
 #include "residuals.h"
 #include "matrices.h"
+#include "pairs.h"
 #include "matrix_products.h"
 #include "factors.h"
 // clang-format on

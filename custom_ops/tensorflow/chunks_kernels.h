@@ -1,4 +1,4 @@
-// The ops' kernels for the largest elements of a vector, and of chunks.
+// The ops' kernels for the largest elements of chunks.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_CHUNKS_KERNELS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_CHUNKS_KERNELS_H_
@@ -11,31 +11,6 @@
 #include "kernel_op.h"
 
 namespace tfgradcomp {
-
-template <typename Device>
-class FindLargestOp : public KernelOp<Device, FindLargest> {
- public:
-  using KernelOp<Device, FindLargest>::KernelOp;
-
- private:
-  absl::Status Prepare(OpKernelContext* context, FindLargest* args,
-                       Memory* memory) const override {
-    int parts;
-    const int32_t* count;
-    TF_RETURN_IF_ERROR(InputParts<Device>(context, memory, args, &parts));
-    TF_RETURN_IF_ERROR(Scalar(context, parts, "count", &count));
-    if (args->size > INT32_MAX) {
-      return Invalid("x must have less than 2**31 elements. Received: ", args->size,
-                     " elements");
-    }
-    if (*count < 0 || *count > args->size) {
-      return Invalid("count must be in [0, ", args->size,
-                     "], the number of elements. Received: count=", *count);
-    }
-    args->count = *count;
-    return Output(context, 0, TensorShape({args->count}), &args->indices);
-  }
-};
 
 // The attributes that state the format.
 struct ChunkAttributes {

@@ -1,5 +1,5 @@
-// The ops for the largest elements of a vector, and of chunks: their arguments and
-// static shapes. Only ops.cc includes this file.
+// The ops for the largest elements of chunks: their arguments and static shapes. Only
+// ops.cc includes this file.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_CHUNKS_OPS_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_CHUNKS_OPS_H_
@@ -12,22 +12,6 @@
 #include "tensorflow/core/framework/op.h"
 
 namespace tfgradcomp {
-
-inline absl::Status FindLargestShape(InferenceContext* c) {
-  DimensionHandle count;
-  TF_RETURN_IF_ERROR(CheckScalar(c, c->num_inputs() - 1));
-  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(c->num_inputs() - 1, &count));
-  c->set_output(0, c->Vector(count));
-  return absl::OkStatus();
-}
-
-REGISTER_OP("Tfgradcomp>FindLargest")
-    .Input("x: num_parts * float")
-    .Input("count: int32")
-    .Output("indices: int32")
-    .Attr("num_parts: int >= 1")
-    .Attr("x_scale: float = 1.0")
-    .SetShapeFn(FindLargestShape);
 
 // Reads how many words and levels `blocks` blocks have, and the levels of one.
 inline absl::Status ChunkShapes(InferenceContext* c, DimensionHandle blocks,

@@ -3,8 +3,9 @@
 // A step writes new momenta and residuals beside the old ones, and sums that are as
 // large, which are freed after the step. The system takes back such large blocks and
 // gives out new blocks page by page, which costs more than all arithmetic of a step.
-// Here a freed block waits for the next step instead, as long as no more bytes wait
-// than are in use.
+// Here a freed block waits for the next step instead, as long as at most twice the
+// bytes wait that are in use: a step of top-k takes a state of one vector and three
+// more.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_
@@ -51,7 +52,7 @@ class KeptMemory : public tensorflow::Allocator {
     waiting_ += found->second;
     blocks_.emplace_back(block, found->second);
     sizes_.erase(found);
-    while (waiting_ > used_) {
+    while (waiting_ > 2 * used_) {
       waiting_ -= blocks_.front().second;
       tensorflow::cpu_allocator()->DeallocateRaw(blocks_.front().first);
       blocks_.pop_front();

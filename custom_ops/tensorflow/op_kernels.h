@@ -9,6 +9,7 @@
 #include "error_feedback_kernels.h"
 #include "levels_kernels.h"
 #include "low_rank_kernels.h"
+#include "pairs_kernels.h"
 #include "residuals_kernels.h"
 #include "signs_kernels.h"
 #include "sparse_kernels.h"

@@ -15,6 +15,7 @@
 #include "error_feedback_ops.h"
 #include "levels_ops.h"
 #include "low_rank_ops.h"
+#include "pairs_ops.h"
 #include "residuals_ops.h"
 #include "signs_ops.h"
 #include "sparse_ops.h"

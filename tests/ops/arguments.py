@@ -74,6 +74,12 @@ CALLS = {
         row_splits=[0, 2, 5],
     ),
     "find_largest": dict(x=X, count=3),
+    "clear_elements": dict(x=X, indices=np.array([4, -1], np.int32)),
+    "mean_of_pairs": dict(
+        indices=np.array([[4, -1], [0, 4]], np.int32),
+        values=np.ones((2, 2), np.float32),
+        count=5,
+    ),
     "pack_largest": dict(CHUNKS, x=X),
     "mean_of_largest": dict(
         CHUNKS, words=LONG_WORDS, levels=np.ones((2, 2, 2), np.float32)
@@ -254,6 +260,14 @@ BAD = {
         row_splits=[*BAD_SPLITS_FIRST, [0, 2, 2**28]],
     ),
     "find_largest": dict(count=[-1, 6, np.ones(1, np.int32)]),
+    "clear_elements": dict(
+        x=[X[np.newaxis], X[:4]], indices=[np.int32([5]), np.int32(1), LONG_WORDS]
+    ),
+    "mean_of_pairs": dict(
+        indices=[LONG_WORDS[0], np.zeros((0, 2), np.int32), np.int32([[0, 1], [5, 0]])],
+        values=[ONE, np.ones((2, 1), np.float32), np.ones((1, 2), np.float32)],
+        count=[-1, 4],
+    ),
     "pack_largest": dict(BAD_CHUNKS, x=BAD_X, row_splits=[*BAD_SPLITS_ALONE, [0, 5]]),
     "mean_of_largest": dict(
         BAD_CHUNKS,

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tfgradcomp.core.word_format import NOTHING
 from tfgradcomp.ops.reference.chunks import ChunkFormat
 
 # Formats of chunks: one element, ragged words, all elements, the default.
@@ -202,6 +203,22 @@ def products(x, rank, kind="normal"):
     ]
 
 
+def pairs(x, workers, count, kind):
+    """Returns calls with `count` elements of each worker, some of which are nothing."""
+    rng = np.random.default_rng([x.size, count])
+    indices = [rng.permutation(x.size)[:count] for _ in range(workers)]
+    is_nothing = rng.random([workers, count]) < 0.1
+    indices = np.where(is_nothing, NOTHING, indices).astype(np.int32)
+    values = floats(workers * count, "zeros" if kind == "special" else kind, 9)
+    values = values.reshape(workers, count)
+    values[0] = floats(count, kind, 10)
+    return [
+        ("clear_elements", (x, indices[0])),
+        ("mean_of_pairs", (indices, values, x.size)),
+        ("mean_of_pairs", (indices[:1], values[:1], x.size)),
+    ]
+
+
 def calls(size, layout="one", workers=3, kind="normal"):
     """Returns calls of every operation: (label, function, arguments).
 
@@ -314,10 +331,13 @@ def calls(size, layout="one", workers=3, kind="normal"):
     for share in (0, 0.3, 1):
         sent = sparse_words(workers, size, share)
         result.append(("mean_of_sparse", (sent, scales, splits)))
-    # One in a thousand, most of them, all; with many equal ones.
+    # One in a thousand, most of them, all; with many equal ones, and with elements that
+    # mislead a sample of lines.
+    loud = x * np.where(np.arange(size) % 2048 < 32, 1e6, 1).astype(np.float32)
     for count in (0, size // 1000 + 1, size * 3 // 4, size):
-        for vector in (x, coarse, nothing):
+        for vector in (x, coarse, nothing, loud):
             result.append(("find_largest", (vector, min(count, size))))
+        result += pairs(x, workers, min(count, size), kind)
     for form in CHUNKS:
         ends = chunks(splits, form.chunk)
         for vector in (x, coarse):

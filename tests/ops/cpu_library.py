@@ -39,6 +39,8 @@ RESULTS = {
     "pack_over_threshold": "words new_residual new_variance nonfinite",
     "mean_of_sparse": "values",
     "find_largest": "indices",
+    "clear_elements": "cleared",
+    "mean_of_pairs": "mean",
     "pack_largest": "words levels nonfinite",
     "mean_of_largest": "values",
     "multiply_matrices": "products",
@@ -242,6 +244,10 @@ def _inputs(name, given):
         inputs["scratch"] = np.full(size + 15 * len(given["rows"]) * given["rank"], 7.0)
     if "levels" in given:
         inputs["count"] = given["levels"].shape[-1]
+    if name == "clear_elements":
+        inputs["count"] = len(given["indices"])
+    if name == "mean_of_pairs":
+        inputs["num_workers"], inputs["num_pairs"] = given["indices"].shape
     if name == "pack_largest":
         inputs["count"] = 2 ** (given["bits"] - 1)
     if name == "sum_codes":

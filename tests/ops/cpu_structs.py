@@ -79,6 +79,8 @@ STRUCTS = {
     "MeanOfSparse": "p:words i:num_words p:scale i:num_workers i:size p:row_splits "
     "i:num_blocks c:values",
     "FindLargest": "c:x i:size i:count p:indices",
+    "ClearElements": "p:x i:size p:indices i:count p:cleared",
+    "MeanOfPairs": "p:indices p:values i:num_workers i:num_pairs i:size p:mean",
     "PackLargest": "c:x i:size i:k i:chunk i:bits p:row_splits i:num_blocks p:words "
     "p:levels p:nonfinite",
     "MeanOfLargest": "p:words p:levels i:num_workers i:size i:k i:chunk i:bits "

@@ -61,6 +61,8 @@ def test_vectors_may_be_empty(name):
         empty[argument] = nothing.astype(dtype)
     words = np.asarray(CALLS[name].get("words", WORDS))
     empty["words"], empty["sent_words"] = words[..., :0], WORDS[:, :0]
+    indices = np.asarray(CALLS[name].get("indices", WORDS))
+    empty["indices"], empty["values"] = indices[..., :0], np.zeros((2, 0), np.float32)
     scale = np.ndim(CALLS[name].get("scale", nothing))
     empty["scale"] = np.zeros((2, 0), np.float32) if scale == 2 else nothing
     empty["sent_scale"] = np.zeros((2, 0), np.float32)

@@ -25,7 +25,7 @@ BASES = {"pack_codes": 3, "unpack_codes": 3, "sum_codes": 3, "sum_levels": 3}
 BASES |= {"mean_of_levels": 3, "majority_vote": 3}
 SPARSE = ("pack_unambiguous", "pack_over_threshold", "mean_of_sparse")
 # Whose vectors have an index for each element.
-LIMITED = (*SPARSE, "find_largest")
+LIMITED = (*SPARSE, "find_largest", "clear_elements", "mean_of_pairs")
 BY_CHUNKS = ("pack_largest", "mean_of_largest")
 
 

@@ -14,7 +14,7 @@ from tfgradcomp import ops
 from tfgradcomp.compat.xla import in_xla
 from tfgradcomp.compressors.base import Compressed, Compressor, Identity, all_finite
 from tfgradcomp.compressors.momentum import check_momentum
-from tfgradcomp.compressors.top_k import check_ratio, check_size, mean_of_pairs
+from tfgradcomp.compressors.top_k import check_ratio, check_size
 from tfgradcomp.core import Context, Field, Fields, Layout, Vector
 from tfgradcomp.core.arguments import check_integer
 
@@ -109,16 +109,14 @@ class DGC(Compressor):
         indices = self._largest(v, layout, context.step)
         values = tf.gather(v, tf.maximum(indices, 0))
         pairs = tf.stack([indices, tf.bitcast(values, tf.int32)], 1)
-        # There is an element in any case.
-        sent = tf.where(indices < 0, indices[0], indices)[:, tf.newaxis]
         new = {"momentum": u, "residual": v}
         state = {
-            name: context.unless_zero_lr(
-                tf.tensor_scatter_nd_update(new[name], sent, tf.zeros_like(values)), old
-            )
+            name: context.unless_zero_lr(ops.clear_elements(new[name], indices), old)
             for name, old in state.items()
         }
-        return Compressed({"pairs": tf.reshape(pairs, [-1])}, state, all_finite([v]))
+        # What is not finite is among the largest, and something is sent in any case.
+        is_finite = all_finite([values])
+        return Compressed({"pairs": tf.reshape(pairs, [-1])}, state, is_finite)
 
     def _largest(self, v: tf.Tensor, layout: Layout, step: tf.Tensor) -> tf.Tensor:
         """Returns the indices of this step's elements, int32 `[k]`."""
@@ -130,7 +128,8 @@ class DGC(Compressor):
         if not in_xla():
             return ops.find_largest(v, k)
         # Sizes are static in XLA.
-        indices = tf.math.top_k(tf.abs(v), counts[0]).indices
+        magnitude = tf.bitcast(v, tf.int32) & (2**31 - 1)
+        indices = tf.math.top_k(magnitude, counts[0]).indices
         return tf.where(tf.range(counts[0]) < k, indices, ops.NOTHING)
 
     @override
@@ -146,7 +145,7 @@ class DGC(Compressor):
     def mean(self, payloads, layout):
         pairs = payloads["pairs"]
         indices, bits = tf.unstack(tf.reshape(pairs, [pairs.shape[0], -1, 2]), axis=2)
-        return mean_of_pairs(indices, tf.bitcast(bits, tf.float32), layout)
+        return ops.mean_of_pairs(indices, tf.bitcast(bits, tf.float32), layout.size)
 
     @override
     def uncompressed(self):

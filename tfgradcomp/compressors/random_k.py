@@ -105,7 +105,9 @@ class RandomK(Compressor):
     @override
     def decompress(self, payload, layout):
         indices, _ = self._drawn(payload["stream"], layout)
-        return tf.scatter_nd(indices[:, tf.newaxis], payload["values"], [layout.size])
+        values = payload["values"][tf.newaxis]
+        indices = tf.cast(indices, tf.int32)[tf.newaxis]
+        return ops.mean_of_pairs(indices, values, layout.size)
 
     @override
     def mean(self, payloads, layout):

@@ -73,29 +73,7 @@ class TopK(Compressor):
         field = self.fields(layout)["indices"]
         words = tf.unstack(payloads["indices"])
         indices = [ops.unpack_codes(one, field.base, field.count) for one in words]
-        return mean_of_pairs(tf.stack(indices), payloads["values"], layout)
-
-
-def mean_of_pairs(indices: tf.Tensor, values: tf.Tensor, layout: Layout) -> tf.Tensor:
-    """Returns the mean of N vectors of few elements, added in the order of ranks.
-
-    Args:
-        indices: int32 `[N, any]`, different ones of each worker; `ops.NOTHING` stands
-            for no element.
-        values: float32 `[N, any]`, of these elements; the others are 0.
-        layout: The blocks of the flat vector.
-    """
-    workers = values.shape[0]
-    values = tf.where(indices < 0, 0.0, values)
-    places = tf.maximum(indices, 0)[..., tf.newaxis]
-    if tf.config.get_visible_devices("GPU"):
-        # A GPU adds what goes to one place in any order.
-        total = tf.zeros([layout.size])
-        for one in zip(tf.unstack(places), tf.unstack(values), strict=True):
-            total = tf.tensor_scatter_nd_add(total, *one)
-    else:
-        total = tf.scatter_nd(places, values, [layout.size])
-    return total if workers == 1 else tf.math.divide_no_nan(total, workers)
+        return ops.mean_of_pairs(tf.stack(indices), payloads["values"], layout.size)
 
 
 def check_ratio(ratio: float) -> None:

@@ -18,6 +18,7 @@ from tfgradcomp.ops.reference import (
     codes,
     levels,
     low_rank,
+    pairs,
     residuals,
     signs,
     sparse,
@@ -102,7 +103,10 @@ pack_over_threshold = Operation(
 )
 mean_of_sparse = Operation(sparse.mean_of_sparse)
 
-find_largest = Operation(vectors.find_largest, vectors=["x"], on_gpu=False)
+find_largest = Operation(pairs.find_largest, vectors=["x"], on_gpu=False)
+clear_elements = Operation(pairs.clear_elements, on_gpu=False)
+mean_of_pairs = Operation(pairs.mean_of_pairs, static="count", on_gpu=False)
+
 pack_largest = Operation(chunks.pack_largest, vectors=["x"])
 mean_of_largest = Operation(chunks.mean_of_largest, static="row_splits")
 

@@ -56,23 +56,6 @@ def zero_padded(vector: tf.Tensor, size: int) -> tf.Tensor:
     return tf.pad(vector, [[0, size - vector.shape[0]]])
 
 
-def find_largest(x: Vector, count: tf.Tensor | int) -> tf.Tensor:
-    """Returns the indices of the elements of largest magnitude, ascending.
-
-    Of equal magnitudes the first are taken. A NaN is larger than all numbers.
-
-    Args:
-        x: float32, less than 2**31 elements.
-        count: int32 scalar, at most the number of elements.
-
-    Returns:
-        int32 `[count]`.
-    """
-    # Bits of numbers that are not negative are in the order of the numbers.
-    magnitude = tf.bitcast(tf.convert_to_tensor(x), tf.int32) & ~SIGN
-    return tf.sort(tf.math.top_k(magnitude, count).indices)
-
-
 def count_nonfinite(x: tf.Tensor) -> tf.Tensor:
     """Counts the elements that are infinite or NaN, int64."""
     return tf.math.count_nonzero(tf.logical_not(tf.math.is_finite(x)))
