@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.launch.processes import SLEEPER, alive, pids, run
-from tfgradcomp.launch.output import LineCutter
+from tfgradcomp.launch.output import LONGEST_LINE, LineCutter
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,3 +46,10 @@ def test_lines_are_cut_at_their_ends(data, lines, size):
     for start in range(0, len(data), size):
         got += cutter.feed(data[start : start + size])
     assert got + cutter.close() == lines
+
+
+def test_a_line_without_an_end_is_cut():
+    cutter = LineCutter()
+    assert cutter.feed(b"x" * (LONGEST_LINE - 1)) == []
+    assert cutter.feed(b"x") == [b"x" * LONGEST_LINE]
+    assert cutter.feed(b"y\n") == [b"y"]

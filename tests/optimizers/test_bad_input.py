@@ -44,7 +44,7 @@ COMMON = [
     ({"min_size": 2.5}, "min_size must be an integer ... min_size=2.5"),
     ({"min_size": True}, "min_size must be an integer ... min_size=True"),
     ({"seed": -1}, "seed must be an integer, at least 0 ... seed=-1"),
-    ({"seed": 2**63}, f"seed must be below ... seed={2**63}"),
+    ({"seed": 2**63}, f"seed must be at most ... seed={2**63}"),
     ({"learning_rate": 0.5}, "not take ['learning_rate'] ... belong to `inner_optimi"),
     ({"clipnorm": 1.0}, "does not take ['clipnorm'] ... belong to"),
     ({"bogus": 1}, "does not take ['bogus'] ... Received ... 'bogus': 1"),

@@ -16,7 +16,7 @@ def check_integer(name: str, value: object, low: int, high: int | None = None) -
             f"{name} must be an integer, at least {low}. Received: {name}={value!r}"
         )
     if high is not None and value >= high:
-        raise ValueError(f"{name} must be below {high}. Received: {name}={value}")
+        raise ValueError(f"{name} must be at most {high - 1}. Received: {name}={value}")
 
 
 def check_instance(name: str, value: object, kind: type) -> None:

@@ -13,6 +13,9 @@ from typing import IO
 CHUNK = 1 << 16
 """Largest number of bytes of one read."""
 
+LONGEST_LINE = 1 << 20
+"""Number of bytes after which a line without an end is cut."""
+
 TAIL_LINES = 20
 """Number of a failed worker's last lines that are shown again."""
 
@@ -43,6 +46,9 @@ class LineCutter:
                 self._redrawn = end != b"\n"
             elif end == b"\n":
                 self._redrawn = False
+        if len(self._rest) >= LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
         return lines
 
     def close(self) -> list[bytes]:
