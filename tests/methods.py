@@ -393,7 +393,7 @@ _TABLE = [
         MeanErrorFeedback(LowRank(2)), Mean(LowRank(2)), **LOW_RANK),
     row("PowerSGD, one factor a step", {"rank": 1, "alternate": True},
         MeanErrorFeedback(AlternatingLowRank(1)), FactorMean(AlternatingLowRank(1)),
-        **LOW_RANK, server_state=("left", "right")),
+        **LOW_RANK, server_state=("left", "right", "turns")),
     # Some elements now, the others later.
     row("VarianceBased", {}, VarianceBased(), Mean(VarianceBased()), **UNAMBIGUOUS),
     row("VarianceBased, gaps", {"alpha": 1.1, "zeta": 0.9, "index_coding": "delta"},

@@ -97,3 +97,18 @@ def test_what_was_saved_before_there_was_a_decay_loads(part):
 def test_a_decay_out_of_range_raises(kind, decay):
     with pytest.raises(ValueError, match=r"decay must be in \(0, 1\].*Received: decay"):
         kind(TopK(0.1), decay=decay)
+
+
+@pytest.mark.parametrize("around", [MeanErrorFeedback, NesterovMomentum])
+def test_feedback_of_the_reply_has_the_same_state_when_it_is_fused(around):
+    compressor = MeanErrorFeedback(ScaledSign())
+    if around is NesterovMomentum:
+        compressor = NesterovMomentum(compressor, 0.5)
+    x, context = tf.linspace(-1.0, 2.0, 40), make_context(0, rate=0.1)
+    states = []
+    for form in (compressor, compressor.fused()):
+        payload, state, _ = form.compress(x, form.init(LAYOUT), LAYOUT, context)
+        update = 0.5 * form.decompress(payload, LAYOUT)
+        states.append(form.received(state, update, LAYOUT, context))
+    expected, fused = (tf.nest.flatten(state) for state in states)
+    assert [*map(bits, fused)] == [*map(bits, expected)]

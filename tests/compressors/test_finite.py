@@ -6,12 +6,16 @@ import tensorflow as tf
 
 from tests.helpers import make_context
 from tfgradcomp.compressors import (
+    ORQ,
+    BinGrad,
     Clip,
     ErrorFeedback,
+    LinearQuantization,
     NesterovMomentum,
     ScaledSign,
     Ternary,
 )
+from tfgradcomp.core import Layout
 from tfgradcomp.testing.inputs import LAYOUTS, compress, gradient_of
 
 
@@ -52,3 +56,13 @@ def test_a_scale_that_another_worker_made_infinite_is_not_finite():
             compressor, x, (), layout, context, lambda name, scale: scale + np.inf
         )
         assert not compressed.is_all_finite(x)
+
+
+@pytest.mark.parametrize("compressor", [ORQ(3), LinearQuantization(2), BinGrad("pb")])
+def test_levels_whose_distance_overflows_are_not_finite(compressor):
+    x = tf.constant([-3e38, 2.9e38, 3e38] * 4)
+    layout = Layout.from_sizes([12])
+    compressed = compressor.compress(x, (), layout, make_context())
+    assert not compressed.is_all_finite(x)
+    x /= 4
+    assert compressor.compress(x, (), layout, make_context()).is_all_finite(x)

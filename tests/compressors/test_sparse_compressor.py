@@ -110,6 +110,8 @@ def test_without_moments_nothing_is_compressed(compressor):
         (lambda: VarianceBased(zeta=1.01), r"zeta must be in \[0, 1\].*zeta=1.01"),
         (lambda: Strom(0.0), "threshold must be positive.*threshold=0.0"),
         (lambda: Hybrid(float("inf")), "threshold must be positive.*threshold=inf"),
+        (lambda: Strom(1e39), "finite in float32.*threshold=1e.39"),
+        (lambda: Strom(1e-40), "positive.*float32.*threshold=1e-40"),
         (lambda: Strom(1.0, "gaps"), "index_coding must be one of.*delta.*'gaps'"),
     ],
 )

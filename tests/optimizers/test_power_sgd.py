@@ -186,3 +186,19 @@ def test_bits_of_an_element_are_those_of_both_rounds():
     assert traffic.bits_per_element_reply == 32 * words / LAYOUT.size
     # A ring of three sends a sum 2 (N - 1) / N times.
     assert traffic.words_sent == pytest.approx(4 / 3 * (words + slots))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_matrix_alternates_in_steps_that_compress_it(waits):
+    """Its gradient comes, or is compressed, in every second step alone."""
+    inner, (v, other) = keras.optimizers.SGD(0.05), make_variables([(20, 12), (6, 5)])
+    dense_every = None if waits else 2
+    optimizer = tfgradcomp.PowerSGD(inner, 1, alternate=True, dense_every=dense_every)
+    optimizer.build([v, other])
+    target = np.random.default_rng(1).normal(size=v.shape).astype(np.float32)
+    for _ in range(200):
+        optimizer.apply([v - target, other], [v, other])
+        if waits:
+            optimizer.apply([other], [other])
+    # With the same factor each time, most of it would never be sent.
+    np.testing.assert_allclose(v, target, atol=0.02)

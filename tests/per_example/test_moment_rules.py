@@ -35,6 +35,7 @@ LAYERS = {
     "conv1d": case((9, 3), "Conv1D", 4, 3, activation="tanh"),
     "conv1d_same_strides": case((10, 3), "Conv1D", 4, 4, strides=3, padding="same"),
     "conv1d_causal": case((9, 3), "Conv1D", 4, 3, padding="causal", dilation_rate=2),
+    "conv1d_causal_strides": case((6, 2), "Conv1D", 3, 3, padding="causal", strides=2),
     "conv2d": case((7, 8, 3), "Conv2D", 4, (3, 2), activation="relu"),
     "conv2d_strides": case((9, 8, 3), "Conv2D", 4, 3, strides=(2, 3)),
     "conv2d_same": case((7, 8, 3), "Conv2D", 4, (4, 3), padding="same"),
@@ -131,10 +132,12 @@ def test_channels_first(kind):
 # Weights of another form, or used more than once.
 
 
-@pytest.mark.parametrize("microbatches", [None, 3])
-def test_embedding_sums_the_uses_of_a_token_before_squaring(microbatches):
-    model = sequential((6,), layers.Embedding(5, 3), layers.Dense(2))
-    tokens = np.random.default_rng(0).integers(0, 4, (7, 6))
+@pytest.mark.parametrize("microbatches, dtype", [(None, "int64"), (3, "uint8")])
+def test_embedding_sums_the_uses_of_a_token_before_squaring(microbatches, dtype):
+    inputs = keras.Input((6,), dtype=dtype)
+    embedded = layers.Embedding(5, 3)(inputs)
+    model = keras.Model(inputs, layers.Flatten()(layers.Dense(2)(embedded)))
+    tokens = np.random.default_rng(0).integers(0, 4, (7, 6)).astype(dtype)
     tokens[0] = 2
     y = random(7, 12)
     _, moments = check(compiled(model), tokens, y, None, microbatches)

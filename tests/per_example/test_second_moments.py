@@ -204,3 +204,12 @@ def test_other_optimizers_get_no_moments():
     model = sequential((5,), layers.Dense(3))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(random(7, 5), random(7, 3), verbose=0)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_model_that_its_first_step_builds(run_eagerly):
+    model = keras.Sequential([layers.Dense(4), layers.Dense(1)])
+    model.compile(Keep(), "mse", run_eagerly=run_eagerly)
+    model.fit(random(4, 5), random(4, 1), batch_size=2, verbose=0)
+    assert model.optimizer.iterations == 2
+    assert all(np.any(moment) for moment in model.optimizer.moments)

@@ -13,6 +13,7 @@ from tests.pairwise import parametrize_pairwise
 from tfgradcomp.compressors import (
     ORQ,
     ErrorFeedback,
+    RandomK,
     ScaledSign,
     Sign,
     Ternary,
@@ -115,3 +116,24 @@ def test_weighted_payloads_have_a_weighted_mean(server):
     if isinstance(server, Requantize):
         expected = largest(expected)
     np.testing.assert_allclose(update, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_reply_that_would_be_multiplied_twice_is_refused():
+    with pytest.raises(ValueError, match="multiplied already.*unbiased=True"):
+        Requantize(RandomK(0.1, unbiased=True))
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(17, np.float32)])
+def test_vectors_are_added_in_the_order_of_ranks_in_graphs_too(weights):
+    values = np.random.default_rng(0).normal(size=(17, 1000)).astype(np.float32)
+    context = make_context(num_workers=17)._replace(weights=weights)
+
+    @tf.function(autograph=False)
+    def mean(values):
+        payloads, layout = {"values": values}, Layout.from_sizes([1000])
+        return Mean().combine(payloads, (), layout, context)[0]["values"]
+
+    expected = np.zeros(1000, np.float32)
+    for one in values:
+        expected += one
+    np.testing.assert_array_equal(mean(values), expected / np.float32(17))

@@ -28,6 +28,15 @@ public `apply` is outside of that conditional.
 """
 
 
+def build(model: keras.Model, data: Any) -> None:
+    """Creates the variables of a compiled model that none of its steps has created.
+
+    Without a strategy Keras leaves that to the first call in a step.
+    """
+    if not all(layer.built for layer in model._flatten_layers()):
+        model._symbolic_build(data_batch=data)
+
+
 def predict_in_training(model: keras.Model, x: Any) -> Any:
     """Calls a model as its train step does.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -160,10 +162,10 @@ class Compressor(Component, abc.ABC):
             layout: The blocks of the flat vector.
         """
         workers = tf.nest.map_structure(tf.unstack, payloads)
-        total: tf.Tensor = 0.0
-        for values in zip(*workers.values(), strict=True):
-            payload = dict(zip(workers, values, strict=True))
-            total += self.decompress(payload, layout)
+        total = sum_in_order(
+            self.decompress(dict(zip(workers, values, strict=True)), layout)
+            for values in zip(*workers.values(), strict=True)
+        )
         # Not `/`: Grappler would turn it into a product with the reciprocal.
         return tf.math.divide_no_nan(total, len(next(iter(workers.values()))))
 
@@ -366,6 +368,15 @@ def mean_of_values(payloads: Fields, layout: Layout) -> Fields:
     """
     first = {name: stacked[0] for name, stacked in payloads.items()}
     return {**first, "values": Identity().mean({"values": payloads["values"]}, layout)}
+
+
+def sum_in_order(vectors: Iterable[Vector]) -> Vector:
+    """Returns the sum of float32 vectors, added one after the other.
+
+    In a graph, TensorFlow reorders a sum of sums.
+    """
+    one = tf.constant(1.0)
+    return functools.reduce(lambda total, x: ops.add_scaled(x, total, one), vectors)
 
 
 def all_finite(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -28,7 +28,7 @@ class Clip(Wrapper):
     \( \sigma \) is then the root mean square. A block of one element is never clipped.
 
     Attributes:
-        factor: c, positive.
+        factor: c, positive and finite.
 
     Example:
         ```python
@@ -43,9 +43,9 @@ class Clip(Wrapper):
     factor: float = 2.5
 
     def __post_init__(self):
-        if not self.factor > 0:
+        if not 0 < self.factor < math.inf:
             raise ValueError(
-                "clip_factor must be positive, or None for no clipping. "
+                "clip_factor must be positive and finite, or None for no clipping. "
                 f"Received: clip_factor={self.factor}"
             )
 

@@ -92,14 +92,16 @@ class Codebook(Compressor):
         context: Context,
     ) -> Compressed:
         """Returns the payload of `x` with the levels that follow from `values`."""
+        numbers = [v for v in values.payload.values() if v.dtype.is_floating]
         if values.thresholds is None:
             stacked = {name: v[tf.newaxis] for name, v in values.payload.items()}
             levels, stream = self.table(stacked, layout)[0], context.random_stream()
+            # An element's probability is its place between two levels.
+            numbers.append(levels[:, 1:] - levels[:, :-1])
         else:
             # Without a random stream the first and the last level are not used.
             levels, stream = tf.pad(values.thresholds, [[0, 0], [1, 1]]), None
         codes = ops.pack_levels(x, levels, layout.row_splits, stream)
-        numbers = [v for v in values.payload.values() if v.dtype.is_floating]
         is_finite = tf.reduce_all(tf.equal(values.nonfinite, 0)) & all_finite(numbers)
         return Compressed({"codes": codes, **values.payload}, state, is_finite)
 

@@ -89,7 +89,7 @@ class ErrorFeedback(Wrapper):
 
     @override
     def fused(self):
-        return _SignFeedback(self) if self.compressor == ScaledSign() else self
+        return SignFeedback(self) if self.compressor == ScaledSign() else self
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,10 @@ class MeanErrorFeedback(ErrorFeedback):
         left = residuals.left(state["residual"], update)
         return {**state, "residual": context.unless_zero_lr(left, state["residual"])}
 
+    @override
+    def fused(self):
+        return self
+
 
 class _Waiting(ErrorFeedback):
     """Sends the gradient alone; the residual waits, in units of this step's rate."""
@@ -156,7 +160,7 @@ class _Waiting(ErrorFeedback):
         return Compressed(payload, {"residual": residual, "inner": inner})
 
 
-class _SignFeedback(Wrapper):
+class SignFeedback(Wrapper):
     """`ErrorFeedback(ScaledSign())` in one pass over memory."""
 
     compressor: ErrorFeedback

@@ -18,6 +18,8 @@ from tfgradcomp.compressors.base import Compressed, Compressor, Identity
 from tfgradcomp.core import Context, Field, Fields, Layout, Vector
 from tfgradcomp.core.arguments import check_choice
 
+_FLOAT32 = np.finfo(np.float32)
+
 
 @dataclass(frozen=True)
 class SparseCompressor(Compressor):
@@ -98,11 +100,11 @@ class ThresholdSparsifier(SparseCompressor):
         threshold: float | str = self.threshold
         fits = threshold == AUTO
         if isinstance(threshold, numbers.Real):
-            fits = 0 < threshold < float("inf")
+            fits = _FLOAT32.tiny <= threshold <= _FLOAT32.max
         if not fits:
             raise ValueError(
-                "threshold must be positive and finite, in the units of a gradient, or "
-                f"{AUTO!r}. Received: threshold={threshold!r}"
+                "threshold must be positive and finite in float32, in the units of a "
+                f"gradient, or {AUTO!r}. Received: threshold={threshold!r}"
             )
 
     @property

@@ -198,7 +198,7 @@ def _windows(layer, a, out):
         missing = tf.maximum(reach - tf.shape(a)[axis + 3], 0)
         amounts = {"valid": 0, "same": missing // 2, "causal": (size - 1) * rate}
         before = amounts[layer.padding]
-        paddings.append([before, missing - before])
+        paddings.append([before, tf.maximum(missing - before, 0)])
     if layer.padding != "valid":
         a = tf.pad(a, paddings)
     windows = []
@@ -214,7 +214,7 @@ def _windows(layer, a, out):
 def _embedding(call, _, delta):
     tokens, table = call.input, compat.embeddings_of(call.layer)
     count, width = table.shape
-    if not tokens.dtype.is_integer:
+    if tokens.dtype not in (tf.int32, tf.int64):
         tokens = tf.cast(tokens, tf.int32)
     tokens = tf.where(tokens < 0, tokens + count, tokens)
 

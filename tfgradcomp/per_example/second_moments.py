@@ -58,6 +58,7 @@ def _train_step(original, model, data):
     if not getattr(inner, "needs_second_moments", False):
         return original(model, data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    compat.build(model, data)
     variables = model.trainable_variables
     step = step_of(model, x, y, sample_weight, getattr(inner, "microbatches", None))
     compat.track_loss(model, step.loss, _batch(x))

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compressors.base import Compressor, Identity
+from tfgradcomp.compressors.base import Compressor, Identity, sum_in_order
 from tfgradcomp.core import (
     Component,
     Context,
@@ -263,10 +263,11 @@ def mean_of_workers(
     """
     if context.weights is None:
         return compressor.mean(payloads, layout)
-    total: tf.Tensor = 0.0
-    for rank, weight in enumerate(tf.unstack(context.weights)):
-        payload = {name: values[rank] for name, values in payloads.items()}
-        total += weight * compressor.decompress(payload, layout)
+    total = sum_in_order(
+        weight
+        * compressor.decompress({k: v[rank] for k, v in payloads.items()}, layout)
+        for rank, weight in enumerate(tf.unstack(context.weights))
+    )
     return tf.math.divide_no_nan(total, tf.reduce_sum(context.weights))
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tfgradcomp.compressors import Compressor
+from tfgradcomp.compressors import Compressor, RandomK
 from tfgradcomp.compressors.base import checked_compress
 from tfgradcomp.core import Layout
 from tfgradcomp.servers.base import Server, mean_of_workers, width_of_blocks
@@ -39,6 +39,12 @@ class Requantize(Server):
             raise ValueError(
                 "The server needs a stateless compressor, since it holds the residual "
                 "itself. Expected: the compressor inside the error feedback. "
+                f"Received: compressor={self.compressor}"
+            )
+        if isinstance(self.compressor, RandomK) and self.compressor.unbiased:
+            raise ValueError(
+                "The server draws the elements that the workers drew, which have been "
+                "multiplied already. Expected: RandomK(ratio) for the reply. "
                 f"Received: compressor={self.compressor}"
             )
 
