@@ -44,6 +44,11 @@ STATE = [
 ]
 
 
+def arrays(store):
+    """The entries as a file would have them."""
+    return {name: np.array(value) for name, value in store.items()}
+
+
 def make_model(optimizer, **arguments):
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
@@ -141,7 +146,7 @@ def test_weights_files_and_checkpoints_are_restored_in_graphs(tmp_path):
 
 
 # What a file has besides rows of state.
-ALWAYS = ("place", "fallback", "compressed.server_owned")
+ALWAYS = ("place", "fallback", "compressed.server_owned", "compressed.positions")
 
 
 def test_state_of_two_devices_is_averaged_on_one_device():
@@ -179,3 +184,34 @@ def test_model_that_never_trained_is_restored(tmp_path):
     other.optimizer.build(other.trainable_variables)
     other.load_weights(tmp_path / "run.weights.h5")
     train(other, 0, 2)
+
+
+def test_residuals_of_other_variables_of_the_same_size_raise():
+    def make(exclude):
+        optimizer = tfgradcomp.DistEFSGD(sgd(), min_size=0, exclude=exclude)
+        variables = [keras.Variable(np.ones(5), name=name) for name in "ab"]
+        optimizer.build(variables)
+        return optimizer, variables
+
+    store = {}
+    make("a")[0].save_own_variables(store)
+    optimizer, variables = make("b")
+    optimizer.load_own_variables(arrays(store))
+    with pytest.raises(ValueError, match=r"positions=\[1\] in the file, \[0\] here"):
+        optimizer.apply([tf.ones(5), tf.ones(5)], variables)
+
+
+def test_steps_that_a_saved_run_skipped_are_not_reported_again():
+    def make(nonfinite):
+        optimizer = tfgradcomp.TernGrad(sgd(), nonfinite=nonfinite)
+        variables = make_variables([(3,)])
+        optimizer.build(variables)
+        return optimizer, variables
+
+    (optimizer, variables), store = make("skip"), {}
+    optimizer.apply([tf.constant([np.nan, 0, 0])], variables)
+    assert optimizer.skipped_steps == 1
+    optimizer.save_own_variables(store)
+    again, variables = make("raise")
+    again.load_own_variables(arrays(store))
+    again.finalize_variable_values(variables)

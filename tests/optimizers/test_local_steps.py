@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfgradcomp
 from tests import reference
 from tests.harness import Replicas
-from tests.helpers import split
+from tests.helpers import bits, split
 from tfgradcomp.compressors import Identity
 from tfgradcomp.optimizers import local_step_schedule
 from tfgradcomp.servers import Mean
@@ -247,6 +247,16 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
     ]
 
 
+def lamb():
+    return tfgradcomp.OneBitLAMB(keras.optimizers.Lamb(), 2)
+
+
+def averaged():
+    outer = identity()
+    outer.inner_optimizer.use_ema, outer.inner_optimizer.ema_momentum = True, 0.9
+    return outer
+
+
 @pytest.mark.parametrize(
     ("inner", "arguments", "message"),
     [
@@ -256,6 +266,9 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
         ("sgd", {"outer": tfgradcomp.VarianceBased("sgd")}, "no second moments"),
         (SGD(use_ema=True), {}, "use_ema"),
         (tfgradcomp.TernGrad("sgd"), {}, "exchanged once"),
+        ("sgd", {"outer": tfgradcomp.ZeroOneAdam("adam", 2)}, "no local steps itself"),
+        ("sgd", {"outer": lamb(), "stagger": True}, "in turns.*OneBitLAMB"),
+        ("sgd", {"outer": averaged(), "stagger": True}, "in turns.*'use_ema': True"),
     ],
 )
 def test_bad_arguments_raise(inner, arguments, message):
@@ -272,6 +285,24 @@ def test_a_step_left_out_raises_as_fit_ends_though_the_epoch_ends_an_interval():
     x[0] = np.nan
     with pytest.raises(FloatingPointError, match=r"left out by worker=\{0: 1\}"):
         model.fit(x, x[:, :1], batch_size=1, shuffle=False, verbose=0)
+    # It is reported once.
+    model.fit(x[1:], x[1:, :1], batch_size=1, verbose=0)
+
+
+def test_averages_of_the_common_weights_become_the_weights_as_fit_ends():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    outer = averaged()
+    model.compile(tfgradcomp.LocalSteps("sgd", outer, every=2), "mse")
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=1, verbose=0)
+    averages = outer.inner_optimizer._model_variables_moving_average
+    expected = [bits(average.numpy()) for average in averages]
+    for copies in (model.trainable_variables, model.optimizer._anchors):
+        assert [bits(copy.numpy()) for copy in copies] == expected
+
+
+def test_a_model_without_trainable_weights():
+    assert local_step_schedule.groups_of([], 4) == [[]]
 
 
 def test_groups_share_the_outer_optimizer_whose_steps_are_rounds():

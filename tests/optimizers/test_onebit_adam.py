@@ -199,3 +199,26 @@ def test_arguments_are_saved_and_nothing_is_warned_of(recwarn):
         == VarianceSteps(7, refresh=16, variance_floor=0.1)
     )
     assert not [one for one in recwarn if "Error feedback" in str(one.message)]
+
+
+def test_an_inner_optimizer_that_has_trained_is_refused():
+    adam, variables = keras.optimizers.Adam(), make_variables([(4,)])
+    adam.apply([np.ones(4, np.float32)], variables)
+    with pytest.raises(ValueError, match="new, not one that has trained"):
+        tfgradcomp.OneBitAdam(adam, 5).build(variables)
+
+
+def test_a_file_of_another_warm_up_is_refused():
+    def make(warmup_steps):
+        variables = make_variables([(4,)])
+        optimizer = tfgradcomp.OneBitAdam("adam", warmup_steps, min_size=0)
+        optimizer.build(variables)
+        return optimizer, variables
+
+    (optimizer, variables), store = make(5), {}
+    optimizer.apply([np.ones(4, np.float32)], variables)
+    optimizer.save_own_variables(store)
+    other, variables = make(6)
+    other.load_own_variables({k: np.array(v) for k, v in store.items()})
+    with pytest.raises(ValueError, match=r"variance_steps=\[5, 0\] in the file, \[6,"):
+        other.apply([np.ones(4, np.float32)], variables)

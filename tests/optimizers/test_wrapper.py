@@ -35,6 +35,10 @@ def identity(inner, **kwargs):
     )
 
 
+def local_steps(inner):
+    return tfgradcomp.LocalSteps(inner, identity(keras.optimizers.SGD(1.0)), every=1)
+
+
 def step(optimizer, variables):
     rng = np.random.default_rng(int(optimizer.iterations))
     gradients = [tf.constant(rng.normal(size=v.shape), tf.float32) for v in variables]
@@ -342,3 +346,38 @@ def test_a_function_that_takes_the_first_step_is_traced_once():
 
     step([tf.ones_like(variable) for variable in variables])
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("make", [identity, local_steps])
+def test_gradients_of_a_variable_that_is_given_twice_are_added(make):
+    v, other = make_variables([(3,), (2,)])
+    begin = v.numpy()
+    optimizer = make(keras.optimizers.SGD(0.25))
+    gradients = [tf.ones(3), tf.ones(2), 2 * tf.ones(3)]
+    optimizer.apply(gradients, [v, other, v])
+    np.testing.assert_allclose(begin - v.numpy(), 0.75, rtol=1e-6)
+
+
+def test_a_residual_is_paid_at_negative_rates_too():
+    v = keras.Variable(np.zeros(4, "float32"))
+    optimizer = tfgradcomp.DistEFSGD(keras.optimizers.SGD(0.1), min_size=0)
+    optimizer.apply([tf.constant([3.0, -1.0, 2.0, 0.5])], [v])
+    optimizer.learning_rate = -0.1
+    for _ in range(100):
+        optimizer.apply([tf.zeros(4)], [v])
+    np.testing.assert_allclose(v, [-0.3, 0.1, -0.2, -0.05], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tfgradcomp.ZeroOneAdam("adam", 1),
+        lambda: tfgradcomp.LocalSteps("sgd", identity("sgd"), every=4, delay=1),
+    ],
+)
+def test_each_variable_has_a_path_of_its_own(make):
+    # `model.save("model.h5")` stores them by their paths.
+    optimizer = make()
+    optimizer.build(make_variables([(3,), (2,)]))
+    paths = [variable.path for variable in optimizer.variables]
+    assert len(paths) == len(set(paths))

@@ -253,6 +253,7 @@ def test_arguments_are_saved_and_traffic_is_a_mean():
         ({"local_steps": 0}, "local_steps=0"),
         ({"double_every": 0}, "double_every=0"),
         ({"inner": keras.optimizers.Adam(gradient_accumulation_steps=2)}, "steps=2"),
+        ({"inner": keras.optimizers.Adam(use_ema=True)}, "use_ema=True"),
     ],
 )
 def test_other_arguments_are_refused(arguments, message):

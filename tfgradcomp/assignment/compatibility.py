@@ -93,12 +93,33 @@ def _right_form(inner: keras.optimizers.Optimizer) -> str:
     return "a method without error feedback, such as QSGD"
 
 
-def check_local_steps(inner: keras.optimizers.Optimizer, outer: Any) -> None:
+def check_local_steps(
+    inner: keras.optimizers.Optimizer, outer: Any, stagger: bool
+) -> None:
     """Checks that an optimizer goes with local steps, another with the common ones.
 
     Raises:
-        ValueError: If the first averages weights, or the second needs second moments.
+        ValueError: If the first averages weights; if the second needs second moments
+            or takes local steps itself; or if it cannot exchange groups in turns.
     """
+    if outer.has_local_steps:
+        raise ValueError(
+            "`outer` trains the weights that all workers share, so it takes no local "
+            "steps itself. Expected: another optimizer, such as OneBitAdam. "
+            f"Received: outer={type(outer).__name__}"
+        )
+    common = outer.inner_optimizer
+    counted = {
+        "gradient_accumulation_steps": common.gradient_accumulation_steps,
+        "use_ema": common.use_ema,
+    }
+    if stagger and (outer.needs_new_inner or any(counted.values())):
+        raise ValueError(
+            "Groups that are exchanged in turns share the optimizer in `outer`, which "
+            "would count each group as a step. Expected: stagger=False, or one without "
+            "accumulation, averages of weights and averaged coefficients. "
+            f"Received: outer={type(outer).__name__}, {counted}"
+        )
     if outer.needs_second_moments:
         raise ValueError(
             "`outer` compresses a difference of weights, which has no second moments "

@@ -30,7 +30,8 @@ def reshard(old: str | Path, num_workers: int, out: str | Path) -> backups.Point
         out: Directory to write; must not exist.
 
     Returns:
-        The point of the training: the newest that all old workers have.
+        The point of the training: the newest that all old workers have, with equal
+        weights.
 
     Raises:
         ValueError: If `old` is not complete, if its workers' weights differ, or if
@@ -86,7 +87,14 @@ def _find(old: Path) -> tuple[list[Path], backups.Point]:
             f"The backup is of {count} workers, which have no epoch in common. Put all "
             f"their folders into one directory. Received: backups by worker={have}"
         )
-    point = max(common)
+    equal = [point for point in common if _has_equal_weights(folders, point)]
+    if not equal:
+        raise ValueError(
+            "The workers' weights differ: these backups are not of one training, or "
+            "all of them lie between two exchanges of local steps. Expected: a backup "
+            f"of an epoch's end. Received: {[*map(str, sorted(common))]} in {old}"
+        )
+    point = max(equal)
     origins = {f.name: tuple(backups.read_origin(f, point)) for f in folders}
     if [*origins.values()] != [(rank, count) for rank in range(count)]:
         raise ValueError(
@@ -95,6 +103,15 @@ def _find(old: Path) -> tuple[list[Path], backups.Point]:
             f"folder={origins}"
         )
     return folders, point
+
+
+def _has_equal_weights(folders, point):
+    """Returns whether the trainable weights of all workers are equal, by their hash.
+
+    Backups of version 0.1 have none.
+    """
+    paths = [backups.point_folder(folder, point) / backups.DIGEST for folder in folders]
+    return len({path.read_text() for path in paths if path.exists()}) < 2
 
 
 def _check_copies(
@@ -109,9 +126,6 @@ def _check_copies(
     compared: tuple[str, ...] = ("",)
     if all(path.exists() for path in digests):
         compared = tuple(f"{path.rpartition('/')[0]}/" for path in paths)
-        for path in digests[1:]:
-            if path.read_text() != digests[0].read_text():
-                raise _different(f"{path}, unlike {digests[0]}")
     state = tuple(f"{path}/" for path in paths)
 
     def datasets_of(file):

@@ -196,7 +196,7 @@ def sign_feedback(
         residuals.read(state["residual"]),
         mu,
         residuals.factor(feedback.decay, context),
-        context.learning_rate > 0,
+        context.moves,
         layout.row_splits,
     )
     residual = residuals.kept(residual, feedback.residual_dtype, context)

@@ -65,6 +65,12 @@ class Context(NamedTuple):
         """The previous step size over this one; 0 where this one is 0."""
         return tf.math.divide_no_nan(self.previous_learning_rate, self.learning_rate)
 
+    @property
+    def moves(self) -> tf.Tensor:
+        """Whether the step moves weights: its rate is neither 0 nor infinite or NaN."""
+        rate = self.learning_rate
+        return tf.math.is_finite(rate) & tf.not_equal(rate, 0)
+
     def at_server(self) -> Context:
         """Returns the step as the server sees it, the same wherever the server is."""
         return self._replace(rank=-1, prepared=None, server_state=())
@@ -76,7 +82,7 @@ class Context(NamedTuple):
         weight must not change them.
         """
         # A `tf.where` would copy the vector.
-        return tf.cond(self.learning_rate > 0, lambda: new, lambda: old)
+        return tf.cond(self.moves, lambda: new, lambda: old)
 
     def random_stream(self, stream: int = 0, shared: bool = False) -> tf.Tensor:
         """Returns a stream of random bits: a pure function of seed, step and worker.

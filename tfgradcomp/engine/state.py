@@ -89,10 +89,21 @@ class OptimizerState:
         owner: Name of the optimizer, for errors.
         scalars: The small variables.
         plan: The buckets, with their collectives.
+        settings: Numbers that a file must have in common with this optimizer.
+
+    Attributes:
+        skipped_before: Steps that were skipped before the state was saved.
     """
 
-    def __init__(self, owner: str, scalars: StepVariables, plan: Plan):
+    def __init__(
+        self,
+        owner: str,
+        scalars: StepVariables,
+        plan: Plan,
+        settings: Mapping[str, list[int]],
+    ):
         self._owner, self._scalars, self._plan = owner, scalars, plan
+        self.skipped_before = 0
         # A state that was read and waits for the other processes.
         self._pending: Restored | None = None
         self._origins: list[tuple[int, int]] = []
@@ -115,6 +126,12 @@ class OptimizerState:
             ends = [*itertools.accumulate(counts[begin] for begin in begins)]
             self._begins[name] = dict(zip(begins, [0, *ends], strict=False))
             self._sizes[name] = ends[-1]
+        # Vectors of one size may be of other variables.
+        positions: dict[str, set[int]] = {}
+        for leaf in self._leaves:
+            name = f"{leaf.bucket.vector}.positions"
+            positions.setdefault(name, set()).update(leaf.bucket.positions)
+        self._settings = {**settings, **{k: sorted(v) for k, v in positions.items()}}
 
     def variables(self) -> list:
         """Returns the variables of the method's state."""
@@ -145,6 +162,8 @@ class OptimizerState:
         store[_FALLBACK] = int(self._plan.is_fallback)
         if self._plan.policy:
             store[_POLICY] = np.frombuffer(self._plan.policy.encode(), np.uint8)
+        for name, numbers in self._settings.items():
+            store[name] = np.array(numbers, np.int64)
         for variable in self._scalars.variables():
             store[variable.name] = variable.local_values()
         whole: dict[str, np.ndarray] = {}
@@ -229,7 +248,7 @@ class OptimizerState:
 
     def _read(self, store: Mapping) -> Restored:
         saved = {name for name in store.keys() if not name.endswith(_OWNED)}
-        saved -= {_PLACE, _FALLBACK, _POLICY}
+        saved -= {_PLACE, _FALLBACK, _POLICY, *self._settings}
         expected = {v.name for v in self._scalars.variables()}
         expected |= {leaf.name for leaf in self._leaves}
         missing = sorted(expected - saved)
@@ -242,6 +261,13 @@ class OptimizerState:
                 f"another policy: {policy or 'none'} in the file, "
                 f"{self._plan.policy or 'none'} here"
             )
+        for name, numbers in self._settings.items():
+            # Files of version 0.3.0 and before have none.
+            if name not in store.keys():
+                continue
+            found = np.array(store[name]).tolist()
+            if found != numbers:
+                missing.append(f"{name}={found} in the file, {numbers} here")
         rows = {name: store[name][()] for name in expected & saved}
         owned = {}
         for leaf in self._leaves:
@@ -295,6 +321,7 @@ class OptimizerState:
             replicas = len(variable.local_values())
             values = rows_for_replicas(restored.rows[variable.name], replicas)
             variable.assign_local_values(values.astype(variable.dtype))
+        self.skipped_before = int(self._scalars.skipped_steps.numpy())
         for leaf in self._leaves:
             values = np.zeros_like(leaf.variable.local_values())
             workers = len(values) // self._plan.devices_per_worker

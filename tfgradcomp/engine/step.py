@@ -280,15 +280,18 @@ class Stepper:
             for part in bucket.parts:
                 part.forget()
 
-    def raise_unreported(self) -> None:
+    def raise_unreported(self, reported: int) -> None:
         """Raises an error for steps skipped inside XLA, which cannot raise any.
 
+        Args:
+            reported: The number of skipped steps that count no more.
+
         Raises:
-            FloatingPointError: If there were any.
+            FloatingPointError: If there were any others.
         """
-        count = int(self.scalars.skipped_steps.numpy())
-        if self._raises and count:
-            self.scalars.skipped_steps.assign(tf.zeros([], tf.int64))
+        count = int(self.scalars.skipped_steps.numpy()) - reported
+        if self._raises and count > 0:
+            self.scalars.skipped_steps.assign(tf.constant(reported, tf.int64))
             raise FloatingPointError(
                 f"{count} steps were skipped because a gradient was NaN or Inf. Lower "
                 "the learning rate, clip (clipnorm=...), or go on with "

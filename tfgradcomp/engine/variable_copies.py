@@ -7,11 +7,13 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 
-def copy_of(optimizer: Optimizer, variable: keras.Variable) -> keras.Variable:
+def copy_of(
+    optimizer: Optimizer, variable: keras.Variable, name: str
+) -> keras.Variable:
     """Returns a variable of the optimizer that starts with a model variable's value."""
     copy = optimizer.add_variable_from_reference(
         variable,
-        name="anchor",
+        name=name,
         initializer=lambda shape, dtype: tf.convert_to_tensor(variable.value),
     )
     copy.reference = variable

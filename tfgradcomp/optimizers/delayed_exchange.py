@@ -125,8 +125,18 @@ class DelayedExchange:
         self.waiting.assign(tf.zeros_like(tf.convert_to_tensor(self.waiting)))
 
     def restore(self, waiting: np.ndarray) -> None:
-        """Assigns the counts of a file, which has restored the snapshots as well."""
+        """Assigns the counts of a file, which has restored the snapshots as well.
+
+        Raises:
+            ValueError: If other groups of variables wait in the file.
+        """
         shape = self.waiting.local_values().shape
+        if waiting.shape[-1] not in (1, shape[-1]):
+            raise ValueError(
+                f"The file's variables wait in {waiting.shape[-1]} groups, those of "
+                f"this optimizer in {shape[-1]}. Expected: `every` and `stagger` of "
+                f"the training that was saved. Received: {shape[-1]} groups"
+            )
         self.waiting.assign_local_values(np.broadcast_to(waiting, shape))
 
     def _one(self, index):

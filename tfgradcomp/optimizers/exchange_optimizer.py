@@ -56,6 +56,10 @@ class ExchangeOptimizer(OptimizerWrapper):
     fallback: str | None
     uncompressed_steps: UncompressedSteps
     stepper_class: ClassVar[type[Stepper]] = Stepper
+    # Whether weights differ between workers from one exchange to the next.
+    has_local_steps: ClassVar[bool] = False
+    # Whether the inner optimizer must never have taken a step.
+    needs_new_inner: ClassVar[bool] = False
     _policy: Policy | None
 
     def __init__(
@@ -88,7 +92,7 @@ class ExchangeOptimizer(OptimizerWrapper):
     def finalize_variable_values(self, var_list):
         """Ends training: averages of `use_ema` become the weights."""
         if self.built:
-            self._stepper.raise_unreported()
+            self._stepper.raise_unreported(self._state.skipped_before)
             self._watchdog.look(self._plan)
         self.inner_optimizer.finalize_variable_values(var_list)
 
@@ -143,12 +147,18 @@ class ExchangeOptimizer(OptimizerWrapper):
         )
         buckets = self._plan.buckets
         self._scalars = StepVariables.create(self.seed, buckets)
-        self._state = OptimizerState(self.name, self._scalars, self._plan)
+        self._state = OptimizerState(
+            self.name, self._scalars, self._plan, self.settings_of_state()
+        )
         compat.track(self, tf.nest.flatten([bucket.state for bucket in buckets]))
         raises = self.nonfinite == "raise"
         self._stepper = self.stepper_class(
             self.inner_optimizer, self._plan, self._scalars, raises
         )
+
+    def settings_of_state(self) -> dict[str, list[int]]:
+        """Returns numbers that a saved state must have in common with this one."""
+        return {}
 
     # The step.
 

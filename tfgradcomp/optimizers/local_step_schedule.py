@@ -28,14 +28,14 @@ def groups_of(sizes: Sequence[int], most: int) -> list[list[int]]:
     Returns:
         Positions of variables, in the order of the model.
     """
-    number = max(1, min(most, sum(sizes) // max(max(sizes), 1)))
+    number = max(1, min(most, sum(sizes) // max([1, *sizes])))
     groups: list[list[int]] = [[] for _ in range(number)]
     filled = [0] * number
     for position in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         least = filled.index(min(filled))
         groups[least].append(position)
         filled[least] += sizes[position]
-    return sorted(sorted(group) for group in groups if group)
+    return sorted(sorted(group) for group in groups if group) or [[]]
 
 
 class UnsentSteps:

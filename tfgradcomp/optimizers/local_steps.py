@@ -123,7 +123,7 @@ class LocalSteps(OptimizerWrapper):
     ):
         super().__init__(inner_optimizer, name, **kwargs)
         check_instance("outer", outer, CompressedOptimizer)
-        check_local_steps(self.inner_optimizer, outer)
+        check_local_steps(self.inner_optimizer, outer, stagger)
         if every != "auto":
             check_integer("every", every, 1)
         check_integer("warmup_steps", warmup_steps, 0)
@@ -140,7 +140,7 @@ class LocalSteps(OptimizerWrapper):
         self._hosts = across_hosts(self._strategy)
         self.check_settings(self._strategy)
         self.inner_optimizer.build(variables)
-        self._anchors = [copy_of(self, variable) for variable in variables]
+        self._anchors = [copy_of(self, one, "anchor") for one in variables]
         # Steps since the last exchange, steps left out, and H (0 before it is known).
         counts = tf.constant([0, 0, self._given or 0], tf.int64)
         self._counts = PerReplicaVariable(counts, "local_steps")
@@ -150,7 +150,7 @@ class LocalSteps(OptimizerWrapper):
         groups = groups_of(sizes, (self._given or MOST) if self.stagger else 1)
         self._delayed = None
         if self.delay:
-            snapshots = [copy_of(self, variable) for variable in variables]
+            snapshots = [copy_of(self, one, "snapshot") for one in variables]
             arguments = groups, self._unsent, self.delay, self.mix
             self._delayed = DelayedExchange(variables, snapshots, *arguments)
             compat.track(self, [self._delayed.waiting])
@@ -275,6 +275,7 @@ class LocalSteps(OptimizerWrapper):
     def _meet(self, turns, is_warmup):
         """Exchanges the groups whose turn it is; all groups in the warm-up."""
         steps, _, every = tf.unstack(tf.convert_to_tensor(self._counts))
+        every = self._given or every
         number = len(self._groups.groups)
         exchange = self._exchange if number > 1 else self._exchange_all
         for index, own in turns.items():
@@ -332,8 +333,14 @@ class LocalSteps(OptimizerWrapper):
         self._check_none_left_out()
 
     def _check_none_left_out(self):
-        if self.outer.nonfinite == "raise":
-            nonfinite.check_none_left_out(self.skipped_steps, self._hosts)
+        if self.outer.nonfinite != "raise":
+            return
+        left_out = self.skipped_steps
+        # Each is reported once.
+        counts = self._counts.local_values()
+        counts[:, 1] = 0
+        self._counts.assign_local_values(counts)
+        nonfinite.check_none_left_out(left_out, self._hosts)
 
     @override
     def finalize_variable_values(self, var_list):
@@ -341,6 +348,10 @@ class LocalSteps(OptimizerWrapper):
         if self.built and self._hosts is None:
             self._check_none_left_out()
         self.inner_optimizer.finalize_variable_values(var_list)
+        if self.built and self.outer.inner_optimizer.use_ema:
+            self.outer.finalize_variable_values(self._anchors)
+            with assignments_ignored():
+                self._groups.restart()
 
     def verify(self):
         """Compares the state that workers share, as `fit` does after each epoch.
@@ -385,6 +396,9 @@ class LocalSteps(OptimizerWrapper):
         counts = np.array(store["local_steps"])
         if self._given:
             counts[:, 2] = self._given
+        if self.outer.nonfinite == "raise":
+            # The run that left them out has reported them, or was told not to.
+            counts[:, 1] = 0
         self._counts.assign_local_values(counts)
         # Version 0.2 exchanged all variables together.
         unsent = store["unsent_steps"] if "unsent_steps" in store else counts[:, :1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import keras
 import tensorflow as tf
@@ -189,7 +189,8 @@ class OneBitAdam(CompressedOptimizer):
             `dense_every` and `policy`.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer is another.
+        ValueError: If an argument is out of range, or the inner optimizer is another or
+            has trained.
 
     Example:
         ```python
@@ -247,6 +248,25 @@ class OneBitAdam(CompressedOptimizer):
         self.uncompressed_steps = VarianceSteps(
             warmup_steps, refresh=refresh, variance_floor=variance_floor
         )
+
+    @override
+    def _build(self, variables):
+        inner = self.inner_optimizer
+        with tf.init_scope():
+            has_trained = inner.built and bool(tf.convert_to_tensor(inner.iterations))
+        if has_trained:
+            raise ValueError(
+                f"{type(self).__name__} counts the gradients in Adam's variance from "
+                "the first step on. Expected: an inner optimizer that is new, not one "
+                f"that has trained. Received: inner_optimizer={inner.name}, after steps"
+            )
+        super()._build(variables)
+
+    @override
+    def settings_of_state(self):
+        steps = cast(VarianceSteps, self.uncompressed_steps)
+        # By them and the step k is found, the number of gradients in v.
+        return {"variance_steps": [steps.warmup_steps, steps.refresh or 0]}
 
     @staticmethod
     def check_moments(inner: keras.optimizers.Optimizer) -> None:

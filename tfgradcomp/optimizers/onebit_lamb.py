@@ -231,6 +231,8 @@ class OneBitLAMB(OneBitAdam):
     refused_arguments = (*OneBitAdam.refused_arguments, "refresh")
     _stepper: ScalingStepper
 
+    needs_new_inner = True
+
     def __init__(
         self,
         inner_optimizer: InnerOptimizer,

@@ -80,6 +80,11 @@ class OuterGroups:
             anchor = tf.convert_to_tensor(self._anchors[position])
             self._weights[position].assign(anchor)
 
+    def restart(self) -> None:
+        """Gives all weights the values of their anchors."""
+        for weight, anchor in zip(self._weights, self._anchors, strict=True):
+            weight.assign(anchor)
+
     def turns(self, positions: Collection[int]) -> dict[int, frozenset[int]]:
         """Returns which of some variables are in each group, if any are."""
         turns = {

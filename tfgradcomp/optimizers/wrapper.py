@@ -266,7 +266,9 @@ class OptimizerWrapper(keras.optimizers.Optimizer):
         gradients = list(gradients)
         if not gradients:
             return [], []
-        variables = self.variables_of(gradients, variables)
+        gradients, variables = _summed(
+            gradients, self.variables_of(gradients, variables)
+        )
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(variables)
@@ -333,3 +335,17 @@ def refuse_wrappers(inner: keras.optimizers.Optimizer) -> None:
             "A compressed optimizer cannot wrap another one: gradients are exchanged "
             f"once. Received: inner_optimizer={type(inner).__name__}"
         )
+
+
+def _summed(gradients, variables):
+    """Adds up the gradients of a variable that is there several times."""
+    by_variable: dict[int, list] = {}
+    for gradient, variable in zip(gradients, variables, strict=True):
+        by_variable.setdefault(id(variable), []).append((gradient, variable))
+    if len(by_variable) == len(variables):
+        return gradients, variables
+    totals = []
+    for pairs in by_variable.values():
+        given = [tf.convert_to_tensor(g) for g, _ in pairs if g is not None]
+        totals.append(tf.add_n(given) if given else None)
+    return totals, [pairs[0][1] for pairs in by_variable.values()]

@@ -201,8 +201,8 @@ class ZeroOneAdam(OneBitAdam):
         **kwargs: Those that `OneBitAdam` takes.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer is another or
-            accumulates gradients.
+        ValueError: If an argument is out of range, or the inner optimizer is another,
+            accumulates gradients or averages weights.
 
     Example:
         ```python
@@ -217,6 +217,7 @@ class ZeroOneAdam(OneBitAdam):
     """
 
     stepper_class = RoundStepper
+    has_local_steps = True
     _stepper: RoundStepper
     _round: Round
 
@@ -245,6 +246,11 @@ class ZeroOneAdam(OneBitAdam):
                 "Rounds of local steps accumulate momenta already. Expected: "
                 "gradient_accumulation_steps=None, and more `local_steps`. "
                 f"Received: gradient_accumulation_steps={accumulated}"
+            )
+        if self.inner_optimizer.use_ema:
+            raise ValueError(
+                "Averages of weights that differ between workers are useless. "
+                "Expected: use_ema=False. Received: use_ema=True"
             )
         self.keep_arguments(local_steps=local_steps, double_every=double_every)
         self.uncompressed_steps = RoundSteps(

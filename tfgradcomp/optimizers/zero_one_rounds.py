@@ -78,10 +78,16 @@ class Round:
         self.steps = PerReplicaVariable(tf.zeros([], tf.int64), "round_steps")
         self.rate = PerReplicaVariable(tf.zeros([]), "round_rate")
         self.unsent = UnsentSteps(len(weights))
-        zeros = [tf.zeros(one.shape, one.dtype) for one in weights]
-        self.starts = [PerReplicaVariable(zero, "round_start") for zero in zeros]
+
+        def zeros(name):
+            return [
+                PerReplicaVariable(tf.zeros(one.shape, one.dtype), f"{name}_{index}")
+                for index, one in enumerate(weights)
+            ]
+
+        self.starts = zeros("round_start")
         self.assigned = AssignedWeights(weights, self.starts, collectives)
-        self.means = [PerReplicaVariable(zero, "round_mean") for zero in zeros]
+        self.means = zeros("round_mean")
 
     def named(self) -> dict[str, PerReplicaVariable]:
         """Returns the variables by the names that they have in files."""

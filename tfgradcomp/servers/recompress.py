@@ -126,7 +126,7 @@ class _RecompressSigns(Recompress):
             payloads["scale"],
             residuals.read(state["residual"]),
             residuals.factor(self.decay, context),
-            context.learning_rate > 0,
+            context.moves,
             part["codes"],
             reply["scale"][shard.first_block : after],
             shard.layout.row_splits,
@@ -140,7 +140,7 @@ class _RecompressSigns(Recompress):
             payloads["scale"],
             residuals.read(state["residual"]),
             residuals.factor(self.decay, context),
-            context.learning_rate > 0,
+            context.moves,
             layout.row_splits,
         )
         reply = {"codes": codes, "scale": scale}
