@@ -103,5 +103,5 @@ def test_steps_ask_the_system_for_no_memory(run, new_state, expected):
 
 
 @pytest.mark.slow
-def test_nothing_waits_if_nothing_is_in_use(run):
+def test_no_more_waits_than_is_in_use(run):
     assert run(pages_kept) < PAGES / 2

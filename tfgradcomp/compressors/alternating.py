@@ -157,7 +157,9 @@ class AlternatingLowRank(LowRank):
 
     def _cut(self, padded, rows, longer):
         """Returns the factors that `_padded` has padded."""
+        if not longer:
+            return padded
         parts = tf.split(padded, [self.rank * room for room in longer])
         ends = [self.rank * count for count in rows]
         cut = [part[:end] for part, end in zip(parts, ends, strict=True)]
-        return tf.concat([*cut, tf.zeros([0])], 0)
+        return tf.concat(cut, 0)

@@ -89,7 +89,7 @@ class ErrorFeedback(Wrapper):
 
     @override
     def fused(self):
-        return SignFeedback(self) if self.compressor == ScaledSign() else self
+        return _SignFeedback(self) if self.compressor == ScaledSign() else self
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Waiting(ErrorFeedback):
         return Compressed(payload, {"residual": residual, "inner": inner})
 
 
-class SignFeedback(Wrapper):
+class _SignFeedback(Wrapper):
     """`ErrorFeedback(ScaledSign())` in one pass over memory."""
 
     compressor: ErrorFeedback

@@ -11,12 +11,8 @@ from typing_extensions import override
 
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
-from tfgradcomp.compressors.error_feedback import (
-    ErrorFeedback,
-    SignFeedback,
-    sign_feedback,
-)
-from tfgradcomp.compressors.sign import Sign, scale_tells_finite
+from tfgradcomp.compressors.error_feedback import ErrorFeedback, sign_feedback
+from tfgradcomp.compressors.sign import ScaledSign, Sign, scale_tells_finite
 from tfgradcomp.core import Context, Vector
 
 
@@ -145,8 +141,11 @@ class NesterovMomentum(_MomentumWrapper):
 
     @override
     def fused(self):
-        is_sign_feedback = isinstance(self.compressor.fused(), SignFeedback)
-        return _NesterovSignFeedback(self) if is_sign_feedback else self
+        link = self.compressor
+        # `MeanErrorFeedback` is one that keeps another residual.
+        if type(link) is ErrorFeedback and link.compressor == ScaledSign():
+            return _NesterovSignFeedback(self)
+        return self
 
 
 class _MomentumSign(Wrapper):

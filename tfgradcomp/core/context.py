@@ -67,7 +67,7 @@ class Context(NamedTuple):
 
     @property
     def moves(self) -> tf.Tensor:
-        """Whether the step moves weights: its rate is neither 0 nor infinite or NaN."""
+        """True if the step moves weights: its rate is neither 0 nor infinite or NaN."""
         rate = self.learning_rate
         return tf.math.is_finite(rate) & tf.not_equal(rate, 0)
 

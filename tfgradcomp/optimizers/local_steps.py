@@ -335,10 +335,8 @@ class LocalSteps(OptimizerWrapper):
     def _check_none_left_out(self):
         if self.outer.nonfinite != "raise":
             return
-        left_out = self.skipped_steps
-        # Each is reported once.
-        counts = self._counts.local_values()
-        counts[:, 1] = 0
+        left_out, counts = self.skipped_steps, self._counts.local_values()
+        counts[:, 1] = 0  # Each is reported once.
         self._counts.assign_local_values(counts)
         nonfinite.check_none_left_out(left_out, self._hosts)
 
@@ -348,10 +346,8 @@ class LocalSteps(OptimizerWrapper):
         if self.built and self._hosts is None:
             self._check_none_left_out()
         self.inner_optimizer.finalize_variable_values(var_list)
-        if self.built and self.outer.inner_optimizer.use_ema:
-            self.outer.finalize_variable_values(self._anchors)
-            with assignments_ignored():
-                self._groups.restart()
+        if self.built:
+            self._groups.finalize()
 
     def verify(self):
         """Compares the state that workers share, as `fit` does after each epoch.
@@ -397,8 +393,7 @@ class LocalSteps(OptimizerWrapper):
         if self._given:
             counts[:, 2] = self._given
         if self.outer.nonfinite == "raise":
-            # The run that left them out has reported them, or was told not to.
-            counts[:, 1] = 0
+            counts[:, 1] = 0  # That run has reported them, or was told not to.
         self._counts.assign_local_values(counts)
         # Version 0.2 exchanged all variables together.
         unsent = store["unsent_steps"] if "unsent_steps" in store else counts[:, :1]

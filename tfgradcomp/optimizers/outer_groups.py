@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgradcomp.compat import inner_optimizer as compat
+from tfgradcomp.compat.assignments import assignments_ignored
 from tfgradcomp.compat.conditional import conditional
 from tfgradcomp.compat.optimizer_step import averages_of
 from tfgradcomp.engine.consistency_check import check_holds_local_steps
@@ -80,10 +81,15 @@ class OuterGroups:
             anchor = tf.convert_to_tensor(self._anchors[position])
             self._weights[position].assign(anchor)
 
-    def restart(self) -> None:
-        """Gives all weights the values of their anchors."""
-        for weight, anchor in zip(self._weights, self._anchors, strict=True):
-            weight.assign(anchor)
+    def finalize(self) -> None:
+        """Ends training: averages of `use_ema` become anchors and weights."""
+        outer = self.outers[0]
+        if not outer.inner_optimizer.use_ema:
+            return
+        outer.finalize_variable_values(self._anchors)
+        with assignments_ignored():
+            for weight, anchor in zip(self._weights, self._anchors, strict=True):
+                weight.assign(anchor)
 
     def turns(self, positions: Collection[int]) -> dict[int, frozenset[int]]:
         """Returns which of some variables are in each group, if any are."""
