@@ -100,7 +100,7 @@ class ThresholdSparsifier(SparseCompressor):
         threshold: float | str = self.threshold
         fits = threshold == AUTO
         if isinstance(threshold, numbers.Real):
-            fits = _FLOAT32.tiny <= threshold <= _FLOAT32.max
+            fits = float(_FLOAT32.tiny) <= threshold <= float(_FLOAT32.max)
         if not fits:
             raise ValueError(
                 "threshold must be positive and finite in float32, in the units of a "
