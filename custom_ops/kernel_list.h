@@ -34,8 +34,8 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// Those of a CPU: more, which update variables by a vector, find a part or elements of
-// it, clear elements, take the mean of few elements, and subtract products.
+// Those of a CPU: six more. They update variables by a vector, find a part or the
+// largest elements of it, clear elements, take the mean of few, and subtract products.
 #define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
   TFGRADCOMP_FOR_EACH_KERNEL(X)           \
   X(ApplyVector)                          \

@@ -3,9 +3,8 @@
 // A step writes new momenta and residuals beside the old ones, and sums that are as
 // large, which are freed after the step. The system takes back such large blocks and
 // gives out new blocks page by page, which costs more than all arithmetic of a step.
-// Here a freed block waits for the next step instead, as long as at most twice the
-// bytes wait that are in use: a step of top-k takes a state of one vector and three
-// more.
+// Here a freed block waits for the next step instead. At most twice as many bytes wait
+// as are in use: a step of top-k takes three vectors beside a state of one.
 
 #ifndef TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_
 #define TFGRADCOMP_CUSTOM_OPS_TENSORFLOW_KEPT_MEMORY_H_

@@ -1,4 +1,4 @@
-"""What `BackupAndRestore` needs before it can restore a model."""
+"""`BackupAndRestore` refuses a model with an optimizer that is not built."""
 
 import keras
 import pytest

@@ -126,9 +126,23 @@ def check_local_steps(
             "over examples. Expected: a method that needs none, such as "
             f"DistEFBlockSGDM. Received: outer={type(outer).__name__}"
         )
+    check_no_averages(
+        inner, "`use_ema` of the optimizer in `outer`, which trains the common weights"
+    )
+
+
+def check_no_averages(inner: keras.optimizers.Optimizer, expected: str) -> None:
+    """Checks that an optimizer which takes steps alone averages no weights.
+
+    Args:
+        inner: The optimizer.
+        expected: What may be done instead, for the error.
+
+    Raises:
+        ValueError: If it does.
+    """
     if inner.use_ema:
         raise ValueError(
             "Averages of weights that differ between workers are useless. Expected: "
-            "`use_ema` of the optimizer in `outer`, which trains the common weights. "
-            "Received: inner_optimizer.use_ema=True"
+            f"{expected}. Received: inner_optimizer.use_ema=True"
         )

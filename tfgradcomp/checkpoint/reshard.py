@@ -117,7 +117,7 @@ def _has_equal_weights(folders, point):
 def _check_copies(
     sources: Sequence[Path], files: Sequence[h5py.File], paths: Sequence[str]
 ) -> None:
-    """Checks that the workers' trainable weights and inner optimizers are equal.
+    """Checks that the workers' inner optimizers are equal, as their weights are.
 
     Other variables of a model may differ. Backups of version 0.1 have no hash of the
     trainable weights; for them all variables of the model are compared.

@@ -11,7 +11,7 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors.base import Compressed
 from tfgradcomp.compressors.low_rank import LowRank, Matrices
-from tfgradcomp.core import Context, Field, Layout
+from tfgradcomp.core import Context, Field
 from tfgradcomp.ops.reference.vectors import zero_padded
 
 
@@ -45,8 +45,8 @@ class AlternatingLowRank(LowRank):
 
     @override
     def fields(self, layout):
-        room = self.rank * sum(self._longer(layout))
         matrices = Matrices.of(layout, self.rank)
+        room = self.rank * sum(_longer(matrices))
         return {
             "values": Field(matrices.others + room),
             "basis": Field(room, shared=True),
@@ -65,33 +65,33 @@ class AlternatingLowRank(LowRank):
     @override
     def compress(self, x, state, layout, context):
         matrices = Matrices.of(layout, self.rank)
-        turns = self._turns(len(matrices.heights), context)
-        longer = self._longer(layout)
-        room = self.rank * sum(longer)
+        heights, widths = matrices.heights, matrices.widths
+        turns, longer = self._turns(len(heights), context), _longer(matrices)
+        nothing = tf.zeros([self.rank * sum(longer)])
 
-        def compressed(left):
-            name, rows, others = "right", matrices.widths, matrices.heights
-            if not left:
-                name, rows, others = "left", others, rows
-            factors = self.first_factors(name, layout, context)
-            basis = ops.orthonormalize(factors, rows, self.rank)
-            if left:
-                sent = ops.multiply_matrices(x, basis, *matrices, self.rank)
-            else:
-                values = ops.multiply_transposed(x, basis, *matrices, self.rank)
-                sent, _ = matrices.split(values, self.rank)
-            return self._padded(sent, others, longer), self._padded(basis, rows, longer)
+        def left_factors():
+            factors = self.first_factors("right", layout, context)
+            basis = ops.orthonormalize(factors, widths, self.rank)
+            sent = ops.multiply_matrices(x, basis, *matrices, self.rank)
+            padded = self._padded(sent, heights, longer)
+            return padded, self._padded(basis, widths, longer)
 
-        def nothing():
-            return tf.zeros([room]), tf.zeros([room])
+        def right_factors():
+            factors = self.first_factors("left", layout, context)
+            basis = ops.orthonormalize(factors, heights, self.rank)
+            values = ops.multiply_transposed(x, basis, *matrices, self.rank)
+            sent, _ = matrices.split(values, self.rank)
+            padded = self._padded(sent, widths, longer)
+            return padded, self._padded(basis, heights, longer)
+
+        def if_any(is_turn, factors):
+            return tf.cond(tf.reduce_any(is_turn), factors, lambda: (nothing, nothing))
 
         values, basis = matrices.others_of(x), tf.zeros([0])
         if longer:
             # All matrices have the same turn, if none has waited.
-            left = tf.cond(tf.reduce_any(turns > 0), lambda: compressed(True), nothing)
-            right = tf.cond(
-                tf.reduce_any(turns < 1), lambda: compressed(False), nothing
-            )
+            left = if_any(turns > 0, left_factors)
+            right = if_any(turns < 1, right_factors)
             is_left = self._is_left(turns, longer)
             sent, basis = (tf.where(is_left, *p) for p in zip(left, right, strict=True))
             values = tf.concat([values, sent], 0)
@@ -111,13 +111,17 @@ class AlternatingLowRank(LowRank):
 
     @override
     def kept(self, layout):
-        left, right = Matrices.of(layout, self.rank).counts
-        sizes = {"left": self.rank * sum(left), "right": self.rank * sum(right)}
-        return {**sizes, "turns": len(Matrices.of(layout, self.rank).heights)}
+        matrices = Matrices.of(layout, self.rank)
+        return {
+            "left": self.rank * sum(matrices.heights),
+            "right": self.rank * sum(matrices.widths),
+            "turns": len(matrices.heights),
+        }
 
     @override
     def factors(self, payload, layout):
-        matrices, longer = Matrices.of(layout, self.rank), self._longer(layout)
+        matrices = Matrices.of(layout, self.rank)
+        longer = _longer(matrices)
         sent, basis = payload["values"][matrices.others :], payload["basis"]
         is_left = self._is_left(payload["turns"], longer)
         left = tf.where(is_left, sent, basis)
@@ -135,12 +139,8 @@ class AlternatingLowRank(LowRank):
         # The bases are drawn anew in each step.
         return tf.repeat(tf.cast(context.step % 2, tf.float32), count)
 
-    def _longer(self, layout: Layout) -> list[int]:
-        """Returns the longer side of each matrix: a message has room for it."""
-        matrices = Matrices.of(layout, self.rank)
-        return [*map(max, matrices.heights, matrices.widths)]
-
     def _is_left(self, turns, longer):
+        """Returns whether each number in the room of factors is of a left one."""
         of_matrix = np.repeat(np.arange(len(longer)), longer)
         return tf.repeat(tf.gather(turns > 0, of_matrix), self.rank)
 
@@ -163,3 +163,8 @@ class AlternatingLowRank(LowRank):
         ends = [self.rank * count for count in rows]
         cut = [part[:end] for part, end in zip(parts, ends, strict=True)]
         return tf.concat(cut, 0)
+
+
+def _longer(matrices):
+    """Returns the longer side of each matrix: a message has room for it."""
+    return [*map(max, matrices.heights, matrices.widths)]

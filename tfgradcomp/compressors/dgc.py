@@ -114,7 +114,7 @@ class DGC(Compressor):
             name: context.unless_zero_lr(ops.clear_elements(new[name], indices), old)
             for name, old in state.items()
         }
-        # What is not finite is among the largest, and something is sent in any case.
+        # A step sends the largest element. NaN and infinities are larger than numbers.
         is_finite = all_finite([values])
         return Compressed({"pairs": tf.reshape(pairs, [-1])}, state, is_finite)
 

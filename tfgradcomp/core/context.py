@@ -76,10 +76,10 @@ class Context(NamedTuple):
         return self._replace(rank=-1, prepared=None, server_state=())
 
     def unless_zero_lr(self, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-        """Returns `new`, or `old` in a step whose learning rate is 0.
+        """Returns `new`, or `old` in a step that does not move weights (`moves`).
 
-        Residuals are in units of the last non-zero learning rate. A step that moves no
-        weight must not change them.
+        Residuals are in units of the last learning rate that did. Another step must not
+        change them.
         """
         # A `tf.where` would copy the vector.
         return tf.cond(self.moves, lambda: new, lambda: old)

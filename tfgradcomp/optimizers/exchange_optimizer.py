@@ -58,7 +58,7 @@ class ExchangeOptimizer(OptimizerWrapper):
     stepper_class: ClassVar[type[Stepper]] = Stepper
     # Whether weights differ between workers from one exchange to the next.
     has_local_steps: ClassVar[bool] = False
-    # Whether the inner optimizer must never have taken a step.
+    # Whether the inner optimizer must be unbuilt, so that nothing else shares it.
     needs_new_inner: ClassVar[bool] = False
     _policy: Policy | None
 

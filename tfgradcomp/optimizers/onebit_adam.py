@@ -253,12 +253,13 @@ class OneBitAdam(CompressedOptimizer):
     def _build(self, variables):
         inner = self.inner_optimizer
         with tf.init_scope():
-            has_trained = inner.built and bool(tf.convert_to_tensor(inner.iterations))
-        if has_trained:
+            steps = int(tf.convert_to_tensor(inner.iterations)) if inner.built else 0
+        if steps or (inner.built and self.needs_new_inner):
             raise ValueError(
-                f"{type(self).__name__} counts the gradients in Adam's variance from "
-                "the first step on. Expected: an inner optimizer that is new, not one "
-                f"that has trained. Received: inner_optimizer={inner.name}, after steps"
+                f"{type(self).__name__} follows the moments from the first step on. "
+                "Expected: an inner optimizer that is new, not one that has trained or "
+                f"belongs to another wrapper. Received: inner_optimizer={inner.name}, "
+                f"built=True, steps={steps}"
             )
         super()._build(variables)
 

@@ -229,9 +229,8 @@ class OneBitLAMB(OneBitAdam):
 
     stepper_class = ScalingStepper
     refused_arguments = (*OneBitAdam.refused_arguments, "refresh")
-    _stepper: ScalingStepper
-
     needs_new_inner = True
+    _stepper: ScalingStepper
 
     def __init__(
         self,
@@ -275,18 +274,6 @@ class OneBitLAMB(OneBitAdam):
                 "Expected: keras.optimizers.Lamb, with Keras' own update_step. "
                 f"Received: inner_optimizer={type(inner).__name__}"
             )
-
-    @override
-    def _build(self, variables):
-        lamb = self.inner_optimizer
-        if lamb.built:
-            raise ValueError(
-                "1-bit LAMB averages the layers' coefficients from the first step on. "
-                "Expected: an inner optimizer that is new, not one that has trained or "
-                f"belongs to another wrapper. Received: inner_optimizer={lamb.name}, "
-                "built=True"
-            )
-        super()._build(variables)
 
     @override
     def _bind(self, is_fallback=None):

@@ -339,13 +339,12 @@ def refuse_wrappers(inner: keras.optimizers.Optimizer) -> None:
 
 def _summed(gradients, variables):
     """Adds up the gradients of a variable that is there several times."""
-    by_variable: dict[int, list] = {}
-    for gradient, variable in zip(gradients, variables, strict=True):
-        by_variable.setdefault(id(variable), []).append((gradient, variable))
-    if len(by_variable) == len(variables):
+    each = {id(variable): variable for variable in variables}
+    if len(each) == len(variables):
         return gradients, variables
-    totals = []
-    for pairs in by_variable.values():
-        given = [tf.convert_to_tensor(g) for g, _ in pairs if g is not None]
-        totals.append(tf.add_n(given) if given else None)
-    return totals, [pairs[0][1] for pairs in by_variable.values()]
+    given: dict[int, list] = {key: [] for key in each}
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if gradient is not None:
+            given[id(variable)].append(tf.convert_to_tensor(gradient))
+    totals = [tf.add_n(own) if own else None for own in given.values()]
+    return totals, [*each.values()]

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from tfgradcomp.assignment.compatibility import check_no_averages
 from tfgradcomp.compat import inner_optimizer as compat
 from tfgradcomp.compat.assignments import assignments_ignored, note_restore
 from tfgradcomp.compat.conditional import conditional
@@ -247,11 +248,7 @@ class ZeroOneAdam(OneBitAdam):
                 "gradient_accumulation_steps=None, and more `local_steps`. "
                 f"Received: gradient_accumulation_steps={accumulated}"
             )
-        if self.inner_optimizer.use_ema:
-            raise ValueError(
-                "Averages of weights that differ between workers are useless. "
-                "Expected: use_ema=False. Received: use_ema=True"
-            )
+        check_no_averages(self.inner_optimizer, "use_ema=False")
         self.keep_arguments(local_steps=local_steps, double_every=double_every)
         self.uncompressed_steps = RoundSteps(
             warmup_steps,

@@ -39,7 +39,8 @@ EXTREMES = {
     "both ends": lambda size, top: np.resize([top, 1e-30, -0.0, 1e-40], size),
 }
 # An element that is not finite, or so large that something after it may overflow.
-UNUSUAL = (1.0, 1e5, 3.4e38, np.inf, -np.inf, np.nan)
+NEAR_LARGEST = 3.4e38
+UNUSUAL = (1.0, 1e5, NEAR_LARGEST, np.inf, -np.inf, np.nan)
 # No momentum of three steps grows as much: 1.9 + 0.81 + ...
 _MOST_GROWTH = 20
 
@@ -173,7 +174,7 @@ def infinities_and_nan_are_flagged(method: Method, layout: Layout) -> None:
             numbers = [v for v in compressed.payload.values() if v.dtype != tf.int32]
             expected = all(np.isfinite(np.float64(v)).all() for v in [x, *numbers])
             flag = compressed.is_all_finite(given)
-            if number == 3.4e38:
+            if number == NEAR_LARGEST:
                 # The distance of two levels may overflow.
                 expected = expected and bool(flag)
             _require_flag(flag, expected, number)
