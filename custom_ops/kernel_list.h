@@ -34,8 +34,9 @@
   X(MultiplyFactors)                  \
   X(Orthonormalize)
 
-// Those of a CPU: six more. They update variables by a vector, find a part or the
-// largest elements of it, clear elements, take the mean of few, and subtract products.
+// Those of a CPU: seven more. They update variables by a vector, find a part or the
+// largest elements of it, clear elements, take the mean of few, multiply sums of
+// matrices, and subtract products.
 #define TFGRADCOMP_FOR_EACH_CPU_KERNEL(X) \
   TFGRADCOMP_FOR_EACH_KERNEL(X)           \
   X(ApplyVector)                          \
@@ -43,6 +44,7 @@
   X(FindLargest)                          \
   X(ClearElements)                        \
   X(MeanOfPairs)                          \
+  X(MultiplySum)                          \
   X(SubtractFactors)
 
 // The kernels that decode, and take an `Update`.

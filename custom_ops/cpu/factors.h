@@ -2,24 +2,186 @@
 
 // -- P Q^T ------------------------------------------------------------------------
 
-constexpr int kRowsWritten = 4;  // At a time.
+constexpr int kRowsTaken = 4;  // At a time.
+// How many elements behind those that are taken to prefetch.
+constexpr int64_t kTakenAhead = 8 * kSpan;
 
-// Writes `count` elements of some rows of the product. Their factors on the left follow
+// Where a piece of a row's elements is taken to: each class of rows below has so many
+// vectors of them.
+template <int Vectors>
+struct PieceOfRow {
+  float* p[Vectors];
+};
+
+// Rows of a product that are written.
+class WrittenRows {
+ public:
+  static constexpr int kVectors = 1, kWritten = 1;
+  static constexpr bool kCanStream = true;
+  using Piece = PieceOfRow<kVectors>;
+
+  explicit WrittenRows(const MultiplyFactors& args)
+      : step(), streams(IsStreamed(args.size)), pieces_(args.values, args.size) {}
+
+  Piece At(int i, int64_t begin, int64_t count) {
+    return {{pieces_.ToWrite(i, begin, count)}};
+  }
+  void Took(int i, const Piece& piece, int64_t begin, int64_t count) {
+    pieces_.Wrote(i, piece.p[0], begin, count);
+  }
+
+  struct Step {
+    template <bool kStreams>
+    inline __attribute__((always_inline)) void Take(const Piece& to, int64_t i,
+                                                    F v) const {
+      kStreams ? Stream(to.p[0] + i, v) : Store(to.p[0] + i, v);
+    }
+  };
+  const Step step;
+  const bool streams;  // Whether vectors are written past the caches.
+
+ private:
+  Pieces<float, kRowsTaken, kSpan> pieces_;
+};
+
+// Rows that are subtracted from x.
+class SubtractedRows {
+ public:
+  static constexpr int kVectors = 2, kWritten = 1;
+  static constexpr bool kCanStream = true;
+  using Piece = PieceOfRow<kVectors>;
+
+  explicit SubtractedRows(const SubtractFactors& args)
+      : step(),
+        streams(IsStreamed(args.size) && args.difference != args.x),
+        args_(args) {}
+
+  Piece At(int, int64_t begin, int64_t) {
+    // x is read alone.
+    return {{args_.difference + begin, const_cast<float*>(args_.x) + begin}};
+  }
+  void Took(int, const Piece&, int64_t, int64_t) {}
+
+  struct Step {
+    template <bool kStreams>
+    inline __attribute__((always_inline)) void Take(const Piece& to, int64_t i,
+                                                    F v) const {
+      const F difference = Sub(Load(to.p[1] + i), v);
+      kStreams ? Stream(to.p[0] + i, difference) : Store(to.p[0] + i, difference);
+    }
+  };
+  const Step step;
+  const bool streams;
+
+ private:
+  const SubtractFactors args_;
+};
+
+// Rows that an update takes.
+template <UpdateRule kRule>
+class AppliedRows {
+ public:
+  // w, m, v and the floors.
+  static constexpr int kVectors = VectorsOf(kRule), kWritten = kVectors;
+  static constexpr bool kCanStream = false;
+  using Piece = PieceOfRow<kVectors>;
+
+  explicit AppliedRows(const MultiplyFactors& args)
+      : step(*args.update),
+        update_(*args.update),
+        parts_(update_.w, args.size),
+        w_(update_.w, args.size),
+        m_(update_.m, args.size),
+        v_(update_.v, args.size) {}
+
+  Piece At(int i, int64_t begin, int64_t count) {
+    if (update_.decays != nullptr || kVectors > 3) {
+      parts_.EachPiece(begin, begin + count, [&](float* w, int64_t at, int64_t number) {
+        Decay(update_, parts_.index(), w, number);
+        if constexpr (kVectors > 3) {
+          Floor(update_, parts_.index(), floors_[i] + (at - begin), number);
+        }
+      });
+    }
+    Piece piece = {{w_.ToRead(i, begin, count)}};
+    if constexpr (kVectors > 1) piece.p[1] = m_.ToRead(i, begin, count);
+    if constexpr (kVectors > 2) piece.p[2] = v_.ToRead(i, begin, count);
+    if constexpr (kVectors > 3) piece.p[3] = floors_[i];
+    return piece;
+  }
+  void Took(int i, const Piece& piece, int64_t begin, int64_t count) {
+    w_.Wrote(i, piece.p[0], begin, count);
+    if constexpr (kVectors > 1) m_.Wrote(i, piece.p[1], begin, count);
+    if constexpr (kVectors > 2) v_.Wrote(i, piece.p[2], begin, count);
+  }
+
+  struct Step {
+    explicit Step(const Update& update) { Coefficients(update, c); }
+
+    template <bool kStreams>
+    inline __attribute__((always_inline)) void Take(const Piece& to, int64_t i,
+                                                    F u) const {
+      float* p[4] = {};
+      for (int vector = 0; vector < kVectors; ++vector) p[vector] = to.p[vector] + i;
+      StepVector<kRule>(c, u, p[0], p[1], p[2], p[3]);
+    }
+
+    F c[4];
+  };
+  const Step step;
+  static constexpr bool streams = false;
+
+ private:
+  const Update& update_;
+  PartOfVector<float> parts_;
+  Pieces<float, kRowsTaken, kSpan> w_, m_, v_;
+  float floors_[kVectors > 3 ? kRowsTaken : 1][kSpan];
+};
+
+// Takes a vector at element i of a piece whose last `count` elements begin there.
+template <typename Rows, bool kStreams>
+inline __attribute__((always_inline)) void TakeVector(const typename Rows::Step& step,
+                                                      const typename Rows::Piece& piece,
+                                                      int64_t i, int64_t count, F v) {
+  if (count >= kWidth) return step.template Take<kStreams>(piece, i, v);
+  float buffers[Rows::kVectors][kWidth] = {};
+  typename Rows::Piece tail;
+  for (int vector = 0; vector < Rows::kVectors; ++vector) {
+    tail.p[vector] = buffers[vector];
+    memcpy(buffers[vector], piece.p[vector] + i, count * sizeof(float));
+  }
+  step.template Take<false>(tail, 0, v);
+  for (int vector = 0; vector < Rows::kWritten; ++vector) {
+    memcpy(piece.p[vector] + i, buffers[vector], count * sizeof(float));
+  }
+}
+
+// Takes `count` elements of some rows of the product. Their factors on the left follow
 // each other.
-template <int Rows>
-inline void WriteRows(const float* left, int64_t rank, const float* columns,
-                      int64_t stride, int64_t count, bool streams, float* const* rows) {
-  // Calls write(row, vector, v) for some vectors at element i of each row.
-  const auto multiply = [&](auto vectors, int64_t i,
-                            const auto& write) __attribute__((always_inline)) {
+template <typename Rows, int Number, bool kStreams>
+inline void TakeRows(const float* left, int64_t rank, const float* columns,
+                     int64_t stride, int64_t count, const typename Rows::Step& given,
+                     const typename Rows::Piece* given_pieces) {
+  // Copies, since stores of vectors might change what is in memory.
+  const typename Rows::Step step = given;
+  typename Rows::Piece pieces[Number];
+  for (int r = 0; r < Number; ++r) pieces[r] = given_pieces[r];
+  const auto multiply = [=](auto vectors, int64_t i) __attribute__((always_inline)) {
     constexpr int kVectors = decltype(vectors)::kValue;
-    F sums[Rows][kVectors];
+    F sums[Number][kVectors];
+#pragma GCC unroll 4
+    for (int r = 0; r < Number; ++r) {
+#pragma GCC unroll 4
+      for (int vector = 0; vector < Rows::kVectors; ++vector) {
+        __builtin_prefetch(pieces[r].p[vector] + i + kTakenAhead);
+      }
+    }
     const auto each = [&](int64_t k, const auto& add) __attribute__((always_inline)) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const F column = Load(columns + k * stride + i + v * kWidth);
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
+        for (int r = 0; r < Number; ++r) {
           add(sums[r][v], Mul(Set(left[r * rank + k]), column));
         }
       }
@@ -28,177 +190,97 @@ inline void WriteRows(const float* left, int64_t rank, const float* columns,
     for (int64_t k = 1; k < rank; ++k) {
       each(k, [](F& sum, F product) { sum = Add(sum, product); });
     }
-    for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v < kVectors; ++v) write(rows[r] + i + v * kWidth, sums[r][v]);
+#pragma GCC unroll 4
+    for (int r = 0; r < Number; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = i + v * kWidth;
+        TakeVector<Rows, kStreams>(step, pieces[r], at, count - at, sums[r][v]);
+      }
     }
   };
-  const auto all = [&](const auto& write) {
-    int64_t i = 0;
-    for (; i + 2 * kWidth <= count; i += 2 * kWidth) {
-      multiply(Constant<2>(), i, write);
-    }
-    for (; i + kWidth <= count; i += kWidth) {
-      multiply(Constant<1>(), i, write);
-    }
-    if (i == count) return;
-    multiply(Constant<1>(), i, [&](float* to, F vector) {
-      float buffer[kWidth];
-      Store(buffer, vector);
-      memcpy(to, buffer, (count - i) * sizeof(float));
-    });
-  };
-  if (streams) {
-    all([](float* to, F vector) { Stream(to, vector); });
-  } else {
-    all([](float* to, F vector) { Store(to, vector); });
-  }
+  int64_t i = 0;
+  for (; i + 2 * kWidth <= count; i += 2 * kWidth) multiply(Constant<2>(), i);
+  for (; i < count; i += kWidth) multiply(Constant<1>(), i);
 }
-
-// Rows of the product that are written where they belong. This and the next two classes
-// say where a piece of row `i` is to be written, and take it once it is.
-class WrittenRows {
- public:
-  explicit WrittenRows(const MultiplyFactors& args)
-      : streams(IsStreamed(args.size)), pieces_(args.values, args.size) {}
-  ~WrittenRows() {
-    if (streams) Fence();
-  }
-
-  float* At(int i, int64_t begin, int64_t count) {
-    return pieces_.ToWrite(i, begin, count);
-  }
-  void Take(int i, const float* piece, int64_t begin, int64_t count) {
-    pieces_.Wrote(i, piece, begin, count);
-  }
-
-  const bool streams;  // Whether pieces are written past the caches.
-
- private:
-  Pieces<float, kRowsWritten, kSpan> pieces_;
-};
-
-// Rows that an update takes.
-class AppliedRows {
- public:
-  explicit AppliedRows(const MultiplyFactors& args)
-      : values_(args.values, args.update, args.size) {}
-
-  float* At(int i, int64_t, int64_t) { return buffers_[i]; }
-  void Take(int, const float* piece, int64_t begin, int64_t count) {
-    for (int64_t at = 0; at < count; at += kGroup) {
-      F group[kParts];
-      LoadGroup(piece + at, group);
-      const int64_t last = Smaller(count, at + kGroup);
-      values_.StepAnywhere(begin + at, begin + last, group);
-    }
-  }
-
-  static constexpr bool streams = false;
-
- private:
-  ValueWriter values_;
-  alignas(kCacheLine) float buffers_[kRowsWritten][kSpan] = {};
-};
-
-// Rows that are subtracted from x.
-class SubtractedRows {
- public:
-  explicit SubtractedRows(const SubtractFactors& args)
-      : args_(args), is_streamed_(IsStreamed(args.size) && args.difference != args.x) {}
-  ~SubtractedRows() {
-    if (is_streamed_) Fence();
-  }
-
-  float* At(int i, int64_t, int64_t) { return buffers_[i]; }
-  void Take(int, const float* piece, int64_t begin, int64_t count) {
-    const float* const x = args_.x + begin;
-    float* const to = args_.difference + begin;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(to) % kStreamAlignment == 0;
-    if (is_streamed_ && is_aligned) {
-      Subtract(x, piece, count, to, Stream);
-    } else {
-      Subtract(x, piece, count, to, Store);
-    }
-  }
-
-  static constexpr bool streams = false;
-
- private:
-  template <typename Write>
-  static inline __attribute__((always_inline)) void Subtract(const float* x,
-                                                             const float* piece,
-                                                             int64_t count, float* to,
-                                                             const Write& write) {
-    int64_t i = 0;
-    for (; i + kWidth <= count; i += kWidth) {
-      __builtin_prefetch(x + i + kAhead);
-      write(to + i, Sub(Load(x + i), Load(piece + i)));
-    }
-    for (; i < count; ++i) to[i] = x[i] - piece[i];
-  }
-
-  const SubtractFactors args_;
-  const bool is_streamed_;
-  alignas(kCacheLine) float buffers_[kRowsWritten][kSpan] = {};
-};
 
 // Gives the product to `Rows`, in pieces.
 template <typename Rows, typename Args>
 void GiveProduct(const Parallel& parallel, const Args& args) {
+  using Piece = typename Rows::Piece;
   const Units units(
       args, [](const MatrixTensor& t) { return t.rows; },
       [](const MatrixTensor& t) {
         return RoundUp(CeilDiv(kUnitElements, t.columns == 0 ? 1 : t.columns),
-                       kRowsWritten);
+                       kRowsTaken);
       });
   units.Each(parallel, [&](const MatrixTensor& tensor, int64_t begin, int64_t end) {
     const float* const right = args.right + tensor.value;
-    Rows pieces(args);
+    Rows rows(args);
     if (tensor.columns == 0) {
       for (int64_t at = begin; at < end; at += kSpan) {
         const int64_t count = Smaller(kSpan, end - at), first = tensor.element + at;
-        float* const piece = pieces.At(0, first, count);
-        memcpy(piece, right + at, count * sizeof(float));
-        pieces.Take(0, piece, first, count);
+        const Piece piece = rows.At(0, first, count);
+        for (int64_t i = 0; i < count; i += kWidth) {
+          float values[kWidth] = {};
+          memcpy(values, right + at + i, Smaller(kWidth, count - i) * sizeof(float));
+          TakeVector<Rows, false>(rows.step, piece, i, count - i, Load(values));
+        }
+        rows.Took(0, piece, first, count);
       }
       return;
     }
     const Columns columns(right, tensor.columns, args.rank);
-    for (int64_t row = begin; row < end; row += kRowsWritten) {
-      const int64_t number = Smaller(kRowsWritten, end - row);
+    for (int64_t row = begin; row < end; row += kRowsTaken) {
+      const int64_t number = Smaller(kRowsTaken, end - row);
       const float* const left = args.left + tensor.left + row * args.rank;
       for (int64_t column = 0; column < tensor.columns; column += kSpan) {
         const int64_t count = Smaller(kSpan, tensor.columns - column);
         const int64_t first = tensor.element + row * tensor.columns + column;
-        float* rows[kRowsWritten];
-        bool streams = pieces.streams;
+        Piece pieces[kRowsTaken];
+        bool streams = rows.streams;
         for (int r = 0; r < number; ++r) {
-          rows[r] = pieces.At(r, first + r * tensor.columns, count);
-          streams &= reinterpret_cast<uintptr_t>(rows[r]) % kStreamAlignment == 0;
+          pieces[r] = rows.At(r, first + r * tensor.columns, count);
+          const auto address = reinterpret_cast<uintptr_t>(pieces[r].p[0]);
+          streams &= address % kStreamAlignment == 0;
         }
         const float* const of_column = columns.Of(0) + column;
-        if (number == kRowsWritten) {
-          WriteRows<kRowsWritten>(left, args.rank, of_column, columns.stride, count,
-                                  streams, rows);
+        const auto take = [&](auto several, auto past, int r) {
+          TakeRows<Rows, decltype(several)::kValue, decltype(past)::kValue != 0>(
+              left + r * args.rank, args.rank, of_column, columns.stride, count,
+              rows.step, pieces + r);
+        };
+        const auto take_all = [&](auto past) {
+          if (number == kRowsTaken) return take(Constant<kRowsTaken>(), past, 0);
+          for (int r = 0; r < number; ++r) take(Constant<1>(), past, r);
+        };
+        if constexpr (Rows::kCanStream) {
+          streams ? take_all(Constant<1>()) : take_all(Constant<0>());
         } else {
-          for (int r = 0; r < number; ++r) {
-            WriteRows<1>(left + r * args.rank, args.rank, of_column, columns.stride,
-                         count, streams, rows + r);
-          }
+          take_all(Constant<0>());
         }
         for (int r = 0; r < number; ++r) {
-          pieces.Take(r, rows[r], first + r * tensor.columns, count);
+          rows.Took(r, pieces[r], first + r * tensor.columns, count);
         }
       }
     }
+    if (rows.streams) Fence();
   });
 }
 
 void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
-  if (args.update == nullptr) {
-    GiveProduct<WrittenRows>(parallel, args);
-  } else {
-    GiveProduct<AppliedRows>(parallel, args);
+  if (args.update == nullptr) return GiveProduct<WrittenRows>(parallel, args);
+  switch (args.update->rule) {
+    case UpdateRule::kSgd:
+      return GiveProduct<AppliedRows<UpdateRule::kSgd>>(parallel, args);
+    case UpdateRule::kMomentum:
+      return GiveProduct<AppliedRows<UpdateRule::kMomentum>>(parallel, args);
+    case UpdateRule::kNesterov:
+      return GiveProduct<AppliedRows<UpdateRule::kNesterov>>(parallel, args);
+    case UpdateRule::kAdam:
+      return GiveProduct<AppliedRows<UpdateRule::kAdam>>(parallel, args);
+    case UpdateRule::kFrozenAdam:
+      return GiveProduct<AppliedRows<UpdateRule::kFrozenAdam>>(parallel, args);
   }
 }
 

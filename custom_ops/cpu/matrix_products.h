@@ -10,17 +10,15 @@ constexpr int kColumnsMultiplied = kWidth == 4 ? 2 : 4;
 constexpr int64_t kRowChunk = kLanesOfSum * kLaneSteps;
 using RowPieces = Pieces<const float, 1, kRowChunk>;
 
-// The sums of a row's products with `Rank` columns of the factor, by lanes.
+// Adds up the products of `count` elements of a row and `Rank` columns of the factor.
+// The first ones of the row set the totals, [Rank, kLanesOfSum]; others are added.
 template <int Rank>
-using LaneSums = F[Rank][kPartsOfSum];
-
-// Adds up the products of `count` elements of a row. The first ones of the row set the
-// sums, others are added to them.
-template <int Rank>
-inline __attribute__((always_inline)) void AddChunk(
-    const float* row, const float* columns, int64_t stride, int64_t count, F scale,
-    bool is_first, int64_t ahead, LaneSums<Rank>& totals) {
-  LaneSums<Rank> sums;
+inline __attribute__((always_inline)) void AddChunk(const float* row,
+                                                    const float* columns,
+                                                    int64_t stride, int64_t count,
+                                                    F scale, bool is_first,
+                                                    int64_t ahead, float* totals) {
+  F sums[Rank][kPartsOfSum];
 #pragma GCC unroll 8
   for (int k = 0; k < Rank; ++k) {
 #pragma GCC unroll 4
@@ -49,20 +47,24 @@ inline __attribute__((always_inline)) void AddChunk(
   for (int k = 0; k < Rank; ++k) {
 #pragma GCC unroll 4
     for (int part = 0; part < kPartsOfSum; ++part) {
+      float* const total = totals + k * kLanesOfSum + part * kWidth;
       // A sum that begins with 0 is never -0, so that 0 need not be added.
-      totals[k][part] = is_first ? sums[k][part] : Add(totals[k][part], sums[k][part]);
+      Store(total, is_first ? sums[k][part] : Add(Load(total), sums[k][part]));
     }
   }
 }
 
 // The first steps of adding lanes, until they are a vector.
-inline F Fold(const F (&lanes)[kPartsOfSum]) {
+inline F Fold(const float* lanes) {
+  F sum[kPartsOfSum];
+  for (int part = 0; part < kPartsOfSum; ++part)
+    sum[part] = Load(lanes + part * kWidth);
   if constexpr (kPartsOfSum == 1) {
-    return lanes[0];
+    return sum[0];
   } else if constexpr (kPartsOfSum == 2) {
-    return Add(lanes[0], lanes[1]);
+    return Add(sum[0], sum[1]);
   } else {
-    return Add(Add(lanes[0], lanes[2]), Add(lanes[1], lanes[3]));
+    return Add(Add(sum[0], sum[2]), Add(sum[1], sum[3]));
   }
 }
 
@@ -70,53 +72,136 @@ inline F Fold(const F (&lanes)[kPartsOfSum]) {
 // the lanes of many sums are added at once.
 constexpr int kRowsTogether = 16;
 
-// The products of up to kRowsTogether rows and `Rank` columns of the factor.
-template <int Rank>
-void MultiplyRows(const MatrixTensor& tensor, int64_t first, int64_t last, F scale,
-                  const float* columns, int64_t stride, RowPieces& pieces,
-                  float (&products)[kRowsTogether * Rank]) {
-  LaneSums<Rank> totals[kRowsTogether];
-  const int64_t ahead = Ahead(2 * tensor.columns);
-  for (int64_t column = 0; column < tensor.columns; column += kRowChunk) {
-    const int64_t count = Smaller(kRowChunk, tensor.columns - column);
-    for (int64_t row = first; row < last; ++row) {
-      const int64_t begin = tensor.element + row * tensor.columns + column;
-      AddChunk<Rank>(pieces.ToRead(0, begin, count), columns + column, stride, count,
-                     scale, column == 0, ahead, totals[row - first]);
+// Multiplies the rows [begin, end) of a matrix by its factor on the right.
+// read(element, count) returns elements of the vector; what is `ahead` of them is read
+// next.
+template <typename Args, typename Read>
+void MultiplyRows(const Args& args, const MatrixTensor& tensor, int64_t begin,
+                  int64_t end, F scale, int64_t ahead, const Read& read) {
+  const int64_t rank = args.rank;
+  const Columns columns(args.right + tensor.right, tensor.columns, rank);
+  const Zeros<float> totals(kRowsTogether * rank * kLanesOfSum);
+  for (int64_t first = begin; first < end; first += kRowsTogether) {
+    const int64_t last = Smaller(end, first + kRowsTogether);
+    for (int64_t column = 0; column < tensor.columns; column += kRowChunk) {
+      const int64_t count = Smaller(kRowChunk, tensor.columns - column);
+      for (int64_t row = first; row < last; ++row) {
+        const float* const x =
+            read(tensor.element + row * tensor.columns + column, count);
+        float* const of_row = totals + (row - first) * rank * kLanesOfSum;
+        EachRankTile<kColumnsMultiplied>(rank, [&](auto tile, int64_t k) {
+          AddChunk<decltype(tile)::kValue>(x, columns.Of(k) + column, columns.stride,
+                                           count, scale, column == 0, ahead,
+                                           of_row + k * kLanesOfSum);
+        });
+      }
+    }
+    float* const products = args.products + tensor.left + first * rank;
+    const int64_t number = (last - first) * rank;
+    for (int64_t i = 0; i < number; i += kWidth) {
+      F lanes[kWidth];
+      for (int j = 0; j < kWidth; ++j) lanes[j] = Fold(totals + (i + j) * kLanesOfSum);
+      float sums[kWidth];
+      SumLanes(sums, lanes);
+      memcpy(products + i, sums, Smaller(kWidth, number - i) * sizeof(float));
     }
   }
-  F lanes[kRowsTogether * Rank];
-  for (int64_t i = 0; i < kRowsTogether * Rank; ++i) {
-    lanes[i] = i / Rank < last - first ? Fold(totals[i / Rank][i % Rank]) : Set(0);
-  }
-  for (int i = 0; i < kRowsTogether * Rank; i += kWidth) {
-    SumLanes(products + i, lanes + i);
-  }
+}
+
+inline int64_t RowsOfUnit(const MatrixTensor& tensor) {
+  return RoundUp(CeilDiv(kUnitElements, tensor.columns + 1), kRowsTogether);
 }
 
 void Kernel(const Parallel& parallel, const MultiplyMatrices& args) {
   const Units units(
       args, [](const MatrixTensor& t) { return t.columns == 0 ? 0 : t.rows; },
-      [](const MatrixTensor& t) {
-        return RoundUp(CeilDiv(kUnitElements, t.columns + 1), kRowsTogether);
-      });
+      RowsOfUnit);
   units.Each(parallel, [&](const MatrixTensor& tensor, int64_t begin, int64_t end) {
-    const Columns columns(args.right + tensor.right, tensor.columns, args.rank);
-    const F scale = Set(args.x.scale);
     RowPieces pieces(args.x, args.size);
-    for (int64_t first = begin; first < end; first += kRowsTogether) {
-      const int64_t last = Smaller(end, first + kRowsTogether);
-      EachRankTile<kColumnsMultiplied>(args.rank, [&](auto tile, int64_t k) {
-        constexpr int kTile = decltype(tile)::kValue;
-        float products[kRowsTogether * kTile];
-        MultiplyRows<kTile>(tensor, first, last, scale, columns.Of(k), columns.stride,
-                            pieces, products);
-        float* to = args.products + tensor.left + first * args.rank + k;
-        for (int64_t row = 0; row < last - first; ++row, to += args.rank) {
-          for (int i = 0; i < kTile; ++i) to[i] = products[row * kTile + i];
-        }
-      });
+    MultiplyRows(args, tensor, begin, end, Set(args.x.scale), Ahead(2 * tensor.columns),
+                 [&](int64_t element, int64_t count) {
+                   return pieces.ToRead(0, element, count);
+                 });
+  });
+}
+
+// -- (X + f Y) Q ------------------------------------------------------------------
+
+// Chunks of x + f y, which are written, and stay in the cache for their products.
+class SummedPieces {
+ public:
+  explicit SummedPieces(const MultiplySum& args, int64_t ahead)
+      : x_(args.x, args.size),
+        y_(args.y),
+        total_(args.total),
+        scale_(Set(args.x.scale)),
+        factor_(Set(*args.factor)),
+        ahead_(ahead),
+        is_large_(IsStreamed(args.size)) {}
+  ~SummedPieces() {
+    if (is_large_) Fence();
+  }
+
+  const float* Read(int64_t begin, int64_t count) {
+    const float* const x = x_.ToRead(0, begin, count);
+    float* const to = total_ + begin;
+    if (is_large_ && reinterpret_cast<uintptr_t>(to) % kStreamAlignment == 0) {
+      Sum(x, y_ + begin, count, to, Stream);
+    } else {
+      Sum(x, y_ + begin, count, to, Store);
     }
+    return sum_;
+  }
+
+ private:
+  template <typename Write>
+  inline __attribute__((always_inline)) void Sum(const float* x, const float* y,
+                                                 int64_t count, float* to,
+                                                 const Write& write) {
+    const F scale = scale_, factor = factor_;
+    const int64_t ahead = ahead_;
+    const auto add = [&](const float* a, const float* b)
+                         __attribute__((always_inline)) {
+                           return Add(Mul(scale, Load(a)), Mul(factor, Load(b)));
+                         };
+    int64_t i = 0;
+    for (; i + kWidth <= count; i += kWidth) {
+      __builtin_prefetch(x + i + ahead);
+      __builtin_prefetch(y + i + ahead);
+      const F sum = add(x + i, y + i);
+      Store(sum_ + i, sum);
+      write(to + i, sum);
+    }
+    if (i == count) return;
+    float a[kWidth] = {}, b[kWidth] = {};
+    memcpy(a, x + i, (count - i) * sizeof(float));
+    memcpy(b, y + i, (count - i) * sizeof(float));
+    Store(sum_ + i, add(a, b));
+    memcpy(to + i, sum_ + i, (count - i) * sizeof(float));
+  }
+
+  RowPieces x_;
+  const float* const y_;
+  float* const total_;
+  const F scale_, factor_;
+  const int64_t ahead_;
+  const bool is_large_;
+  alignas(kCacheLine) float sum_[kRowChunk];
+};
+
+void Kernel(const Parallel& parallel, const MultiplySum& args) {
+  const Units units(args, [](const MatrixTensor& t) { return t.rows; }, RowsOfUnit);
+  units.Each(parallel, [&](const MatrixTensor& tensor, int64_t begin, int64_t end) {
+    SummedPieces pieces(args, Ahead(2 * tensor.columns));
+    if (tensor.columns == 0) {
+      for (int64_t at = begin; at < end; at += kRowChunk) {
+        pieces.Read(tensor.element + at, Smaller(kRowChunk, end - at));
+      }
+      return;
+    }
+    MultiplyRows(
+        args, tensor, begin, end, Set(1), 0,
+        [&](int64_t element, int64_t count) { return pieces.Read(element, count); });
   });
 }
 

@@ -1,7 +1,33 @@
 // Decoded values: written, or applied to weights at once.
 
-// The steps of vectors.h for a group of values u: F c[4], then w, and m and v if the
+// The steps of vectors.h for a vector of values u: F c[4], then w, and m and v if the
 // rule has them, and a floor for each element.
+template <UpdateRule kRule>
+inline __attribute__((always_inline)) void StepVector(const F (&c)[4], F u, float* w,
+                                                      float* m, float* v,
+                                                      const float* floors) {
+  const F weight = Load(w);
+  if constexpr (kRule == UpdateRule::kSgd) {
+    Store(w, Sub(weight, Mul(u, c[0])));
+  } else if constexpr (kRule == UpdateRule::kAdam) {
+    const F old_m = Load(m), old_v = Load(v);
+    const F new_m = Add(old_m, Mul(Sub(u, old_m), c[1]));
+    const F new_v = Add(old_v, Mul(Sub(Mul(u, u), old_v), c[2]));
+    Store(m, new_m);
+    Store(v, new_v);
+    Store(w, Sub(weight, Div(Mul(new_m, c[0]), Add(Sqrt(new_v), c[3]))));
+  } else if constexpr (kRule == UpdateRule::kFrozenAdam) {
+    const F root = Max(Load(floors), Sqrt(Load(v)));
+    Store(m, u);
+    Store(w, Sub(weight, Div(Mul(u, c[0]), Add(root, c[1]))));
+  } else {
+    const F step = Mul(u, c[0]), new_m = Sub(Mul(Load(m), c[1]), step);
+    Store(m, new_m);
+    const bool is_nesterov = kRule == UpdateRule::kNesterov;
+    Store(w, Add(weight, is_nesterov ? Sub(Mul(new_m, c[1]), step) : new_m));
+  }
+}
+
 template <UpdateRule kRule>
 inline __attribute__((always_inline)) void StepGroup(const F (&c)[4],
                                                      const F (&values)[kParts],
@@ -9,32 +35,37 @@ inline __attribute__((always_inline)) void StepGroup(const F (&c)[4],
                                                      const float* floors) {
   for (int part = 0; part < kParts; ++part) {
     const int at = part * kWidth;
-    const F u = values[part], weight = Load(w + at);
-    if constexpr (kRule == UpdateRule::kSgd) {
-      Store(w + at, Sub(weight, Mul(u, c[0])));
-    } else if constexpr (kRule == UpdateRule::kAdam) {
-      const F old_m = Load(m + at), old_v = Load(v + at);
-      const F new_m = Add(old_m, Mul(Sub(u, old_m), c[1]));
-      const F new_v = Add(old_v, Mul(Sub(Mul(u, u), old_v), c[2]));
-      Store(m + at, new_m);
-      Store(v + at, new_v);
-      Store(w + at, Sub(weight, Div(Mul(new_m, c[0]), Add(Sqrt(new_v), c[3]))));
-    } else if constexpr (kRule == UpdateRule::kFrozenAdam) {
-      const F root = Max(Load(floors + at), Sqrt(Load(v + at)));
-      Store(m + at, u);
-      Store(w + at, Sub(weight, Div(Mul(u, c[0]), Add(root, c[1]))));
-    } else {
-      const F step = Mul(u, c[0]), new_m = Sub(Mul(Load(m + at), c[1]), step);
-      Store(m + at, new_m);
-      const bool is_nesterov = kRule == UpdateRule::kNesterov;
-      Store(w + at, Add(weight, is_nesterov ? Sub(Mul(new_m, c[1]), step) : new_m));
-    }
+    StepVector<kRule>(c, values[part], w + at, m + at, v + at, floors + at);
   }
 }
 
-// The number of coefficients of a rule.
-inline int CoefficientsOf(UpdateRule rule) {
-  return rule == UpdateRule::kSgd ? 1 : rule == UpdateRule::kAdam ? 4 : 2;
+// Spreads the coefficients of an update over vectors.
+inline void Coefficients(const Update& update, F (&c)[4]) {
+  const UpdateRule rule = update.rule;
+  const int count = rule == UpdateRule::kSgd ? 1 : rule == UpdateRule::kAdam ? 4 : 2;
+  for (int i = 0; i < 4; ++i) c[i] = Set(i < count ? update.coefficients[i] : 0);
+}
+
+// How many of w, m, v and the floors a rule has.
+constexpr int VectorsOf(UpdateRule rule) {
+  if (rule == UpdateRule::kSgd) return 1;
+  if (rule == UpdateRule::kAdam) return 3;
+  return rule == UpdateRule::kFrozenAdam ? 4 : 2;
+}
+
+// Decays weights of a part, before a step.
+inline __attribute__((always_inline)) void Decay(const Update& update, int64_t part,
+                                                 float* w, int64_t count) {
+  if (update.decays == nullptr) return;
+  const float decay = update.decays[part], rate = update.rate;
+  if (decay == 0) return;
+  for (int64_t i = 0; i < count; ++i) w[i] -= w[i] * decay * rate;
+}
+
+// Writes the floor of a part for each element.
+inline __attribute__((always_inline)) void Floor(const Update& update, int64_t part,
+                                                 float* floors, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) floors[i] = update.floors[part];
 }
 
 // Writes groups of values, or takes the step of an update with them.
@@ -45,9 +76,7 @@ class ValueWriter {
         update_(update),
         size_(size) {
     if (update == nullptr) return;
-    for (int i = 0; i < CoefficientsOf(update->rule); ++i) {
-      c_[i] = Set(update->coefficients[i]);
-    }
+    Coefficients(*update, c_);
     const CutVector<float>* const vectors[] = {&update->w, &update->m, &update->v};
     for (int i = 0; i < kVectors; ++i) parts_[i] = {*vectors[i], size};
   }
@@ -57,12 +86,6 @@ class ValueWriter {
                                                  const F (&group)[kParts]) {
     if (update_ == nullptr) return writer_.Put(begin, group);
     Step(begin, Smaller(size_, begin + kGroup), group);
-  }
-
-  // Takes the step of the elements [begin, end), at most a group, which may begin
-  // anywhere.
-  void StepAnywhere(int64_t begin, int64_t end, const F (&group)[kParts]) {
-    Step(begin, end, group);
   }
 
  private:
@@ -91,12 +114,14 @@ class ValueWriter {
     float floors[kGroup] = {};
     for (int i = 0; i < kUsed; ++i) parts_[i].Seek(begin);
     if (end - begin == kGroup && parts_[0].Holds(begin, end)) {
+      const int64_t part = parts_[0].index();
       for (int i = 0; i < kUsed; ++i) {
         p[i] = parts_[i].At(begin);
         PrefetchAfter(p[i]);
       }
-      Decay(p[0], kGroup);
-      if constexpr (kRule == UpdateRule::kFrozenAdam) Floor(floors, kGroup);
+      Decay(*update_, part, p[0], kGroup);
+      if constexpr (kRule == UpdateRule::kFrozenAdam)
+        Floor(*update_, part, floors, kGroup);
       return StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
     }
     float buffers[kVectors][kGroup] = {};
@@ -105,9 +130,10 @@ class ValueWriter {
       parts_[i].EachPiece(begin, end, [&](float* from, int64_t at, int64_t count) {
         memcpy(p[i] + (at - begin), from, count * sizeof(float));
         if (i > 0) return;
-        Decay(p[0] + (at - begin), count);
+        const int64_t part = parts_[0].index();
+        Decay(*update_, part, p[0] + (at - begin), count);
         if constexpr (kRule == UpdateRule::kFrozenAdam) {
-          Floor(floors + (at - begin), count);
+          Floor(*update_, part, floors + (at - begin), count);
         }
       });
     }
@@ -117,20 +143,6 @@ class ValueWriter {
         memcpy(to, p[i] + (at - begin), count * sizeof(float));
       });
     }
-  }
-
-  // Decays weights of the part that was looked for last.
-  inline __attribute__((always_inline)) void Decay(float* w, int64_t count) const {
-    if (update_->decays == nullptr) return;
-    const float decay = update_->decays[parts_[0].index()], rate = update_->rate;
-    if (decay == 0) return;
-    for (int64_t i = 0; i < count; ++i) w[i] -= w[i] * decay * rate;
-  }
-
-  // Writes the floor of the part that was looked for last.
-  inline __attribute__((always_inline)) void Floor(float* floors, int64_t count) const {
-    const float floor = update_->floors[parts_[0].index()];
-    for (int64_t i = 0; i < count; ++i) floors[i] = floor;
   }
 
   GroupWriter writer_;

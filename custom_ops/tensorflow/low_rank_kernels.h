@@ -93,6 +93,26 @@ class MultiplyMatricesOp : public OnMatrices<KernelOp<Device, MultiplyMatrices>>
 };
 
 template <typename Device>
+class MultiplySumOp : public OnMatrices<KernelOp<Device, MultiplySum>> {
+ public:
+  using OnMatrices<KernelOp<Device, MultiplySum>>::OnMatrices;
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, MultiplySum* args,
+                       Memory* memory) const override {
+    int parts;
+    TF_RETURN_IF_ERROR(
+        PartsOfMatrices<Device>(context, this->matrices_, memory, args, &parts));
+    const MatrixTensor& sizes = this->matrices_.sizes();
+    TF_RETURN_IF_ERROR(Vector(context, parts, "y", args->size, &args->y));
+    TF_RETURN_IF_ERROR(Scalar(context, parts + 1, "factor", &args->factor));
+    TF_RETURN_IF_ERROR(Vector(context, parts + 2, "right", sizes.right, &args->right));
+    TF_RETURN_IF_ERROR(OutputState<Device>(context, 0, args->size, &args->total));
+    return Output(context, 1, TensorShape({sizes.left}), &args->products);
+  }
+};
+
+template <typename Device>
 class MultiplyTransposedOp : public OnMatrices<KernelOp<Device, MultiplyTransposed>> {
  public:
   using OnMatrices<KernelOp<Device, MultiplyTransposed>>::OnMatrices;

@@ -59,6 +59,31 @@ REGISTER_OP("Tfgradcomp>MultiplyMatrices")
     .Attr("x_scale: float = 1.0")
     .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyMatricesShape);
 
+inline absl::Status MultiplySumShape(InferenceContext* c) {
+  MatrixTensor sizes;
+  int parts;
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
+  TF_RETURN_IF_ERROR(CheckParts(c, sizes.element, &parts));
+  TF_RETURN_IF_ERROR(CheckVector(c, parts, sizes.element));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(parts + 1), 0, &unused));
+  TF_RETURN_IF_ERROR(CheckVector(c, parts + 2, sizes.right));
+  c->set_output(0, c->Vector(sizes.element));
+  c->set_output(1, c->Vector(sizes.left));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfgradcomp>MultiplySum")
+    .Input("x: num_parts * float")
+    .Input("y: float")
+    .Input("factor: float")
+    .Input("right: float")
+    .Output("total: float")
+    .Output("products: float")
+    .Attr("num_parts: int >= 1")
+    .Attr("x_scale: float = 1.0")
+    .TFGRADCOMP_MATRICES.SetShapeFn(MultiplySumShape);
+
 inline absl::Status MultiplyTransposedShape(InferenceContext* c) {
   MatrixTensor sizes;
   int parts;

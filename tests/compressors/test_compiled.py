@@ -91,6 +91,7 @@ def test_the_chains_that_have_a_kernel_are_fused():
     assert fused == {
         "_MomentumSign",
         "_ClippedTernary",
+        "_LowRankFeedback",
         "_SignFeedback",
         "_NesterovSignFeedback",
     }

@@ -10,6 +10,7 @@ from tests.helpers import bits, make_context
 from tests.optimizers.trajectories import SEED, SHAPES, Run, reference_of, sgd
 from tfgradcomp.compressors import (
     ErrorFeedback,
+    LowRank,
     MeanErrorFeedback,
     NesterovMomentum,
     ScaledSign,
@@ -99,16 +100,28 @@ def test_a_decay_out_of_range_raises(kind, decay):
         kind(TopK(0.1), decay=decay)
 
 
-@pytest.mark.parametrize("around", [MeanErrorFeedback, NesterovMomentum])
-def test_feedback_of_the_reply_has_the_same_state_when_it_is_fused(around):
-    compressor = MeanErrorFeedback(ScaledSign())
-    if around is NesterovMomentum:
-        compressor = NesterovMomentum(compressor, 0.5)
-    x, context = tf.linspace(-1.0, 2.0, 40), make_context(0, rate=0.1)
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        MeanErrorFeedback(ScaledSign()),
+        NesterovMomentum(MeanErrorFeedback(ScaledSign()), 0.5),
+        MeanErrorFeedback(LowRank(1), decay=0.9),
+    ],
+    ids=repr,
+)
+def test_feedback_of_the_reply_has_the_same_state_when_it_is_fused(compressor):
+    layout = Layout.from_shapes([(8, 5), (3,)])
+    x = tf.sin(tf.range(43.0))
     states = []
     for form in (compressor, compressor.fused()):
-        payload, state, _ = form.compress(x, form.init(LAYOUT), LAYOUT, context)
-        update = 0.5 * form.decompress(payload, LAYOUT)
-        states.append(form.received(state, update, LAYOUT, context))
+        state = form.init(layout)
+        for step, rate in enumerate([0.1, 0.2, 0.2]):
+            context = make_context(step, rate=rate, previous_rate=0.1)
+            prepared = form.prepare((step + 1) * x, state, layout, context)
+            context = context._replace(prepared=prepared)
+            payload, state, _ = form.compress((step + 1) * x, state, layout, context)
+            update = 0.5 * form.decompress(payload, layout)
+            state = form.received(state, update, layout, context)
+        states.append(state)
     expected, fused = (tf.nest.flatten(state) for state in states)
     assert [*map(bits, fused)] == [*map(bits, expected)]

@@ -111,6 +111,7 @@ def test_votes_move_weights_as_stock_keras_does(inner, applied):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("inner", ["SGD", "Nesterov", "decay of SGD"])
 def test_products_go_into_weights_and_residuals(inner, applied, monkeypatch):
+    summed = rules_given_to(residuals.ops, "multiply_sum", monkeypatch)
     subtracted = rules_given_to(residuals.ops, "subtract_factors", monkeypatch)
 
     def trained():
@@ -121,7 +122,7 @@ def test_products_go_into_weights_and_residuals(inner, applied, monkeypatch):
         )
 
     found = trained()
-    assert len(applied) == len(subtracted) == 2 * STEPS
+    assert len(applied) == len(subtracted) == len(summed) == 2 * STEPS
     # In pure TensorFlow the product is a vector, which both are taken from.
     monkeypatch.setenv("TFGRADCOMP_OPS", "python")
     assert trained() == found

@@ -195,11 +195,13 @@ def products(x, rank, kind="normal"):
     right = floats(rank * sum(columns), kind, 6)
     counts = np.where(is_matrix, rank * np.array(columns), rows)
     values = floats(counts.sum(), kind, 7)
+    factor, form = np.float32(0.7), (rows, columns, rank)
     return [
-        ("multiply_matrices", (x, right, rows, columns, rank)),
-        ("multiply_transposed", (x, left, rows, columns, rank)),
-        ("multiply_factors", (left, values, rows, columns, rank)),
-        ("subtract_factors", (x, left, values, rows, columns, rank)),
+        ("multiply_matrices", (x, right, *form)),
+        ("multiply_sum", (x, floats(x.size, kind, 11), factor, right, *form)),
+        ("multiply_transposed", (x, left, *form)),
+        ("multiply_factors", (left, values, *form)),
+        ("subtract_factors", (x, left, values, *form)),
     ]
 
 

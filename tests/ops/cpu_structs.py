@@ -93,6 +93,8 @@ STRUCTS = {
     "RoundToBfloat16": "p:x i:size p:stream p:rounded",
     "MultiplyMatrices": "c:x i:size p:rows p:columns i:num_tensors p:right i:rank "
     "p:products",
+    "MultiplySum": "c:x p:y p:factor i:size p:rows p:columns i:num_tensors p:right "
+    "i:rank p:total p:products",
     "MultiplyTransposed": "c:x i:size p:rows p:columns i:num_tensors p:left i:rank "
     "p:scratch p:factors",
     "MultiplyFactors": "p:left p:right i:size p:rows p:columns i:num_tensors i:rank "

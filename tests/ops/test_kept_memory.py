@@ -31,9 +31,10 @@ def momentum(x, state):
 
 
 def feedback(x, state):
-    p = native.add_scaled(x, state, tf.constant(1.0))
-    factors = tf.zeros([ROWS]), tf.zeros([SIZE // ROWS])
-    return native.subtract_factors(p, *factors, [ROWS], [SIZE // ROWS], 1)
+    left, right = tf.zeros([ROWS]), tf.zeros([SIZE // ROWS])
+    form = [ROWS], [SIZE // ROWS], 1
+    p, _ = native.multiply_sum(x, state, tf.constant(1.0), right, *form)
+    return native.subtract_factors(p, left, right, *form)
 
 
 def largest(x, state):

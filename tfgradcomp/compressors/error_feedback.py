@@ -11,8 +11,9 @@ from typing_extensions import override
 from tfgradcomp import ops
 from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import Compressed, Wrapper, checked_compress
+from tfgradcomp.compressors.low_rank import LowRank
 from tfgradcomp.compressors.sign import ScaledSign, scale_tells_finite
-from tfgradcomp.core import Context, Fields, Layout, Vector
+from tfgradcomp.core import Context, Fields, Layout, State, Vector
 from tfgradcomp.core.arguments import check_choice
 
 
@@ -125,6 +126,12 @@ class MeanErrorFeedback(ErrorFeedback):
     @override
     def compress(self, x, state, layout, context):
         p = self.transform(x, state, layout, context)
+        return self.compress_sum(p, state, layout, context)
+
+    def compress_sum(
+        self, p: tf.Tensor, state: State, layout: Layout, context: Context
+    ) -> Compressed:
+        """Compresses p, the sum with the residual."""
         compressed = checked_compress(
             self.compressor, p, state["inner"], layout, context
         )
@@ -141,7 +148,8 @@ class MeanErrorFeedback(ErrorFeedback):
 
     @override
     def fused(self):
-        return self
+        c = self.compressor
+        return _LowRankFeedback(self, c) if type(c) is LowRank else self
 
 
 class _Waiting(ErrorFeedback):
@@ -172,6 +180,25 @@ class _SignFeedback(Wrapper):
             x, state, feedback, None, 0.0, layout, context
         )
         return Compressed(payload, state, scale_tells_finite(payload))
+
+
+@dataclass(frozen=True)
+class _LowRankFeedback(Wrapper):
+    """`MeanErrorFeedback(low_rank)` that reads each sum from memory once less."""
+
+    compressor: MeanErrorFeedback
+    low_rank: LowRank
+
+    @override
+    def prepare(self, x, state, layout, context):
+        ratio = residuals.factor(self.compressor.decay, context)
+        return self.low_rank.prepare_sum(x, state["residual"], ratio, layout, context)
+
+    @override
+    def compress(self, x, state, layout, context):
+        prepared = context.prepared or self.prepare(x, state, layout, context)
+        context = context._replace(prepared=prepared)
+        return self.compressor.compress_sum(prepared["sum"], state, layout, context)
 
 
 def sign_feedback(

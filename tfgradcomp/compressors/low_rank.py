@@ -221,9 +221,23 @@ class LowRank(Compressor):
         if not matrices.heights:
             return {}
         right = self.first_factors("right", layout, context)
-        products = ops.multiply_matrices(x, right, *matrices, self.rank)
-        # In the mean, another worker's numbers may be infinite.
-        return {"products": products, "is_finite": all_finite([products])}
+        return _prepared(ops.multiply_matrices(x, right, *matrices, self.rank))
+
+    def prepare_sum(
+        self,
+        x: Vector,
+        y: tf.Tensor,
+        factor: tf.Tensor,
+        layout: Layout,
+        context: Context,
+    ) -> Fields:
+        r"""Prepares \( x + \text{factor} \cdot y \), which is the result's `"sum"`."""
+        matrices = Matrices.of(layout, self.rank)
+        if not matrices.heights:
+            return {"sum": ops.add_scaled(x, y, factor)}
+        right = self.first_factors("right", layout, context)
+        total, products = ops.multiply_sum(x, y, factor, right, *matrices, self.rank)
+        return {"sum": total, **_prepared(products)}
 
     @override
     def compress(self, x, state, layout, context):
@@ -276,3 +290,9 @@ class LowRank(Compressor):
         """Returns these factors of a payload."""
         matrices = Matrices.of(layout, self.rank)
         return {"right": matrices.split(payload["values"], self.rank)[0]}
+
+
+def _prepared(products):
+    """Returns the first round's fields, and whether this worker's are finite."""
+    # In the mean, another worker's numbers may be infinite.
+    return {"products": products, "is_finite": all_finite([products])}

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfgradcomp.core.split_vector import Vector
+from tfgradcomp.ops.reference.residuals import add_scaled
 from tfgradcomp.ops.reference.vectors import add, in_parts
 
 LANES = 16
@@ -57,6 +58,35 @@ def multiply_matrices(
         if factor is not None
     ]
     return _joined(products)
+
+
+def multiply_sum(
+    x: Vector,
+    y: tf.Tensor,
+    factor: tf.Tensor,
+    right: tf.Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    rank: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    r"""Returns a sum, \( x + \text{factor} \cdot y \), and \( M Q \) of its matrices M.
+
+    The native op, for a CPU only, reads each matrix from memory once.
+
+    Args:
+        x: As for `multiply_matrices`, like all that follow `factor`.
+        y: float32, as large as `x`.
+        factor: float32 scalar.
+        right: Q of each matrix.
+        rows: Rows of each tensor.
+        columns: Columns of each matrix; 0 for other tensors.
+        rank: Columns of each factor, positive.
+
+    Returns:
+        The sum, as `add_scaled` returns it, and the factors on the left.
+    """
+    total = add_scaled(x, y, factor)
+    return total, multiply_matrices(total, right, rows, columns, rank)
 
 
 def multiply_transposed(
