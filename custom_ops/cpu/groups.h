@@ -65,6 +65,12 @@ class DivideBy {
   bool is_power_of_two_;
 };
 
+// A constant for lambdas.
+template <int Value>
+struct Constant {
+  static constexpr int kValue = Value;
+};
+
 // How many elements ahead of a group to prefetch: a processor does not look past the
 // end of a page.
 constexpr int64_t kAhead = 512;

@@ -21,11 +21,6 @@ constexpr int64_t kSpan = 512;
 
 constexpr int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
-template <int Value>
-struct Constant {
-  static constexpr int kValue = Value;
-};
-
 // Calls body(tile, k) for tiles of the columns k < rank of factors: `tile` is a
 // constant, the number of columns from k on, at most `Most`, which is a power of two.
 template <int Most, typename Body>

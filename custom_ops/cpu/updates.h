@@ -85,45 +85,66 @@ class ValueWriter {
   inline __attribute__((always_inline)) void Put(int64_t begin,
                                                  const F (&group)[kParts]) {
     if (update_ == nullptr) return writer_.Put(begin, group);
-    Step(begin, Smaller(size_, begin + kGroup), group);
+    if (!parts_[0].Holds(begin, begin + kGroup)) return StepBeyond(begin, group);
+    ByRule([&](auto rule, auto used) __attribute__((always_inline)) {
+      StepInPart<UpdateRule(rule.kValue), used.kValue>(begin, group);
+    });
   }
 
  private:
   static constexpr int kVectors = 3;
 
-  __attribute__((noinline)) void Step(int64_t begin, int64_t end,
-                                      const F (&group)[kParts]) {
+  // Calls step(rule, used): the rule, and how many of w, m and v it has.
+  template <typename StepOf>
+  inline __attribute__((always_inline)) void ByRule(const StepOf& step) {
     switch (update_->rule) {
       case UpdateRule::kSgd:
-        return StepBy<UpdateRule::kSgd, 1>(begin, end, group);
+        return step(Constant<int(UpdateRule::kSgd)>(), Constant<1>());
       case UpdateRule::kMomentum:
-        return StepBy<UpdateRule::kMomentum, 2>(begin, end, group);
+        return step(Constant<int(UpdateRule::kMomentum)>(), Constant<2>());
       case UpdateRule::kNesterov:
-        return StepBy<UpdateRule::kNesterov, 2>(begin, end, group);
+        return step(Constant<int(UpdateRule::kNesterov)>(), Constant<2>());
       case UpdateRule::kAdam:
-        return StepBy<UpdateRule::kAdam, 3>(begin, end, group);
+        return step(Constant<int(UpdateRule::kAdam)>(), Constant<3>());
       case UpdateRule::kFrozenAdam:
-        return StepBy<UpdateRule::kFrozenAdam, 3>(begin, end, group);
+        return step(Constant<int(UpdateRule::kFrozenAdam)>(), Constant<3>());
     }
   }
 
+  // The step of a group that the part holds.
   template <UpdateRule kRule, int kUsed>
-  inline __attribute__((always_inline)) void StepBy(int64_t begin, int64_t end,
-                                                    const F (&group)[kParts]) {
+  inline __attribute__((always_inline)) void StepInPart(int64_t begin,
+                                                        const F (&group)[kParts]) {
+    float *p[kVectors] = {}, floors[kGroup];
+    for (int i = 0; i < kUsed; ++i) {
+      parts_[i].Seek(begin);
+      p[i] = parts_[i].At(begin);
+      PrefetchAfter(p[i]);
+    }
+    const int64_t part = parts_[0].index();
+    Decay(*update_, part, p[0], kGroup);
+    if constexpr (kRule == UpdateRule::kFrozenAdam) {
+      Floor(*update_, part, floors, kGroup);
+    }
+    StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
+  }
+
+  // The step of a group that begins in another part, and may be in several.
+  __attribute__((noinline)) void StepBeyond(int64_t begin, const F (&group)[kParts]) {
+    parts_[0].Seek(begin);
+    const bool is_held = parts_[0].Holds(begin, begin + kGroup);
+    ByRule([&](auto rule, auto used) __attribute__((always_inline)) {
+      constexpr UpdateRule kRule = UpdateRule(rule.kValue);
+      if (is_held) return StepInPart<kRule, used.kValue>(begin, group);
+      StepInParts<kRule, used.kValue>(begin, Smaller(size_, begin + kGroup), group);
+    });
+  }
+
+  template <UpdateRule kRule, int kUsed>
+  inline __attribute__((always_inline)) void StepInParts(int64_t begin, int64_t end,
+                                                         const F (&group)[kParts]) {
     float* p[kVectors] = {};
     float floors[kGroup] = {};
-    for (int i = 0; i < kUsed; ++i) parts_[i].Seek(begin);
-    if (end - begin == kGroup && parts_[0].Holds(begin, end)) {
-      const int64_t part = parts_[0].index();
-      for (int i = 0; i < kUsed; ++i) {
-        p[i] = parts_[i].At(begin);
-        PrefetchAfter(p[i]);
-      }
-      Decay(*update_, part, p[0], kGroup);
-      if constexpr (kRule == UpdateRule::kFrozenAdam)
-        Floor(*update_, part, floors, kGroup);
-      return StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
-    }
     float buffers[kVectors][kGroup] = {};
     for (int i = 0; i < kUsed; ++i) {
       p[i] = buffers[i];
