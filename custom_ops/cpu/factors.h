@@ -81,8 +81,8 @@ class SubtractedRows {
 template <UpdateRule kRule>
 class AppliedRows {
  public:
-  // w, m, v and the floors.
-  static constexpr int kVectors = VectorsOf(kRule), kWritten = kVectors;
+  static constexpr int kVectors = VectorsOf(kRule) + HasFloors(kRule);
+  static constexpr int kWritten = kVectors;
   static constexpr bool kCanStream = false;
   using Piece = PieceOfRow<kVectors>;
 
@@ -95,10 +95,10 @@ class AppliedRows {
         v_(update_.v, args.size) {}
 
   Piece At(int i, int64_t begin, int64_t count) {
-    if (update_.decays != nullptr || kVectors > 3) {
+    if (update_.decays != nullptr || HasFloors(kRule)) {
       parts_.EachPiece(begin, begin + count, [&](float* w, int64_t at, int64_t number) {
         Decay(update_, parts_.index(), w, number);
-        if constexpr (kVectors > 3) {
+        if constexpr (HasFloors(kRule)) {
           Floor(update_, parts_.index(), floors_[i] + (at - begin), number);
         }
       });
@@ -106,7 +106,7 @@ class AppliedRows {
     Piece piece = {{w_.ToRead(i, begin, count)}};
     if constexpr (kVectors > 1) piece.p[1] = m_.ToRead(i, begin, count);
     if constexpr (kVectors > 2) piece.p[2] = v_.ToRead(i, begin, count);
-    if constexpr (kVectors > 3) piece.p[3] = floors_[i];
+    if constexpr (HasFloors(kRule)) piece.p[3] = floors_[i];
     return piece;
   }
   void Took(int i, const Piece& piece, int64_t begin, int64_t count) {
@@ -135,7 +135,7 @@ class AppliedRows {
   const Update& update_;
   PartOfVector<float> parts_;
   Pieces<float, kRowsTaken, kSpan> w_, m_, v_;
-  float floors_[kVectors > 3 ? kRowsTaken : 1][kSpan];
+  float floors_[HasFloors(kRule) ? kRowsTaken : 1][kSpan];
 };
 
 // Takes a vector at element i of a piece whose last `count` elements begin there.
@@ -246,18 +246,18 @@ void GiveProduct(const Parallel& parallel, const Args& args) {
         }
         const float* const of_column = columns.Of(0) + column;
         const auto take = [&](auto several, auto past, int r) {
-          TakeRows<Rows, decltype(several)::kValue, decltype(past)::kValue != 0>(
-              left + r * args.rank, args.rank, of_column, columns.stride, count,
-              rows.step, pieces + r);
+          TakeRows<Rows, several.kValue, past.kValue>(left + r * args.rank, args.rank,
+                                                      of_column, columns.stride, count,
+                                                      rows.step, pieces + r);
         };
         const auto take_all = [&](auto past) {
           if (number == kRowsTaken) return take(Constant<kRowsTaken>(), past, 0);
           for (int r = 0; r < number; ++r) take(Constant<1>(), past, r);
         };
         if constexpr (Rows::kCanStream) {
-          streams ? take_all(Constant<1>()) : take_all(Constant<0>());
+          streams ? take_all(Constant<true>()) : take_all(Constant<false>());
         } else {
-          take_all(Constant<0>());
+          take_all(Constant<false>());
         }
         for (int r = 0; r < number; ++r) {
           rows.Took(r, pieces[r], first + r * tensor.columns, count);
@@ -270,18 +270,8 @@ void GiveProduct(const Parallel& parallel, const Args& args) {
 
 void Kernel(const Parallel& parallel, const MultiplyFactors& args) {
   if (args.update == nullptr) return GiveProduct<WrittenRows>(parallel, args);
-  switch (args.update->rule) {
-    case UpdateRule::kSgd:
-      return GiveProduct<AppliedRows<UpdateRule::kSgd>>(parallel, args);
-    case UpdateRule::kMomentum:
-      return GiveProduct<AppliedRows<UpdateRule::kMomentum>>(parallel, args);
-    case UpdateRule::kNesterov:
-      return GiveProduct<AppliedRows<UpdateRule::kNesterov>>(parallel, args);
-    case UpdateRule::kAdam:
-      return GiveProduct<AppliedRows<UpdateRule::kAdam>>(parallel, args);
-    case UpdateRule::kFrozenAdam:
-      return GiveProduct<AppliedRows<UpdateRule::kFrozenAdam>>(parallel, args);
-  }
+  WithRule(args.update->rule,
+           [&](auto rule) { GiveProduct<AppliedRows<rule.kValue>>(parallel, args); });
 }
 
 void Kernel(const Parallel& parallel, const SubtractFactors& args) {

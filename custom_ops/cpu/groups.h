@@ -66,9 +66,9 @@ class DivideBy {
 };
 
 // A constant for lambdas.
-template <int Value>
+template <auto Value>
 struct Constant {
-  static constexpr int kValue = Value;
+  static constexpr auto kValue = Value;
 };
 
 // How many elements ahead of a group to prefetch: a processor does not look past the

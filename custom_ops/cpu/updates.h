@@ -1,5 +1,28 @@
 // Decoded values: written, or applied to weights at once.
 
+// How many of w, m and v a rule has.
+constexpr int VectorsOf(UpdateRule rule) {
+  return rule == UpdateRule::kSgd ? 1 : rule >= UpdateRule::kAdam ? 3 : 2;
+}
+constexpr bool HasFloors(UpdateRule rule) { return rule == UpdateRule::kFrozenAdam; }
+
+// Calls body(rule) with a rule as a constant.
+template <typename Body>
+inline __attribute__((always_inline)) void WithRule(UpdateRule rule, const Body& body) {
+  switch (rule) {
+    case UpdateRule::kSgd:
+      return body(Constant<UpdateRule::kSgd>());
+    case UpdateRule::kMomentum:
+      return body(Constant<UpdateRule::kMomentum>());
+    case UpdateRule::kNesterov:
+      return body(Constant<UpdateRule::kNesterov>());
+    case UpdateRule::kAdam:
+      return body(Constant<UpdateRule::kAdam>());
+    case UpdateRule::kFrozenAdam:
+      return body(Constant<UpdateRule::kFrozenAdam>());
+  }
+}
+
 // The steps of vectors.h for a vector of values u: F c[4], then w, and m and v if the
 // rule has them, and a floor for each element.
 template <UpdateRule kRule>
@@ -16,7 +39,7 @@ inline __attribute__((always_inline)) void StepVector(const F (&c)[4], F u, floa
     Store(m, new_m);
     Store(v, new_v);
     Store(w, Sub(weight, Div(Mul(new_m, c[0]), Add(Sqrt(new_v), c[3]))));
-  } else if constexpr (kRule == UpdateRule::kFrozenAdam) {
+  } else if constexpr (HasFloors(kRule)) {
     const F root = Max(Load(floors), Sqrt(Load(v)));
     Store(m, u);
     Store(w, Sub(weight, Div(Mul(u, c[0]), Add(root, c[1]))));
@@ -44,13 +67,6 @@ inline void Coefficients(const Update& update, F (&c)[4]) {
   const UpdateRule rule = update.rule;
   const int count = rule == UpdateRule::kSgd ? 1 : rule == UpdateRule::kAdam ? 4 : 2;
   for (int i = 0; i < 4; ++i) c[i] = Set(i < count ? update.coefficients[i] : 0);
-}
-
-// How many of w, m, v and the floors a rule has.
-constexpr int VectorsOf(UpdateRule rule) {
-  if (rule == UpdateRule::kSgd) return 1;
-  if (rule == UpdateRule::kAdam) return 3;
-  return rule == UpdateRule::kFrozenAdam ? 4 : 2;
 }
 
 // Decays weights of a part, before a step.
@@ -86,44 +102,27 @@ class ValueWriter {
                                                  const F (&group)[kParts]) {
     if (update_ == nullptr) return writer_.Put(begin, group);
     if (!parts_[0].Holds(begin, begin + kGroup)) return StepBeyond(begin, group);
-    ByRule([&](auto rule, auto used) __attribute__((always_inline)) {
-      StepInPart<UpdateRule(rule.kValue), used.kValue>(begin, group);
+    WithRule(update_->rule, [&](auto rule) __attribute__((always_inline)) {
+      StepInPart<rule.kValue>(begin, group);
     });
   }
 
  private:
   static constexpr int kVectors = 3;
 
-  // Calls step(rule, used): the rule, and how many of w, m and v it has.
-  template <typename StepOf>
-  inline __attribute__((always_inline)) void ByRule(const StepOf& step) {
-    switch (update_->rule) {
-      case UpdateRule::kSgd:
-        return step(Constant<int(UpdateRule::kSgd)>(), Constant<1>());
-      case UpdateRule::kMomentum:
-        return step(Constant<int(UpdateRule::kMomentum)>(), Constant<2>());
-      case UpdateRule::kNesterov:
-        return step(Constant<int(UpdateRule::kNesterov)>(), Constant<2>());
-      case UpdateRule::kAdam:
-        return step(Constant<int(UpdateRule::kAdam)>(), Constant<3>());
-      case UpdateRule::kFrozenAdam:
-        return step(Constant<int(UpdateRule::kFrozenAdam)>(), Constant<3>());
-    }
-  }
-
   // The step of a group that the part holds.
-  template <UpdateRule kRule, int kUsed>
+  template <UpdateRule kRule>
   inline __attribute__((always_inline)) void StepInPart(int64_t begin,
                                                         const F (&group)[kParts]) {
     float *p[kVectors] = {}, floors[kGroup];
-    for (int i = 0; i < kUsed; ++i) {
+    for (int i = 0; i < VectorsOf(kRule); ++i) {
       parts_[i].Seek(begin);
       p[i] = parts_[i].At(begin);
       PrefetchAfter(p[i]);
     }
     const int64_t part = parts_[0].index();
     Decay(*update_, part, p[0], kGroup);
-    if constexpr (kRule == UpdateRule::kFrozenAdam) {
+    if constexpr (HasFloors(kRule)) {
       Floor(*update_, part, floors, kGroup);
     }
     StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
@@ -133,33 +132,32 @@ class ValueWriter {
   __attribute__((noinline)) void StepBeyond(int64_t begin, const F (&group)[kParts]) {
     parts_[0].Seek(begin);
     const bool is_held = parts_[0].Holds(begin, begin + kGroup);
-    ByRule([&](auto rule, auto used) __attribute__((always_inline)) {
-      constexpr UpdateRule kRule = UpdateRule(rule.kValue);
-      if (is_held) return StepInPart<kRule, used.kValue>(begin, group);
-      StepInParts<kRule, used.kValue>(begin, Smaller(size_, begin + kGroup), group);
+    WithRule(update_->rule, [&](auto rule) __attribute__((always_inline)) {
+      if (is_held) return StepInPart<rule.kValue>(begin, group);
+      StepInParts<rule.kValue>(begin, Smaller(size_, begin + kGroup), group);
     });
   }
 
-  template <UpdateRule kRule, int kUsed>
+  template <UpdateRule kRule>
   inline __attribute__((always_inline)) void StepInParts(int64_t begin, int64_t end,
                                                          const F (&group)[kParts]) {
     float* p[kVectors] = {};
     float floors[kGroup] = {};
     float buffers[kVectors][kGroup] = {};
-    for (int i = 0; i < kUsed; ++i) {
+    for (int i = 0; i < VectorsOf(kRule); ++i) {
       p[i] = buffers[i];
       parts_[i].EachPiece(begin, end, [&](float* from, int64_t at, int64_t count) {
         memcpy(p[i] + (at - begin), from, count * sizeof(float));
         if (i > 0) return;
         const int64_t part = parts_[0].index();
         Decay(*update_, part, p[0] + (at - begin), count);
-        if constexpr (kRule == UpdateRule::kFrozenAdam) {
+        if constexpr (HasFloors(kRule)) {
           Floor(*update_, part, floors + (at - begin), count);
         }
       });
     }
     StepGroup<kRule>(c_, group, p[0], p[1], p[2], floors);
-    for (int i = 0; i < kUsed; ++i) {
+    for (int i = 0; i < VectorsOf(kRule); ++i) {
       parts_[i].EachPiece(begin, end, [&](float* to, int64_t at, int64_t count) {
         memcpy(to, p[i] + (at - begin), count * sizeof(float));
       });
