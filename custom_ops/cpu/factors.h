@@ -138,12 +138,11 @@ class AppliedRows {
   float floors_[HasFloors(kRule) ? kRowsTaken : 1][kSpan];
 };
 
-// Takes a vector at element i of a piece whose last `count` elements begin there.
-template <typename Rows, bool kStreams>
-inline __attribute__((always_inline)) void TakeVector(const typename Rows::Step& step,
-                                                      const typename Rows::Piece& piece,
-                                                      int64_t i, int64_t count, F v) {
-  if (count >= kWidth) return step.template Take<kStreams>(piece, i, v);
+// Takes the last `count` elements of a piece, fewer than a vector, from element i on.
+template <typename Rows>
+__attribute__((noinline)) void TakeTail(typename Rows::Step step,
+                                        typename Rows::Piece piece, int64_t i,
+                                        int64_t count, F v) {
   float buffers[Rows::kVectors][kWidth] = {};
   typename Rows::Piece tail;
   for (int vector = 0; vector < Rows::kVectors; ++vector) {
@@ -166,8 +165,15 @@ inline void TakeRows(const float* left, int64_t rank, const float* columns,
   const typename Rows::Step step = given;
   typename Rows::Piece pieces[Number];
   for (int r = 0; r < Number; ++r) pieces[r] = given_pieces[r];
-  const auto multiply = [=](auto vectors, int64_t i) __attribute__((always_inline)) {
-    constexpr int kVectors = decltype(vectors)::kValue;
+  const auto take = [&](int r, int64_t at, F v) __attribute__((always_inline)) {
+    step.template Take<kStreams>(pieces[r], at, v);
+  };
+  const auto take_tail = [&](int r, int64_t at, F v) __attribute__((always_inline)) {
+    TakeTail<Rows>(step, pieces[r], at, count - at, v);
+  };
+  const auto multiply = [&](auto vectors, int64_t i,
+                            const auto& taken) __attribute__((always_inline)) {
+    constexpr int kVectors = vectors.kValue;
     F sums[Number][kVectors];
 #pragma GCC unroll 4
     for (int r = 0; r < Number; ++r) {
@@ -194,14 +200,14 @@ inline void TakeRows(const float* left, int64_t rank, const float* columns,
     for (int r = 0; r < Number; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const int64_t at = i + v * kWidth;
-        TakeVector<Rows, kStreams>(step, pieces[r], at, count - at, sums[r][v]);
+        taken(r, i + v * kWidth, sums[r][v]);
       }
     }
   };
   int64_t i = 0;
-  for (; i + 2 * kWidth <= count; i += 2 * kWidth) multiply(Constant<2>(), i);
-  for (; i < count; i += kWidth) multiply(Constant<1>(), i);
+  for (; i + 2 * kWidth <= count; i += 2 * kWidth) multiply(Constant<2>(), i, take);
+  for (; i + kWidth <= count; i += kWidth) multiply(Constant<1>(), i, take);
+  if (i < count) multiply(Constant<1>(), i, take_tail);
 }
 
 // Gives the product to `Rows`, in pieces.
@@ -221,10 +227,14 @@ void GiveProduct(const Parallel& parallel, const Args& args) {
       for (int64_t at = begin; at < end; at += kSpan) {
         const int64_t count = Smaller(kSpan, end - at), first = tensor.element + at;
         const Piece piece = rows.At(0, first, count);
-        for (int64_t i = 0; i < count; i += kWidth) {
-          float values[kWidth] = {};
-          memcpy(values, right + at + i, Smaller(kWidth, count - i) * sizeof(float));
-          TakeVector<Rows, false>(rows.step, piece, i, count - i, Load(values));
+        int64_t i = 0;
+        for (; i + kWidth <= count; i += kWidth) {
+          rows.step.template Take<false>(piece, i, Load(right + at + i));
+        }
+        if (i < count) {
+          float tail[kWidth] = {};
+          memcpy(tail, right + at + i, (count - i) * sizeof(float));
+          TakeTail<Rows>(rows.step, piece, i, count - i, Load(tail));
         }
         rows.Took(0, piece, first, count);
       }
