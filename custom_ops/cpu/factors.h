@@ -251,8 +251,7 @@ void GiveProduct(const Parallel& parallel, const Args& args) {
         bool streams = rows.streams;
         for (int r = 0; r < number; ++r) {
           pieces[r] = rows.At(r, first + r * tensor.columns, count);
-          const auto address = reinterpret_cast<uintptr_t>(pieces[r].p[0]);
-          streams &= address % kStreamAlignment == 0;
+          streams &= CanStream(pieces[r].p[0]);
         }
         const float* const of_column = columns.Of(0) + column;
         const auto take = [&](auto several, auto past, int r) {

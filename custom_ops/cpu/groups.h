@@ -207,6 +207,11 @@ class CutReader {
   alignas(kCacheLine) float buffer_[Count];
 };
 
+// Whether vectors can be written past the caches from here on.
+inline bool CanStream(const float* to) {
+  return reinterpret_cast<uintptr_t>(to) % kStreamAlignment == 0;
+}
+
 // Writes groups of a vector.
 class GroupWriter {
  public:
@@ -253,10 +258,7 @@ class GroupWriter {
   }
 
   // All groups of the part have the alignment of the group at `begin`.
-  void SetStreams(int64_t begin) {
-    streams_ = is_large_ &&
-               reinterpret_cast<uintptr_t>(part_.At(begin)) % kStreamAlignment == 0;
-  }
+  void SetStreams(int64_t begin) { streams_ = is_large_ && CanStream(part_.At(begin)); }
 
   PartOfVector<float> part_;
   int64_t size_;

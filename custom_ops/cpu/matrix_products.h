@@ -145,7 +145,7 @@ class SummedPieces {
   const float* Read(int64_t begin, int64_t count) {
     const float* const x = x_.ToRead(0, begin, count);
     float* const to = total_ + begin;
-    if (is_large_ && reinterpret_cast<uintptr_t>(to) % kStreamAlignment == 0) {
+    if (is_large_ && CanStream(to)) {
       Sum(x, y_ + begin, count, to, Stream);
     } else {
       Sum(x, y_ + begin, count, to, Store);

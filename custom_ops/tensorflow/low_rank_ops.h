@@ -34,18 +34,20 @@ inline absl::Status CheckVector(InferenceContext* c, int index, int64_t size) {
   return MergeVector(c, index, &dimension);
 }
 
-// Checks x, whose parts are the first inputs, and reads their number.
-inline absl::Status CheckParts(InferenceContext* c, int64_t size, int* num_parts) {
+// Reads the sizes of the arrays, checks x, whose parts are the first inputs, and reads
+// their number.
+inline absl::Status GetMatricesOfParts(InferenceContext* c, MatrixTensor* sizes,
+                                       int* num_parts) {
   DimensionHandle found, unused;
+  TF_RETURN_IF_ERROR(GetMatrices(c, sizes));
   TF_RETURN_IF_ERROR(JoinParts(c, &found, num_parts));
-  return c->Merge(found, c->MakeDim(size), &unused);
+  return c->Merge(found, c->MakeDim(sizes->element), &unused);
 }
 
 inline absl::Status MultiplyMatricesShape(InferenceContext* c) {
   MatrixTensor sizes;
   int parts;
-  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
-  TF_RETURN_IF_ERROR(CheckParts(c, sizes.element, &parts));
+  TF_RETURN_IF_ERROR(GetMatricesOfParts(c, &sizes, &parts));
   TF_RETURN_IF_ERROR(CheckVector(c, parts, sizes.right));
   c->set_output(0, c->Vector(sizes.left));
   return absl::OkStatus();
@@ -63,8 +65,7 @@ inline absl::Status MultiplySumShape(InferenceContext* c) {
   MatrixTensor sizes;
   int parts;
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
-  TF_RETURN_IF_ERROR(CheckParts(c, sizes.element, &parts));
+  TF_RETURN_IF_ERROR(GetMatricesOfParts(c, &sizes, &parts));
   TF_RETURN_IF_ERROR(CheckVector(c, parts, sizes.element));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(parts + 1), 0, &unused));
   TF_RETURN_IF_ERROR(CheckVector(c, parts + 2, sizes.right));
@@ -87,8 +88,7 @@ REGISTER_OP("Tfgradcomp>MultiplySum")
 inline absl::Status MultiplyTransposedShape(InferenceContext* c) {
   MatrixTensor sizes;
   int parts;
-  TF_RETURN_IF_ERROR(GetMatrices(c, &sizes));
-  TF_RETURN_IF_ERROR(CheckParts(c, sizes.element, &parts));
+  TF_RETURN_IF_ERROR(GetMatricesOfParts(c, &sizes, &parts));
   TF_RETURN_IF_ERROR(CheckVector(c, parts, sizes.left));
   c->set_output(0, c->Vector(sizes.value));
   return absl::OkStatus();
