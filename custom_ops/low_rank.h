@@ -34,19 +34,6 @@ struct MultiplyMatrices {
   float* products;  // [sum of the matrices' rows, rank]
 };
 
-// total = x + factor * y, each operation rounded, and products = M Q of each matrix M
-// of it. On a CPU only.
-struct MultiplySum {
-  CutVector<const float> x;
-  const float *y, *factor;  // A scalar.
-  int64_t size;
-  const int64_t *rows, *columns;  // [num_tensors]
-  int64_t num_tensors;
-  const float* right;  // As for MultiplyMatrices, like all that follow.
-  int64_t rank;
-  float *total, *products;
-};
-
 // factors = M^T P of each matrix M, where P is its factor on the left, by sums of one
 // lane; the other elements between them, as they are.
 struct MultiplyTransposed {
@@ -83,6 +70,22 @@ struct SubtractFactors {
   int64_t num_tensors;
   int64_t rank;
   float* difference;  // May be x.
+};
+
+// total = x + factor * (y - P R^T) for each matrix, where P and R are its factors as
+// for MultiplyFactors; other elements likewise. Each operation is rounded. And
+// products = M Q of each matrix M of the total. On a CPU only.
+struct MultiplySum {
+  CutVector<const float> x;
+  const float *y, *factor;  // A scalar.
+  const float *left, *right;
+  int64_t size;
+  const int64_t *rows, *columns;  // [num_tensors]
+  int64_t num_tensors;
+  const float* query;  // Q, as MultiplyMatrices has it on the right.
+  int64_t rank;
+  float* total;  // [size]
+  float* products;
 };
 
 // Orthonormal columns that span those of each of `num_factors` factors, in float64:

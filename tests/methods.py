@@ -265,7 +265,7 @@ LOW_RANK = {
     "kind": "low rank",
     "is_random": True,
     "transports": ADDED,
-    "state": ("residual",),
+    "state": ("residual", "update"),
 }
 LOW_THRESHOLD = {"learning_rate": 0.05, "in_training": {"threshold": 0.01}}
 # fmt: off

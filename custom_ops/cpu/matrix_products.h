@@ -72,22 +72,22 @@ inline F Fold(const float* lanes) {
 // the lanes of many sums are added at once.
 constexpr int kRowsTogether = 16;
 
-// Multiplies the rows [begin, end) of a matrix by its factor on the right.
-// read(element, count) returns elements of the vector; what is `ahead` of them is read
+// Multiplies the rows [begin, end) of a matrix by its factor among those of `query`.
+// read(row, column, count) returns elements of a row; what is `ahead` of them is read
 // next.
 template <typename Args, typename Read>
-void MultiplyRows(const Args& args, const MatrixTensor& tensor, int64_t begin,
-                  int64_t end, F scale, int64_t ahead, const Read& read) {
+void MultiplyRows(const Args& args, const float* query, const MatrixTensor& tensor,
+                  int64_t begin, int64_t end, F scale, int64_t ahead,
+                  const Read& read) {
   const int64_t rank = args.rank;
-  const Columns columns(args.right + tensor.right, tensor.columns, rank);
+  const Columns columns(query + tensor.right, tensor.columns, rank);
   const Zeros<float> totals(kRowsTogether * rank * kLanesOfSum);
   for (int64_t first = begin; first < end; first += kRowsTogether) {
     const int64_t last = Smaller(end, first + kRowsTogether);
     for (int64_t column = 0; column < tensor.columns; column += kRowChunk) {
       const int64_t count = Smaller(kRowChunk, tensor.columns - column);
       for (int64_t row = first; row < last; ++row) {
-        const float* const x =
-            read(tensor.element + row * tensor.columns + column, count);
+        const float* const x = read(row, column, count);
         float* const of_row = totals + (row - first) * rank * kLanesOfSum;
         EachRankTile<kColumnsMultiplied>(rank, [&](auto tile, int64_t k) {
           AddChunk<decltype(tile)::kValue>(x, columns.Of(k) + column, columns.stride,
@@ -118,72 +118,132 @@ void Kernel(const Parallel& parallel, const MultiplyMatrices& args) {
       RowsOfUnit);
   units.Each(parallel, [&](const MatrixTensor& tensor, int64_t begin, int64_t end) {
     RowPieces pieces(args.x, args.size);
-    MultiplyRows(args, tensor, begin, end, Set(args.x.scale), Ahead(2 * tensor.columns),
-                 [&](int64_t element, int64_t count) {
-                   return pieces.ToRead(0, element, count);
+    MultiplyRows(args, args.right, tensor, begin, end, Set(args.x.scale),
+                 Ahead(2 * tensor.columns),
+                 [&](int64_t row, int64_t column, int64_t count) {
+                   const int64_t at = row * tensor.columns + column;
+                   return pieces.ToRead(0, tensor.element + at, count);
                  });
   });
 }
 
-// -- (X + f Y) Q ------------------------------------------------------------------
+// -- (X + f (Y - P R^T)) Q --------------------------------------------------------
 
-// Chunks of x + f y, which are written, and stay in the cache for their products.
+constexpr int kVectorsSummed = 4;  // At a time.
+
+// Chunks of x + f (y - P R^T), which are written, and stay in the cache for their
+// products.
 class SummedPieces {
  public:
-  explicit SummedPieces(const MultiplySum& args, int64_t ahead)
+  SummedPieces(const MultiplySum& args, const MatrixTensor& tensor)
       : x_(args.x, args.size),
-        y_(args.y),
-        total_(args.total),
-        scale_(Set(args.x.scale)),
-        factor_(Set(*args.factor)),
-        ahead_(ahead),
+        args_(args),
+        tensor_(tensor),
+        right_(args.right + tensor.value, tensor.columns, args.rank),
+        ahead_(Ahead(2 * tensor.columns)),
         is_large_(IsStreamed(args.size)) {}
   ~SummedPieces() {
     if (is_large_) Fence();
   }
 
-  const float* Read(int64_t begin, int64_t count) {
+  // Returns elements of a row of a matrix.
+  const float* Row(int64_t row, int64_t column, int64_t count) {
+    const float* const left = args_.left + tensor_.left + row * args_.rank;
+    const float* const right = right_.Of(0) + column;
+    const int64_t rank = args_.rank, stride = right_.stride;
+    const auto multiply = [=](auto vectors, int64_t i,
+                              F* product) __attribute__((always_inline)) {
+      const auto each = [&](int64_t k, const auto& add) __attribute__((always_inline)) {
+        const F factor = Set(left[k]);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors.kValue; ++v) {
+          add(product[v], Mul(factor, Load(right + k * stride + i + v * kWidth)));
+        }
+      };
+      each(0, [](F& sum, F first) { sum = first; });
+      for (int64_t k = 1; k < rank; ++k) {
+        each(k, [](F& sum, F next) { sum = Add(sum, next); });
+      }
+    };
+    return Sum(row * tensor_.columns + column, count, multiply);
+  }
+
+  // Takes elements of a tensor that is no matrix.
+  void Others(int64_t at, int64_t count) {
+    const float* const others = args_.right + tensor_.value + at;
+    Sum(at, count, [=](auto vectors, int64_t i, F* product) {
+      if (i + kWidth <= count) {
+        for (int v = 0; v < vectors.kValue; ++v)
+          product[v] = Load(others + i + v * kWidth);
+        return;
+      }
+      float tail[kWidth] = {};
+      memcpy(tail, others + i, (count - i) * sizeof(float));
+      product[0] = Load(tail);
+    });
+  }
+
+ private:
+  // Sums elements of the tensor. product_of(vectors, i, product) sets some vectors of
+  // P R^T, from element i on.
+  template <typename ProductOf>
+  inline __attribute__((always_inline)) const float* Sum(int64_t at, int64_t count,
+                                                         const ProductOf& product_of) {
+    const int64_t begin = tensor_.element + at;
     const float* const x = x_.ToRead(0, begin, count);
-    float* const to = total_ + begin;
+    float* const to = args_.total + begin;
     if (is_large_ && CanStream(to)) {
-      Sum(x, y_ + begin, count, to, Stream);
+      Sum(x, args_.y + begin, count, to, product_of, Stream);
     } else {
-      Sum(x, y_ + begin, count, to, Store);
+      Sum(x, args_.y + begin, count, to, product_of, Store);
     }
     return sum_;
   }
 
- private:
-  template <typename Write>
+  template <typename ProductOf, typename Write>
   inline __attribute__((always_inline)) void Sum(const float* x, const float* y,
                                                  int64_t count, float* to,
+                                                 const ProductOf& product_of,
                                                  const Write& write) {
-    const F scale = scale_, factor = factor_;
+    const F scale = Set(args_.x.scale), factor = Set(*args_.factor);
     const int64_t ahead = ahead_;
-    const auto add = [&](const float* a, const float* b)
+    const auto add = [&](const float* a, const float* b, F product)
                          __attribute__((always_inline)) {
-                           return Add(Mul(scale, Load(a)), Mul(factor, Load(b)));
+                           const F left = Sub(Load(b), product);
+                           return Add(Mul(scale, Load(a)), Mul(factor, left));
                          };
+    const auto add_vectors = [&](auto vectors, int64_t i)
+                                 __attribute__((always_inline)) {
+                                   F product[vectors.kValue];
+                                   product_of(vectors, i, product);
+#pragma GCC unroll 4
+                                   for (int v = 0; v < vectors.kValue; ++v) {
+                                     const int64_t at = i + v * kWidth;
+                                     __builtin_prefetch(x + at + ahead);
+                                     __builtin_prefetch(y + at + ahead);
+                                     const F sum = add(x + at, y + at, product[v]);
+                                     Store(sum_ + at, sum);
+                                     write(to + at, sum);
+                                   }
+                                 };
+    constexpr int64_t kMost = kVectorsSummed * kWidth;
     int64_t i = 0;
-    for (; i + kWidth <= count; i += kWidth) {
-      __builtin_prefetch(x + i + ahead);
-      __builtin_prefetch(y + i + ahead);
-      const F sum = add(x + i, y + i);
-      Store(sum_ + i, sum);
-      write(to + i, sum);
-    }
+    for (; i + kMost <= count; i += kMost) add_vectors(Constant<kVectorsSummed>(), i);
+    for (; i + kWidth <= count; i += kWidth) add_vectors(Constant<1>(), i);
     if (i == count) return;
     float a[kWidth] = {}, b[kWidth] = {};
     memcpy(a, x + i, (count - i) * sizeof(float));
     memcpy(b, y + i, (count - i) * sizeof(float));
-    Store(sum_ + i, add(a, b));
+    F product;
+    product_of(Constant<1>(), i, &product);
+    Store(sum_ + i, add(a, b, product));
     memcpy(to + i, sum_ + i, (count - i) * sizeof(float));
   }
 
   RowPieces x_;
-  const float* const y_;
-  float* const total_;
-  const F scale_, factor_;
+  const MultiplySum args_;
+  const MatrixTensor tensor_;
+  const Columns right_;
   const int64_t ahead_;
   const bool is_large_;
   alignas(kCacheLine) float sum_[kRowChunk];
@@ -192,16 +252,17 @@ class SummedPieces {
 void Kernel(const Parallel& parallel, const MultiplySum& args) {
   const Units units(args, [](const MatrixTensor& t) { return t.rows; }, RowsOfUnit);
   units.Each(parallel, [&](const MatrixTensor& tensor, int64_t begin, int64_t end) {
-    SummedPieces pieces(args, Ahead(2 * tensor.columns));
+    SummedPieces pieces(args, tensor);
     if (tensor.columns == 0) {
       for (int64_t at = begin; at < end; at += kRowChunk) {
-        pieces.Read(tensor.element + at, Smaller(kRowChunk, end - at));
+        pieces.Others(at, Smaller(kRowChunk, end - at));
       }
       return;
     }
-    MultiplyRows(
-        args, tensor, begin, end, Set(1), 0,
-        [&](int64_t element, int64_t count) { return pieces.Read(element, count); });
+    MultiplyRows(args, args.query, tensor, begin, end, Set(1), 0,
+                 [&](int64_t row, int64_t column, int64_t count) {
+                   return pieces.Row(row, column, count);
+                 });
   });
 }
 

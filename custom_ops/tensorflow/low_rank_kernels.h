@@ -106,7 +106,8 @@ class MultiplySumOp : public OnMatrices<KernelOp<Device, MultiplySum>> {
     const MatrixTensor& sizes = this->matrices_.sizes();
     TF_RETURN_IF_ERROR(Vector(context, parts, "y", args->size, &args->y));
     TF_RETURN_IF_ERROR(Scalar(context, parts + 1, "factor", &args->factor));
-    TF_RETURN_IF_ERROR(Vector(context, parts + 2, "right", sizes.right, &args->right));
+    TF_RETURN_IF_ERROR(FactorsOfProduct(context, this->matrices_, parts + 2, args));
+    TF_RETURN_IF_ERROR(Vector(context, parts + 4, "query", sizes.right, &args->query));
     TF_RETURN_IF_ERROR(OutputState<Device>(context, 0, args->size, &args->total));
     return Output(context, 1, TensorShape({sizes.left}), &args->products);
   }

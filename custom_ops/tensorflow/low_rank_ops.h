@@ -61,6 +61,13 @@ REGISTER_OP("Tfgradcomp>MultiplyMatrices")
     .Attr("x_scale: float = 1.0")
     .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyMatricesShape);
 
+// Checks both factors of a product, from input `first` on, and reads the sizes.
+inline absl::Status GetFactors(InferenceContext* c, int first, MatrixTensor* sizes) {
+  TF_RETURN_IF_ERROR(GetMatrices(c, sizes));
+  TF_RETURN_IF_ERROR(CheckVector(c, first, sizes->left));
+  return CheckVector(c, first + 1, sizes->value);
+}
+
 inline absl::Status MultiplySumShape(InferenceContext* c) {
   MatrixTensor sizes;
   int parts;
@@ -68,7 +75,8 @@ inline absl::Status MultiplySumShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(GetMatricesOfParts(c, &sizes, &parts));
   TF_RETURN_IF_ERROR(CheckVector(c, parts, sizes.element));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(parts + 1), 0, &unused));
-  TF_RETURN_IF_ERROR(CheckVector(c, parts + 2, sizes.right));
+  TF_RETURN_IF_ERROR(GetFactors(c, parts + 2, &sizes));
+  TF_RETURN_IF_ERROR(CheckVector(c, parts + 4, sizes.right));
   c->set_output(0, c->Vector(sizes.element));
   c->set_output(1, c->Vector(sizes.left));
   return absl::OkStatus();
@@ -78,7 +86,9 @@ REGISTER_OP("Tfgradcomp>MultiplySum")
     .Input("x: num_parts * float")
     .Input("y: float")
     .Input("factor: float")
+    .Input("left: float")
     .Input("right: float")
+    .Input("query: float")
     .Output("total: float")
     .Output("products: float")
     .Attr("num_parts: int >= 1")
@@ -101,13 +111,6 @@ REGISTER_OP("Tfgradcomp>MultiplyTransposed")
     .Attr("num_parts: int >= 1")
     .Attr("x_scale: float = 1.0")
     .TFGRADCOMP_MATRICES.SetShapeFn(MultiplyTransposedShape);
-
-// Checks both factors of a product, from input `first` on, and reads the sizes.
-inline absl::Status GetFactors(InferenceContext* c, int first, MatrixTensor* sizes) {
-  TF_RETURN_IF_ERROR(GetMatrices(c, sizes));
-  TF_RETURN_IF_ERROR(CheckVector(c, first, sizes->left));
-  return CheckVector(c, first + 1, sizes->value);
-}
 
 inline absl::Status MultiplyFactorsShape(InferenceContext* c) {
   MatrixTensor sizes;

@@ -77,9 +77,9 @@ def rules_given_to(ops, name, monkeypatch):
     """The last argument but one of each call from now on: of updates, the rule."""
     rules, original = [], getattr(ops, name)
 
-    def observed(*args):
-        rules.append(args[-2])
-        return original(*args)
+    def observed(*args, **kwargs):
+        rules.append([*args, *kwargs.values()][-2])
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(ops, name, observed, raising=False)
     return rules
@@ -122,11 +122,11 @@ def test_products_go_into_weights_and_residuals(inner, applied, monkeypatch):
         )
 
     found = trained()
-    assert len(applied) == len(subtracted) == len(summed) == 2 * STEPS
-    # In pure TensorFlow the product is a vector, which both are taken from.
+    assert len(applied) == len(summed) == 2 * STEPS and not subtracted
+    # In pure TensorFlow the product is a vector, and so is the residual.
     monkeypatch.setenv("TFGRADCOMP_OPS", "python")
     assert trained() == found
-    assert len(applied) == len(subtracted) == 2 * STEPS
+    assert len(applied) == len(summed) == len(subtracted) == 2 * STEPS
 
 
 def scaled_signs(step_gradients, block):

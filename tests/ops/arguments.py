@@ -88,7 +88,9 @@ CALLS = {
     "add_scaled": dict(x=X, y=X, factor=0.5),
     "round_to_bfloat16": dict(x=X, stream=STREAM),
     "multiply_matrices": dict(MATRICES, x=X, right=FACTOR),
-    "multiply_sum": dict(MATRICES, x=X, y=X, factor=0.5, right=FACTOR),
+    "multiply_sum": dict(
+        MATRICES, x=X, y=X, factor=0.5, left=FACTOR, right=X, query=FACTOR
+    ),
     "multiply_transposed": dict(MATRICES, x=X, left=FACTOR),
     "multiply_factors": dict(MATRICES, left=FACTOR, right=X),
     "subtract_factors": dict(MATRICES, x=X, left=FACTOR, right=X),
@@ -288,7 +290,13 @@ BAD = {
     "round_to_bfloat16": dict(x=[ONE[0], X[np.newaxis]], stream=BAD_STREAM),
     "multiply_matrices": dict(BAD_MATRICES, x=BAD_X, right=BAD_FACTOR),
     "multiply_sum": dict(
-        BAD_MATRICES, x=BAD_X, y=BAD_VECTOR, factor=BAD_SCALAR, right=BAD_FACTOR
+        BAD_MATRICES,
+        x=BAD_X,
+        y=BAD_VECTOR,
+        factor=BAD_SCALAR,
+        left=BAD_FACTOR,
+        right=BAD_VECTOR,
+        query=BAD_FACTOR,
     ),
     "multiply_transposed": dict(BAD_MATRICES, x=BAD_X, left=BAD_FACTOR),
     "multiply_factors": dict(

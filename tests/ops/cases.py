@@ -195,13 +195,13 @@ def products(x, rank, kind="normal"):
     right = floats(rank * sum(columns), kind, 6)
     counts = np.where(is_matrix, rank * np.array(columns), rows)
     values = floats(counts.sum(), kind, 7)
-    factor, form = np.float32(0.7), (rows, columns, rank)
+    y, factor, form = floats(x.size, kind, 11), np.float32(0.7), (rows, columns, rank)
     return [
         ("multiply_matrices", (x, right, *form)),
-        ("multiply_sum", (x, floats(x.size, kind, 11), factor, right, *form)),
         ("multiply_transposed", (x, left, *form)),
         ("multiply_factors", (left, values, *form)),
         ("subtract_factors", (x, left, values, *form)),
+        ("multiply_sum", (x, y, factor, left, values, right, *form)),
     ]
 
 

@@ -44,10 +44,10 @@ RESULTS = {
     "pack_largest": "words levels nonfinite",
     "mean_of_largest": "values",
     "multiply_matrices": "products",
-    "multiply_sum": "total products",
     "multiply_transposed": "factors",
     "multiply_factors": "values",
     "subtract_factors": "difference",
+    "multiply_sum": "total products",
     "orthonormalize": "basis",
 }
 SPARSE = ("pack_unambiguous", "pack_over_threshold")

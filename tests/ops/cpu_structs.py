@@ -93,13 +93,13 @@ STRUCTS = {
     "RoundToBfloat16": "p:x i:size p:stream p:rounded",
     "MultiplyMatrices": "c:x i:size p:rows p:columns i:num_tensors p:right i:rank "
     "p:products",
-    "MultiplySum": "c:x p:y p:factor i:size p:rows p:columns i:num_tensors p:right "
-    "i:rank p:total p:products",
     "MultiplyTransposed": "c:x i:size p:rows p:columns i:num_tensors p:left i:rank "
     "p:scratch p:factors",
     "MultiplyFactors": "p:left p:right i:size p:rows p:columns i:num_tensors i:rank "
     "c:values p:update",
     "SubtractFactors": "p:x p:left p:right i:size p:rows p:columns i:num_tensors "
     "i:rank p:difference",
+    "MultiplySum": "c:x p:y p:factor p:left p:right i:size p:rows p:columns "
+    "i:num_tensors p:query i:rank p:total p:products",
     "Orthonormalize": "p:x i:size p:rows i:num_factors i:rank p:scratch p:basis",
 }

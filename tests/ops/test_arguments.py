@@ -54,7 +54,7 @@ def test_vectors_may_be_empty(name):
         empty["count"] = 0
     nothing = np.zeros(0, np.float32)
     empty["rows"], empty["columns"], empty["threshold"] = [], [], nothing
-    vectors = "left", "right", "y"
+    vectors = "left", "right", "query", "y"
     vectors += "x", "moments", "momentum", "residual", "variance", "limit", "codes"
     for argument in vectors:
         dtype = np.asarray(CALLS[name].get(argument, nothing)).dtype

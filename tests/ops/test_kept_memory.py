@@ -33,8 +33,7 @@ def momentum(x, state):
 def feedback(x, state):
     left, right = tf.zeros([ROWS]), tf.zeros([SIZE // ROWS])
     form = [ROWS], [SIZE // ROWS], 1
-    p, _ = native.multiply_sum(x, state, tf.constant(1.0), right, *form)
-    return native.subtract_factors(p, left, right, *form)
+    return native.multiply_sum(x, state, tf.constant(1.0), left, right, right, *form)[0]
 
 
 def largest(x, state):

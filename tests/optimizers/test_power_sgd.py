@@ -12,6 +12,7 @@ from tests.harness import Worker
 from tests.helpers import Rates, bits, make_variables
 from tests.optimizers.trajectories import RATES, SEED, Run
 from tests.pairwise import parametrize_pairwise
+from tfgradcomp import ops
 from tfgradcomp.checkpoint.state_file import join_groups
 from tfgradcomp.collectives import Loopback
 from tfgradcomp.compressors import MeanErrorFeedback, TopK
@@ -29,6 +30,7 @@ from tfgradcomp.transports.direct import DirectExchange
 SHAPES = [(7,), (20, 12), (3, 2, 4, 10), (), (5, 3)]
 LAYOUT = Layout.from_shapes(SHAPES)
 RANK = 2
+KEPT = "residual", "update.left", "update.right"
 LONG = [*RATES, *RATES[:8]]
 CARRIERS = {**BY_NAME, "direct": DirectExchange}
 del CARRIERS["sharded"]
@@ -120,13 +122,21 @@ def train(workers, steps, saved=None, carrier="all_reduce", **arguments):
     return Loopback(workers, timeout=60).run(run)
 
 
+def residual_of(state):
+    """The residual of a file: what is kept, less the product of its factors."""
+    p, left, right = (state[f"compressed.worker.{name}"][0] for name in KEPT)
+    form = Matrices.of(LAYOUT, RANK)
+    return p - np.asarray(ops.multiply_factors(left, right, *form, RANK))
+
+
 def test_files_hold_whole_factors_once_whatever_wrote_them():
     whole, cut = train(2, range(3)), train(2, range(3), bucket_bytes=1)
-    for name in ("compressed.worker.residual", "compressed.local.right"):
-        assert bits(whole[1].state[name]) == bits(cut[1].state[name])
+    residuals = (residual_of(one[1].state) for one in (whole, cut))
+    assert len({*map(bits, residuals)}) == 1
     factors = cut[0].state["compressed.local.right"]
     assert factors.shape == (1, RANK * (12 + 10))
-    assert bits(factors) == bits(cut[1].state["compressed.local.right"])
+    for other in (whole[1], cut[1]):
+        assert bits(factors) == bits(other.state["compressed.local.right"])
 
 
 def test_a_run_resumes_on_another_transport_in_other_buckets():
@@ -136,19 +146,44 @@ def test_a_run_resumes_on_another_transport_in_other_buckets():
     assert [one.bits() for one in rest] == [one.bits() for one in uninterrupted]
 
 
-def test_another_number_of_workers_keeps_the_factors_and_the_mean_residual(tmp_path):
-    saved = train(2, range(3))
-    groups = []
+def without_factors(saved):
+    """The state as version 0.3.0 has saved it."""
+    state = {k: v for k, v in saved.state.items() if ".worker.update." not in k}
+    state["compressed.worker.residual"] = residual_of(saved.state)[np.newaxis]
+    return saved._replace(state=state)
+
+
+def test_a_residual_without_factors_resumes_to_the_bit():
+    uninterrupted, saved = train(2, range(6)), train(2, range(3))
+    assert np.any(saved[0].state["compressed.worker.update.left"])
+    rest = train(2, range(3, 6), [*map(without_factors, saved)])
+    assert [one.bits() for one in rest] == [one.bits() for one in uninterrupted]
+
+
+def joined_files(saved, folder):
     with contextlib.ExitStack() as stack:
+        groups = []
         for rank, one in enumerate(saved):
-            path = tmp_path / f"{rank}.h5"
-            group = stack.enter_context(h5py.File(path, "w"))
+            group = stack.enter_context(h5py.File(folder / f"{rank}.h5", "w"))
             for name, value in one.state.items():
                 group[name] = value
             groups.append(group)
-        joined = join_groups(groups)
-    residual = np.mean([one.state["compressed.worker.residual"] for one in saved], 0)
-    np.testing.assert_allclose(joined["compressed.worker.residual"], residual, 1e-6)
+        return join_groups(groups)
+
+
+def test_residuals_that_lack_different_updates_have_no_mean(tmp_path):
+    first, second = train(2, range(3))
+    zeros = {k: 0 * v for k, v in second.state.items() if ".worker.update." in k}
+    other = second._replace(state={**second.state, **zeros})
+    with pytest.raises(ValueError, match="lack different updates.*1.h5"):
+        joined_files([first, other], tmp_path)
+
+
+def test_another_number_of_workers_keeps_the_factors_and_the_mean_residual(tmp_path):
+    saved = train(2, range(3))
+    joined = joined_files(saved, tmp_path)
+    residual = np.mean([residual_of(one.state) for one in saved], 0)
+    np.testing.assert_allclose(residual_of(joined), residual, 1e-5, 1e-6)
     given = saved[0]._replace(state={**saved[0].state, **joined})
     places = [np.array([rank, 3]) for rank in range(3)]
     alone = [given._replace(state={**given.state, "place": at}) for at in places]

@@ -135,9 +135,7 @@ class Figures:
     def _assign(self, sampled):
         # After the step, the variables hold the new state.
         sums = [
-            measures.sums(
-                vectors, _residuals(bucket, "worker"), _residuals(bucket, "server")
-            )
+            measures.sums(vectors, *self._residuals(bucket))
             for bucket, vectors, _ in sampled
         ]
         total = {name: tf.add_n([s[name] for s in sums]) for name in sums[0]}
@@ -145,6 +143,12 @@ class Figures:
         values = [tf.cast(figures[name], tf.float32) for name in self.names]
         self._figures.assign(tf.stack(values))
         self._assign_histograms(sampled)
+
+    def _residuals(self, bucket):
+        """Returns this worker's residuals and the server's."""
+        state = tf.nest.map_structure(tf.convert_to_tensor, bucket.state)
+        own = measures.residuals(self._compressor, state.worker, bucket.layout)
+        return own, measures.residual_leaves(state.server)
 
     def _global_figures(self, sampled):
         """Returns the figures that need a sum over the workers, of sampled elements."""
@@ -226,7 +230,8 @@ class Figures:
     def _names(self):
         bucket = self._buckets[0]
         has_residual, has_server_residual = (
-            bool(_residuals(bucket, role)) for role in ("worker", "server")
+            bool(measures.residual_leaves(state))
+            for state in (bucket.state.worker, bucket.state.server)
         )
         local = measures.names(self._compressor, has_residual, has_server_residual)
         votes = ["vote_margin", "tie_rate"] if self._votes else []
@@ -267,11 +272,6 @@ def _tensors_of(observed: ObservedBucket) -> dict[str, Any]:
         "update": [update] if tf.is_tensor(update) else list(update),
         "elements_sent": tf.cast(observed.sent.elements_sent, tf.int64),
     }
-
-
-def _residuals(bucket: Bucket, role: str) -> list:
-    leaves = bucket.state.named_leaves()
-    return [leaf for r, name, leaf in leaves if r == role and name.endswith("residual")]
 
 
 def _flat(parts: list[tf.Tensor]) -> tf.Tensor:

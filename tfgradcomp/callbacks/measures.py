@@ -8,10 +8,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfgradcomp import ops
-from tfgradcomp.compressors import Clip, Compressor, OptimalScale
+from tfgradcomp.compressors import Clip, Compressor, ErrorFeedback, OptimalScale
 from tfgradcomp.compressors.base import Wrapper
 from tfgradcomp.compressors.sparse_compressor import SparseCompressor
-from tfgradcomp.core import Context, Fields, Layout, State
+from tfgradcomp.core import Context, Fields, Layout, State, contracts
 
 
 class Vectors(NamedTuple):
@@ -150,6 +150,29 @@ def _rounded(
     if isinstance(compressor, SparseCompressor):
         x += state["residual"]
     return compressor, x
+
+
+def residuals(compressor: Compressor, state: State, layout: Layout) -> list[tf.Tensor]:
+    """Returns a worker's residuals.
+
+    Args:
+        compressor: The compressor, not fused.
+        state: Its state.
+        layout: The layout.
+    """
+    found = []
+    while isinstance(compressor, Wrapper):
+        if isinstance(compressor, ErrorFeedback):
+            found.append(compressor.residual(state, layout))
+        state = compressor.inner_state(state)
+        compressor = compressor.compressor
+    return found + residual_leaves(state)
+
+
+def residual_leaves(state: State) -> list:
+    """Returns the leaves of a state that are residuals, by their names."""
+    leaves = contracts.named_leaves(state).items()
+    return [leaf for name, leaf in leaves if name.endswith("residual")]
 
 
 def square(x: tf.Tensor) -> tf.Tensor:

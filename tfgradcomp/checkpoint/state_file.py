@@ -52,6 +52,8 @@ def join_groups(groups: Sequence[h5py.Group]) -> dict[str, np.ndarray]:
     for name in groups[0]:
         if _role(name) == "worker":
             joined[name] = _mean([group[name] for group in groups])
+            if name.split(".")[2] == "update":
+                _check_factors(name, groups)
         elif _role(name) == "server":
             joined[name], known = _joined_parts(name, groups)
             if not known.all():
@@ -85,6 +87,21 @@ def _owned_name(name: str) -> str:
 def _mean(datasets: Sequence[h5py.Dataset]) -> np.ndarray:
     total = sum(dataset[()].sum(0, np.float64, keepdims=True) for dataset in datasets)
     return (total / sum(len(dataset) for dataset in datasets)).astype(np.float32)
+
+
+def _check_factors(name, groups):
+    """Raises ValueError unless all workers have the same factors.
+
+    The mean of products is not the product of means.
+    """
+    for group in groups:
+        if (group[name][()] != groups[0][name][0]).any():
+            raise ValueError(
+                "The workers' residuals lack different updates, as if only some ran "
+                "native operations: their mean cannot be taken. Train an epoch with "
+                "native operations on all workers, or on none. "
+                f"Received: another {name} in {group.file.filename}"
+            )
 
 
 def _joined_parts(name, groups):

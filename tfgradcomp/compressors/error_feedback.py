@@ -68,9 +68,13 @@ class ErrorFeedback(Wrapper):
     def inner_state(self, state):
         return state["inner"]
 
+    def residual(self, state: State, layout: Layout) -> tf.Tensor:
+        """Returns e, float32."""
+        return residuals.read(state["residual"])
+
     @override
     def transform(self, x, state, layout, context):
-        residual = residuals.read(state["residual"])
+        residual = self.residual(state, layout)
         return ops.add_scaled(x, residual, residuals.factor(self.decay, context))
 
     @override
@@ -84,9 +88,14 @@ class ErrorFeedback(Wrapper):
         residual = residuals.kept(residual, self.residual_dtype, context)
         return Compressed(payload, {"residual": residual, "inner": inner})
 
+    def waiting(self, state: State, layout: Layout, context: Context) -> dict:
+        """Returns this part of the state after a step in which e waits."""
+        residual = residuals.waiting(state["residual"], self.residual_dtype, context)
+        return {"residual": residual}
+
     @override
     def uncompressed_step(self):
-        return _Waiting(self.compressor.uncompressed_step(), self.residual_dtype)
+        return _Waiting(self.compressor.uncompressed_step(), self)
 
     @override
     def fused(self):
@@ -100,6 +109,9 @@ class MeanErrorFeedback(ErrorFeedback):
     \( p = g + \beta \frac{\eta_{t-1}}{\eta_t} e \), pushes \( \Delta = C(p) \),
     \( e \leftarrow p - u \) with the update u that all workers apply. So the mean of
     all e is what is missing in u, whatever C does.
+
+    If C is `LowRank`, the state is p and the factors of u: e is computed where the next
+    step reads p, which spares a pass over memory.
 
     Attributes:
         compressor: C.
@@ -124,6 +136,20 @@ class MeanErrorFeedback(ErrorFeedback):
         residuals.check_decay(self.decay)
 
     @override
+    def init(self, layout):
+        return super().init(layout) | self._no_update(layout)
+
+    @override
+    def residual(self, state, layout):
+        c, p = self.compressor, super().residual(state, layout)
+        return c.without(state["update"], p, layout) if isinstance(c, LowRank) else p
+
+    @override
+    def waiting(self, state, layout, context):
+        state = {"residual": self.residual(state, layout)}
+        return super().waiting(state, layout, context) | self._no_update(layout)
+
+    @override
     def compress(self, x, state, layout, context):
         p = self.transform(x, state, layout, context)
         return self.compress_sum(p, state, layout, context)
@@ -137,23 +163,45 @@ class MeanErrorFeedback(ErrorFeedback):
         )
         waiting = context.unless_zero_lr(p, state["residual"])
         return compressed._replace(
-            state={"residual": waiting, "inner": compressed.state}
+            state={**state, "residual": waiting, "inner": compressed.state}
         )
 
     @override
     def received(self, state, update, layout, context):
         state = super().received(state, update, layout, context)
-        left = residuals.left(state["residual"], update)
-        return {**state, "residual": context.unless_zero_lr(left, state["residual"])}
+        c = self.compressor
+        product = c.product(update, layout) if isinstance(c, LowRank) else None
+        if product:
+            new = {"residual": state["residual"], "update": product}
+        else:
+            left = residuals.left(state["residual"], update)
+            new = {"residual": left} | self._no_update(layout)
+        return state | context.unless_zero_lr(new, {name: state[name] for name in new})
 
     @override
     def fused(self):
         c = self.compressor
         return _LowRankFeedback(self, c) if type(c) is LowRank else self
 
+    def _no_update(self, layout):
+        """Returns the factors of a state whose residual is e itself."""
+        c = self.compressor
+        return {"update": c.no_product(layout)} if isinstance(c, LowRank) else {}
 
-class _Waiting(ErrorFeedback):
+
+@dataclass(frozen=True)
+class _Waiting(Wrapper):
     """Sends the gradient alone; the residual waits, in units of this step's rate."""
+
+    feedback: ErrorFeedback
+
+    @override
+    def init(self, layout):
+        return self.feedback.init(layout)
+
+    @override
+    def inner_state(self, state):
+        return state["inner"]
 
     @override
     def transform(self, x, state, layout, context):
@@ -164,8 +212,8 @@ class _Waiting(ErrorFeedback):
         payload, inner, _ = checked_compress(
             self.compressor, x, state["inner"], layout, context
         )
-        residual = residuals.waiting(state["residual"], self.residual_dtype, context)
-        return Compressed(payload, {"residual": residual, "inner": inner})
+        waiting = self.feedback.waiting(state, layout, context)
+        return Compressed(payload, {**waiting, "inner": inner})
 
 
 class _SignFeedback(Wrapper):
@@ -192,7 +240,9 @@ class _LowRankFeedback(Wrapper):
     @override
     def prepare(self, x, state, layout, context):
         ratio = residuals.factor(self.compressor.decay, context)
-        return self.low_rank.prepare_sum(x, state["residual"], ratio, layout, context)
+        return self.low_rank.prepare_sum(
+            x, state["residual"], state["update"], ratio, layout, context
+        )
 
     @override
     def compress(self, x, state, layout, context):

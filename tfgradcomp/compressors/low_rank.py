@@ -13,6 +13,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tfgradcomp import ops
+from tfgradcomp.compressors import residuals
 from tfgradcomp.compressors.base import (
     Compressed,
     Compressor,
@@ -227,17 +228,58 @@ class LowRank(Compressor):
         self,
         x: Vector,
         y: tf.Tensor,
+        product: Fields,
         factor: tf.Tensor,
         layout: Layout,
         context: Context,
     ) -> Fields:
-        r"""Prepares \( x + \text{factor} \cdot y \), which is the result's `"sum"`."""
+        r"""Prepares \( x + f\,(y - P Q^\top) \), which is the result's `"sum"`.
+
+        Args:
+            x: The input.
+            y: float32, as large as `x`.
+            product: P and Q, as `no_product` names them.
+            factor: f.
+            layout: The tensors of the vector.
+            context: The step.
+        """
         matrices = Matrices.of(layout, self.rank)
         if not matrices.heights:
-            return {"sum": ops.add_scaled(x, y, factor)}
-        right = self.first_factors("right", layout, context)
-        total, products = ops.multiply_sum(x, y, factor, right, *matrices, self.rank)
+            return {"sum": ops.add_scaled(x, y - product["right"], factor)}
+        query, form = self.first_factors("right", layout, context), self._form(layout)
+        if ops.can_apply():
+            total, products = ops.multiply_sum(
+                x, y, factor, **product, query=query, **form
+            )
+        else:
+            # These have kernels for GPUs.
+            total = ops.add_scaled(x, self.without(product, y, layout), factor)
+            products = ops.multiply_matrices(total, query, **form)
         return {"sum": total, **_prepared(products)}
+
+    def no_product(self, layout: Layout) -> Fields:
+        """Returns the factors of zeros, and zeros in place of other elements.
+
+        Those on the right have the other elements between them.
+        """
+        matrices = Matrices.of(layout, self.rank)
+        left = self.rank * sum(matrices.heights)
+        right = self.rank * sum(matrices.widths) + matrices.others
+        return {"left": tf.zeros([left]), "right": tf.zeros([right])}
+
+    def product(self, update: Vector, layout: Layout) -> Fields | None:
+        """Returns a product whose factors are known, as `no_product` does, or None."""
+        if not Matrices.of(layout, self.rank).heights:
+            return {"left": tf.zeros([0]), "right": tf.convert_to_tensor(update)}
+        found = residuals.product(update)
+        return found and dict(zip(("left", "right"), found.arguments, strict=True))
+
+    def without(self, product: Fields, x: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """Returns a vector less a product, given as `no_product` is."""
+        return ops.subtract_factors(x, **product, **self._form(layout))
+
+    def _form(self, layout):
+        return {**Matrices.of(layout, self.rank)._asdict(), "rank": self.rank}
 
     @override
     def compress(self, x, state, layout, context):

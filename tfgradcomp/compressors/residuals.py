@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfgradcomp import ops
 from tfgradcomp.core import Context, SplitVector, Vector
+from tfgradcomp.core.split_vector import DecodeOp
 
 DTYPES = ("float32", "bfloat16")
 # The stream of random words. Workers' words differ, the server's are shared.
@@ -34,15 +35,19 @@ def factor(decay: float, context: Context) -> tf.Tensor:
 
 def left(p: tf.Tensor, sent: Vector) -> tf.Tensor:
     """Returns p less what was sent of it, without joining the tensors of `sent`."""
+    factors = product(sent)
+    if factors:
+        form = {name: factors.attributes[name] for name in ("rows", "columns", "rank")}
+        return ops.subtract_factors(p, *factors.arguments, **form)
     sent = sent if isinstance(sent, SplitVector) else SplitVector([sent])
-    if sent.decoding and sent.decoding.name == "multiply_factors":
-        # The product itself need not be in memory.
-        _, (left_factor, right_factor), given = sent.decoding
-        return ops.subtract_factors(
-            p, left_factor, right_factor, given["rows"], given["columns"], given["rank"]
-        )
     minus = SplitVector(sent.tensors, -sent.scale)
     return ops.add_scaled(minus, p, tf.constant(1.0))
+
+
+def product(sent: Vector) -> DecodeOp | None:
+    """Returns the decoding of a product of factors, which need not be in memory."""
+    decoding = sent.decoding if isinstance(sent, SplitVector) else None
+    return decoding if decoding and decoding.name == "multiply_factors" else None
 
 
 def kept(

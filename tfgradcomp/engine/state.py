@@ -32,6 +32,8 @@ from tfgradcomp.engine.step_variables import StepVariables
 # instead of the method, and the variables of each vector where a policy divides them.
 _PLACE, _FALLBACK, _POLICY = "place", "fallback", "policy"
 _OWNED = "server_owned"
+# Leaves of factors, which files of version 0.3.0 and before have not.
+_FACTORS = ".worker.update."
 
 
 class Restored(NamedTuple):
@@ -251,7 +253,9 @@ class OptimizerState:
         saved -= {_PLACE, _FALLBACK, _POLICY, *self._settings}
         expected = {v.name for v in self._scalars.variables()}
         expected |= {leaf.name for leaf in self._leaves}
-        missing = sorted(expected - saved)
+        # Where they are missing, the residual lacks no product.
+        added = {name for name in expected - saved if _FACTORS in name}
+        missing = sorted(expected - saved - added)
         missing += [f"no place for {name}" for name in sorted(saved - expected)]
         policy = ""
         if _POLICY in store.keys():
@@ -269,6 +273,8 @@ class OptimizerState:
             if found != numbers:
                 missing.append(f"{name}={found} in the file, {numbers} here")
         rows = {name: store[name][()] for name in expected & saved}
+        for name in added:
+            rows[name] = np.zeros([1, self._sizes[name]], np.float32)
         owned = {}
         for leaf in self._leaves:
             if leaf.name not in rows:

@@ -182,7 +182,7 @@ class BoundMethod:
             self._client_context(step, number),
             elements_sent=compressor.elements_sent(fields, self.layout),
         )
-        residuals = _residuals(after)
+        residuals = measures.residuals(compressor, after, self.layout)
         found = measures.figures(measures.sums(vectors, residuals))
         names = measures.names(compressor, bool(residuals), has_server_residual=False)
         figures = {name: float(found[name]) for name in names}
@@ -190,7 +190,7 @@ class BoundMethod:
 
     def server_figures(self, state: State) -> dict[str, float]:
         """Returns what `CompressionMonitor` shows of the server's state."""
-        residuals = _residuals(state)
+        residuals = measures.residual_leaves(state)
         if not residuals:
             return {}
         length = math.sqrt(sum(float(measures.square(leaf)) for leaf in residuals))
@@ -281,11 +281,6 @@ def arrays_of(state: State, owner: str) -> dict[str, np.ndarray]:
     """
     leaves = contracts.named_leaves(state).items()
     return {f"{owner}.{k}": tf.cast(leaf, tf.float32).numpy() for k, leaf in leaves}
-
-
-def _residuals(state: State) -> list[tf.Tensor]:
-    leaves = contracts.named_leaves(state).items()
-    return [leaf for name, leaf in leaves if name.endswith("residual")]
 
 
 def _stack(rows: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -111,15 +111,15 @@ pack_largest = Operation(chunks.pack_largest, vectors=["x"])
 mean_of_largest = Operation(chunks.mean_of_largest, static="row_splits")
 
 multiply_matrices = Operation(low_rank.multiply_matrices, vectors=["x"])
+multiply_transposed = Operation(low_rank.multiply_transposed, vectors=["x"])
+multiply_factors = Operation(low_rank.multiply_factors, applicable=True)
+subtract_factors = Operation(low_rank.subtract_factors, on_gpu=False)
 multiply_sum = Operation(
     low_rank.multiply_sum,
     vectors=["x"],
     results=lambda outputs: (outputs.total, outputs.products),
     on_gpu=False,
 )
-multiply_transposed = Operation(low_rank.multiply_transposed, vectors=["x"])
-multiply_factors = Operation(low_rank.multiply_factors, applicable=True)
-subtract_factors = Operation(low_rank.subtract_factors, on_gpu=False)
 orthonormalize = Operation(low_rank.orthonormalize)
 
 OPERATIONS: dict[str, Operation] = {

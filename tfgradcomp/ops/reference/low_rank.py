@@ -60,35 +60,6 @@ def multiply_matrices(
     return _joined(products)
 
 
-def multiply_sum(
-    x: Vector,
-    y: tf.Tensor,
-    factor: tf.Tensor,
-    right: tf.Tensor,
-    rows: Sequence[int],
-    columns: Sequence[int],
-    rank: int,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    r"""Returns a sum, \( x + \text{factor} \cdot y \), and \( M Q \) of its matrices M.
-
-    The native op, for a CPU only, reads each matrix from memory once.
-
-    Args:
-        x: As for `multiply_matrices`, like all that follow `factor`.
-        y: float32, as large as `x`.
-        factor: float32 scalar.
-        right: Q of each matrix.
-        rows: Rows of each tensor.
-        columns: Columns of each matrix; 0 for other tensors.
-        rank: Columns of each factor, positive.
-
-    Returns:
-        The sum, as `add_scaled` returns it, and the factors on the left.
-    """
-    total = add_scaled(x, y, factor)
-    return total, multiply_matrices(total, right, rows, columns, rank)
-
-
 def multiply_transposed(
     x: Vector,
     left: tf.Tensor,
@@ -180,6 +151,40 @@ def subtract_factors(
         float32, as large as `x`.
     """
     return x - tf.convert_to_tensor(multiply_factors(left, right, rows, columns, rank))
+
+
+def multiply_sum(
+    x: Vector,
+    y: tf.Tensor,
+    factor: tf.Tensor,
+    left: tf.Tensor,
+    right: tf.Tensor,
+    query: tf.Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    rank: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    r"""Returns a sum, \( x + f\,(y - P R^\top) \), and \( M Q \) of its matrices M.
+
+    The native op, for a CPU only, reads each matrix from memory once.
+
+    Args:
+        x: The matrices and the other elements, float32.
+        y: float32, as large as `x`.
+        factor: f, float32 scalar.
+        left: P of each matrix, as for `subtract_factors`.
+        right: R of each matrix, and what is subtracted from the other elements of y.
+        query: Q of each matrix, as `multiply_matrices` has it on the right.
+        rows: Rows of each tensor.
+        columns: Columns of each matrix; 0 for other tensors.
+        rank: Columns of each factor, positive.
+
+    Returns:
+        The sum, as `add_scaled` returns it, and the factors on the left.
+    """
+    difference = subtract_factors(y, left, right, rows, columns, rank)
+    total = add_scaled(x, difference, factor)
+    return total, multiply_matrices(total, query, rows, columns, rank)
 
 
 def orthonormalize(x: tf.Tensor, rows: Sequence[int], rank: int) -> tf.Tensor:
