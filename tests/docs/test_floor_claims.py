@@ -3,6 +3,7 @@
 from tests.docs.claims import check, each_of, rows
 
 PAGE = "benchmarks/README.md"
+OTHERS = ("TernGrad", "Signum", "DistEFBlockSGDM")
 FOUR = ("TernGrad", "SignSGD", "Signum", "DistEFBlockSGDM")
 
 
@@ -18,10 +19,11 @@ def of_floors(table):
     }
 
 
-def are(table, of_four, of_power_sgd):
-    """Tells whether these are the greatest ratio of four methods, and `PowerSGD`'s."""
+def span(table, methods=FOUR):
+    """The least and the greatest ratio of some methods."""
     found = of_floors(table)
-    return (max(found[m] for m in FOUR), found["PowerSGD"]) == (of_four, of_power_sgd)
+    ratios = [found[method] for method in methods]
+    return min(ratios), max(ratios)
 
 
 def shares(*names):
@@ -36,20 +38,36 @@ def shares(*names):
 CLAIMS = [
     (
         PAGE,
-        "1.0 times the floor with `TernGrad`, 1.3 with `SignSGD`, 1.1 with `Signum`, "
+        "1.1 times the floor with `TernGrad`, 1.2 with `SignSGD`, 1.2 with `Signum`, "
         "1.3 with `DistEFBlockSGDM` and 1.7 with `PowerSGD`",
         lambda: (
             of_floors("exchange")
-            == dict(zip((*FOUR, "PowerSGD"), (1.0, 1.3, 1.1, 1.3, 1.7), strict=True))
+            == dict(zip((*FOUR, "PowerSGD"), (1.1, 1.2, 1.2, 1.3, 1.7), strict=True))
         ),
     ),
     (
         PAGE,
-        "the first four take at most 1.2 times at 10 Gbit/s and at most 1.3 at 1 "
-        "Gbit/s, `PowerSGD` 1.6 and 2.2 times",
+        "the first four take at most 1.3 times at 10 Gbit/s, `PowerSGD` 1.4",
         lambda: (
-            are("virtual_cluster_10gbit", 1.2, 1.6)
-            and are("virtual_cluster_1gbit", 1.3, 2.2)
+            span("virtual_cluster_10gbit")[1] == 1.3
+            and of_floors("virtual_cluster_10gbit")["PowerSGD"] == 1.4
+        ),
+    ),
+    (
+        PAGE,
+        "At 1 Gbit/s all take at most 1.3 times but `SignSGD`, whose transport, chosen "
+        "by a measurement, gathered all words that time: 1.6 times",
+        lambda: (
+            span("virtual_cluster_1gbit", (*OTHERS, "PowerSGD"))[1] == 1.3
+            and of_floors("virtual_cluster_1gbit")["SignSGD"] == 1.6
+        ),
+    ),
+    (
+        PAGE,
+        "the first four take 1.3 to 1.6 times and `PowerSGD` 2.4",
+        lambda: (
+            span("virtual_cluster_100mbit") == (1.3, 1.6)
+            and of_floors("virtual_cluster_100mbit")["PowerSGD"] == 2.4
         ),
     ),
     (
