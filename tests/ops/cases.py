@@ -198,10 +198,10 @@ def products(x, rank, kind="normal"):
     y, factor, form = floats(x.size, kind, 11), np.float32(0.7), (rows, columns, rank)
     return [
         ("multiply_matrices", (x, right, *form)),
+        ("multiply_sum", (x, y, factor, left, values, right, *form)),
         ("multiply_transposed", (x, left, *form)),
         ("multiply_factors", (left, values, *form)),
         ("subtract_factors", (x, left, values, *form)),
-        ("multiply_sum", (x, y, factor, left, values, right, *form)),
     ]
 
 

@@ -92,7 +92,7 @@ def test_results_that_go_past_the_caches():
     ends = cases.chunks(splits, form.chunk)
     largest = tf.constant(cases.largest_words(2, ends, form))
     tops = tf.constant(cases.positive([2, len(ends) - 1, form.levels]))
-    product, difference = cases.products(x.numpy(), 3)[-2:]
+    _, total, _, product, difference = cases.products(x.numpy(), 3)
     for name, args in (
         ("unpack_codes", (ternary[0], 3, STREAMED)),
         ("sum_levels", (signs[:1], scale[0], splits, 2, 2, 1)),
@@ -115,6 +115,7 @@ def test_results_that_go_past_the_caches():
         ("mean_of_sparse", (sent, scale, splits, PARTS_OF_STREAMED)),
         ("pack_largest", (x, ends, *form)),
         ("mean_of_largest", (largest, tops, ends, *form, PARTS_OF_STREAMED)),
+        total,
         product,
         (product[0], (*product[1], PARTS_OF_STREAMED)),
         difference,
