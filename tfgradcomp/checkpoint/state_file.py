@@ -17,6 +17,8 @@ import numpy as np
 
 PLACE = "place"
 FALLBACK = "fallback"
+# Leaves that are the same on all workers.
+FACTORS = ".worker.update.left", ".worker.update.right"
 
 
 def state_groups(file: h5py.File) -> list[str]:
@@ -52,7 +54,7 @@ def join_groups(groups: Sequence[h5py.Group]) -> dict[str, np.ndarray]:
     for name in groups[0]:
         if _role(name) == "worker":
             joined[name] = _mean([group[name] for group in groups])
-            if name.split(".")[2] == "update":
+            if name.endswith(FACTORS):
                 _check_factors(name, groups)
         elif _role(name) == "server":
             joined[name], known = _joined_parts(name, groups)

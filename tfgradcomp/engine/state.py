@@ -33,7 +33,7 @@ from tfgradcomp.engine.step_variables import StepVariables
 _PLACE, _FALLBACK, _POLICY = "place", "fallback", "policy"
 _OWNED = "server_owned"
 # Leaves of factors, which files of version 0.3.0 and before have not.
-_FACTORS = ".worker.update."
+_FACTORS = ".worker.update.left", ".worker.update.right"
 
 
 class Restored(NamedTuple):
@@ -254,7 +254,7 @@ class OptimizerState:
         expected = {v.name for v in self._scalars.variables()}
         expected |= {leaf.name for leaf in self._leaves}
         # Where they are missing, the residual lacks no product.
-        added = {name for name in expected - saved if _FACTORS in name}
+        added = {name for name in expected - saved if name.endswith(_FACTORS)}
         missing = sorted(expected - saved - added)
         missing += [f"no place for {name}" for name in sorted(saved - expected)]
         policy = ""
