@@ -77,9 +77,9 @@ def rules_given_to(ops, name, monkeypatch):
     """The last argument but one of each call from now on: of updates, the rule."""
     rules, original = [], getattr(ops, name)
 
-    def observed(*args, **kwargs):
-        rules.append([*args, *kwargs.values()][-2])
-        return original(*args, **kwargs)
+    def observed(*args):
+        rules.append(args[-2])
+        return original(*args)
 
     monkeypatch.setattr(ops, name, observed, raising=False)
     return rules

@@ -244,27 +244,24 @@ class LowRank(Compressor):
             context: The step.
         """
         matrices = Matrices.of(layout, self.rank)
-        if not matrices.heights:
-            return {"sum": ops.add_scaled(x, y - product["right"], factor)}
-        query, form = self.first_factors("right", layout, context), self._form(layout)
-        if ops.can_apply():
+        if matrices.heights and ops.can_apply():
+            query = self.first_factors("right", layout, context)
+            factors = product["left"], product["right"], query
             total, products = ops.multiply_sum(
-                x, y, factor, **product, query=query, **form
+                x, y, factor, *factors, *matrices, self.rank
             )
-        else:
-            # These have kernels for GPUs.
-            total = ops.add_scaled(x, self.without(product, y, layout), factor)
-            products = ops.multiply_matrices(total, query, **form)
-        return {"sum": total, **_prepared(products)}
+            return {"sum": total, **_prepared(products)}
+        # Operations by themselves have kernels for GPUs.
+        total = ops.add_scaled(x, self.without(product, y, layout), factor)
+        return {"sum": total, **self.prepare(total, (), layout, context)}
 
     def no_product(self, layout: Layout) -> Fields:
         """Returns the factors of zeros, and zeros in place of other elements.
 
         Those on the right have the other elements between them.
         """
-        matrices = Matrices.of(layout, self.rank)
-        left = self.rank * sum(matrices.heights)
-        right = self.rank * sum(matrices.widths) + matrices.others
+        fields = LowRank.fields(self, layout)
+        left, right = fields["basis"].count, fields["values"].count
         return {"left": tf.zeros([left]), "right": tf.zeros([right])}
 
     def product(self, update: Vector, layout: Layout) -> Fields | None:
@@ -276,10 +273,9 @@ class LowRank(Compressor):
 
     def without(self, product: Fields, x: tf.Tensor, layout: Layout) -> tf.Tensor:
         """Returns a vector less a product, given as `no_product` is."""
-        return ops.subtract_factors(x, **product, **self._form(layout))
-
-    def _form(self, layout):
-        return {**Matrices.of(layout, self.rank)._asdict(), "rank": self.rank}
+        matrices = Matrices.of(layout, self.rank)
+        factors = product["left"], product["right"]
+        return ops.subtract_factors(x, *factors, *matrices, self.rank)
 
     @override
     def compress(self, x, state, layout, context):

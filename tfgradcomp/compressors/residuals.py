@@ -37,8 +37,8 @@ def left(p: tf.Tensor, sent: Vector) -> tf.Tensor:
     """Returns p less what was sent of it, without joining the tensors of `sent`."""
     factors = product(sent)
     if factors:
-        form = {name: factors.attributes[name] for name in ("rows", "columns", "rank")}
-        return ops.subtract_factors(p, *factors.arguments, **form)
+        form = (factors.attributes[name] for name in ("rows", "columns", "rank"))
+        return ops.subtract_factors(p, *factors.arguments, *form)
     sent = sent if isinstance(sent, SplitVector) else SplitVector([sent])
     minus = SplitVector(sent.tensors, -sent.scale)
     return ops.add_scaled(minus, p, tf.constant(1.0))
