@@ -13,9 +13,6 @@
 #ifndef TFGRADCOMP_CUSTOM_OPS_TCP_MESH_H_
 #define TFGRADCOMP_CUSTOM_OPS_TCP_MESH_H_
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -37,6 +34,8 @@
 #include <utility>
 #include <vector>
 
+#include "sockets.h"
+
 namespace tfgradcomp {
 
 // What goes before the bytes of a message. All processes have the same byte order: the
@@ -52,9 +51,6 @@ constexpr uint64_t kMostMessageBytes = uint64_t{1} << 40;
 // The thread that posts a message of so many bytes sends it, if it can at once; a
 // longer one waits for the thread that sends.
 constexpr uint64_t kBytesSentByCaller = 64 * 1024;
-// Bytes of a message that must have come to wake the thread that receives, which on a
-// slow link would wake for each packet: up to a fifth of an exchange's processor time.
-constexpr uint64_t kBytesToWake = 64 * 1024;
 // Bytes that are received from a peer before it is the next one's turn.
 constexpr uint64_t kBytesInTurn = 1024 * 1024;
 
@@ -78,7 +74,8 @@ class Mesh {
     for (size_t k = 0; k < sockets.size(); ++k) {
       links_.push_back(std::make_unique<Link>(static_cast<int>(k), sockets[k]));
       if (static_cast<int>(k) == place) continue;
-      Prepare(sockets[k]);
+      PrepareSocket(sockets[k]);
+      window_.Add(sockets[k]);
       epoll_event event{};
       event.events = EPOLLIN;
       event.data.ptr = links_.back().get();
@@ -181,18 +178,6 @@ class Mesh {
     uint64_t left = 0;
     uint64_t to_wake = 1;
   };
-
-  static void Prepare(int socket) {
-    fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) | O_NONBLOCK);
-    const int yes = 1, idle = 10, interval = 5, count = 6, unanswered = 60'000;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-    // A peer whose machine has gone does not close its connection.
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-    setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered, sizeof(unanswered));
-  }
 
   template <typename Handle>
   static void Wait(int epoll, const Handle& handle) {
@@ -327,8 +312,10 @@ class Mesh {
   }
 
   void Receive(Link* link) {
+    const bool was_coming = link->left > 0;
     ReceiveInTurn(link);
-    const uint64_t bytes = std::clamp<uint64_t>(link->left, 1, kBytesToWake);
+    window_.Note((link->left > 0) - was_coming);
+    const uint64_t bytes = window_.BytesToWake(link->left);
     if (std::exchange(link->to_wake, bytes) == bytes) return;
     const int value = static_cast<int>(bytes);
     setsockopt(link->socket, SOL_SOCKET, SO_RCVLOWAT, &value, sizeof(value));
@@ -438,6 +425,7 @@ class Mesh {
 
   const int place_, readable_;
   int writable_;
+  ReceiveWindow window_;
   const std::vector<int> workers_;
   std::vector<std::unique_ptr<Link>> links_;
   std::mutex mutex_;  // Of what follows.

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).with_name("mesh.cc")
-FLAGS = ["-std=c++17", "-g1", "-O1", "-Wall", "-Werror", "-fno-sanitize-recover=all"]
+FOLDER = Path(__file__).parent
+FLAGS = ["-std=c++17", "-g1", "-O1", "-Wall", "-Werror", "-lpthread"]
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="There is no g++ in PATH."
+)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="There is no g++ in PATH.")
+@needs_compiler
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_messages_arrive_in_any_order_and_an_end_is_told(sanitizer, tmp_path):
-    program, flag = tmp_path / "mesh", f"-fsanitize={sanitizer}"
-    command = ["g++", *FLAGS, flag, SOURCE, "-o", program, "-lpthread"]
+    program = tmp_path / "mesh"
+    flags = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    command = ["g++", FOLDER / "mesh.cc", "-o", program, *FLAGS, *flags]
     built = subprocess.run(command, capture_output=True, text=True)
     if "cannot find" in built.stderr:
         pytest.skip("This g++ has no such sanitizer.")
@@ -26,3 +30,27 @@ def test_messages_arrive_in_any_order_and_an_end_is_told(sanitizer, tmp_path):
         [*prefix, program], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+
+
+@needs_compiler
+def test_the_receive_window_follows_the_rate_of_the_link(tmp_path):
+    program = tmp_path / "receive_window"
+    source = FOLDER / "receive_window.cc"
+    subprocess.run(["g++", source, "-o", program, *FLAGS], check=True)
+
+    def limits(packet):
+        """Returns the limits at 4 MB/s, and at the rate of the machine's memory."""
+        command = [program, str(packet)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        )
+        return map(int, done.stdout.split())
+
+    slow, quick = limits(1448)
+    # What takes 5 ms, and a round trip of a fraction of one.
+    assert 20_000 <= slow <= 30_000
+    assert quick == 2**30
+    # Windows hold some packets, be they as large as those inside a machine.
+    slow, quick = limits(65483)
+    assert slow > 40_000
+    assert quick > 40_000
