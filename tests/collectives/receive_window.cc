@@ -80,8 +80,8 @@ int main(int, char** arguments) {
     }
     std::printf("%d\n", Limit(receiver));
   };
-  // 20 kB take 5 ms.
-  pace(4'000'000);
+  // 40 kB take 5 ms.
+  pace(8'000'000);
   // What has come before, in the first buffers, was not paced.
   for (int bytes = 0; bytes < 1'000'000;) {
     bytes += recv(receiver, buffer.data(), buffer.size(), 0);

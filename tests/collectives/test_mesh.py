@@ -39,7 +39,7 @@ def test_the_receive_window_follows_the_rate_of_the_link(tmp_path):
     subprocess.run(["g++", source, "-o", program, *FLAGS], check=True)
 
     def limits(packet):
-        """Returns the limits at 4 MB/s, and at the rate of the machine's memory."""
+        """Returns the limits at 8 MB/s, and at the rate of the machine's memory."""
         command = [program, str(packet)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=60
@@ -47,8 +47,9 @@ def test_the_receive_window_follows_the_rate_of_the_link(tmp_path):
         return map(int, done.stdout.split())
 
     slow, quick = limits(1448)
-    # What takes 5 ms, and a round trip of a fraction of one.
-    assert 20_000 <= slow <= 30_000
+    # What takes 5 ms and a round trip, 40 kB; less if the sender waits for a core, and
+    # not the least window.
+    assert 16_384 < slow <= 60_000
     assert quick == 2**30
     # Windows hold some packets, be they as large as those inside a machine.
     slow, quick = limits(65483)
