@@ -121,9 +121,8 @@ class ReceiveWindow {
     const double seconds = kSecondsInQueue / shares + counters.round_trip;
     const uint64_t window = std::max({static_cast<uint64_t>(rate_ * seconds),
                                       kLeastBytes, kLeastPackets * counters.packet});
-    const bool was_limited = bytes_ < kUnlimited;
+    if (window >= kMostBytes && bytes_ == kUnlimited) return;
     bytes_ = window < kMostBytes ? window : kUnlimited;
-    if (!was_limited && bytes_ == kUnlimited) return;
     const int value = static_cast<int>(bytes_);
     // Again each time: the kernel raises it when it enlarges a buffer.
     for (const int socket : sockets_) {

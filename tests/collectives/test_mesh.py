@@ -8,13 +8,13 @@ import pytest
 
 FOLDER = Path(__file__).parent
 FLAGS = ["-std=c++17", "-g1", "-O1", "-Wall", "-Werror", "-lpthread"]
-needs_compiler = pytest.mark.skipif(
+
+pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="There is no g++ in PATH."
 )
 
 
 @pytest.mark.slow
-@needs_compiler
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_messages_arrive_in_any_order_and_an_end_is_told(sanitizer, tmp_path):
     program = tmp_path / "mesh"
@@ -32,7 +32,6 @@ def test_messages_arrive_in_any_order_and_an_end_is_told(sanitizer, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
 
 
-@needs_compiler
 def test_the_receive_window_follows_the_rate_of_the_link(tmp_path):
     program = tmp_path / "receive_window"
     source = FOLDER / "receive_window.cc"
